@@ -1,0 +1,43 @@
+"""The few names of the native layer that PopXL programs import: the exception, devices, a logger, enumerations.
+
+Imports nothing of ours. To add a name, put it into the file of its kind and list it here.
+"""
+
+from popart.devices import DeviceConnectionType, DeviceInfo, DeviceManager, DeviceType
+from popart.enums import (
+    AnchorReturnType,
+    CommGroupType,
+    DataType,
+    ReductionType,
+    VariableRetrievalMode,
+    VariableSettings,
+    VirtualGraphMode,
+)
+from popart.errors import popart_exception, poplar_application_runtime_error
+from popart.log import getLogger
+
+VERSION = "0.1.0"
+
+
+def versionString() -> str:  # noqa: N802 - the native layer's name
+    """Version of this runtime, for run metadata."""
+    return VERSION
+
+
+__all__ = [
+    "AnchorReturnType",
+    "CommGroupType",
+    "DataType",
+    "DeviceConnectionType",
+    "DeviceInfo",
+    "DeviceManager",
+    "DeviceType",
+    "ReductionType",
+    "VariableRetrievalMode",
+    "VariableSettings",
+    "VirtualGraphMode",
+    "getLogger",
+    "poplar_application_runtime_error",
+    "popart_exception",
+    "versionString",
+]
