@@ -1,4 +1,6 @@
-"""Descriptions of devices. A `popxl.Session` accepts one as ``device_desc``; which hardware runs is the engine's choice."""
+"""Descriptions of devices, accepted by ``popxl.Session(device_desc=...)``.
+
+Which hardware runs is the engine's choice."""
 
 from enum import Enum
 from typing import Any, List, Mapping

@@ -1,0 +1,28 @@
+"""Instances (processes) and replicas: who am I, and how many are we. Imports nothing of ours but ``popart``.
+
+The answers come from the launcher's environment: ``RANK`` and ``WORLD_SIZE`` as ``torchrun`` sets them, one instance
+per process, and ``POPDIST_NUM_TOTAL_REPLICAS`` (default: one replica per instance). Without a launcher one process is
+everything.
+"""
+
+from popdist.environment import (
+    execute_on_instances,
+    getInstanceIndex,
+    getNumInstances,
+    getNumIpusPerReplica,
+    getNumLocalReplicas,
+    getNumTotalReplicas,
+    init,
+    isPopdistEnvSet,
+)
+
+__all__ = [
+    "execute_on_instances",
+    "getInstanceIndex",
+    "getNumInstances",
+    "getNumIpusPerReplica",
+    "getNumLocalReplicas",
+    "getNumTotalReplicas",
+    "init",
+    "isPopdistEnvSet",
+]

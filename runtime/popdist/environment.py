@@ -1,0 +1,88 @@
+"""The launcher's environment, read anew at every call so that a launcher or a test may still set it."""
+
+import os
+from typing import Any, Callable, Optional, Set
+
+INDEX, INSTANCES = "RANK", "WORLD_SIZE"
+REPLICAS, IPUS = "POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_IPUS_PER_REPLICA"
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(
+            f"environment variable {name}: got {text!r}; expected a whole number. Correct or unset it."
+        ) from None
+
+
+def isPopdistEnvSet() -> bool:  # noqa: N802 - PopXL's name
+    """Whether a launcher started this process.
+
+    Raises:
+        RuntimeError: if only a part of the launcher's variables is set.
+    """
+    present = [name for name in (INDEX, INSTANCES) if name in os.environ]
+    if len(present) == 1 or (REPLICAS in os.environ and not present):
+        found = present or [REPLICAS]
+        missing = [name for name in (INDEX, INSTANCES) if name not in present]
+        raise RuntimeError(
+            f"popdist: got {', '.join(found)} without {', '.join(missing)}; expected all of the launcher's variables "
+            "or none. Start the program with torchrun or poprun, or unset them."
+        )
+    return bool(present)
+
+
+def getInstanceIndex() -> int:  # noqa: N802
+    """Index of this process among all, 0 without a launcher. ValueError if it is out of range."""
+    index, instances = _number(INDEX, 0) if isPopdistEnvSet() else 0, getNumInstances()
+    if not 0 <= index < instances:
+        raise ValueError(
+            f"popdist: got {INDEX}={index} of {INSTANCES}={instances}; expected 0 <= {INDEX} < {INSTANCES}."
+        )
+    return index
+
+
+def getNumInstances() -> int:  # noqa: N802
+    """Number of processes, 1 without a launcher."""
+    return _number(INSTANCES, 1) if isPopdistEnvSet() else 1
+
+
+def getNumTotalReplicas() -> int:  # noqa: N802
+    """Replicas over all processes. ValueError unless they divide evenly over the processes."""
+    instances = getNumInstances()
+    replicas = _number(REPLICAS, instances)
+    if replicas < 1 or replicas % instances:
+        raise ValueError(
+            f"popdist: got {replicas} replicas for {instances} instances; expected a multiple of the instances. "
+            f"Set {REPLICAS} (poprun --num-replicas) to a multiple of {instances}."
+        )
+    return replicas
+
+
+def getNumLocalReplicas() -> int:  # noqa: N802
+    """Replicas in this process."""
+    return getNumTotalReplicas() // getNumInstances()
+
+
+def getNumIpusPerReplica() -> int:  # noqa: N802
+    """Virtual devices per replica."""
+    return _number(IPUS, 1)
+
+
+def init() -> None:
+    """Check the launcher's environment. The engine opens its connections itself, when a session is made.
+
+    Raises:
+        RuntimeError, ValueError: as the functions that read it.
+    """
+    getInstanceIndex()
+    getNumTotalReplicas()
+
+
+def execute_on_instances(instances: Set[int], function: Callable[..., Any], *args: Any) -> Optional[Any]:
+    """Call ``function(*args)`` in those processes only; None in the others."""
+    return function(*args) if getInstanceIndex() in instances else None
