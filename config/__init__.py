@@ -1,0 +1,20 @@
+"""Configuration of a run: dataclasses, presets and the command line that derives from them.
+
+Imports the standard library and yaml only. A new setting is a field with a docstring in `schema.py`, and a rule in
+`validation.py` if it must fit others. A new preset is an entry of `pretraining.yml`. `--help` and the reference follow.
+"""
+
+from config.command_line import parse_command_line
+from config.errors import ConfigError, UserError, exit_on_user_error
+from config.leaves import Leaf, leaves, reference
+from config.presets import from_mapping, override, preset, preset_names
+from config.saving import config_hash, load, numerics_hash, save, to_mapping, to_yaml
+from config.schedules import learning_rate
+from config.schema import Checkpoint, Config, Data, Execution, Logging, Model, Training
+from config.validation import validate
+
+__all__ = [
+    "Checkpoint", "Config", "ConfigError", "Data", "Execution", "Leaf", "Logging", "Model", "Training", "UserError",
+    "config_hash", "exit_on_user_error", "from_mapping", "learning_rate", "leaves", "load", "numerics_hash", "override",
+    "parse_command_line", "preset", "preset_names", "reference", "save", "to_mapping", "to_yaml", "validate",
+]  # fmt: skip

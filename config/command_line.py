@@ -1,0 +1,181 @@
+"""The command line, derived from the dataclasses: every leaf is a flag."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from textwrap import fill
+from typing import Any, Optional
+
+from config.leaves import Leaf, leaves, sections, shown
+from config.presets import build, did_you_mean, preset_mapping, preset_names
+from config.schema import Config
+from config.yaml_files import read_yaml
+
+HELP_FLAGS = ("--help", "-h")
+
+
+def parse_command_line(
+    arguments: Sequence[str],
+    *,
+    program: str,
+    default: str,
+    options: Optional[type] = None,
+    defaults: Optional[dict[str, Any]] = None,
+) -> tuple[Config, Any]:
+    """Read a command line: defaults < preset < flags.
+
+    Args:
+        arguments: the words after the program's name.
+        program: what the program is called and does, for `--help`: "demo/pretraining.py: train a GPT".
+        default: preset that is taken without `--config`.
+        options: a dataclass of further flags that belong to this program and not to the run; its leaf names differ from
+            the configuration's.
+        defaults: leaves that this program sets differently from the preset, by name; flags win over them.
+    Returns:
+        the configuration, and an instance of `options` (None without it).
+    Raises:
+        ConfigError: lists every problem of flags, values and combinations.
+        SystemExit: with code 0 after printing the help.
+    """
+    if any(word in HELP_FLAGS for word in arguments):
+        print(help_text(program, default, options))
+        sys.exit(0)
+    words = _Words(arguments, (*leaves(Config), *(leaves(options) if options else ())))
+    words.read()
+    own = {item.name for item in fields(options)} if options else set()
+    values = {name: value for name, value in words.values.items() if name not in own}
+    try:
+        mapping = _mapping(words.config or default)
+    except ConfigError as error:
+        raise ConfigError([*words.problems, *error.problems]) from error
+    config = build(
+        mapping,
+        {**(defaults or {}), **values},
+        problems=tuple(words.problems),
+        bad=frozenset(words.bad),
+    )
+    if options is None:
+        return config, None
+    return config, options(**{name: value for name, value in words.values.items() if name in own})
+
+
+def _mapping(name: str) -> dict[str, Any]:
+    """The sections of a preset, or of a file if the name ends in .yml."""
+    if name.endswith((".yml", ".yaml")):
+        return read_yaml(Path(name))
+    return preset_mapping(name)
+
+
+class _Words:
+    """The words of a command line, and what was read from them."""
+
+    def __init__(self, arguments: Sequence[str], known: Sequence[Leaf]):
+        self.rest = list(arguments)
+        self.flags = {leaf.name: leaf for leaf in known} | {leaf.path: leaf for leaf in known}
+        self.config: Optional[str] = None
+        self.values: dict[str, Any] = {}
+        self.problems: list[str] = []
+        self.bad: set[str] = set()
+
+    def read(self) -> None:
+        while self.rest:
+            word = self.rest.pop(0)
+            if not word.startswith("--") or word == "--":
+                self.problems.append(f"{word}: got a word without a flag before it; expected --name value.")
+                continue
+            flag, has_value, value = word[2:].partition("=")
+            flag = flag.replace("-", "_")
+            if has_value:
+                self.rest.insert(0, value)
+            if flag == "config":
+                self.config = self._value("config")
+            elif flag in self.flags:
+                self._read_leaf(self.flags[flag], attached=bool(has_value))
+            elif flag.removeprefix("no_") in self.flags and self.flags[flag.removeprefix("no_")].kind is bool:
+                self._read_no(self.flags[flag.removeprefix("no_")], word, attached=bool(has_value))
+            else:
+                self._refuse_flag(word, flag)
+
+    def _read_leaf(self, leaf: Leaf, *, attached: bool) -> None:
+        if leaf.is_list:
+            self._read_list(leaf, attached)
+        elif leaf.kind is bool and not attached and not self._boolean_follows():
+            self.values[leaf.name] = True
+        else:
+            text = self.rest.pop(0) if attached else self._value(leaf.name)
+            if text is None:
+                self.bad.add(leaf.name)
+                return
+            try:
+                self.values[leaf.name] = leaf.parse(text)
+            except ValueError as error:
+                self.problems.append(f"--{error}")
+                self.bad.add(leaf.name)
+
+    def _read_no(self, leaf: Leaf, word: str, *, attached: bool) -> None:
+        if attached:
+            self.problems.append(f"{word}: got a value; expected none. Write --no-{leaf.name}.")
+            self.rest.pop(0)
+        self.values[leaf.name] = False
+
+    def _refuse_flag(self, word: str, flag: str) -> None:
+        leaf_names = dict.fromkeys((leaf.name for leaf in self.flags.values()), None)
+        name = word.partition("=")[0]
+        hint = did_you_mean(flag, {**leaf_names, "config": None}).replace("mean '", "mean '--")
+        self.problems.append(f"{name}: unknown flag. {hint or 'See --help for all of them.'}")
+        while self.rest and not self.rest[0].startswith("--"):
+            self.rest.pop(0)
+
+    def _value(self, name: str) -> Optional[str]:
+        if not self.rest or self.rest[0].startswith("--"):
+            self.problems.append(f"--{name}: got no value; expected one. Write --{name} VALUE.")
+            return None
+        return self.rest.pop(0)
+
+    def _read_list(self, leaf: Leaf, attached: bool) -> None:
+        """Read the words up to the next flag; `none` is the empty list."""
+        found = [self.rest.pop(0)] if attached else []
+        while self.rest and not self.rest[0].startswith("--"):
+            found.append(self.rest.pop(0))
+        if found:
+            self.values[leaf.name] = () if found == ["none"] else tuple(found)
+        else:
+            self.problems.append(f"--{leaf.name}: got no value; expected paths or patterns, or none.")
+            self.bad.add(leaf.name)
+
+    def _boolean_follows(self) -> bool:
+        return bool(self.rest) and not self.rest[0].startswith("--")
+
+
+def help_text(program: str, default: str, options: Optional[type] = None) -> str:
+    """The help: presets, then every flag with its values, default and meaning."""
+    lines = [program, "", "  --config NAME"]
+    lines.append(
+        _wrapped(
+            f"Preset, or a .yml file such as a run's config.yml (default {default}). Presets: "
+            f"{', '.join(preset_names())}."
+        )
+    )
+    lines.append("\nEach flag may carry its section: --model.layers. Booleans are switched off by --no-NAME.")
+    for record in (options, Config):
+        if record is None:
+            continue
+        for section, doc in sections(record).items():
+            lines.append(f"\n{section or 'run'}: {doc}" if record is Config else f"\n{doc}")
+            for leaf in leaves(record):
+                if leaf.section == section:
+                    lines.append(f"  {_usage(leaf)}")
+                    lines.append(_wrapped(f"{leaf.doc} ({leaf.expected}; default {shown(leaf.default)})"))
+    lines.append("\nDefaults are those without a preset; the resolved configuration is printed when a run starts.")
+    return "\n".join(lines)
+
+
+def _usage(leaf: Leaf) -> str:
+    if leaf.kind is bool:
+        return f"--{leaf.name} | --no-{leaf.name}"
+    return f"--{leaf.name} {leaf.name.upper() if not leaf.is_list else 'PATH [PATH ...]'}"
+
+
+def _wrapped(text: str) -> str:
+    return fill(text, width=110, initial_indent=" " * 6, subsequent_indent=" " * 6)

@@ -1,0 +1,196 @@
+"""The leaves of a record of settings, read from its dataclasses: type, range, default and help text of each."""
+
+import ast
+import inspect
+import math
+import types
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from textwrap import dedent
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from config.bounds import AtLeast, Between, Bound, MoreThan
+from config.schema import Config
+
+TRUE_WORDS = {"true", "yes", "on", "1"}
+FALSE_WORDS = {"false", "no", "off", "0"}
+NONE_WORDS = {"none", "null", ""}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One setting."""
+
+    section: str
+    """Field of the parent record that holds it; empty at the top."""
+    name: str
+    kind: type
+    """bool, int, float or str."""
+    default: Any
+    doc: str
+    optional: bool = False
+    is_list: bool = False
+    choices: tuple[str, ...] = ()
+    bound: Bound | None = None
+
+    @property
+    def path(self) -> str:
+        """Dotted name, such as `model.layers`."""
+        return f"{self.section}.{self.name}" if self.section else self.name
+
+    @property
+    def expected(self) -> str:
+        """The values that are accepted, in words."""
+        if self.choices:
+            words = "one of " + ", ".join(self.choices)
+        else:
+            words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[self.kind]
+            if self.bound is not None:
+                words += f", {self.bound}"
+        if self.is_list:
+            words = "a list of texts"
+        return f"{words}, or none" if self.optional else words
+
+    def check(self, value: Any) -> Any:
+        """Return the value in its final type.
+
+        Raises:
+            ValueError: if it is of another type or out of range; says what is given and expected.
+        """
+        if value is None and self.optional:
+            return None
+        if self.is_list:
+            if isinstance(value, (list, tuple)) and all(isinstance(item, str) and item for item in value):
+                return tuple(value)
+            raise self._refusal(value)
+        if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if type(value) is not self.kind:
+            raise self._refusal(value)
+        if self.kind is float and not math.isfinite(value):
+            raise self._refusal(value)
+        if (self.choices and value not in self.choices) or (self.bound is not None and not self.bound.admits(value)):
+            raise self._refusal(value)
+        if self.kind is str and not value:
+            raise self._refusal(value)
+        return value
+
+    def parse(self, text: str) -> Any:
+        """Return the value that a word of the command line stands for; raises ValueError as `check` does."""
+        if self.optional and text.lower() in NONE_WORDS:
+            return None
+        if self.kind is bool:
+            if text.lower() in TRUE_WORDS | FALSE_WORDS:
+                return text.lower() in TRUE_WORDS
+            raise self._refusal(text)
+        if self.kind is str:
+            return self.check(text)
+        try:
+            value = self.kind(text)
+        except ValueError:
+            raise self._refusal(text) from None
+        return self.check(value)
+
+    def _refusal(self, value: Any) -> ValueError:
+        hint = " Write it without quotes." if isinstance(value, str) and self._reads_as_number(value) else ""
+        return ValueError(f"{self.name}: got {value!r}; expected {self.expected}.{hint}")
+
+    def _reads_as_number(self, text: str) -> bool:
+        if self.kind not in (int, float) or self.is_list:
+            return False
+        try:
+            self.check(self.kind(text))
+        except ValueError:
+            return False
+        return True
+
+
+@cache
+def leaves(record: type = Config) -> tuple[Leaf, ...]:
+    """Every setting of a dataclass, sections after the record's own fields, in the order they are written."""
+    found = tuple(_walk(record, section=""))
+    names = [leaf.name for leaf in found]
+    repeated = {name for name in names if names.count(name) > 1}
+    assert not repeated, f"leaf names must be unique over the whole record, for each is a flag: {repeated}"
+    return found
+
+
+def _walk(record: type, section: str) -> Iterator[Leaf]:
+    docs = field_docstrings(record)
+    hints = get_type_hints(record, include_extras=True)
+    for item in fields(record):
+        if is_dataclass(hints[item.name]):
+            assert not section, "sections do not nest"
+            yield from _walk(hints[item.name], item.name)
+            continue
+        assert item.name in docs, f"{record.__name__}.{item.name} needs a docstring: it is its help text"
+        default = item.default_factory() if item.default_factory is not MISSING else item.default
+        yield Leaf(
+            section=section, name=item.name, default=default, doc=docs[item.name], **_read_type(hints[item.name])
+        )
+
+
+def _read_type(hint: Any) -> dict[str, Any]:
+    """Take a field's annotation apart: the keyword arguments of `Leaf` that depend on it."""
+    if get_origin(hint) in (Union, types.UnionType):
+        (inner,) = [part for part in get_args(hint) if part is not type(None)]
+        return {**_read_type(inner), "optional": True}
+    if get_origin(hint) is Annotated:
+        inner, *notes = get_args(hint)
+        (bound,) = [note for note in notes if isinstance(note, (AtLeast, Between, MoreThan))]
+        return {**_read_type(inner), "bound": bound}
+    if get_origin(hint) is Literal:
+        return {"kind": str, "choices": get_args(hint)}
+    if get_origin(hint) is tuple:
+        return {"kind": get_args(hint)[0], "is_list": True}
+    assert hint in (bool, int, float, str), f"no setting can have type {hint}"
+    return {"kind": hint}
+
+
+@cache
+def field_docstrings(record: type) -> dict[str, str]:
+    """The string that follows each field in the class's source, by field name."""
+    (definition,) = ast.parse(dedent(inspect.getsource(record))).body
+    assert isinstance(definition, ast.ClassDef)
+    docs = {}
+    for statement, follower in zip(definition.body, definition.body[1:]):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            if isinstance(follower, ast.Expr) and isinstance(follower.value, ast.Constant):
+                docs[statement.target.id] = inspect.cleandoc(str(follower.value.value))
+    return docs
+
+
+def shown(value: Any) -> str:
+    """A value as it is written on the command line."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return " ".join(value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def sections(record: type = Config) -> dict[str, str]:
+    """The first docstring line of each section of a record, by section name; the record's own under ''."""
+    hints = get_type_hints(record)
+    found = {"": record}
+    found.update({item.name: hints[item.name] for item in fields(record) if is_dataclass(hints[item.name])})
+    return {name: inspect.getdoc(owner).splitlines()[0] for name, owner in found.items()}  # type: ignore[union-attr]
+
+
+def reference(record: type = Config) -> str:
+    """The reference of every setting as Markdown tables, one per section."""
+    blocks = []
+    for section, doc in sections(record).items():
+        rows = [leaf for leaf in leaves(record) if leaf.section == section]
+        lines = [
+            f"**{section}**: {doc}" if section else doc,
+            "",
+            "| flag | default | values | meaning |",
+            "|---|---|---|---|",
+        ]
+        lines += [f"| `--{row.name}` | {shown(row.default)} | {row.expected} | {row.doc} |" for row in rows]
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"

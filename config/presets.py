@@ -1,0 +1,174 @@
+"""Presets: named entries of `pretraining.yml`, merged deeply over the presets they inherit from."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Optional
+
+from config.errors import ConfigError
+from config.leaves import Leaf, leaves
+from config.schema import Checkpoint, Config, Data, Execution, Logging, Model, Training
+from config.validation import combination_problems, value_problems
+from config.yaml_files import read_yaml
+
+PRESETS_FILE = Path(__file__).with_name("pretraining.yml")
+INHERITS = "inherits"
+SECTIONS = {
+    "model": Model,
+    "training": Training,
+    "data": Data,
+    "execution": Execution,
+    "checkpoint": Checkpoint,
+    "logging": Logging,
+}
+
+
+def preset_names(file: Path = PRESETS_FILE) -> tuple[str, ...]:
+    """Names of the presets, in the file's order."""
+    return tuple(read_yaml(file))
+
+
+def preset(name: str, /, **values: Any) -> Config:
+    """The preset of this name, with some leaves changed: `preset("tiny", layers=3)`.
+
+    Raises:
+        ConfigError: if there is no such preset, or with the changes it cannot run.
+    """
+    return build(preset_mapping(name), values)
+
+
+def override(config: Config, /, **values: Any) -> Config:
+    """A copy of a configuration with some leaves changed, by their names; raises ConfigError as `preset` does."""
+    return build({}, values, base=config)
+
+
+def from_mapping(mapping: Mapping[str, Any]) -> Config:
+    """The configuration that a mapping of sections describes; what it does not mention has its default.
+
+    Raises:
+        ConfigError: lists every unknown key, wrong value and combination that cannot run.
+    """
+    return build(mapping, {})
+
+
+def preset_mapping(name: str, file: Path = PRESETS_FILE) -> dict[str, Any]:
+    """A preset's sections with everything it inherits merged in, as it stands in the file, unchecked."""
+    presets = read_yaml(file)
+    chain: list[str] = []
+    wanted: Optional[str] = name
+    while wanted is not None:
+        if wanted in chain:
+            raise ConfigError([f"{file.name}: preset {name!r} inherits from itself: {' -> '.join([*chain, wanted])}."])
+        if wanted not in presets:
+            origin = "--config" if not chain else f"{file.name}: preset {chain[-1]!r} inherits"
+            raise ConfigError([f"{origin}: unknown preset {wanted!r}. {did_you_mean(wanted, presets, listed=True)}"])
+        chain.append(wanted)
+        if not isinstance(presets[wanted], dict):
+            raise ConfigError(
+                [f"{file.name}: preset {wanted!r}: got {presets[wanted]!r}; expected sections of settings."]
+            )
+        wanted = presets[wanted].get(INHERITS)
+    merged: dict[str, Any] = {"name": name}
+    for ancestor in reversed(chain):
+        merged = merge(merged, {key: value for key, value in presets[ancestor].items() if key != INHERITS})
+    return merged
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two nested mappings; where both hold a value, `above` wins; lists are replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(merged.get(key), Mapping) and isinstance(value, Mapping)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
+def build(
+    mapping: Mapping[str, Any],
+    values: Mapping[str, Any],
+    *,
+    base: Optional[Config] = None,
+    problems: tuple[str, ...] = (),
+    bad: frozenset[str] = frozenset(),
+) -> Config:
+    """Build and check a configuration: base < mapping < values.
+
+    Args:
+        mapping: values by section, as in a file.
+        values: values by leaf name.
+        problems: what was found wrong before (on the command line), to be told together with what is found here.
+        bad: the leaves that those problems are about.
+    Raises:
+        ConfigError: lists every problem.
+    """
+    found = list(problems)
+    given = {**_from_sections(mapping, found), **_from_leaves(values, found)}
+    base = base or Config()
+    sections: dict[str, dict[str, Any]] = {section: {} for section in ("", *SECTIONS)}
+    for leaf in leaves():
+        owner = getattr(base, leaf.section) if leaf.section else base
+        sections[leaf.section][leaf.name] = getattr(owner, leaf.name)
+        if leaf.name in given:
+            value = given[leaf.name]
+            try:
+                value = leaf.check(value)
+            except ValueError:
+                pass  # told by value_problems below, with the other values that are wrong
+            sections[leaf.section][leaf.name] = value
+    records: dict[str, Any] = {name: record(**sections[name]) for name, record in SECTIONS.items()}
+    config = Config(**sections[""], **records)
+    wrong, names = value_problems(config)
+    found += wrong + combination_problems(config, names | bad)
+    if found:
+        raise ConfigError(found)
+    return config
+
+
+def _from_sections(mapping: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Values by leaf name; adds a problem for each key that is unknown."""
+    given: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if key in SECTIONS:
+            if not isinstance(value, Mapping):
+                problems.append(f"config.{key}: got {value!r}; expected settings by name.")
+                continue
+            known = {leaf.name for leaf in leaves() if leaf.section == key}
+            for name, leaf_value in value.items():
+                if name in known:
+                    given[name] = leaf_value
+                else:
+                    problems.append(f"config.{key}: unknown key {name!r}. {_meant(name, known)}")
+        elif key in {leaf.name for leaf in leaves() if not leaf.section}:
+            given[key] = value
+        else:
+            problems.append(f"config: unknown key {key!r}. {_meant(key, {'name', *SECTIONS})}")
+    return given
+
+
+def _from_leaves(values: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    known = {leaf.name for leaf in leaves()}
+    for name in values.keys() - known:
+        problems.append(f"config: unknown key {name!r}. {_meant(name, known)}")
+    return {name: value for name, value in values.items() if name in known}
+
+
+def _meant(name: Any, known: set[str]) -> str:
+    """What to write instead of an unknown key: a close one here, else a leaf of that name in another section."""
+    elsewhere = {leaf.name: leaf for leaf in leaves()}.get(str(name))
+    if elsewhere is not None:
+        return f"It belongs to {_section_name(elsewhere)}."
+    return did_you_mean(str(name), known, listed=True)
+
+
+def _section_name(leaf: Leaf) -> str:
+    return f"config.{leaf.section}" if leaf.section else "config"
+
+
+def did_you_mean(name: str, known: Any, *, listed: bool = False) -> str:
+    """A sentence that suggests a known name close to this one; without one, the known names if `listed`."""
+    close = get_close_matches(name, list(known), n=1, cutoff=0.6) or [
+        candidate for candidate in sorted(known) if candidate.startswith(name) or name.startswith(candidate)
+    ]
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return f"Known are {', '.join(known if isinstance(known, dict) else sorted(known))}." if listed else ""

@@ -1,0 +1,67 @@
+"""Resolved configurations as text, as files, and as hashes."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from config.presets import from_mapping
+from config.schema import Config
+from config.yaml_files import read_yaml
+
+NOT_NUMERIC_SECTIONS = ("data", "checkpoint", "logging")
+"""Sections that leave the numbers alone; the contents of data files are identified by the data itself, not by paths."""
+NOT_NUMERIC_LEAVES = (
+    ("training", "validate_every"),
+    ("training", "validation_batches"),
+    ("execution", "device_iterations"),
+    ("execution", "recomputation"),
+    ("execution", "memmap_dir"),
+    ("execution", "io_mode"),
+)
+"""Leaves for which the program gives the same bits whatever they are."""
+
+
+def to_mapping(config: Config) -> dict[str, Any]:
+    """The configuration as nested dictionaries of plain values, lists instead of tuples, every leaf present."""
+    mapping: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return mapping
+
+
+def to_yaml(config: Config) -> str:
+    """The configuration as YAML that `load` reads back, every leaf present."""
+    return yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True)
+
+
+def save(config: Config, file: Path) -> None:
+    """Write the configuration to a file."""
+    Path(file).write_text(to_yaml(config), encoding="utf-8")
+
+
+def load(file: Path) -> Config:
+    """Read a configuration that `save` wrote (or part of one); raises ConfigError if it is not one or cannot run."""
+    return from_mapping(read_yaml(Path(file)))
+
+
+def numerics_hash(config: Config) -> str:
+    """Hash of what decides the numbers: two runs on the same data with equal hashes give the same losses."""
+    mapping = to_mapping(config)
+    for section in ("name", *NOT_NUMERIC_SECTIONS):
+        del mapping[section]
+    for section, name in NOT_NUMERIC_LEAVES:
+        del mapping[section][name]
+    mapping["model"] |= {"max_positions": config.model.positions, "feed_forward_size": config.model.feed_forward}
+    return _digest(mapping)
+
+
+def config_hash(config: Config) -> str:
+    """Hash of the whole configuration: processes of one run must agree on it."""
+    return _digest(to_mapping(config))
+
+
+def _digest(mapping: dict[str, Any]) -> str:
+    text = json.dumps(mapping, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

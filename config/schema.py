@@ -1,0 +1,200 @@
+"""The configuration's records. The string under a field is its help text and its line in the reference."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, Optional
+
+from config.bounds import AtLeast, Between, MoreThan
+
+Count = Annotated[int, AtLeast(1)]
+CountOrZero = Annotated[int, AtLeast(0)]
+Positive = Annotated[float, MoreThan(0.0)]
+PositiveOrZero = Annotated[float, AtLeast(0.0)]
+Fraction = Annotated[float, Between(0.0, 1.0)]
+Seed = Annotated[int, Between(0, 2**32)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """The GPT that is trained."""
+
+    layers: Count = 12
+    """Decoder blocks."""
+    hidden_size: Count = 768
+    """Width of the activations between blocks; a multiple of heads."""
+    heads: Count = 12
+    """Attention heads per block."""
+    sequence_length: Count = 1024
+    """Tokens per training sequence."""
+    vocabulary_size: Count = 50257
+    """Token ids; padded to a multiple of tensor_parallel_1 inside the program."""
+    max_positions: Optional[Count] = None
+    """Rows of the position embedding, in tokens; none: sequence_length."""
+    feed_forward_size: Optional[Count] = None
+    """Width inside the feed-forward layer; none: 4 * hidden_size."""
+    dropout: Fraction = 0.1
+    """Probability that a unit is dropped, for embeddings, attention probabilities and residual branches."""
+    attention_serialisation: Count = 1
+    """Pieces the query sequence is cut into, one after the other, so that less of the score matrix is held at once."""
+    precision: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Data type of weights and activations; sums, gradient accumulators and optimizer state are float32."""
+    initial_std: Positive = 0.02
+    """Standard deviation of fresh weights; projections into the residual stream use it divided by sqrt(2 * layers)."""
+    layer_norm_eps: Positive = 1e-5
+    """Added to the variance by layer norms."""
+
+    @property
+    def positions(self) -> int:
+        """Rows of the position embedding, in tokens."""
+        return self.sequence_length if self.max_positions is None else self.max_positions
+
+    @property
+    def feed_forward(self) -> int:
+        """Width inside the feed-forward layer."""
+        return 4 * self.hidden_size if self.feed_forward_size is None else self.feed_forward_size
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.heads
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers in the whole model, padding apart; the head shares the word embedding."""
+        hidden, wide = self.hidden_size, self.feed_forward
+        attention = hidden * 3 * hidden + 3 * hidden + hidden * hidden + hidden
+        feed_forward = hidden * wide + wide + wide * hidden + hidden
+        block = attention + feed_forward + 2 * 2 * hidden
+        return (self.vocabulary_size + self.positions) * hidden + self.layers * block + 2 * hidden
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """What the optimizer does. A step is one optimizer step, over one global batch."""
+
+    steps: Count = 1000
+    """Optimizer steps of the whole run; the schedule ends there."""
+    global_batch_size: Count = 8
+    """Sequences per optimizer step, over all replicas."""
+    learning_rate: Positive = 6e-4
+    """Highest learning rate, reached after warm-up."""
+    minimum_learning_rate: PositiveOrZero = 0.0
+    """Learning rate at the last step of the linear and cosine schedules."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """Course of the learning rate after warm-up."""
+    warmup_steps: CountOrZero = 0
+    """Steps over which the learning rate rises linearly to its highest value."""
+    beta1: Fraction = 0.9
+    """Adam's decay of the first moment, per step."""
+    beta2: Fraction = 0.95
+    """Adam's decay of the second moment, per step."""
+    epsilon: Positive = 1e-8
+    """Added to the root of Adam's second moment."""
+    weight_decay: PositiveOrZero = 0.1
+    """Decoupled weight decay, times the learning rate per step; layer norms and biases have none."""
+    max_norm: PositiveOrZero = 1.0
+    """Global gradient norm above which gradients are scaled down to it; 0: no clipping."""
+    loss_scaling: Positive = 1.0
+    """Factor on the loss, divided out before the update, that keeps 16-bit gradients from vanishing."""
+    stochastic_rounding: bool = False
+    """Round the update of 16-bit weights at random, without bias; float32 weights need no such rounding."""
+    seed: Seed = 42
+    """Source of initial weights, dropout and the order of the data."""
+    validate_every: CountOrZero = 0
+    """Steps between validations; 0: never."""
+    validation_batches: Count = 8
+    """Global batches per validation, always the same ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """Where the tokens come from."""
+
+    input_files: tuple[str, ...] = ()
+    """TFRecord files to train on, as paths or glob patterns; none: synthetic data."""
+    validation_files: tuple[str, ...] = ()
+    """TFRecord files to validate on, as paths or glob patterns."""
+    tokenizer: Optional[str] = None
+    """Tokenizer file (JSON of the tokenizers package) that made the tokens; used to show text that the model writes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Execution:
+    """How one optimizer step is spread over replicas and memory."""
+
+    micro_batch_size: Count = 1
+    """Sequences per replica per forward pass."""
+    data_parallel: Count = 1
+    """Replicas that hold the same weights and see different sequences."""
+    tensor_parallel_1: Count = 1
+    """Replicas over which heads, feed-forward width and vocabulary are split."""
+    tensor_parallel_2: Count = 1
+    """Replicas over which the hidden size is split."""
+    device_iterations: Count = 1
+    """Optimizer steps per call of the session; results return to the host between calls."""
+    recomputation: bool = True
+    """Compute a layer's activations again in its backward phase instead of keeping them."""
+    replicated_tensor_sharding: bool = True
+    """Split weights, gradients, optimizer state and stored activations over the replicas that would hold them twice."""
+    memmap_dir: Optional[str] = None
+    """Folder for files that hold the remote memory; none: host memory."""
+    io_mode: Literal["compute", "io", "io_overlapped"] = "io"
+    """How batch-serialised loops load and store: between computations, on their own, or overlapped with them."""
+
+    @property
+    def replication_factor(self) -> int:
+        """Replicas in total."""
+        return self.data_parallel * self.tensor_parallel_1 * self.tensor_parallel_2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """What is saved for a later run, and where a run starts from."""
+
+    load: Optional[str] = None
+    """Checkpoint folder to continue from; auto: the newest in the run's folder; none: start afresh."""
+    save: Optional[str] = None
+    """Folder that checkpoints are written to; none: checkpoints/ in the run's folder."""
+    every: CountOrZero = 0
+    """Steps between checkpoints; 0: only after the last step."""
+    keep: Count = 2
+    """Newest checkpoints that are kept; older ones are deleted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Logging:
+    """What is told about a run."""
+
+    run_folder: str = "runs"
+    """Folder that holds one folder per run, with config.yml, metrics.jsonl, pictures and checkpoints."""
+    log_every: Count = 1
+    """Steps between progress lines."""
+    wandb: bool = False
+    """Log to Weights & Biases as well; WANDB_MODE=offline needs no network."""
+    wandb_name: Optional[str] = None
+    """Name of the run at Weights & Biases; none: the run's name."""
+    wandb_project: str = "popxl-gpt"
+    """Project at Weights & Biases."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """Everything that decides a run."""
+
+    name: str = "pretraining"
+    """Name of the run and of its folder; a preset's name unless given."""
+    model: Model = field(default_factory=Model)
+    training: Training = field(default_factory=Training)
+    data: Data = field(default_factory=Data)
+    execution: Execution = field(default_factory=Execution)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    logging: Logging = field(default_factory=Logging)
+
+    @property
+    def gradient_accumulation(self) -> int:
+        """Micro-batches per replica and optimizer step."""
+        return self.training.global_batch_size // (self.execution.micro_batch_size * self.execution.data_parallel)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one global batch."""
+        return self.training.global_batch_size * self.model.sequence_length

@@ -1,0 +1,175 @@
+"""Rules that a whole configuration must keep. All problems are told at once, each with its fix."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Optional
+
+from config.errors import ConfigError
+from config.leaves import leaves
+from config.schema import Config
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A combination that cannot run."""
+
+    involves: frozenset[str]
+    """Leaves that take part; when one of them is wrong by itself, this problem says nothing new."""
+    message: str
+
+
+def validate(config: Config, *, replicas: Optional[int] = None) -> None:
+    """Check the values and combinations of a configuration.
+
+    Args:
+        replicas: number of replicas that were started, where a launcher started them.
+    Raises:
+        ConfigError: if anything is wrong; lists every problem.
+    """
+    problems, bad = value_problems(config)
+    problems += combination_problems(config, bad, replicas)
+    if problems:
+        raise ConfigError(problems)
+
+
+def value_problems(config: Config) -> tuple[list[str], set[str]]:
+    """Values that are wrong by themselves: the messages, and the names of their leaves."""
+    problems, bad = [], set()
+    for leaf in leaves():
+        owner = getattr(config, leaf.section) if leaf.section else config
+        try:
+            leaf.check(getattr(owner, leaf.name))
+        except ValueError as error:
+            problems.append(str(error))
+            bad.add(leaf.name)
+    return problems, bad
+
+
+def combination_problems(config: Config, bad: set[str], replicas: Optional[int] = None) -> list[str]:
+    """Messages about combinations of leaves that are each fine by themselves (`bad` ones are left out)."""
+    rules = [_name, _model, _batch, _schedule, _iterations, _validation]
+    found = [problem for rule in rules for problem in _run(rule, config, bad)]
+    if replicas is not None:
+        found += _replicas(config, replicas)
+    return [problem.message for problem in found if not problem.involves & bad]
+
+
+def _run(rule, config: Config, bad: set[str]) -> list[Problem]:  # type: ignore[no-untyped-def]
+    """Problems of one rule; a rule that stumbles over a value of a wrong type stops there, for that value is told."""
+    found = []
+    try:
+        for problem in rule(config):
+            found.append(problem)
+    except TypeError:
+        if not bad:
+            raise
+    return found
+
+
+def _problem(involves: str, message: str) -> Problem:
+    return Problem(frozenset(involves.split()), message)
+
+
+def _name(config: Config) -> Iterator[Problem]:
+    if not config.name.strip(". ") or set(config.name) & set("/\\\0\n"):
+        yield _problem(
+            "name", f"name: got {config.name!r}; expected a name for a folder. Use letters, digits, - and _."
+        )
+
+
+def _model(config: Config) -> Iterator[Problem]:
+    model, execution = config.model, config.execution
+    tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
+    yield from _divides("hidden_size", model.hidden_size, "heads", model.heads)
+    yield from _divides("heads", model.heads, "tensor_parallel_1", tp1)
+    yield from _divides("hidden_size", model.hidden_size, "tensor_parallel_2", tp2)
+    if model.feed_forward_size is None:
+        yield from _divides("hidden_size", model.feed_forward, "tensor_parallel_1", tp1, shown_as="4 * hidden_size")
+    else:
+        yield from _divides("feed_forward_size", model.feed_forward_size, "tensor_parallel_1", tp1)
+    yield from _divides(
+        "sequence_length", model.sequence_length, "attention_serialisation", model.attention_serialisation
+    )
+    if model.sequence_length > model.positions:
+        yield _problem(
+            "sequence_length max_positions",
+            f"sequence_length: got {model.sequence_length}; expected at most max_positions = {model.positions}. "
+            "Shorten the sequence or raise max_positions.",
+        )
+
+
+def _divides(name: str, value: int, by: str, divisor: int, shown_as: Optional[str] = None) -> Iterator[Problem]:
+    if value % divisor:
+        below, above = value // divisor * divisor, (value // divisor + 1) * divisor
+        use = f"{below} or {above}" if below else str(above)
+        if shown_as:
+            fix = f"Change {name} or {by}."
+        else:
+            fix = f"Use {use}, or change {by}."
+        yield _problem(
+            f"{name} {by}", f"{shown_as or name}: got {value}; expected a multiple of {by} = {divisor}. {fix}"
+        )
+
+
+def _batch(config: Config) -> Iterator[Problem]:
+    batch, execution = config.training.global_batch_size, config.execution
+    at_once = execution.data_parallel * execution.micro_batch_size
+    if batch % at_once:
+        below, above = batch // at_once * at_once, (batch // at_once + 1) * at_once
+        use = f"{below} or {above}" if below else str(above)
+        yield _problem(
+            "global_batch_size data_parallel micro_batch_size",
+            f"global_batch_size: got {batch}; expected a multiple of data_parallel * micro_batch_size = {at_once}. "
+            f"Use {use}.",
+        )
+
+
+def _schedule(config: Config) -> Iterator[Problem]:
+    training = config.training
+    if training.minimum_learning_rate > training.learning_rate:
+        yield _problem(
+            "minimum_learning_rate learning_rate",
+            f"minimum_learning_rate: got {training.minimum_learning_rate:g}; expected at most learning_rate = "
+            f"{training.learning_rate:g}. Lower it or raise learning_rate.",
+        )
+    if training.warmup_steps > training.steps:
+        yield _problem(
+            "warmup_steps steps",
+            f"warmup_steps: got {training.warmup_steps}; expected at most steps = {training.steps}. "
+            "Warm up for fewer steps or train for more.",
+        )
+
+
+def _iterations(config: Config) -> Iterator[Problem]:
+    iterations = config.execution.device_iterations
+    yield from _divides("steps", config.training.steps, "device_iterations", iterations)
+    yield from _divides("validate_every", config.training.validate_every, "device_iterations", iterations)
+    yield from _divides("every", config.checkpoint.every, "device_iterations", iterations)
+
+
+def _validation(config: Config) -> Iterator[Problem]:
+    data, every = config.data, config.training.validate_every
+    if data.validation_files and not data.input_files:
+        yield _problem(
+            "validation_files input_files",
+            "validation_files: got files while input_files is empty; expected both or none, for synthetic data is "
+            "validated on synthetic data. Give --input_files.",
+        )
+    if every and data.input_files and not data.validation_files:
+        yield _problem(
+            "validate_every input_files validation_files",
+            f"validation_files: got none; expected files, for validate_every is {every}. "
+            "Give --validation_files or use --validate_every 0.",
+        )
+
+
+def _replicas(config: Config, replicas: int) -> Iterator[Problem]:
+    execution = config.execution
+    if replicas != execution.replication_factor:
+        yield _problem(
+            "data_parallel tensor_parallel_1 tensor_parallel_2",
+            f"replicas: got {replicas} from the launcher; expected data_parallel * tensor_parallel_1 * "
+            f"tensor_parallel_2 = {execution.data_parallel} * {execution.tensor_parallel_1} * "
+            f"{execution.tensor_parallel_2} = {execution.replication_factor}. "
+            "Start that many replicas or change one of the three.",
+        )
