@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Optional
 
+from config.errors import ConfigError
 from config.leaves import Leaf, leaves, sections, shown
 from config.presets import build, did_you_mean, preset_mapping, preset_names
 from config.schema import Config

@@ -66,7 +66,7 @@ class Leaf:
             raise self._refusal(value)
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
-        if type(value) is not self.kind:
+        if not isinstance(value, self.kind) or isinstance(value, bool) != (self.kind is bool):
             raise self._refusal(value)
         if self.kind is float and not math.isfinite(value):
             raise self._refusal(value)

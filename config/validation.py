@@ -1,6 +1,6 @@
 """Rules that a whole configuration must keep. All problems are told at once, each with its fix."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Optional
 
@@ -54,7 +54,7 @@ def combination_problems(config: Config, bad: set[str], replicas: Optional[int] 
     return [problem.message for problem in found if not problem.involves & bad]
 
 
-def _run(rule, config: Config, bad: set[str]) -> list[Problem]:  # type: ignore[no-untyped-def]
+def _run(rule: Callable[[Config], Iterator[Problem]], config: Config, bad: set[str]) -> list[Problem]:
     """Problems of one rule; a rule that stumbles over a value of a wrong type stops there, for that value is told."""
     found = []
     try:

@@ -13,7 +13,7 @@ class _Loader(yaml.SafeLoader):
     """Safe YAML with every usual way of writing a float."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         repeated = sorted({str(key) for key in keys if keys.count(key) > 1})
         if repeated:
             raise yaml.constructor.ConstructorError(None, None, f"given twice: {', '.join(repeated)}", node.start_mark)
@@ -21,7 +21,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-_Loader.add_implicit_resolver(  # type: ignore[no-untyped-call]
+_Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
     list("-+.0123456789"),
