@@ -1,0 +1,267 @@
+"""The program: a main graph, any number of callable graphs, and how many replicas run it."""
+
+import inspect
+import itertools
+import os
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, List, Literal, Optional, Set, Tuple, Union
+
+import popdist
+import popdist.popart
+
+from popxl.context import get_current_context
+from popxl.dtypes import dtype
+from popxl.graph import Graph
+from popxl.module import Module
+from popxl.options import IrInternals
+from popxl.remote_buffer import RemoteBuffer
+from popxl.replica_grouping import ReplicaGrouping, assignment_from_stride
+from popxl.streams import DeviceToHostStream, HostToDeviceStream
+from popxl.tensor import TensorByRef
+from popxl.values import Tensor, TensorSpec
+
+_ids = itertools.count()
+
+
+class Ir:
+    """A program for ``replication`` replicas (SPMD), or "popdist": as many as the launcher says.
+
+    It grows until a `Session` is made of it, which freezes it.
+    """
+
+    def __init__(self, replication: Union[int, Literal["popdist"]] = 1) -> None:
+        self._id = next(_ids)
+        self._graphs: Dict[str, Graph] = {}
+        self._buffers: List[RemoteBuffer] = []
+        self._frozen = False
+        self._num_host_transfers = 1
+        self._pb_ir = IrInternals(self)
+        if replication == "popdist":
+            popdist.popart.configureSessionOptions(self._pb_ir.getSessionOptions())
+            self._replicas, self._local_replicas = popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas()
+        elif isinstance(replication, int) and not isinstance(replication, bool) and replication >= 1:
+            self._replicas = self._local_replicas = replication
+        else:
+            raise ValueError(f"Ir: got replication {replication!r}; expected a positive int or 'popdist'.")
+        if cache := os.environ.get("POPXL_CACHE_DIR"):
+            self._pb_ir.getSessionOptions().enableEngineCaching = True
+            self._pb_ir.getSessionOptions().cachePath = cache
+        self._main_graph = self._new_graph("", unique=False)
+
+    @property
+    def id(self) -> int:
+        """Unique number."""
+        return self._id
+
+    @property
+    def main_graph(self) -> Graph:
+        """The graph that Session.run executes."""
+        return self._main_graph
+
+    @property
+    def graphs(self) -> Tuple[Graph, ...]:
+        """Every graph, the main graph first."""
+        return tuple(self._graphs.values())
+
+    @property
+    def remote_buffers(self) -> Tuple[RemoteBuffer, ...]:
+        """Every remote buffer, by id."""
+        return tuple(self._buffers)
+
+    @property
+    def num_host_transfers(self) -> int:
+        """Transfers of each stream in one run: device iterations times accumulation where loads sit in repeats."""
+        return self._num_host_transfers
+
+    @num_host_transfers.setter
+    def num_host_transfers(self, value: int) -> None:
+        if value < 1:
+            raise ValueError(f"num_host_transfers: got {value}; expected at least 1.")
+        self._check_open("num_host_transfers")
+        self._num_host_transfers = int(value)
+
+    @property
+    def replication_factor(self) -> int:
+        """Replicas over all processes."""
+        return self._replicas
+
+    @replication_factor.setter
+    def replication_factor(self, value: int) -> None:
+        self._check_open("replication_factor")
+        self._replicas = self._local_replicas = int(value)
+
+    @property
+    def instance_replication_factor(self) -> int:
+        """Replicas in this process."""
+        return self._local_replicas
+
+    def __eq__(self, value: Any) -> bool:
+        if not isinstance(value, Ir):
+            raise TypeError(f"Ir: got {type(value).__name__} to compare with; expected an Ir.")
+        return self._id == value._id
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    # Groupings
+
+    def replica_grouping(self, stride: int = 1, group_size: Optional[int] = None) -> ReplicaGrouping:
+        """Groups of ``group_size`` replicas ``stride`` apart; the default size is replication_factor // stride.
+
+        Raises:
+            ValueError: stride or size outside 1..replicas, or not dividing the replicas.
+        """
+        n = self._replicas
+        if not 1 <= stride <= n or n % stride:
+            raise ValueError(f"replica_grouping: got stride {stride}; expected a divisor of the {n} replicas.")
+        size = n // stride if group_size is None else group_size
+        if not 1 <= size <= n:
+            raise ValueError(f"replica_grouping: got group_size {size}; expected 1 <= group_size <= {n} replicas.")
+        return ReplicaGrouping._from_assignment(self, assignment_from_stride(n, 1 if size == 1 else stride, size))
+
+    def replica_grouping_from_assignments(self, assignment: List[int]) -> ReplicaGrouping:
+        """The grouping with the given group number per replica. ValueError if the groups are not equal and in order."""
+        return ReplicaGrouping._from_assignment(self, list(assignment))
+
+    # Graphs
+
+    def create_graph(
+        self,
+        fn: Union[Callable[..., Union[None, Tensor, Iterable[Tensor]]], Module],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Graph:
+        """Trace a function, or a Module's ``build``, into a new graph.
+
+        Tensors and specs among the arguments, and lists or tuples of them, become inputs in signature order; other arguments
+        are passed through, dicts untouched. Parameters annotated ``TensorByRef`` (or ``List[TensorByRef]``) are by reference.
+
+        Raises:
+            TypeError: fn is not callable, or a list mixes tensors with other values.
+            ValueError: the arguments do not match the signature, or a result is not a tensor.
+        """
+        if not callable(fn):
+            raise TypeError(f"create_graph: got {type(fn).__name__}; expected a function or a popxl.Module.")
+        build = fn.build if isinstance(fn, Module) else fn
+        signature = inspect.signature(build)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise ValueError(f"create_graph: got arguments that do not match {_name_of(fn)}{signature}: {error}.") from None
+        bound.apply_defaults()
+        graph = self._new_graph(_name_of(fn))
+        with graph:
+            for name, value in bound.arguments.items():
+                bound.arguments[name] = _make_inputs(graph, name, value, signature.parameters[name])
+            result = build(*bound.args, **bound.kwargs)
+            for tensor in _as_outputs(result, _name_of(fn)):
+                graph._add_output(tensor)
+        return graph
+
+    def create_empty_graph(self, name: Optional[str] = None) -> Graph:
+        """A new graph, to be filled with ``with graph:``, graph_input and graph_output."""
+        return self._new_graph(name or "graph")
+
+    def _new_graph(self, name: str, unique: bool = True) -> Graph:
+        self._check_open("create_graph")
+        if unique:
+            scopes = get_current_context().name_scopes
+            name = "/".join([*scopes, name])
+            number = next(i for i in itertools.count() if f"{name}_subgraph({i})" not in self._graphs)
+            name = f"{name}_subgraph({number})"
+        graph = Graph._make(self, name)
+        self._graphs[name] = graph
+        return graph
+
+    def dot_checkpoint(self, check: str, save_dir: Optional[Union[Path, str]] = None) -> None:
+        """Write every graph in Graphviz form to ``save_dir/<check>.dot`` (default: the working directory)."""
+        folder = Path(save_dir or ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = ["digraph ir {"]
+        for graph in self.graphs:
+            for op in graph.ops:
+                node = f"{graph.name or 'main'}/{op.name}/{graph.ops.index(op)}"
+                lines.append(f'  "{node}" [label="{op.definition.name}"];')
+                lines.extend(f'  "{t.id}" -> "{node}";' for t in op.inputs)
+                lines.extend(f'  "{node}" -> "{t.id}";' for t in op.outputs)
+        (folder / f"{check}.dot").write_text("\n".join([*lines, "}"]) + "\n")
+
+    # Streams and buffers
+
+    def _streams(self, op_name: str, argument: str) -> Set[Any]:
+        return {op.arguments[argument] for graph in self.graphs for op in graph.ops if op.definition.name == op_name}
+
+    def get_all_h2d_streams(self) -> Set[HostToDeviceStream]:
+        """Streams that some host_load uses."""
+        return self._streams("host_load", "h2d_stream")
+
+    def get_all_d2h_streams(self) -> Set[DeviceToHostStream]:
+        """Streams that some host_store uses."""
+        return self._streams("host_store", "d2h_stream")
+
+    def _register_buffer(self, buffer: RemoteBuffer) -> int:
+        self._buffers.append(buffer)
+        return len(self._buffers)
+
+    def _new_buffer(self, shape: Tuple[int, ...], dtype: dtype, entries: int) -> RemoteBuffer:
+        return RemoteBuffer(shape, dtype, entries)
+
+    # Freezing
+
+    def _check_open(self, what: str) -> None:
+        if self._frozen:
+            raise RuntimeError(f"{what}: got a change to Ir {self._id} after a Session was made of it; expected none. Build a new Ir.")
+
+    def _freeze(self) -> None:
+        self._frozen = True
+
+
+def _name_of(fn: Any) -> str:
+    return type(fn).__name__ if isinstance(fn, Module) else getattr(fn, "__name__", type(fn).__name__)
+
+
+def _is_by_ref(parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    return annotation is TensorByRef or TensorByRef in getattr(annotation, "__args__", ())
+
+
+def _make_inputs(graph: Graph, name: str, value: Any, parameter: inspect.Parameter) -> Any:
+    by_ref = _is_by_ref(parameter)
+    if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        if _all_tensors(list(value.values()), name):
+            return {k: graph._add_input(_spec(v), k, by_ref) for k, v in value.items()}
+        return {k: _make_input(graph, k, v, by_ref) for k, v in value.items()}
+    return _make_input(graph, name, value, by_ref)
+
+
+def _make_input(graph: Graph, name: str, value: Any, by_ref: bool) -> Any:
+    if isinstance(value, (Tensor, TensorSpec)):
+        return graph._add_input(_spec(value), name, by_ref)
+    if isinstance(value, (list, tuple)) and _all_tensors(value, name):
+        return type(value)([graph._add_input(_spec(v), f"{name}_{i}", by_ref) for i, v in enumerate(value)])
+    return value
+
+
+def _all_tensors(values: Any, name: str) -> bool:
+    found = [isinstance(v, (Tensor, TensorSpec)) for v in values]
+    if any(found) and not all(found):
+        raise TypeError(f"create_graph: got a container {name} of tensors and other values; expected only tensors or none.")
+    return any(found)
+
+
+def _spec(value: Union[Tensor, TensorSpec]) -> TensorSpec:
+    return value.spec if isinstance(value, Tensor) else value
+
+
+def _as_outputs(result: Any, name: str) -> List[Tensor]:
+    if result is None:
+        return []
+    outputs = [result] if isinstance(result, Tensor) else result
+    try:
+        outputs = list(outputs)
+    except TypeError:
+        outputs = [result]
+    for item in outputs:
+        if not isinstance(item, Tensor):
+            raise ValueError(f"create_graph: got {type(item).__name__} from {name}; expected None, a tensor or tensors.")
+    return outputs

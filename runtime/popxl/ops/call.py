@@ -1,0 +1,245 @@
+"""Calling graphs: `call`, `repeat` and `conditional`, and the records that link a call with its graph."""
+
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+
+from popxl.context import get_current_context
+from popxl.errors import GraphError
+from popxl.graph import Graph
+from popxl.opdef import Op, check_operand, emit, op
+from popxl.values import Tensor, TensorLike, TensorSpec, make_constant
+from popxl.utils import to_numpy
+
+
+@op(name="call", effects=("control",), names=lambda graph, inputs: _output_names(graph))
+def _call(graph: Graph, inputs: Tuple[Any, ...]) -> Tuple[TensorSpec, ...]:
+    """Run a graph once."""
+    return tuple(t.spec for t in graph.outputs)
+
+
+@op(name="repeat", effects=("control",), names=lambda graph, repeat_count, inputs: _output_names(graph))
+def _repeat(graph: Graph, repeat_count: int, inputs: Tuple[Any, ...]) -> Tuple[TensorSpec, ...]:
+    """Run a graph repeat_count times, its outputs becoming its first inputs."""
+    return tuple(t.spec for t in graph.outputs)
+
+
+def _output_names(graph: Graph) -> List[str]:
+    prefix = graph.name.split("_subgraph(")[0]
+    return [f"{prefix}/{t.name}" for t in graph.outputs]
+
+
+class CallSiteInfo:
+    """Links a call or repeat with the graph it calls. Inputs and outputs are live: autodiff may add outputs."""
+
+    def __init__(self, subgraph_op: Op) -> None:
+        self._op = subgraph_op
+
+    @property
+    def called_graph(self) -> Graph:
+        """The graph called."""
+        graph: Graph = self._op.arguments["graph"]
+        return graph
+
+    @property
+    def inputs(self) -> Tuple[Tensor, ...]:
+        """The caller's inputs, in the graph's order."""
+        return tuple(self._op.arguments["inputs"])
+
+    @property
+    def outputs(self) -> Tuple[Tensor, ...]:
+        """The caller's outputs."""
+        return self._op.outputs
+
+    def graph_to_parent_input_index(self, idx: int) -> int:
+        """Index among the caller's inputs of the graph's input ``idx``: the same."""
+        return _checked(idx, self.called_graph.inputs)
+
+    def parent_to_graph_input_index(self, idx: int) -> int:
+        """Index among the graph's inputs of the caller's input ``idx``: the same."""
+        return _checked(idx, self.inputs)
+
+    def graph_to_parent_output_index(self, idx: int) -> int:
+        """Index among the caller's outputs of the graph's output ``idx``: the same."""
+        return _checked(idx, self.called_graph.outputs)
+
+    def parent_to_graph_output_index(self, idx: int) -> int:
+        """Index among the graph's outputs of the caller's output ``idx``: the same."""
+        return _checked(idx, self.outputs)
+
+    def parent_input(self, idx: int) -> Tensor:
+        """The caller's input at an index."""
+        return self.inputs[idx]
+
+    def parent_output(self, idx: int) -> Tensor:
+        """The caller's output at an index."""
+        return self.outputs[idx]
+
+    def graph_to_parent(self, graph_tensor: Tensor) -> Tensor:
+        """The caller's tensor for an input or output of the graph. ValueError if it is neither."""
+        graph = self.called_graph
+        for inner, outer in (*zip(graph.inputs, self.inputs), *zip(graph.outputs, self.outputs)):
+            if inner is graph_tensor:
+                return outer
+        raise ValueError(f"graph_to_parent: got %{graph_tensor.name}; expected an input or output of graph '{graph.name}'.")
+
+    def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:
+        """The graph's input that a caller's tensor feeds. ValueError if it feeds none."""
+        for inner, outer in zip(self.called_graph.inputs, self.inputs):
+            if outer is parent_tensor:
+                return inner
+        raise ValueError(f"parent_to_graph: got %{parent_tensor.name}; expected an input of the call of '{self.called_graph.name}'.")
+
+    def set_parent_input_modified(self, parent_tensor: Tensor, infer_modified_regions: bool = False) -> None:
+        """Declare that the call writes to that input, as a TensorByRef annotation does."""
+        self.called_graph._by_ref_inputs.add(self.parent_to_graph(parent_tensor))
+
+
+def _checked(idx: int, values: Sequence[Any]) -> int:
+    if not 0 <= idx < len(values):
+        raise IndexError(f"call site: got index {idx}; expected 0 <= index < {len(values)}.")
+    return idx
+
+
+def _flat(values: Iterable[Any]) -> List[Any]:
+    flat: List[Any] = []
+    for value in values:
+        nested = isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value)
+        flat.extend(_flat(value) if nested else [value])
+    return flat
+
+
+def _operand(name: str, target: Tensor, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        try:
+            value = make_constant(to_numpy(value, target.dtype), target.dtype, None)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{name}: got {type(value).__name__} for input %{target.name}; expected a tensor, number or array ({error})."
+            ) from None
+    check_operand(name, target.name, value, get_current_context().graph)
+    if value.shape != target.shape or value.dtype is not target.dtype:
+        raise GraphError(
+            f"{name}: got %{value.name}: {value.spec} for input %{target.name}: {target.spec} of graph '{target._graph.name}'; expected "
+            "the same shape and dtype. Reshape or cast it, or build the graph for this spec."
+        )
+    return value
+
+
+def match_inputs(
+    name: str,
+    graph: Graph,
+    inputs: Sequence[Any],
+    inputs_dict: Optional[Mapping[Tensor, Any]],
+    check_inputs: bool = True,
+) -> Tuple[Tensor, ...]:
+    """The caller's tensor for each input of the graph: positional from the first, the others by the graph's tensor.
+
+    Raises:
+        ValueError: too many or too few inputs, an input given twice, or a key that is no input.
+        TypeError: a value that is neither tensor nor number nor array.
+    """
+    positional = _flat(inputs)
+    if len(positional) > len(graph.inputs):
+        raise ValueError(f"{name}: got {len(positional)} inputs for graph '{graph.name}'; expected at most {len(graph.inputs)}.")
+    values: Dict[Tensor, Any] = dict(zip(graph.inputs, positional))
+    for key, value in (inputs_dict or {}).items():
+        if not isinstance(key, Tensor) or key not in graph._inputs:
+            raise ValueError(f"{name}: got key {key!r} in inputs_dict; expected an input of graph '{graph.name}'.")
+        if key in values:
+            raise ValueError(f"{name}: got input %{key.name} of graph '{graph.name}' twice; expected it once.")
+        values[key] = value
+    missing = [t for t in graph.inputs if t not in values]
+    if missing and check_inputs:
+        raise ValueError(
+            f"{name}: got no value for {', '.join(f'%{t.name}: {t.spec}' for t in missing)} of graph '{graph.name}'; expected all "
+            f"{len(graph.inputs)} inputs. Pass them in order, or in inputs_dict keyed by the graph's tensors."
+        )
+    return tuple(_operand(name, t, values[t]) for t in graph.inputs if t in values)
+
+
+def _check_callable(name: str, graph: Graph) -> None:
+    context = get_current_context()
+    if not isinstance(graph, Graph):
+        raise TypeError(f"{name}: got {type(graph).__name__}; expected a Graph from create_graph.")
+    if graph.ir is not context.ir:
+        raise GraphError(f"{name}: got graph '{graph.name}' of another Ir; expected one of Ir {context.ir.id}.")
+    if graph in context._graphs:
+        raise GraphError(f"{name}: got graph '{graph.name or 'main'}', which is being built; expected another: graphs are not recursive.")
+
+
+def call_with_info(
+    graph: Graph,
+    *inputs: Union[TensorLike, Iterable[TensorLike]],
+    inputs_dict: Optional[Mapping[Tensor, TensorLike]] = None,
+    check_inputs: bool = True,
+) -> CallSiteInfo:
+    """As `call`, returning the `CallSiteInfo`.
+
+    Raises:
+        ValueError: too many or too few inputs (``check_inputs=False`` permits missing ones), a foreign tensor, an input twice,
+            another shape or dtype.
+        TypeError: a value that is not convertible.
+    """
+    _check_callable("call", graph)
+    matched = match_inputs("call", graph, inputs, inputs_dict, check_inputs)
+    return CallSiteInfo(emit(_call.definition, {"graph": graph, "inputs": matched}))
+
+
+def call(
+    graph: Graph,
+    *inputs: Union[TensorLike, Iterable[TensorLike]],
+    inputs_dict: Optional[Mapping[Tensor, TensorLike]] = None,
+) -> Tuple[Tensor, ...]:
+    """Run a graph here.
+
+    Inputs fill the graph's inputs from the first (lists are flattened, numbers become constants); ``inputs_dict`` gives the
+    others, keyed by the graph's own tensors. By-reference inputs see the graph's writes, others never do.
+
+    Returns:
+        The outputs, always a tuple, those that autodiff appended included.
+    """
+    return call_with_info(graph, *inputs, inputs_dict=inputs_dict).outputs
+
+
+def repeat_with_info(
+    graph: Graph,
+    repeat_count: int,
+    *inputs: Union[Tensor, Iterable[Tensor]],
+    inputs_dict: Optional[Mapping[Tensor, Tensor]] = None,
+    check_inputs: bool = True,
+) -> CallSiteInfo:
+    """As `repeat`, returning the `CallSiteInfo`."""
+    _check_callable("repeat", graph)
+    if repeat_count < 0:
+        raise ValueError(f"repeat: got repeat_count {repeat_count}; expected 0 or more.")
+    if len(graph.outputs) > len(graph.inputs):
+        raise ValueError(
+            f"repeat: got graph '{graph.name}' with {len(graph.outputs)} outputs and {len(graph.inputs)} inputs; expected no more outputs "
+            "than inputs, because the outputs become the first inputs of the next iteration."
+        )
+    for result, first in zip(graph.outputs, graph.inputs):
+        if result.shape != first.shape or result.dtype is not first.dtype:
+            raise GraphError(
+                f"repeat: got output %{result.name}: {result.spec} for input %{first.name}: {first.spec} of graph '{graph.name}'; "
+                "expected the same shape and dtype, because it becomes that input in the next iteration."
+            )
+    matched = match_inputs("repeat", graph, inputs, inputs_dict, check_inputs)
+    return CallSiteInfo(emit(_repeat.definition, {"graph": graph, "repeat_count": int(repeat_count), "inputs": matched}))
+
+
+def repeat(
+    graph: Graph,
+    repeat_count: int,
+    *inputs: Union[Tensor, Iterable[Tensor]],
+    inputs_dict: Optional[Mapping[Tensor, Tensor]] = None,
+) -> Tuple[Tensor, ...]:
+    """Run a graph repeat_count times.
+
+    Its N outputs become its first N inputs of the next iteration; other inputs keep the caller's value, except that writes to
+    by-reference ones accumulate.
+
+    Returns:
+        The outputs of the last iteration; the first N inputs when the count is 0.
+    Raises:
+        ValueError: negative count, or more outputs than inputs.
+    """
+    return repeat_with_info(graph, repeat_count, *inputs, inputs_dict=inputs_dict).outputs

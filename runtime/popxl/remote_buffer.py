@@ -1,0 +1,80 @@
+"""Remote memory: arrays of equal slots beside the device, in host RAM or in files."""
+
+from typing import Iterable, Tuple
+
+from popxl.context import get_ir
+from popxl.dtypes import dtype
+from popxl.tensor import Tensor
+
+
+class RemoteBuffer:
+    """Off-device array of ``entries`` slots of one tensor shape and dtype, with separate contents on every replica.
+
+    ``entries`` may be raised until a Session is made; transforms do so. Slots that were never written are undefined.
+    """
+
+    def __init__(self, tensor_shape: Tuple[int, ...], tensor_dtype: dtype, entries: int) -> None:
+        self._ir = get_ir()
+        self._meta_shape: Tuple[int, ...] = ()
+        self.set_remote_buffer_info(tensor_dtype, tensor_shape, entries)
+        self._id = self._ir._register_buffer(self)
+
+    def set_remote_buffer_info(self, tensor_dtype: dtype, tensor_shape: Tuple[int, ...], entries: int) -> None:
+        """Redefine dtype, shape of a slot, and number of slots. ValueError when entries < 1."""
+        self._dtype = tensor_dtype
+        self._shape = tuple(int(n) for n in tensor_shape)
+        self.entries = entries
+
+    @property
+    def remote_buffer_id(self) -> int:
+        """Unique number within the Ir, from 1."""
+        return self._id
+
+    @property
+    def tensor_shape(self) -> Tuple[int, ...]:
+        """Shape of one slot (of the shard, when sharded)."""
+        return self._shape
+
+    @property
+    def tensor_dtype(self) -> dtype:
+        """Element type."""
+        return self._dtype
+
+    @property
+    def entries(self) -> int:
+        """Number of slots."""
+        return self._entries
+
+    @entries.setter
+    def entries(self, value: int) -> None:
+        if value < 1:
+            raise ValueError(f"RemoteBuffer.entries: got {value}; expected at least 1.")
+        self._ir._check_open("RemoteBuffer.entries")
+        self._entries = int(value)
+
+    @property
+    def meta_shape(self) -> Tuple[int, ...]:
+        """Unsharded shape for a sharded buffer, () otherwise."""
+        return self._meta_shape
+
+    @meta_shape.setter
+    def meta_shape(self, value: Iterable[int]) -> None:
+        self._meta_shape = tuple(int(n) for n in value)
+
+    def validate_tensor_matches_buffer(self, t: Tensor, num_shards: int = 1) -> None:
+        """ValueError unless the tensor's shape (its meta_shape when num_shards is not 1) and dtype match a slot's."""
+        shape = t.shape if num_shards == 1 else t.meta_shape
+        expected = self._shape if num_shards == 1 else self._meta_shape
+        if shape != expected or t.dtype is not self._dtype:
+            raise ValueError(
+                f"remote buffer {self._id}: got %{t.name}: {t.spec}; expected {self._dtype.name}{list(expected)}. Make the buffer "
+                "with the tensor's shape and dtype, or cast the tensor."
+            )
+
+    def __repr__(self) -> str:
+        return f"RemoteBuffer({self._id}: {self._entries} x {self._dtype.name}{list(self._shape)})"
+
+
+def remote_buffer(tensor_shape: Tuple[int, ...], tensor_dtype: dtype, entries: int = 1) -> RemoteBuffer:
+    """A new `RemoteBuffer` of the current Ir."""
+    return RemoteBuffer(tensor_shape, tensor_dtype, entries)

@@ -1,0 +1,147 @@
+"""Partitions of the replicas into equal groups, and their arithmetic."""
+
+from typing import TYPE_CHECKING, Any, List, Optional
+
+if TYPE_CHECKING:
+    from popxl.ir import Ir
+
+
+def _constant_stride(groups: List[List[int]]) -> Optional[int]:
+    """The one stride between consecutive members of every group; 1 for groups of one; None when they differ."""
+    strides = {b - a for members in groups for a, b in zip(members, members[1:])}
+    if not strides:
+        return 1
+    return strides.pop() if len(strides) == 1 else None
+
+
+def assignment_from_stride(replicas: int, stride: int, group_size: int) -> List[int]:
+    """The group number of each replica: a group starts at the lowest free replica and takes every ``stride``-th."""
+    assignment = [-1] * replicas
+    group = 0
+    for first in range(replicas):
+        if assignment[first] >= 0:
+            continue
+        members = [first + i * stride for i in range(group_size)]
+        if members[-1] >= replicas or any(assignment[m] >= 0 for m in members):
+            raise ValueError(
+                f"replica_grouping: got stride {stride} and group_size {group_size} for {replicas} replicas; expected groups "
+                "that divide the replicas evenly. Choose stride * group_size to divide the number of replicas."
+            )
+        for member in members:
+            assignment[member] = group
+        group += 1
+    return assignment
+
+
+class ReplicaGrouping:
+    """A partition of the replicas into groups of equal size.
+
+    For a collective its groups are the replicas that communicate; for a variable, those that share one value.
+    Made by `Ir.replica_grouping` only.
+    """
+
+    def __init__(self) -> None:
+        raise RuntimeError("ReplicaGrouping: got a constructor call; expected ir.replica_grouping(stride, group_size).")
+
+    _ir: "Ir"
+    _assignment: List[int]
+
+    @classmethod
+    def _from_assignment(cls, ir: "Ir", assignment: List[int]) -> "ReplicaGrouping":
+        numbers = list(dict.fromkeys(assignment))
+        sizes = {assignment.count(n) for n in numbers}
+        if len(assignment) != ir.replication_factor or numbers != list(range(len(numbers))) or len(sizes) != 1:
+            raise ValueError(
+                f"replica_grouping: got assignment {assignment} for {ir.replication_factor} replicas; expected one group number per "
+                "replica, numbered 0, 1, .. in order of first appearance, in groups of equal size."
+            )
+        self = cls.__new__(cls)
+        self._ir, self._assignment = ir, list(assignment)
+        self._groups = [[r for r, g in enumerate(assignment) if g == n] for n in numbers]
+        self._stride = _constant_stride(self._groups)
+        return self
+
+    @property
+    def assignment(self) -> List[int]:
+        """The group number of each replica."""
+        return list(self._assignment)
+
+    @property
+    def groups(self) -> List[List[int]]:
+        """The members of each group, in increasing order."""
+        return [list(members) for members in self._groups]
+
+    @property
+    def is_const(self) -> bool:
+        """Whether one stride describes every group."""
+        return self._stride is not None
+
+    @property
+    def stride(self) -> int:
+        """Distance between consecutive members of a group; 1 for groups of one."""
+        if self._stride is None:
+            raise NotImplementedError(f"ReplicaGrouping.stride: got assignment {self._assignment}; expected a constant stride.")
+        return self._stride
+
+    @property
+    def group_size(self) -> int:
+        """Replicas in each group."""
+        return len(self._groups[0])
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups."""
+        return len(self._groups)
+
+    def transpose(self) -> "ReplicaGrouping":
+        """The grouping whose k-th group collects the k-th member of every group."""
+        position = {r: k for members in self._groups for k, r in enumerate(members)}
+        return self._renumbered([position[r] for r in range(len(self._assignment))])
+
+    def _renumbered(self, assignment: List[int]) -> "ReplicaGrouping":
+        order = {n: i for i, n in enumerate(dict.fromkeys(assignment))}
+        return ReplicaGrouping._from_assignment(self._ir, [order[n] for n in assignment])
+
+    @property
+    def const_rg(self) -> "ReplicaGrouping":
+        """Itself, or for a non-constant grouping the coarsest refinement of it with a constant stride."""
+        if self.is_const:
+            return self
+        replicas = len(self._assignment)
+        for size in range(self.group_size - 1, 0, -1):
+            if self.group_size % size:
+                continue
+            for stride in range(1, replicas):
+                try:
+                    candidate = assignment_from_stride(replicas, stride, size)
+                except ValueError:
+                    continue
+                if len({(n, g) for n, g in zip(candidate, self._assignment)}) == replicas // size:
+                    return self._renumbered(candidate)
+        raise AssertionError("groups of one are always a refinement")
+
+    @property
+    def to_device_map(self) -> Optional[List[int]]:
+        """For each group of `const_rg`, the group of this grouping that it belongs to; None when constant."""
+        if self.is_const:
+            return None
+        return [self._assignment[members[0]] for members in self.const_rg._groups]
+
+    @property
+    def to_host_map(self) -> Optional[List[int]]:
+        """For each group, the first group of `const_rg` inside it; None when constant."""
+        device_map = self.to_device_map
+        return None if device_map is None else [device_map.index(g) for g in range(self.num_groups)]
+
+    def __eq__(self, other: Any) -> bool:
+        if not isinstance(other, ReplicaGrouping):
+            raise TypeError(f"ReplicaGrouping: got {type(other).__name__} to compare with; expected a ReplicaGrouping.")
+        return self._ir is other._ir and self._assignment == other._assignment
+
+    def __hash__(self) -> int:
+        return hash((id(self._ir), tuple(self._assignment)))
+
+    def __repr__(self) -> str:
+        if self.is_const:
+            return f"ReplicaGrouping(stride={self.stride}, group_size={self.group_size}, num_groups={self.num_groups})"
+        return f"ReplicaGrouping(assignment={self._assignment})"

@@ -1,0 +1,284 @@
+"""Tensors, and everything that makes one without an op: variables, constants, graph inputs and outputs."""
+
+from dataclasses import dataclass
+from typing import Iterable, List, Literal, Optional, Tuple
+
+import numpy as np
+
+from popxl import dtypes
+from popxl.context import get_current_graph, get_ir, get_main_graph
+from popxl.dtypes import dtype
+from popxl.replica_grouping import ReplicaGrouping
+from popxl.typing_ import NewAliasAnnotation
+from popxl.utils import HostScalarTensor, HostTensor, ScalarType, to_numpy
+from popxl.values import Constant, Operators, Tensor, TensorLike, TensorSpec, make_constant
+
+__all__ = [
+    "Constant", "HostScalarTensor", "HostTensor", "RemotePlacement", "ScalarType", "Tensor", "TensorByRef", "TensorLike", "TensorSpec",
+    "Variable", "constant", "graph_input", "graph_output", "remote_replica_sharded_variable", "remote_variable",
+    "replica_sharded_buffer", "replica_sharded_variable", "variable",
+]  # fmt: skip
+
+TensorByRef = NewAliasAnnotation("TensorByRef", Tensor)
+"""Annotation of a graph function's parameter: writes inside the graph are applied to the caller's tensor."""
+
+RetrievalMode = Literal["one_per_group", "all_replicas"]
+
+
+@dataclass(frozen=True)
+class RemotePlacement:
+    """Where a remote variable's value lives. ``shard_over`` replicas of a group hold one piece each (1: whole)."""
+
+    buffer: "object"
+    offset: int
+    shard_over: int = 1
+
+
+class Variable(Tensor):
+    """A tensor of the main graph that keeps its value from run to run.
+
+    Its host array has `shape_on_host`: the groups of its replica grouping in front when there are several.
+    """
+
+    _data: Optional[np.ndarray]
+    """Initial host value. A Session takes it over and leaves None, so that state exists once."""
+    _grouping: ReplicaGrouping
+    _retrieval: RetrievalMode
+    _shard: Optional[Tensor] = None
+    """For `replica_sharded_variable`: the tensor on the device that holds this replica's piece."""
+    _shard_over: int = 1
+
+    def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
+        """`ops.ipu_copy` with an explicit source."""
+        return Operators.table.ipu_copy(self, dst, src)
+
+    @property
+    def replica_grouping(self) -> ReplicaGrouping:
+        """Groups of replicas that share one value."""
+        return self._grouping
+
+    @property
+    def retrieval_mode(self) -> RetrievalMode:
+        """Whether the host reads one value per group or every replica's."""
+        return self._retrieval
+
+    @property
+    def shape_on_replica(self) -> Tuple[int, ...]:
+        """Shape that one replica holds."""
+        return self.shape
+
+    @property
+    def shape_on_host(self) -> Tuple[int, ...]:
+        """`shape`, with the number of groups in front when there are several."""
+        groups = self._grouping.num_groups
+        return (groups, *self.shape) if groups > 1 else self.shape
+
+
+def _make_variable(
+    data: HostScalarTensor,
+    dtype: Optional[dtype],
+    name: Optional[str],
+    downcast: bool,
+    grouping: Optional[ReplicaGrouping],
+    retrieval: Optional[RetrievalMode],
+) -> Variable:
+    ir, graph = get_ir(), get_main_graph()
+    if get_current_graph() is not graph:
+        raise ValueError(
+            f"variable: got a call in graph '{get_current_graph().name}'; expected the main graph. Make the variable there and pass it in "
+            "as a graph input."
+        )
+    if retrieval not in (None, "one_per_group", "all_replicas"):
+        raise ValueError(f"variable: got retrieval_mode {retrieval!r}; expected 'one_per_group' or 'all_replicas'.")
+    graph._check_open("variable")
+    if dtype is None and hasattr(data, "dtype") and str(data.dtype) == "torch.bfloat16":
+        dtype = dtypes.bfloat16
+    array = to_numpy(data, dtype, downcast)
+    grouping = grouping or ir.replica_grouping()
+    shape = array.shape
+    if grouping.num_groups > 1:
+        if not shape or shape[0] != grouping.num_groups:
+            raise ValueError(
+                f"variable {name or ''}: got data of shape {list(shape)} for {grouping.num_groups} groups of replicas; expected "
+                f"[{grouping.num_groups}, ...]: one value per group in front."
+            )
+        shape = shape[1:]
+    spec = TensorSpec(shape, dtype or dtypes.dtype.as_dtype(array.dtype))
+    tensor: Variable = graph._new_tensor(spec, name or "variable", kind=Variable)
+    tensor._data, tensor._grouping, tensor._retrieval = array, grouping, retrieval or "one_per_group"
+    graph._variables.append(tensor)
+    return tensor
+
+
+def variable(
+    data: HostScalarTensor,
+    dtype: Optional[dtype] = None,
+    name: Optional[str] = None,
+    downcast: bool = True,
+    replica_grouping: Optional[ReplicaGrouping] = None,
+    retrieval_mode: Optional[RetrievalMode] = None,
+    log2_scale: Optional[int] = None,
+    nan_on_overflow: Optional[bool] = None,
+) -> Variable:
+    """A new variable of the main graph.
+
+    Args:
+        data: initial value; with a grouping of several groups one value per group, stacked in front.
+        dtype: None infers it from the data, 64-bit elements narrowed unless ``downcast`` is False.
+        replica_grouping: replicas that share one value; default: all of them.
+        retrieval_mode: what the host reads back: "one_per_group" (default) or "all_replicas".
+    Raises:
+        ValueError: outside the main graph, or data whose first axis is not the number of groups.
+    """
+    _refuse_scale(log2_scale, nan_on_overflow)
+    return _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode)
+
+
+def _refuse_scale(log2_scale: Optional[int], nan_on_overflow: Optional[bool]) -> None:
+    if log2_scale is not None or nan_on_overflow is not None:
+        raise RuntimeError("variable: got log2_scale or nan_on_overflow; expected them only with float8 data.")
+
+
+def remote_variable(
+    data: HostScalarTensor,
+    remote_buffer: "object",
+    offset: int = 0,
+    dtype: Optional[dtype] = None,
+    name: Optional[str] = None,
+    downcast: bool = True,
+    replica_grouping: Optional[ReplicaGrouping] = None,
+    retrieval_mode: Optional[RetrievalMode] = "one_per_group",
+    log2_scale: Optional[int] = None,
+    nan_on_overflow: Optional[bool] = None,
+) -> Variable:
+    """A variable whose value lives in slot ``offset`` of a remote buffer; ops reach it by remote loads and stores only."""
+    _refuse_scale(log2_scale, nan_on_overflow)
+    dtype = dtype or remote_buffer.tensor_dtype  # type: ignore[attr-defined]
+    result = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode)
+    remote_buffer.validate_tensor_matches_buffer(result)  # type: ignore[attr-defined]
+    _place(result, remote_buffer, offset, 1)
+    return result
+
+
+def _place(variable: Variable, buffer: "object", offset: int, shard_over: int) -> None:
+    variable._remote = RemotePlacement(buffer, offset, shard_over)
+    if buffer.entries <= offset:  # type: ignore[attr-defined]
+        buffer.entries = offset + 1  # type: ignore[attr-defined]
+
+
+def remote_replica_sharded_variable(
+    data: HostScalarTensor,
+    remote_buffer: "object",
+    offset: int = 0,
+    dtype: Optional[dtype] = None,
+    name: Optional[str] = None,
+    downcast: bool = True,
+    replica_grouping: Optional[ReplicaGrouping] = None,
+    retrieval_mode: Optional[RetrievalMode] = "one_per_group",
+    log2_scale: Optional[int] = None,
+    nan_on_overflow: Optional[bool] = None,
+) -> Variable:
+    """As `remote_variable`, but each group's value is split over its replicas.
+
+    Raises:
+        ValueError: with fewer than two replicas, or a buffer whose meta_shape is set to something else.
+    """
+    _refuse_scale(log2_scale, nan_on_overflow)
+    if get_ir().replication_factor <= 1:
+        raise ValueError("remote_replica_sharded_variable: got 1 replica; expected at least 2. Use remote_variable.")
+    dtype = dtype or remote_buffer.tensor_dtype  # type: ignore[attr-defined]
+    result = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode)
+    meta_shape, slot = remote_buffer.meta_shape, remote_buffer.tensor_shape  # type: ignore[attr-defined]
+    if meta_shape not in ((), result.shape):
+        raise ValueError(
+            f"remote_replica_sharded_variable: got data of shape {list(result.shape)}; expected the buffer's meta_shape {list(meta_shape)}."
+        )
+    remote_buffer.meta_shape = result.shape  # type: ignore[attr-defined]
+    _place(result, remote_buffer, offset, max(1, -(-result.nelms // int(np.prod(slot)))))
+    return result
+
+
+def replica_sharded_buffer(
+    shape: Tuple[int, ...],
+    dtype: dtype,
+    replica_grouping: Optional[ReplicaGrouping] = None,
+    shard_over: Optional[int] = None,
+    entries: int = 1,
+) -> "object":
+    """A remote buffer of 1-D shards: ceil(elements / shard_over) per slot, ``meta_shape`` the unsharded shape.
+
+    Args:
+        shape: unsharded shape, with the number of groups in front when the grouping has several.
+        shard_over: replicas that share one value; default: the whole group.
+    Raises:
+        ValueError: shard_over larger than the group or not dividing it.
+    """
+    grouping = replica_grouping or get_ir().replica_grouping()
+    size = grouping.group_size
+    shard_over = size if shard_over is None else shard_over
+    if not 1 <= shard_over <= size or size % shard_over:
+        raise ValueError(f"replica_sharded_buffer: got shard_over {shard_over}; expected a divisor of the group size {size}.")
+    whole = tuple(shape[1:]) if grouping.num_groups > 1 else tuple(shape)
+    nelms = int(np.prod(whole, dtype=np.int64))
+    buffer = get_ir()._new_buffer((-(-nelms // shard_over),), dtype, entries)
+    buffer.meta_shape = whole
+    return buffer
+
+
+def replica_sharded_variable(
+    data: HostScalarTensor,
+    dtype: Optional[dtype] = None,
+    name: Optional[str] = None,
+    downcast: bool = True,
+    replica_grouping: Optional[ReplicaGrouping] = None,
+    shard_over: Optional[int] = None,
+    retrieval_mode: Optional[RetrievalMode] = "one_per_group",
+    log2_scale: Optional[int] = None,
+    nan_on_overflow: Optional[bool] = None,
+) -> Tuple[Variable, Tensor]:
+    """(variable for the host, this replica's 1-D shard of it on the device).
+
+    The shard is filled from and flushed to the host value together with the other variables.
+    """
+    _refuse_scale(log2_scale, nan_on_overflow)
+    whole = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode)
+    size = whole.replica_grouping.group_size
+    shard_over = size if shard_over is None else shard_over
+    if not 1 <= shard_over <= size or size % shard_over:
+        raise ValueError(f"replica_sharded_variable: got shard_over {shard_over}; expected a divisor of the group size {size}.")
+    spec = TensorSpec((-(-whole.nelms // shard_over),), whole.dtype, whole.shape)
+    whole._shard = get_main_graph()._new_tensor(spec, f"{whole.name}_shard")
+    whole._shard_over = shard_over
+    return whole, whole._shard
+
+
+def constant(
+    data: HostScalarTensor,
+    dtype: Optional[dtype] = None,
+    name: Optional[str] = None,
+    downcast: bool = True,
+    log2_scale: Optional[int] = None,
+    nan_on_overflow: Optional[bool] = None,
+) -> Constant:
+    """A constant of the current graph; dtype is inferred as for `variable`."""
+    _refuse_scale(log2_scale, nan_on_overflow)
+    array = to_numpy(data, dtype, downcast)
+    return make_constant(array, dtype or dtypes.dtype.as_dtype(array.dtype), name)
+
+
+def graph_input(
+    shape: Iterable[int],
+    dtype: dtype,
+    name: Optional[str] = None,
+    by_ref: bool = False,
+    meta_shape: Optional[Iterable[int]] = None,
+) -> Tensor:
+    """A new input of the current graph, after those it has. With ``by_ref`` writes inside reach the caller's tensor."""
+    return get_current_graph()._add_input(TensorSpec(shape, dtype, meta_shape or ()), name or "input", by_ref)
+
+
+def graph_output(t: Tensor) -> None:
+    """Mark a tensor of the current graph as its next output. ValueError if it is of another graph."""
+    get_current_graph()._add_output(t)
+
+

@@ -1,0 +1,39 @@
+"""Where a tensor lives: data holders that PopXL programs pass around."""
+
+from enum import Enum
+
+
+class TensorStorage(Enum):
+    """On the device or off it."""
+
+    OnChip = "OnChip"
+    OffChip = "OffChip"
+
+
+class ReplicatedTensorSharding(Enum):
+    """Whether a tensor is split over its replica group."""
+
+    On = "On"
+    Off = "Off"
+
+
+class TensorLocation:
+    """A storage and whether the tensor is sharded."""
+
+    def __init__(
+        self,
+        storage: TensorStorage = TensorStorage.OnChip,
+        replicated_tensor_sharding: ReplicatedTensorSharding = ReplicatedTensorSharding.Off,
+    ) -> None:
+        self._storage = storage
+        self._replicated_tensor_sharding = replicated_tensor_sharding
+
+    @property
+    def storage(self) -> TensorStorage:
+        """As given."""
+        return self._storage
+
+    @property
+    def replicated_tensor_sharding(self) -> ReplicatedTensorSharding:
+        """As given."""
+        return self._replicated_tensor_sharding

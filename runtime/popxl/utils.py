@@ -1,0 +1,82 @@
+"""Host data: from whatever the user has to numpy arrays, and tables as text."""
+
+from typing import Any, Iterable, Optional, Sequence, Union
+
+import numpy as np
+
+from popxl.dtypes import bfloat16, dtype
+
+ScalarType = Union[int, float, bool]
+HostTensor = Union[np.ndarray, Iterable[ScalarType]]
+HostScalarTensor = Union[ScalarType, HostTensor]
+
+downcast_np_dtypes = {
+    np.dtype("int64"): np.dtype("int32"),
+    np.dtype("uint64"): np.dtype("uint32"),
+    np.dtype("float64"): np.dtype("float32"),
+}
+
+
+def _as_array(x: Any) -> np.ndarray:
+    if isinstance(x, np.ndarray):
+        return x
+    if hasattr(x, "detach") and hasattr(x, "cpu"):  # a torch tensor; torch itself is never imported here
+        x = x.detach().cpu()
+        return (x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy()
+    return np.asarray(x)
+
+
+def to_numpy(
+    x: HostScalarTensor,
+    dtype: Optional[dtype] = None,
+    downcast: bool = True,
+    copy: bool = True,
+    log2_scale: Optional[int] = None,
+    nan_on_overflow: Optional[bool] = None,
+) -> np.ndarray:
+    """A C-contiguous array from a number, list, torch tensor or array.
+
+    Args:
+        dtype: element type of the result (float32 stands for bfloat16); None keeps x's own.
+        downcast: with no ``dtype``, narrow 64-bit elements to 32 bits.
+        copy: False shares memory with ``x`` where nothing has to change.
+    Raises:
+        ValueError: a memory-mapped array that would have to be converted.
+        RuntimeError: float8 arguments with another dtype.
+    """
+    if log2_scale is not None or nan_on_overflow is not None:
+        raise RuntimeError(f"to_numpy: got log2_scale or nan_on_overflow with dtype {dtype}; expected them only with float8 types.")
+    array = _as_array(x)
+    target = array.dtype
+    if dtype is not None:
+        target = dtype.as_numpy()
+    elif downcast:
+        target = downcast_np_dtypes.get(array.dtype, array.dtype)
+    if isinstance(array, np.memmap):
+        if array.dtype != target or not array.flags.c_contiguous:
+            raise ValueError(
+                f"to_numpy: got a memory-mapped {array.dtype} array; expected a C-contiguous {target} array, because it is used "
+                "without copying. Convert the file, or pass np.array(x)."
+            )
+        return array
+    if array.dtype == object:
+        raise TypeError(f"to_numpy: got {type(x).__name__} of objects; expected numbers.")
+    result = np.array(array, dtype=target, order="C", copy=True) if copy else np.asarray(array, dtype=target, order="C")
+    return round_to_bfloat16(result) if dtype is bfloat16 else result
+
+
+def round_to_bfloat16(x: np.ndarray) -> np.ndarray:
+    """Round float32 values to the nearest bfloat16 (ties to even), still as float32."""
+    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)).view(np.float32)
+    return np.where(np.isfinite(x), rounded, x).astype(np.float32)
+
+
+def table_to_string(rows: Sequence[Sequence[Any]], delimiter: str = " | ", header: bool = True) -> str:
+    """Align rows of cells in columns; with ``header`` a line of dashes follows the first row."""
+    text = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in text if i < len(row)) for i in range(max(map(len, text), default=0))]
+    lines = [delimiter.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in text]
+    if header and lines:
+        lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)

@@ -1,0 +1,390 @@
+"""Tensors and their specs: one symbolic value in one graph. Users import these from ``popxl.tensor``."""
+
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Literal, Mapping, Optional, Tuple, Union
+
+import numpy as np
+
+from popxl import dtypes
+from popxl.context import get_current_graph
+from popxl.dtypes import dtype
+from popxl.errors import UndefinedValue
+from popxl.utils import HostScalarTensor, to_numpy
+
+if TYPE_CHECKING:
+    from popxl.graph import Graph
+    from popxl.ir import Ir
+    from popxl.opdef import Op
+
+
+class TensorSpec(Mapping[str, Any]):
+    """Shape, dtype and, for a shard, the unsharded shape. Accepted wherever `Ir.create_graph` takes a tensor."""
+
+    __slots__ = ("shape", "dtype", "meta_shape")
+
+    def __init__(self, shape: Iterable[int], dtype: dtype, meta_shape: Iterable[int] = ()):
+        self.shape: Tuple[int, ...] = tuple(int(n) for n in shape)
+        self.dtype = dtype
+        self.meta_shape: Tuple[int, ...] = tuple(int(n) for n in meta_shape)
+
+    @property
+    def nelms(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self.nelms * self.dtype.itemsize
+
+    def to_dict(self) -> Dict[str, Any]:
+        """As a dict with keys shape, dtype, meta_shape."""
+        return {"shape": self.shape, "dtype": self.dtype, "meta_shape": self.meta_shape}
+
+    def to_tuple(self) -> Tuple[Tuple[int, ...], dtype, Tuple[int, ...]]:
+        """(shape, dtype, meta_shape)."""
+        return self.shape, self.dtype, self.meta_shape
+
+    def __getitem__(self, key: str) -> Any:
+        return self.to_dict()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("shape", "dtype", "meta_shape"))
+
+    def __len__(self) -> int:
+        return 3
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorSpec) and self.to_tuple() == other.to_tuple()
+
+    def __hash__(self) -> int:
+        return hash(self.to_tuple())
+
+    def __repr__(self) -> str:
+        shard = f" of {list(self.meta_shape)}" if self.meta_shape else ""
+        return f"{self.dtype.name}{list(self.shape)}{shard}"
+
+
+class Operators:
+    """The ops that tensor methods and Python operators call; `popxl.ops` fills it in when it is imported."""
+
+    table: Any = None
+
+
+class Tensor:
+    """A symbolic value in one graph. Compared and hashed by identity; RuntimeError on construction."""
+
+    _graph: "Graph"
+    _name: str
+    _spec: TensorSpec
+    _op: Optional["Op"]
+
+    __array_ufunc__ = None  # numpy's operators defer to ours
+    _remote: Any = None
+
+    def __init__(self) -> None:
+        raise RuntimeError("Tensor: got a constructor call; expected popxl.variable, popxl.constant, graph_input or an op.")
+
+    @classmethod
+    def _make(cls, graph: "Graph", name: str, spec: TensorSpec, op: Optional["Op"]) -> Any:
+        self = cls.__new__(cls)
+        self._graph, self._name, self._spec, self._op = graph, name, spec, op
+        return self
+
+    @property
+    def id(self) -> str:
+        """Unique id in the Ir: the graph's scope and the name."""
+        return f"{self.scope}/{self._name}" if self.scope else self._name
+
+    @property
+    def name(self) -> str:
+        """Unique name in the graph."""
+        return self._name
+
+    @property
+    def scope(self) -> str:
+        """The graph's part of the id."""
+        return self._graph._scope
+
+    @property
+    def dtype(self) -> dtype:
+        """Element type."""
+        return self._spec.dtype
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """Shape."""
+        return self._spec.shape
+
+    @property
+    def meta_shape(self) -> Tuple[int, ...]:
+        """Unsharded shape of a shard, () otherwise."""
+        return self._spec.meta_shape
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape, dtype and meta_shape."""
+        return self._spec
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def nelms(self) -> int:
+        """Number of elements."""
+        return self._spec.nelms
+
+    @property
+    def ir(self) -> "Ir":
+        """Owning Ir."""
+        return self._graph.ir
+
+    @property
+    def location_info(self) -> Any:
+        """Where the tensor lives; remote placement for remote variables, None otherwise."""
+        return self._remote
+
+    @property
+    def ipu(self) -> int:
+        """Virtual device of the op that made it. UndefinedValue if unknown."""
+        if self._op is None or self._op.ipu is None:
+            raise UndefinedValue(f"Tensor.ipu: got %{self.name}, which was made outside popxl.ipu(..); expected a known device.")
+        return self._op.ipu
+
+    @property
+    def tile_set(self) -> Literal["compute", "io"]:
+        """Tile set of the op that made it. UndefinedValue if unknown."""
+        if self._op is None:
+            raise UndefinedValue(f"Tensor.tile_set: got %{self.name}, which no op made; expected a known tile set.")
+        return "io" if self._op.io_tiles else "compute"
+
+    @property
+    def in_sync_with_ipu(self) -> bool:
+        """For variables: whether the host's copy is current."""
+        return True
+
+    def strides(self, shape: Optional[Iterable[int]] = None) -> Tuple[int, ...]:
+        """Byte strides of a row-major layout of ``shape`` (default: its own)."""
+        sizes = list(self.shape if shape is None else shape)
+        return tuple(self.dtype.itemsize * int(np.prod(sizes[i + 1 :], dtype=np.int64)) for i in range(len(sizes)))
+
+    def _ensure_tensor(self, value: Any, dtype: Optional[dtype] = None, raise_on_empty: bool = True) -> "Tensor":
+        """A tensor as it is; a host value as a constant of this tensor's dtype. ValueError for an empty value."""
+        if isinstance(value, Tensor):
+            return value
+        data = to_numpy(value, dtype or self.dtype)
+        if raise_on_empty and data.size == 0:
+            raise ValueError(f"%{self.name}: got an empty {type(value).__name__} as operand; expected at least one element.")
+        return make_constant(data, dtype or self.dtype, None)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ValueError(f"len: got the scalar %{self.name}; expected a tensor with at least one axis.")
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        raise TypeError(f"iter: got %{self.name}; tensors are not iterable. Use ops.split or indexing.")
+
+    def __contains__(self, value: Any) -> bool:
+        raise TypeError(f"in: got %{self.name}; membership of symbolic tensors is not defined. Use ops.equal.")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}[{self.id}: {self.spec}]"
+
+    # Shape methods
+
+    def transpose(self, permutation: Optional[Iterable[int]] = None) -> "Tensor":
+        """`ops.transpose`."""
+        return Operators.table.transpose(self, permutation)
+
+    def transpose_(self, permutation: Optional[Iterable[int]] = None) -> "Tensor":
+        """`ops.transpose_`."""
+        return Operators.table.transpose_(self, permutation)
+
+    @property
+    def T(self) -> "Tensor":  # noqa: N802
+        """All axes reversed."""
+        return self.transpose()
+
+    @property
+    def T_(self) -> "Tensor":  # noqa: N802
+        """All axes reversed, as a view."""
+        return self.transpose_()
+
+    def reshape(self, shape: Iterable[int]) -> "Tensor":
+        """`ops.reshape`."""
+        return Operators.table.reshape(self, shape)
+
+    def reshape_(self, shape: Iterable[int]) -> "Tensor":
+        """`ops.reshape_`."""
+        return Operators.table.reshape_(self, shape)
+
+    def flatten(self) -> "Tensor":
+        """One axis."""
+        return Operators.table.flatten(self)
+
+    def flatten_(self) -> "Tensor":
+        """One axis, as a view."""
+        return Operators.table.flatten_(self)
+
+    def detach(self) -> "Tensor":
+        """`ops.detach`."""
+        return Operators.table.detach(self)
+
+    def detach_(self) -> "Tensor":
+        """`ops.detach_`."""
+        return Operators.table.detach_(self)
+
+    def diag(self) -> "Tensor":
+        """Diagonal of a matrix. ValueError unless rank 2."""
+        if self.rank != 2:
+            raise ValueError(f"diag: got %{self.name}: {self.spec}; expected a matrix.")
+        n = min(self.shape)
+        flat = self[:n, :n].flatten()
+        return Operators.table.gather(flat, make_constant(np.arange(n, dtype=np.int32) * (n + 1), dtypes.int32, None))
+
+    def copy_to_ipu(self, destination: int, source: Optional[int] = None) -> "Tensor":
+        """`ops.ipu_copy`."""
+        return Operators.table.ipu_copy(self, destination, source)
+
+    # Operators
+
+    def _binary(self, name: str, other: Any, reflected: bool = False) -> "Tensor":
+        other = self._ensure_tensor(other)
+        lhs, rhs = (other, self) if reflected else (self, other)
+        return getattr(Operators.table, name)(lhs, rhs)
+
+    def __add__(self, other: Any) -> "Tensor":
+        return self._binary("add", other)
+
+    def __radd__(self, other: Any) -> "Tensor":
+        return self._binary("add", other, reflected=True)
+
+    def __iadd__(self, other: Any) -> "Tensor":
+        Operators.table.add_(self, self._ensure_tensor(other))
+        return self
+
+    def __sub__(self, other: Any) -> "Tensor":
+        return self._binary("sub", other)
+
+    def __rsub__(self, other: Any) -> "Tensor":
+        return self._binary("sub", other, reflected=True)
+
+    def __mul__(self, other: Any) -> "Tensor":
+        return self._binary("mul", other)
+
+    def __rmul__(self, other: Any) -> "Tensor":
+        return self._binary("mul", other, reflected=True)
+
+    def __truediv__(self, other: Any) -> "Tensor":
+        return self._binary("div", other)
+
+    def __rtruediv__(self, other: Any) -> "Tensor":
+        return self._binary("div", other, reflected=True)
+
+    def __mod__(self, other: Any) -> "Tensor":
+        return self._binary("fmod", other)
+
+    def __rmod__(self, other: Any) -> "Tensor":
+        return self._binary("fmod", other, reflected=True)
+
+    def __pow__(self, other: Any) -> "Tensor":
+        return Operators.table.pow(self, other)
+
+    def __rpow__(self, other: Any) -> "Tensor":
+        return self._binary("pow", other, reflected=True)
+
+    def __matmul__(self, other: Any) -> "Tensor":
+        return self._binary("matmul", other)
+
+    def __rmatmul__(self, other: Any) -> "Tensor":
+        return self._binary("matmul", other, reflected=True)
+
+    def __and__(self, other: Any) -> "Tensor":
+        return Operators.table.logical_and(self, self._ensure_tensor(other, dtypes.bool))
+
+    def __rand__(self, other: Any) -> "Tensor":
+        return Operators.table.logical_and(self._ensure_tensor(other, dtypes.bool), self)
+
+    def __or__(self, other: Any) -> "Tensor":
+        return Operators.table.logical_or(self, self._ensure_tensor(other, dtypes.bool))
+
+    def __ror__(self, other: Any) -> "Tensor":
+        return Operators.table.logical_or(self._ensure_tensor(other, dtypes.bool), self)
+
+    def __neg__(self) -> "Tensor":
+        return Operators.table.negate(self)
+
+    def __invert__(self) -> "Tensor":
+        return Operators.table.logical_not(self)
+
+    def __getitem__(self, key: Any) -> "Tensor":
+        if isinstance(key, (int, np.integer, slice)) and not isinstance(key, bool):
+            key = (key,)
+        if isinstance(key, tuple) and all(isinstance(k, (int, np.integer, slice)) for k in key):
+            return self._basic_slice(key)
+        if isinstance(key, (str, bool, type(None))) or not isinstance(key, (Tensor, np.ndarray, list, tuple)):
+            raise TypeError(
+                f"index: got {type(key).__name__} for %{self.name}; expected ints, slices, tuples of them, or an integer or boolean "
+                "tensor or array."
+            )
+        return self._gather_or_mask(key)
+
+    def _basic_slice(self, key: Tuple[Union[int, slice], ...]) -> "Tensor":
+        if len(key) > self.rank:
+            raise ValueError(f"index: got {len(key)} indices for %{self.name}: {self.spec}; expected at most {self.rank}.")
+        starts: List[Any] = []
+        stops: List[Any] = []
+        steps: List[Any] = []
+        for axis, k in enumerate(key):
+            if isinstance(k, slice):
+                starts.append(k.start), stops.append(k.stop), steps.append(k.step)
+                continue
+            size = self.shape[axis]
+            if not -size <= k < size:
+                raise ValueError(f"index: got {k} on axis {axis} of %{self.name}: {self.spec}; expected {-size} <= index < {size}.")
+            k = int(k) % size
+            starts.append(k), stops.append(k + 1), steps.append(1)
+        result = Operators.table.slice(self, starts, stops, steps)
+        dropped = [axis for axis, k in enumerate(key) if not isinstance(k, slice)]
+        return Operators.table.squeeze(result, dropped) if dropped else result
+
+    def _gather_or_mask(self, key: Any) -> "Tensor":
+        if not isinstance(key, Tensor):
+            data = to_numpy(key)
+            key = make_constant(data, dtypes.dtype.as_dtype(data.dtype), None)
+        if key.dtype is dtypes.bool:
+            zero = make_constant(np.zeros((), self.dtype.as_numpy()), self.dtype, None)
+            return Operators.table.where(key, self, zero)
+        if not key.dtype.is_int:
+            raise TypeError(f"index: got %{key.name}: {key.spec} for %{self.name}; expected integers or booleans.")
+        return Operators.table.gather(self, key)
+
+
+class Constant(Tensor):
+    """A tensor with a fixed value in its graph."""
+
+    _data: np.ndarray
+
+    def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
+        """`ops.ipu_copy` with an explicit source."""
+        return Operators.table.ipu_copy(self, dst, src)
+
+
+def make_constant(data: np.ndarray, dtype: dtype, name: Optional[str]) -> Constant:
+    """A constant of the current graph from an array of the right numpy type."""
+    graph = get_current_graph()
+    graph._check_open("constant")
+    tensor: Constant = graph._new_tensor(TensorSpec(data.shape, dtype), name or "constant", kind=Constant)
+    tensor._data = data
+    graph._constants.append(tensor)
+    return tensor
+
+
+TensorLike = Union[Tensor, HostScalarTensor]

@@ -1,0 +1,55 @@
+"""Kernels by op name: one torch function per op, with the op's own parameters."""
+
+from typing import Any, Callable, Dict, Optional
+
+from popxl.opdef import OpDefinition
+
+Kernel = Callable[..., Any]
+
+KERNELS: Dict[str, Kernel] = {}
+"""The plain kernel of each op: the oracle of its alternates."""
+
+ALTERNATES: Dict[str, Dict[str, Kernel]] = {}
+"""device type -> op name -> faster kernel."""
+
+
+def kernel(name: str, device: Optional[str] = None) -> Callable[[Kernel], Kernel]:
+    """Register the kernel of op ``name``, or with ``device`` a faster alternate for that device type.
+
+    A kernel takes the op's parameters, tensors as torch tensors, and returns one tensor, a list or tuple of them, or None.
+    It may return a view of an operand only where the op declares ``views``. Three kinds of op differ:
+
+    - an op that ``writes`` changes that operand in place and returns it;
+    - an op with host or remote effects gets ``replica``, the machine's handle, as first parameter;
+    - a collective gets, for each tensor parameter, the list of that operand on every member of the group, in group order, and
+      returns the list of every member's result.
+    """
+
+    def register(fn: Kernel) -> Kernel:
+        table = KERNELS if device is None else ALTERNATES.setdefault(device, {})
+        if name in table:
+            raise ValueError(f"kernel: got a second kernel for {name!r}; expected one per op and device.")
+        table[name] = fn
+        return fn
+
+    return register
+
+
+def kernel_for(definition: OpDefinition, device: str = "cpu") -> Kernel:
+    """The kernel to run an op on a device; in-place and alias forms fall back to their base op's kernel."""
+    name = definition.name
+    found = ALTERNATES.get(device, {}).get(name) or KERNELS.get(name)
+    if found is not None:
+        return found
+    base = definition.base
+    if base is None:
+        raise NotImplementedError(f"kernel: got op {name!r}, which has none; expected one in popxl_engine/kernels.")
+    inner = kernel_for(base, device)
+    if definition.alias:
+        return inner
+    position = list(definition.signature.parameters).index(definition.writes[0])
+
+    def write(*args: Any, **kwargs: Any) -> Any:
+        return args[position].copy_(inner(*args, **kwargs))
+
+    return write
