@@ -66,13 +66,8 @@ class Leaf:
             raise self._refusal(value)
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
-        if not isinstance(value, self.kind) or isinstance(value, bool) != (self.kind is bool):
-            raise self._refusal(value)
-        if self.kind is float and not math.isfinite(value):
-            raise self._refusal(value)
-        if (self.choices and value not in self.choices) or (self.bound is not None and not self.bound.admits(value)):
-            raise self._refusal(value)
-        if self.kind is str and not value:
+        is_kind = isinstance(value, self.kind) and isinstance(value, bool) == (self.kind is bool)
+        if not is_kind or not self._is_in_range(value):
             raise self._refusal(value)
         return value
 
@@ -91,6 +86,13 @@ class Leaf:
         except ValueError:
             raise self._refusal(text) from None
         return self.check(value)
+
+    def _is_in_range(self, value: Any) -> bool:
+        if self.kind is str:
+            return value in self.choices if self.choices else bool(value)
+        if self.kind is float and not math.isfinite(value):
+            return False
+        return self.bound is None or self.bound.admits(value)
 
     def _refusal(self, value: Any) -> ValueError:
         hint = " Write it without quotes." if isinstance(value, str) and self._reads_as_number(value) else ""
