@@ -1,0 +1,206 @@
+"""The specification: runs an IR op by op and copies always.
+
+Every value is a cell. Alias ops (``reshape_`` and its like) make a second cell on the same storage; in-place ops write through
+a cell; everything else makes new storage. The fast engine must give these numbers.
+"""
+
+from typing import Any, Dict, Generator, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from popxl.graph import Graph
+from popxl.opdef import Op, call_arguments, map_tensors
+from popxl.values import Constant, Tensor
+
+import popxl_engine.kernels  # noqa: F401 - registers every kernel
+from popxl_engine.kernels.dtypes import torch_dtype
+from popxl_engine.kernels.registry import kernel_for
+from popxl_engine.machine.lockstep import Rendezvous, run_lockstep
+
+
+class Storage:
+    """One flat array. Joining storages (``concat_``) leaves them as parts of a larger one."""
+
+    def __init__(self, data: torch.Tensor):
+        self.data: torch.Tensor = data
+        self.parent: Optional[Tuple["Storage", int]] = None
+
+    def root(self) -> Tuple["Storage", int]:
+        """The array that holds the elements now, and the offset of this one in it."""
+        if self.parent is None:
+            return self, 0
+        root, offset = self.parent[0].root()
+        return root, offset + self.parent[1]
+
+
+class Cell:
+    """A value: positions in a storage."""
+
+    def __init__(self, storage: Storage, index: torch.Tensor):
+        self.storage, self.index = storage, index
+
+    @classmethod
+    def new(cls, value: torch.Tensor) -> "Cell":
+        """A cell with a copy of a value as its own storage."""
+        return cls(Storage(value.detach().clone().reshape(-1)), torch.arange(value.numel()).reshape(value.shape))
+
+    def read(self) -> torch.Tensor:
+        """A copy of the value."""
+        root, offset = self.storage.root()
+        return root.data[self.index + offset].clone()
+
+    def write(self, value: torch.Tensor) -> None:
+        """Change the elements; every alias sees it."""
+        root, offset = self.storage.root()
+        root.data[(self.index + offset).reshape(-1)] = value.reshape(-1)
+
+
+def join(cells: Sequence[Cell]) -> List[Cell]:
+    """The same cells, on one common storage."""
+    roots = list(dict.fromkeys(cell.storage.root()[0] for cell in cells))
+    if len(roots) > 1:
+        joined, offset = Storage(torch.cat([r.data for r in roots])), 0
+        for r in roots:
+            r.parent, offset = (joined, offset), offset + r.data.numel()
+    result = []
+    for cell in cells:
+        root, offset = cell.storage.root()
+        result.append(Cell(root, cell.index + offset))
+    return result
+
+
+def constant_tensor(constant: Constant) -> torch.Tensor:
+    """A constant's value on the device."""
+    return torch.from_numpy(np.array(constant._data)).to(torch_dtype(constant.dtype)).reshape(constant.shape)
+
+
+Env = Dict[Tensor, Cell]
+Run = Generator[Rendezvous, Any, Any]
+
+
+class Interpreter:
+    """Runs graphs on one replica. Generators yield at collectives over more than one replica."""
+
+    def __init__(self, replica: Any = None):
+        self.replica = replica
+
+    def graph(self, graph: Graph, inputs: Sequence[Cell], state: Optional[Env] = None) -> Run:
+        """Run a graph on cells that it may write to; returns its outputs' cells."""
+        env: Env = dict(state or {})
+        env.update(zip(graph.inputs, inputs))
+        env.update((c, Cell.new(constant_tensor(c))) for c in graph.constants)
+        for op in graph.ops:
+            try:
+                yield from self.op(op, env)
+            except Exception as error:
+                if not getattr(error, "located", False):
+                    error.located = True  # type: ignore[attr-defined]
+                    error.args = (f"while executing {op} in graph '{graph.name or 'main'}', built at {op.where}: {error}",)
+                raise
+        return [env[t] for t in graph.outputs]
+
+    def op(self, op: Op, env: Env) -> Run:
+        """Run one op and add its results to the environment."""
+        name = op.definition.name
+        if name == "call":
+            cells = yield from self.called(op.arguments["graph"], [env[t] for t in op.arguments["inputs"]])
+        elif name == "repeat":
+            cells = yield from self.repeat(op, env)
+        elif name == "conditional":
+            taken = "then" if bool(env[op.arguments["cond"]].read()) else "else"
+            inputs = [env[t] for t in op.arguments[f"{taken}_inputs"]]
+            cells = yield from self.called(op.arguments[f"{taken}_branch"], inputs)
+        elif op.definition.alias:
+            cells = self.alias(op, env)
+        else:
+            cells = yield from self.compute(op, env)
+        env.update(zip(op.outputs, cells))
+
+    def called(self, graph: Graph, inputs: Sequence[Cell]) -> Run:
+        """Run a graph on the caller's cells: by-reference inputs are those cells, the others copies. Outputs are copies."""
+        own = [c if t in graph._by_ref_inputs else Cell.new(c.read()) for t, c in zip(graph.inputs, inputs)]
+        outputs = yield from self.graph(graph, own)
+        return [Cell.new(c.read()) for c in outputs]
+
+    def repeat(self, op: Op, env: Env) -> Run:
+        """Run a graph repeatedly; its outputs become its first inputs."""
+        graph, inputs = op.arguments["graph"], [env[t] for t in op.arguments["inputs"]]
+        carried = [Cell.new(c.read()) for c in inputs[: len(graph.outputs)]]
+        for i in range(op.arguments["repeat_count"]):
+            first = inputs[: len(carried)] if i == 0 else carried
+            carried = yield from self.called(graph, [*first, *inputs[len(carried) :]])
+        return carried
+
+    def alias(self, op: Op, env: Env) -> List[Cell]:
+        """Apply a view op to positions instead of elements."""
+        viewed = {t: cell for t, cell in zip(op.viewed, join([env[t] for t in op.viewed]))}
+        arguments = {n: map_tensors(v, lambda t: viewed[t].index) for n, v in op.arguments.items()}
+        args, kwargs = call_arguments(op.definition, arguments)
+        result = kernel_for(op.definition)(*args, **kwargs)
+        storage = next(iter(viewed.values())).storage
+        return [Cell(storage, index.clone()) for index in as_results(result)]
+
+    def compute(self, op: Op, env: Env) -> Run:
+        """Run an op's kernel on copies of its operands, then write back what it declares to write."""
+        copies: Dict[str, Any] = {n: map_tensors(v, lambda t: env[t].read()) for n, v in op.arguments.items()}
+        args, kwargs = call_arguments(op.definition, copies)
+        run = kernel_for(op.definition)
+        if "collective" in op.definition.effects:
+            result = yield from self.collective(op, run, args, kwargs)
+        elif op.definition.effects & {"host", "remote"}:
+            result = run(self.replica, *args, **kwargs)
+        else:
+            result = run(*args, **kwargs)
+        for parameter in op.definition.writes:
+            env[op.arguments[parameter]].write(copies[parameter])
+        cells = [Cell.new(t) for t in as_results(result)]
+        if op.definition.writes:
+            cells[0] = env[op.arguments[op.definition.writes[0]]]
+        return cells
+
+    def collective(self, op: Op, run: Any, args: List[Any], kwargs: Dict[str, Any]) -> Run:
+        """Meet the other members of the group; alone, combine at once."""
+        is_operand = [isinstance(a, torch.Tensor) for a in args]
+
+        def combine(*operands: List[torch.Tensor]) -> List[Any]:
+            lists = iter(operands)
+            return run(*(next(lists) if tensor else a for a, tensor in zip(args, is_operand)), **kwargs)
+
+        operands = tuple(a for a, tensor in zip(args, is_operand) if tensor)
+        members = group_members(op, self.replica.index if self.replica is not None else 0)
+        if len(members) == 1:
+            return combine(*([t] for t in operands))[0]
+        result = yield Rendezvous(op, members, operands, combine, f"{op} built at {op.where}")
+        return result
+
+
+def group_members(op: Op, replica: int) -> Tuple[int, ...]:
+    """Replicas that take part with ``replica`` in a collective, in group order."""
+    group = op.arguments.get("group")
+    if group is None:
+        return tuple(range(op.graph.ir.replication_factor))
+    return tuple(group.groups[group.assignment[replica]])
+
+
+def as_results(result: Any) -> Tuple[torch.Tensor, ...]:
+    """A kernel's results as a tuple."""
+    if result is None:
+        return ()
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+def run_graph(graph: Graph, inputs: Sequence[torch.Tensor], replica: Any = None) -> List[torch.Tensor]:
+    """Run one graph on one replica. By-reference inputs are changed in place, as the caller would see it."""
+    cells = [Cell.new(t) for t in inputs]
+    outputs = run_lockstep({0: Interpreter(replica).graph(graph, _callee_cells(graph, cells))})[0]
+    for tensor, t, cell in zip(inputs, graph.inputs, cells):
+        if t in graph._by_ref_inputs:
+            tensor.copy_(cell.read())
+    return [c.read() for c in outputs]
+
+
+def _callee_cells(graph: Graph, cells: Sequence[Cell]) -> List[Cell]:
+    return [c if t in graph._by_ref_inputs else Cell.new(c.read()) for t, c in zip(graph.inputs, cells)]
+
+
