@@ -1,0 +1,59 @@
+# Everything runs in .venv, which is made once and reused. `make PYTHON=python3.12 ...` chooses another Python (3.10+),
+# `make PIP_ARGS="--index-url ..." ...` another package index (README.md: CPU and CUDA builds of torch).
+
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+SOURCES := config data demo execution modelling utils runtime tests benchmarks
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test check format bench docs clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    prepare real text, train a small GPT on it for about five minutes, show what it learned"
+	@echo "make test    every test that needs no GPU"
+	@echo "make check   format, lint, types and the fast tests"
+	@echo "make bench   every benchmark, one after the other"
+	@echo "make docs    the generated parts of README.md and the pictures in imgs/"
+	@echo "make format  format and tidy the sources"
+	@echo "make clean   delete .venv and caches; runs and prepared text stay"
+
+demo: $(INSTALLED)
+	$(BIN)/python demo/standard_library.py
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not gpu"
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/python -m pytest -m "not gpu and not slow and not multi"
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED)
+	@set -e; for script in $(filter-out %/__init__.py,$(wildcard benchmarks/[a-z]*.py)); do \
+	    echo "== $$script"; $(BIN)/python $$script; done
+
+docs: $(INSTALLED)
+	$(BIN)/python -m utils.readme
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(INSTALLED): requirements.txt runtime/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || { \
+	    echo "make: got $(PYTHON) = $$($(PYTHON) --version 2>&1); expected Python 3.10 to 3.13." \
+	         "Install one of them and run: make PYTHON=python3.x $(MAKECMDGOALS)" >&2; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	    echo "make: $(PYTHON) cannot make virtual environments; expected its modules venv and ensurepip." \
+	         "Run: sudo apt install python3-venv" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_ARGS) -r requirements.txt
+	@touch $@

@@ -1,0 +1,26 @@
+"""The one door to what goes beyond PopXL. Where its extensions are missing, plain PopXL serves."""
+
+from typing import Optional
+
+import popxl
+
+try:
+    from popxl import extensions
+except ImportError:  # plain PopXL
+    extensions = None  # type: ignore[assignment]
+
+from config import UserError
+
+
+def data_type(precision: str) -> popxl.dtype:
+    """The element type that a configuration's `precision` names.
+
+    Raises:
+        UserError: if this PopXL lacks it (bfloat16 is an extension).
+    """
+    if precision == "bfloat16":
+        found: Optional[popxl.dtype] = getattr(extensions, "bfloat16", None)
+        if found is None:
+            raise UserError("precision: got bfloat16; expected a type of this PopXL. Use float16 or float32.")
+        return found
+    return popxl.dtype.from_name(precision)
