@@ -1,0 +1,203 @@
+"""Where samples come from: token files, or numbers made on the spot."""
+
+import functools
+import glob
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from data import example
+from data.errors import DataError
+from data.records import RecordFile, unreadable
+from data.sampling import derive_key, mix
+
+VERIFIED_BYTES = 32 * 2**20
+"""Data sets of up to this size, in bytes, have every checksum checked when they are opened (a fraction of a second)."""
+
+_MAPPED_FILES = 256
+_LOG = logging.getLogger(__name__)
+
+
+class Dataset(Protocol):
+    """Samples by number, each of `sequence_length + 1` tokens."""
+
+    sequence_length: int
+    vocabulary_size: int
+
+    def __len__(self) -> int: ...
+
+    def read(self, samples: np.ndarray) -> np.ndarray:
+        """Return the tokens of samples, int [n] -> int32 [n, sequence_length + 1]."""
+
+
+def find_files(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Return the files that paths, folders (their `*.tfrecord`) and globs stand for, each once, ordered by name.
+
+    Raises:
+        DataError: if a pattern matches nothing.
+    """
+    found: set[Path] = set()
+    for pattern in [patterns] if isinstance(patterns, (str, Path)) else patterns:
+        path = Path(pattern).expanduser()
+        if path.is_dir():
+            matches = list(path.glob("*.tfrecord"))
+        else:
+            matches = [path] if path.exists() else [Path(name) for name in glob.glob(str(path), recursive=True)]
+        if not matches:
+            raise DataError(
+                f"input files: got '{pattern}', which matches no file; expected TFRecord files. "
+                "Check the path, or make them with data/prepare.py."
+            )
+        found.update(matches)
+    return sorted(found, key=lambda path: (path.name, str(path)))
+
+
+class TokenDataset:
+    """The samples of TFRecord files: one per record, read in O(1), both checksums checked whenever it is read.
+
+    Records must have at least `sequence_length + 1` tokens; of longer ones the first `sequence_length + 1` are used.
+    Opening checks the first record of every file (and every checksum of small data sets), and the vocabulary size in
+    `dataset.json` where preparation left one. An index that is missing is made, beside the file if the folder takes it.
+
+    Args:
+        files: paths, folders or globs, as `find_files` takes them.
+        sequence_length: tokens per sample the model sees (a sample has one more, for the labels).
+        vocabulary_size: the model's; ids must be smaller.
+    Raises:
+        DataError: also while reading, for damage that opening did not look for.
+    """
+
+    def __init__(self, files: str | Path | Sequence[str | Path], sequence_length: int, vocabulary_size: int) -> None:
+        self.sequence_length = sequence_length
+        self.vocabulary_size = vocabulary_size
+        paths = find_files(files)
+        if not paths:
+            raise DataError("input files: got none; expected TFRecord files. Name some, or use synthetic data.")
+        self.info = _read_info(paths, vocabulary_size)
+        self.files = [RecordFile(path) for path in paths]
+        self._ends = np.cumsum([len(file) for file in self.files])
+        self._map = functools.lru_cache(maxsize=_MAPPED_FILES)(lambda number: self.files[number].map())
+        longest = max(self._tokens(number, 0).size for number in range(len(self.files)))
+        if longest > sequence_length + 1:
+            _LOG.warning(
+                "%s: records have up to %d tokens, the model uses the first %d of each. Prepare the data with "
+                "--sequence_length %d to use all.", paths[0].parent, longest, sequence_length + 1, sequence_length
+            )  # fmt: skip
+        if sum(file.size for file in self.files) <= VERIFIED_BYTES:
+            self.verify()
+        for file in self.files:
+            file.save_index()
+
+    info: dict[str, Any] | None
+    """Content of the `dataset.json` beside the first file (see `preparation.py`), if it is there."""
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the data, wherever it lies: hash of the files' names, sizes and record counts."""
+        facts = [(file.path.name, file.size, len(file)) for file in self.files]
+        return hashlib.sha256(json.dumps([facts, self.sequence_length]).encode()).hexdigest()[:16]
+
+    def read(self, samples: np.ndarray) -> np.ndarray:
+        """Return the tokens of samples, int [n] -> int32 [n, sequence_length + 1]."""
+        batch = np.empty((len(samples), self.sequence_length + 1), dtype=np.int32)
+        numbers = np.searchsorted(self._ends, samples, side="right")
+        for row, sample, number in zip(batch, samples, numbers):
+            first = self._ends[number] - len(self.files[number])
+            row[:] = self._tokens(int(number), int(sample - first))[: row.size]
+        return batch
+
+    def verify(self) -> None:
+        """Check both checksums of every record of every file."""
+        for file in self.files:
+            file.verify()
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self._map.cache_clear()
+
+    def _tokens(self, number: int, record: int) -> np.ndarray:
+        """Return all tokens of a record of file `number`, int64 [tokens], after checking them."""
+        file = self.files[number]
+        where = f"{file.path}, record {record}"
+        tokens = example.decode(file.payload(self._map(number), record), where)
+        if tokens.size <= self.sequence_length:
+            raise DataError(
+                f"{where}: got {tokens.size} tokens; expected at least {self.sequence_length + 1} (sequence length "
+                f"{self.sequence_length} and one more for the labels). Prepare the data with --sequence_length "
+                f"{self.sequence_length}, or give the model a shorter sequence_length."
+            )
+        if tokens.min() < 0 or tokens.max() >= self.vocabulary_size:
+            outside = tokens[(tokens < 0) | (tokens >= self.vocabulary_size)][0]
+            raise DataError(
+                f"{where}: got token id {outside}; expected 0 to {self.vocabulary_size - 1} (vocabulary_size "
+                f"{self.vocabulary_size}). Use the vocabulary size of the tokenizer that made the data."
+            )
+        return tokens
+
+
+class SyntheticDataset:
+    """Samples of uniformly random tokens, made when they are read; each depends only on the seed and its number."""
+
+    def __init__(self, sequence_length: int, vocabulary_size: int, seed: int = 0, samples: int = 2**32) -> None:
+        self.sequence_length = sequence_length
+        self.vocabulary_size = vocabulary_size
+        self.info = None
+        self._samples = samples
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return self._samples
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the data."""
+        facts = [self.sequence_length, self.vocabulary_size, self._samples, self._seed]
+        return hashlib.sha256(json.dumps(["synthetic", *facts]).encode()).hexdigest()[:16]
+
+    def read(self, samples: np.ndarray) -> np.ndarray:
+        """Return the tokens of samples, int [n] -> int32 [n, sequence_length + 1]."""
+        tokens = self.sequence_length + 1
+        numbers = np.asarray(samples, dtype=np.uint64)[:, None] * np.uint64(tokens) + np.arange(tokens, dtype=np.uint64)
+        ids: np.ndarray = mix(numbers, derive_key(self._seed)) % np.uint64(self.vocabulary_size)
+        return ids.astype(np.int32)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def read_info(folder: Path) -> dict[str, Any] | None:
+    """Return what `dataset.json` in `folder` says, None if there is none."""
+    path = folder / "dataset.json"
+    try:
+        info: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(info["vocabulary_size"], int):
+            raise TypeError
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path}: got no valid description; expected the JSON of data/prepare.py. Prepare again with --overwrite."
+        ) from error
+    return info
+
+
+def _read_info(paths: list[Path], vocabulary_size: int) -> dict[str, Any] | None:
+    folders = list(dict.fromkeys(path.parent for path in paths))
+    infos = [read_info(folder) for folder in folders]
+    for folder, info in zip(folders, infos):
+        if info is not None and info["vocabulary_size"] > vocabulary_size:
+            raise DataError(
+                f"{folder / 'dataset.json'}: got data with vocabulary_size {info['vocabulary_size']}; expected at most "
+                f"the model's, {vocabulary_size}. Set the model's to {info['vocabulary_size']} or more."
+            )
+    return infos[0]

@@ -1,0 +1,135 @@
+"""The one kind of record that we write and read: a protobuf `Example` with a list of integers, `input_ids`.
+
+    Example  { Features features = 1; }
+    Features { map<string, Feature> feature = 1; }
+    Feature  { oneof { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3; } }
+    Int64List{ repeated int64 value = 1; }      packed, or one field per value
+
+Source: protobuf.dev/programming-guides/encoding.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from data.errors import DataError
+
+FEATURE = "input_ids"
+MAXIMUM_ID = 2**31 - 1
+
+_KINDS = {1: "bytes", 2: "float", 3: "int64"}
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_NEW_TEXT = f"Expected an Example with an int64 feature '{FEATURE}'. Prepare the text with data/prepare.py."
+
+
+def encode(tokens: np.ndarray) -> list[bytes]:
+    """Return one serialised Example per row of `tokens`, [records, tokens], ids from 0 to `MAXIMUM_ID`."""
+    values = tokens.astype(np.uint32)
+    places = np.arange(5, dtype=np.uint32)
+    sizes = 1 + np.sum([values >= 1 << bits for bits in (7, 14, 21, 28)], axis=0)  # [records, tokens], bytes
+    groups = (values[..., None] >> (7 * places)) & 0x7F
+    groups |= np.where(places + 1 < sizes[..., None], 0x80, 0).astype(np.uint32)
+    packed = groups[places < sizes[..., None]].astype(np.uint8).tobytes()
+    ends = np.cumsum(sizes.sum(axis=1))
+    starts = ends - sizes.sum(axis=1)
+    return [_example(packed[start:end]) for start, end in zip(starts, ends)]
+
+
+def decode(payload: memoryview, where: str) -> np.ndarray:
+    """Return the ids of one serialised Example, int64 [tokens]. `where` names the record in errors."""
+    found = {}
+    try:
+        for name, feature in _features(payload):
+            if name != FEATURE:
+                found[name] = feature
+                continue
+            for kind, content in _fields(feature):
+                if kind != 3:
+                    raise DataError(f"{where}: got feature '{FEATURE}' of type {_KINDS.get(kind, kind)}. {_NEW_TEXT}")
+                return _int64_list(content)
+            return np.zeros(0, dtype=np.int64)
+    except (IndexError, UnicodeDecodeError, _MalformedError) as error:
+        raise DataError(f"{where}: got bytes that are no protobuf Example. {_NEW_TEXT}") from error
+    names = ", ".join(f"'{name}'" for name in sorted(found)) or "none"
+    raise DataError(f"{where}: got no feature '{FEATURE}' (features found: {names}). {_NEW_TEXT}")
+
+
+class _MalformedError(Exception):
+    """Bytes that are no protobuf message."""
+
+
+def _example(packed: bytes) -> bytes:
+    feature = _message(3, _message(1, packed))
+    entry = _message(1, FEATURE.encode()) + _message(2, feature)
+    return _message(1, _message(1, entry))
+
+
+def _message(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | _LENGTH]) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    groups = bytearray()
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)
+
+
+def _features(payload: memoryview) -> Iterator[tuple[str, memoryview]]:
+    """Yield name and Feature message of every feature of an Example."""
+    for number, features in _fields(payload):
+        for map_number, entry in _fields(features if number == 1 else memoryview(b"")):
+            parts = dict(_fields(entry)) if map_number == 1 else {}
+            if 1 in parts:
+                yield bytes(parts[1]).decode(), parts.get(2, memoryview(b""))
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yield number and raw content of each field of a message (a varint's own bytes for a varint field)."""
+    position = 0
+    while position < len(message):
+        tag, position = _read_varint(message, position)
+        wire = tag & 7
+        if wire == _LENGTH:
+            length, position = _read_varint(message, position)
+            end = position + length
+        elif wire == _VARINT:
+            _, end = _read_varint(message, position)
+        elif wire in (_FIXED32, _FIXED64):
+            end = position + (4 if wire == _FIXED32 else 8)
+        else:
+            raise _MalformedError
+        if end > len(message):
+            raise _MalformedError
+        yield tag >> 3, message[position:end]
+        position = end
+
+
+def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for place in range(10):
+        byte = message[position + place]
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value, position + place + 1
+    raise _MalformedError
+
+
+def _int64_list(message: memoryview) -> np.ndarray:
+    # One packed field, or one varint field per value: both are varints after the tags.
+    parts = [content for number, content in _fields(message) if number == 1]
+    raw = np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype=np.uint8)
+    if raw.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    ends = np.flatnonzero(raw < 0x80)
+    starts = np.append(0, ends[:-1] + 1)
+    sizes = ends - starts + 1
+    if raw[-1] >= 0x80 or sizes.max() > 10:
+        raise _MalformedError
+    values = np.zeros(len(ends), dtype=np.uint64)
+    for place in range(sizes.max()):
+        longer = np.flatnonzero(sizes > place)
+        values[longer] |= (raw[starts[longer] + place] & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * place)
+    return values.view(np.int64)

@@ -1,0 +1,71 @@
+"""A folder that is there whole or not at all."""
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def partial_folder(target: Path) -> Iterator[Path]:
+    """Give a new hidden folder beside `target` to fill and `publish`; it is removed at the end unless it was published.
+
+    Removes first what calls that were killed have left: a folder's lock ends with the process that holds it.
+    """
+    target = target.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{target.name}.partial-"
+    for left in target.parent.glob(f"{prefix}*"):
+        with suppress(OSError):  # Locked: another call is at work in it.
+            with _locked(left):
+                shutil.rmtree(left, ignore_errors=True)
+    folder = target.parent / f"{prefix}{os.getpid()}-{time.time_ns()}"
+    folder.mkdir()
+    try:
+        with _locked(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish(folder: Path, target: Path, *, overwrite: bool) -> None:
+    """Flush `folder` to the disk and rename it to `target`, in place of the folder there if `overwrite` allows it.
+
+    Raises:
+        OSError: if `target` has content and `overwrite` is off; nothing has changed then.
+    """
+    flush_folder(folder)
+    replaced = folder.with_name(f"{folder.name}-replaced") if overwrite and target.exists() else None
+    if replaced:
+        os.rename(target, replaced)
+    try:
+        os.rename(folder, target)
+    except OSError:
+        if replaced:
+            os.rename(replaced, target)
+        raise
+    if replaced:
+        shutil.rmtree(replaced)
+    flush_folder(target.resolve().parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Bring a folder's list of names onto the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,84 @@
+"""Batches by step, made ahead of time in a thread."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from data.dataset import Dataset
+from data.errors import DataError
+from data.sampling import BatchSampler
+
+
+class BatchLoader:
+    """Gives inputs and labels of any step; while one step is used, a thread makes the next ones.
+
+    There is no state to save: a resumed run asks for the step it has reached. Errors of the thread are raised by the
+    `batch` call that needed what failed.
+
+    Args:
+        dataset: where samples come from.
+        global_batch_size: samples per step over all instances.
+        seed, shuffle, instance, instances, accumulation_steps: see `BatchSampler`.
+        prefetch: steps made ahead of time; 0 means no thread.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        global_batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        instance: int = 0,
+        instances: int = 1,
+        accumulation_steps: int = 1,
+        prefetch: int = 2,
+    ) -> None:
+        self.dataset = dataset
+        self.sampler = BatchSampler(
+            samples=len(dataset),
+            global_batch_size=global_batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            instance=instance,
+            instances=instances,
+            accumulation_steps=accumulation_steps,
+        )
+        self.prefetch = prefetch
+        self._pending: dict[int, Future[tuple[np.ndarray, np.ndarray]]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches") if prefetch > 0 else None
+        self._closed = False
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return inputs and labels of step `step`, int32 [samples, sequence_length] each; labels are the next tokens.
+
+        Samples are this instance's, in global order. Steps may be asked for in any order; one after the other is fast.
+        """
+        if self._closed:
+            raise DataError(f"batch loader: got step {step} after close; expected an open loader. Make a new one.")
+        if self._thread is None:
+            return self._make(step)
+        wanted = range(step, step + self.prefetch + 1)
+        for stale in self._pending.keys() - set(wanted):
+            self._pending.pop(stale).cancel()
+        for soon in wanted:
+            if soon not in self._pending:
+                self._pending[soon] = self._thread.submit(self._make, soon)
+        return self._pending.pop(step).result()
+
+    def close(self) -> None:
+        """Stop the thread, after the batch it is making; the data set stays open."""
+        self._closed = True
+        self._pending.clear()
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> "BatchLoader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _make(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        tokens = self.dataset.read(self.sampler.indices(step))
+        return np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])

@@ -1,0 +1,296 @@
+"""Documents in, a folder of TFRecords out: whole, or not there at all.
+
+The folder holds `train-*.tfrecord` and `validation-*.tfrecord` with their `.tfindex`, `tokenizer.json`, `dataset.json`.
+Documents are shuffled, each ends with the end-of-text token, and a split is their concatenation, cut into records of
+`sequence_length + 1` tokens: each begins with the last token of the one before, so that every token is once a label.
+"""
+
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from data import example
+from data.dataset import read_info
+from data.errors import DataError
+from data.folders import partial_folder, publish
+from data.records import RecordWriter, flush
+from data.shuffle import DocumentShuffle
+from data.sources import Source
+from data.tokenisation import END_OF_TEXT, SMALLEST_VOCABULARY, load_tokenizer, tokenise, train_tokenizer
+
+FORMAT = 1
+"""Of the folder; a change makes earlier folders count as prepared from something else."""
+
+_BLOCK_RECORDS = 512
+_REPORT_SECONDS = 10.0
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What shapes the prepared files."""
+
+    sequence_length: int = 1024
+    """Tokens per sample; a record has one more."""
+    vocabulary_size: int | None = None
+    """Of the tokenizer to train, tokens; None where `tokenizer` is given."""
+    tokenizer: Path | None = None
+    """A tokenizer.json to use; None trains one."""
+    tokenizer_bytes: int = 64 * 2**20
+    """Text that the tokenizer is trained on, from the first document on, bytes."""
+    validation: float = 0.05
+    """Share of the documents that is held out; at least one document, unless 0."""
+    seed: int = 0
+    """Chooses the order of documents and which are held out."""
+    max_bytes: int | None = None
+    """Stop reading after this many bytes of text; None reads all."""
+    shard_bytes: int = 256 * 2**20
+    """A file takes no more records when it has reached this many bytes."""
+
+    def __post_init__(self) -> None:
+        limits = {"sequence_length": 1, "tokenizer_bytes": 1, "max_bytes": 1, "shard_bytes": 1, "seed": 0}
+        limits["vocabulary_size"] = SMALLEST_VOCABULARY
+        problems = []
+        for name, least in limits.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                problems.append(f"{name}: got {value}; expected at least {least}. Raise it.")
+        if not 0 <= self.validation < 1:
+            problems.append(f"validation: got {self.validation}; expected a share from 0 to below 1, such as 0.05.")
+        if (self.vocabulary_size is None) == (self.tokenizer is None):
+            problems.append(
+                f"tokenizer: got {self.tokenizer} and vocabulary_size {self.vocabulary_size}; expected one of the two. "
+                "Give --tokenizer to use one that exists, --vocabulary_size to train one."
+            )
+        if problems:
+            raise DataError("\n".join(problems))
+
+
+def prepare(
+    source: Source,
+    output: Path,
+    settings: Settings,
+    *,
+    workers: int = 1,
+    overwrite: bool = False,
+    report: Report = print,
+) -> dict[str, Any]:
+    """Prepare `source` into the folder `output` and return the content of its `dataset.json`.
+
+    A folder that an earlier call made from the same source and settings is left as it is. Work happens in a hidden
+    folder beside `output`, renamed when it is complete.
+
+    Args:
+        workers: processes that tokenise; the result does not depend on it.
+        overwrite: replace a folder that was prepared from something else.
+        report: takes lines that say how far it is.
+    Raises:
+        DataError: for input that gives no data, and for a folder that must not be replaced.
+    """
+    if workers < 1:
+        raise DataError(f"workers: got {workers}; expected at least 1. Raise it.")
+    request = _request(source, settings)
+    existing = _existing(output, request, overwrite)
+    if existing is not None:
+        report(f"{output} is there already, made from the same input with the same settings.")
+        return existing
+    with partial_folder(output) as folder:
+        report(f"Preparing {source.name} into {output}.")
+        tokenizer = _tokenizer(source, settings, report)
+        tokenizer.save(str(folder / "tokenizer.json"))
+        shuffle = _shuffled(source, settings, tokenizer, folder, workers, report)
+        held_out = _held_out(shuffle.documents, settings.validation)
+        documents = iter(shuffle)
+        splits = {}
+        if held_out:
+            splits["validation"] = _write_split("validation", itertools.islice(documents, held_out), folder, settings)
+        splits["train"] = _write_split("train", documents, folder, settings)
+        info = {
+            "format": FORMAT,
+            "sequence_length": settings.sequence_length,
+            "vocabulary_size": max(tokenizer.get_vocab().values()) + 1,
+            "end_of_text": tokenizer.token_to_id(END_OF_TEXT),
+            "tokenizer": "tokenizer.json",
+            "splits": splits,
+            "hash": _hash(tokenizer, splits),
+            "request": request,
+        }
+        with open(folder / "dataset.json", "w", encoding="utf-8") as file:
+            file.write(json.dumps(info, indent=2) + "\n")
+            flush(file)
+        try:
+            publish(folder, output, overwrite=overwrite)
+        except OSError:
+            if _existing(output, request, overwrite) is None:  # Else another call was faster with the same.
+                raise
+    return info
+
+
+def _request(source: Source, settings: Settings) -> dict[str, Any]:
+    """Return what decides the result, as JSON gives it back."""
+    chosen = asdict(settings)
+    if settings.tokenizer is not None:
+        load_tokenizer(settings.tokenizer)
+        chosen["tokenizer"] = hashlib.sha256(settings.tokenizer.read_bytes()).hexdigest()
+    request: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, "source": source.identity, "settings": chosen}))
+    return request
+
+
+def _existing(output: Path, request: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
+    """Return the description of `output` if it is what is asked for; refuse to touch what may not be replaced."""
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return None
+    if not (output / "dataset.json").is_file():
+        raise DataError(f"{output}: got something not made by data/prepare.py; expected a new folder. Change --output.")
+    try:
+        info = read_info(output) or {}
+    except DataError:
+        if overwrite:
+            return None
+        raise
+    if info.get("request") == request and _is_complete(output, info):
+        return info
+    if not overwrite:
+        raise DataError(
+            f"{output}: got data prepared from other input, with other settings, or changed since; "
+            "expected the same or a new folder. Pass --overwrite to replace it, or choose another --output."
+        )
+    return None
+
+
+def _is_complete(output: Path, info: dict[str, Any]) -> bool:
+    sizes = {file["name"]: file["bytes"] for split in info["splits"].values() for file in split["files"]}
+    paths = [(output / name, size) for name, size in sizes.items()]
+    whole = all(path.is_file() and path.stat().st_size == size for path, size in paths)
+    return whole and (output / "tokenizer.json").is_file()
+
+
+def _tokenizer(source: Source, settings: Settings, report: Report) -> Tokenizer:
+    if settings.tokenizer is not None:
+        return load_tokenizer(settings.tokenizer)
+    if settings.vocabulary_size is None:
+        raise AssertionError("Settings has checked that there is one of the two")
+    limit = min(settings.tokenizer_bytes, settings.max_bytes or settings.tokenizer_bytes)
+    documents = _limited(source.documents(), limit)
+    tokenizer = train_tokenizer(map(source.clean, documents) if source.clean else documents, settings.vocabulary_size)
+    report(f"Trained a tokenizer of {tokenizer.get_vocab_size()} tokens.")
+    return tokenizer
+
+
+def _shuffled(
+    source: Source, settings: Settings, tokenizer: Tokenizer, folder: Path, workers: int, report: Report
+) -> DocumentShuffle:
+    text_bytes = min(source.bytes, settings.max_bytes or source.bytes)
+    shuffle = DocumentShuffle(folder / "buckets", settings.seed, text_bytes)
+    documents = _limited(source.documents(), settings.max_bytes)
+    start = reported = time.monotonic()
+    for tokens in tokenise(documents, tokenizer, source.clean, workers):
+        shuffle.add(tokens)
+        now = time.monotonic()
+        if now - reported >= _REPORT_SECONDS:
+            reported = now
+            report(
+                f"{shuffle.documents} documents, {shuffle.tokens} tokens, {shuffle.tokens / (now - start):.0f} a second"
+            )
+    return shuffle
+
+
+def _limited(documents: Iterable[str], limit: int | None) -> Iterator[str]:
+    """Yield documents until they have `limit` bytes; the last one may go beyond."""
+    read = 0
+    for document in documents:
+        if limit is not None and read >= limit:
+            return
+        read += len(document.encode())
+        yield document
+
+
+def _held_out(documents: int, share: float) -> int:
+    """Return how many documents to hold out."""
+    if not share:
+        return 0
+    if documents < 2:
+        raise DataError(
+            f"validation: got {documents} document(s); expected at least 2, to hold one out. "
+            "Give more text, cut it into more documents (--documents, --document_bytes), or pass --validation 0."
+        )
+    return min(documents - 1, max(1, round(documents * share)))
+
+
+def _write_split(name: str, documents: Iterable[np.ndarray], folder: Path, settings: Settings) -> dict[str, Any]:
+    """Write one split's files and return its part of `dataset.json`."""
+    packer = _Packer(documents, settings.sequence_length)
+    files: list[dict[str, Any]] = []
+    payloads = itertools.chain.from_iterable(map(example.encode, packer))
+    for payload in payloads:
+        with RecordWriter(folder / f"{name}-{len(files):05d}.tfrecord") as writer:
+            writer.write(payload)
+            while writer.bytes < settings.shard_bytes and (following := next(payloads, None)) is not None:
+                writer.write(following)
+        facts = {"name": writer.path.name, "bytes": writer.bytes, "records": writer.records}
+        files.append({**facts, "sha256": writer.sha256})
+    if not files:
+        raise DataError(
+            f"{name}: got {packer.documents} document(s) of {packer.tokens} tokens together; expected at least "
+            f"{settings.sequence_length + 1}, one record. Give more text, a smaller --sequence_length"
+            + (", or another --validation." if settings.validation else ".")
+        )
+    records = sum(file["records"] for file in files)
+    return {"documents": packer.documents, "tokens": packer.tokens, "records": records, "files": files}
+
+
+class _Packer:
+    """Cuts the concatenation of documents into records; iterating yields uint32 [records, sequence_length + 1] blocks.
+
+    The tokens after the last whole record, fewer than `sequence_length`, are left out.
+    """
+
+    def __init__(self, documents: Iterable[np.ndarray], sequence_length: int) -> None:
+        self.documents = 0
+        self.tokens = 0
+        self._source = documents
+        self._sequence_length = sequence_length
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        parts: list[np.ndarray] = []
+        waiting = 0
+        for tokens in self._source:
+            self.documents += 1
+            self.tokens += tokens.size
+            waiting += tokens.size
+            parts.append(tokens)
+            if waiting > _BLOCK_RECORDS * self._sequence_length:
+                stream = np.concatenate(parts)
+                yield from self._blocks(stream)
+                parts = [stream[self._whole(stream) * self._sequence_length :]]
+                waiting = parts[0].size
+        if parts:
+            yield from self._blocks(np.concatenate(parts))
+
+    def _whole(self, stream: np.ndarray) -> int:
+        return max(0, (stream.size - 1) // self._sequence_length)
+
+    def _blocks(self, stream: np.ndarray) -> Iterator[np.ndarray]:
+        records = self._whole(stream)
+        if not records:
+            return
+        windows = np.lib.stride_tricks.sliding_window_view(stream, self._sequence_length + 1)
+        every = windows[:: self._sequence_length]
+        for start in range(0, records, _BLOCK_RECORDS):
+            yield every[start : start + _BLOCK_RECORDS]
+
+
+def _hash(tokenizer: Tokenizer, splits: dict[str, Any]) -> str:
+    """Return one hash of the tokenizer and of every file's content, names and order."""
+    facts = [hashlib.sha256(tokenizer.to_str().encode()).hexdigest()]
+    facts += [f"{file['name']} {file['sha256']}" for name in sorted(splits) for file in splits[name]["files"]]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()

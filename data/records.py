@@ -1,0 +1,223 @@
+"""TFRecord files and their indices.
+
+A file is a sequence of frames: the payload's length (uint64, little endian), the masked crc32c of these eight bytes,
+the payload, its masked crc32c. An index is a text file beside it, `name.tfindex`, with one line per frame: its offset
+and its length, in bytes.
+Both are the formats of TensorFlow and of the `tfrecord` package.
+"""
+
+import hashlib
+import mmap
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import crc32c
+import numpy as np
+
+from data.errors import DataError
+
+HEADER = struct.Struct("<QI")
+FOOTER = struct.Struct("<I")
+OVERHEAD = HEADER.size + FOOTER.size
+"""Bytes of a frame beyond its payload."""
+
+DAMAGED = "The file is damaged: restore it from a copy or prepare it again."
+
+
+def masked_crc(content: bytes | memoryview) -> int:
+    """Return crc32c of `content`, rotated by 15 bits plus a constant, as TFRecord stores it."""
+    crc = crc32c.crc32c(content)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def index_path(path: Path) -> Path:
+    """Return where the index of the TFRecord file `path` lies."""
+    return path.with_suffix(".tfindex")
+
+
+class RecordWriter:
+    """Writes one TFRecord file and its index; both are on the disk when `close` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records = 0
+        self.bytes = 0
+        self._lines: list[str] = []
+        self._digest = hashlib.sha256()
+        self._file = open(path, "wb")
+
+    def write(self, payload: bytes) -> None:
+        """Append one record."""
+        length = struct.pack("<Q", len(payload))
+        frame = b"".join((length, FOOTER.pack(masked_crc(length)), payload, FOOTER.pack(masked_crc(payload))))
+        self._file.write(frame)
+        self._digest.update(frame)
+        self._lines.append(f"{self.bytes} {len(frame)}\n")
+        self.records += 1
+        self.bytes += len(frame)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of what was written so far."""
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        """Write the index, flush both files to the disk and close them."""
+        if self._file.closed:
+            return
+        with self._file:
+            flush(self._file)
+        with open(index_path(self.path), "w", encoding="ascii") as index:
+            index.writelines(self._lines)
+            flush(index)
+
+    def __enter__(self) -> "RecordWriter":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._file.close()
+
+
+def flush(file: IO[Any]) -> None:
+    """Bring what was written to an open file onto the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+class RecordFile:
+    """One TFRecord file: where its records lie, and access to each in O(1).
+
+    Opening reads the index, or the frames' headers where there is no index that fits the file.
+
+    Raises:
+        DataError: if the file is missing, empty or unreadable, or ends within a record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.size = path.stat().st_size
+            if self.size == 0:
+                raise DataError(f"{path}: got an empty file; expected TFRecords. Remove it or prepare it again.")
+            offsets = _read_index(index_path(path), self.size)
+            self.has_index = offsets is not None
+            self.offsets = _scan(path, self.map()) if offsets is None else offsets
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    offsets: np.ndarray
+    """int64 [records + 1]: where each record starts, and the file's size, in bytes."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def map(self) -> mmap.mmap:
+        """Map the file into memory, read-only."""
+        try:
+            with open(self.path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise unreadable(self.path, error) from error
+        if len(mapped) != self.size:
+            raise DataError(
+                f"{self.path}: got {len(mapped)} bytes; expected the {self.size} it had when it was opened. "
+                "Another program changed the file: start again when it has finished."
+            )
+        return mapped
+
+    def payload(self, mapped: mmap.mmap, record: int) -> memoryview:
+        """Return record `record` of this file, mapped as `mapped`, after checking both its checksums."""
+        start, end = int(self.offsets[record]), int(self.offsets[record + 1])
+        return _checked_payload(f"{self.path}, record {record}", mapped, start, end - start)
+
+    def verify(self) -> None:
+        """Check both checksums of every record."""
+        mapped = self.map()
+        for record in range(len(self)):
+            self.payload(mapped, record)
+
+    def save_index(self) -> None:
+        """Write the index beside the file, unless it is there or the folder does not take it."""
+        if self.has_index:
+            return
+        starts, lengths = self.offsets[:-1], np.diff(self.offsets)
+        text = "".join(f"{start} {length}\n" for start, length in zip(starts, lengths))
+        target = index_path(self.path)
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            partial.write_text(text, encoding="ascii")
+            os.replace(partial, target)
+        except OSError:  # An index only saves time at the next start: a read-only folder or a full disk can do without.
+            with suppress(OSError):
+                partial.unlink()
+
+
+def unreadable(path: Path, error: Exception) -> DataError:
+    """Return the error for a file that the operating system does not let us read."""
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"{path}: got no such file; expected a readable one. Check the path.")
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return DataError(f"{path}: got '{reason}'; expected a readable file. Check what it is and its permissions.")
+
+
+def _checked_payload(where: str, mapped: mmap.mmap, start: int, frame: int) -> memoryview:
+    _checked_length(where, mapped, start, frame)
+    payload = memoryview(mapped)[start + HEADER.size : start + frame - FOOTER.size]
+    (expected,) = FOOTER.unpack_from(mapped, start + frame - FOOTER.size)
+    got = masked_crc(payload)
+    if got != expected:
+        raise DataError(f"{where}: got data with checksum {got:#010x}; expected {expected:#010x}. {DAMAGED}")
+    return payload
+
+
+def _checked_length(where: str, mapped: mmap.mmap, start: int, frame: int | None = None) -> int:
+    """Return the length in bytes of the payload whose frame starts at `start` (and is `frame` bytes long, if known)."""
+    length: int
+    length, expected = HEADER.unpack_from(mapped, start)
+    got = masked_crc(mapped[start : start + 8])
+    if got != expected:
+        raise DataError(
+            f"{where}: got a length with checksum {got:#010x}; expected {expected:#010x}. "
+            "The file is damaged or no TFRecord file: restore it from a copy or prepare it again."
+        )
+    if frame is not None and length != frame - OVERHEAD:
+        raise DataError(
+            f"{where}: got a record of {length} bytes; expected the {frame - OVERHEAD} that its index says. "
+            "The index is of another file: delete the .tfindex file, it is made again."
+        )
+    return length
+
+
+def _scan(path: Path, mapped: mmap.mmap) -> np.ndarray:
+    """Find the records from their headers. Returns int64 [records + 1] in bytes."""
+    offsets, start, size = [0], 0, len(mapped)
+    while start < size:
+        where = f"{path}, record {len(offsets) - 1}"
+        end = start + HEADER.size
+        if end <= size:
+            end = start + OVERHEAD + _checked_length(where, mapped, start)
+        if end > size:
+            raise DataError(
+                f"{where}: got {size - start} bytes before the file ends; expected {end - start} or more. "
+                "The file was cut off: restore it from a copy or prepare it again."
+            )
+        offsets.append(end)
+        start = end
+    return np.array(offsets, dtype=np.int64)
+
+
+def _read_index(path: Path, size: int) -> np.ndarray | None:
+    """Return int64 [records + 1] offsets in bytes, or None if there is no index that fits a file of `size` bytes."""
+    try:
+        spans = np.array(path.read_bytes().split(), dtype="S20").astype(np.int64).reshape(-1, 2)
+    except (OSError, ValueError, OverflowError):
+        return None
+    offsets = np.append(spans[:, 0], size)
+    fits = len(spans) > 0 and offsets[0] == 0 and np.array_equal(np.diff(offsets), spans[:, 1])
+    return offsets if fits and spans[:, 1].min() >= OVERHEAD else None

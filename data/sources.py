@@ -1,0 +1,161 @@
+"""Where documents come from: text files, the standard library of this Python, a Wikipedia dump (see `wikipedia.py`)."""
+
+import glob
+import hashlib
+import os
+import platform
+import sysconfig
+import tokenize
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from data.errors import DataError
+from data.records import unreadable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Documents to prepare, and what tells them from others."""
+
+    name: str
+    """For people."""
+    documents: Callable[[], Iterator[str]]
+    """Starts reading from the beginning; yields documents one by one, always in the same order."""
+    bytes: int
+    """Estimate of the text's size."""
+    identity: dict[str, Any]
+    """What a later call compares to see whether it would read the same (JSON)."""
+    clean: Callable[[str], str] | None = None
+    """Applied to every document, in parallel; a module's function."""
+
+
+def text_source(patterns: Sequence[str], *, documents: str = "file", document_bytes: int = 2**20) -> Source:
+    """Return the documents of UTF-8 text files.
+
+    Args:
+        patterns: files, folders (all their files, but hidden ones, recursively) or globs.
+        documents: what one document is: "file", "paragraph" (ends at an empty line) or "line".
+        document_bytes: a document is cut at the end of the line that reaches this many characters, and a line of that
+            many is cut there, so that a file of any size takes little memory.
+    """
+    files = _text_files(patterns)
+    stats = [(path, path.stat()) for path in files]
+
+    def read() -> Iterator[str]:
+        for path in files:
+            yield from _read_text(path, documents, document_bytes)
+
+    facts = [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
+    identity = {"documents": documents, "document_bytes": document_bytes, "files": _digest(facts), "count": len(files)}
+    return Source(
+        name=f"{len(files)} text file{'s' * (len(files) > 1)}",
+        documents=read,
+        bytes=sum(stat.st_size for _, stat in stats),
+        identity=identity,
+    )
+
+
+def stdlib_source(folder: Path | None = None) -> Source:
+    """Return the Python source files, docstrings and all, of this Python's standard library: one document per file.
+
+    The order is scrambled by name, so that the first so many bytes are a fair sample. Equal files count once, and files
+    that are no text in their declared encoding (a few tests are meant not to be) do not count.
+    """
+    root = folder or Path(sysconfig.get_path("stdlib"))
+    names = []
+    for parent, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in ("site-packages", "dist-packages", "__pycache__")]
+        names += [Path(parent, name).relative_to(root).as_posix() for name in files if name.endswith(".py")]
+    names.sort(key=lambda name: hashlib.sha256(name.encode(errors="surrogateescape")).digest())
+    sizes = [(name, (root / name).stat().st_size) for name in names if (root / name).is_file()]
+    if not sizes:
+        raise DataError(
+            f"{root}: got no Python source files; expected this Python's standard library. "
+            "Install Python with its sources, or prepare other text: data/prepare.py text."
+        )
+
+    def read() -> Iterator[str]:
+        seen = set()
+        for name, _ in sizes:
+            try:
+                with tokenize.open(str(root / name)) as file:
+                    text = file.read()
+            except (SyntaxError, UnicodeDecodeError):
+                continue
+            except OSError as error:
+                raise unreadable(root / name, error) from error
+            digest = hashlib.sha256(text.encode()).digest()
+            if digest not in seen:
+                seen.add(digest)
+                yield text
+
+    version = f"{platform.python_implementation()} {platform.python_version()}"
+    return Source(
+        name=f"the standard library of {version}",
+        documents=read,
+        bytes=sum(size for _, size in sizes),
+        identity={"python": version, "files": _digest(sorted(sizes)), "count": len(sizes)},
+    )
+
+
+def _text_files(patterns: Sequence[str]) -> list[Path]:
+    files: dict[Path, None] = {}
+    for pattern in patterns:
+        path = Path(pattern).expanduser()
+        if path.is_dir():
+            inside = (found for found in path.rglob("*") if found.is_file())
+            matches = [found for found in inside if not any(part[0] == "." for part in found.relative_to(path).parts)]
+        elif path.exists():
+            matches = [path]
+        else:
+            matches = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
+        if not matches:
+            raise DataError(
+                f"text files: got '{pattern}', which matches no file; expected files, folders or globs. Check the path."
+            )
+        files.update(dict.fromkeys(sorted(matches)))
+    return list(files)
+
+
+def _read_text(path: Path, documents: str, limit: int) -> Iterator[str]:
+    cut = {"file": _files, "paragraph": _paragraphs, "line": _lines}[documents]
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            yield from cut(file, limit)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: got bytes that are not UTF-8 ({error.reason}); expected a UTF-8 text file. "
+            "Convert it (iconv), or leave it out: give a glob such as 'folder/**/*.txt'."
+        ) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _files(file: TextIO, limit: int) -> Iterator[str]:
+    while piece := file.read(limit):
+        if len(piece) == limit and not piece.endswith("\n"):
+            piece += file.readline(limit)
+        yield piece
+
+
+def _lines(file: TextIO, limit: int) -> Iterator[str]:
+    while line := file.readline(limit):
+        yield line.rstrip("\n")
+
+
+def _paragraphs(file: TextIO, limit: int) -> Iterator[str]:
+    paragraph, size = [], 0
+    while line := file.readline(limit):
+        if line.strip():
+            paragraph.append(line)
+            size += len(line)
+        if size >= limit or not line.strip():
+            yield "".join(paragraph)
+            paragraph, size = [], 0
+    yield "".join(paragraph)
+
+
+def _digest(facts: Sequence[Any]) -> str:
+    return hashlib.sha256(repr(facts).encode(errors="surrogateescape")).hexdigest()

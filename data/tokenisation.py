@@ -1,0 +1,143 @@
+"""Text to tokens: training a byte-level BPE tokenizer, and tokenising in parallel with the results in input order."""
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from data.errors import DataError
+from data.records import unreadable
+
+END_OF_TEXT = "<|endoftext|>"
+SMALLEST_VOCABULARY = 257
+"""One token per byte, and the end of text."""
+
+_BATCH_CHARACTERS = 2**20
+_IN_FLIGHT = 2
+
+Clean = Callable[[str], str] | None
+Encoded = tuple[np.ndarray, np.ndarray]
+"""All tokens of a batch of documents, uint32 [tokens], and the count of each, int64 [documents]."""
+
+
+def train_tokenizer(documents: Iterable[str], vocabulary_size: int) -> Tokenizer:
+    """Train byte-level BPE as GPT-2's: `vocabulary_size` tokens, fewer if the text gives no more; `END_OF_TEXT` is 0."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return tokenizer
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer.json; it must know `END_OF_TEXT`."""
+    try:
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except Exception as error:  # The tokenizers package raises nothing narrower.
+        raise DataError(f"{path}: got '{error}'; expected a tokenizer.json. Check the file.") from error
+    if tokenizer.token_to_id(END_OF_TEXT) is None:
+        raise DataError(f"{path}: got no token '{END_OF_TEXT}'; expected one to end documents. Add it.")
+    return tokenizer
+
+
+def tokenise(
+    documents: Iterable[str], tokenizer: Tokenizer, clean: Clean = None, workers: int = 1
+) -> Iterator[np.ndarray]:
+    """Yield each document's tokens and `END_OF_TEXT`, uint32 [tokens], in input order, whatever `workers` is.
+
+    An empty document gives no tokens. Memory holds a few batches of a megabyte per worker.
+
+    Args:
+        clean: applied to each document before; a module's function.
+        workers: processes that share the work; 1 means this one alone.
+    """
+    batches = _batches(documents)
+    if workers <= 1:
+        encoder = _encoder(tokenizer.to_str())
+        results: Iterator[Encoded] = (_encode(batch, encoder, clean) for batch in batches)
+    else:
+        results = _ordered(batches, tokenizer, clean, workers)
+    for tokens, lengths in results:
+        yield from np.split(tokens, np.cumsum(lengths)[:-1])
+
+
+def _ordered(batches: Iterator[list[str]], tokenizer: Tokenizer, clean: Clean, workers: int) -> Iterator[Encoded]:
+    # Fresh processes: forked ones would inherit the tokenizer's threads half-way through whatever they are doing.
+    pool = ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(tokenizer.to_str(), clean),
+    )
+    try:
+        waiting: deque[Future[Encoded]] = deque()
+        for batch in batches:
+            waiting.append(pool.submit(_work, batch))
+            if len(waiting) > _IN_FLIGHT * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise DataError(
+            f"tokenisation: got a worker process that ended early; expected {workers} to finish. "
+            "Perhaps memory ran out: use fewer --workers."
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document) + 1
+        if size >= _BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _encoder(tokenizer: str) -> Tokenizer:
+    encoder = Tokenizer.from_str(tokenizer)
+    encoder.encode_special_tokens = True  # Text that spells a special token is text.
+    encoder.no_padding()
+    encoder.no_truncation()
+    return encoder
+
+
+def _encode(batch: list[str], encoder: Tokenizer, clean: Clean) -> Encoded:
+    texts = [clean(text) for text in batch] if clean else batch
+    end = [encoder.get_vocab()[END_OF_TEXT]]
+    encodings = encoder.encode_batch_fast([text if text.strip() else "" for text in texts], add_special_tokens=False)
+    parts = [np.array(encoding.ids + end if encoding.ids else [], dtype=np.uint32) for encoding in encodings]
+    return np.concatenate(parts), np.array([part.size for part in parts], dtype=np.int64)
+
+
+_worker: tuple[Tokenizer, Clean]
+"""What a worker process was started with."""
+
+
+def _start_worker(tokenizer: str, clean: Clean) -> None:
+    global _worker
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # One thread per process: there is a process per core.
+    _worker = _encoder(tokenizer), clean
+
+
+def _work(batch: list[str]) -> Encoded:
+    return _encode(batch, *_worker)

@@ -1,0 +1,137 @@
+"""Articles of a Wikipedia XML dump (`…-pages-articles.xml.bz2`), read as a stream, as plain text."""
+
+import bz2
+import html
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from data.errors import DataError
+from data.records import unreadable
+from data.sources import Source
+
+COMPRESSION = 4
+"""Bytes of text per byte of a bz2 dump, roughly."""
+
+_DROPPED_TAGS = "ref|math|gallery|timeline|score|syntaxhighlight|source|imagemap|graph|chem|mapframe"
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_DROPPED = re.compile(rf"<({_DROPPED_TAGS})\b(?:[^<>]*/>|[^<>]*>.*?</\1\s*>)", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+_TEMPLATE = re.compile(r"\{\{|\}\}")
+_TABLE = re.compile(r"^[:*# ]*\{\||^[ \t]*\|\}", re.MULTILINE)
+_LINK = re.compile(r"\[\[([^\[\]]*)\]\]")
+_URL = re.compile(r"\[(?:https?:|ftp:)?//[^\s\]]+\s*([^\]]*)\]")
+_QUOTES = re.compile(r"'{2,}")
+_HEADING = re.compile(r"^(={1,6})[ \t]*(.*?)[ \t]*\1[ \t]*$", re.MULTILINE)
+_BULLET = re.compile(r"^[*#:;]+[ \t]*", re.MULTILINE)
+_SWITCH = re.compile(r"__[A-Z]+__")
+_SPACES = re.compile(r"[ \t\xa0]+")
+_LINES = re.compile(r"[ \t]*\n(?:[ \t]*\n)+")
+_NO_ARTICLE = re.compile(
+    r"\s*(?:(?:file|image|category|media|template|user|wikipedia|help|portal)\s*:|[\w-]+:\S)", re.IGNORECASE
+)
+"""Target of a link to a file, a category or another wiki, in any language; "Alien: Covenant" is an article."""
+
+
+def wikipedia_source(dump: Path) -> Source:
+    """Return the articles of a dump, bz2 or plain XML: title, empty line, text. Redirects and talk are left out."""
+    try:
+        size, stamp = dump.stat().st_size, dump.stat().st_mtime_ns
+        compressed = _is_compressed(dump)
+    except OSError as error:
+        raise unreadable(dump, error) from error
+    return Source(
+        name=f"the Wikipedia dump {dump.name}",
+        documents=lambda: _articles(dump, compressed),
+        clean=strip_markup,
+        bytes=size * (COMPRESSION if compressed else 1),
+        identity={"dump": dump.name, "bytes": size, "modified": stamp},
+    )
+
+
+def strip_markup(article: str) -> str:
+    """Return the plain text of wiki markup: links as their text; no templates, tables, references, files or tags."""
+    text = _COMMENT.sub("", article)
+    text = _DROPPED.sub("", text)
+    text = _without_nested(text, _TEMPLATE, "{{")
+    text = _without_nested(text, _TABLE, "{|")
+    previous = None
+    while previous != text:  # Links nest in the captions of files: from the inside out.
+        previous, text = text, _LINK.sub(_link_text, text)
+    text = _URL.sub(r"\1", text)
+    text = _TAG.sub("", text)
+    text = html.unescape(text)
+    for pattern, replacement in ((_QUOTES, ""), (_HEADING, r"\2"), (_BULLET, ""), (_SWITCH, ""), (_SPACES, " ")):
+        text = pattern.sub(replacement, text)
+    return _LINES.sub("\n\n", text).strip()
+
+
+def _link_text(match: re.Match[str]) -> str:
+    target, _, label = match[1].rpartition("|")
+    return "" if _NO_ARTICLE.match(target or label) else label.removeprefix(":")
+
+
+def _without_nested(text: str, brackets: re.Pattern[str], opening: str) -> str:
+    """Return `text` without what stands between balanced brackets; an opening one that nobody closes stays."""
+    kept: list[str] = []
+    starts: list[tuple[int, int]] = []  # Of each open bracket: where it is, and how much was kept before it.
+    position = 0
+    for match in brackets.finditer(text):
+        if match[0].endswith(opening):
+            starts.append((match.start(), len(kept)))
+            kept.append(text[position : match.start()])
+            position = match.start()
+        elif starts:
+            _, count = starts.pop()
+            del kept[count + 1 :]
+            position = match.end()
+    return "".join(kept) + text[position:]
+
+
+def _is_compressed(dump: Path) -> bool:
+    with open(dump, "rb") as file:
+        return file.read(3) == b"BZh"
+
+
+def _articles(dump: Path, compressed: bool) -> Iterator[str]:
+    found = 0
+    try:
+        with bz2.open(dump) if compressed else open(dump, "rb") as file:
+            for article in _parse(file):
+                found += 1
+                yield article
+    except (ElementTree.ParseError, EOFError) as error:
+        raise DataError(
+            f"{dump}: got damaged data after article {found} ({error}); expected a whole XML dump, plain or bz2. "
+            "Download it again and compare its checksum."
+        ) from error
+    except OSError as error:
+        raise unreadable(dump, error) from error
+    if not found:
+        raise DataError(
+            f"{dump}: got no articles; expected a dump such as enwiki-latest-pages-articles.xml.bz2. Check it."
+        )
+
+
+def _parse(file: IO[bytes]) -> Iterator[str]:
+    events = ElementTree.iterparse(file, events=("start", "end"))
+    _, root = next(events)
+    for event, element in events:
+        if event == "end" and _name(element) == "page":
+            article = _article(element)
+            root.clear()  # Else the tree of the whole dump stays in memory.
+            if article:
+                yield article
+
+
+def _article(page: ElementTree.Element) -> str | None:
+    fields = {_name(element): element.text or "" for element in page.iter()}
+    if fields.get("ns", "0") != "0" or "redirect" in fields or not fields.get("text", "").strip():
+        return None
+    return f"{fields.get('title', '')}\n\n{fields['text']}"
+
+
+def _name(element: ElementTree.Element) -> str:
+    return element.tag.rpartition("}")[2]
