@@ -16,7 +16,8 @@ import inspect
 import sys
 from dataclasses import dataclass, field
 from typing import (
-    TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Generic, Iterator, List, Optional, ParamSpec, Sequence, Tuple, Union, cast,
+    TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Generic, Iterable, Iterator, List, Mapping, Optional, ParamSpec, Sequence, Tuple,
+    Union, cast,
 )  # fmt: skip
 
 from popxl.context import get_current_context
@@ -255,7 +256,13 @@ def _bind(definition: OpDefinition, required: Tuple[str, ...], args: Any, kwargs
                     f"{definition.name}: got {name} = {type(item).__name__}; expected a popxl.Tensor. Make a constant with "
                     "popxl.constant(...) first."
                 )
-    return {n: tuple(v) if isinstance(v, list) else v for n, v in arguments.items()}
+    return {n: tuple(v) if _is_sequence(v) else v for n, v in arguments.items()}
+
+
+def _is_sequence(value: Any) -> bool:
+    """Whether an argument is a list, array or generator, which an op keeps as a tuple: plain, hashable, read more than once."""
+    is_scalar = isinstance(value, (str, bytes, tuple, Mapping, Tensor)) or getattr(value, "ndim", 1) == 0
+    return isinstance(value, Iterable) and not is_scalar
 
 
 def call_arguments(definition: OpDefinition, arguments: Dict[str, Any]) -> Tuple[List[Any], Dict[str, Any]]:
@@ -386,7 +393,8 @@ def inplace(base: Any, parameter: str) -> Any:
 def alias(base: Any) -> Any:
     """The form ``base_`` of a view op whose result shares the operand's storage: writing to one writes to the other."""
     base_def: OpDefinition = base.definition
-    result = _derive(base, base_def.infer, views=base_def.views, alias=True, verb=f"As `{base_def.name}`, but a view of")
+    result = _derive(base, base_def.infer, views=base_def.views, alias=True, differentiable=base_def.differentiable,
+                     verb=f"As `{base_def.name}`, but a view of")
     result.definition.vjp = lambda *args, **kwargs: base_def.vjp(*args, **kwargs)  # type: ignore[misc]
     return result
 
@@ -400,8 +408,8 @@ def _derive(base: Any, infer: Callable[..., Any], verb: str, **facts: Any) -> An
     fn.__doc__ = f"{verb} and return it.\n\n{inspect.getdoc(base) or ''}"
     return declare(fn, OpDefinition(
         name=base_def.name + "_", infer=infer, signature=base_def.signature, host=base_def.host, random=base_def.random,
-        cost=lambda *a, **k: base_def.cost(*a, **k) if base_def.cost else Cost(), base=base_def, file=base_def.file,
-        module=base_def.module, **facts,
+        effects=base_def.effects, cost=lambda *a, **k: base_def.cost(*a, **k) if base_def.cost else Cost(), base=base_def,
+        file=base_def.file, module=base_def.module, **facts,
     ))  # fmt: skip
 
 
