@@ -4,7 +4,7 @@ import ast
 import inspect
 import math
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from textwrap import dedent
@@ -161,6 +161,23 @@ def field_docstrings(record: type) -> dict[str, str]:
             if isinstance(follower, ast.Expr) and isinstance(follower.value, ast.Constant):
                 docs[statement.target.id] = inspect.cleandoc(str(follower.value.value))
     return docs
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """The value of every leaf, by name."""
+    return {
+        leaf.name: getattr(getattr(config, leaf.section) if leaf.section else config, leaf.name) for leaf in leaves()
+    }
+
+
+def assemble(values: Mapping[str, Any]) -> Config:
+    """The configuration with these values, one for every leaf; nothing is checked."""
+    by_section: dict[str, dict[str, Any]] = {section: {} for section in sections()}
+    for leaf in leaves():
+        by_section[leaf.section][leaf.name] = values[leaf.name]
+    own = by_section.pop("")
+    hints = get_type_hints(Config)
+    return Config(**own, **{section: hints[section](**found) for section, found in by_section.items()})
 
 
 def shown(value: Any) -> str:

@@ -6,21 +6,14 @@ from pathlib import Path
 from typing import Any, Optional
 
 from config.errors import ConfigError
-from config.leaves import Leaf, leaves
-from config.schema import Checkpoint, Config, Data, Execution, Logging, Model, Training
-from config.validation import combination_problems, value_problems
+from config.leaves import Leaf, assemble, flatten, leaves, sections
+from config.schema import Config
+from config.validation import check_values, combination_problems
 from config.yaml_files import read_yaml
 
 PRESETS_FILE = Path(__file__).with_name("pretraining.yml")
 INHERITS = "inherits"
-SECTIONS = {
-    "model": Model,
-    "training": Training,
-    "data": Data,
-    "execution": Execution,
-    "checkpoint": Checkpoint,
-    "logging": Logging,
-}
+SECTIONS = tuple(name for name in sections() if name)
 
 
 def preset_names(file: Path = PRESETS_FILE) -> tuple[str, ...]:
@@ -103,21 +96,8 @@ def build(
     """
     found = list(problems)
     given = {**_from_sections(mapping, found), **_from_leaves(values, found)}
-    base = base or Config()
-    sections: dict[str, dict[str, Any]] = {section: {} for section in ("", *SECTIONS)}
-    for leaf in leaves():
-        owner = getattr(base, leaf.section) if leaf.section else base
-        sections[leaf.section][leaf.name] = getattr(owner, leaf.name)
-        if leaf.name in given:
-            value = given[leaf.name]
-            try:
-                value = leaf.check(value)
-            except ValueError:
-                pass  # told by value_problems below, with the other values that are wrong
-            sections[leaf.section][leaf.name] = value
-    records: dict[str, Any] = {name: record(**sections[name]) for name, record in SECTIONS.items()}
-    config = Config(**sections[""], **records)
-    wrong, names = value_problems(config)
+    checked, wrong, names = check_values({**flatten(base or Config()), **given})
+    config = assemble(checked)
     found += wrong + combination_problems(config, names | bad)
     if found:
         raise ConfigError(found)

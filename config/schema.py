@@ -78,7 +78,7 @@ class Training:
     learning_rate: Positive = 6e-4
     """Highest learning rate, reached after warm-up."""
     minimum_learning_rate: PositiveOrZero = 0.0
-    """Learning rate at the last step of the linear and cosine schedules."""
+    """Learning rate that the linear and cosine schedules fall to."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """Course of the learning rate after warm-up."""
     warmup_steps: CountOrZero = 0

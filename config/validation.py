@@ -1,11 +1,11 @@
 """Rules that a whole configuration must keep. All problems are told at once, each with its fix."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 from config.errors import ConfigError
-from config.leaves import leaves
+from config.leaves import assemble, flatten, leaves
 from config.schema import Config
 
 
@@ -26,44 +26,39 @@ def validate(config: Config, *, replicas: Optional[int] = None) -> None:
     Raises:
         ConfigError: if anything is wrong; lists every problem.
     """
-    problems, bad = value_problems(config)
-    problems += combination_problems(config, bad, replicas)
+    values, problems, bad = check_values(flatten(config))
+    problems += combination_problems(assemble(values), bad, replicas)
     if problems:
         raise ConfigError(problems)
 
 
-def value_problems(config: Config) -> tuple[list[str], set[str]]:
-    """Values that are wrong by themselves: the messages, and the names of their leaves."""
-    problems, bad = [], set()
+def check_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], frozenset[str]]:
+    """Check each leaf by itself.
+
+    Args:
+        values: a value for every leaf, by name.
+    Returns:
+        the values in their final types, with the default for each that is wrong; the messages about those that are
+        wrong; and their names.
+    """
+    checked, problems, bad = {}, [], set()
     for leaf in leaves():
-        owner = getattr(config, leaf.section) if leaf.section else config
         try:
-            leaf.check(getattr(owner, leaf.name))
+            checked[leaf.name] = leaf.check(values[leaf.name])
         except ValueError as error:
+            checked[leaf.name] = leaf.default
             problems.append(str(error))
             bad.add(leaf.name)
-    return problems, bad
+    return checked, problems, frozenset(bad)
 
 
-def combination_problems(config: Config, bad: set[str], replicas: Optional[int] = None) -> list[str]:
-    """Messages about combinations of leaves that are each fine by themselves (`bad` ones are left out)."""
+def combination_problems(config: Config, bad: Set[str], replicas: Optional[int] = None) -> list[str]:
+    """Messages about combinations of leaves that are each fine by themselves; `bad` ones are not."""
     rules = [_name, _model, _batch, _schedule, _iterations, _validation]
-    found = [problem for rule in rules for problem in _run(rule, config, bad)]
+    found = [problem for rule in rules for problem in rule(config)]
     if replicas is not None:
         found += _replicas(config, replicas)
     return [problem.message for problem in found if not problem.involves & bad]
-
-
-def _run(rule: Callable[[Config], Iterator[Problem]], config: Config, bad: set[str]) -> list[Problem]:
-    """Problems of one rule; a rule that stumbles over a value of a wrong type stops there, for that value is told."""
-    found = []
-    try:
-        for problem in rule(config):
-            found.append(problem)
-    except TypeError:
-        if not bad:
-            raise
-    return found
 
 
 def _problem(involves: str, message: str) -> Problem:
@@ -83,9 +78,7 @@ def _model(config: Config) -> Iterator[Problem]:
     yield from _divides("hidden_size", model.hidden_size, "heads", model.heads)
     yield from _divides("heads", model.heads, "tensor_parallel_1", tp1)
     yield from _divides("hidden_size", model.hidden_size, "tensor_parallel_2", tp2)
-    if model.feed_forward_size is None:
-        yield from _divides("hidden_size", model.feed_forward, "tensor_parallel_1", tp1, shown_as="4 * hidden_size")
-    else:
+    if model.feed_forward_size is not None:  # the default follows from hidden_size
         yield from _divides("feed_forward_size", model.feed_forward_size, "tensor_parallel_1", tp1)
     yield from _divides(
         "sequence_length", model.sequence_length, "attention_serialisation", model.attention_serialisation
@@ -98,29 +91,29 @@ def _model(config: Config) -> Iterator[Problem]:
         )
 
 
-def _divides(name: str, value: int, by: str, divisor: int, shown_as: Optional[str] = None) -> Iterator[Problem]:
+def _divides(name: str, value: int, by: str, divisor: int) -> Iterator[Problem]:
     if value % divisor:
-        below, above = value // divisor * divisor, (value // divisor + 1) * divisor
-        use = f"{below} or {above}" if below else str(above)
-        if shown_as:
-            fix = f"Change {name} or {by}."
-        else:
-            fix = f"Use {use}, or change {by}."
         yield _problem(
-            f"{name} {by}", f"{shown_as or name}: got {value}; expected a multiple of {by} = {divisor}. {fix}"
+            f"{name} {by}",
+            f"{name}: got {value}; expected a multiple of {by} = {divisor}. "
+            f"Use {_multiples(value, divisor)}, or change {by}.",
         )
+
+
+def _multiples(value: int, divisor: int) -> str:
+    """The positive multiples next to a value."""
+    below = value // divisor * divisor
+    return f"{below} or {below + divisor}" if below else str(divisor)
 
 
 def _batch(config: Config) -> Iterator[Problem]:
     batch, execution = config.training.global_batch_size, config.execution
     at_once = execution.data_parallel * execution.micro_batch_size
     if batch % at_once:
-        below, above = batch // at_once * at_once, (batch // at_once + 1) * at_once
-        use = f"{below} or {above}" if below else str(above)
         yield _problem(
             "global_batch_size data_parallel micro_batch_size",
             f"global_batch_size: got {batch}; expected a multiple of data_parallel * micro_batch_size = {at_once}. "
-            f"Use {use}.",
+            f"Use {_multiples(batch, at_once)}.",
         )
 
 

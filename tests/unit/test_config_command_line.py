@@ -1,0 +1,194 @@
+"""The command line: every leaf a flag, every mistake a message."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import config
+from config.leaves import field_docstrings, shown
+
+ROOT = Path(__file__).parents[2]
+
+
+def parse(line: str, default: str = "tiny", **kwargs):
+    return config.parse_command_line(line.split(), program="program", default=default, **kwargs)[0]
+
+
+def problems(line: str, default: str = "tiny", **kwargs) -> tuple[str, ...]:
+    with pytest.raises(config.ConfigError) as caught:
+        parse(line, default, **kwargs)
+    return caught.value.problems
+
+
+def other_value(leaf: config.Leaf):
+    """A valid value that differs from the default and agrees with the tiny preset."""
+    if leaf.choices:
+        return next(choice for choice in leaf.choices if choice != leaf.default)
+    if leaf.is_list:
+        return ("one", "two")
+    if leaf.kind is bool:
+        return not leaf.default
+    if leaf.kind is str:
+        return "word"
+    special = {"validate_every": 2, "hidden_size": 128, "feed_forward_size": 128, "max_positions": 16, "heads": 8}
+    special |= {
+        "sequence_length": 16,
+        "epsilon": 0.5,
+        "learning_rate": 0.25,
+        "dropout": 0.5,
+        "minimum_learning_rate": 1e-6,
+    }
+    if leaf.name in special:
+        return special[leaf.name]
+    return 2 if leaf.kind is int else 0.5
+
+
+@pytest.mark.parametrize("leaf", config.leaves(), ids=lambda leaf: leaf.path)
+def test_every_leaf_is_a_flag_in_every_spelling(leaf):
+    value = other_value(leaf)
+    word = shown(value)
+    extra = " --input_files x" if leaf.name == "validation_files" else ""
+    extra += " --global_batch_size 64" if leaf.section == "execution" else ""
+    spellings = [f"--{leaf.name} {word}", f"--{leaf.path} {word}", f"--{leaf.name.replace('_', '-')} {word}"]
+    if not leaf.is_list:
+        spellings.append(f"--{leaf.name}={word}")
+    for spelling in spellings:
+        found = parse(spelling + extra)
+        owner = getattr(found, leaf.section) if leaf.section else found
+        assert getattr(owner, leaf.name) == value, spelling
+
+
+def test_flags_win_over_the_program_which_wins_over_the_preset():
+    assert parse("").training.steps == 20
+    assert parse("", defaults={"steps": 7}).training.steps == 7
+    assert parse("--steps 9", defaults={"steps": 7}).training.steps == 9
+
+
+def test_config_chooses_a_preset_or_a_file(tmp_path):
+    assert parse("--config gpt2_xl").model.layers == 48
+    assert parse("--config=gpt2_small --layers 3").model.layers == 3
+    file = tmp_path / "config.yml"
+    config.save(config.preset("demo", layers=7), file)
+    assert parse(f"--config {file}") == config.preset("demo", layers=7)
+
+
+def test_booleans_are_switched_on_and_off():
+    assert parse("--wandb").logging.wandb is True
+    assert parse("--no-recomputation").execution.recomputation is False
+    assert parse("--no_recomputation").execution.recomputation is False
+    assert parse("--no-execution.recomputation").execution.recomputation is False
+    assert parse("--recomputation false --wandb=yes").execution.recomputation is False
+    assert parse("--wandb --layers 3").model.layers == 3
+
+
+def test_none_stands_for_no_value():
+    assert parse("--config demo --max_positions 256 --max_positions none").model.max_positions is None
+    assert parse("--memmap_dir none").execution.memmap_dir is None
+    assert parse("--input_files a b --input_files none").data.input_files == ()
+
+
+def test_lists_take_every_word_up_to_the_next_flag():
+    found = parse("--input_files a/*.tfrecord b --layers 3 --validation_files=c")
+    assert found.data.input_files == ("a/*.tfrecord", "b")
+    assert found.data.validation_files == ("c",)
+
+
+def test_a_negative_number_is_a_value_and_no_flag():
+    assert problems("--weight_decay -1") == ("--weight_decay: got -1.0; expected a number, at least 0.",)
+
+
+MISTAKES = [
+    ("--layer 3", "--layer: unknown flag. Did you mean '--layers'?"),
+    ("--confg tiny", "--confg: unknown flag. Did you mean '--config'?"),
+    ("--qqq", "--qqq: unknown flag. See --help for all of them."),
+    ("--no-layers", "--no-layers: unknown flag. Did you mean '--layers'?"),
+    ("stray", "stray: got a word without a flag before it; expected --name value."),
+    ("--layers", "--layers: got no value; expected one. Write --layers VALUE."),
+    ("--layers --heads 4", "--layers: got no value; expected one. Write --layers VALUE."),
+    ("--layers x", "--layers: got 'x'; expected a whole number, at least 1."),
+    ("--layers 1.5", "--layers: got '1.5'; expected a whole number, at least 1."),
+    ("--dropout nan", "--dropout: got nan; expected a number, at least 0 and below 1."),
+    ("--wandb maybe", "--wandb: got 'maybe'; expected true or false."),
+    ("--no-wandb=3", "--no-wandb=3: got a value; expected none. Write --no-wandb."),
+    ("--input_files", "--input_files: got no value; expected paths or patterns, or none."),
+    ("--config", "--config: got no value; expected one. Write --config VALUE."),
+    ("--config tinny", "--config: unknown preset 'tinny'. Did you mean 'tiny'?"),
+    ("--config no.yml", "no.yml: cannot be read"),
+]
+
+
+@pytest.mark.parametrize("line, words", MISTAKES)
+def test_mistakes_are_told_with_their_fix(line, words):
+    (problem,) = problems(line)
+    assert problem.startswith(words)
+
+
+def test_problems_of_flags_values_and_combinations_are_told_together():
+    places = [p.split(":")[0] for p in problems("--layer 3 --heads x --global_batch_size 30 --micro_batch_size 8 word")]
+    assert places == ["--layer", "--heads", "word", "global_batch_size"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Flags of this program alone."""
+
+    plan: bool = False
+    """Show the plan and stop."""
+    iterations: int = 3
+    """Sessions to time."""
+
+
+def test_a_program_may_have_flags_of_its_own():
+    found, options = config.parse_command_line(
+        ["--plan", "--iterations", "5", "--layers", "3"], program="program", default="tiny", options=Options
+    )
+    assert found.model.layers == 3
+    assert options == Options(plan=True, iterations=5)
+    assert "--iterations" in str(problems("--iteration 3", options=Options))
+
+
+def test_help_shows_every_flag_with_its_docstring(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parse("--layers x --help", options=Options)
+    assert stopped.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for leaf in (*config.leaves(), *config.leaves(Options)):
+        assert f"--{leaf.name}" in text
+        assert " ".join(leaf.doc.split()) in text
+    assert all(name in text for name in config.preset_names())
+
+
+def test_every_field_has_a_docstring_that_is_a_sentence():
+    for record in (config.Model, config.Training, config.Data, config.Execution, config.Checkpoint, config.Logging):
+        docs = field_docstrings(record)
+        assert list(docs) == [field for field in record.__slots__]
+        assert all(doc[0].isupper() and doc.endswith(".") for doc in docs.values())
+
+
+def test_the_reference_lists_every_leaf_once():
+    text = config.reference()
+    assert all(text.count(f"| `--{leaf.name}` |") == 1 for leaf in config.leaves())
+
+
+PROGRAM = """
+import sys, config
+with config.exit_on_user_error():
+    config.parse_command_line(sys.argv[1:], program="p", default="tiny")
+print("fine")
+"""
+
+
+def test_a_users_mistake_ends_the_process_with_code_2_and_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "--layers", "0"], capture_output=True, text=True, cwd=ROOT, timeout=20
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: --layers: got 0; expected a whole number, at least 1.\n"
+
+
+def test_other_errors_keep_their_traceback():
+    with pytest.raises(ZeroDivisionError), config.exit_on_user_error():
+        1 / 0
