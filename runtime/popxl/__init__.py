@@ -17,6 +17,7 @@ from popxl.module import Module
 from popxl.random_seed import create_seeds
 from popxl.remote_buffer import RemoteBuffer, remote_buffer
 from popxl.replica_grouping import ReplicaGrouping
+from popxl.session import Session
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, d2h_stream, h2d_stream
 from popxl.tensor import (
     Tensor, TensorByRef, TensorSpec, constant, graph_input, graph_output, remote_replica_sharded_variable, remote_variable,

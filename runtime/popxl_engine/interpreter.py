@@ -19,6 +19,10 @@ from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.machine.lockstep import Rendezvous, run_lockstep
 
 
+SAME_BITS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""torch writes by index to signed integers only."""
+
+
 class Storage:
     """One flat array. Joining storages (``concat_``) leaves them as parts of a larger one."""
 
@@ -53,7 +57,8 @@ class Cell:
     def write(self, value: torch.Tensor) -> None:
         """Change the elements; every alias sees it."""
         root, offset = self.storage.root()
-        root.data[(self.index + offset).reshape(-1)] = value.reshape(-1)
+        bits = SAME_BITS.get(value.dtype, value.dtype)
+        root.data.view(bits)[(self.index + offset).reshape(-1)] = value.reshape(-1).view(bits)
 
 
 def join(cells: Sequence[Cell]) -> List[Cell]:

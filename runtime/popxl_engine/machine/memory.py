@@ -1,0 +1,60 @@
+"""Remote memory of one replica: buffers of equal rows beside the device, in RAM or in files that are mapped into memory."""
+
+from typing import Dict, Optional, Sequence
+
+import torch
+
+ALIGNMENT = 64
+"""Bytes; rows start on cache lines."""
+
+
+class Rows:
+    """The slots of one remote buffer on one replica.
+
+    Rows share one slab, which the system backs with memory as rows are written; a row may instead be adopted from the
+    caller (a memory-mapped file).
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, entries: int):
+        self.shape, self.dtype, self.entries = tuple(shape), dtype, entries
+        self._slab: Optional[torch.Tensor] = None
+        self._rows: Dict[int, torch.Tensor] = {}
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, without padding."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def adopt(self, index: int, row: torch.Tensor) -> None:
+        """Use the caller's memory as a row."""
+        self._rows[index] = row
+
+    def row(self, index: int) -> torch.Tensor:
+        """The row itself: writing to it changes the buffer. IndexError outside the buffer."""
+        found = self._rows.get(index)
+        if found is None:
+            found = self._rows[index] = self._cut(index)
+        return found
+
+    def _cut(self, index: int) -> torch.Tensor:
+        if not 0 <= index < self.entries:
+            raise IndexError(
+                f"remote buffer: got offset {index}; expected 0 <= offset < {self.entries} entries. Allocate the buffer with more entries."
+            )
+        if self._slab is None:
+            self._slab = allocate(self._stride * self.entries)
+        start = index * self._stride
+        return self._slab[start : start + self.row_bytes].view(self.dtype).view(self.shape)
+
+    @property
+    def _stride(self) -> int:
+        return -(-self.row_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def allocate(nbytes: int) -> torch.Tensor:
+    """Bytes that start on a cache line; the system backs them with memory as they are written."""
+    raw = torch.empty(max(nbytes, 1) + ALIGNMENT, dtype=torch.uint8)
+    start = -raw.data_ptr() % ALIGNMENT
+    return raw[start : start + nbytes]
+
+

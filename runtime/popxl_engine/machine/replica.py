@@ -1,0 +1,64 @@
+"""What one replica of this process owns: its variables, its remote rows, and its place in the streams of a run."""
+
+from typing import Any, Dict, Mapping
+
+import torch
+from popxl.remote_buffer import RemoteBuffer
+from popxl.streams import Stream
+from popxl.values import Tensor
+
+from popxl_engine.machine.memory import Rows
+
+Arrays = Mapping[Stream, torch.Tensor]
+
+
+class Replica:
+    """The machine's handle: kernels with host or remote effects get it as their first parameter."""
+
+    def __init__(self, index: int, rows: Dict[RemoteBuffer, Rows]):
+        self.index = index
+        """Among all replicas, over all processes."""
+        self.rows = rows
+        self.state: Dict[Tensor, torch.Tensor] = {}
+        """Variables, and shards of variables, that live on the device."""
+        self._inputs: Arrays = {}
+        self._outputs: Arrays = {}
+        self._position: Dict[Stream, int] = {}
+
+    def begin(self, inputs: Arrays, outputs: Arrays) -> None:
+        """Start a run: each stream's array is ``[transfers, *shape]`` for this replica."""
+        self._inputs, self._outputs, self._position = inputs, outputs, {}
+
+    def _next(self, stream: Stream, arrays: Arrays) -> torch.Tensor:
+        position = self._position.get(stream, 0)
+        array = arrays[stream]
+        if position >= array.shape[0]:
+            raise RuntimeError(
+                f"stream '{stream.tensor_id}': got transfer {position + 1} of a run whose arrays hold {array.shape[0]}; expected no more. "
+                "Set ir.num_host_transfers to the number of loads and stores that one run makes."
+            )
+        self._position[stream] = position + 1
+        return array[position]
+
+    def host_load(self, stream: Stream) -> torch.Tensor:
+        """The next slot of an input stream. The caller must not write to it."""
+        return self._next(stream, self._inputs)
+
+    def host_store(self, stream: Stream, t: torch.Tensor) -> None:
+        """Fill the next slot of an output stream."""
+        self._next(stream, self._outputs).copy_(t)
+
+    def remote_load(self, buffer: RemoteBuffer, offset: int) -> torch.Tensor:
+        """Row ``offset`` itself; whoever needs it unchanged copies."""
+        return self.rows[buffer].row(offset)
+
+    def remote_store(self, buffer: RemoteBuffer, offset: int, t: torch.Tensor) -> None:
+        """Write row ``offset``. Storing a row into itself is free."""
+        row = self.rows[buffer].row(offset)
+        if row.data_ptr() != t.data_ptr() or row.numel() == 0:
+            row.copy_(t)
+
+
+def as_array(t: torch.Tensor) -> Any:
+    """A host tensor's memory as a numpy array (float32 for bfloat16)."""
+    return (t.float() if t.dtype is torch.bfloat16 else t).numpy()
