@@ -1,50 +1,303 @@
-"""Elementwise arithmetic of two tensors that broadcast against each other."""
+"""Elementwise arithmetic: ops of two tensors that broadcast against each other, and ops of a tensor and numbers."""
 
-from typing import Tuple
+from typing import Any, Optional, Tuple, Union
 
 import numpy as np
 
-from popxl.errors import DTypeError, ShapeError
+from popxl.errors import ShapeError
 from popxl.opdef import Cost, inplace, op
-from popxl.values import Tensor, TensorSpec
+from popxl.ops.broadcasting import sum_to
+from popxl.ops.casting import cast_if_needed
+from popxl.ops.checks import (
+    binary,
+    broadcast_spec,
+    check_floating,
+    check_numeric,
+    check_same_dtype,
+    check_scalar,
+    elementwise_cost,
+    unary,
+)
+from popxl.values import HostScalarTensor, Tensor, TensorLike, TensorSpec
+
+Grads = Tuple[Optional[Tensor], Optional[Tensor]]
+Scalar = Union[float, Tensor]
 
 
-def broadcast_shape(name: str, lhs: Tensor, rhs: Tensor) -> Tuple[int, ...]:
-    """numpy's broadcast of two shapes. ShapeError if they do not fit."""
-    try:
-        return np.broadcast_shapes(lhs.shape, rhs.shape)
-    except ValueError:
-        raise ShapeError(
-            f"{name}: got lhs {lhs.spec} and rhs {rhs.spec}; expected shapes that broadcast: equal, or 1, from the last axis. "
-            "Reshape one operand."
-        ) from None
+def _add_vjp(dy: Tensor, y: Tensor, lhs: Tensor, rhs: Tensor) -> Grads:
+    return sum_to(dy, lhs.shape), sum_to(dy, rhs.shape)
 
 
-def binary_spec(name: str, lhs: Tensor, rhs: Tensor) -> TensorSpec:
-    """Spec of an elementwise result: broadcast shape, the common dtype, the shard's meta_shape where one operand has it."""
-    if lhs.dtype is not rhs.dtype:
-        raise DTypeError(f"{name}: got lhs {lhs.spec} and rhs {rhs.spec}; expected equal dtypes. Cast one operand with ops.cast.")
-    shape = broadcast_shape(name, lhs, rhs)
-    meta = next((t.meta_shape for t in (lhs, rhs) if t.meta_shape and t.shape == shape), ())
-    return TensorSpec(shape, lhs.dtype, meta)
+def _sub_vjp(dy: Tensor, y: Tensor, lhs: Tensor, rhs: Tensor) -> Grads:
+    return sum_to(dy, lhs.shape), negate(sum_to(dy, rhs.shape))
 
 
-def elementwise_cost(y: Tensor, *arguments: object) -> Cost:
-    """One operation per element of the result."""
-    return Cost(flops=y.nelms)
+def _mul_vjp(dy: Tensor, y: Tensor, lhs: Tensor, rhs: Tensor) -> Grads:
+    return sum_to(mul(dy, rhs), lhs.shape), sum_to(mul(dy, lhs), rhs.shape)
 
 
-def binary(name: str, host: object, doc: str) -> "object":
-    """Declare an elementwise op of two tensors of one dtype."""
-
-    def fn(lhs: Tensor, rhs: Tensor) -> TensorSpec:
-        return binary_spec(name, lhs, rhs)
-
-    fn.__name__, fn.__doc__, fn.__module__ = name, doc, __name__
-    result = op(fn, host=host)
-    result.cost(elementwise_cost)
-    return result
+def _div_vjp(dy: Tensor, y: Tensor, lhs: Tensor, rhs: Tensor) -> Grads:
+    dlhs = div(dy, rhs)
+    return sum_to(dlhs, lhs.shape), negate(sum_to(mul(dlhs, y), rhs.shape))
 
 
-add = binary("add", np.add, "Broadcast sum: lhs [a], rhs [b] -> [broadcast(a, b)]; equal dtypes.")
+def _fmod_vjp(dy: Tensor, y: Tensor, lhs: Tensor, rhs: Tensor) -> Grads:
+    # y = lhs - rhs * trunc(lhs / rhs), and the truncated quotient is constant almost everywhere.
+    return sum_to(dy, lhs.shape), sum_to(mul(dy, div(sub(y, lhs), rhs)), rhs.shape)
+
+
+def _host_div(lhs: Any, rhs: Any) -> Any:
+    if np.issubdtype(np.asarray(lhs).dtype, np.integer):
+        return (np.sign(lhs) * np.sign(rhs) * (np.abs(lhs) // np.abs(rhs))).astype(np.asarray(lhs).dtype)
+    return np.divide(lhs, rhs)
+
+
+add = binary("add", "Broadcast sum.", _add_vjp, np.add)
 add_ = inplace(add, "lhs")
+sub = binary("sub", "Broadcast difference, lhs - rhs.", _sub_vjp, np.subtract)
+mul = binary("mul", "Broadcast product.", _mul_vjp, np.multiply)
+div = binary("div", "Broadcast quotient; truncated towards zero for integers.", _div_vjp, _host_div)
+fmod = binary("fmod", "Broadcast remainder of C: it has the sign of lhs. Also for integers.", _fmod_vjp, np.fmod)
+
+negate = unary("negate", "Elementwise -t.", lambda dy, y, t: negate(dy), host=np.negative, numeric=True)
+abs = unary("abs", "Elementwise absolute value.", lambda dy, y, t: mul(dy, sign(t)), host=np.abs, numeric=True)
+sign = unary("sign", "Elementwise -1, 0 or 1.", lambda dy, y, t: None, host=np.sign, numeric=True)
+
+
+# Powers
+
+
+@op(name="pow")
+def _pow(t: Tensor, e: Scalar) -> TensorSpec:
+    """Elementwise t**e. See `pow`."""
+    check_numeric("pow", t=t)
+    if isinstance(e, Tensor):
+        return broadcast_spec("pow", t=t, e=e)
+    check_scalar("pow", "e", e)
+    return t.spec
+
+
+def pow(t: Tensor, e: Union[float, int, TensorLike]) -> Tensor:
+    """Elementwise power t**e.
+
+    Shapes: t [a], e a number, or an array or tensor [b] of t's dtype -> [broadcast(a, b)], t's dtype.
+    Raises:
+        DTypeError: if e is a tensor of another dtype.
+        ShapeError: if the shapes do not broadcast.
+    """
+    if isinstance(e, (int, float)) and not isinstance(e, bool) and isinstance(t, Tensor) and t.dtype.is_floating_point:
+        return _pow(t, float(e))
+    return _pow(t, t._ensure_tensor(e) if isinstance(t, Tensor) else e)
+
+
+@_pow.vjp
+def pow_vjp(dy: Tensor, y: Tensor, t: Tensor, e: Scalar) -> Grads:
+    """e * t**(e - 1) for the base; y * log(t) for the exponent, 0 where t is 0."""
+    if not isinstance(e, Tensor):
+        return mul(dy, scale(pow(t, e - 1.0), e)), None
+    dt, de = pow_grad(dy, t, e, y)
+    return sum_to(dt, t.shape), sum_to(de, e.shape)
+
+
+@_pow.cost
+def pow_cost(y: Tensor, t: Tensor, e: Scalar) -> Cost:
+    """A logarithm, a product and an exponential per element."""
+    return Cost(flops=3 * y.nelms)
+
+
+@op(differentiable=False)
+def pow_grad(dy: Tensor, t: Tensor, e: Tensor, y: Tensor) -> Tuple[TensorSpec, ...]:
+    """Gradients of t**e for base and exponent, both in the shape of y."""
+    return dy.spec, dy.spec
+
+
+@pow_grad.cost
+def pow_grad_cost(y: Tuple[Tensor, Tensor], dy: Tensor, *operands: Tensor) -> Cost:
+    """Power and logarithm per element."""
+    return Cost(flops=8 * dy.nelms)
+
+
+# Maximum of several tensors
+
+
+def _named(ts: Tuple[Tensor, ...]) -> Any:
+    return {f"ts[{i}]": t for i, t in enumerate(ts)}
+
+
+@op(host=lambda *ts: np.maximum.reduce(np.broadcast_arrays(*ts)))
+def maximum(*ts: Tensor) -> TensorSpec:
+    """Elementwise maximum of several tensors. Where several are largest they share the gradient evenly.
+
+    Shapes: each [a_i], numbers of one dtype -> [broadcast of all].
+    Raises:
+        ShapeError: if there are none, or they do not broadcast.
+        DTypeError: if the dtypes differ or are bool.
+    """
+    if not ts:
+        raise ShapeError("maximum: got no tensors; expected at least one.")
+    check_numeric("maximum", **_named(ts))
+    return broadcast_spec("maximum", **_named(ts))
+
+
+@maximum.vjp
+def maximum_vjp(dy: Tensor, y: Tensor, *ts: Tensor) -> Tuple[Tuple[Tensor, ...]]:
+    """The gradient goes to the operand that is largest."""
+    return (tuple(sum_to(g, t.shape) for g, t in zip(maximum_grad(dy, y, *ts), ts)),)
+
+
+@maximum.cost
+def maximum_cost(y: Tensor, *ts: Tensor) -> Cost:
+    """A comparison per element and further operand."""
+    return Cost(flops=y.nelms * (len(ts) - 1))
+
+
+@op(differentiable=False)
+def maximum_grad(dy: Tensor, y: Tensor, *ts: Tensor) -> Tuple[TensorSpec, ...]:
+    """Gradients of `maximum` for each operand, all in the shape of y."""
+    return tuple(dy.spec for _ in ts)
+
+
+@maximum_grad.cost
+def maximum_grad_cost(result: Any, dy: Tensor, y: Tensor, *ts: Tensor) -> Cost:
+    """Comparison, count and product per element and operand."""
+    return Cost(flops=3 * dy.nelms * len(ts))
+
+
+# A tensor and numbers
+
+
+@op
+def scale(t: Tensor, factor: float) -> TensorSpec:
+    """Elementwise t * factor, the factor exact also where t is a 16-bit type. Not in PopXL's API.
+
+    Shapes: t [a], floating point -> [a].
+    """
+    check_floating("scale", t=t)
+    return t.spec
+
+
+@scale.vjp
+def scale_vjp(dy: Tensor, y: Tensor, t: Tensor, factor: float) -> Tensor:
+    """Scale the gradient by the same factor."""
+    return scale(dy, factor)
+
+
+scale.cost(elementwise_cost)
+
+
+@op(host=lambda t, min, max: np.clip(t, *(np.asarray(t).dtype.type(v) if np.isfinite(v) else None for v in (min, max))))
+def clip(t: Tensor, min: float = float("-inf"), max: float = float("inf")) -> TensorSpec:
+    """Elementwise limit to [min, max].
+
+    Shapes: t [a], numbers -> [a].
+    Raises:
+        ShapeError: if min > max.
+    """
+    check_numeric("clip", t=t)
+    if min > max:
+        raise ShapeError(f"clip: got min {min} and max {max}; expected min <= max. Swap them.")
+    return t.spec
+
+
+@clip.vjp
+def clip_vjp(dy: Tensor, y: Tensor, t: Tensor, min: float, max: float) -> Tensor:
+    """The gradient passes where t is inside."""
+    return clip_grad(dy, t, min, max)
+
+
+clip.cost(elementwise_cost)
+
+
+@op(differentiable=False)
+def clip_grad(dy: Tensor, t: Tensor, min: float, max: float) -> TensorSpec:
+    """dy where min <= t <= max, else 0."""
+    return dy.spec
+
+
+clip_grad.cost(elementwise_cost)
+
+
+@op(host=lambda t, increment, modulus: np.fmod(t + np.asarray(increment, t.dtype), np.asarray(modulus, t.dtype)).astype(t.dtype))
+def increment_mod(t: Tensor, increment: float, modulus: float) -> TensorSpec:
+    """Elementwise (t + increment) % modulus, with the remainder's sign that of the sum, as `fmod`.
+
+    Shapes: t [a], numbers -> [a].
+    """
+    check_numeric("increment_mod", t=t)
+    return t.spec
+
+
+@increment_mod.vjp
+def increment_mod_vjp(dy: Tensor, y: Tensor, t: Tensor, increment: float, modulus: float) -> Tensor:
+    """The gradient passes unchanged."""
+    return dy
+
+
+increment_mod.cost(elementwise_cost)
+increment_mod_ = inplace(increment_mod, "t")
+
+
+# Weighted sums
+
+
+def _scaled_add_spec(name: str, X: Tensor, Y: Tensor, a: Scalar, b: Scalar) -> TensorSpec:
+    check_scalar(name, "a", a)
+    check_scalar(name, "b", b)
+    if X.shape != Y.shape:
+        raise ShapeError(f"{name}: got X {X.spec} and Y {Y.spec}; expected equal shapes. Reshape one operand.")
+    return X.spec
+
+
+@op
+def scaled_add(X: Tensor, Y: Tensor, a: Scalar = 1.0, b: Scalar = 1.0) -> TensorSpec:
+    """Elementwise a * X + b * Y, in float32 for 16-bit types.
+
+    Shapes: X and Y [s], numbers of one dtype; a and b numbers or tensors of one element -> [s], X's dtype.
+    Raises:
+        ShapeError: if X and Y differ in shape, or a or b has several elements.
+        DTypeError: if X and Y differ in dtype.
+    """
+    check_numeric("scaled_add", X=X, Y=Y)
+    check_same_dtype("scaled_add", X=X, Y=Y)
+    return _scaled_add_spec("scaled_add", X, Y, a, b)
+
+
+def _times(dy: Tensor, factor: Scalar) -> Tensor:
+    if not isinstance(factor, Tensor):
+        return dy if factor == 1.0 else scale(dy, float(factor))
+    return sum_to(mul(dy, cast_if_needed(factor, dy.dtype)), dy.shape)
+
+
+def _scalar_grad(dy: Tensor, t: Tensor, factor: Scalar) -> Optional[Tensor]:
+    return cast_if_needed(sum_to(mul(dy, t), factor.shape), factor.dtype) if isinstance(factor, Tensor) else None
+
+
+@scaled_add.vjp
+def scaled_add_vjp(dy: Tensor, y: Tensor, X: Tensor, Y: Tensor, a: Scalar, b: Scalar) -> Tuple[Optional[Tensor], ...]:
+    """dy scaled by each factor; for factors that are tensors, the sum of dy times the operand."""
+    return _times(dy, a), _times(dy, b), _scalar_grad(dy, X, a), _scalar_grad(dy, Y, b)
+
+
+@scaled_add.cost
+def scaled_add_cost(y: Tensor, X: Tensor, Y: Tensor, a: Scalar, b: Scalar) -> Cost:
+    """Two products and a sum per element."""
+    return Cost(flops=3 * y.nelms)
+
+
+@op(writes=("X",), differentiable=False)
+def scaled_add_(X: Tensor, Y: Tensor, a: Scalar = 1.0, b: Scalar = 1.0) -> TensorSpec:
+    """Set X to a * X + b * Y and return it. The sum is computed in the wider type and rounded to X's once.
+
+    Shapes: X and Y [s], numbers; Y may be of another width than X; a and b numbers or tensors of one element -> [s].
+    Raises:
+        ShapeError: if X and Y differ in shape, or a or b has several elements.
+    """
+    check_numeric("scaled_add_", X=X, Y=Y)
+    return _scaled_add_spec("scaled_add_", X, Y, a, b)
+
+
+scaled_add_.cost(scaled_add_cost)
+__all__ = [
+    "HostScalarTensor", "abs", "add", "add_", "clip", "clip_grad", "div", "fmod", "increment_mod", "increment_mod_", "maximum",
+    "maximum_grad", "mul", "negate", "pow", "pow_grad", "scale", "scaled_add", "scaled_add_", "sign", "sub",
+]  # fmt: skip

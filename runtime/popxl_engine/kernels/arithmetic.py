@@ -1,6 +1,6 @@
 """Elementwise arithmetic."""
 
-from typing import Any, Callable, Tuple, Union
+from typing import Callable, Tuple, Union
 
 import torch
 
@@ -101,14 +101,11 @@ def scale(t: torch.Tensor, factor: float) -> torch.Tensor:
 @kernel("clip")
 def clip(t: torch.Tensor, min: float, max: float) -> torch.Tensor:
     """t limited to [min, max]; infinite limits are none."""
-    low, high = (None if abs_(v) == float("inf") else v for v in (min, max))
+    low, high = (None if abs(v) == float("inf") else v for v in (min, max))
     if low is None and high is None:
         return t.clone()
     wide = t.to(torch.int64) if t.dtype in LIMITED else t
     return torch.clamp(wide, low, high).to(t.dtype)
-
-
-abs_ = abs  # the builtin: this file has no function of that name
 
 
 @kernel("clip_grad")
@@ -137,18 +134,14 @@ def scaled_add(X: torch.Tensor, Y: torch.Tensor, a: Scalar, b: Scalar) -> torch.
 
 
 def weighted_sum(X: torch.Tensor, Y: torch.Tensor, a: Scalar, b: Scalar) -> torch.Tensor:
-    """a * X + b * Y in the wider of the operands' types, at least float32; integers in int64."""
+    """a * X + b * Y in X's type, 16-bit types in float32, integers in float64."""
     if not X.is_floating_point():
-        X, Y = X.to(torch.int64), Y.to(torch.int64)
-        return (X * _number(a) + Y * _number(b)).to(torch.int64)
+        X, Y = X.to(torch.float64), Y.to(torch.float64)
+        return (X * _factor(a, X) + Y * _factor(b, Y)).to(torch.int64)
     X = widened(X)
     Y = Y.to(X.dtype)
     left = X if _is_one(a) else X * _factor(a, X)
     return left.add(Y, alpha=b) if not isinstance(b, torch.Tensor) else torch.addcmul(left, Y, _factor(b, Y))
-
-
-def _number(value: Scalar) -> Any:
-    return value.reshape(()) if isinstance(value, torch.Tensor) else value
 
 
 def _is_one(value: Scalar) -> bool:
@@ -158,7 +151,7 @@ def _is_one(value: Scalar) -> bool:
 @kernel("scaled_add_")
 def scaled_add_(X: torch.Tensor, Y: torch.Tensor, a: Scalar, b: Scalar) -> torch.Tensor:
     """X = a * X + b * Y."""
-    if X.dtype in NARROW or not X.is_floating_point() or Y.dtype == torch.float64:
+    if X.dtype in NARROW or not X.is_floating_point():
         return update(X, weighted_sum(X, Y, a, b))
     if not _is_one(a):
         X.mul_(_factor(a, X))

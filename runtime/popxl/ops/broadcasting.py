@@ -1,0 +1,73 @@
+"""Broadcasting and its inverse. Not in PopXL's API: the gradients of ops that broadcast or reduce are built from these."""
+
+from typing import Tuple
+
+import numpy as np
+
+from popxl.errors import ShapeError
+from popxl.opdef import Cost, op
+from popxl.values import Tensor, TensorSpec
+
+
+@op
+def broadcast_to(t: Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...] = ()) -> TensorSpec:
+    """Repeat a tensor to a shape, as numpy broadcasts.
+
+    Shapes: t [a] -> shape, any dtype.
+    Args:
+        new_axes: axes of the result, ascending, that t lacks: size-1 axes are put there first.
+    Raises:
+        ShapeError: if t, with those axes, does not broadcast to shape.
+    """
+    with_axes = list(t.shape)
+    for axis in new_axes:
+        with_axes.insert(axis, 1)
+    try:
+        fits = np.broadcast_shapes(tuple(with_axes), shape) == tuple(shape)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            f"broadcast_to: got t {t.spec} with new axes {list(new_axes)} and shape {list(shape)}; expected t to broadcast to that shape."
+        )
+    return TensorSpec(shape, t.dtype, t.meta_shape if tuple(shape) == t.shape else ())
+
+
+@broadcast_to.vjp
+def broadcast_to_vjp(dy: Tensor, y: Tensor, t: Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...]) -> Tensor:
+    """Sum over the repeats."""
+    return sum_to(dy, t.shape, new_axes)
+
+
+@broadcast_to.cost
+def broadcast_to_cost(y: Tensor, t: Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...]) -> Cost:
+    """Moves data only."""
+    return Cost()
+
+
+@op(name="sum_to")
+def _sum_to(t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...] = ()) -> TensorSpec:
+    """Sum a tensor to a shape that broadcasts to its own: the inverse of `broadcast_to`. 16-bit types sum in float32.
+
+    Shapes: t [a] -> shape, t's dtype.
+    Args:
+        dropped: axes of t, ascending, that the result lacks.
+    """
+    return TensorSpec(shape, t.dtype)
+
+
+def sum_to(t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...] = ()) -> Tensor:
+    """Sum ``t`` to ``shape``, undoing a broadcast; ``t`` itself where there was none. See `broadcast_to`."""
+    return t if t.shape == tuple(shape) else _sum_to(t, tuple(shape), dropped)
+
+
+@_sum_to.vjp
+def sum_to_vjp(dy: Tensor, y: Tensor, t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...]) -> Tensor:
+    """Repeat the gradient along the summed axes."""
+    return broadcast_to(dy, t.shape, dropped)
+
+
+@_sum_to.cost
+def sum_to_cost(y: Tensor, t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...]) -> Cost:
+    """One addition per element summed."""
+    return Cost(flops=t.nelms)

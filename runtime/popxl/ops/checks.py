@@ -1,0 +1,134 @@
+"""What op declarations share: checks of operands, axes and broadcasting, and constructors of elementwise families."""
+
+from typing import Any, Callable, Iterable, Optional, Tuple, Union
+
+import numpy as np
+
+from popxl.errors import DTypeError, ShapeError
+from popxl.opdef import Cost, op
+from popxl.values import Tensor, TensorSpec
+
+Axis = Optional[Union[int, Iterable[int]]]
+
+
+def check_numeric(name: str, **tensors: Tensor) -> None:
+    """DTypeError unless every tensor holds numbers (bool does not count)."""
+    for parameter, t in tensors.items():
+        if not (t.dtype.is_int or t.dtype.is_floating_point or t.dtype.is_complex) or _is_float8(t):
+            raise DTypeError(f"{name}: got {parameter} {t.spec}; expected numbers. Cast it with ops.cast.")
+
+
+def check_floating(name: str, **tensors: Tensor) -> None:
+    """DTypeError unless every tensor is floating point of 16 bits or more."""
+    for parameter, t in tensors.items():
+        if not t.dtype.is_floating_point or _is_float8(t):
+            raise DTypeError(f"{name}: got {parameter} {t.spec}; expected floating point of 16 bits or more. Cast it with ops.cast.")
+
+
+def _is_float8(t: Tensor) -> bool:
+    return t.dtype.is_floating_point and t.dtype.itemsize == 1
+
+
+def check_same_dtype(name: str, **tensors: Tensor) -> None:
+    """DTypeError unless all tensors have one dtype."""
+    if len({t.dtype for t in tensors.values()}) > 1:
+        given = ", ".join(f"{parameter} {t.spec}" for parameter, t in tensors.items())
+        raise DTypeError(f"{name}: got {given}; expected equal dtypes. Cast one operand with ops.cast.")
+
+
+def check_scalar(name: str, parameter: str, value: Any) -> None:
+    """ShapeError unless ``value`` is a number or a tensor of one element."""
+    if isinstance(value, Tensor):
+        if value.nelms != 1:
+            raise ShapeError(f"{name}: got {parameter} {value.spec}; expected a number or a tensor of one element. Reduce it first.")
+    elif not isinstance(value, (int, float, np.number)):
+        raise DTypeError(f"{name}: got {parameter} = {type(value).__name__}; expected a number or a tensor of one element.")
+
+
+def broadcast_shape(name: str, **tensors: Tensor) -> Tuple[int, ...]:
+    """numpy's broadcast of the tensors' shapes. ShapeError if they do not fit."""
+    try:
+        return np.broadcast_shapes(*(t.shape for t in tensors.values()))
+    except ValueError:
+        given = " and ".join(f"{parameter} {t.spec}" for parameter, t in tensors.items())
+        raise ShapeError(
+            f"{name}: got {given}; expected shapes that broadcast: equal, or 1, from the last axis. Reshape one operand."
+        ) from None
+
+
+def broadcast_spec(name: str, **tensors: Tensor) -> TensorSpec:
+    """Spec of an elementwise result: broadcast shape, the common dtype, the shard's meta_shape where an operand has it."""
+    check_same_dtype(name, **tensors)
+    shape = broadcast_shape(name, **tensors)
+    first = next(iter(tensors.values()))
+    meta = next((t.meta_shape for t in tensors.values() if t.meta_shape and t.shape == shape), ())
+    return TensorSpec(shape, first.dtype, meta)
+
+
+def normalise_axis(name: str, t: Tensor, axis: int) -> int:
+    """``axis`` counted from the front. ShapeError if ``t`` has no such axis."""
+    if not -t.rank <= axis < t.rank:
+        raise ShapeError(f"{name}: got axis {axis} for t {t.spec}; expected {-t.rank} <= axis < {t.rank}.")
+    return int(axis) % t.rank
+
+
+def normalise_axes(name: str, t: Tensor, axis: Axis) -> Tuple[int, ...]:
+    """The axes that ``axis`` names, ascending: all of them for None. ShapeError for an unknown or repeated axis."""
+    if axis is None:
+        return tuple(range(t.rank))
+    axes = [normalise_axis(name, t, a) for a in ((axis,) if isinstance(axis, (int, np.integer)) else axis)]
+    if len(set(axes)) != len(axes):
+        raise ShapeError(f"{name}: got axis {axis} for t {t.spec}; expected each axis once.")
+    return tuple(sorted(axes))
+
+
+def elementwise_cost(y: Tensor, *arguments: Any, **options: Any) -> Cost:
+    """One operation per element of the result."""
+    return Cost(flops=y.nelms)
+
+
+def unary(
+    name: str, doc: str, vjp: Callable[[Tensor, Tensor, Tensor], Optional[Tensor]], host: Any = None, numeric: bool = False, flops: int = 1
+) -> Any:
+    """Declare an elementwise op of one tensor: ``t [a] -> [a]``, of t's dtype.
+
+    Args:
+        vjp: ``(dy, y, t) -> gradient of t``, or None where it is zero everywhere.
+        numeric: whether integers are taken as well as floating point.
+        flops: operations per element.
+    """
+    check = check_numeric if numeric else check_floating
+
+    def fn(t: Tensor) -> TensorSpec:
+        check(name, t=t)
+        return t.spec
+
+    kind = "numbers" if numeric else "floating point"
+    fn.__name__, fn.__module__ = name, __name__
+    fn.__doc__ = f"{doc}\n\nShapes: t [a], {kind} -> [a], t's dtype.\nRaises:\n    DTypeError: if t is not {kind}."
+    result = op(fn, host=host)
+    result.vjp(vjp)
+    result.cost(lambda y, t: Cost(flops=flops * y.nelms))
+    return result
+
+
+def binary(name: str, doc: str, vjp: Callable[..., Tuple[Optional[Tensor], Optional[Tensor]]], host: Any) -> Any:
+    """Declare an elementwise op of two tensors of one dtype that broadcast against each other.
+
+    Args:
+        vjp: ``(dy, y, lhs, rhs) -> gradients of lhs and rhs``, in their shapes.
+    """
+
+    def fn(lhs: Tensor, rhs: Tensor) -> TensorSpec:
+        check_numeric(name, lhs=lhs, rhs=rhs)
+        return broadcast_spec(name, lhs=lhs, rhs=rhs)
+
+    fn.__name__, fn.__module__ = name, __name__
+    fn.__doc__ = (
+        f"{doc}\n\nShapes: lhs [a], rhs [b], numbers of one dtype -> [broadcast(a, b)], the same dtype.\n"
+        "Raises:\n    DTypeError: if the dtypes differ or are bool.\n    ShapeError: if the shapes do not broadcast."
+    )
+    result = op(fn, host=host)
+    result.vjp(vjp)
+    result.cost(elementwise_cost)
+    return result

@@ -1,0 +1,81 @@
+"""Elementwise comparisons, logic and classification; the results are bool."""
+
+from typing import Any
+
+import numpy as np
+
+from popxl import dtypes
+from popxl.opdef import op
+from popxl.ops.checks import broadcast_shape, broadcast_spec, check_floating, elementwise_cost
+from popxl.values import Tensor, TensorSpec
+
+
+def _boolean(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.shape, dtypes.bool, spec.meta_shape)
+
+
+@op(differentiable=False, host=np.equal)
+def equal(lhs: Tensor, rhs: Tensor) -> TensorSpec:
+    """Elementwise lhs == rhs.
+
+    Shapes: lhs [a], rhs [b], one dtype -> [broadcast(a, b)], bool.
+    Raises:
+        DTypeError: if the dtypes differ.
+        ShapeError: if the shapes do not broadcast.
+    """
+    return _boolean(broadcast_spec("equal", lhs=lhs, rhs=rhs))
+
+
+@op(differentiable=False, host=np.greater)
+def greater(input: Tensor, other: Tensor) -> TensorSpec:
+    """Elementwise input > other.
+
+    Shapes: input [a], other [b], one dtype -> [broadcast(a, b)], bool.
+    Raises:
+        DTypeError: if the dtypes differ.
+        ShapeError: if the shapes do not broadcast.
+    """
+    return _boolean(broadcast_spec("greater", input=input, other=other))
+
+
+def _logical(name: str, doc: str, host: Any) -> Any:
+    def fn(lhs: Tensor, rhs: Tensor) -> TensorSpec:
+        return TensorSpec(broadcast_shape(name, lhs=lhs, rhs=rhs), dtypes.bool)
+
+    fn.__name__, fn.__module__ = name, __name__
+    fn.__doc__ = (
+        f"{doc} Numbers are true where they are not zero.\n\nShapes: lhs [a], rhs [b], any dtypes -> [broadcast(a, b)], bool.\n"
+        "Raises:\n    ShapeError: if the shapes do not broadcast."
+    )
+    return op(fn, differentiable=False, host=host)
+
+
+logical_and = _logical("logical_and", "Elementwise: both are true.", np.logical_and)
+logical_or = _logical("logical_or", "Elementwise: one or both are true.", np.logical_or)
+
+
+@op(differentiable=False, host=np.logical_not)
+def logical_not(t: Tensor) -> TensorSpec:
+    """Elementwise: false where t is true, or a number that is not zero.
+
+    Shapes: t [a], any dtype -> [a], bool.
+    """
+    return _boolean(t.spec)
+
+
+def _classification(name: str, doc: str) -> Any:
+    def fn(t: Tensor) -> TensorSpec:
+        check_floating(name, t=t)
+        return _boolean(t.spec)
+
+    fn.__name__, fn.__module__ = name, __name__
+    fn.__doc__ = f"{doc}\n\nShapes: t [a], floating point -> [a], bool.\nRaises:\n    DTypeError: if t is not floating point."
+    return op(fn, differentiable=False)
+
+
+isfinite = _classification("isfinite", "Elementwise: neither infinite nor NaN.")
+isinf = _classification("isinf", "Elementwise: infinite, of either sign.")
+isnan = _classification("isnan", "Elementwise: not a number.")
+
+for _comparison in (equal, greater, logical_and, logical_or, logical_not, isfinite, isinf, isnan):
+    _comparison.cost(elementwise_cost)

@@ -1,0 +1,46 @@
+"""Checks and small helpers that op functions outside the package use as well."""
+
+from popxl.dtypes import dtype
+from popxl.graph import Graph
+from popxl.ops.casting import cast_if_needed
+from popxl.ops.checks import normalise_axis
+from popxl.values import Tensor
+
+__all__ = ["cast_if_needed", "check_in_graph", "check_tensor_ipu_and_tile_set", "dtype", "handle_negative_axis"]
+
+
+def check_in_graph(graph: Graph, *args: Tensor, **tensors: Tensor) -> None:
+    """Check that tensors belong to a graph.
+
+    Raises:
+        TypeError: for something that is no tensor.
+        ValueError: for a tensor of another graph.
+    """
+    given = {**{f"args[{i}]": t for i, t in enumerate(args)}, **tensors}
+    for name, t in given.items():
+        if not isinstance(t, Tensor):
+            raise TypeError(f"check_in_graph: got {name} = {type(t).__name__}; expected a popxl.Tensor. Make a constant of it.")
+        if t not in graph:
+            raise ValueError(
+                f"check_in_graph: got {name} = %{t.name} from graph '{t._graph.name or 'main'}'; expected a tensor of graph "
+                f"'{graph.name or 'main'}'. Pass it in as a graph input."
+            )
+
+
+def check_tensor_ipu_and_tile_set(*args: Tensor, **tensors: Tensor) -> None:
+    """Check that tensors are on one virtual device and tile set, as far as that is known.
+
+    Raises:
+        ValueError: if two differ.
+    """
+    given = {**{f"args[{i}]": t for i, t in enumerate(args)}, **tensors}
+    places = {name: (t._op.ipu, t._op.io_tiles) for name, t in given.items() if t._op is not None}
+    known = {name: place for name, place in places.items() if place[0] is not None}
+    if len(set(known.values())) > 1:
+        where = ", ".join(f"{name} on ipu {ipu}{' io tiles' if io else ''}" for name, (ipu, io) in known.items())
+        raise ValueError(f"check_tensor_ipu_and_tile_set: got {where}; expected one device and tile set. Move one with ops.ipu_copy.")
+
+
+def handle_negative_axis(t: Tensor, axis: int) -> int:
+    """``axis`` counted from the front. ValueError if ``t`` has no such axis."""
+    return normalise_axis("handle_negative_axis", t, axis)

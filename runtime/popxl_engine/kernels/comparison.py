@@ -1,0 +1,65 @@
+"""Elementwise comparisons, logic and classification."""
+
+from typing import Callable
+
+import torch
+
+from popxl_engine.kernels.dtypes import LIMITED
+from popxl_engine.kernels.registry import kernel
+
+
+def _signed(t: torch.Tensor) -> torch.Tensor:
+    """Unsigned integers that torch does not compare as int64, uint64 with its order kept."""
+    if t.dtype == torch.uint64:
+        return t.view(torch.int64) ^ torch.iinfo(torch.int64).min
+    return t.to(torch.int64) if t.dtype in LIMITED else t
+
+
+def _true(t: torch.Tensor) -> torch.Tensor:
+    """Where t is not zero."""
+    return t if t.dtype == torch.bool else (t.to(torch.int64) if t.dtype in LIMITED else t) != 0
+
+
+@kernel("equal")
+def equal(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """lhs == rhs."""
+    return torch.eq(_signed(lhs), _signed(rhs))
+
+
+@kernel("greater")
+def greater(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """input > other."""
+    return torch.gt(_signed(input), _signed(other))
+
+
+@kernel("logical_and")
+def logical_and(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """Both true."""
+    return _true(lhs) & _true(rhs)
+
+
+@kernel("logical_or")
+def logical_or(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """One or both true."""
+    return _true(lhs) | _true(rhs)
+
+
+@kernel("logical_not")
+def logical_not(t: torch.Tensor) -> torch.Tensor:
+    """Not true."""
+    return ~_true(t)
+
+
+Classification = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _classification(fn: Classification) -> Classification:
+    def run(t: torch.Tensor) -> torch.Tensor:
+        return fn(t)
+
+    return run
+
+
+kernel("isfinite")(_classification(torch.isfinite))
+kernel("isinf")(_classification(torch.isinf))
+kernel("isnan")(_classification(torch.isnan))
