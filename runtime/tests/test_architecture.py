@@ -1,0 +1,267 @@
+"""Who may import whom. Each room's arrows stand in `ROOMS`; a new room is a line there."""
+
+import ast
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+from source_tree import PACKAGES, ROOT, Import, Source, imports, parse, sources
+from test_application_names import private_names
+
+CORE = "popxl (core)"
+NOUNS = tuple(
+    f"popxl.{noun}"
+    for noun in ("dtypes", "errors", "remote_buffer", "replica_grouping", "streams", "tensor", "values", "extensions")
+)
+"""What memory and replicas need to know of a program: its values, no graphs and no ops."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """A package or module, the parts of the project it may import beside itself, and the distributions."""
+
+    name: str
+    ours: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+ROOMS = (
+    Room("popart"),
+    Room("popdist", ("popart",)),
+    Room("popxl", (CORE, "popdist", "popart"), ("numpy",)),
+    Room("popxl.ops", (CORE, "popdist", "popart"), ("numpy",)),
+    Room("popxl.transforms", (CORE, "popxl.ops", "popdist", "popart"), ("numpy",)),
+    Room("popxl.session", ("popxl", "popdist", "popart"), ("numpy",)),
+    Room("popxl.extensions", ("popxl", "popdist", "popart"), ("numpy",)),
+    Room("popxl_addons", ("popxl", "popdist", "popart"), ("numpy",)),
+    Room("popxl_engine", ("popxl_engine", "popxl", "popdist", "popart"), ("numpy", "torch")),
+    Room("popxl_engine.machine", (*NOUNS, "popxl_engine.kernels.dtypes", "popdist"), ("numpy", "torch")),
+    Room("config", (), ("yaml",)),
+    Room("data", ("config",), ("numpy", "crc32c", "tfrecord", "tokenizers")),
+    Room("utils", ("config", "popxl", "popxl_addons"), ("numpy",)),
+    Room("modelling", ("config", "utils", "popxl", "popxl_addons"), ("numpy", "safetensors")),
+    Room(
+        "execution",
+        ("config", "data", "utils", "modelling", "popxl", "popxl_addons", "popdist", "popart"),
+        ("numpy", "safetensors", "wandb", "matplotlib", "tokenizers"),
+    ),
+    Room("demo", ("config", "data", "utils", "execution"), ("numpy", "wandb", "matplotlib", "tokenizers")),
+)
+"""`popxl` stands for its core and, in its `__init__`, for the whole package."""
+
+IMPORTS_IN_FUNCTIONS: dict[tuple[str, str], str] = {}
+"""(module, imported module) -> why it cannot stand at the top. The rule is that none is needed."""
+
+
+def room_of(module: str) -> Room:
+    """The innermost room that a module is in."""
+    rooms = [room for room in ROOMS if module == room.name or module.startswith(f"{room.name}.")]
+    return max(rooms, key=lambda room: len(room.name))
+
+
+def wrong_arrow(found: Import) -> str | None:
+    """What is wrong with an import, or None."""
+    room = room_of(found.source.module)
+    where = f"{found.source.at(found.node)}: {found.source.module}"
+    if found.package not in PACKAGES:
+        if found.package in sys.stdlib_module_names or found.package in room.others:
+            return None
+        return f"{where} imports {found.package}; room {room.name} may import {room.others or 'no distribution'}"
+    if found.source.module == "popxl" and found.package == "popxl":
+        return None  # the package's face gathers names from all of its rooms
+    target = found.target
+    if room_of(target) == room and not (room.name == "popxl" and target == "popxl" and found.name is None):
+        return None
+    for allowed in room.ours:
+        if allowed == CORE and room_of(target).name == "popxl":
+            return None
+        if target == allowed or target.startswith(f"{allowed}."):
+            return None
+    return f"{where} imports {target}; room {room.name} may import {', '.join(room.ours) or 'nothing of ours'}"
+
+
+def all_imports() -> list[Import]:
+    return [found for source in sources().values() for found in imports(source)]
+
+
+def test_imports_point_down():
+    wrong = [message for message in map(wrong_arrow, all_imports()) if message]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "module, text",
+    [
+        ("popxl.tensor", "import torch"),
+        ("popxl.tensor", "def f():\n    import torch"),
+        ("popxl.session", "from popxl_engine import machine"),
+        ("popxl.ops.linalg", "from popxl.transforms import autodiff"),
+        ("popxl.tensor", "from popxl.ops import call"),
+        ("popxl_addons.module", "import popxl_engine"),
+        ("popxl_engine.kernels.linalg", "import popxl_addons"),
+        ("popxl_engine.machine.memory", "from popxl.graph import Graph"),
+        ("config.schema", "import numpy"),
+        ("data.loader", "from execution import pretraining"),
+        ("utils.units", "from modelling import attention"),
+        ("modelling.attention", "from execution import graphs"),
+        ("modelling.attention", "import torch"),
+        ("execution.pretraining", "import popxl_engine.interpreter"),
+        ("demo.pretraining", "import popxl"),
+    ],
+)
+def test_a_wrong_arrow_is_seen(module, text):
+    (found,) = imports(parse(module, text))
+    assert wrong_arrow(found), f"{module}: {text}"
+
+
+def test_nothing_of_ours_is_imported_inside_a_function():
+    hidden = [
+        f"{found.source.at(found.node)}: {found.source.module} imports {found.target} inside a function"
+        for found in all_imports()
+        if found.in_function
+        and found.package in PACKAGES
+        and (found.source.module, found.target) not in IMPORTS_IN_FUNCTIONS
+    ]
+    assert not hidden, "\n".join(hidden)
+
+
+def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that import each other in a circle (Tarjan's strongly connected components)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in edges.get(node, ()):
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            group = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in edges:
+        if node not in index:
+            visit(node)
+    return found
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    edges: dict[str, set[str]] = {module: set() for module in sources()}
+    for found in all_imports():
+        # A package's face gathers names from its own modules, which may use each other's without going through it.
+        if found.package in PACKAGES and not found.for_types_only and found.target != found.source.module:
+            edges[found.source.module].add(found.target)
+    assert not cycles(edges)
+
+
+def test_a_circle_is_seen():
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def defined_names(source: Source) -> set[str]:
+    """Underscore names that a module defines: functions, classes, attributes, slots, arguments of dataclasses."""
+    names = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            names.add(node.value)  # __slots__, setattr
+    return {name for name in names if is_private(name)}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def foreign_private_uses(source: Source, owned: dict[str, set[str]]) -> list[str]:
+    """Uses of underscore names of another package of ours, the API's own compatibility list apart."""
+    others = set().union(*(names for package, names in owned.items() if package != source.package))
+    foreign = others - owned.get(source.package, set()) - private_names()
+    wrong = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and node.attr in foreign:
+            wrong.append(f"{source.at(node)}: {source.module} uses {ast.unparse(node)} of another package")
+    for found in imports(source):
+        name = found.name or ""
+        private = [part for part in (*found.module.split("."), name) if is_private(part)]
+        if found.package in PACKAGES and found.package != source.package and set(private) - private_names():
+            wrong.append(f"{source.at(found.node)}: {source.module} imports {found.module}.{name}")
+    return wrong
+
+
+def owned_private_names() -> dict[str, set[str]]:
+    owned: dict[str, set[str]] = {package: set() for package in PACKAGES}
+    for source in sources().values():
+        owned[source.package] |= defined_names(source)
+    return owned
+
+
+def test_nobody_uses_underscore_names_of_another_package():
+    owned = owned_private_names()
+    wrong = [message for source in sources().values() for message in foreign_private_uses(source, owned)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_foreign_underscore_name_is_seen():
+    owned = {"popxl": {"_inner", "_pb_ir"}, "execution": {"_own"}}
+    assert foreign_private_uses(parse("execution.a", "graph._inner"), owned)
+    assert foreign_private_uses(parse("execution.a", "from popxl.graph import _thing"), owned)
+    assert not foreign_private_uses(parse("execution.a", "self._own, ir._pb_ir, torch._C"), owned)
+
+
+FORBID = """
+import sys
+class Forbid:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {forbidden}:
+            raise ImportError(f"{{name}} may not be imported here")
+sys.meta_path.insert(0, Forbid())
+"""
+
+
+def run_python(text: str, timeout: int = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", text], capture_output=True, text=True, cwd=ROOT, timeout=timeout
+    )
+
+
+def modules_of(*packages: str) -> str:
+    names = [name for name, source in sources().items() if source.package in packages]
+    return "".join(f"import {name}\n" for name in names)
+
+
+def test_the_api_imports_where_torch_and_the_engine_are_forbidden():
+    text = FORBID.format(forbidden={"torch", "popxl_engine"}) + modules_of("popart", "popdist", "popxl", "popxl_addons")
+    done = run_python(text)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_application_imports_where_torch_is_forbidden():
+    done = run_python(
+        FORBID.format(forbidden={"torch"}) + modules_of("config", "data", "utils", "modelling", "execution")
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_has_no_effect_on_environment_folders_and_threads():
+    watch = "import os, threading\nbefore = dict(os.environ), sorted(os.listdir('.')), threading.active_count()\n"
+    check = (
+        "after = dict(os.environ), sorted(os.listdir('.')), threading.active_count()\nassert before == after, after\n"
+    )
+    done = run_python(
+        watch + modules_of("popart", "popdist", "popxl", "popxl_addons", "config", "data", "utils") + check
+    )
+    assert done.returncode == 0, done.stderr
