@@ -1,0 +1,367 @@
+"""Ops that rearrange elements. Out-of-place forms give independent values; the forms in ``_`` are views of their operand."""
+
+import math
+from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from popxl.errors import ShapeError
+from popxl.opdef import Cost, alias, op
+from popxl.ops.checks import check_same_dtype, normalise_axes, normalise_axis
+from popxl.ops.creation import zeros
+from popxl.values import Tensor, TensorSpec
+
+Ints = Union[int, Sequence[int], None]
+SliceArgument = Optional[Union[int, List[Optional[int]]]]
+
+builtin_slice = slice
+
+
+def moves_data(y: Any, *arguments: Any, **options: Any) -> Cost:
+    """Cost of ops that compute nothing: operands read, results written."""
+    return Cost()
+
+
+# Reshape
+
+
+def resolve_shape(name: str, t: Tensor, shape: Iterable[int]) -> Tuple[int, ...]:
+    """``shape`` with its one -1 filled in. ShapeError unless t's elements fill it."""
+    given = tuple(int(n) for n in shape)
+    if any(n < -1 or n == 0 for n in given) or given.count(-1) > 1:
+        raise ShapeError(f"{name}: got shape {list(given)} for t {t.spec}; expected positive sizes and at most one -1.")
+    known = math.prod(n for n in given if n != -1)
+    result = tuple(t.nelms // known if n == -1 else n for n in given)
+    if math.prod(result) != t.nelms:
+        raise ShapeError(f"{name}: got shape {list(given)} for t {t.spec}; expected a shape of {t.nelms} elements.")
+    return result
+
+
+@op(views=("t",), host=lambda t, shape: np.reshape(t, shape))
+def reshape(t: Tensor, shape: Tuple[int, ...]) -> TensorSpec:
+    """Give the elements, in row-major order, a new shape: t [a] -> shape, of t's dtype.
+
+    Args:
+        shape: sizes; one may be -1 and is filled in.
+    Raises:
+        ShapeError: for a size of 0 or below -1, several -1, or another number of elements.
+    """
+    return TensorSpec(resolve_shape("reshape", t, shape), t.dtype)
+
+
+@reshape.vjp
+def reshape_vjp(dy: Tensor, y: Tensor, t: Tensor, shape: Tuple[int, ...]) -> Tensor:
+    """Reshape back."""
+    return reshape(dy, t.shape)
+
+
+reshape.cost(moves_data)
+reshape_ = alias(reshape)
+
+
+def flatten(t: Tensor) -> Tensor:
+    """Put the elements in one axis, in row-major order: t [a] -> [elements]."""
+    return reshape(t, (-1,))
+
+
+def flatten_(t: Tensor) -> Tensor:
+    """As `flatten`, but a view of ``t``."""
+    return reshape_(t, (-1,))
+
+
+# Permute and drop axes
+
+
+def resolve_permutation(t: Tensor, permutation: Optional[Iterable[int]]) -> Tuple[int, ...]:
+    """The permutation with axes counted from the front; reversed axes for None. ShapeError unless each axis is there once."""
+    if permutation is None:
+        return tuple(reversed(range(t.rank)))
+    axes = tuple(normalise_axis("transpose", t, a) for a in permutation)
+    if sorted(axes) != list(range(t.rank)):
+        raise ShapeError(f"transpose: got permutation {list(axes)} for t {t.spec}; expected each of its {t.rank} axes once.")
+    return axes
+
+
+@op(views=("t",), host=lambda t, permutation: np.transpose(t, permutation))
+def transpose(t: Tensor, permutation: Optional[Tuple[int, ...]] = None) -> TensorSpec:
+    """Permute the axes: axis i of the result is axis ``permutation[i]`` of t; by default they are reversed.
+
+    Raises:
+        ShapeError: for an axis that t lacks, or a list that is no permutation.
+    """
+    return TensorSpec((t.shape[a] for a in resolve_permutation(t, permutation)), t.dtype)
+
+
+@transpose.vjp
+def transpose_vjp(dy: Tensor, y: Tensor, t: Tensor, permutation: Optional[Tuple[int, ...]]) -> Tensor:
+    """Permute back."""
+    return transpose(dy, tuple(int(a) for a in np.argsort(resolve_permutation(t, permutation))))
+
+
+transpose.cost(moves_data)
+transpose_ = alias(transpose)
+
+
+def resolve_squeezed(t: Tensor, axes: Optional[Iterable[int]]) -> Tuple[int, ...]:
+    """The axes to drop, ascending: all of size 1 for None. ShapeError for one that is longer, missing or named twice."""
+    if axes is None:
+        return tuple(a for a, n in enumerate(t.shape) if n == 1)
+    result = normalise_axes("squeeze", t, tuple(axes))
+    if any(t.shape[a] != 1 for a in result):
+        raise ShapeError(f"squeeze: got axes {list(result)} for t {t.spec}; expected axes of size 1. Slice longer ones first.")
+    return result
+
+
+@op(views=("t",), host=lambda t, axes: np.squeeze(t, None if axes is None else tuple(axes)))
+def squeeze(t: Tensor, axes: Optional[List[int]] = None) -> TensorSpec:
+    """Drop axes of size 1: all of them, or the given ones.
+
+    Raises:
+        ShapeError: for an axis that t lacks, that is named twice, or that is longer than 1.
+    """
+    dropped = resolve_squeezed(t, axes)
+    return TensorSpec((n for a, n in enumerate(t.shape) if a not in dropped), t.dtype)
+
+
+@squeeze.vjp
+def squeeze_vjp(dy: Tensor, y: Tensor, t: Tensor, axes: Optional[List[int]]) -> Tensor:
+    """Put the axes back."""
+    return reshape(dy, t.shape)
+
+
+squeeze.cost(moves_data)
+
+
+# Slice
+
+
+def _as_list(value: Any) -> Optional[List[Any]]:
+    if value is None:
+        return None
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def resolve_slices(shape: Sequence[int], start: Any, stop: Any, step: Any, axis: Any) -> Tuple[builtin_slice, ...]:
+    """One Python slice per axis of ``shape`` from `slice`'s arguments.
+
+    Raises:
+        ShapeError: lists of different lengths, more entries than axes, an axis that is missing or named twice, or a step of 0.
+    """
+    what = f"slice: got start={start}, stop={stop}, step={step}, axis={axis} for shape {list(shape)}"
+    given = [_as_list(v) for v in (start, stop, step, axis)]
+    lengths = {len(v) for v in given if v is not None}
+    if len(lengths) > 1:
+        raise ShapeError(f"{what}; expected lists of one length.")
+    length = lengths.pop() if lengths else 0
+    starts, stops, steps, axes = (v if v is not None else [None] * length for v in given)
+    if given[3] is None:
+        axes = list(range(length))
+    rank = len(shape)
+    if any(not -rank <= a < rank for a in axes) or len({a % rank for a in axes if rank}) != length:
+        raise ShapeError(f"{what}; expected each axis at most once, and one of {rank}.")
+    if any(s == 0 for s in steps):
+        raise ShapeError(f"{what}; expected steps other than 0.")
+    result = [builtin_slice(None)] * rank
+    for a, first, last, by in zip(axes, starts, stops, steps):
+        result[a] = builtin_slice(first, last, by)
+    return tuple(result)
+
+
+@op(name="slice", views=("t",), host=lambda t, start, stop, step, axis: t[resolve_slices(t.shape, start, stop, step, axis)])
+def _slice(
+    t: Tensor, start: SliceArgument = None, stop: SliceArgument = None, step: SliceArgument = None, axis: Ints = None
+) -> TensorSpec:
+    """The static slice; `slice` documents it."""
+    slices = resolve_slices(t.shape, start, stop, step, axis)
+    shape = tuple(len(range(*s.indices(n))) for s, n in zip(slices, t.shape))
+    if 0 in shape:
+        raise ShapeError(
+            f"slice: got start={start}, stop={stop}, step={step}, axis={axis} for t {t.spec}; expected at least one element on every "
+            f"axis, but the result has shape {list(shape)}."
+        )
+    return TensorSpec(shape, t.dtype)
+
+
+def slice(
+    t: Tensor,
+    start: Optional[Union[int, List[Optional[int]]]] = None,
+    stop: Optional[Union[int, List[Optional[int]]]] = None,
+    step: Optional[Union[int, List[Optional[int]]]] = None,
+    axis: Optional[Union[int, List[int]]] = None,
+) -> Tensor:
+    """Select elements by position, as Python slices do: negative positions count from the end, a negative step reverses.
+
+    Entry i of the lists is for axis ``axis[i]``; without ``axis``, for axis i. None entries mean the whole axis. With no
+    arguments the result is t itself.
+
+    Raises:
+        ShapeError: lists of different lengths, an unknown axis, a step of 0, or an empty result.
+    """
+    return t if start is stop is step is axis is None else _slice(t, start, stop, step, axis)
+
+
+_slice_ = alias(_slice)
+
+
+def slice_(
+    t: Tensor,
+    start: Optional[Union[int, List[Optional[int]]]] = None,
+    stop: Optional[Union[int, List[Optional[int]]]] = None,
+    step: Optional[Union[int, List[Optional[int]]]] = None,
+    axis: Optional[Union[int, List[int]]] = None,
+) -> Tensor:
+    """As `slice`, but a view of ``t``."""
+    return t if start is stop is step is axis is None else _slice_(t, start, stop, step, axis)
+
+
+@op
+def slice_grad(
+    dy: Tensor, shape: Tuple[int, ...], start: SliceArgument, stop: SliceArgument, step: SliceArgument, axis: Ints
+) -> TensorSpec:
+    """Put dy where `slice` with these arguments took it from, into zeros of ``shape``. Not in PopXL's API."""
+    return TensorSpec(shape, dy.dtype)
+
+
+@slice_grad.vjp
+def slice_grad_vjp(
+    dy: Tensor, y: Tensor, given: Tensor, shape: Tuple[int, ...], start: Any, stop: Any, step: Any, axis: Any
+) -> Tensor:
+    """Slice the gradient."""
+    return _slice(dy, start, stop, step, axis)
+
+
+@_slice.vjp
+def slice_vjp(dy: Tensor, y: Tensor, t: Tensor, start: Any, stop: Any, step: Any, axis: Any) -> Tensor:
+    """Zeros around the gradient."""
+    return slice_grad(dy, t.shape, start, stop, step, axis)
+
+
+_slice.cost(moves_data)
+slice_grad.cost(moves_data)
+
+
+def subsample(t: Tensor, strides: Union[int, Iterable[int]]) -> Tensor:
+    """Every n-th element of each axis: element i of axis a is t's element i * strides[a]. One number is for the first axis.
+
+    Raises:
+        ShapeError: for more strides than axes, or a stride below 1.
+    """
+    steps = [strides] if isinstance(strides, int) else list(strides)
+    if len(steps) > t.rank or any(s < 1 for s in steps):
+        raise ShapeError(f"subsample: got strides {steps} for t {t.spec}; expected at most {t.rank} numbers of at least 1.")
+    return _slice(t, None, None, steps, None)
+
+
+# Split and join
+
+
+def resolve_splits(t: Tensor, splits: Union[int, Sequence[int]], axis: int) -> Tuple[int, ...]:
+    """The length of each piece. ShapeError unless they fill the axis."""
+    size = t.shape[normalise_axis("split", t, axis)]
+    if isinstance(splits, (int, np.integer)):
+        if splits < 1 or size % splits:
+            raise ShapeError(f"split: got splits {splits} for axis {axis} of t {t.spec}; expected a divisor of {size}.")
+        return (size // splits,) * int(splits)
+    lengths = tuple(int(n) for n in splits)
+    if sum(lengths) != size or any(n < 1 for n in lengths):
+        raise ShapeError(
+            f"split: got splits {list(lengths)} for axis {axis} of t {t.spec}; expected positive lengths that add up to {size}."
+        )
+    return lengths
+
+
+def _split_on_host(t: np.ndarray, splits: Union[int, Sequence[int]], axis: int) -> List[np.ndarray]:
+    is_number = isinstance(splits, (int, np.integer))
+    return list(np.split(t, splits if is_number else np.cumsum(splits)[:-1], axis))
+
+
+@op(views=("t",), host=_split_on_host)
+def split(t: Tensor, splits: Union[int, List[int]], axis: int = 0) -> List[TensorSpec]:
+    """Cut an axis into pieces: that many equal ones for a number, or pieces of the given lengths.
+
+    Raises:
+        ShapeError: a number that does not divide the axis, or lengths that do not add up to it.
+    """
+    lengths = resolve_splits(t, splits, axis)
+    axis = axis % t.rank
+    return [TensorSpec((*t.shape[:axis], n, *t.shape[axis + 1 :]), t.dtype) for n in lengths]
+
+
+@split.vjp
+def split_vjp(
+    dy: Sequence[Optional[Tensor]], y: Sequence[Tensor], t: Tensor, splits: Union[int, List[int]], axis: int
+) -> Tensor:
+    """Join the gradients, zeros for pieces without one."""
+    return concat([zeros(piece.spec) if d is None else d for d, piece in zip(dy, y)], axis)
+
+
+split.cost(moves_data)
+
+
+@op(views=("ts",), host=lambda ts, axis: np.concatenate(ts, axis))
+def concat(ts: Iterable[Tensor], axis: int = 0) -> TensorSpec:
+    """Join tensors along an axis; their other axes and dtypes are equal.
+
+    Raises:
+        TypeError: for something that is no tensor, or different dtypes.
+        ShapeError: for no tensors, or other axes that differ.
+    """
+    tensors = list(ts)
+    if not tensors:
+        raise ShapeError("concat: got no tensors; expected at least one.")
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            raise TypeError(f"concat: got {type(t).__name__} in ts; expected tensors. Make a constant with popxl.constant(...).")
+    check_same_dtype("concat", **{f"ts[{i}]": t for i, t in enumerate(tensors)})
+    first = tensors[0]
+    axis = normalise_axis("concat", first, axis)
+    for t in tensors:
+        if t.rank != first.rank or any(n != m for a, (n, m) in enumerate(zip(t.shape, first.shape)) if a != axis):
+            raise ShapeError(f"concat: got {first.spec} and {t.spec} for axis {axis}; expected equal sizes on all other axes.")
+    total = sum(t.shape[axis] for t in tensors)
+    return TensorSpec((*first.shape[:axis], total, *first.shape[axis + 1 :]), first.dtype)
+
+
+@concat.vjp
+def concat_vjp(dy: Tensor, y: Tensor, ts: Iterable[Tensor], axis: int) -> Tuple[Tensor, ...]:
+    """Split the gradient."""
+    return tuple(split(dy, [t.shape[axis] for t in ts], axis))
+
+
+concat.cost(moves_data)
+concat_ = alias(concat)
+
+
+# The same elements
+
+
+@op(views=("t",), host=lambda t, output_name: t, names=lambda t, output_name: [output_name or "identity"])
+def identity(t: Tensor, output_name: Optional[str] = None) -> TensorSpec:
+    """A copy of a tensor, called ``output_name`` if that is given. Also known as `rename`."""
+    return t.spec
+
+
+@identity.vjp
+def identity_vjp(dy: Tensor, y: Tensor, t: Tensor, output_name: Optional[str]) -> Tensor:
+    """The gradient as it is."""
+    return dy
+
+
+identity.cost(moves_data)
+rename = identity
+
+
+@op(views=("t",), host=lambda t: t)
+def detach(t: Tensor) -> TensorSpec:
+    """A copy of a tensor through which no gradient flows back."""
+    return t.spec
+
+
+@detach.vjp
+def detach_vjp(dy: Tensor, y: Tensor, t: Tensor) -> None:
+    """No gradient: that is what the op is for."""
+    return None
+
+
+detach.cost(moves_data)
+detach_ = alias(detach)

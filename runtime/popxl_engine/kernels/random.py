@@ -1,0 +1,89 @@
+"""Random ops, on the draws of `popxl_engine.kernels.generator`."""
+
+import math
+from typing import Tuple
+
+import torch
+from popxl.dtypes import dtype as Dtype  # noqa: N812 - `dtype` is a parameter of two ops
+
+from popxl_engine.kernels import generator
+from popxl_engine.kernels.dtypes import torch_dtype
+from popxl_engine.kernels.registry import kernel
+
+
+def threshold(p: float) -> int:
+    """p as the least int32 that is kept: a draw's bits, read as int32, are at least this with probability 1 - p."""
+    return round(p * 2**32) - 2**31
+
+
+@kernel("dropout")
+def dropout(t: torch.Tensor, seed_tensor: torch.Tensor, p: float) -> torch.Tensor:
+    """Draw, compare, scale and zero block by block."""
+    flat = t.reshape(-1)
+    result = torch.empty_like(flat)
+    for part, bits in generator.blocks(seed_tensor, flat.numel(), t.device):
+        kept = torch.mul(flat[part], 1 / (1 - p), out=result[part])
+        kept.masked_fill_(bits < threshold(p), 0)
+    return result.view(t.shape)
+
+
+@kernel("shaped_dropout")
+def shaped_dropout(t: torch.Tensor, seed_tensor: torch.Tensor, shape: Tuple[int, ...], ratio: float) -> torch.Tensor:
+    """Scale, and zero where the mask says so."""
+    dropped = torch.empty(math.prod(shape), dtype=torch.bool, device=t.device)
+    for part, bits in generator.blocks(seed_tensor, dropped.numel(), t.device):
+        torch.lt(bits, threshold(ratio), out=dropped[part])
+    return (t * (1 / (1 - ratio))).masked_fill_(dropped.view(shape), 0)
+
+
+def _largest_below(high: float, dtype: torch.dtype) -> float:
+    """The largest value of a type that is below ``high``."""
+    nearest = torch.tensor(high, dtype=dtype)
+    if float(nearest) >= high:
+        nearest = torch.nextafter(nearest, torch.tensor(-math.inf, dtype=dtype))
+    return float(nearest)
+
+
+@kernel("random_uniform")
+def random_uniform(
+    seed_tensor: torch.Tensor, shape: Tuple[int, ...], low: float, high: float, dtype: Dtype
+) -> torch.Tensor:
+    """The upper 24 bits of each draw, scaled."""
+    result = torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=seed_tensor.device)
+    flat, limit = result.view(-1), _largest_below(high, result.dtype)
+    for part, bits in generator.blocks(seed_tensor, flat.numel(), result.device):
+        steps = ((bits >> 8) & 0xFFFFFF).to(torch.float64)
+        flat[part] = steps.mul_((high - low) * 2.0**-24).add_(low)
+    return result.clamp_(max=limit)
+
+
+def _box_muller(pairs: torch.Tensor) -> torch.Tensor:
+    """Two independent normal values from each pair of draws: int32 [n, 2] -> float64 [n, 2]."""
+    unsigned = (pairs.to(torch.int64) & generator.MASK).to(torch.float64)
+    radius = torch.sqrt(-2 * torch.log((unsigned[:, 0] + 1) * 2.0**-32))
+    angle = unsigned[:, 1] * (2 * math.pi * 2.0**-32)
+    return torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)
+
+
+@kernel("random_normal")
+def random_normal(
+    seed_tensor: torch.Tensor, shape: Tuple[int, ...], mean: float, std: float, dtype: Dtype
+) -> torch.Tensor:
+    """Box-Muller on pairs of draws."""
+    result = torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=seed_tensor.device)
+    flat = result.view(-1)
+    for part, values in generator.blocks(seed_tensor, flat.numel(), result.device, of_pairs=_box_muller):
+        flat[part] = values.mul_(std).add_(mean)
+    return result
+
+
+@kernel("create_random_seed")
+def create_random_seed(seed: torch.Tensor, modifier: torch.Tensor) -> torch.Tensor:
+    """A keyed permutation of the second word."""
+    return generator.child_seed(seed, modifier)
+
+
+@kernel("split_random_seed")
+def split_random_seed(seed: torch.Tensor, n: int) -> Tuple[torch.Tensor, ...]:
+    """The children for modifiers 0 .. n - 1."""
+    return tuple(generator.child_seed(seed, torch.tensor(i, device=seed.device)) for i in range(n))

@@ -1,0 +1,82 @@
+"""Rearranging elements. Kernels return views wherever torch has them."""
+
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+import torch
+from popxl.ops.shape import resolve_slices
+
+from popxl_engine.kernels.registry import kernel
+
+builtin_slice = slice
+
+
+@kernel("reshape")
+def reshape(t: torch.Tensor, shape: Tuple[int, ...]) -> torch.Tensor:
+    """A view of contiguous elements, else a copy."""
+    return t.reshape(tuple(shape))
+
+
+@kernel("transpose")
+def transpose(t: torch.Tensor, permutation: Optional[Tuple[int, ...]]) -> torch.Tensor:
+    """A view with other strides."""
+    return t.permute(tuple(reversed(range(t.ndim))) if permutation is None else tuple(permutation))
+
+
+@kernel("squeeze")
+def squeeze(t: torch.Tensor, axes: Optional[List[int]]) -> torch.Tensor:
+    """A view with fewer axes."""
+    return t.squeeze() if axes is None else t.squeeze(tuple(axes))
+
+
+def select(t: torch.Tensor, slices: Sequence[builtin_slice]) -> Tuple[torch.Tensor, List[int]]:
+    """(view of the elements that Python slices name, axes on which it is in reverse): torch has no negative strides."""
+    ascending, reversed_axes = [], []
+    for axis, (s, size) in enumerate(zip(slices, t.shape)):
+        start, stop, step = s.indices(size)
+        if step < 0:
+            last = start + (len(range(start, stop, step)) - 1) * step
+            start, stop, step = last, start + 1, -step
+            reversed_axes.append(axis)
+        ascending.append(builtin_slice(start, stop, step))
+    return t[tuple(ascending)], reversed_axes
+
+
+@kernel("slice")
+def slice(t: torch.Tensor, start: Any, stop: Any, step: Any, axis: Any) -> torch.Tensor:
+    """A view; a copy where a step is negative."""
+    view, reversed_axes = select(t, resolve_slices(t.shape, start, stop, step, axis))
+    return view.flip(reversed_axes) if reversed_axes else view
+
+
+@kernel("slice_grad")
+def slice_grad(dy: torch.Tensor, shape: Tuple[int, ...], start: Any, stop: Any, step: Any, axis: Any) -> torch.Tensor:
+    """Zeros with dy in place."""
+    result = torch.zeros(tuple(shape), dtype=dy.dtype, device=dy.device)
+    view, reversed_axes = select(result, resolve_slices(shape, start, stop, step, axis))
+    view.copy_(dy.flip(reversed_axes) if reversed_axes else dy)
+    return result
+
+
+@kernel("split")
+def split(t: torch.Tensor, splits: Union[int, List[int]], axis: int) -> List[torch.Tensor]:
+    """Views of the pieces."""
+    lengths = t.shape[axis] // splits if isinstance(splits, int) else list(splits)
+    return list(t.split(lengths, axis))
+
+
+@kernel("concat")
+def concat(ts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+    """A joined copy."""
+    return torch.cat(list(ts), axis)
+
+
+@kernel("identity")
+def identity(t: torch.Tensor, output_name: Optional[str]) -> torch.Tensor:
+    """The same elements."""
+    return t
+
+
+@kernel("detach")
+def detach(t: torch.Tensor) -> torch.Tensor:
+    """The same elements."""
+    return t
