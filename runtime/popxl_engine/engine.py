@@ -2,7 +2,7 @@
 
 import logging
 import os
-from typing import Any, Dict, Mapping
+from typing import Dict, Mapping
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.machine.lockstep import Program, run_lockstep
 from popxl_engine.machine.machine import Machine
 from popxl_engine.machine.replica import Replica
+from popxl_engine.program import Program
 
 logger = logging.getLogger("popxl")
 
@@ -30,7 +31,7 @@ class Engine:
         for variable in ir.main_graph.variables:
             self.machine.take_over(variable)
         self._interpret = os.environ.get("POPXL_INTERPRET", "0") not in ("", "0")
-        self._programs: Any = None
+        self.program = None if self._interpret else Program(ir)
 
     def run(self, inputs: Arrays, outputs: Arrays) -> None:
         """Run the main graph once on every replica of this process.
@@ -61,7 +62,7 @@ class Engine:
         return {s: torch.empty((a.shape[0], *s.shape), dtype=torch_dtype(s.dtype)) for s, a in arrays.items()}
 
     def _program(self, replica: Replica) -> Program:
-        return self._interpreted(replica)
+        return self._interpreted(replica) if self.program is None else self.program.start(replica)
 
     def _interpreted(self, replica: Replica) -> Program:
         """The main graph on copies of the replica's variables, which are written back at the end."""

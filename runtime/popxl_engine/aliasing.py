@@ -1,0 +1,257 @@
+"""Which copies nothing can observe.
+
+Values that share storage form a class: alias forms and in-place writes join classes by contract. A *soft* edge is an
+instruction whose result is independent by contract but could be a view: a ``copy``, an out-of-place view, a load of a remote
+row. It is removed (the two classes are joined) unless one of these rules keeps it:
+
+- `source_changes`: the source's storage is written after the view was made, and the view is still read then;
+- `view_changes`: the view is written, and the source's storage is still read then (by the caller, too, or next run);
+- for remote rows the buffer is such a storage, unless the row's own store follows (`written_through`).
+"""
+
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
+
+from popxl.errors import GraphError
+
+from popxl_engine.lowering import Block, Instr, Value
+
+END = 1 << 60
+"""A read by someone outside the block: the caller, the next run."""
+
+ALL_RULES = frozenset({"source_changes", "view_changes", "outputs_apart"})
+
+
+class Storage:
+    """A class of values that share storage: where it is read and written."""
+
+    def __init__(self) -> None:
+        self.members: Set[Any] = set()
+        self.reads: List[int] = []
+        self.writes: List[int] = []
+
+    def join(self, other: "Storage") -> None:
+        """Take over another class."""
+        self.members |= other.members
+        self.reads += other.reads
+        self.writes += other.writes
+
+
+class Aliasing:
+    """Analyses one block whose bodies are already done, and marks the copies that must stay."""
+
+    def __init__(self, block: Block, rules: FrozenSet[str] = ALL_RULES):
+        self.block, self.rules = block, rules
+        self.storage: Dict[Any, Storage] = {}
+        self.rows: Dict[Value, Tuple[Any, Any]] = {}
+        """Values that are a whole remote row: (buffer, number of the offset)."""
+        self.same: Dict[Value, Value] = {}
+        """In-place results and copies: the value whose memory they are, element by element."""
+        self.numbers: Dict[Any, Any] = {}
+
+    def of(self, key: Any) -> Storage:
+        """The class of a value or remote buffer."""
+        if key not in self.storage:
+            fresh = self.storage[key] = Storage()
+            fresh.members.add(key)
+        return self.storage[key]
+
+    def join(self, a: Any, b: Any) -> None:
+        """Make two values share a class."""
+        first, second = self.of(a), self.of(b)
+        if first is not second:
+            first.join(second)
+            for member in second.members:
+                self.storage[member] = first
+
+    def run(self) -> None:
+        """Decide every soft edge."""
+        self._hard()
+        self._number()
+        for position, instr in enumerate(self.block.instrs):
+            self._decide(position, instr)
+        for instr in self.block.instrs:
+            alias = instr.definition is not None and instr.definition.alias
+            instr.shared = bool(alias and instr.outputs and self.of(instr.outputs[0]).writes)
+        self._separate_outputs()
+
+    # Facts
+
+    def _hard(self) -> None:
+        """Join by contract; record where everything is read and written."""
+        block = self.block
+        for value in (*block.inputs, *block.constants.values(), *block.state.values()):
+            self.of(value).reads.append(END)
+        for position, instr in enumerate(block.instrs):
+            for source, result in hard_edges(instr):
+                self.join(source, result)
+                if instr.kind == "op" and not (instr.definition and instr.definition.alias):
+                    self.same[result] = self.identity(source)
+            for value in instr.inputs():
+                self.of(value).reads.append(position)
+            for value in instr.written():
+                self.of(value).writes.append(position)
+            if instr.definition is not None and instr.definition.name == "host_load":
+                self.of(instr.arguments["h2d_stream"]).reads.append(END)
+            for buffer in touched(instr, "remote_load"):
+                self.of(buffer).reads.append(position)
+            for buffer in touched(instr, "remote_store"):
+                self.of(buffer).writes.append(position)
+                self.of(buffer).reads.append(END)
+            self._refuse_aliased_references(instr)
+        for value in block.outputs:
+            self.of(value).reads.append(len(block.instrs))
+        for i in block.by_ref:
+            if self.of(block.inputs[i]).writes:
+                block.written.add(i)
+
+    def _refuse_aliased_references(self, instr: Instr) -> None:
+        for body, inputs in instr.calls():
+            references = {inputs[i] for i in body.by_ref}
+            for value in references:
+                others = [v for v in references if v is not value and self.of(v) is self.of(value)]
+                if others and self.of(value).writes:
+                    raise GraphError(
+                        f"repeat: got {value} and {others[0]}, two views of one tensor, by reference; expected different tensors. Pass the "
+                        "tensor once and make the view inside."
+                    )
+
+    def identity(self, value: Value) -> Value:
+        """The first value whose memory this one is, element by element."""
+        while value in self.same:
+            value = self.same[value]
+        return value
+
+    def _number(self) -> None:
+        """Equal numbers for equal host scalars, as far as they are never written."""
+        for constant, value in self.block.constants.items():
+            self.numbers[value] = ("constant", constant._data.tobytes(), str(constant.dtype))
+        for instr in self.block.instrs:
+            if instr.kind == "copy":
+                self.numbers[instr.outputs[0]] = self.number(instr.arguments["t"])
+            elif instr.kind == "op" and instr.host and not instr.written():
+                assert instr.definition is not None
+                key = tuple((n, self._argument_number(a)) for n, a in instr.arguments.items())
+                for i, value in enumerate(instr.outputs):
+                    self.numbers[value] = (instr.definition.name, key, i)
+
+    def _argument_number(self, argument: Any) -> Any:
+        if isinstance(argument, Value):
+            return self.number(argument)
+        if isinstance(argument, (tuple, list)):
+            return tuple(self._argument_number(a) for a in argument)
+        return argument
+
+    def number(self, value: Any) -> Any:
+        """The number of a host scalar or plain int."""
+        if not isinstance(value, Value):
+            return ("int", value)
+        return ("value", id(value)) if self.of(value).writes else self.numbers.get(value, ("value", id(value)))
+
+    # Decisions
+
+    def _decide(self, position: int, instr: Instr) -> None:
+        source = soft_source(instr)
+        if source is None:
+            return
+        if instr.kind == "copy" and instr.arguments["t"].host != instr.outputs[0].host:
+            instr.own = True
+            return
+        self._note_row(instr, source)
+        for result in instr.outputs:
+            if self.of(source) is not self.of(result) and self._observable(position, source, result):
+                instr.own = True
+        if not instr.own:
+            for result in instr.outputs:
+                self.join(source, result)
+                if instr.kind == "copy":
+                    self.same[result] = self.identity(source)
+        elif instr.kind == "copy" or instr.definition is not None and instr.definition.name == "remote_load":
+            self.rows.pop(instr.outputs[0], None)
+
+    def _note_row(self, instr: Instr, source: Any) -> None:
+        """Remember which remote row a load, or a copy of one, is."""
+        if instr.kind == "copy" and self.identity(source) in self.rows:
+            self.rows[instr.outputs[0]] = self.rows[self.identity(source)]
+        elif instr.definition is not None and instr.definition.name == "remote_load":
+            self.rows[instr.outputs[0]] = (instr.arguments["remote_buffer"], self.number(instr.arguments["offset"]))
+
+    def _observable(self, position: int, source: Any, result: Value) -> bool:
+        """Whether someone could tell a view from a copy."""
+        old, new = self.of(source), self.of(result)
+        through = self._written_through(old, new, result)
+        later = [w for w in old.writes if w > position and w != through]
+        if "source_changes" in self.rules and later and any(read >= min(later) for read in new.reads):
+            return True
+        if "view_changes" not in self.rules or not new.writes:
+            return False
+        first = min(new.writes)
+        return any(read >= first and (through is None or read < through) for read in old.reads)
+
+    def _written_through(self, old: Storage, new: Storage, result: Value) -> Optional[int]:
+        """Where a row that was loaded and changed is stored to its own place, after its last change. None if it is not.
+
+        Then changing the row early is not seen by anyone: `_observable` refuses reads of the buffer in between.
+        """
+        row = self.rows.get(result)
+        if row is None or not new.writes:
+            return None
+        for position in range(max(new.writes) + 1, len(self.block.instrs)):
+            instr = self.block.instrs[position]
+            if instr.definition is None or instr.definition.name != "remote_store":
+                continue
+            stored = instr.arguments["t"]
+            target = (instr.arguments["remote_buffer"], self.number(instr.arguments["offset"]))
+            if target == row and self.identity(stored) is self.identity(result):
+                return position
+        return None
+
+    def _separate_outputs(self) -> None:
+        """Outputs of a body are independent of its inputs, of state, and of each other."""
+        if "outputs_apart" not in self.rules:
+            return
+        taken: Set[int] = set()
+        for i, value in enumerate(self.block.outputs):
+            storage = self.of(value)
+            if END in storage.reads or id(storage) in taken:
+                result = Value(f"{value.name}_out{i}", value.spec, value.host)
+                self.block.instrs.append(Instr("copy", {"t": value}, [result], host=value.host, own=True))
+                self.block.outputs[i] = result
+            taken.add(id(storage))
+
+
+def hard_edges(instr: Instr) -> Iterable[Tuple[Value, Value]]:
+    """(operand, result) pairs that share storage by contract."""
+    definition = instr.definition
+    if definition is None:
+        return []
+    if definition.writes and instr.outputs and definition.result_is_written:
+        return [(instr.arguments[definition.writes[0]], instr.outputs[0])]
+    if definition.alias:
+        return [(v, result) for p in definition.views for v in _flat(instr.arguments[p]) for result in instr.outputs]
+    return []
+
+
+def _flat(argument: Any) -> List[Value]:
+    return [argument] if isinstance(argument, Value) else list(argument)
+
+
+def soft_source(instr: Instr) -> Any:
+    """The value or buffer that an instruction's result could be a view of; None where there is none."""
+    if instr.kind == "copy":
+        return instr.arguments["t"]
+    definition = instr.definition
+    if definition is None or definition.alias:
+        return None
+    if definition.name == "remote_load":
+        return instr.arguments["remote_buffer"]
+    if definition.name == "host_load":
+        return instr.arguments["h2d_stream"]
+    return instr.arguments[definition.views[0]] if definition.views else None
+
+
+def touched(instr: Instr, effect: str) -> Set[Any]:
+    """Remote buffers that an instruction loads from or stores to, in its bodies too."""
+    found = {b for body in instr.bodies for b in body.buffers(effect)}
+    if instr.definition is not None and instr.definition.name.startswith(effect):
+        found.add(instr.arguments["remote_buffer"])
+    return found

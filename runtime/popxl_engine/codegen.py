@@ -1,0 +1,355 @@
+"""Blocks as Python source: straight-line calls of kernels, every temporary dropped after its last use."""
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+import torch
+from popxl.opdef import call_arguments
+from popxl.replica_grouping import ReplicaGrouping
+
+from popxl_engine.interpreter import group_members
+from popxl_engine.kernels.registry import kernel_for
+from popxl_engine.lowering import Block, Instr, Value
+from popxl_engine.machine.lockstep import Rendezvous
+
+PLAIN = (int, float, bool, str, type(None))
+
+
+def to_host(result: Any, dtype: Any) -> np.ndarray:
+    """What a host rule returned, as an array of the op's dtype."""
+    return np.asarray(result, dtype=dtype)
+
+
+def to_device(value: np.ndarray) -> torch.Tensor:
+    """A host value as a tensor of its own."""
+    return torch.from_numpy(np.array(value))
+
+
+def viewed(result: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """The result of an alias form whose storage is written: it must share storage with its source."""
+    if result.numel() and result.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():
+        raise RuntimeError(
+            f"got a view of shape {list(result.shape)} of a tensor with shape {list(source.shape)} and strides {list(source.stride())}; expected "
+            "one that needs no copy, because it is written through. Use the out-of-place form, or reshape before transposing."
+        )
+    return result
+
+
+@dataclass
+class Source:
+    """Generated source with what it refers to, and the instruction of each line."""
+
+    lines: List[str] = field(default_factory=list)
+    names: Dict[str, Any] = field(default_factory=dict)
+    instrs: Dict[int, Instr] = field(default_factory=dict)
+
+    def add(self, text: str, instr: Optional[Instr] = None) -> None:
+        """Append a line."""
+        self.lines.append(text)
+        if instr is not None:
+            self.instrs[len(self.lines)] = instr
+
+    def bind(self, prefix: str, value: Any) -> str:
+        """A global name for an object."""
+        for name, known in self.names.items():
+            if known is value and name.startswith(prefix):
+                return name
+        name = f"{prefix}_{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def text(self) -> str:
+        """The whole source."""
+        return "\n".join(self.lines) + "\n"
+
+
+class Generator:
+    """Writes one program: a function per block."""
+
+    def __init__(self, device: str = "cpu"):
+        self.source = Source()
+        self.device = device
+        self._functions: Dict[Block, str] = {}
+        self._constants: Dict[Any, str] = {}
+
+    def function(self, block: Block) -> str:
+        """The name of a block's function, which is written first if it is not there yet."""
+        if block not in self._functions:
+            for instr in block.instrs:
+                for body in instr.bodies:
+                    self.function(body)
+            name = f"block_{len(self._functions)}_" + "".join(c if c.isalnum() else "_" for c in block.name.strip("/"))
+            self._functions[block] = name
+            BlockWriter(self, block, name).write()
+        return self._functions[block]
+
+    def constant(self, constant: Any, value: Value) -> str:
+        """A global name for a constant's array or tensor."""
+        key = (constant, value.host)
+        if key not in self._constants:
+            array = np.array(constant._data).reshape(constant.shape)
+            if not value.host:
+                from_array = torch.from_numpy(array)
+                array = from_array.to(_torch(constant.dtype))
+            self._constants[key] = self.source.bind("c", array)
+        return self._constants[key]
+
+
+def _torch(dtype: Any) -> torch.dtype:
+    from popxl_engine.kernels.dtypes import torch_dtype
+
+    return torch_dtype(dtype)
+
+
+def meets(instr: Instr) -> bool:
+    """Whether an instruction is a collective over more than one replica."""
+    if "collective" not in instr.effects:
+        return False
+    group: Optional[ReplicaGrouping] = instr.arguments.get("group")
+    assert instr.source is not None
+    return (group.group_size if group is not None else instr.source.graph.ir.replication_factor) > 1
+
+
+def yields(block: Block) -> bool:
+    """Whether a block waits for other replicas."""
+    return any(meets(i) or any(yields(b) for b in i.bodies) for i in block.instrs)
+
+
+class BlockWriter:
+    """Writes one block's function."""
+
+    def __init__(self, generator: Generator, block: Block, name: str):
+        self.generator, self.source, self.block, self.name = generator, generator.source, block, name
+        self.python: Dict[Value, str] = {}
+        self.keep: set[str] = set()
+
+    def write(self) -> None:
+        """Append the function to the source."""
+        block = self.block
+        parameters = []
+        for i, value in enumerate((*block.inputs, *block.state.values())):
+            name = value.name if value not in self.python else f"unused_{i}"
+            self.python.setdefault(value, name)
+            parameters.append(name)
+        for constant, value in block.constants.items():
+            self.python[value] = self.generator.constant(constant, value)
+        self.keep = set(self.python.values())
+        self._rename()
+        last = self._last_uses()
+        self.source.add(f"def {self.name}({', '.join(['r', *parameters])}):")
+        path = None
+        for position, instr in enumerate(block.instrs):
+            if instr.path != path:
+                path = instr.path
+                self.source.add(f"    # {path or 'main'}")
+            for line in self._instr(instr):
+                self.source.add(f"    {line}", instr)
+            if dead := last.get(position):
+                self.source.add(f"    del {', '.join(dead)}")
+        results = ", ".join(self.python[v] for v in block.outputs)
+        self.source.add(f"    return ({results}{',' if block.outputs else ''})")
+        if yields(block):
+            self.source.add("    yield")
+        self.source.add("")
+
+    def _rename(self) -> None:
+        """In-place results and removed copies go by the name of what they are."""
+        for instr in self.block.instrs:
+            for value in instr.outputs:
+                self.python[value] = value.name
+            definition = instr.definition
+            if instr.kind == "copy" and not instr.own:
+                self.python[instr.outputs[0]] = self.python[instr.arguments["t"]]
+            elif definition is not None and definition.writes and definition.result_is_written and instr.outputs:
+                self.python[instr.outputs[0]] = self.python[instr.arguments[definition.writes[0]]]
+
+    def _last_uses(self) -> Dict[int, List[str]]:
+        last: Dict[str, int] = {}
+        for position, instr in enumerate(self.block.instrs):
+            for value in (*instr.inputs(), *instr.outputs):
+                last[self.python[value]] = position
+        for value in self.block.outputs:
+            last.pop(self.python[value], None)
+        dead: Dict[int, List[str]] = {}
+        for name, position in last.items():
+            if name not in self.keep:
+                dead.setdefault(position, []).append(name)
+        return dead
+
+    # Instructions
+
+    def _instr(self, instr: Instr) -> Iterator[str]:
+        if instr.kind == "copy":
+            yield from self._copy(instr)
+        elif instr.kind == "repeat":
+            yield from self._repeat(instr)
+        elif instr.kind == "conditional":
+            yield from self._conditional(instr)
+        elif instr.host:
+            yield from self._host(instr)
+        else:
+            yield from self._op(instr)
+
+    def _targets(self, instr: Instr) -> str:
+        return "".join(f"{self.python[v]}, " for v in instr.outputs) + "= " if instr.outputs else ""
+
+    def _copy(self, instr: Instr) -> Iterator[str]:
+        source, result = instr.arguments["t"], instr.outputs[0]
+        if not instr.own:
+            return
+        if source.host and not result.host:
+            yield f"{self.python[result]} = {self.source.bind('to_device', to_device)}({self.python[source]})"
+        elif source.host:
+            yield f"{self.python[result]} = {self.python[source]}.copy()"
+        else:
+            yield f"{self.python[result]} = {self.python[source]}.clone()"
+
+    def _call_block(self, body: Block, inputs: str) -> str:
+        return f"{'(yield from ' if yields(body) else ''}{self.generator.function(body)}(r{inputs}){')' if yields(body) else ''}"
+
+    def _repeat(self, instr: Instr) -> Iterator[str]:
+        body, count = instr.bodies[0], instr.arguments["repeat_count"]
+        inputs = [self.python[v] for v in instr.arguments["inputs"]]
+        carried = [self.python[v] for v in instr.outputs]
+        for name, source, value in zip(carried, inputs, instr.outputs):
+            yield f"{name} = {source}" + ("" if count else ".copy()" if value.host else ".clone()")
+        if not count:
+            return
+        arguments = "".join(f", {n}" for n in (*carried, *inputs[len(carried) :]))
+        yield f"for _ in range({count}):"
+        yield f"    {self._targets(instr)}{self._call_block(body, arguments)}"
+
+    def _conditional(self, instr: Instr) -> Iterator[str]:
+        yield f"if bool({self.python[instr.arguments['cond']]}):"
+        for body, branch in zip(instr.bodies, ("then", "else")):
+            arguments = "".join(f", {self.python[v]}" for v in instr.arguments[f"{branch}_inputs"])
+            yield f"    {self._targets(instr)}{self._call_block(body, arguments)}"
+            if branch == "then":
+                yield "else:"
+
+    def _argument(self, value: Any, host: bool) -> str:
+        """An argument in the source: values by name, converted to where the instruction runs."""
+        if isinstance(value, Value):
+            name = self.python[value]
+            return name if host or not value.host else f"{self.source.bind('to_device', to_device)}({name})"
+        if isinstance(value, (tuple, list)) and any(True for _ in _values(value)):
+            return "(" + "".join(f"{self._argument(v, host)}, " for v in value) + ")"
+        if isinstance(value, PLAIN) and value == value and value not in (float("inf"), float("-inf")):
+            return repr(value)
+        if isinstance(value, tuple) and all(isinstance(v, PLAIN) for v in value):
+            return repr(value)
+        return self.source.bind("a", value)
+
+    def _arguments(self, instr: Instr, host: bool = False) -> List[str]:
+        assert instr.definition is not None
+        args, kwargs = call_arguments(instr.definition, instr.arguments)
+        return [self._argument(a, host) for a in args] + [f"{k}={self._argument(v, host)}" for k, v in kwargs.items()]
+
+    def _host(self, instr: Instr) -> Iterator[str]:
+        definition = instr.definition
+        assert definition is not None
+        call = f"{self.source.bind(f'host_{definition.name}', definition.host)}({', '.join(self._arguments(instr, host=True))})"
+        array = self.source.bind("to_host", to_host)
+        dtypes = [self.source.bind("a", v.spec.dtype.as_numpy()) for v in instr.outputs]
+        if definition.writes:
+            target = self.python[instr.arguments[definition.writes[0]]]
+            yield f"{target}[...] = {call}"
+        elif len(instr.outputs) == 1:
+            copy = ".copy()" if instr.own else ""
+            yield f"{self.python[instr.outputs[0]]} = {array}({call}, {dtypes[0]}){copy}"
+        else:
+            copy = ".copy()" if instr.own else ""
+            targets = self._targets(instr)
+            yield f"{targets}{call}"
+            for value, dtype in zip(instr.outputs, dtypes):
+                yield f"{self.python[value]} = {array}({self.python[value]}, {dtype}){copy}"
+
+    def _op(self, instr: Instr) -> Iterator[str]:
+        definition = instr.definition
+        assert definition is not None
+        kernel = self.source.bind(f"k_{definition.name}", kernel_for(definition, self.generator.device))
+        if "collective" in definition.effects:
+            yield from self._collective(instr, kernel)
+            return
+        first = ["r"] if definition.effects & {"host", "remote"} else []
+        arguments = self._arguments(instr)
+        if definition.name.startswith("remote_"):
+            arguments = self._remote_arguments(instr)
+        call = f"{kernel}({', '.join([*first, *arguments])})"
+        if not instr.outputs or (definition.writes and definition.result_is_written and len(instr.outputs) == 1):
+            yield call
+        elif len(instr.outputs) == 1 and not self._returns_many(instr):
+            yield f"{self.python[instr.outputs[0]]} = {self._finished(instr, call)}"
+        else:
+            yield f"{self._targets(instr)}{call}"
+            if instr.own:
+                names = [self.python[v] for v in instr.outputs]
+                yield f"{', '.join(names)} = {', '.join(f'{n}.clone()' for n in names)}"
+
+    @staticmethod
+    def _returns_many(instr: Instr) -> bool:
+        annotation = str(instr.definition.signature.return_annotation) if instr.definition is not None else ""
+        return "ist[" in annotation or "uple[" in annotation
+
+    def _remote_arguments(self, instr: Instr) -> List[str]:
+        """Offsets stay on the host: the kernel takes anything that int() takes."""
+        assert instr.definition is not None
+        args, kwargs = call_arguments(instr.definition, instr.arguments)
+        host = [isinstance(a, Value) and a.host and a is instr.arguments["offset"] for a in args]
+        return [self._argument(a, h) for a, h in zip(args, host)] + [f"{k}={self._argument(v, False)}" for k, v in kwargs.items()]
+
+    def _finished(self, instr: Instr, call: str) -> str:
+        if instr.own:
+            return f"{call}.clone()"
+        if instr.shared and instr.definition is not None:
+            operands = list(_values([instr.arguments[p] for p in instr.definition.views]))
+            return f"{self.source.bind('viewed', viewed)}({call}, {self.python[operands[0]]})"
+        return call
+
+    def _collective(self, instr: Instr, kernel: str) -> Iterator[str]:
+        assert instr.definition is not None and instr.source is not None
+        args, kwargs = call_arguments(instr.definition, instr.arguments)
+        keywords = [f"{k}={self._argument(v, False)}" for k, v in kwargs.items()]
+        operands = [self._argument(a, False) for a in args if isinstance(a, Value)]
+        if not meets(instr):
+            listed = [f"[{self._argument(a, False)}]" if isinstance(a, Value) else self._argument(a, False) for a in args]
+            call = f"{kernel}({', '.join([*listed, *keywords])})[0]"
+        else:
+            lists = iter(range(len(operands)))
+            inner = [f"t[{next(lists)}]" if isinstance(a, Value) else self._argument(a, False) for a in args]
+            combine = f"lambda *t: {kernel}({', '.join([*inner, *keywords])})"
+            place = self.source.bind("place", Place(instr))
+            call = f"(yield {place}.arrive(r, ({''.join(f'{o}, ' for o in operands)}), {combine}))"
+        names = [self.python[v] for v in instr.outputs]
+        written = instr.definition.writes and instr.definition.result_is_written
+        if written:
+            yield f"{names[0]}.copy_({call})"
+        elif len(names) == 1:
+            yield f"{names[0]} = {call}" + (".clone()" if instr.own else "")
+        else:
+            yield f"{self._targets(instr)}{call}"
+
+
+@dataclass(eq=False)
+class Place:
+    """A collective in the program, where the replicas of a group meet."""
+
+    instr: Instr
+
+    def arrive(self, replica: Any, operands: Tuple[torch.Tensor, ...], combine: Any) -> Rendezvous:
+        """This replica's arrival."""
+        op = self.instr.source
+        assert op is not None
+        return Rendezvous(self, group_members(op, replica.index), operands, combine, f"{op} built at {op.where}")
+
+
+def _values(arguments: Any) -> Iterator[Value]:
+    for a in arguments:
+        if isinstance(a, Value):
+            yield a
+        elif isinstance(a, (list, tuple)):
+            yield from _values(a)
+
+
+

@@ -1,0 +1,159 @@
+"""Reductions over axes, and running sums. 16-bit types accumulate in float32."""
+
+from typing import Callable, Iterable, Optional, Tuple, Union
+
+import torch
+
+from popxl_engine.kernels.dtypes import LIMITED
+from popxl_engine.kernels.registry import kernel
+from popxl_engine.kernels.rounding import widened
+
+Axis = Optional[Union[int, Iterable[int]]]
+Reduction = Callable[[torch.Tensor, Tuple[int, ...], bool], torch.Tensor]
+
+
+def axes_of(t: torch.Tensor, axis: Axis) -> Tuple[int, ...]:
+    """Axes counted from the front; all of them for None."""
+    if axis is None:
+        return tuple(range(t.dim()))
+    given = (axis,) if isinstance(axis, int) else tuple(axis)
+    return tuple(sorted(a % t.dim() for a in given))
+
+
+def reduction(name: str, fn: Reduction) -> None:
+    """Register a kernel from ``fn(t, axes, keepdims)``. torch takes no axes for all of them, so that case stays as it is."""
+
+    def run(t: torch.Tensor, axis: Axis, keepdims: bool) -> torch.Tensor:
+        axes = axes_of(t, axis)
+        wide = t.to(torch.int64) if t.dtype in LIMITED else t
+        if not axes:  # a scalar, or an empty list of axes: reduce an axis of size 1
+            return fn(wide.unsqueeze(0), (0,), False).to(t.dtype)
+        return fn(wide, axes, keepdims).to(t.dtype)
+
+    kernel(name)(run)
+
+
+def merged(t: torch.Tensor, axes: Tuple[int, ...]) -> torch.Tensor:
+    """The axes to reduce merged into one, last."""
+    kept = [a for a in range(t.dim()) if a not in axes]
+    return t.permute(*kept, *axes).reshape([t.shape[a] for a in kept] + [-1])
+
+
+def aligned(d: torch.Tensor, t: torch.Tensor, axes: Tuple[int, ...], keepdims: bool) -> torch.Tensor:
+    """A reduced tensor with size-1 axes where ``t`` was reduced."""
+    return d if keepdims else d.reshape([1 if a in axes else n for a, n in enumerate(t.shape)])
+
+
+def along_merged(fn: Callable[[torch.Tensor], torch.Tensor]) -> Reduction:
+    """A reduction from one that reduces the last axis."""
+
+    def run(t: torch.Tensor, axes: Tuple[int, ...], keepdims: bool) -> torch.Tensor:
+        result = fn(merged(t, axes))
+        return aligned(result, t, axes, False) if keepdims else result
+
+    return run
+
+
+def logsum(t: torch.Tensor, axes: Tuple[int, ...], keepdims: bool) -> torch.Tensor:
+    """log(sum)."""
+    return torch.log(widened(t).sum(axes, keepdim=keepdims))
+
+
+reduction("sum", lambda t, axes, keepdims: t.sum(axes, keepdim=keepdims, dtype=t.dtype))
+reduction("mean", lambda t, axes, keepdims: t.mean(axes, keepdim=keepdims))
+reduction("prod", along_merged(lambda t: widened(t).prod(-1, dtype=widened(t).dtype)))
+reduction("max", lambda t, axes, keepdims: t.amax(axes, keepdim=keepdims))
+reduction("min", lambda t, axes, keepdims: t.amin(axes, keepdim=keepdims))
+reduction("l1", lambda t, axes, keepdims: t.abs().sum(axes, keepdim=keepdims))
+reduction("l2", lambda t, axes, keepdims: torch.linalg.vector_norm(widened(t), 2, axes, keepdim=keepdims))
+reduction("sumsquare", lambda t, axes, keepdims: widened(t).square().sum(axes, keepdim=keepdims))
+reduction("logsum", logsum)
+reduction("logsumexp", lambda t, axes, keepdims: torch.logsumexp(widened(t), axes, keepdim=keepdims))
+reduction("median", along_merged(lambda t: t.median(-1).values))
+
+
+@kernel("extremum_grad")
+def extremum_grad(dy: torch.Tensor, y: torch.Tensor, t: torch.Tensor, axis: Axis, keepdims: bool) -> torch.Tensor:
+    """dy to the elements that equal y, in equal shares."""
+    axes = axes_of(t, axis)
+    chosen = t == aligned(y, t, axes, keepdims)
+    share = aligned(dy, t, axes, keepdims) / chosen.sum(axes, keepdim=True) if axes else dy
+    return torch.where(chosen, share, torch.zeros_like(share))
+
+
+@kernel("prod_grad")
+def prod_grad(dy: torch.Tensor, t: torch.Tensor, axis: Axis, keepdims: bool) -> torch.Tensor:
+    """dy times the product of the elements before and of those after."""
+    axes = axes_of(t, axis)
+    if not axes:
+        return dy.clone()
+    flat = widened(merged(t, axes))
+    one = torch.ones_like(flat[..., :1])
+    before = torch.cumprod(torch.cat([one, flat[..., :-1]], -1), -1)
+    after = torch.cumprod(torch.cat([one, flat[..., 1:].flip(-1)], -1), -1).flip(-1)
+    kept = [a for a in range(t.dim()) if a not in axes]
+    result = before * after * dy.reshape([t.shape[a] for a in kept] + [1])
+    return unmerged(result, t, axes).to(t.dtype)
+
+
+def unmerged(flat: torch.Tensor, t: torch.Tensor, axes: Tuple[int, ...]) -> torch.Tensor:
+    """The inverse of `merged`."""
+    order = [a for a in range(t.dim()) if a not in axes] + list(axes)
+    back = sorted(range(t.dim()), key=lambda i: order[i])
+    return flat.reshape([t.shape[a] for a in order]).permute(back).contiguous()
+
+
+@kernel("median_grad")
+def median_grad(dy: torch.Tensor, t: torch.Tensor, axis: Axis, keepdims: bool) -> torch.Tensor:
+    """dy to the selected element."""
+    axes = axes_of(t, axis)
+    if not axes:
+        return dy.clone()
+    flat = merged(t, axes)
+    chosen = flat.median(-1, keepdim=True).indices
+    return unmerged(torch.zeros_like(flat).scatter(-1, chosen, dy.reshape(chosen.shape)), t, axes)
+
+
+@kernel("l2_grad")
+def l2_grad(dy: torch.Tensor, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """dy * t / y, 0 where y is."""
+    return t * torch.where(y == 0, torch.zeros_like(y), dy / y)
+
+
+def _position(t: torch.Tensor, dim: Optional[int], keepdim: bool, largest: bool) -> torch.Tensor:
+    wide = t.to(torch.int64) if t.dtype in LIMITED else t
+    find = torch.argmax if largest else torch.argmin
+    if dim is None and keepdim:
+        return find(wide).reshape([1] * t.dim()).to(torch.int32)
+    return (find(wide) if dim is None else find(wide, dim, keepdim)).to(torch.int32)
+
+
+@kernel("argmax")
+def argmax(t: torch.Tensor, dim: Optional[int], keepdim: bool) -> torch.Tensor:
+    """Index of the largest."""
+    return _position(t, dim, keepdim, True)
+
+
+@kernel("argmin")
+def argmin(t: torch.Tensor, dim: Optional[int], keepdim: bool) -> torch.Tensor:
+    """Index of the smallest."""
+    return _position(t, dim, keepdim, False)
+
+
+@kernel("cumsum")
+def cumsum(t: torch.Tensor, dim: Optional[int]) -> torch.Tensor:
+    """Running sum."""
+    wide = t.to(torch.int64) if t.dtype in LIMITED else widened(t)
+    return torch.cumsum(wide, dim or 0, dtype=wide.dtype).to(t.dtype)
+
+
+@kernel("cumsum_grad")
+def cumsum_grad(dy: torch.Tensor, dim: int) -> torch.Tensor:
+    """Running sum from the end."""
+    return torch.cumsum(widened(dy).flip(dim), dim).flip(dim).to(dy.dtype)
+
+
+@kernel("lamb_square")
+def lamb_square(t: torch.Tensor) -> torch.Tensor:
+    """Sum of squares in float32."""
+    return t.to(torch.float32).square().sum()

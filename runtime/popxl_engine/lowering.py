@@ -1,0 +1,309 @@
+"""From graphs to blocks: calls are inlined, loops and branches become bodies, small integers move to the host.
+
+A block is straight-line. Everywhere the semantics ask for an independent value (an argument by value, a result of a call, an
+out-of-place view) there is a ``copy`` or a view instruction; `aliasing` then removes the copies that nothing can observe.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
+
+from popxl import dtypes
+from popxl.graph import Graph
+from popxl.opdef import Op, OpDefinition, map_tensors
+from popxl.values import Constant, Tensor, TensorSpec
+
+from popxl_engine.steps import Step, steps_of
+
+HOST_ELEMENTS = 16
+"""Integer tensors of up to this many elements are computed on the host where their operands are there."""
+
+
+@dataclass(eq=False)
+class Value:
+    """One value in a block. ``host``: a numpy array on the host instead of a tensor on the device."""
+
+    name: str
+    spec: TensorSpec
+    host: bool = False
+
+    def __repr__(self) -> str:
+        return f"%{self.name}{'@host' if self.host else ''}"
+
+
+@dataclass(eq=False)
+class Instr:
+    """One instruction: kind "op", "copy", "repeat" or "conditional"."""
+
+    kind: str
+    arguments: Dict[str, Any]
+    outputs: List[Value]
+    definition: Optional[OpDefinition] = None
+    source: Optional[Op] = None
+    host: bool = False
+    bodies: Tuple["Block", ...] = ()
+    path: str = ""
+    own: bool = False
+    """After `aliasing`: the result must not share storage with the operand it views."""
+    shared: bool = False
+    """After `aliasing`: an alias form whose storage is written, so that the kernel must really return a view."""
+
+    def inputs(self) -> Iterator[Value]:
+        """Values read, in order."""
+        return values_in(self.arguments.values())
+
+    @property
+    def effects(self) -> FrozenSet[str]:
+        """The op's effects beyond its results."""
+        return self.definition.effects if self.definition is not None else frozenset()
+
+    def written(self) -> List[Value]:
+        """Operands whose storage this instruction changes."""
+        if self.kind == "op":
+            assert self.definition is not None
+            return [self.arguments[p] for p in self.definition.writes]
+        return [v for body, inputs in self.calls() for i, v in enumerate(inputs) if i in body.written]
+
+    def calls(self) -> List[Tuple["Block", Sequence[Value]]]:
+        """(body, its inputs here) for loops and branches."""
+        if self.kind == "repeat":
+            return [(self.bodies[0], self.arguments["inputs"])]
+        if self.kind == "conditional":
+            return list(zip(self.bodies, (self.arguments["then_inputs"], self.arguments["else_inputs"])))
+        return []
+
+
+@dataclass(eq=False)
+class Block:
+    """A straight-line program: the main graph, or the body of a loop or branch, with every call inlined."""
+
+    name: str
+    inputs: List[Value] = field(default_factory=list)
+    by_ref: Set[int] = field(default_factory=set)
+    instrs: List[Instr] = field(default_factory=list)
+    outputs: List[Value] = field(default_factory=list)
+    constants: Dict[Constant, Value] = field(default_factory=dict)
+    state: Dict[Tensor, Value] = field(default_factory=dict)
+    """Main block only: variables and device shards that it reads or writes."""
+    written: Set[int] = field(default_factory=set)
+    """Indices of by-reference inputs that the block really writes."""
+
+    def buffers(self, effect: str) -> Set[Any]:
+        """Remote buffers that "remote_load" or "remote_store" instructions reach, bodies included."""
+        found = set()
+        for instr in self.instrs:
+            if instr.definition is not None and instr.definition.name.startswith(effect):
+                found.add(instr.arguments["remote_buffer"])
+            for body in instr.bodies:
+                found |= body.buffers(effect)
+        return found
+
+
+class NotOnHost(Exception):
+    """A host value is written by something that runs on the device: lower again with this root on the device."""
+
+    def __init__(self, root: Any):
+        super().__init__(root)
+        self.root = root
+
+
+def values_in(arguments: Any) -> Iterator[Value]:
+    """The values among arguments and their tuples, in order."""
+    for a in arguments:
+        if isinstance(a, Value):
+            yield a
+        elif isinstance(a, (list, tuple)):
+            yield from values_in(a)
+
+
+def is_small_integer(spec: Any) -> bool:
+    """Whether a tensor may live on the host."""
+    return (spec.dtype.is_int or spec.dtype is dtypes.bool) and spec.nelms <= HOST_ELEMENTS
+
+
+class Lowering:
+    """Lowers one Ir. Roots found unfit for the host are remembered in ``device_roots``."""
+
+    def __init__(self) -> None:
+        self.device_roots: Set[Any] = set()
+        self._writes: Dict[Graph, bool] = {}
+        self._count = 0
+
+    def main(self, graph: Graph) -> Block:
+        """The main graph's block."""
+        while True:
+            try:
+                builder = BlockBuilder(self, Block("main"))
+                for t in (*graph.variables, *(v._shard for v in graph.variables if v._shard is not None)):
+                    builder.state(t)
+                builder.inline(graph, [], "")
+                return builder.finish([])
+            except NotOnHost as error:
+                self.device_roots.add(error.root)
+
+    def new(self, name: str, spec: TensorSpec, host: bool = False) -> Value:
+        """A value with a name that is unique in the program."""
+        self._count += 1
+        clean = "".join(c if c.isalnum() else "_" for c in name.split("/")[-1])
+        return Value(f"{clean}_{self._count}", spec, host)
+
+    def writes(self, graph: Graph) -> bool:
+        """Whether anything in a graph, or in what it calls, writes to storage."""
+        if graph not in self._writes:
+            self._writes[graph] = any(
+                op.definition.writes or any(self.writes(called) for called, _ in op.called()) for op in graph.ops
+            )
+        return self._writes[graph]
+
+    def body(self, graph: Graph, inputs: Sequence[Value], carried: int, name: str) -> Block:
+        """A loop's or branch's body. A carried input stays on the host only while the output that becomes it does."""
+        host = [v.host and (graph, i) not in self.device_roots for i, v in enumerate(inputs)]
+        while True:
+            block = Block(name)
+            builder = BlockBuilder(self, block)
+            shared: Dict[Value, Value] = {}
+            bound = []
+            for i, t in enumerate(graph.inputs):
+                by_ref = t in graph._by_ref_inputs
+                value = shared.get(inputs[i]) if by_ref else None
+                if value is None:
+                    value = self.new(t.name, t.spec, host[i])
+                    builder.roots[value] = (graph, i)
+                if by_ref:
+                    block.by_ref.add(i)
+                    shared[inputs[i]] = value
+                block.inputs.append(value)
+                bound.append(builder.copy(value, (graph, i)) if self.writes(graph) and not by_ref else value)
+            outputs = builder.inline(graph, bound, name)
+            moved = [i for i in range(carried) if host[i] and not outputs[i].host]
+            if not moved:
+                return builder.finish(outputs, host[:carried])
+            for i in moved:
+                host[i] = False
+
+
+class BlockBuilder:
+    """Fills one block."""
+
+    def __init__(self, lowering: Lowering, block: Block):
+        self.lowering, self.block = lowering, block
+        self.roots: Dict[Value, Any] = {}
+        """For host values that alias a block input or variable: that root."""
+
+    def state(self, t: Tensor) -> Value:
+        """A variable's value."""
+        host = is_small_integer(t.spec) and t not in self.lowering.device_roots
+        value = self.block.state[t] = self.lowering.new(t.name, t.spec, host)
+        self.roots[value] = t
+        return value
+
+    def constant(self, c: Constant) -> Value:
+        """A constant's value."""
+        if c not in self.block.constants:
+            self.block.constants[c] = self.lowering.new(c.name, c.spec, is_small_integer(c.spec))
+            self.roots[self.block.constants[c]] = c
+        return self.block.constants[c]
+
+    def copy(self, value: Value, root: Any) -> Value:
+        """An independent value; `aliasing` removes the copy where nothing can tell. ``root`` names it over all lowerings."""
+        result = self._copied(value, value.host and root not in self.lowering.device_roots)
+        self.roots[result] = root
+        return result
+
+    def to_device(self, value: Value) -> Value:
+        """A host value as a tensor on the device."""
+        return self._copied(value, False) if value.host else value
+
+    def _copied(self, value: Value, host: bool) -> Value:
+        result = self.lowering.new(value.name.rsplit("_", 1)[0], value.spec, host)
+        self.block.instrs.append(Instr("copy", {"t": value}, [result], host=host))
+        return result
+
+    def inline(self, graph: Graph, bound: Sequence[Value], path: str) -> List[Value]:
+        """Add a graph's ops on the given inputs; returns its outputs."""
+        env: Dict[Tensor, Value] = dict(zip(graph.inputs, bound))
+        env.update(self.block.state if not path else {})
+        for c in graph.constants:
+            env[c] = self.constant(c)
+        for step in steps_of(graph):
+            if step.definition.name == "call":
+                self._call(step, env, path)
+            elif step.definition.name == "repeat":
+                self._repeat(step, env, path)
+            elif step.definition.name == "conditional":
+                self._conditional(step, env, path)
+            else:
+                self._op(step, env, path)
+        return [env[t] for t in graph.outputs]
+
+    def _call(self, step: Step, env: Dict[Tensor, Value], path: str) -> None:
+        graph: Graph = step.arguments["graph"]
+        copies = self.lowering.writes(graph)
+        bound = [
+            env[t] if g in graph._by_ref_inputs or not copies else self.copy(env[t], (step.source, g))
+            for g, t in zip(graph.inputs, step.arguments["inputs"])
+        ]
+        outputs = self.inline(graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}")
+        for i, (t, value) in enumerate(zip(step.outputs, outputs)):
+            env[t] = self.copy(value, (step.source, i))
+
+    def _repeat(self, step: Step, env: Dict[Tensor, Value], path: str) -> None:
+        graph: Graph = step.arguments["graph"]
+        copies = bool(graph._by_ref_inputs)
+        inputs = [
+            env[t] if g in graph._by_ref_inputs or not copies else self.copy(env[t], (step.source, g))
+            for g, t in zip(graph.inputs, step.arguments["inputs"])
+        ]
+        carried = len(graph.outputs)
+        body = self.lowering.body(graph, inputs, carried, f"{path}/{graph.name.split('_subgraph(')[0]}")
+        self._check_host(body, inputs)
+        inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
+        outputs = [self.lowering.new(t.name, t.spec, v.host) for t, v in zip(step.outputs, body.outputs)]
+        arguments = {"repeat_count": step.arguments["repeat_count"], "inputs": tuple(inputs)}
+        self.block.instrs.append(Instr("repeat", arguments, outputs, source=step.source, bodies=(body,), path=path))
+        env.update(zip(step.outputs, outputs))
+
+    def _check_host(self, body: Block, inputs: Sequence[Value]) -> None:
+        """A by-reference input that the body needs on the device cannot be a host value here."""
+        for i, (value, inner) in enumerate(zip(inputs, body.inputs)):
+            if i in body.by_ref and value.host and not inner.host:
+                raise NotOnHost(self.roots[value])
+
+    def _conditional(self, step: Step, env: Dict[Tensor, Value], path: str) -> None:
+        a = step.arguments
+        bodies, arguments = [], {"cond": env[a["cond"]]}
+        for branch in ("then", "else"):
+            graph: Graph = a[f"{branch}_branch"]
+            inputs = [env[t] for t in a[f"{branch}_inputs"]]
+            body = self.lowering.body(graph, inputs, 0, f"{path}/{graph.name.split('_subgraph(')[0]}")
+            inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
+            arguments[f"{branch}_inputs"] = tuple(inputs)
+            bodies.append(body)
+        outputs = [self.lowering.new(t.name, t.spec) for t in step.outputs]
+        self.block.instrs.append(Instr("conditional", arguments, outputs, source=step.source, bodies=tuple(bodies), path=path))
+        env.update(zip(step.outputs, outputs))
+
+    def _op(self, step: Step, env: Dict[Tensor, Value], path: str) -> None:
+        definition = step.definition
+        arguments = {n: map_tensors(v, lambda t: env[t]) for n, v in step.arguments.items()}
+        inputs = list(values_in(arguments.values()))
+        specs = [t.spec for t in step.outputs]
+        host = (
+            definition.host is not None and bool(inputs) and all(v.host for v in inputs) and all(is_small_integer(s) for s in specs)
+        )
+        written = [arguments[p] for p in definition.writes]
+        for value in written:
+            if value.host and not host:
+                raise NotOnHost(self.roots[value])
+        host = host and not any((step.source, i) in self.lowering.device_roots for i in range(len(specs)))
+        outputs = [self.lowering.new(t.name, s, host) for t, s in zip(step.outputs, specs)]
+        for i, value in enumerate(outputs):
+            alias = written or (inputs if definition.alias else ())
+            self.roots[value] = self.roots[alias[0]] if host and alias else (step.source, i)
+        self.block.instrs.append(Instr("op", arguments, outputs, definition, step.source, host, path=path))
+        env.update(zip(step.outputs, outputs))
+
+    def finish(self, outputs: List[Value], host: Sequence[bool] = ()) -> Block:
+        """Set the outputs: on the device, except carried ones whose input is on the host."""
+        keep = [*host, *[False] * (len(outputs) - len(host))]
+        self.block.outputs = [v if h else self.to_device(v) for v, h in zip(outputs, keep)]
+        return self.block

@@ -1,0 +1,55 @@
+"""The engine's passes over a lowered program, in order: dead code, then copies."""
+
+from typing import Any, Dict, FrozenSet, Set
+
+from popxl_engine.aliasing import ALL_RULES, Aliasing, hard_edges
+from popxl_engine.lowering import Block, Instr, Value
+
+KEPT_EFFECTS = frozenset({"host", "remote", "print"})
+
+
+def optimise(block: Block, rules: FrozenSet[str] = ALL_RULES) -> None:
+    """Prepare a block and its bodies for code generation."""
+    for instr in block.instrs:
+        for body in instr.bodies:
+            optimise(body, rules)
+    remove_dead_code(block)
+    Aliasing(block, rules).run()
+
+
+def remove_dead_code(block: Block) -> None:
+    """Drop instructions whose results nobody reads and that have no lasting effect."""
+    groups = _hard_groups(block)
+    live: Set[Any] = {groups.get(v, v) for v in block.outputs}
+    live |= {groups.get(v, v) for v in block.state.values()}
+    live |= {groups.get(block.inputs[i], block.inputs[i]) for i in block.by_ref}
+    kept = []
+    for instr in reversed(block.instrs):
+        touches = (*instr.outputs, *instr.written())
+        if has_lasting_effect(instr) or any(groups.get(v, v) in live for v in touches):
+            kept.append(instr)
+            live |= {groups.get(v, v) for v in instr.inputs()}
+    block.instrs = kept[::-1]
+
+
+def has_lasting_effect(instr: Instr) -> bool:
+    """Whether an instruction matters beyond its results: transfers and prints, but not remote loads."""
+    if instr.definition is not None and instr.definition.name == "remote_load":
+        return False
+    return bool(instr.effects & KEPT_EFFECTS) or any(has_lasting_effect(i) for body in instr.bodies for i in body.instrs)
+
+
+def _hard_groups(block: Block) -> Dict[Value, Value]:
+    """A representative for each value that shares storage with others by contract."""
+    parent: Dict[Value, Value] = {}
+
+    def find(v: Value) -> Value:
+        while v in parent:
+            v = parent[v]
+        return v
+
+    for instr in block.instrs:
+        for a, b in hard_edges(instr):
+            if find(a) is not find(b):
+                parent[find(b)] = find(a)
+    return {v: find(v) for v in parent}

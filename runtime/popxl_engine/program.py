@@ -1,0 +1,64 @@
+"""A compiled program: generated source, loaded, with a way back from its lines to the user's ops."""
+
+import linecache
+import types
+from typing import Any, Dict, FrozenSet, List, Optional
+
+from popxl.ir import Ir
+
+from popxl_engine.aliasing import ALL_RULES
+from popxl_engine.codegen import Generator as SourceGenerator
+from popxl_engine.codegen import yields
+from popxl_engine.lowering import Block, Instr, Lowering
+from popxl_engine.machine.lockstep import Program as Running
+from popxl_engine.machine.replica import Replica, as_array
+from popxl_engine.optimise import optimise
+
+
+class Program:
+    """The main graph of an Ir as one Python function per block. ``rules``: what keeps copies (tests take one away)."""
+
+    def __init__(self, ir: Ir, rules: FrozenSet[str] = ALL_RULES):
+        self.block: Block = Lowering().main(ir.main_graph)
+        optimise(self.block, rules)
+        generator = SourceGenerator()
+        name = generator.function(self.block)
+        self.source = generator.source
+        self.filename = f"<popxl program {ir.id}>"
+        text = self.source.text()
+        linecache.cache[self.filename] = (len(text), None, text.splitlines(True), self.filename)
+        names: Dict[str, Any] = dict(self.source.names)
+        exec(compile(text, self.filename, "exec"), names)  # noqa: S102 - our own source
+        self._main = names[name]
+        self._yields = yields(self.block)
+
+    def start(self, replica: Replica) -> Running:
+        """The program on one replica, as a generator that yields at collectives."""
+        state: List[Any] = [
+            as_array(replica.state[t]) if value.host else replica.state[t] for t, value in self.block.state.items()
+        ]
+        try:
+            if self._yields:
+                yield from self._main(replica, *state)
+            else:
+                self._main(replica, *state)
+        except Exception as error:
+            self._locate(error)
+            raise
+
+    def _locate(self, error: Exception) -> None:
+        """Put the op that failed in front of an error's message."""
+        frame: Optional[types.TracebackType] = error.__traceback__
+        found: Optional[Instr] = None
+        while frame is not None:
+            if frame.tb_frame.f_code.co_filename == self.filename:
+                found = self.source.instrs.get(frame.tb_lineno, found)
+            frame = frame.tb_next
+        if found is None or found.source is None or getattr(error, "located", False):
+            return
+        op = found.source
+        message = f"while executing {op} in graph '{op.graph.name or 'main'}', built at {op.where}: {error}"
+        error.args = (message,)
+        error.located = True  # type: ignore[attr-defined]
+
+
