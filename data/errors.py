@@ -1,5 +1,7 @@
 """The one error of this room."""
 
+from config import UserError
 
-class DataError(ValueError):
+
+class DataError(UserError):
     """Input that cannot be used. The message says where, what was found, what was expected and what to do."""

@@ -106,7 +106,7 @@ def prepare(
     with partial_folder(output) as folder:
         report(f"Preparing {source.name} into {output}.")
         tokenizer = _tokenizer(source, settings, report)
-        tokenizer.save(str(folder / "tokenizer.json"))
+        _write(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
         shuffle = _shuffled(source, settings, tokenizer, folder, workers, report)
         held_out = _held_out(shuffle.documents, settings.validation)
         documents = iter(shuffle)
@@ -124,9 +124,7 @@ def prepare(
             "hash": _hash(tokenizer, splits),
             "request": request,
         }
-        with open(folder / "dataset.json", "w", encoding="utf-8") as file:
-            file.write(json.dumps(info, indent=2) + "\n")
-            flush(file)
+        _write(folder / "dataset.json", json.dumps(info, indent=2))
         try:
             publish(folder, output, overwrite=overwrite)
         except OSError:
@@ -287,6 +285,12 @@ class _Packer:
         every = windows[:: self._sequence_length]
         for start in range(0, records, _BLOCK_RECORDS):
             yield every[start : start + _BLOCK_RECORDS]
+
+
+def _write(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        flush(file)
 
 
 def _hash(tokenizer: Tokenizer, splits: dict[str, Any]) -> str:

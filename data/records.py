@@ -93,10 +93,10 @@ def flush(file: IO[Any]) -> None:
 class RecordFile:
     """One TFRecord file: where its records lie, and access to each in O(1).
 
-    Opening reads the index, or the frames' headers where there is no index that fits the file.
+    Opening reads the index, or the frames' headers where there is none.
 
     Raises:
-        DataError: if the file is missing, empty or unreadable, or ends within a record.
+        DataError: if the file is missing, empty or unreadable, ends within a record, or its index does not fit it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,9 +105,14 @@ class RecordFile:
             self.size = path.stat().st_size
             if self.size == 0:
                 raise DataError(f"{path}: got an empty file; expected TFRecords. Remove it or prepare it again.")
-            offsets = _read_index(index_path(path), self.size)
-            self.has_index = offsets is not None
+            self.has_index = index_path(path).exists()
+            offsets = _read_index(index_path(path), self.size) if self.has_index else None
             self.offsets = _scan(path, self.map()) if offsets is None else offsets
+            if self.has_index and offsets is None:
+                raise DataError(
+                    f"{index_path(path)}: got an index that does not fit; expected {len(self)} records in "
+                    f"{self.size} bytes. Restore {path.name} if records are missing; if it is whole, delete the index."
+                )
         except OSError as error:
             raise unreadable(path, error) from error
 
@@ -213,7 +218,7 @@ def _scan(path: Path, mapped: mmap.mmap) -> np.ndarray:
 
 
 def _read_index(path: Path, size: int) -> np.ndarray | None:
-    """Return int64 [records + 1] offsets in bytes, or None if there is no index that fits a file of `size` bytes."""
+    """Return int64 [records + 1] offsets in bytes, or None if the index does not fit a file of `size` bytes."""
     try:
         spans = np.array(path.read_bytes().split(), dtype="S20").astype(np.int64).reshape(-1, 2)
     except (OSError, ValueError, OverflowError):

@@ -27,7 +27,7 @@ Encoded = tuple[np.ndarray, np.ndarray]
 
 
 def train_tokenizer(documents: Iterable[str], vocabulary_size: int) -> Tokenizer:
-    """Train byte-level BPE as GPT-2's: `vocabulary_size` tokens, fewer if the text gives no more; `END_OF_TEXT` is 0."""
+    """Train byte-level BPE as GPT-2's: `vocabulary_size` tokens, fewer if there are no more; `END_OF_TEXT` is 0."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -102,13 +102,13 @@ def _articles(dump: Path, compressed: bool) -> Iterator[str]:
             for article in _parse(file):
                 found += 1
                 yield article
-    except (ElementTree.ParseError, EOFError) as error:
+    except (ElementTree.ParseError, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise unreadable(dump, error) from error
         raise DataError(
             f"{dump}: got damaged data after article {found} ({error}); expected a whole XML dump, plain or bz2. "
             "Download it again and compare its checksum."
         ) from error
-    except OSError as error:
-        raise unreadable(dump, error) from error
     if not found:
         raise DataError(
             f"{dump}: got no articles; expected a dump such as enwiki-latest-pages-articles.xml.bz2. Check it."

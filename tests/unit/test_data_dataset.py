@@ -1,0 +1,201 @@
+"""Token files as data sets: what is read, and what is refused in which words."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tfrecord
+
+import data.dataset
+from data import BatchLoader, DataError, TokenDataset, find_files
+from data.records import RecordFile, index_path
+
+LENGTH = 4
+VOCABULARY = 100
+
+
+def write(path, rows, feature="input_ids", kind="int"):
+    """Write with the independent writer; it makes no index."""
+    writer = tfrecord.TFRecordWriter(str(path))
+    for row in rows:
+        writer.write({feature: (row, kind)})
+    writer.close()
+    return path
+
+
+def rows(count, first=0):
+    return [[(first + row + token) % VOCABULARY for token in range(LENGTH + 1)] for row in range(count)]
+
+
+def flip(path, byte):
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 0x10
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def no_verification(monkeypatch):
+    """As for a data set that is too large to be checked when it is opened."""
+    monkeypatch.setattr(data.dataset, "VERIFIED_BYTES", 0)
+
+
+def test_samples_are_the_records_of_all_files_in_order_of_name(tmp_path):
+    write(tmp_path / "b.tfrecord", rows(3, first=10))
+    write(tmp_path / "a.tfrecord", rows(5))
+    write(tmp_path / "c.tfrecord", rows(1, first=50))
+    for files in (tmp_path, str(tmp_path / "*.tfrecord"), [tmp_path / "c.tfrecord", tmp_path / "[ab].tfrecord"]):
+        dataset = TokenDataset(files, LENGTH, VOCABULARY)
+        assert len(dataset) == 9
+        expected = rows(5) + rows(3, first=10) + rows(1, first=50)
+        assert dataset.read(np.arange(9)).tolist() == expected
+        assert dataset.read(np.array([8, 0, 5, 0])).tolist() == [expected[sample] for sample in (8, 0, 5, 0)]
+        assert dataset.read(np.array([3])).dtype == np.int32
+        dataset.close()
+
+
+def test_more_files_than_may_be_mapped_at_once_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.dataset, "_MAPPED_FILES", 2)
+    for file in range(7):
+        write(tmp_path / f"{file}.tfrecord", rows(1, first=file))
+    dataset = TokenDataset(tmp_path, LENGTH, VOCABULARY)
+    samples = np.array([6, 0, 3, 6, 1, 2, 5, 4, 0])
+    assert dataset.read(samples)[:, 0].tolist() == samples.tolist()
+
+
+def test_a_missing_index_is_made_beside_the_file_once(tmp_path):
+    path = write(tmp_path / "a.tfrecord", rows(3))
+    TokenDataset(path, LENGTH, VOCABULARY)
+    made = index_path(path).stat()
+    assert RecordFile(path).has_index
+    TokenDataset(path, LENGTH, VOCABULARY)
+    assert index_path(path).stat().st_mtime_ns == made.st_mtime_ns
+
+
+def test_refused_files_are_left_as_they_are(tmp_path):
+    path = write(tmp_path / "a.tfrecord", rows(3))
+    flip(path, -6)
+    before = path.read_bytes()
+    with pytest.raises(DataError):
+        TokenDataset(path, LENGTH, VOCABULARY)
+    assert [found.name for found in tmp_path.iterdir()] == ["a.tfrecord"] and path.read_bytes() == before
+
+
+def test_longer_records_are_cut_and_the_log_says_so(tmp_path, caplog):
+    write(tmp_path / "a.tfrecord", [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 12]])
+    dataset = TokenDataset(tmp_path, LENGTH, VOCABULARY)
+    assert dataset.read(np.arange(2)).tolist() == [[1, 2, 3, 4, 5], [8, 9, 10, 11, 12]]
+    assert "up to 7 tokens, the model uses the first 5" in caplog.text and "--sequence_length 4" in caplog.text
+
+
+def test_the_fingerprint_names_the_data_wherever_it_lies(tmp_path):
+    folders = [tmp_path / name for name in ("one", "two", "three")]
+    for count, folder in zip((3, 3, 4), folders):
+        folder.mkdir()
+        write(folder / "a.tfrecord", rows(count))
+    one, two, three = (TokenDataset(folder, LENGTH, VOCABULARY).fingerprint for folder in folders)
+    assert one == two != three
+
+
+@pytest.mark.parametrize(
+    ("content", "feature", "kind", "words"),
+    [
+        (rows(2) + [[1, 2, 3, 4]], "input_ids", "int", "record 2: got 4 tokens; expected at least 5"),
+        ([[1, 2, 3, 4]], "input_ids", "int", "--sequence_length 4"),
+        ([[]], "input_ids", "int", "record 0: got 0 tokens"),
+        (rows(1) + [[0, 1, 2, 100, 4]], "input_ids", "int", r"record 1: got token id 100; expected 0 to 99"),
+        ([[0, 1, -7, 3, 4]], "input_ids", "int", "record 0: got token id -7; expected 0 to 99"),
+        ([[2**31 + 5, 1, 2, 3, 4]], "input_ids", "int", "record 0: got token id 2147483653"),
+        (rows(1), "tokens", "int", r"record 0: got no feature 'input_ids' \(features found: 'tokens'\)"),
+        ([[0.5] * 5], "input_ids", "float", "record 0: got feature 'input_ids' of type float"),
+    ],
+)
+def test_records_the_model_cannot_use_are_named(tmp_path, content, feature, kind, words):
+    path = write(tmp_path / "bad.tfrecord", content, feature, kind)
+    with pytest.raises(DataError, match=words) as caught:
+        TokenDataset(path, LENGTH, VOCABULARY).read(np.arange(len(content)))
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("record", [0, 5])
+def test_a_flipped_bit_of_small_data_is_found_when_it_is_opened(tmp_path, record):
+    path = write(tmp_path / "a.tfrecord", rows(6))
+    frame = path.stat().st_size // 6
+    flip(path, record * frame + frame // 2)
+    with pytest.raises(DataError, match=rf"a.tfrecord, record {record}: got data with checksum .* damaged"):
+        TokenDataset(path, LENGTH, VOCABULARY)
+
+
+def test_a_flipped_bit_of_large_data_is_found_when_it_is_read(tmp_path, no_verification):
+    path = write(tmp_path / "a.tfrecord", rows(6))
+    frame = path.stat().st_size // 6
+    flip(path, 4 * frame + frame // 2)
+    dataset = TokenDataset(path, LENGTH, VOCABULARY)
+    assert dataset.read(np.array([0, 1, 2, 3, 5])).shape == (5, LENGTH + 1)
+    with BatchLoader(dataset, 2, shuffle=False) as loader:
+        loader.batch(1)
+        with pytest.raises(DataError, match="a.tfrecord, record 4: got data with checksum"):
+            loader.batch(2)
+
+
+def test_a_flipped_length_of_large_data_is_found_when_it_is_read(tmp_path, no_verification):
+    path = write(tmp_path / "a.tfrecord", rows(6))
+    TokenDataset(path, LENGTH, VOCABULARY)
+    flip(path, 4 * path.stat().st_size // 6)
+    with pytest.raises(DataError, match="a.tfrecord, record 4: got a length with checksum"):
+        TokenDataset(path, LENGTH, VOCABULARY).read(np.array([4]))
+
+
+@pytest.mark.parametrize("spared", [1, 5, 30])
+def test_a_truncated_file_is_refused_with_and_without_index(tmp_path, spared):
+    path = write(tmp_path / "a.tfrecord", rows(6))
+    TokenDataset(path, LENGTH, VOCABULARY)  # Makes the index.
+    path.write_bytes(path.read_bytes()[:-spared])
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"a.tfrecord, record 5: got \d+ bytes before the file ends.*cut off"):
+            TokenDataset(path, LENGTH, VOCABULARY)
+        index_path(path).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ("none-*.tfrecord", "got '.*none-.*', which matches no file; expected TFRecord files"),
+        ("missing.tfrecord", "missing.tfrecord', which matches no file"),
+        (["good.tfrecord", "missing.tfrecord"], "missing.tfrecord', which matches no file"),
+        ("empty_folder", "empty_folder', which matches no file"),
+        ("empty.tfrecord", "empty.tfrecord: got an empty file"),
+        ([], "input files: got none"),
+    ],
+)
+def test_files_that_are_not_there_are_named(tmp_path, monkeypatch, files, words):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "good.tfrecord", rows(1))
+    (tmp_path / "empty_folder").mkdir()
+    (tmp_path / "empty.tfrecord").touch()
+    with pytest.raises(DataError, match=words):
+        TokenDataset(files, LENGTH, VOCABULARY)
+
+
+def test_find_files_gives_each_file_once(tmp_path):
+    paths = [write(tmp_path / name, rows(1)) for name in ("a.tfrecord", "b.tfrecord")]
+    assert find_files([tmp_path / "*.tfrecord", tmp_path, paths[1]]) == paths
+
+
+def test_the_description_beside_the_files_is_checked_against_the_model(tmp_path):
+    write(tmp_path / "a.tfrecord", rows(1))
+    description = tmp_path / "dataset.json"
+    description.write_text(json.dumps({"vocabulary_size": 100, "tokenizer": "tokenizer.json"}))
+    assert TokenDataset(tmp_path, LENGTH, 100).info["tokenizer"] == "tokenizer.json"
+    with pytest.raises(DataError, match="dataset.json: got data with vocabulary_size 100; expected at most.* 99"):
+        TokenDataset(tmp_path, LENGTH, 99)
+    for content in ("{", "[]", '{"vocabulary_size": "many"}'):
+        description.write_text(content)
+        with pytest.raises(DataError, match="dataset.json: got no valid description"):
+            TokenDataset(tmp_path, LENGTH, 100)
+
+
+def test_importing_the_room_loads_neither_tokenizers_nor_torch():
+    script = "import sys, data; sys.exit(any(name in sys.modules for name in ('tokenizers', 'torch', 'tfrecord')))"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -1,0 +1,422 @@
+"""Preparation: from text to token files, and the command line as a real process."""
+
+import collections
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+import tfrecord
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+import data.shuffle
+from data import BatchLoader, DataError, TokenDataset
+from data.preparation import Settings, prepare
+from data.prepare import main
+from data.shuffle import DocumentShuffle
+from data.sources import stdlib_source, text_source
+from data.tokenisation import END_OF_TEXT, tokenise, train_tokenizer
+
+SCRIPT = Path(__file__).parents[2] / "data" / "prepare.py"
+WORDS = "the cat sat on a mat and saw seven more cats run past, über das Haus: 日本 end".split()
+
+
+def quiet(line):
+    del line
+
+
+def documents(count):
+    """Documents of different lengths, each told from the others by its number."""
+    return [f"{number} " + " ".join(WORDS[: 1 + number % len(WORDS)]) + "\n" for number in range(count)]
+
+
+def write_documents(folder, count=60):
+    folder.mkdir(exist_ok=True)
+    for number, text in enumerate(documents(count)):
+        (folder / f"{number:03d}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def settings(**changes):
+    return Settings(**{"sequence_length": 8, "vocabulary_size": 300, "validation": 0.2, **changes})
+
+
+def read_split(folder, split):
+    """All tokens of a split, joined, read with the independent package."""
+    paths = sorted(folder.glob(f"{split}-*.tfrecord"))
+    records = [
+        record["input_ids"]
+        for path in paths
+        for record in tfrecord.tfrecord_loader(str(path), None, {"input_ids": "int"})
+    ]
+    for before, after in itertools.pairwise(records):
+        assert before[-1] == after[0]
+    return np.concatenate([records[0][:1], *(record[1:] for record in records)]), records
+
+
+def texts_of(tokens, tokenizer):
+    """The documents in a stream of tokens; the last one may be cut off."""
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    pieces = np.split(tokens, np.flatnonzero(tokens == end) + 1)
+    return [tokenizer.decode(piece[piece != end].tolist()) for piece in pieces if piece.size]
+
+
+def snapshot(folder):
+    return {
+        path.relative_to(folder).as_posix(): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def contents(folder):
+    return {name: content for name, (content, _) in snapshot(folder).items()}
+
+
+def run(*arguments, **options):
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+def test_prepared_documents_are_the_given_ones_shuffled_and_held_out_once(tmp_path):
+    source = text_source([str(write_documents(tmp_path / "text"))])
+    info = prepare(source, tmp_path / "out", settings(), report=quiet)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "out/tokenizer.json"))
+    found = []
+    for split in ("train", "validation"):
+        tokens, records = read_split(tmp_path / "out", split)
+        described = info["splits"][split]
+        assert all(len(record) == 9 for record in records)
+        assert described["records"] == len(records) == (described["tokens"] - 1) // 8
+        found.append(texts_of(tokens, tokenizer))
+        # What is left out at the end is less than a record: at most a few short documents.
+        assert described["documents"] - 8 <= len(found[-1]) <= described["documents"]
+    assert (info["splits"]["train"]["documents"], info["splits"]["validation"]["documents"]) == (48, 12)
+    whole = [text for split in found for text in split[:-1]]
+    assert len(set(whole)) == len(whole) and set(whole) <= set(documents(60))
+    assert whole != sorted(whole, key=lambda text: int(text.split()[0]))
+    assert info["vocabulary_size"] == tokenizer.get_vocab_size() == 300
+    assert json.loads((tmp_path / "out/dataset.json").read_text()) == info
+
+
+def test_the_result_depends_on_input_and_seed_and_not_on_workers_buckets_or_call(tmp_path, monkeypatch):
+    source = text_source([str(write_documents(tmp_path / "text"))])
+    for name, changes, workers in (("a", {}, 1), ("b", {}, 2), ("d", {"seed": 1}, 1)):
+        prepare(source, tmp_path / name, settings(**changes), workers=workers, report=quiet)
+    monkeypatch.setattr(data.shuffle, "BUCKET_BYTES", 256)
+    monkeypatch.setattr(data.shuffle, "_BUFFER_BYTES", 512)
+    prepare(source, tmp_path / "c", settings(), report=quiet)
+    a, b, c, d = (contents(tmp_path / name) for name in "abcd")
+    assert a == b == c
+    assert a["tokenizer.json"] == d["tokenizer.json"] and a["train-00000.tfrecord"] != d["train-00000.tfrecord"]
+
+
+def test_shards_hold_the_same_records_as_one_file(tmp_path):
+    source = text_source([str(write_documents(tmp_path / "text"))])
+    prepare(source, tmp_path / "one", settings(), report=quiet)
+    info = prepare(source, tmp_path / "many", settings(shard_bytes=200), report=quiet)
+    names = [file["name"] for file in info["splits"]["train"]["files"]]
+    assert len(names) > 5 and names == sorted(path.name for path in (tmp_path / "many").glob("train-*.tfrecord"))
+    assert np.array_equal(read_split(tmp_path / "one", "train")[0], read_split(tmp_path / "many", "train")[0])
+    dataset = TokenDataset(tmp_path / "many/train-*.tfrecord", 8, 300)
+    assert len(dataset) == info["splits"]["train"]["records"]
+
+
+def test_a_second_call_reuses_and_a_different_one_refuses_unless_told(tmp_path):
+    text = write_documents(tmp_path / "text")
+    out = tmp_path / "out"
+    lines = []
+    first = prepare(text_source([str(text)]), out, settings(), report=quiet)
+    before = snapshot(out)
+    assert prepare(text_source([str(text)]), out, settings(), report=lines.append) == first
+    assert "is there already" in lines[0] and snapshot(out) == before
+    (text / "new.txt").write_text("one more document that nobody has seen\n")
+    for source, changes in ((text_source([str(text)]), {}), (text_source([str(text)]), {"seed": 1})):
+        with pytest.raises(DataError, match="out: got data prepared from other input, .*--overwrite"):
+            prepare(source, out, settings(**changes), report=quiet)
+    assert snapshot(out) == before
+    prepare(text_source([str(text)]), out, settings(), overwrite=True, report=quiet)
+    assert contents(out) != {name: content for name, (content, _) in before.items()}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "text"]
+
+
+def test_a_damaged_result_is_not_taken_for_a_whole_one(tmp_path):
+    source = text_source([str(write_documents(tmp_path / "text"))])
+    out = tmp_path / "out"
+    prepare(source, out, settings(), report=quiet)
+    whole = contents(out)
+    for damage in (
+        lambda: (out / "train-00000.tfrecord").write_bytes(whole["train-00000.tfrecord"][:-1]),
+        lambda: (out / "validation-00000.tfrecord").unlink(),
+        lambda: (out / "tokenizer.json").unlink(),
+        lambda: (out / "dataset.json").write_text("{"),
+    ):
+        damage()
+        with pytest.raises(DataError, match="--overwrite"):
+            prepare(source, out, settings(), report=quiet)
+        prepare(source, out, settings(), overwrite=True, report=quiet)
+        assert contents(out) == whole
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_of_somebody_else_is_never_replaced(tmp_path, overwrite):
+    source = text_source([str(write_documents(tmp_path / "text"))])
+    before = snapshot(tmp_path / "text")
+    for output in (tmp_path / "text", tmp_path / "text/000.txt"):
+        with pytest.raises(DataError, match="something not made by data/prepare.py"):
+            prepare(source, output, settings(), overwrite=overwrite, report=quiet)
+    assert snapshot(tmp_path / "text") == before
+    (tmp_path / "empty").mkdir()
+    prepare(source, tmp_path / "empty", settings(), report=quiet)
+
+
+def test_an_existing_tokenizer_is_used_and_must_end_documents(tmp_path):
+    source = text_source([str(write_documents(tmp_path / "text"))])
+    prepare(source, tmp_path / "trained", settings(), report=quiet)
+    tokenizer = tmp_path / "trained/tokenizer.json"
+    given = settings(vocabulary_size=None, tokenizer=tokenizer)
+    prepare(source, tmp_path / "given", given, report=quiet)
+    for name in ("tokenizer.json", "train-00000.tfrecord", "validation-00000.tfrecord"):
+        assert contents(tmp_path / "given")[name] == contents(tmp_path / "trained")[name]
+    content = tokenizer.read_text()
+    for bad, words in ((content.replace(END_OF_TEXT, "<s>"), "got no token"), ("{}", "expected a tokenizer.json")):
+        tokenizer.write_text(bad)
+        with pytest.raises(DataError, match=words):
+            prepare(source, tmp_path / "bad", given, report=quiet)
+
+
+@hypothesis.settings(deadline=None, max_examples=50)
+@given(st.lists(st.text(max_size=30), max_size=12), st.integers(1, 40))
+def test_tokens_decode_to_the_documents_in_their_order(texts, batch_characters):
+    tokenizer = train_tokenizer(documents(20), 300)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data.tokenisation, "_BATCH_CHARACTERS", batch_characters)
+        encoded = list(tokenise(texts, tokenizer))
+    assert len(encoded) == len(texts)
+    for text, tokens in zip(texts, encoded):
+        if text.strip():
+            assert tokens[-1] == 0 and 0 not in tokens[:-1]
+            assert tokenizer.decode(tokens[:-1].tolist()) == text
+        else:
+            assert tokens.size == 0
+
+
+def test_text_that_spells_the_end_of_text_does_not_end_it():
+    tokenizer = train_tokenizer(documents(20), 300)
+    (tokens,) = tokenise([f"a{END_OF_TEXT}b"], tokenizer)
+    assert tokens.tolist().count(0) == 1
+    assert tokenizer.decode(tokens[:-1].tolist()) == f"a{END_OF_TEXT}b"
+
+
+def test_workers_keep_the_order_and_clean_each_document(monkeypatch):
+    monkeypatch.setattr(data.tokenisation, "_BATCH_CHARACTERS", 200)
+    tokenizer = train_tokenizer(documents(20), 300)
+    serial = list(tokenise(documents(200), tokenizer, str.upper))
+    parallel = list(tokenise(documents(200), tokenizer, str.upper, workers=2))
+    assert all(np.array_equal(one, two) for one, two in zip(serial, parallel, strict=True))
+    assert tokenizer.decode(serial[150][:-1].tolist()) == documents(200)[150].upper()
+
+
+def test_tokenising_reads_no_further_ahead_than_a_few_batches(monkeypatch):
+    monkeypatch.setattr(data.tokenisation, "_BATCH_CHARACTERS", 100)
+    tokenizer = train_tokenizer(documents(20), 300)
+    taken = itertools.count()
+    endless = (f"document {next(taken)}" for _ in itertools.count())
+    results = tokenise(endless, tokenizer)
+    for _ in range(30):
+        next(results)
+    assert next(taken) < 60
+
+
+@hypothesis.settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(0, 3), st.integers(1, 2000))
+def test_the_shuffle_keeps_every_document_and_its_order_needs_no_memory(lengths, seed, bucket_bytes):
+    given_documents = [np.full(length, number, dtype=np.uint32) for number, length in enumerate(lengths)]
+    orders = []
+    for buckets, buffer in ((2**40, 2**40), (bucket_bytes, 50)):
+        with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+            patch.setattr(data.shuffle, "BUCKET_BYTES", buckets)
+            patch.setattr(data.shuffle, "_BUFFER_BYTES", buffer)
+            shuffle = DocumentShuffle(Path(folder) / "buckets", seed, 4 * sum(lengths))
+            for document in given_documents:
+                shuffle.add(document)
+            orders.append([document.tolist() for document in shuffle])
+            assert not list(Path(folder).iterdir())
+    assert orders[0] == orders[1]
+    assert collections.Counter(map(tuple, orders[0])) == collections.Counter(
+        tuple(document.tolist()) for document in given_documents if document.size
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "expected"),
+    [
+        ("file", 1000, ["one\ntwo\n\n\nthree\nfour"]),
+        ("file", 3, ["one\n", "two\n", "\n\nthre", "e\nfour"]),
+        ("line", 1000, ["one", "two", "", "", "three", "four"]),
+        ("paragraph", 1000, ["one\ntwo\n", "", "three\nfour"]),
+        ("paragraph", 4, ["one\n", "two\n", "", "", "thre", "e\nfour"]),
+    ],
+)
+def test_text_files_are_cut_into_documents(tmp_path, kind, limit, expected):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\ntwo\r\n\n\nthree\nfour")
+    found = list(text_source([str(tmp_path / "a.txt")], documents=kind, document_bytes=limit).documents())
+    assert "".join(found).replace("\n", "") == "onetwothreefour"
+    assert [text for text in found if text.strip()] == [text for text in expected if text.strip()]
+
+
+def test_folders_and_globs_give_each_file_once_without_hidden_ones(tmp_path):
+    for name in ("b/c.txt", "a.txt", ".hidden/x.txt", "b/.y.txt", "b/d.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert list(text_source([str(tmp_path)]).documents()) == ["a.txt", "b/c.txt", "b/d.md"]
+    patterns = [str(tmp_path / "**/*.txt"), str(tmp_path / "a.txt")]
+    assert list(text_source(patterns).documents()) == ["a.txt", "b/c.txt"]
+
+
+def test_the_standard_library_is_read_once_per_file_without_installed_packages(tmp_path):
+    for name in ("os.py", "json/decoder.py", "json/copy.py", "site-packages/torch.py", "__pycache__/x.py", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f'"""Docstring of {name}."""\n')
+    (tmp_path / "json/copy.py").write_text((tmp_path / "os.py").read_text())
+    (tmp_path / "latin.py").write_bytes("# coding: latin-1\n# schön\n".encode("latin-1"))
+    (tmp_path / "bad.py").write_bytes(b"# \xff\n")
+    found = list(stdlib_source(tmp_path).documents())
+    assert sorted(found) == [
+        '"""Docstring of json/decoder.py."""\n',
+        '"""Docstring of os.py."""\n',
+        "# coding: latin-1\n# schön\n",
+    ]
+    with pytest.raises(DataError, match="no Python source files"):
+        stdlib_source(tmp_path / "__pycache__/..//site-packages/none")
+
+
+def test_the_demo_command_prepares_what_the_model_can_train_on(tmp_path):
+    arguments = ("stdlib", "--max_bytes", 300_000, "--sequence_length", 32, "--vocabulary_size", 400)
+    outputs = [tmp_path / "one", tmp_path / "two"]
+    first = run(*arguments, "--output", outputs[0], "--workers", 2, cwd=tmp_path)
+    second = run(*arguments, "--output", outputs[1], "--workers", 1, env={**os.environ, "PYTHONHASHSEED": "7"})
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert contents(outputs[0]) == contents(outputs[1])
+    assert "train: " in first.stdout and first.stderr == ""
+    dataset = TokenDataset(outputs[0] / "train-*.tfrecord", 32, 400)
+    tokenizer = Tokenizer.from_file(str(outputs[0] / dataset.info["tokenizer"]))
+    with BatchLoader(dataset, 8) as loader:
+        ids, labels = loader.batch(0)
+    assert ids.shape == (8, 32) and np.array_equal(ids[:, 1:], labels[:, :-1])
+    text = "".join(tokenizer.decode(row.tolist()) for row in dataset.read(np.arange(len(dataset))))
+    assert "def " in text and '"""' in text and "import" in text
+    check = run("check", outputs[0])
+    assert check.returncode == 0 and "all checksums right" in check.stdout
+
+
+def corrupt(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["text", "none-*.txt"], "text files: got 'none-*.txt', which matches no file"),
+        (["text", "binary.txt"], "binary.txt: got bytes that are not UTF-8"),
+        (["text", "one.txt"], "validation: got 1 document(s); expected at least 2"),
+        (["text", "one.txt", "--validation", "0"], "train: got 1 document(s) of"),
+        (["text", "empty.txt", "--validation", "0"], "train: got 0 document(s) of 0 tokens"),
+        (["text", "text", "--sequence_length", "0"], "sequence_length: got 0; expected at least 1"),
+        (["text", "text", "--vocabulary_size", "100"], "vocabulary_size: got 100; expected at least 257"),
+        (["text", "text", "--validation", "1.5"], "validation: got 1.5; expected a share from 0"),
+        (["text", "text", "--tokenizer", "none.json"], "none.json: got no such file"),
+        (["text", "text", "--tokenizer", "one.txt"], "one.txt: got 'expected value"),
+        (["text", "text", "--tokenizer", "a.json", "--vocabulary_size", "300"], "expected one of the two"),
+        (["text", "text", "--workers", "0"], "workers: got 0; expected at least 1"),
+        (["text", "text", "--document_bytes", "0"], "document_bytes: got 0"),
+        (["text", "text", "--output", "text"], "text: got something not made by data/prepare.py"),
+        (["text", "text", "--output", "one.txt/out"], "one.txt"),
+        (["text", "text", "--output", "/proc/out"], "/proc"),
+        (["text", "text", "--documents", "word"], "invalid choice: 'word'"),
+        (["text", "text", "--sequence_lenght", "4"], "unrecognized arguments: --sequence_lenght"),
+        (["text", "text", "--seed", "x"], "invalid int value: 'x'"),
+        (["wikipedia", "none.xml.bz2"], "none.xml.bz2: got no such file"),
+        (["wikipedia", "one.txt"], "one.txt: got damaged data after article 0"),
+        (["check", "none-*.tfrecord"], "input files: got 'none-*.tfrecord'"),
+        (["check", "flipped.tfrecord"], "flipped.tfrecord, record 0: got data with checksum"),
+        ([], "the following arguments are required"),
+    ],
+)
+def test_mistakes_end_with_code_two_one_message_and_no_change(tmp_path, monkeypatch, capsys, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    write_documents(tmp_path / "text", 5)
+    (tmp_path / "one.txt").write_text("One document.")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x01")
+    writer = tfrecord.TFRecordWriter(str(tmp_path / "flipped.tfrecord"))
+    writer.write({"input_ids": (list(range(50)), "int")})
+    writer.close()
+    corrupt(tmp_path / "flipped.tfrecord")
+    before = snapshot(tmp_path)
+    try:
+        code = main(arguments)
+    except SystemExit as stop:  # How argparse refuses.
+        code = stop.code
+    assert code == 2 and words in capsys.readouterr().err
+    assert snapshot(tmp_path) == before and not list(tmp_path.glob("**/.*.partial-*"))
+
+
+@pytest.mark.parametrize("arguments", [["text", "none.txt"], ["text", "--worker", "1", "."], ["check", SCRIPT]])
+def test_mistakes_in_a_real_process_show_no_traceback(tmp_path, arguments):
+    start = time.monotonic()
+    result = run(*arguments, cwd=tmp_path)
+    assert result.returncode == 2 and "error: " in result.stderr and "Traceback" not in result.stderr
+    assert time.monotonic() - start < 2
+
+
+def test_a_disk_that_is_full_is_one_message_and_leaves_nothing(tmp_path):
+    write_documents(tmp_path / "text", 400)
+    limited = f"ulimit -f 8; exec '{sys.executable}' '{SCRIPT}' text text --vocabulary_size 300 --sequence_length 8"
+    result = subprocess.run(
+        ["bash", "-c", f"{limited} --workers 1 --output out"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 2, result.stderr
+    assert (
+        "File too large" in result.stderr
+        and "Traceback" not in result.stderr
+        and "Nothing was changed" in result.stderr
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
+def test_a_killed_preparation_leaves_nothing_that_counts_and_the_next_clears_it(tmp_path):
+    arguments = ["stdlib", "--output", str(tmp_path / "out"), "--workers", "1"]
+    small = ("--vocabulary_size", 300, "--sequence_length", 16, "--validation", 0)
+    with subprocess.Popen([sys.executable, str(SCRIPT), *arguments], stdout=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 30
+            while not list(tmp_path.glob(".out.partial-*")) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            partial = list(tmp_path.iterdir())
+            beside = run("stdlib", "--output", tmp_path / "out", "--max_bytes", 60_000, *small)
+            assert process.poll() is None
+        finally:
+            process.kill()
+    assert beside.returncode == 0, beside.stderr
+    assert len(partial) == 1 and sorted(tmp_path.iterdir()) == sorted([*partial, tmp_path / "out"])
+    again = run("stdlib", "--output", tmp_path / "out", "--max_bytes", 50_000, *small, "--overwrite")
+    assert again.returncode == 0 and list(tmp_path.iterdir()) == [tmp_path / "out"]
+
+
+@pytest.mark.parametrize("command", ["text", "stdlib", "wikipedia", "check"])
+def test_help_says_what_every_command_takes(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0 and f"usage: data/prepare.py {command}" in capsys.readouterr().out
