@@ -6,7 +6,7 @@ PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-SOURCES := config data demo execution modelling utils runtime tests benchmarks
+TEXT := data/files/stdlib
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test check format bench docs clean
@@ -22,7 +22,9 @@ help:
 	@echo "make clean   delete .venv and caches; runs and prepared text stay"
 
 demo: $(INSTALLED)
-	$(BIN)/python demo/standard_library.py
+	$(BIN)/python data/prepare.py stdlib --output $(TEXT)
+	$(BIN)/python demo/pretraining.py --config demo --tokenizer $(TEXT)/tokenizer.json \
+	    --input_files '$(TEXT)/train-*.tfrecord' --validation_files '$(TEXT)/validation-*.tfrecord'
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not gpu"
@@ -38,7 +40,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 bench: $(INSTALLED)
-	@set -e; for script in $(filter-out %/__init__.py,$(wildcard benchmarks/[a-z]*.py)); do \
+	@set -e; for script in $$(grep -l '__name__ == "__main__"' benchmarks/*.py); do \
 	    echo "== $$script"; $(BIN)/python $$script; done
 
 docs: $(INSTALLED)
