@@ -24,3 +24,5 @@ from popxl.tensor import (
     replica_sharded_buffer, replica_sharded_variable, variable,
 )  # fmt: skip
 from popxl.tensorlocation import ReplicatedTensorSharding, TensorLocation, TensorStorage
+
+from popxl import transforms  # noqa: E402 - needs the ops

@@ -34,6 +34,8 @@ class Graph:
         self._variables: List["Variable"] = []
         self._ops: List["Op"] = []
         self._hooks = Hooks()
+        self._activations: Set[Tensor] = set()
+        """Outputs that autodiff appended; they are not among the gradients that it expects by default."""
         self._call_sites: List["Op"] = []
         """Ops anywhere in the Ir that call this graph; a plain call gains this graph's new outputs."""
         return self
@@ -164,6 +166,11 @@ class Graph:
         tensor = kind._make(self, name, spec, op)
         self._tensors[name] = tensor
         return tensor
+
+    def _rename(self, tensor: Tensor, name: str) -> None:
+        del self._tensors[tensor.name]
+        tensor._name = self._unique(name, self._tensors)
+        self._tensors[tensor.name] = tensor
 
     def _add_input(self, spec: TensorSpec, name: str, by_ref: bool = False) -> Tensor:
         self._check_open("graph_input")

@@ -1,0 +1,334 @@
+"""Reverse-mode differentiation, graph to graph. It changes the forward graph: intermediates that the gradient needs become outputs."""
+
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Union
+
+from popxl import ops
+from popxl.errors import GraphError
+from popxl.graph import Graph
+from popxl.opdef import Op
+from popxl.transforms.clone import clone_constant, clone_op, placed_like, prune
+from popxl.transforms.control_rules import CONTROL_RULES
+from popxl.transforms.grad_info import ExpectedConnection, ExpectedConnectionType, GradGraphInfo
+from popxl.transforms.gradient_rules import rule_for
+from popxl.transforms.storage import TRANSFERS, first_write, has_effect
+from popxl.values import Constant, Tensor
+
+__all__ = ["ExpectedConnection", "ExpectedConnectionType", "GradGraphInfo", "autodiff"]
+
+PREFIX = "Gradient___"
+
+
+def autodiff(
+    graph: Graph,
+    grads_provided: Optional[Iterable[Tensor]] = None,
+    grads_required: Optional[Iterable[Tensor]] = None,
+    called_graphs_grad_info: Optional[Mapping[Graph, GradGraphInfo]] = None,
+    return_all_grad_graphs: bool = False,
+) -> Union[GradGraphInfo, Dict[Graph, GradGraphInfo]]:
+    """Make the gradient graph of a graph. Appends the intermediates it needs to the forward graph's outputs, and to its calls.
+
+    The gradient graph takes the gradients of ``grads_provided``, in order, then forward values; it returns the gradients of
+    ``grads_required``, in order. The body of a repeat or conditional cannot get more outputs; its intermediates are recomputed.
+
+    Args:
+        grads_provided: tensors whose gradients come in; default: the floating-point outputs, without those appended earlier.
+        grads_required: tensors whose gradients are wanted; default: all inputs. One that nothing provided depends on gets zeros.
+        called_graphs_grad_info: gradients of called graphs to use instead of differentiating them.
+        return_all_grad_graphs: return ``{graph: GradGraphInfo}`` for this graph and those it calls.
+    Raises:
+        GraphError: a required gradient that does not exist (integers, an op without a gradient on the way), an op that writes in
+            place, or a tensor of another graph.
+    """
+    if graph is graph.main_graph:
+        raise GraphError(
+            "autodiff: got the main graph; expected a graph that it calls. Move the computation to ir.create_graph(...)."
+        )
+    outputs = [t for t in graph.outputs if t not in graph._activations and t.dtype.is_floating_point]
+    provided = list(dict.fromkeys(outputs)) if grads_provided is None else list(grads_provided)
+    required = list(graph.inputs if grads_required is None else grads_required)
+    for what, tensors in (("grads_provided", provided), ("grads_required", required)):
+        for t in tensors:
+            _check(what, t, graph)
+    if len(set(provided)) < len(provided):
+        raise GraphError(
+            f"autodiff: got grads_provided {[t.name for t in provided]}; expected each tensor once. Add the gradients first."
+        )
+    run = Differentiation(graph, provided, called_graphs_grad_info or {})
+    info = run.differentiate(graph, provided, required)
+    return run.infos if return_all_grad_graphs else info
+
+
+def _check(what: str, t: Tensor, graph: Graph) -> None:
+    if not isinstance(t, Tensor) or t._graph is not graph:
+        raise GraphError(f"autodiff: got {t!r} in {what}; expected a tensor of graph '{graph.name}'.")
+    if not t.dtype.is_floating_point:
+        raise GraphError(
+            f"autodiff: got %{t.name}: {t.spec} of graph '{graph.name}' in {what}; expected a floating-point tensor: others have no "
+            f"gradient. Name the tensors you want in {what}."
+        )
+
+
+class Differentiation:
+    """One run of autodiff: the gradient graphs of a graph and of those it calls, each made once."""
+
+    def __init__(self, graph: Graph, provided: Sequence[Tensor], supplied: Mapping[Graph, GradGraphInfo]) -> None:
+        self.infos: Dict[Graph, GradGraphInfo] = dict(supplied)
+        self.missing: Dict[Tensor, str] = {}
+        """Forward tensors whose gradients cannot be produced, and why."""
+        self._reached = reached_outputs(graph, provided)
+
+    def info(self, graph: Graph) -> GradGraphInfo:
+        """The gradient of a called graph, for all gradients that may reach its outputs and all its inputs that can have one."""
+        if graph not in self.infos:
+            provided = [t for t in dict.fromkeys(graph.outputs) if t in self._reached[graph]]
+            self.differentiate(graph, provided, None)
+        return self.infos[graph]
+
+    def differentiate(
+        self, graph: Graph, provided: Sequence[Tensor], required: Optional[Sequence[Tensor]]
+    ) -> GradGraphInfo:
+        """Make and remember a gradient graph. ``required=None``: all inputs whose gradients can be produced."""
+        write = first_write(graph)
+        if write is not None:
+            raise GraphError(
+                f"autodiff: got {write!r} in graph '{graph.name}', built at {write.where}; expected no op that writes in place, because "
+                "gradients need the values from before. Use the out-of-place form."
+            )
+        self.infos[graph] = info = GradientBuilder(self, graph, provided, required).build()
+        return info
+
+
+def callers_first(graph: Graph) -> List[Graph]:
+    """The graph and all graphs that it calls, at any depth; each after every graph that calls it."""
+    order: Dict[Graph, None] = {}
+
+    def visit(g: Graph) -> None:
+        for called in g.called_graphs:
+            if called not in order:
+                visit(called)
+        order[g] = None
+
+    visit(graph)
+    return list(reversed(order))
+
+
+def reached_outputs(graph: Graph, provided: Iterable[Tensor]) -> Dict[Graph, Set[Tensor]]:
+    """For every graph called at any depth: its outputs that a gradient of ``provided`` may reach."""
+    result: Dict[Graph, Set[Tensor]] = {g: set() for g in callers_first(graph)}
+    result[graph].update(provided)
+    for g in result:
+        reached = set(result[g])
+        for op in reversed(g.ops):
+            if reached.isdisjoint(op.outputs):
+                continue
+            reached.update(t for t in op.inputs if t.dtype.is_floating_point)
+            everything = (
+                op.definition.name == "repeat"
+            )  # what reaches one carried value may reach all, an iteration earlier
+            for called, _ in op.called():
+                pairs = zip(called.outputs, op.outputs)
+                result[called].update(i for i, o in pairs if i.dtype.is_floating_point and (everything or o in reached))
+    return result
+
+
+class GradientBuilder:
+    """Builds the gradient graph of one graph: walks its ops backwards, applies their rules, keeps what the outputs need."""
+
+    def __init__(
+        self, run: Differentiation, forward: Graph, provided: Sequence[Tensor], required: Optional[Sequence[Tensor]]
+    ) -> None:
+        self.run, self.forward, self.provided = run, forward, provided
+        self.everything = required is None
+        floats = [t for t in forward.inputs if t.dtype.is_floating_point]
+        self.required = floats if required is None else required
+        self.active = self._influenced(self.required)
+        self.available = set(forward.inputs) if forward._is_body else {*forward.inputs, *forward.outputs}
+        """Forward values that the gradient graph can be given without extending the forward graph."""
+        self.gradients: Dict[Tensor, Tensor] = {}
+        """Forward tensor -> the sum of its gradients so far."""
+        self.values: Dict[Tensor, Tensor] = {}
+        """Forward tensor -> its value in the gradient graph."""
+        self.clones: Dict[Op, Op] = {}
+        """Forward op -> the same op in the gradient graph, where values are made again."""
+        self.stand_ins: Dict[Tensor, Tensor] = {}
+        """Value in the gradient graph -> the forward tensor that it stands for: an input if any op uses it in the end."""
+        self.named: Dict[Tensor, Tensor] = {}
+        """Gradient -> the forward tensor after which it is named."""
+
+    def _influenced(self, tensors: Iterable[Tensor]) -> Set[Tensor]:
+        found = set(tensors)
+        for op in self.forward.ops:
+            if not found.isdisjoint(op.inputs):
+                found.update(t for t in op.outputs if t.dtype.is_floating_point)
+        return found
+
+    def build(self) -> GradGraphInfo:
+        """Make the graph; extend the forward graph's outputs with the values that it needs."""
+        main = self.forward.main_graph
+        with main:  # the graph's name starts with the forward graph's, not with the scopes open here
+            self.graph = main.ir.create_empty_graph(f"{self.forward.name.rpartition('_subgraph(')[0]}_grad")
+        with self.graph:
+            for t in self.provided:
+                self.gradients[t] = gradient = self.graph._add_input(t.spec, PREFIX + t.name)
+                self.named[gradient] = t
+            if self.forward._is_body:
+                self._recompute()
+            for op in reversed(self.forward.ops):
+                if not self.active.isdisjoint(op.inputs):
+                    self._step_back(op)
+            required = self._producible()
+            for t in required:
+                self.graph._add_output(self._result(t))
+            prune(self.graph)
+        activations = self._connect()
+        return GradGraphInfo._make(
+            self.graph,
+            self.forward,
+            [*map(ExpectedConnection._grad, self.provided), *map(ExpectedConnection._fwd, activations)],
+            map(ExpectedConnection._grad, required),
+        )
+
+    # Going back through the ops
+
+    def _step_back(self, op: Op) -> None:
+        blocked = next((self.run.missing[t] for t in op.outputs if t in self.run.missing), None)
+        if blocked is None and self.gradients.keys().isdisjoint(op.outputs):
+            return
+        rule = CONTROL_RULES.get(op.definition.name) or rule_for(op)
+        if blocked is not None or isinstance(rule, str):
+            self.block(op.inputs, blocked or str(rule))
+            return
+        first = len(self.graph._ops)
+        with placed_like(op):
+            for t, gradient in rule(self, op):
+                self._accumulate(op, t, gradient)
+        for new in self.graph._ops[first:]:
+            new.source = op.source
+
+    def block(self, tensors: Iterable[Tensor], reason: str) -> None:
+        """Note that the gradients of these forward tensors cannot be produced."""
+        for t in tensors:
+            if t in self.active:
+                self.run.missing.setdefault(t, reason)
+
+    def _accumulate(self, op: Op, t: Tensor, gradient: Optional[Tensor]) -> None:
+        if gradient is None or t not in self.active:
+            return
+        if gradient.shape != t.shape or gradient.dtype is not t.dtype:
+            raise GraphError(
+                f"autodiff: got {gradient.spec} from the gradient rule of {op.definition.name} ({op.definition.file}) for %{t.name}; "
+                f"expected {t.spec}, the operand's own shape and dtype."
+            )
+        known = self.gradients.get(t)
+        self.gradients[t] = gradient if known is None else ops.add(known, gradient)
+
+    def gradient(self, t: Tensor) -> Optional[Tensor]:
+        """The whole gradient of a forward tensor, named after it; None if none reaches it. For results of the op at hand."""
+        gradient = self.gradients.get(t)
+        if gradient is not None and gradient._op is not None and gradient not in self.named:
+            self.graph._rename(gradient, PREFIX + t.name)
+            self.named[gradient] = t
+        return gradient
+
+    def gradient_or_zeros(self, t: Tensor) -> Tensor:
+        """As `gradient`, zeros where none reaches the tensor."""
+        gradient = self.gradient(t)
+        return self.zeros(t) if gradient is None else gradient
+
+    def zeros(self, t: Tensor) -> Tensor:
+        """Zeros of a forward tensor's spec in the current graph, named as its gradient."""
+        zeros: Tensor = ops.init(t.shape, t.dtype, PREFIX + t.name, "zero", t.meta_shape)
+        return zeros
+
+    def called_info(self, graph: Graph) -> GradGraphInfo:
+        """The gradient of a called graph."""
+        return self.run.info(graph)
+
+    def why_missing(self, t: Tensor) -> str:
+        """Why a called graph's gradient graph lacks the gradient of its tensor ``t``."""
+        supplied = f"expected the gradient graph given for '{t._graph.name}' in called_graphs_grad_info to return the gradient of %{t.name}."
+        return self.run.missing.get(t, supplied)
+
+    def _producible(self) -> Sequence[Tensor]:
+        missing = self.run.missing
+        if self.everything:
+            return [t for t in self.required if t not in missing]
+        for t in self.required:
+            if t in missing:
+                raise GraphError(
+                    f"autodiff: got %{t.name}: {t.spec} of graph '{self.forward.name}' in grads_required; {missing[t]}"
+                )
+        return self.required
+
+    def _result(self, t: Tensor) -> Tensor:
+        gradient = self.gradient(t)
+        if gradient is None:
+            return self.zeros(t)
+        if self.named.get(gradient) is t:
+            return gradient
+        copy: Tensor = ops.identity(gradient)
+        self.graph._rename(copy, PREFIX + t.name)
+        return copy
+
+    # Forward values
+
+    def value(self, t: Tensor) -> Tensor:
+        """A forward tensor's value in the gradient graph: given as an input, or made again where that costs nothing."""
+        if t not in self.values:
+            op = t._op
+            if isinstance(t, Constant):
+                self.values[t] = clone_constant(t)
+            elif op is not None and (op in self.clones or t not in self.available and self._is_cheap_view(op)):
+                if op not in self.clones:
+                    self.clones[op] = clone_op(op, self.value)
+                self.values[t] = self.clones[op].outputs[op.outputs.index(t)]
+            else:
+                self.values[t] = stand_in = self.graph._new_tensor(t.spec, t.name, scoped=False)
+                self.stand_ins[stand_in] = t
+        return self.values[t]
+
+    def _is_cheap_view(self, op: Op) -> bool:
+        """Whether it only rearranges a tensor that is available anyway, or one no larger than its result."""
+        return is_view(op) and (self._is_derivable(op.inputs[0]) or op.inputs[0].nelms <= op.outputs[0].nelms)
+
+    def _is_derivable(self, t: Tensor) -> bool:
+        while t not in self.available and t._op is not None and is_view(t._op):
+            t = t._op.inputs[0]
+        return t in self.available or isinstance(t, Constant)
+
+    def _recompute(self) -> None:
+        for op in self.forward.ops:
+            if not has_effect(op, TRANSFERS):
+                self.clones[op] = clone_op(op, self.value)
+
+    def _connect(self) -> List[Tensor]:
+        """Turn the stand-ins that are used into inputs, in the order of the forward graph; returns their forward tensors."""
+        used = {t for op in self.graph.ops for t in op.inputs}.union(self.graph.outputs)
+        activations = []
+        for t in dict.fromkeys((*self.forward.inputs, *self.forward.tensors)):
+            stand_in = self.values.get(t)
+            if stand_in is None or stand_in not in self.stand_ins:
+                continue
+            if stand_in not in used:
+                del self.graph._tensors[stand_in.name]
+                continue
+            self._make_available(t)
+            self.graph._inputs.append(stand_in)
+            activations.append(t)
+        return activations
+
+    def _make_available(self, t: Tensor) -> None:
+        if t in self.available:
+            return
+        if self.forward._is_body:
+            raise GraphError(
+                f"autodiff: got {t._op!r} in graph '{self.forward.name}', the body of a repeat or conditional; expected values that can "
+                "be computed again, because the gradient recomputes them. Load it outside and pass it in as an input."
+            )
+        self.forward._add_output(t)
+        self.forward._activations.add(t)
+
+
+def is_view(op: Op) -> bool:
+    """Whether the op's only operand is one whose elements it rearranges."""
+    return len(op.inputs) == 1 and op.viewed == op.inputs

@@ -1,0 +1,100 @@
+"""Emitting the ops of one graph again in another, and removing ops that nothing needs."""
+
+from contextlib import ExitStack, contextmanager
+from typing import Callable, Dict, Iterable, Iterator, Mapping, Set
+
+from popxl.context import io_tiles, ipu, name_scope
+from popxl.errors import GraphError
+from popxl.graph import Graph
+from popxl.opdef import Op, emit, map_tensors
+from popxl.transforms.storage import has_effect, modified, roots
+from popxl.values import Constant, Tensor, make_constant
+
+
+@contextmanager
+def placed_like(op: Op) -> Iterator[None]:
+    """Ops made inside get the op's name scope, virtual device and tile set."""
+    scope = op.name.rpartition("/")[0]
+    with ExitStack() as stack:
+        if scope:
+            stack.enter_context(name_scope(scope))
+        if op.ipu is not None:
+            stack.enter_context(ipu(op.ipu))
+        if op.io_tiles:
+            stack.enter_context(io_tiles())
+        yield
+
+
+def clone_op(op: Op, value: Callable[[Tensor], Tensor]) -> Op:
+    """Emit one op in the current graph on ``value(operand)`` for each operand, with its names and source line."""
+    with placed_like(op):
+        new = emit(op.definition, {name: map_tensors(argument, value) for name, argument in op.arguments.items()})
+    new.source = op.source
+    for old, result in zip(op.outputs, new.outputs):
+        new.graph._rename(result, old.name)
+    return new
+
+
+def clone_constant(constant: Constant) -> Constant:
+    """The same constant in the current graph; the array is shared."""
+    return make_constant(constant._data, constant.dtype, constant.name)
+
+
+def clone_ops(graph: Graph, mapping: Mapping[Tensor, Tensor]) -> Dict[Tensor, Tensor]:
+    """Emit all ops of a graph again in the current graph; ``graph`` is left as it is.
+
+    Args:
+        mapping: the current graph's tensor for each input (and, for the main graph, each variable) that the ops use. Constants are
+            made anew unless they are in it.
+    Returns:
+        The current graph's tensor for every tensor that has one: the mapping, constants, results.
+    Raises:
+        GraphError: an operand that is neither in the mapping, nor a constant, nor a result.
+    """
+    values = dict(mapping)
+
+    def value(t: Tensor) -> Tensor:
+        if t not in values:
+            if not isinstance(t, Constant):
+                raise GraphError(
+                    f"clone_ops: got no tensor for %{t.name}: {t.spec} of graph '{graph.name or 'main'}'; expected one for each input "
+                    "that its ops use. Add it to the mapping."
+                )
+            values[t] = clone_constant(t)
+        return values[t]
+
+    for op in graph.ops:
+        values.update(zip(op.outputs, clone_op(op, value).outputs))
+    for t in graph.outputs:
+        value(t)
+    return values
+
+
+def remove_ops(graph: Graph, dead: Iterable[Op]) -> None:
+    """Take ops and their results out of a graph. Nothing that stays may use them."""
+    gone = set(dead)
+    graph._ops = [op for op in graph._ops if op not in gone]
+    for op in gone:
+        for t in op.outputs:
+            del graph._tensors[t.name]
+        if op.definition.name == "call":
+            op.arguments["graph"]._call_sites.remove(op)
+
+
+def prune(graph: Graph) -> None:
+    """Remove ops and constants that neither outputs, nor by-reference inputs, nor variables, nor lasting effects need."""
+    needed: Set[Tensor] = set(graph.outputs)
+    kept_storage = {root for t in (*graph.outputs, *graph._by_ref_inputs, *graph.variables) for root in roots(t)}
+    dead = []
+    for op in reversed(graph._ops):
+        writes_needed = any(not kept_storage.isdisjoint(roots(t)) for t in modified(op))
+        if writes_needed or not needed.isdisjoint(op.outputs) or has_effect(op):
+            needed.update(op.inputs)
+            kept_storage.update(root for t in op.inputs for root in roots(t))
+        else:
+            dead.append(op)
+    remove_ops(graph, dead)
+    for constant in graph.constants:
+        if constant not in needed:
+            graph._constants.remove(constant)
+            del graph._tensors[constant.name]

@@ -1,0 +1,93 @@
+"""How a gradient passes back through one op: by the rule that the op declares, or, for calls, by gradient graphs."""
+
+import re
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Protocol, Set, Tuple, Union
+
+from popxl.errors import GraphError
+from popxl.graph import Graph
+from popxl.opdef import Op, OpDefinition, _result_form, call_arguments, map_tensors
+from popxl.transforms.grad_info import GradGraphInfo
+from popxl.values import Tensor
+
+GradientPairs = Iterable[Tuple[Tensor, Optional[Tensor]]]
+"""(forward operand, its gradient through this op in the gradient graph)."""
+
+
+class GradientContext(Protocol):
+    """What a rule may ask of the gradient graph that is being built, which is the current graph."""
+
+    active: Set[Tensor]
+    """Forward tensors whose gradients are of interest."""
+
+    def value(self, t: Tensor) -> Tensor:
+        """A forward tensor's value in the gradient graph."""
+
+    def gradient(self, t: Tensor) -> Optional[Tensor]:
+        """The gradient of one of the op's results; None if none reaches it."""
+
+    def gradient_or_zeros(self, t: Tensor) -> Tensor:
+        """As `gradient`, zeros where none reaches it."""
+
+    def zeros(self, t: Tensor) -> Tensor:
+        """Zeros of the tensor's spec."""
+
+    def called_info(self, graph: Graph) -> GradGraphInfo:
+        """The gradient of a called graph."""
+
+    def block(self, tensors: Iterable[Tensor], reason: str) -> None:
+        """Note that the gradients of these forward tensors cannot be produced."""
+
+    def why_missing(self, t: Tensor) -> str:
+        """Why a called graph's gradient graph lacks the gradient of its tensor ``t``."""
+
+
+GradientRule = Callable[[GradientContext, Op], GradientPairs]
+
+
+def rule_for(op: Op) -> Union[GradientRule, str]:
+    """The op's gradient rule; where there is none, the second half of an error message that says so."""
+    definition = op.definition
+    declared = definition.base if definition.alias and definition.base else definition
+    if declared.vjp is not None:
+        return declared_rule
+    absent = "has none yet" if declared.differentiable else "is declared not differentiable"
+    return (
+        f"expected a gradient rule for every op on the way, but op '{declared.name}' {absent} ({op!r}, built at {op.where}). Declare "
+        f"{declared.name}.vjp in {declared.file}, or detach its operand."
+    )
+
+
+def declared_rule(context: GradientContext, op: Op) -> GradientPairs:
+    """Apply the rule that the op declares."""
+    definition = op.definition
+    form = _result_form(definition)
+    arguments = {name: map_tensors(argument, context.value) for name, argument in op.arguments.items()}
+    args, kwargs = call_arguments(definition, arguments)
+    y = form([context.value(t) for t in op.outputs])
+    dy = form([context.gradient_or_zeros(t) if t.dtype.is_floating_point else None for t in op.outputs])
+    assert definition.vjp is not None
+    result = definition.vjp(dy, y, *args, **kwargs)
+    entries = (result,) if result is None or isinstance(result, Tensor) else tuple(result)
+    parameters = tensor_parameters(definition)
+    if len(entries) != len(parameters):
+        raise GraphError(
+            f"autodiff: got {len(entries)} gradients from the rule of op '{definition.name}' ({definition.file}); expected one, or None, "
+            f"for each of {', '.join(parameters)}."
+        )
+    for parameter, entry in zip(parameters, entries):
+        yield from _pairs(op.arguments[parameter], entry)
+
+
+def tensor_parameters(definition: OpDefinition) -> List[str]:
+    """Parameters that may hold tensors, going by their annotations: the rule returns one entry for each."""
+    return [n for n, p in definition.signature.parameters.items() if re.search(r"\bTensor\b", str(p.annotation))]
+
+
+def _pairs(operand: Any, entry: Any) -> Iterator[Tuple[Tensor, Optional[Tensor]]]:
+    if entry is None:
+        return
+    if isinstance(operand, Tensor):
+        yield operand, entry
+    else:
+        for inner, inner_entry in zip(operand, entry):
+            yield from _pairs(inner, inner_entry)
