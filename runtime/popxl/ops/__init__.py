@@ -13,8 +13,15 @@ from popxl.ops.call import CallSiteInfo, call, call_with_info, repeat, repeat_wi
 from popxl.ops.casting import cast
 from popxl.ops.comparison import equal, greater, isfinite, isinf, isnan, logical_and, logical_not, logical_or
 from popxl.ops.conditional import ConditionalSiteInfo, conditional, conditional_with_info
+from popxl.ops.creation import code_copy, init, io_tile_copy, ipu_copy, print_tensor, remote_code_load
 from popxl.ops.elementwise import (
     ceil, cos, exp, exp_, floor, gelu, gelu_, geluerf, geluerf_, log, log2, relu, relu_, sin, sqrt, swish, swish_, tanh,
+)  # fmt: skip
+from popxl.ops.indexing import dynamic_slice, dynamic_update, dynamic_update_, gather, onehot, scatter, tied_gather, topk, where
+from popxl.ops.random import create_random_seed, dropout, random_normal, random_uniform, shaped_dropout, split_random_seed
+from popxl.ops.shape import (
+    concat, concat_, detach, detach_, flatten, flatten_, identity, rename, reshape, reshape_, slice, slice_, split, squeeze, subsample,
+    transpose, transpose_,
 )  # fmt: skip
 from popxl.values import Operators
 

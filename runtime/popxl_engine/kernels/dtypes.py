@@ -32,3 +32,11 @@ def torch_dtype(dtype: dtypes.dtype) -> torch.dtype:
     if dtype not in TORCH:
         raise TypeError(f"engine: got dtype {dtype.name}; expected one that torch stores: {', '.join(t.name for t in TORCH)}.")
     return TORCH[dtype]
+
+
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def as_signed(t: torch.Tensor) -> torch.Tensor:
+    """The same bits in a type that torch can index, flip and fill, for kernels that only move elements."""
+    return t.view(SIGNED[t.dtype]) if t.dtype in SIGNED else t

@@ -5,6 +5,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 import torch
 from popxl.ops.shape import resolve_slices
 
+from popxl_engine.kernels.dtypes import as_signed
 from popxl_engine.kernels.registry import kernel
 
 builtin_slice = slice
@@ -45,7 +46,7 @@ def select(t: torch.Tensor, slices: Sequence[builtin_slice]) -> Tuple[torch.Tens
 def slice(t: torch.Tensor, start: Any, stop: Any, step: Any, axis: Any) -> torch.Tensor:
     """A view; a copy where a step is negative."""
     view, reversed_axes = select(t, resolve_slices(t.shape, start, stop, step, axis))
-    return view.flip(reversed_axes) if reversed_axes else view
+    return as_signed(view).flip(reversed_axes).view(t.dtype) if reversed_axes else view
 
 
 @kernel("slice_grad")

@@ -1,0 +1,131 @@
+"""Reading and writing at computed positions."""
+
+from typing import Any, Iterable, List, Optional, Tuple
+
+import torch
+
+from popxl_engine.kernels.dtypes import as_signed
+from popxl_engine.kernels.registry import kernel
+
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+def _inside(indices: torch.Tensor, size: int) -> torch.Tensor:
+    return (indices >= 0) & (indices < size)
+
+
+def _along(flags: torch.Tensor, axis: int, rank: int) -> torch.Tensor:
+    """Flags for one axis, to broadcast against a tensor of ``rank`` axes."""
+    return flags.view((-1,) + (1,) * (rank - axis - 1))
+
+
+@kernel("gather")
+def gather(
+    t: torch.Tensor, indices: torch.Tensor, axis: int, available_memory_proportion: Optional[float], zero_OOR: bool
+) -> torch.Tensor:
+    """Select along the axis; out-of-range slices become zeros if asked for, and are torch's error otherwise."""
+    axis %= t.ndim
+    source, flat = as_signed(t), indices.reshape(-1).to(torch.int64)
+    if zero_OOR:
+        inside = _inside(flat, t.shape[axis])
+        taken = source.index_select(axis, torch.where(inside, flat, 0))
+        taken = torch.where(_along(inside, axis, t.ndim), taken, torch.zeros((), dtype=taken.dtype, device=t.device))
+    else:
+        taken = source.index_select(axis, flat)
+    return taken.view(t.dtype).reshape(*t.shape[:axis], *indices.shape, *t.shape[axis + 1 :])
+
+
+@kernel("gather_grad")
+def gather_grad(
+    dy: torch.Tensor, indices: torch.Tensor, shape: Tuple[int, ...], axis: int, zero_OOR: bool
+) -> torch.Tensor:
+    """Add slice after slice into zeros; on CPUs in the order of the indices."""
+    axis %= len(shape)
+    flat = indices.reshape(-1).to(torch.int64)
+    slices = dy.reshape(*shape[:axis], flat.numel(), *shape[axis + 1 :])
+    total = torch.float32 if dy.dtype in LOW_PRECISION else dy.dtype
+    slices = slices.to(total)
+    if zero_OOR:
+        inside = _inside(flat, shape[axis])
+        slices = torch.where(_along(inside, axis, len(shape)), slices, torch.zeros((), dtype=total, device=dy.device))
+        flat = torch.where(inside, flat, 0)
+    return torch.zeros(tuple(shape), dtype=total, device=dy.device).index_add_(axis, flat, slices).to(dy.dtype)
+
+
+@kernel("scatter")
+def scatter(
+    t: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, axis: int, available_memory_proportion: Optional[float]
+) -> torch.Tensor:
+    """torch.scatter."""
+    return as_signed(t).scatter(axis, indices.to(torch.int64), as_signed(values)).view(t.dtype)
+
+
+@kernel("take_along_axis")
+def take_along_axis(t: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
+    """torch.gather."""
+    return as_signed(t).gather(axis, indices.to(torch.int64)).view(t.dtype)
+
+
+@kernel("add_along_axis")
+def add_along_axis(dy: torch.Tensor, indices: torch.Tensor, shape: Tuple[int, ...], axis: int) -> torch.Tensor:
+    """torch.scatter_add into zeros; 16-bit types in float32."""
+    total = torch.float32 if dy.dtype in LOW_PRECISION else dy.dtype
+    result = torch.zeros(tuple(shape), dtype=total, device=dy.device)
+    return result.scatter_add_(axis, indices.to(torch.int64), dy.to(total)).to(dy.dtype)
+
+
+@kernel("topk")
+def topk(
+    t: torch.Tensor, k: int, axis: int, largest: bool, sorted: bool, available_memory_proportion: Optional[float]
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """torch.topk."""
+    values, positions = torch.topk(t, k, axis, largest, sorted)
+    return values, positions.to(torch.int32)
+
+
+@kernel("where")
+def where(condition: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """torch.where."""
+    return torch.where(condition.to(torch.bool), lhs, rhs)
+
+
+@kernel("onehot")
+def onehot(t: torch.Tensor, num_classes: int, values: torch.Tensor, axis: int) -> torch.Tensor:
+    """Compare with every class, choose a value."""
+    axis %= t.ndim + 1
+    classes = torch.arange(num_classes, device=t.device).view((-1,) + (1,) * (t.ndim - axis))
+    return torch.where(t.to(torch.int64).unsqueeze(axis) == classes, values[1], values[0])
+
+
+def _window(t: torch.Tensor, index: torch.Tensor, axes: Iterable[int], sizes: Iterable[int]) -> torch.Tensor:
+    """The view at a position that is read on the host. IndexError if it reaches beyond t."""
+    for axis, start, size in zip(axes, index.reshape(-1).tolist(), sizes):
+        if not 0 <= start <= t.shape[axis] - size:
+            raise IndexError(f"got start {start} on axis {axis} for a slice of {size}; expected 0 <= start <= {t.shape[axis] - size}.")
+        t = t.narrow(axis, start, size)
+    return t
+
+
+@kernel("dynamic_slice")
+def dynamic_slice(
+    t: torch.Tensor, index: torch.Tensor, axes: List[int], sizes: List[int], no_overlap: bool
+) -> torch.Tensor:
+    """A view of the slice."""
+    return _window(t, index, axes, sizes)
+
+
+@kernel("dynamic_update_")
+def dynamic_update_(
+    t: torch.Tensor, index: torch.Tensor, t_update: torch.Tensor, axes: Any, sizes: Any, no_overlap: bool
+) -> torch.Tensor:
+    """Copy into the slice."""
+    _window(t, index, axes, sizes).copy_(t_update)
+    return t
+
+
+@kernel("dynamic_update")
+def dynamic_update(
+    t: torch.Tensor, index: torch.Tensor, t_update: torch.Tensor, axes: Any, sizes: Any, no_overlap: bool
+) -> torch.Tensor:
+    """A copy, then the slice."""
+    return dynamic_update_(t.clone(), index, t_update, axes, sizes, no_overlap)
