@@ -1,0 +1,59 @@
+"""PopXL's add-ons: modules, named tensors, transforms, sharding helpers, task sessions. May import public popxl only.
+
+Files: trees (``dot_tree``, ``named_*``), parameters (``variable_factory``, ``remote``, ``rts``), graphs (``graph``,
+``module``, ``graph_cache``, ``custom_grad``), ``transforms/``, ``ops/``, ``layers/``, ``optimizers/``, host side
+(``array_munging``, ``streams``, ``task_session``). To add a layer, op, transform or optimizer: one file in its folder.
+"""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from popxl_addons import array_munging, layers, ops, optimizers, transforms
+from popxl_addons.debugging import print_tensor, print_text
+from popxl_addons.dot_tree import DotTree
+from popxl_addons.graph import BoundGraph, GraphWithNamedArgs
+from popxl_addons.graph_cache import GraphCache
+from popxl_addons.module import Module
+from popxl_addons.named_tensors import NamedTensors, print_named_tensors
+from popxl_addons.ops.cross_entropy import cross_entropy, cross_entropy_with_grad
+from popxl_addons.ops.streams import host_load, host_store
+from popxl_addons.remote import (
+    create_remote_buffer,
+    load_remote_graph,
+    named_buffers,
+    named_variable_buffers,
+    store_remote_graph,
+)
+from popxl_addons.seed_variable import seed_variable
+from popxl_addons.streams import InputStreams, OutputStreams
+from popxl_addons.task_session import TaskSession
+from popxl_addons.transforms import (
+    BatchSerialResult,
+    RemoteHandle,
+    autodiff,
+    autodiff_with_accumulation,
+    batch_serial_buffer,
+    batch_serialise,
+    batch_serialise_fwd_and_grad,
+    batch_serialise_non_overlapped,
+    batch_serialise_overlapped,
+    recompute_graph,
+    repeat_graph,
+    set_available_memory_proportion_by_ipu,
+    set_graph_available_memory_proportion_by_ipu,
+)
+from popxl_addons.utils import OrderedDict, WeightsDict, timer
+from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory, add_variable_input
+
+
+def __getattr__(name: str) -> Any:
+    """``GIT_COMMIT``: short hash of the working copy that this package is in, or None. Looked up when asked for."""
+    if name != "GIT_COMMIT":
+        raise AttributeError(f"module 'popxl_addons' has no attribute {name!r}")
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return found.stdout.strip() if found.returncode == 0 else None

@@ -1,0 +1,74 @@
+"""Graphs made once for equal arguments, and used again."""
+
+import functools
+import inspect
+from typing import Any, Callable, Dict, Hashable, Mapping, Tuple
+
+import popxl
+from popxl import Tensor, TensorSpec, ops
+
+from popxl_addons.utils import flat_tensors
+
+
+def bound_arguments(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> "inspect.BoundArguments":
+    """The arguments of a call by name, defaults filled in."""
+    build = fn.build if isinstance(fn, popxl.Module) else fn
+    bound = inspect.signature(build).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound
+
+
+def tensor_hash(t: Tensor) -> Hashable:
+    """What a graph depends on in a tensor: shape, dtype, meta_shape."""
+    return (tuple(t.shape), t.dtype, tuple(t.meta_shape))
+
+
+def argument_hash(arg: Any) -> Hashable:
+    """A key that is equal for arguments that make equal graphs: by spec for tensors, by content for containers."""
+    if isinstance(arg, (Tensor, TensorSpec)):
+        return tensor_hash(arg)
+    if isinstance(arg, popxl.Graph):
+        return ("graph", arg.ir.id, arg.id)
+    if isinstance(arg, Mapping):
+        return tuple((key, argument_hash(value)) for key, value in arg.items())
+    if isinstance(arg, (list, tuple)):
+        return (type(arg).__name__, *(argument_hash(value) for value in arg))
+    if isinstance(arg, Hashable):
+        return (type(arg).__name__, arg)
+    return ("object", id(arg))
+
+
+def get_function_hash(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Hashable:
+    """A key for a function, the current placement, and arguments."""
+    context = popxl.context.get_current_context()
+    bound = bound_arguments(fn, *args, **kwargs)
+    return (fn, context.ipu_id, context.io_tile_set, argument_hash(bound.arguments))
+
+
+class GraphCache:
+    """Graphs by Ir, function and arguments."""
+
+    def __init__(self) -> None:
+        self._graphs: Dict[Tuple[int, Hashable], Tuple[popxl.Graph, Any]] = {}
+
+    def create_graph(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> popxl.Graph:
+        """`Ir.create_graph`, or the graph that it made for equal arguments before."""
+        ir = popxl.gir()
+        key = (ir.id, get_function_hash(fn, *args, **kwargs))
+        if key not in self._graphs:
+            # The arguments are kept beside the graph: objects in the key go by identity, which must not be reused.
+            self._graphs[key] = (ir.create_graph(fn, *args, **kwargs), (args, kwargs))
+        return self._graphs[key][0]
+
+
+def function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: calling the function calls a graph of it, made once for equal arguments."""
+    cache = GraphCache()
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Tuple[Tensor, ...]:
+        graph = cache.create_graph(fn, *args, **kwargs)
+        bound = bound_arguments(fn, *args, **kwargs)
+        return ops.call(graph, *flat_tensors(bound.arguments))
+
+    return call

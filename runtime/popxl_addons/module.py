@@ -1,0 +1,307 @@
+"""Layers: classes whose ``build`` defines a graph and declares the variables that the graph needs."""
+
+import functools
+import logging
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Literal, Optional, Set, Tuple, Union
+
+import popxl
+from popxl import ReplicaGrouping, Tensor
+
+from popxl_addons.custom_grad import _Aux, _VarGrads, build_custom_grad_graph, create_grad_graph_info
+from popxl_addons.graph import GraphWithNamedArgs
+from popxl_addons.graph_cache import argument_hash
+from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.utils import flat_tensors, overrides
+from popxl_addons.variable_factory import (
+    DataSource,
+    NamedVariableFactories,
+    VariableFactory,
+    add_replica_sharded_variable_input,
+    add_variable_input,
+)
+
+__all__ = ["Module", "create_grad_graph_info", "_Aux", "_VarGrads"]
+
+_logger = logging.getLogger("popxl_addons")
+Key = Union[str, int]
+
+
+def _scoped(build: Callable[..., Any]) -> Callable[..., Any]:
+    """``build``, run in the module's name scope unless it already is (a subclass that calls its base's build)."""
+
+    @functools.wraps(build)
+    def in_scope(self: "Module", *args: Any, **kwargs: Any) -> Any:
+        if self._building or self._name_scope is None:
+            return build(self, *args, **kwargs)
+        self._building = True
+        try:
+            with popxl.name_scope(self._name_scope):
+                return build(self, *args, **kwargs)
+        finally:
+            self._building = False
+
+    return in_scope
+
+
+class Module(popxl.Module):
+    """Base of layers. ``build`` runs inline when the module is called, or in a graph of its own by `create_graph`.
+
+    Modules that are attributes are submodules: their variables appear under the attribute's name, and their ``build``
+    runs in a name scope of that name. ``aux`` and ``var_grad`` carry values from ``build`` to a hand-written
+    ``build_grad`` and gradients out of it.
+
+    Args:
+        cache: `create_graph` gives the same graph again for equal arguments.
+        grad_inlining_error: what to do when a module with a ``build_grad`` is called inline, where the surrounding
+            graph's autodiff cannot see it: "error", "warning" or "none".
+    Raises:
+        ValueError: ``cache`` together with ``build_grad``.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "build" in cls.__dict__:
+            cls.build = _scoped(cls.__dict__["build"])  # type: ignore[method-assign]
+
+    def __init__(self, cache: bool = False, grad_inlining_error: Literal["error", "warning", "none"] = "error") -> None:
+        super().__init__()
+        self._children: Dict[str, Module] = {}
+        self._name_scope: Optional[str] = None
+        self._building = False
+        self._graphs: Optional[Dict[Any, Tuple[NamedVariableFactories, GraphWithNamedArgs, Any]]] = (
+            {} if cache else None
+        )
+        self._grad_inlining_error = grad_inlining_error
+        self._reset()
+        if cache and self.implements_grad_graph:
+            raise ValueError(f"{type(self).__name__}: got cache=True and a build_grad; expected one of them.")
+
+    def _reset(self) -> None:
+        self._factories = NamedVariableFactories()
+        self._inputs = NamedTensors()
+        self._called_grads: Dict[Any, Any] = {}
+        self.aux = _Aux()
+        self.var_grad = _VarGrads()
+        for child in self._children.values():
+            child._reset()
+
+    # building
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run ``build`` inline, in the current graph."""
+        if self.implements_grad_graph and self._grad_inlining_error != "none":
+            message = (
+                f"{type(self).__name__}: got an inline call of a module with build_grad, which autodiff would not "
+                "use; expected "
+                "call_module or create_graph. Pass grad_inlining_error='none' if no gradient is needed."
+            )
+            if self._grad_inlining_error == "error":
+                raise ValueError(message)
+            _logger.warning(message)
+        return self.build(*args, **kwargs)
+
+    def build_grad(self, *args: Tensor, **kwargs: Any) -> Union[None, Tensor, Iterable[Tensor]]:
+        """Optional gradient by hand: from the outputs' gradients to those of the inputs that are no variables.
+
+        Values of ``build`` are read from ``self.aux``; gradients of variables are put on ``self.var_grad``.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.build_grad: got no definition; expected autodiff to be used.")
+
+    @property
+    def implements_grad_graph(self) -> bool:
+        """Whether build_grad is overridden."""
+        return overrides(type(self), Module, "build_grad")
+
+    def create_graph(self, *args: Any, **kwargs: Any) -> Tuple[NamedVariableFactories, GraphWithNamedArgs]:
+        """Trace ``build`` on tensors or specs: (factories of its variables, its graph with the same names).
+
+        The graph's inputs are the tensors of the call, then the variables in the order they were declared. The module
+        is reset afterwards and can be used again.
+        """
+        ir = popxl.gir()
+        key = (ir.id, argument_hash(args), argument_hash(kwargs))
+        if self._graphs is not None and key in self._graphs:
+            factories, graph, _ = self._graphs[key]
+            return factories.copy(), graph.copy()
+        self._reset()
+        try:
+            graph = ir.create_graph(self, *args, **kwargs)
+            factories, inputs = self._collect(set())
+            result = GraphWithNamedArgs(
+                graph, inputs, from_module=self, aux=self.aux.copy(), called_graphs_grad_info=self._called_grads
+            )
+        finally:
+            self._reset()
+        if self._graphs is not None:
+            # The arguments stay alive with the graph: objects in the key go by identity.
+            self._graphs[key] = factories.copy(), result.copy(), (args, kwargs)
+        return factories, result
+
+    def create_grad_graph(
+        self,
+        fwd_graph: GraphWithNamedArgs,
+        grads_provided: Optional[Iterable[Tensor]] = None,
+        grads_required: Optional[Iterable[Tensor]] = None,
+    ) -> GraphWithNamedArgs:
+        """Gradient graph of ``build_grad``. ValueError for a gradient that is missing or has the wrong shape."""
+        try:
+            return build_custom_grad_graph(self, fwd_graph, grads_provided, grads_required)
+        finally:
+            self._reset()
+
+    def call_module(
+        self,
+        module: "Module",
+        name: Optional[str] = None,
+        autodiff: Literal["auto", "build_grad", "autodiff", "none"] = "auto",
+        grads_provided: Optional[Callable[[GraphWithNamedArgs], Iterable[Tensor]]] = None,
+        grads_required: Optional[Callable[[GraphWithNamedArgs], Iterable[Tensor]]] = None,
+    ) -> Callable[..., Tuple[Tensor, ...]]:
+        """A function that traces a submodule into a graph of its own and calls it; returns the outputs.
+
+        Args:
+            name: where its variables appear; default: the submodule's attribute name.
+            autodiff: how its gradient is made ("auto": only where it has a build_grad); kept for this module's own
+                autodiff, which then uses it.
+            grads_provided, grads_required: from the submodule's graph to those arguments of
+            `GraphWithNamedArgs.autodiff`.
+        """
+        scope = name if name is not None else module._name_scope
+        if scope is None:
+            raise ValueError("call_module: got a module that is no attribute, and no name; expected one of them.")
+
+        def call(*args: Any, **kwargs: Any) -> Tuple[Tensor, ...]:
+            factories, graph = module.create_graph(*args, **kwargs)
+            outputs = len(graph.graph.outputs)
+            if autodiff in ("build_grad", "autodiff") or (autodiff == "auto" and module.implements_grad_graph):
+                self._called_grads[graph.graph] = graph.autodiff(
+                    grads_provided(graph) if grads_provided else None,
+                    grads_required(graph) if grads_required else None,
+                    method=autodiff,
+                )
+            variables = self.add_variable_inputs(scope, factories)
+            return graph.bind(variables).call(*flat_tensors((args, kwargs)))[:outputs]
+
+        return call
+
+    # variables
+
+    def add_variable_factory(self, variable_f: VariableFactory, name: Optional[str] = None) -> Tensor:
+        """Declare a variable by an existing factory; returns the graph's input."""
+        return self._declare(name or str(variable_f.name), variable_f.create_input(), variable_f, overwrite=False)
+
+    def add_variable_input(
+        self,
+        name: str,
+        data_iter: DataSource,
+        dtype: Optional[popxl.dtype] = None,
+        by_ref: bool = False,
+        replica_grouping: Optional[ReplicaGrouping] = None,
+        overwrite: bool = False,
+    ) -> Tensor:
+        """Declare a variable: a new input of the current graph, and a factory under the (dotted) name.
+
+        Args:
+            data_iter: as for `VariableFactory`.
+            overwrite: replace an earlier declaration of the name, which otherwise is a ValueError.
+        """
+        return self._declare(name, *add_variable_input(name, data_iter, dtype, by_ref, replica_grouping), overwrite)
+
+    def add_replica_sharded_variable_input(
+        self,
+        name: str,
+        data_iter: DataSource,
+        dtype: Optional[popxl.dtype] = None,
+        by_ref: bool = False,
+        replica_grouping: Optional[ReplicaGrouping] = None,
+        shard_over: Optional[int] = None,
+    ) -> Tensor:
+        """The same for one replica's 1-D shard; ``shard_over`` defaults to the size of the group."""
+        declared = add_replica_sharded_variable_input(name, data_iter, dtype, by_ref, replica_grouping, shard_over)
+        return self._declare(name, *declared, overwrite=False)
+
+    def add_variable_inputs(
+        self, name: Key, variable_f: NamedVariableFactories, overwrite: bool = False
+    ) -> NamedTensors:
+        """Declare the variables of a graph that is called here, under a name; returns the inputs, to be bound."""
+        prefix = str(name)
+        self._factories.insert(prefix, variable_f.copy(), overwrite)
+        inputs = {key: factory.create_input(prefix) for key, factory in variable_f.to_dict().items()}
+        tensors = NamedTensors.from_dict(inputs)
+        self._inputs.insert(prefix, tensors.copy(), overwrite)
+        return tensors
+
+    def _declare(self, name: str, tensor: Tensor, factory: VariableFactory, overwrite: bool) -> Tensor:
+        self._factories.insert(name, factory, overwrite)
+        self._inputs.insert(name, tensor, overwrite)
+        return tensor
+
+    def _collect(self, seen: Set[int]) -> Tuple[NamedVariableFactories, NamedTensors]:
+        """Own variables, then those of each submodule under its attribute's name; a shared submodule counts once."""
+        factories, inputs = self._factories.copy(), self._inputs.copy()
+        for name, child in self._children.items():
+            if id(child) in seen:
+                continue
+            seen.add(id(child))
+            child_factories, child_inputs = child._collect(seen)
+            for key, factory in child_factories.to_dict().items():
+                factories.insert(f"{name}.{key}", factory)
+                inputs.insert(f"{name}.{key}", child_inputs[key])
+        return factories, inputs
+
+    # submodules
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_children" in self.__dict__:
+            self._children.pop(name, None)
+            if isinstance(value, Module):
+                self._children[name] = value
+                value.set_name_scope(name)
+        elif isinstance(value, Module):
+            raise AttributeError(
+                f"{type(self).__name__}: got submodule {name!r} before __init__ of the base; expected "
+                "super().__init__() first."
+            )
+        super().__setattr__(name, value)
+
+    def set_name_scope(self, name: str) -> None:
+        """Name scope for ``build``; set when the module becomes an attribute of another."""
+        self._name_scope = name
+
+    @classmethod
+    def from_list(cls, sub_modules: List["Module"]) -> "Module":
+        """A container of submodules, named 0, 1, ..; iterable and indexable."""
+        container = Module()
+        for index, module in enumerate(sub_modules):
+            setattr(container, str(index), module)
+        return container
+
+    @classmethod
+    def from_variable_factories(cls, inputs: List[VariableFactory]) -> "Module":
+        """A container of variables, named 0, 1, ..; declares their inputs in the current graph."""
+        container = Module()
+        for index, factory in enumerate(inputs):
+            setattr(container, str(index), container.add_variable_factory(factory, str(index)))
+        return container
+
+    def get(self, key: Key) -> Any:
+        """Attribute by (dotted) name or index."""
+        return functools.reduce(getattr, str(key).split("."), self)
+
+    def __getitem__(self, key: Key) -> Any:
+        if isinstance(key, int) and key < 0:
+            key += len(self)
+        try:
+            return self.get(key)
+        except AttributeError:
+            kind = IndexError if isinstance(key, int) else KeyError
+            raise kind(f"{type(self).__name__}: got {key!r}; expected one of {', '.join(self._children)}.") from None
+
+    def __len__(self) -> int:
+        return sum(name.isdecimal() for name in self._children)
+
+    def __iter__(self) -> Iterator["Module"]:
+        return iter([module for name, module in self._children.items() if name.isdecimal()])
+
+    def __bool__(self) -> bool:
+        return True

@@ -1,0 +1,71 @@
+"""Replica groupings by name, and the parts of a grouping inside one process or link domain."""
+
+import json
+import os
+from typing import Callable, List, Optional
+
+import popdist
+import popxl
+from popxl import ReplicaGrouping
+
+from popxl_addons.dot_tree import DotTree
+
+
+def fill_none_group(rg: Optional[ReplicaGrouping], none_value: Optional[ReplicaGrouping]) -> Optional[ReplicaGrouping]:
+    """``rg``, or ``none_value`` where it is None."""
+    return none_value if rg is None else rg
+
+
+class NamedReplicaGrouping(DotTree[ReplicaGrouping]):
+    """Groupings by name."""
+
+    @classmethod
+    def build_groups(cls, names: List[str], value: ReplicaGrouping) -> "NamedReplicaGrouping":
+        """The same grouping under every name."""
+        return cls.pack(names, [value] * len(names))
+
+
+def get_instance_replica_grouping(replica_grouping: Optional[ReplicaGrouping] = None) -> ReplicaGrouping:
+    """The part of a grouping (default: all replicas) inside one process. ValueError if processes differ in pattern."""
+    local = popxl.gir().instance_replication_factor
+    return _inside(replica_grouping, lambda replica: replica // local, "get_instance_replica_grouping")
+
+
+def is_cross_instance(replica_grouping: ReplicaGrouping) -> bool:
+    """Whether a group spans processes."""
+    return get_instance_replica_grouping(replica_grouping) != replica_grouping
+
+
+def get_ild_size_from_popdist() -> int:
+    """Replicas in one link domain, from ``ipuLinkDomainSize`` in $POPLAR_TARGET_OPTIONS; by default at most 64."""
+    options = json.loads(os.environ.get("POPLAR_TARGET_OPTIONS", "{}"))
+    devices = options.get("ipuLinkDomainSize")
+    if devices is None:
+        return min(popxl.gir().replication_factor, 64)
+    return max(1, int(devices) // popdist.getNumIpusPerReplica())
+
+
+def get_ild_replica_grouping(replica_grouping: Optional[ReplicaGrouping] = None) -> ReplicaGrouping:
+    """The part of a grouping (default: all) inside one link domain. ValueError if domains differ in pattern."""
+    size = get_ild_size_from_popdist()
+    return _inside(replica_grouping, lambda replica: replica // size, "get_ild_replica_grouping")
+
+
+def is_cross_ild(replica_grouping: ReplicaGrouping) -> bool:
+    """Whether a group spans link domains."""
+    return get_ild_replica_grouping(replica_grouping) != replica_grouping
+
+
+def _inside(rg: Optional[ReplicaGrouping], domain: Callable[[int], int], where: str) -> ReplicaGrouping:
+    """The coarsest grouping whose groups lie inside one of ``rg``'s groups and one domain."""
+    ir = popxl.gir()
+    rg = rg or ir.replica_grouping()
+    keys = [(group, domain(replica)) for replica, group in enumerate(rg.assignment)]
+    order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    try:
+        return ir.replica_grouping_from_assignments([order[key] for key in keys])
+    except ValueError:
+        raise ValueError(
+            f"{where}: got {rg}, whose groups are cut into unequal parts; expected the same part of a group in every "
+            "domain."
+        ) from None

@@ -1,0 +1,27 @@
+"""Cross entropy of logits that one replica holds."""
+
+from typing import Literal, Optional, Tuple, Union
+
+from popxl import Tensor, ops
+
+REDUCTION_TYPE = Literal["mean", "sum", "none"]
+
+
+def cross_entropy(
+    x: Tensor, labels: Tensor, ignore_index: Optional[int] = None, reduction: REDUCTION_TYPE = "mean"
+) -> Tensor:
+    """Softmax over the last axis, then negative log-likelihood. Rows labelled ``ignore_index`` count zero."""
+    return ops.nll_loss(ops.softmax(x, axis=-1), labels, ignore_index, reduction)
+
+
+def cross_entropy_with_grad(
+    x: Tensor,
+    labels: Tensor,
+    loss_scaling: Union[float, Tensor] = 1,
+    ignore_index: Optional[int] = None,
+    reduction: REDUCTION_TYPE = "mean",
+) -> Tuple[Tensor, Tensor]:
+    """`cross_entropy`, and its gradient with respect to ``x`` times ``loss_scaling``."""
+    probabilities = ops.softmax(x, axis=-1)
+    loss, gradient = ops.nll_loss_with_softmax_grad(probabilities, labels, loss_scaling, ignore_index, reduction)
+    return loss, gradient

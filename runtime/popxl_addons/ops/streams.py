@@ -1,0 +1,22 @@
+"""A stream and its transfer in one step."""
+
+from typing import Tuple
+
+import popxl
+from popxl import DeviceToHostStream, HostToDeviceStream, Tensor, ops
+from popxl.tensor import HostTensor
+from popxl.utils import to_numpy
+
+
+def host_load(t: HostTensor, dtype: popxl.dtype, name: str) -> Tuple[HostTensor, HostToDeviceStream, Tensor]:
+    """From sample data of one replica: (the data as ``dtype``, a new stream of its shape, the loaded tensor)."""
+    data = to_numpy(t, dtype)
+    stream = popxl.h2d_stream(data.shape, dtype, name)
+    return data, stream, ops.host_load(stream, name)
+
+
+def host_store(t: Tensor) -> DeviceToHostStream:
+    """Store ``t`` to a new stream; returns the stream."""
+    stream = popxl.d2h_stream(t.shape, t.dtype, t.name)
+    ops.host_store(stream, t)
+    return stream

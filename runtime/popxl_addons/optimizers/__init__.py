@@ -1,0 +1,3 @@
+"""Optimizers: one file each, a module whose graph updates one variable."""
+
+from popxl_addons.optimizers.adam import AdamOptimizerStep

@@ -1,0 +1,112 @@
+"""AdamW, one graph per variable."""
+
+from typing import Optional, Union
+
+import numpy as np
+import popxl
+from popxl import ReplicaGrouping, Tensor, TensorByRef, ops
+from popxl.ops.utils import cast_if_needed
+
+from popxl_addons.module import Module
+
+Scalar = Union[float, Tensor]
+
+
+class AdamOptimizerStep(Module):
+    """A module whose graph updates one variable by AdamW.
+
+    State: ``first_order``, ``second_order`` (float32) and, with bias correction, ``step`` (float32 scalar).
+
+        g = gradient * scale; m = beta1*m + (1-beta1)*g; v = beta2*v + (1-beta2)*g^2; step += 1
+        u = (m / (1-beta1^step)) / (sqrt(v / (1-beta2^step)) + eps) + weight_decay*var; var -= lr*u
+
+    Source: Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2.
+    """
+
+    def build(  # noqa: PLR0913 - the public signature
+        self,
+        var: TensorByRef,
+        grad: Tensor,
+        replica_grouping: Optional[ReplicaGrouping] = None,
+        *,
+        lr: Scalar,
+        beta1: Scalar = 0.9,
+        beta2: Scalar = 0.999,
+        eps: Scalar = 1e-5,
+        weight_decay: Scalar = 0.01,
+        first_order_dtype: popxl.dtype = popxl.float16,
+        bias_correction: bool = True,
+        loss_scaling: Scalar = 1,
+        global_norm: Optional[Tensor] = None,
+        global_norm_max: Union[None, float, Tensor] = None,
+    ) -> None:
+        """One step. Hyper-parameters that are tensors or specs become inputs of the graph, in this order.
+
+        Args:
+            var: the variable, by reference; a shard has state sharded the same way.
+            replica_grouping: replicas that share the variable.
+            first_order_dtype: element type of the first moment.
+            loss_scaling: what the loss, and with it ``grad``, was multiplied by.
+            global_norm: L2 norm of all gradients, without the loss scaling; where it exceeds ``global_norm_max`` the
+                gradient is scaled down to that.
+        Raises:
+            AssertionError: a global norm without its maximum.
+        """
+        scale = _gradient_scale(loss_scaling, global_norm, global_norm_max)
+        if scale is not None:
+            grad = cast_if_needed(grad, popxl.float32) * scale
+
+        first = self._add_state("first_order", var, first_order_dtype, replica_grouping)
+        second = self._add_state("second_order", var, popxl.float32, replica_grouping)
+        ops.var_updates.accumulate_moving_average_(first, grad, f=beta1)
+        ops.var_updates.accumulate_moving_average_square_(second, grad, f=beta2)
+
+        step = None
+        if bias_correction:
+            step = self.add_variable_input("step", lambda: np.zeros(()), popxl.float32, by_ref=True)
+        update = ops.var_updates.adam_updater(
+            first,
+            second,
+            weight=var,
+            time_step=step,
+            weight_decay=weight_decay,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=eps,
+        )
+        ops.scaled_add_(var, update, b=-lr)
+
+    def _add_state(
+        self, name: str, var: Tensor, dtype: popxl.dtype, replica_grouping: Optional[ReplicaGrouping]
+    ) -> Tensor:
+        """A moment: zeros of the variable's (unsharded) shape."""
+        shape = var.meta_shape or var.shape
+
+        def zeros() -> np.ndarray:
+            return np.zeros(shape, dtype.as_numpy())
+
+        if not var.meta_shape:
+            return self.add_variable_input(name, zeros, dtype, by_ref=True, replica_grouping=replica_grouping)
+        shards = -(-ops.multiply_tuple(shape) // var.nelms)
+        return self.add_replica_sharded_variable_input(
+            name, zeros, dtype, by_ref=True, replica_grouping=replica_grouping, shard_over=shards
+        )
+
+
+def _gradient_scale(
+    loss_scaling: Scalar, global_norm: Optional[Tensor], global_norm_max: Union[None, float, Tensor]
+) -> Union[None, float, Tensor]:
+    """What the gradient is multiplied by; None for one."""
+    is_tensor = isinstance(loss_scaling, Tensor)
+    if global_norm is None:
+        if is_tensor:
+            return popxl.constant(1.0, popxl.float32) / cast_if_needed(loss_scaling, popxl.float32)
+        return None if loss_scaling == 1 else 1.0 / loss_scaling
+    assert global_norm_max is not None, (
+        "AdamOptimizerStep: got global_norm without global_norm_max; expected both. Pass the norm to clip at."
+    )
+    limit = global_norm_max if isinstance(global_norm_max, Tensor) else popxl.constant(global_norm_max, popxl.float32)
+    clip: Tensor = limit / ops.maximum(global_norm, limit)
+    if not is_tensor and loss_scaling == 1:
+        return clip
+    return clip / cast_if_needed(loss_scaling, popxl.float32) if is_tensor else clip * (1.0 / loss_scaling)

@@ -1,0 +1,99 @@
+"""Replicated tensor sharding: each replica of a group keeps one piece of a value that they share."""
+
+from typing import Callable, List, Optional, Tuple
+
+import popxl
+from popxl import ReplicaGrouping, Tensor, TensorSpec, ops
+from popxl.ops.collectives import CollectiveOps
+
+from popxl_addons.graph import GraphWithNamedArgs
+from popxl_addons.named_replica_grouping import NamedReplicaGrouping
+from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.utils import null_context
+
+
+def replica_sharded_spec(t: Tensor, shard_over: ReplicaGrouping) -> TensorSpec:
+    """Spec of one replica's shard of ``t``: ``[elements / size]`` with meta_shape.
+
+    It is t's own spec when t is a shard already, the group has one member, or the elements do not divide.
+    """
+    size = shard_over.group_size
+    if t.meta_shape or size == 1 or t.nelms % size:
+        return t.spec
+    return TensorSpec((t.nelms // size,), t.dtype, t.shape)
+
+
+def gather_replica_sharded_tensor(
+    t: Tensor, use_io_tiles: bool = False, replica_group: Optional[ReplicaGrouping] = None
+) -> Tensor:
+    """The whole tensor from its shards; ``t`` itself when it is no shard."""
+    if not t.meta_shape:
+        return t
+    with popxl.io_tiles() if use_io_tiles else null_context():
+        return ops.collectives.replicated_all_gather(t, group=replica_group)
+
+
+def reduce_replica_sharded_tensor(
+    t: Tensor,
+    op: CollectiveOps = "add",
+    replica_group: Optional[ReplicaGrouping] = None,
+    shard_group: Optional[ReplicaGrouping] = None,
+) -> Tensor:
+    """Reduce over ``replica_group`` (default: all replicas) and keep this replica's shard over ``shard_group``.
+
+    One reduce-scatter where the groups are equal, else an all-reduce and a slice. Where the elements do not divide, or
+    the shard group has one member, the result is the whole reduced tensor. A group of one costs nothing.
+    """
+    everyone = popxl.gir().replica_grouping()
+    replica_group = everyone if replica_group is None else replica_group
+    shard_group = replica_group if shard_group is None else shard_group
+    is_sharded = shard_group.group_size > 1 and t.nelms % shard_group.group_size == 0
+    if is_sharded and shard_group == replica_group:
+        return ops.collectives.replicated_reduce_scatter(t, op, replica_group, True)
+    if replica_group.group_size > 1 or op == "square_add":
+        t = ops.collectives.replicated_all_reduce(t, op, replica_group)
+    return ops.collectives.replica_sharded_slice(t, shard_group) if is_sharded else t
+
+
+def all_gather_replica_sharded_graph(
+    tensors: NamedTensors, use_io_tiles: bool = False, replica_groups: Optional[NamedReplicaGrouping] = None
+) -> Tuple[GraphWithNamedArgs, List[str]]:
+    """A graph that gathers every named tensor that is a shard: (graph, names of its outputs, sorted)."""
+
+    def gather(name: str, t: Tensor) -> Tensor:
+        group = replica_groups.get(name) if replica_groups is not None else None
+        return gather_replica_sharded_tensor(t, use_io_tiles, group)
+
+    return _graph_of_each("all_gather", tensors, gather)
+
+
+def reduce_replica_sharded_graph(
+    tensors: NamedTensors,
+    op: CollectiveOps = "add",
+    use_io_tiles: bool = False,
+    shard_groups: Optional[NamedReplicaGrouping] = None,
+    replica_group: Optional[ReplicaGrouping] = None,
+) -> Tuple[GraphWithNamedArgs, List[str]]:
+    """A graph of `reduce_replica_sharded_tensor` for every named tensor: (graph, names of its outputs, sorted)."""
+
+    def reduce(name: str, t: Tensor) -> Tensor:
+        shard_group = shard_groups.get(name) if shard_groups is not None else None
+        with popxl.io_tiles() if use_io_tiles else null_context():
+            return reduce_replica_sharded_tensor(t, op, replica_group, shard_group)
+
+    return _graph_of_each("reduce", tensors, reduce)
+
+
+def _graph_of_each(
+    graph_name: str, tensors: NamedTensors, fn: Callable[[str, Tensor], Tensor]
+) -> Tuple[GraphWithNamedArgs, List[str]]:
+    """A graph with one named input per tensor, in name order, and the outputs ``fn(name, input)``."""
+    names, found = tensors.unpack()
+    graph = popxl.gir().create_empty_graph(graph_name)
+    inputs: List[Tensor] = []
+    with graph:
+        for name, t in zip(names, found):
+            inputs.append(popxl.graph_input(t.shape, t.dtype, name, meta_shape=t.meta_shape or None))
+        for name, t in zip(names, inputs):
+            popxl.graph_output(fn(name, t))
+    return GraphWithNamedArgs(graph, NamedTensors.pack(names, inputs)), names

@@ -1,0 +1,267 @@
+"""A session with named streams, named state and checkpoints."""
+
+import importlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any, Collection, Dict, Iterable, List, Literal, Mapping, Optional, Union
+
+import numpy as np
+import popdist
+import popxl
+from popxl import DeviceToHostStream, HostToDeviceStream
+from popxl.tensor import Variable
+
+from popxl_addons.durable import replace_folder, sync_file
+from popxl_addons.named_tensors import NamedTensorData, NamedTensors
+from popxl_addons.streams import InputStreams, OutputStreams
+
+ReportMissingMethods = Literal["none", "warn", "error"]
+WANDB_PREFIX = "wandb://"
+_logger = logging.getLogger("popxl_addons")
+
+
+class TaskSession(popxl.Session):
+    """A `popxl.Session` that knows its streams and its state by name.
+
+    A checkpoint is a folder with ``model/<dotted name>.npz`` for each variable of the state (one array, under the same
+    name, in host layout; a memory-mapped variable is its raw ``.npy`` file instead), ``session_info.json`` with
+    ``session_state``, and ``dataloader.bin`` if there is a dataloader. It is written beside its place, flushed, and
+    then renamed, so that what carries the name is always whole.
+
+    Args:
+        inputs, outputs: streams of the program.
+        state: variables that checkpoints hold.
+        max_checkpoints: checkpoints of this session to keep; the oldest is deleted beyond.
+        args, kwargs: go to `popxl.Session`.
+    """
+
+    def __init__(
+        self,
+        inputs: Union[InputStreams, Iterable[HostToDeviceStream]],
+        outputs: Union[OutputStreams, Iterable[DeviceToHostStream]],
+        state: NamedTensors,
+        max_checkpoints: int = 1,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.inputs = inputs if isinstance(inputs, InputStreams) else list(inputs)
+        self.outputs = outputs if isinstance(outputs, OutputStreams) else list(outputs)
+        self.state = state
+        self.max_checkpoints = max_checkpoints
+        self.session_state: Dict[str, Any] = {"steps": 0}
+        self._dataloader: Any = None
+        self._saved: List[Path] = []
+
+    @property
+    def dataloader(self) -> Any:
+        """Object with ``save(path)`` and ``resume(filename=path)``, saved with checkpoints. ValueError for another."""
+        return self._dataloader
+
+    @dataloader.setter
+    def dataloader(self, value: Any) -> None:
+        if not (callable(getattr(value, "save", None)) and callable(getattr(value, "resume", None))):
+            raise ValueError(
+                f"TaskSession.dataloader: got {type(value).__name__}; expected an object with save and resume."
+            )
+        self._dataloader = value
+
+    def add_session_state_info(self, info: Dict[str, Any]) -> None:
+        """Add items that JSON can hold to ``session_state``. TypeError for others."""
+        json.dumps(info)
+        self.session_state.update(info)
+
+    def run(self, inputs: Optional[Mapping[Any, Any]] = None, downcast_inputs: bool = True) -> Any:
+        """`Session.run`; counts ``session_state["steps"]``."""
+        result = super().run(inputs, downcast_inputs)
+        self.session_state["steps"] = self.session_state.get("steps", 0) + 1
+        return result
+
+    # state
+
+    def get_named_tensors_data(self) -> NamedTensorData:
+        """Current values of the state, by name."""
+        named = self.state.to_dict()
+        values = self.get_tensors_data(named.values())
+        return NamedTensorData.from_dict({name: values[t] for name, t in named.items()})
+
+    def load_from_session(self, src: "TaskSession", report_missing: ReportMissingMethods = "none") -> None:
+        """Copy the state of another session, by name. ValueError for names missing there, with "error"."""
+        self._write_state(src.get_named_tensors_data().to_dict(), "load_from_session", report_missing)
+
+    def _write_state(
+        self,
+        data: Mapping[str, np.ndarray],
+        where: str,
+        report_missing: ReportMissingMethods,
+        skipped: Collection[str] = (),
+    ) -> None:
+        named = self.state.to_dict()
+        self._report_missing([n for n in named if n not in data and n not in skipped], where, report_missing)
+        values = {}
+        for name, variable in named.items():
+            if name in data:
+                values[variable] = self._checked(name, variable, data[name], where)
+        self.write_variables_data(values)
+
+    def _checked(self, name: str, variable: Variable, value: np.ndarray, where: str) -> np.ndarray:
+        dtype, shape = variable.dtype.as_numpy(), tuple(variable.shape_on_host)
+        if value.dtype != dtype or value.shape != shape:
+            raise ValueError(
+                f"{where}: got {value.dtype}{list(value.shape)} for '{name}'; expected {dtype}{list(shape)}. Use the "
+                "checkpoint of a program with the same state."
+            )
+        return value
+
+    def _report_missing(self, missing: List[str], where: str, report: ReportMissingMethods) -> None:
+        if report not in ("none", "warn", "error"):
+            raise ValueError(f"{where}: got report_missing {report!r}; expected 'none', 'warn' or 'error'.")
+        if not missing or report == "none":
+            return
+        message = f"{where}: got no values for {', '.join(missing)}; expected one for each variable of the state."
+        if report == "error":
+            raise ValueError(message + " Pass report_missing='warn' to keep their present values.")
+        _logger.warning(message)
+
+    # checkpoints
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Write a checkpoint folder. Only instance 0 writes.
+
+        Args:
+            checkpoint_dir: its place; an older one there is replaced. "wandb://name" makes an artifact of it.
+        """
+        values = self.get_named_tensors_data().to_dict()  # every instance takes part in reading the variables
+        if popdist.getInstanceIndex() != 0:
+            return
+        if checkpoint_dir.startswith(WANDB_PREFIX):
+            self._save_artifact(checkpoint_dir[len(WANDB_PREFIX) :], values)
+            return
+        target = Path(checkpoint_dir)
+        replace_folder(target, lambda folder: self._write_checkpoint(folder, values))
+        self._saved = [*(path for path in self._saved if path != target), target]
+        while len(self._saved) > self.max_checkpoints:
+            shutil.rmtree(self._saved.pop(0), ignore_errors=True)
+
+    def _write_checkpoint(self, folder: Path, values: Mapping[str, np.ndarray]) -> None:
+        (folder / "model").mkdir(parents=True)
+        for name, value in values.items():
+            if isinstance(value, np.memmap):
+                path = folder / "model" / f"{name}.npy"
+                value.flush()
+                value.tofile(path)
+            else:
+                path = folder / "model" / f"{name}.npz"
+                np.savez(path, **{name: value})
+            sync_file(path)
+        (folder / "session_info.json").write_text(json.dumps(self.session_state, indent=2))
+        sync_file(folder / "session_info.json")
+        if self._dataloader is not None:
+            self._dataloader.save(str(folder / "dataloader.bin"))
+            sync_file(folder / "dataloader.bin")
+
+    def load_checkpoint(
+        self, checkpoint_dir: str, report_missing: ReportMissingMethods = "warn", skip_memmap: bool = False
+    ) -> None:
+        """Read a checkpoint back: variables that both have, the session state, the dataloader's position.
+
+        Everything is read and checked before anything is overwritten.
+
+        Args:
+            report_missing: what to do about variables that the checkpoint lacks.
+            skip_memmap: leave memory-mapped variables as they are.
+        Raises:
+            FileNotFoundError: no checkpoint there.
+            ValueError: a damaged file, or a value of another shape or dtype.
+        """
+        if checkpoint_dir.startswith(WANDB_PREFIX):
+            wandb = importlib.import_module("wandb")
+            checkpoint_dir = wandb.use_artifact(checkpoint_dir[len(WANDB_PREFIX) :]).download()
+        folder = Path(checkpoint_dir)
+        if not (folder / "model").is_dir():
+            raise FileNotFoundError(
+                f"load_checkpoint: got {folder}, which has no folder 'model'; expected a checkpoint written by "
+                "save_checkpoint."
+            )
+        data, skipped = {}, set()
+        for name, variable in self.state.to_dict().items():
+            raw, packed = folder / "model" / f"{name}.npy", folder / "model" / f"{name}.npz"
+            if packed.exists():
+                data[name] = _read_npz(packed, name)
+            elif raw.exists() and skip_memmap:
+                skipped.add(name)
+            elif raw.exists():
+                data[name] = _read_raw(raw, variable)
+        info = folder / "session_info.json"
+        state = _read_json(info) if info.exists() else {"steps": 0}
+        self._write_state(data, f"load_checkpoint({folder})", report_missing, skipped)
+        self.session_state = state
+        if self._dataloader is not None and (folder / "dataloader.bin").exists():
+            self._dataloader.resume(filename=str(folder / "dataloader.bin"))
+
+    # wandb
+
+    def _save_artifact(self, name: str, values: Mapping[str, np.ndarray]) -> None:
+        wandb = importlib.import_module("wandb")
+        with tempfile.TemporaryDirectory() as folder:
+            self._write_checkpoint(Path(folder) / "checkpoint", values)
+            artifact = wandb.Artifact(name, type="checkpoint")
+            artifact.add_dir(str(Path(folder) / "checkpoint"))
+            wandb.log_artifact(artifact)
+            artifact.wait()
+
+    def wandb_histogram(self, name: str, step: int, data: np.ndarray) -> None:
+        """Log a histogram of some values."""
+        wandb = importlib.import_module("wandb")
+        wandb.log({name: wandb.Histogram(np_histogram=np.histogram(data, bins=64))}, step=step)
+
+    def wandb_variable_histograms(self, step: int = 0) -> None:
+        """Log a histogram of every variable of the state."""
+        for name, value in self.get_named_tensors_data().to_dict().items():
+            self.wandb_histogram(name, step, value)
+
+
+def write_variables_pb(session: popxl.Session, weights: Mapping[Variable, np.ndarray]) -> None:
+    """Write several variables at once."""
+    session.write_variables_data(dict(weights))
+
+
+def initialise_memmap_dir_from_checkpoint(checkpoint_dir: str, memmap_dir: str) -> None:
+    """Copy the raw files of a checkpoint's memory-mapped variables into a memmap directory."""
+    os.makedirs(memmap_dir, exist_ok=True)
+    for path in sorted((Path(checkpoint_dir) / "model").glob("*.npy")):
+        shutil.copyfile(path, Path(memmap_dir) / path.name)
+
+
+def _damaged(path: Path, reason: object) -> ValueError:
+    return ValueError(
+        f"load_checkpoint: got {path}, which cannot be read ({reason}); expected a whole file. Use another checkpoint."
+    )
+
+
+def _read_npz(path: Path, name: str) -> np.ndarray:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return arrays[name]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise _damaged(path, error) from error
+
+
+def _read_raw(path: Path, variable: Variable) -> np.ndarray:
+    values = np.fromfile(path, variable.dtype.as_numpy())
+    try:
+        return values.reshape(variable.shape_on_host)
+    except ValueError as error:
+        raise _damaged(path, error) from error
+
+
+def _read_json(path: Path) -> Dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise _damaged(path, error) from error

@@ -1,0 +1,62 @@
+"""Running a module in one line, for tests."""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterable, List, Optional, Type
+
+import numpy as np
+import popxl
+from popxl import Tensor, ops
+from popxl.tensor import Variable
+
+from popxl_addons.module import Module
+from popxl_addons.named_tensors import NamedTensors
+
+
+def ops_of_type(ops: Iterable[Any], op_type: Type[Any]) -> int:
+    """How many ops are of a class."""
+    return sum(isinstance(op, op_type) for op in ops)
+
+
+@dataclass(frozen=True, eq=False)
+class TensorInput:
+    """Marks a host array among a module's arguments: it becomes a tensor."""
+
+    data: np.ndarray
+    dtype: Optional[popxl.dtype] = None
+
+
+def run_module(
+    module: Module,
+    *args: Any,
+    weights: Optional[Callable[[NamedTensors], Dict[Variable, np.ndarray]]] = None,
+    **kwargs: Any,
+) -> List[np.ndarray]:
+    """Build a module in a program of its own, run it once on one replica, and return its outputs.
+
+    Args:
+        weights: from the module's variables to values that replace their initial ones; or that dict itself.
+    """
+    ir = popxl.Ir()
+    with ir.main_graph:
+        made: List[Tensor] = []
+
+        def as_tensor(value: Any) -> Any:
+            if isinstance(value, TensorInput):
+                made.append(popxl.variable(value.data, value.dtype, "input"))
+                return made[-1]
+            return value
+
+        args = tuple(as_tensor(value) for value in args)
+        kwargs = {name: as_tensor(value) for name, value in kwargs.items()}
+        factories, graph = module.create_graph(*args, **kwargs)
+        variables = factories.init()
+        outputs = graph.bind(variables).call(*made)
+        streams = [popxl.d2h_stream(t.shape, t.dtype, "output") for t in outputs]
+        for stream, t in zip(streams, outputs):
+            ops.host_store(stream, t)
+    session = popxl.Session(ir)
+    if weights is not None:
+        session.write_variables_data(dict(weights(variables) if callable(weights) else weights))
+    with session:
+        results = session.run()
+    return [results[stream] for stream in streams]

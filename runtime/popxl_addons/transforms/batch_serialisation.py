@@ -1,0 +1,407 @@
+"""Run a graph once per micro-batch, with its inputs and outputs in streams and remote buffers.
+
+A buffer holds rows x steps slots, row after row: slot ``row * steps + step``. A row is a layer's place in a model whose
+layers share the graph; a step is a micro-batch.
+"""
+
+from dataclasses import dataclass
+from typing import Callable, Dict, Iterable, List, Literal, Mapping, Optional, Tuple, Union
+
+import popxl
+from popxl import DeviceToHostStream, HostToDeviceStream, RemoteBuffer, ReplicaGrouping, Tensor, ops
+from popxl.ops.collectives import replica_sharded_slice, replicated_all_gather
+from popxl.transforms.autodiff import ExpectedConnectionType
+
+from popxl_addons.graph import GraphWithNamedArgs, input_like
+from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.remote import create_remote_buffer
+from popxl_addons.rts import replica_sharded_spec
+from popxl_addons.utils import null_context, suffix_graph_name
+
+IoMode = Literal["compute", "io", "io_overlapped"]
+RowOffset = Union[None, int, Callable[[Tensor], Tensor]]
+
+
+class RemoteHandle:
+    """Where a tensor is loaded from or stored to.
+
+    Args:
+        row_offset: added to the row (int); or the row is a function of it; or None: the buffer has a single row.
+        shard_group: replicas over which a slot holds one shard each.
+    """
+
+    def __init__(
+        self, buffer: RemoteBuffer, row_offset: RowOffset = 0, shard_group: Optional[ReplicaGrouping] = None
+    ) -> None:
+        self.buffer = buffer
+        self.row_offset = row_offset
+        self.shard_group = shard_group
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether slots hold shards."""
+        return self.shard_group is not None and self.shard_group.group_size > 1 and bool(self.buffer.meta_shape)
+
+    def __repr__(self) -> str:
+        return f"RemoteHandle({self.buffer!r}, row_offset={self.row_offset})"
+
+
+RemoteBufferWithOffset = Tuple[RemoteBuffer, RowOffset]
+LoadHandle = Union[HostToDeviceStream, RemoteBufferWithOffset, RemoteHandle]
+StoreHandle = Union[RemoteBufferWithOffset, RemoteHandle]
+
+
+@dataclass(frozen=True, eq=False)
+class BatchSerialResult:
+    """A batch-serialised graph, and where it put what it stored: {original tensor: handle}."""
+
+    graph: GraphWithNamedArgs
+    stored_buffers: Dict[Tensor, RemoteHandle]
+    _remap_dict: Dict[Tensor, Tensor]
+
+    def remap_tensors(self, ts: NamedTensors) -> NamedTensors:
+        """The same names with the transformed graph's tensors in place of the original's."""
+        return ts.remap(self._remap_dict)
+
+
+def batch_serial_buffer(
+    t: Tensor, steps: int = 1, rows: int = 1, shard_group: Optional[ReplicaGrouping] = None
+) -> RemoteBuffer:
+    """A buffer of rows x steps slots for a tensor, or for its shards when a group is given."""
+    spec = t.spec if shard_group is None else replica_sharded_spec(t, shard_group)
+    return create_remote_buffer(spec, entries=steps * rows, shard_over=1)
+
+
+def batch_serialise(
+    graph: GraphWithNamedArgs,
+    steps: int,
+    load_handles: Mapping[Tensor, LoadHandle],
+    store_streams: Mapping[Tensor, DeviceToHostStream],
+    store_buffers: Mapping[Tensor, StoreHandle],
+    seed_input: Optional[Tensor] = None,
+    rows: int = 1,
+    io_mode: IoMode = "io",
+) -> BatchSerialResult:
+    """A graph that runs ``graph`` once per step, loading and storing what is named.
+
+    Its inputs are the row (int32 scalar), the seed if there is one, and every input of ``graph`` that is neither loaded
+    nor the seed, in order. Step i sees the i-th seed split off; a handle's slot is ``(row + row_offset) * steps + i``.
+
+    Args:
+        load_handles: {input of graph: stream or buffer}.
+        store_streams, store_buffers: {tensor of graph: where it goes}; inputs that were loaded from a buffer stay
+        there. seed_input: the input that is a random seed.
+        rows: rows in the buffers, which grow to hold them.
+        io_mode: where the transfers run. Every mode gives the same values; the engine overlaps transfers by itself.
+    Raises:
+        ValueError: rows < 1, another io_mode, "io" or "io_overlapped" without IO tiles, or a key that is not in the
+        graph.
+    """
+    if io_mode not in ("compute", "io", "io_overlapped"):
+        raise ValueError(f"batch_serialise: got io_mode {io_mode!r}; expected 'compute', 'io' or 'io_overlapped'.")
+    if io_mode != "compute" and graph.graph.ir._pb_ir.getSessionOptions().numIOTiles < 1:
+        raise ValueError(
+            f"batch_serialise: got io_mode '{io_mode}' without IO tiles; expected at least one. Set "
+            "ir._pb_ir.getSessionOptions().numIOTiles, or use io_mode='compute'."
+        )
+    loads = {t: _as_handle(handle) for t, handle in load_handles.items()}
+    stores = {t: _as_handle(handle) for t, handle in store_buffers.items()}
+    if io_mode == "io_overlapped" and steps >= 2:
+        return batch_serialise_overlapped(graph, steps, loads, store_streams, stores, seed_input, rows)
+    return batch_serialise_non_overlapped(
+        graph, steps, loads, store_streams, stores, seed_input, rows, use_io_tiles=io_mode != "compute"
+    )
+
+
+def batch_serialise_overlapped(
+    graph: GraphWithNamedArgs,
+    steps: int,
+    load_handles: Mapping[Tensor, Union[HostToDeviceStream, RemoteHandle]],
+    store_streams: Mapping[Tensor, DeviceToHostStream],
+    store_buffers: Mapping[Tensor, RemoteHandle],
+    seed_input: Optional[Tensor] = None,
+    rows: int = 1,
+) -> BatchSerialResult:
+    """The "io_overlapped" form. The program is the same: the engine looks ahead of it and writes behind it.
+
+    Raises:
+        ValueError: for fewer than two steps.
+    """
+    if steps < 2:
+        raise ValueError(
+            f"batch_serialise_overlapped: got steps {steps}; expected at least 2, to have something to overlap."
+        )
+    return batch_serialise_non_overlapped(
+        graph, steps, load_handles, store_streams, store_buffers, seed_input, rows, use_io_tiles=True
+    )
+
+
+def batch_serialise_non_overlapped(
+    graph: GraphWithNamedArgs,
+    steps: int,
+    load_handles: Mapping[Tensor, Union[HostToDeviceStream, RemoteHandle]],
+    store_streams: Mapping[Tensor, DeviceToHostStream],
+    store_buffers: Mapping[Tensor, RemoteHandle],
+    seed_input: Optional[Tensor] = None,
+    rows: int = 1,
+    use_io_tiles: bool = False,
+) -> BatchSerialResult:
+    """The "compute" and "io" forms."""
+    _check_arguments(graph.graph, steps, rows, load_handles, [*store_streams, *store_buffers], seed_input)
+    from_buffers = {t for t, handle in load_handles.items() if isinstance(handle, RemoteHandle)}
+    plan = _Plan(
+        graph.graph,
+        steps,
+        dict(load_handles),
+        dict(store_streams),
+        {t: handle for t, handle in store_buffers.items() if t not in from_buffers},
+        seed_input,
+        use_io_tiles,
+    )
+    for handle in plan.handles:
+        _grow(handle, steps, rows)
+    result, remap = _repeat_steps(plan)
+    named = {name: remap[t] for name, t in graph.args.to_dict().items() if t in remap}
+    return BatchSerialResult(GraphWithNamedArgs(result, NamedTensors.from_dict(named)), dict(plan.store_buffers), remap)
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What one step of a batch-serialised graph loads, calls and stores."""
+
+    graph: popxl.Graph
+    steps: int
+    loads: Dict[Tensor, Union[HostToDeviceStream, RemoteHandle]]
+    store_streams: Dict[Tensor, DeviceToHostStream]
+    store_buffers: Dict[Tensor, RemoteHandle]
+    seed: Optional[Tensor]
+    use_io_tiles: bool
+
+    @property
+    def handles(self) -> List[RemoteHandle]:
+        """Every remote handle."""
+        loads = [handle for handle in self.loads.values() if isinstance(handle, RemoteHandle)]
+        return [*loads, *self.store_buffers.values()]
+
+    @property
+    def passed(self) -> List[Tensor]:
+        """The graph's inputs that the caller gives: neither loaded nor the seed."""
+        return [t for t in self.graph.inputs if t not in self.loads and t != self.seed]
+
+
+def _repeat_steps(plan: _Plan) -> Tuple[popxl.Graph, Dict[Tensor, Tensor]]:
+    """The outer graph, and {original input: its input}. It finds each handle's first slot, then repeats one step."""
+    ir, name = plan.graph.ir, plan.graph.name
+    outer = ir.create_empty_graph(suffix_graph_name(name, "batch_serial"))
+    body = ir.create_empty_graph(suffix_graph_name(name, "batch_serial_step"))
+    offsets = {_offset_key(handle): handle.row_offset for handle in plan.handles if handle.row_offset is not None}
+    with outer:
+        row = popxl.graph_input((), popxl.int32, "row")
+        seed = input_like(plan.graph, plan.seed) if plan.seed is not None else None
+        remap = {t: input_like(plan.graph, t) for t in plan.passed}
+        if plan.seed is not None and seed is not None:
+            remap[plan.seed] = seed
+        first_slots = {key: _moved(row, offset) * plan.steps for key, offset in offsets.items()}
+    with body:
+        carried = [popxl.graph_input((), popxl.int32, "step")]
+        if seed is not None:
+            carried.append(popxl.graph_input(seed.shape, seed.dtype, "seed"))
+        inputs = {t: input_like(plan.graph, t) for t in plan.passed}
+        firsts = {key: popxl.graph_input((), popxl.int32, "first_slot") for key in first_slots}
+        for t in _one_step(plan, carried, inputs, firsts):
+            popxl.graph_output(t)
+    with outer:
+        connections = {inputs[t]: remap[t] for t in plan.passed}
+        connections.update({firsts[key]: slot for key, slot in first_slots.items()})
+        start = [popxl.constant(0, popxl.int32, "step"), *([seed] if seed is not None else [])]
+        ops.repeat(body, plan.steps, *start, inputs_dict=connections)
+    return outer, remap
+
+
+def _one_step(
+    plan: _Plan, carried: List[Tensor], inputs: Dict[Tensor, Tensor], firsts: Dict[Tuple[str, int], Tensor]
+) -> List[Tensor]:
+    """Load, call, store; returns what the next step starts from: the step's number and the seed."""
+    step, *rest = carried
+    connections = dict(inputs)
+    following = [step + 1]
+    if plan.seed is not None:
+        connections[plan.seed], next_seed = ops.split_random_seed(rest[0])
+        following.append(next_seed)
+
+    slots = {key: first + step for key, first in firsts.items()}
+
+    def slot(handle: RemoteHandle) -> Tensor:
+        return step if handle.row_offset is None else slots[_offset_key(handle)]
+
+    with popxl.io_tiles() if plan.use_io_tiles else null_context():
+        for t, handle in plan.loads.items():
+            if isinstance(handle, RemoteHandle):
+                loaded = ops.remote_load(handle.buffer, slot(handle), t.name)
+                connections[t] = (
+                    replicated_all_gather(loaded, group=handle.shard_group) if handle.is_sharded else loaded
+                )
+            else:
+                connections[t] = ops.host_load(handle, t.name)
+    site = ops.call_with_info(plan.graph, inputs_dict=connections)
+
+    def value(t: Tensor) -> Tensor:
+        return connections[t] if t in connections else site.graph_to_parent(t)
+
+    with popxl.io_tiles() if plan.use_io_tiles else null_context():
+        for t, stream in plan.store_streams.items():
+            ops.host_store(stream, value(t))
+        for t, handle in plan.store_buffers.items():
+            stored = value(t)
+            if handle.is_sharded and not stored.meta_shape:
+                stored = replica_sharded_slice(stored, handle.shard_group)
+            ops.remote_store(handle.buffer, slot(handle), stored)
+    return following
+
+
+def batch_serialise_fwd_and_grad(
+    forward_graph: GraphWithNamedArgs,
+    gradient_graph: GraphWithNamedArgs,
+    named_inputs_for_grad_graph: NamedTensors,
+    steps: int,
+    load_handles: Mapping[Tensor, LoadHandle],
+    store_streams: Mapping[Tensor, DeviceToHostStream],
+    store_buffers: Mapping[Tensor, Union[StoreHandle, ReplicaGrouping]],
+    seed_input: Optional[Tensor] = None,
+    rows: int = 1,
+    io_mode: IoMode = "io",
+) -> Tuple[BatchSerialResult, BatchSerialResult]:
+    """`batch_serialise` for a graph and its gradient, with the activations that connect them.
+
+    An activation is given by name where it is among ``named_inputs_for_grad_graph``, loaded again where the forward
+    graph loads it from a buffer, and otherwise stored by the forward graph in a buffer of its own.
+
+    Args:
+        load_handles, store_streams, store_buffers: as for `batch_serialise`, for tensors of either graph. A grouping as
+            handle shards that activation's own buffer.
+        named_inputs_for_grad_graph: forward inputs that the gradient's caller passes by name, in most cases the
+        variables.
+    Raises:
+        ValueError: an incoming gradient without a load handle.
+        RuntimeError: an activation that is neither input nor output of the forward graph.
+    """
+    fwd, grad = forward_graph.graph, gradient_graph.graph
+    loads = {t: _as_handle(handle) for t, handle in load_handles.items()}
+    groups = {t: handle for t, handle in store_buffers.items() if isinstance(handle, ReplicaGrouping)}
+    stores = {t: _as_handle(handle) for t, handle in store_buffers.items() if t not in groups}
+    fwd_stores = {t: handle for t, handle in stores.items() if t in fwd}
+    grad_loads = {t: handle for t, handle in loads.items() if t in grad}
+    names = {t: name for name, t in named_inputs_for_grad_graph.to_dict().items()}
+    grad_args = NamedTensors()
+
+    info = gradient_graph.grad_graph_info
+    for t, connection in zip(grad.inputs, info.expected_inputs):
+        source = connection.fwd_tensor
+        if connection.connection_type == ExpectedConnectionType.FwdGrad:
+            if t not in grad_loads:
+                raise ValueError(
+                    f"batch_serialise_fwd_and_grad: got no load handle for %{t.name}, the gradient of %{source.name}; "
+                    "expected one. "
+                    "Add it to load_handles."
+                )
+        elif t in grad_loads:
+            continue
+        elif source in names:
+            grad_args.insert(names[source], t)
+        else:
+            grad_loads[t] = _activation_handle(fwd, source, loads, fwd_stores, groups, steps, rows)
+    grad_args.update(gradient_graph.args)
+
+    fwd_result = batch_serialise(
+        forward_graph,
+        steps,
+        _of_graph(fwd, loads),
+        _of_graph(fwd, store_streams),
+        fwd_stores,
+        seed_input,
+        rows,
+        io_mode,
+    )
+    grad_result = batch_serialise(
+        GraphWithNamedArgs(grad, grad_args), steps, grad_loads, _of_graph(grad, store_streams), _of_graph(grad, stores),
+        None, rows, io_mode,
+    )  # fmt: skip
+    return fwd_result, grad_result
+
+
+def _activation_handle(
+    fwd: popxl.Graph,
+    source: Tensor,
+    loads: Mapping[Tensor, Union[HostToDeviceStream, RemoteHandle]],
+    fwd_stores: Dict[Tensor, RemoteHandle],
+    groups: Mapping[Tensor, ReplicaGrouping],
+    steps: int,
+    rows: int,
+) -> RemoteHandle:
+    """Where the gradient loads an activation from; a new buffer is added to what the forward graph stores."""
+    loaded = loads.get(source)
+    if isinstance(loaded, RemoteHandle):
+        return loaded
+    if source not in fwd_stores:
+        if source not in fwd.inputs and source not in fwd.outputs:
+            raise RuntimeError(
+                f"batch_serialise_fwd_and_grad: got activation %{source.name}, which graph '{fwd.name}' does not "
+                "give; expected an input "
+                "or output of it. Make the gradient by autodiff of this graph."
+            )
+        group = groups.get(source)
+        buffer = batch_serial_buffer(source, steps, rows, group)
+        fwd_stores[source] = RemoteHandle(buffer, 0, group)
+    return fwd_stores[source]
+
+
+def _of_graph(
+    graph: popxl.Graph, handles: Mapping[Tensor, Union[LoadHandle, DeviceToHostStream]]
+) -> Dict[Tensor, object]:
+    return {t: handle for t, handle in handles.items() if t in graph}
+
+
+def _as_handle(handle: LoadHandle) -> Union[HostToDeviceStream, RemoteHandle]:
+    return RemoteHandle(*handle) if isinstance(handle, tuple) else handle
+
+
+def _offset_key(handle: RemoteHandle) -> Tuple[str, int]:
+    """Handles with equal keys have equal slots."""
+    offset = handle.row_offset
+    return ("function", id(offset)) if callable(offset) else ("number", offset or 0)
+
+
+def _moved(row: Tensor, offset: Union[int, Callable[[Tensor], Tensor]]) -> Tensor:
+    if callable(offset):
+        return offset(row)
+    return row if offset == 0 else row + offset
+
+
+def _grow(handle: RemoteHandle, steps: int, rows: int) -> None:
+    if callable(handle.row_offset):
+        return  # which rows it reaches is the program's knowledge
+    entries = steps if handle.row_offset is None else steps * (handle.row_offset + rows)
+    if handle.buffer.entries < entries:
+        handle.buffer.entries = entries
+
+
+def _check_arguments(
+    graph: popxl.Graph,
+    steps: int,
+    rows: int,
+    loaded: Iterable[Tensor],
+    stored: Iterable[Tensor],
+    seed: Optional[Tensor],
+) -> None:
+    if steps < 1 or rows < 1:
+        raise ValueError(f"batch_serialise: got steps {steps} and rows {rows}; expected at least 1 of each.")
+    for t in (*loaded, *([seed] if seed is not None else [])):
+        if t not in graph or t not in graph.inputs:
+            raise ValueError(
+                f"batch_serialise: got %{t.name} to load or as seed; expected an input of graph '{graph.name}'."
+            )
+    for t in stored:
+        if t not in graph or not (t in graph.inputs or t in graph.outputs):
+            raise ValueError(
+                f"batch_serialise: got %{t.name} to store; expected an input or output of graph '{graph.name}'."
+            )

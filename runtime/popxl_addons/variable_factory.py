@@ -1,0 +1,271 @@
+"""How one parameter comes to life: as the input of a graph, and as any number of variables with fresh data."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Optional, Tuple, Union
+
+import numpy as np
+import popdist
+import popxl
+from popxl import ReplicaGrouping, Tensor, ops
+from popxl.tensor import HostTensor, Variable
+from popxl.utils import to_numpy
+
+from popxl_addons.dot_tree import DotTree
+from popxl_addons.named_replica_grouping import NamedReplicaGrouping
+from popxl_addons.named_tensors import NamedTensors
+
+if TYPE_CHECKING:
+    from popxl_addons.remote import NamedRemoteBuffers
+
+DataSource = Union[Callable[[], HostTensor], Iterable[HostTensor]]
+
+
+class _Peekable(Iterator[HostTensor]):
+    """An iterator over host data whose next item can be looked at without taking it."""
+
+    def __init__(self, source: DataSource) -> None:
+        if callable(source):
+            source()  # a trial call: programs that seed numpy rely on this draw
+            self._items = _repeat_calls(source)
+        else:
+            self._items = iter(source)
+        self._next: List[HostTensor] = []
+
+    def peek(self) -> HostTensor:
+        """The next item, which stays. StopIteration when there is none."""
+        if not self._next:
+            self._next.append(next(self._items))
+        return self._next[0]
+
+    def __next__(self) -> HostTensor:
+        return self._next.pop() if self._next else next(self._items)
+
+
+def _repeat_calls(source: Callable[[], HostTensor]) -> Iterator[HostTensor]:
+    while True:
+        yield source()
+
+
+class VariableFactory:
+    """Makes graph inputs and variables for one named parameter.
+
+    Args:
+        data_iter: function that gives one group's host data at each call, or an iterable with one item per variable and
+            group. The first item is looked at here, for shape and dtype, and used by the first variable.
+        dtype: element type; by default the data's, with 64 bits narrowed to 32.
+        by_ref: whether the graph input is by reference.
+        replica_grouping: replicas that share one value; default: all.
+        shard_over: replicas over which a value is cut; the shape is then 1-D, and ``meta_shape`` the whole shape.
+    Raises:
+        ValueError: ``data_iter`` fails, is no iterable, or gives no array.
+    """
+
+    def __init__(
+        self,
+        data_iter: DataSource,
+        dtype: Optional[popxl.dtype] = None,
+        name: Optional[str] = None,
+        by_ref: bool = False,
+        replica_grouping: Optional[ReplicaGrouping] = None,
+        shard_over: int = 1,
+    ) -> None:
+        try:
+            self.data_iter = _Peekable(data_iter)
+            first = to_numpy(self.data_iter.peek(), dtype, copy=False)
+        except Exception as error:
+            raise ValueError(
+                f"variable '{name}': got a data source that fails ({type(error).__name__}: {error}); expected a "
+                "function "
+                "that returns an array, or an iterable of arrays."
+            ) from error
+        self.name = name
+        self.dtype = dtype or popxl.dtype.as_dtype(first.dtype)
+        self.by_ref = by_ref
+        self.replica_grouping = replica_grouping
+        self.shard_over = shard_over
+        self._whole_shape: Tuple[int, ...] = tuple(first.shape)
+        self.meta_shape: Tuple[int, ...] = self._whole_shape if shard_over > 1 else ()
+        self.shape: Tuple[int, ...] = (-(-first.size // shard_over),) if shard_over > 1 else self._whole_shape
+
+    @property
+    def replica_sharded(self) -> bool:
+        """Whether the input is one replica's shard."""
+        return self.shard_over > 1
+
+    @property
+    def shape_on_host(self) -> Tuple[int, ...]:
+        """Shape of a variable's host data: unsharded, the groups in front when there are several."""
+        groups = self.replica_grouping.num_groups if self.replica_grouping is not None else 1
+        return (groups, *self._whole_shape) if groups > 1 else self._whole_shape
+
+    def create_input(self, prefix: Optional[str] = None) -> Tensor:
+        """A new input of the current graph for this parameter."""
+        return popxl.graph_input(self.shape, self.dtype, _join(prefix, self.name), self.by_ref, self.meta_shape)
+
+    def create_tensor(
+        self,
+        name: Optional[str] = None,
+        empty: bool = False,
+        memmap_dir: Optional[str] = None,
+        read_only_if_exists: bool = False,
+    ) -> Tensor:
+        """A variable of the main graph with the next data; for a sharded parameter, this replica's shard of it."""
+        name = name or self.name
+        data = self._data(name, empty, memmap_dir, read_only_if_exists)
+        if self.replica_sharded:
+            return popxl.replica_sharded_variable(
+                data, self.dtype, name, replica_grouping=self.replica_grouping, shard_over=self.shard_over
+            )[1]
+        return popxl.variable(data, self.dtype, name, replica_grouping=self.replica_grouping)
+
+    def create_remote_tensor(
+        self,
+        buffer: popxl.RemoteBuffer,
+        entry: int,
+        name: Optional[str] = None,
+        empty: bool = False,
+        memmap_dir: Optional[str] = None,
+        read_only_if_exists: bool = False,
+    ) -> Variable:
+        """A remote variable in slot ``entry`` with the next data; sharded if the buffer is."""
+        name = name or self.name
+        data = self._data(name, empty, memmap_dir, read_only_if_exists)
+        make = popxl.remote_replica_sharded_variable if buffer.meta_shape else popxl.remote_variable
+        return make(data, buffer, entry, self.dtype, name, replica_grouping=self.replica_grouping)
+
+    def next_data(self, empty: bool = False) -> np.ndarray:
+        """Host data of the next variable: one item per group, stacked if there are several; arbitrary if ``empty``."""
+        shape = self.shape_on_host
+        if empty:
+            return np.empty(shape, self.dtype.as_numpy())
+        if shape == self._whole_shape:
+            return self._next_item()
+        return np.stack([self._next_item() for _ in range(shape[0])])
+
+    def next_memmap(
+        self, memmap_dir: str, name: str, empty: bool = False, read_only_if_exists: bool = False
+    ) -> np.memmap:
+        """The same as the raw file ``<name>.npy`` in a directory, mapped into memory.
+
+        Args:
+            read_only_if_exists: map an existing file read-only instead of writing it anew.
+        Raises:
+            ValueError: an existing file of another size.
+            RuntimeError: in a program of several instances, which cannot wait for each other here.
+        """
+        if popdist.getNumInstances() > 1:
+            raise RuntimeError(
+                f"variable '{name}': got memmap_dir in a program of {popdist.getNumInstances()} instances; expected "
+                "one. "
+                "Leave memmap_dir out, or start one process."
+            )
+        path, shape, dtype = Path(memmap_dir) / f"{name}.npy", self.shape_on_host, self.dtype.as_numpy()
+        if read_only_if_exists and path.exists():
+            expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            if path.stat().st_size != expected:
+                raise ValueError(
+                    f"variable '{name}': got {path} of {path.stat().st_size} bytes; expected {expected} for "
+                    f"{dtype}{list(shape)}. Remove the file, or choose another memmap_dir."
+                )
+            return np.memmap(path, dtype, "r", shape=shape)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mapped = np.memmap(path, dtype, "w+", shape=shape)
+        if not empty:
+            mapped[...] = self.next_data()
+        return mapped
+
+    def _next_item(self) -> np.ndarray:
+        item = to_numpy(next(self.data_iter), self.dtype, copy=False)
+        if item.shape != self._whole_shape:
+            raise ValueError(
+                f"variable '{self.name}': got data of shape {list(item.shape)}; expected {list(self._whole_shape)}, "
+                "as at first."
+            )
+        return item
+
+    def _data(self, name: Optional[str], empty: bool, memmap_dir: Optional[str], read_only: bool) -> np.ndarray:
+        return (
+            self.next_data(empty) if memmap_dir is None else self.next_memmap(memmap_dir, str(name), empty, read_only)
+        )
+
+
+def _join(prefix: Optional[str], name: Optional[str]) -> Optional[str]:
+    return f"{prefix}.{name}" if prefix else name
+
+
+class NamedVariableFactories(DotTree[VariableFactory]):
+    """Factories by name."""
+
+    def init(
+        self,
+        prefix: Optional[str] = None,
+        empty: bool = False,
+        memmap_dir: Optional[str] = None,
+        read_only_if_exists: bool = False,
+    ) -> NamedTensors:
+        """Variables for all, made in sorted name order."""
+        return self._make(lambda name, f: f.create_tensor(_join(prefix, name), empty, memmap_dir, read_only_if_exists))
+
+    def init_remote(
+        self,
+        buffers: "NamedRemoteBuffers",
+        entry: int = 0,
+        prefix: Optional[str] = None,
+        empty: bool = False,
+        memmap_dir: Optional[str] = None,
+        read_only_if_exists: bool = False,
+    ) -> NamedTensors:
+        """Remote variables for all, in slot ``entry`` of the buffer of the same name, made in sorted name order."""
+        return self._make(
+            lambda name, f: f.create_remote_tensor(
+                buffers.get(name), entry, _join(prefix, name), empty, memmap_dir, read_only_if_exists
+            )
+        )
+
+    def init_zero(self) -> NamedTensors:
+        """Zeros made in the current graph at every execution."""
+        return self._make(lambda name, f: ops.init(f.shape, f.dtype, name, "zero", f.meta_shape or None))
+
+    def init_undef(self) -> NamedTensors:
+        """Tensors of undefined contents, made in the current graph at every execution."""
+        return self._make(lambda name, f: ops.init(f.shape, f.dtype, name, "undef", f.meta_shape or None))
+
+    @property
+    def replica_groupings(self) -> NamedReplicaGrouping:
+        """The groupings by name; all replicas where none was given."""
+        everyone = popxl.gir().replica_grouping()
+        flat = {
+            n: f.replica_grouping if f.replica_grouping is not None else everyone for n, f in self.to_dict().items()
+        }
+        return NamedReplicaGrouping.from_dict(flat)
+
+    def _make(self, make: Callable[[str, VariableFactory], Any]) -> NamedTensors:
+        names, factories = self.unpack()
+        return NamedTensors.pack(names, [make(name, factory) for name, factory in zip(names, factories)])
+
+
+def add_variable_input(
+    name: str,
+    data_iter: DataSource,
+    dtype: Optional[popxl.dtype] = None,
+    by_ref: bool = False,
+    replica_grouping: Optional[ReplicaGrouping] = None,
+) -> Tuple[Tensor, VariableFactory]:
+    """A new input of the current graph and the factory of its variables."""
+    factory = VariableFactory(data_iter, dtype, name, by_ref, replica_grouping)
+    return factory.create_input(), factory
+
+
+def add_replica_sharded_variable_input(
+    name: str,
+    data_iter: DataSource,
+    dtype: Optional[popxl.dtype] = None,
+    by_ref: bool = False,
+    replica_grouping: Optional[ReplicaGrouping] = None,
+    shard_over: Optional[int] = None,
+) -> Tuple[Tensor, VariableFactory]:
+    """The same for one replica's shard; ``shard_over`` defaults to the size of the group."""
+    if shard_over is None:
+        shard_over = (replica_grouping or popxl.gir().replica_grouping()).group_size
+    factory = VariableFactory(data_iter, dtype, name, by_ref, replica_grouping, shard_over)
+    return factory.create_input(), factory

@@ -1,0 +1,68 @@
+"""Log-sum-exp and pick: the parts of a cross entropy that touch every logit."""
+
+from typing import Iterator, Tuple
+
+import torch
+
+from popxl_engine.kernels.registry import kernel
+
+CHUNK = 1 << 20
+"""Logits handled at a time: their temporaries then stay in the cache, and wide copies of narrow logits stay small."""
+
+
+def _row_chunks(logits: torch.Tensor) -> Iterator[slice]:
+    step = max(1, CHUNK // max(1, logits.shape[1]))
+    return (slice(first, first + step) for first in range(0, logits.shape[0], step))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _inside(indices: torch.Tensor, classes: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    """(indices as int64, limited to valid ones; which were valid)."""
+    wide = indices.to(torch.int64)
+    inside = (wide >= 0) & (wide < classes)
+    return torch.where(inside, wide, 0), inside
+
+
+@kernel("logsumexp_and_pick")
+def logsumexp_and_pick(logits: torch.Tensor, indices: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Row by row, in float32 at least."""
+    dtype = _wide(logits.dtype)
+    total = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)
+    for rows in _row_chunks(logits):
+        torch.logsumexp(logits[rows].to(dtype), 1, out=total[rows])
+    if logits.shape[1] == 0:
+        return total, torch.zeros_like(total)
+    at, inside = _inside(indices, logits.shape[1])
+    picked = logits.gather(1, at[:, None])[:, 0].to(dtype)
+    return total, torch.where(inside, picked, 0)
+
+
+@kernel("logsumexp_and_pick_grad")
+def logsumexp_and_pick_grad(
+    d_logsumexp: torch.Tensor,
+    d_picked: torch.Tensor,
+    logsumexp: torch.Tensor,
+    logits: torch.Tensor,
+    indices: torch.Tensor,
+) -> torch.Tensor:
+    """exp(logits - logsumexp) * d_logsumexp, plus d_picked at the index; zeros for rows of minus infinities."""
+    dtype = _wide(logits.dtype)
+    result = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    shift = torch.where(torch.isneginf(logsumexp), 0, logsumexp)[:, None]
+    scale = d_logsumexp[:, None]
+    at, inside = _inside(indices, logits.shape[1])
+    at, d_picked = at[:, None], torch.where(inside, d_picked, 0)[:, None]
+    for rows in _row_chunks(logits):
+        if logits.dtype == dtype:
+            chunk = torch.sub(logits[rows], shift[rows], out=result[rows])
+        else:
+            chunk = logits[rows].to(dtype).sub_(shift[rows])
+        chunk.exp_().mul_(scale[rows])
+        if logits.shape[1]:
+            chunk.scatter_add_(1, at[rows], d_picked[rows])
+        if chunk.dtype != logits.dtype:
+            result[rows] = chunk
+    return result
