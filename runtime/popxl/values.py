@@ -174,7 +174,7 @@ class Tensor:
         sizes = list(self.shape if shape is None else shape)
         return tuple(self.dtype.itemsize * int(np.prod(sizes[i + 1 :], dtype=np.int64)) for i in range(len(sizes)))
 
-    def _ensure_tensor(self, value: Any, dtype: Optional[dtype] = None, raise_on_empty: bool = True) -> "Tensor":
+    def _ensure_tensor(self, value: Any, dtype: Optional[dtypes.dtype] = None, raise_on_empty: bool = True) -> "Tensor":
         """A tensor as it is; a host value as a constant of this tensor's dtype. ValueError for an empty value."""
         if isinstance(value, Tensor):
             return value
