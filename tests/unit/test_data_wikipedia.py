@@ -91,12 +91,7 @@ def test_markup_becomes_text(markup, text):
 
 
 @settings(deadline=None)
-@given(
-    st.lists(
-        st.sampled_from(["{{", "}}", "[[", "]]", "|", "{|\n", "\n|}", "<ref>", "</ref>", "''", "word", "\n"]),
-        max_size=30,
-    )
-)
+@given(st.lists(st.sampled_from(MARKS), max_size=30))
 def test_stripping_ends_and_keeps_words_outside_of_markup(parts):
     stripped = strip_markup("first \n" + " ".join(parts) + "\n last")
     assert stripped.startswith("first") and stripped.count("word") <= parts.count("word")
@@ -122,10 +117,8 @@ def test_a_dump_becomes_token_files_with_clean_text(tmp_path):
 
 @pytest.mark.parametrize("compress", [True, False])
 def test_a_dump_that_is_cut_off_or_damaged_is_named(tmp_path, compress):
-    texts = (
-        "".join(f" {number * 7919 % 10007}" for number in range(start, start + 400)) for start in itertools.count()
-    )
-    path = dump(tmp_path / "wiki.xml", [page(f"T{n}", text) for n, text in zip(range(400), texts)], compress)
+    texts = [" ".join(str(number * 7919 % 10007) for number in range(start, start + 400)) for start in range(400)]
+    path = dump(tmp_path / "wiki.xml", [page(f"T{number}", text) for number, text in enumerate(texts)], compress)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(DataError, match=r"wiki.xml: got damaged data after article \d+ .*Download it again"):
