@@ -23,6 +23,12 @@ from popxl.ops.shape import (
     concat, concat_, detach, detach_, flatten, flatten_, identity, rename, reshape, reshape_, slice, slice_, split, squeeze, subsample,
     transpose, transpose_,
 )  # fmt: skip
+from popxl.ops.linalg import matmul
+from popxl.ops.losses import nll_loss, nll_loss_with_softmax_grad
+from popxl.ops.normalisation import batch_norm_inference, group_norm, layer_norm, softmax
+from popxl.ops.reductions import (
+    argmax, argmin, cumsum, l1, l2, lamb_square, logsum, logsumexp, max, mean, median, min, prod, sum, sumsquare,
+)  # fmt: skip
 from popxl.values import Operators
 
 clamp = clip

@@ -1,0 +1,111 @@
+"""Matrix products."""
+
+from typing import Optional, Tuple
+
+from popxl import dtypes
+from popxl.dtypes import dtype
+from popxl.errors import DTypeError, ShapeError
+from popxl.opdef import Cost, op
+from popxl.ops.broadcasting import sum_to
+from popxl.ops.casting import cast_if_needed
+from popxl.ops.checks import check_numeric, check_same_dtype
+from popxl.ops.shape import reshape, transpose
+from popxl.values import Tensor, TensorSpec
+
+import numpy as np
+
+
+def _matrix_shapes(lhs: Tensor, rhs: Tensor) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
+    """Both shapes with at least two axes, as numpy.matmul treats vectors: a row on the left, a column on the right."""
+    left = (1, *lhs.shape) if lhs.rank == 1 else lhs.shape
+    right = (*rhs.shape, 1) if rhs.rank == 1 else rhs.shape
+    return left, right
+
+
+@op
+def matmul(
+    lhs: Tensor,
+    rhs: Tensor,
+    available_memory_proportion: Optional[float] = None,
+    output_type: Optional[dtype] = None,
+    partials_type: Optional[dtype] = None,
+) -> TensorSpec:
+    """Matrix product over the last two axes, leading axes broadcast; 16-bit types accumulate in float32.
+
+    Shapes: lhs [..., m, k], rhs [..., k, n], numbers of one dtype -> [..., m, n]. A vector on the left is a row, one on the
+    right a column, and the result lacks that axis.
+    Args:
+        available_memory_proportion: kept; has no effect here.
+        output_type: dtype of the result; default: the operands'.
+        partials_type: float16 or float32; kept, accumulation is always in float32 or wider.
+    Raises:
+        ShapeError: if the inner axes differ, the leading axes do not broadcast, or an operand is a scalar.
+        DTypeError: if the dtypes differ or are bool.
+        ValueError: for another partials_type.
+    """
+    check_numeric("matmul", lhs=lhs, rhs=rhs)
+    check_same_dtype("matmul", lhs=lhs, rhs=rhs)
+    if not lhs.rank or not rhs.rank:
+        raise ShapeError(f"matmul: got lhs {lhs.spec} and rhs {rhs.spec}; expected at least one axis each. Use ops.mul for scalars.")
+    left, right = _matrix_shapes(lhs, rhs)
+    if left[-1] != right[-2]:
+        raise ShapeError(
+            f"matmul: got lhs {lhs.spec} and rhs {rhs.spec}; expected lhs's last axis equal to rhs's second-to-last. Transpose or "
+            "reshape one operand."
+        )
+    if partials_type not in (None, dtypes.float16, dtypes.float32):
+        raise ValueError(f"matmul: got partials_type {partials_type!r}; expected float16 or float32.")
+    if output_type is not None and output_type.is_floating_point != lhs.dtype.is_floating_point:
+        raise DTypeError(f"matmul: got output_type {output_type.name} for lhs {lhs.spec}; expected a dtype of the same kind.")
+    try:
+        batch = np.broadcast_shapes(left[:-2], right[:-2])
+    except ValueError:
+        raise ShapeError(
+            f"matmul: got lhs {lhs.spec} and rhs {rhs.spec}; expected leading axes that broadcast: equal, or 1. Reshape one operand."
+        ) from None
+    rows = () if lhs.rank == 1 else (left[-2],)
+    columns = () if rhs.rank == 1 else (right[-1],)
+    return TensorSpec((*batch, *rows, *columns), output_type or lhs.dtype)
+
+
+def _swap(t: Tensor) -> Tensor:
+    """The last two axes exchanged."""
+    result: Tensor = transpose(t, (*range(t.rank - 2), t.rank - 1, t.rank - 2))
+    return result
+
+
+def _as(t: Tensor, shape: Tuple[int, ...]) -> Tensor:
+    return t if t.shape == shape else reshape(t, shape)
+
+
+@matmul.vjp
+def matmul_vjp(
+    dy: Tensor,
+    y: Tensor,
+    lhs: Tensor,
+    rhs: Tensor,
+    available_memory_proportion: Optional[float],
+    output_type: Optional[dtype],
+    partials_type: Optional[dtype],
+) -> Tuple[Tensor, Tensor]:
+    """dy @ rhs^T and lhs^T @ dy, summed over what was broadcast; one large product where rhs is a matrix."""
+    dy = cast_if_needed(dy, lhs.dtype)
+    left, right = _matrix_shapes(lhs, rhs)
+    batch = np.broadcast_shapes(left[:-2], right[:-2])
+    matrix_dy = _as(dy, (*batch, left[-2], right[-1]))
+    matrix_lhs, matrix_rhs = _as(lhs, left), _as(rhs, right)
+    dlhs = sum_to(matmul(matrix_dy, _swap(matrix_rhs)), left)
+    if len(right) == 2:
+        rows = (-1, left[-1]), (-1, right[-1])
+        flat_lhs = matrix_lhs if len(left) == 2 else reshape(matrix_lhs, rows[0])
+        flat_dy = matrix_dy if len(batch) == 0 else reshape(matrix_dy, rows[1])
+        drhs = matmul(_swap(flat_lhs), flat_dy)
+    else:
+        drhs = sum_to(matmul(_swap(matrix_lhs), matrix_dy), right)
+    return _as(dlhs, lhs.shape), _as(drhs, rhs.shape)
+
+
+@matmul.cost
+def matmul_cost(y: Tensor, lhs: Tensor, rhs: Tensor, *options: object) -> Cost:
+    """A product and a sum for each term of each element."""
+    return Cost(flops=2 * y.nelms * lhs.shape[-1])

@@ -1,0 +1,42 @@
+"""Matrix products. 16-bit types accumulate in float32."""
+
+import functools
+from typing import Optional
+
+import torch
+from popxl import dtypes
+
+from popxl_engine.kernels.dtypes import LIMITED, torch_dtype
+from popxl_engine.kernels.registry import kernel
+from popxl_engine.kernels.rounding import NARROW
+
+
+@functools.lru_cache(maxsize=None)
+def multiplies_natively(dtype: torch.dtype) -> bool:
+    """Whether this CPU multiplies matrices of a 16-bit type as fast as float32; else torch falls back to slow loops."""
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def product(lhs: torch.Tensor, rhs: torch.Tensor, result: torch.dtype) -> torch.Tensor:
+    """lhs @ rhs, accumulated in float32 or wider and rounded once to ``result``."""
+    if lhs.dtype in NARROW and (result != lhs.dtype or not (lhs.is_cuda or multiplies_natively(lhs.dtype))):
+        return torch.matmul(lhs.to(torch.float32), rhs.to(torch.float32)).to(result)
+    if lhs.dtype in LIMITED:
+        return torch.matmul(lhs.to(torch.int64), rhs.to(torch.int64)).to(result)
+    if not lhs.is_floating_point() and lhs.is_cuda:  # CUDA has no integer matrix product; float64 is exact up to 2**53
+        return torch.matmul(lhs.to(torch.float64), rhs.to(torch.float64)).to(result)
+    return torch.matmul(lhs, rhs).to(result)
+
+
+@kernel("matmul")
+def matmul(
+    lhs: torch.Tensor,
+    rhs: torch.Tensor,
+    available_memory_proportion: Optional[float],
+    output_type: Optional[dtypes.dtype],
+    partials_type: Optional[dtypes.dtype],
+) -> torch.Tensor:
+    """lhs @ rhs."""
+    return product(lhs, rhs, lhs.dtype if output_type is None else torch_dtype(output_type))

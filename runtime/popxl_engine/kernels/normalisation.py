@@ -1,0 +1,102 @@
+"""Softmax and normalisations. Statistics are kept in float32 for 16-bit types."""
+
+import math
+from typing import List, Tuple
+
+import torch
+
+from popxl_engine.kernels.registry import kernel
+from popxl_engine.kernels.rounding import widened
+
+aten = torch.ops.aten
+ALL = [True, True, True]
+
+
+@kernel("softmax")
+def softmax(t: torch.Tensor, axis: int) -> torch.Tensor:
+    """Softmax along an axis."""
+    return torch.softmax(t, axis)
+
+
+@kernel("softmax_grad")
+def softmax_grad(dy: torch.Tensor, y: torch.Tensor, axis: int) -> torch.Tensor:
+    """y * (dy - sum(y * dy))."""
+    return aten._softmax_backward_data(dy, y, axis, y.dtype)
+
+
+def parameter(value: torch.Tensor) -> torch.Tensor:
+    """A weight or bias as torch wants it to keep statistics in float32: on CPUs it follows the parameters' type."""
+    return value if value.is_cuda else widened(value)
+
+
+def sizes(t: torch.Tensor) -> Tuple[int, int, int]:
+    """Samples, channels and elements per channel."""
+    return t.shape[0], t.shape[1], math.prod(t.shape[2:])
+
+
+@kernel("layer_norm")
+def layer_norm(t: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalise samples."""
+    if t.dim() == 2:
+        return torch.native_layer_norm(t, [t.shape[1]], parameter(weight), parameter(bias), eps)[0]
+    return group_norm(t, weight, bias, 1, eps)
+
+
+@kernel("group_norm")
+def group_norm(t: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, num_groups: int, eps: float) -> torch.Tensor:
+    """Normalise groups of channels."""
+    return torch.native_group_norm(t.contiguous(), parameter(weight), parameter(bias), *sizes(t), num_groups, eps)[0]
+
+
+@kernel("group_norm_grad")
+def group_norm_grad(
+    dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, num_groups: int, eps: float
+) -> Tuple[torch.Tensor, ...]:
+    """Gradients for t, weight and bias."""
+    w = parameter(weight)
+    if t.dim() == 2 and num_groups == 1:
+        # The forward kernel gives the statistics several times faster than torch.var_mean.
+        normalised = [t.shape[1]]
+        _, mean, rstd = torch.native_layer_norm(t, normalised, w, w, eps)
+        grads = aten.native_layer_norm_backward(dy, t, normalised, mean, rstd, w, w, ALL)
+    else:
+        t, dy = t.contiguous(), dy.contiguous()
+        _, mean, rstd = torch.native_group_norm(t, w, w, *sizes(t), num_groups, eps)
+        grads = aten.native_group_norm_backward(dy, t, mean, rstd, w, *sizes(t), num_groups, ALL)
+    dt, dweight, dbias = grads
+    return dt, dweight.to(weight.dtype), dbias.to(weight.dtype)
+
+
+def per_channel(value: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """A parameter [c], at least float32, so that it broadcasts against t [n, c, ...]."""
+    return widened(value).reshape([-1] + [1] * (t.dim() - 2))
+
+
+@kernel("batch_norm_inference")
+def batch_norm_inference(
+    t: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    epsilon: float,
+    momentum: float,
+) -> torch.Tensor:
+    """(t - mean) / sqrt(var + epsilon) * scale + bias."""
+    factor = per_channel(scale, t) * (per_channel(var, t) + epsilon).rsqrt()
+    return ((widened(t) - per_channel(mean, t)) * factor + per_channel(bias, t)).to(t.dtype)
+
+
+@kernel("batch_norm_inference_grad")
+def batch_norm_inference_grad(
+    dy: torch.Tensor, t: torch.Tensor, scale: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, epsilon: float
+) -> Tuple[torch.Tensor, ...]:
+    """Gradients for t, scale, bias, mean and var."""
+    wide, rstd = widened(dy), (per_channel(var, t) + epsilon).rsqrt()
+    centred = (widened(t) - per_channel(mean, t)) * rstd
+    rest: List[int] = [a for a in range(t.dim()) if a != 1]
+    dbias, dscale = wide.sum(rest), (wide * centred).sum(rest)
+    flat, gain = rstd.reshape(-1), widened(scale)
+    dt = wide * per_channel(scale, t) * rstd
+    grads = (dt, dscale, dbias, -dbias * gain * flat, -0.5 * dscale * gain * flat.square())
+    return tuple(g.to(t.dtype) for g in grads)

@@ -1,0 +1,197 @@
+"""Updates in place. 16-bit tensors are updated in float32 and rounded once, by `rounding.update`."""
+
+from typing import Optional, Union
+
+import torch
+
+from popxl_engine.kernels.registry import kernel
+from popxl_engine.kernels.rounding import NARROW, update, widened
+
+Scalar = Union[float, torch.Tensor]
+
+
+def is_plain(t: torch.Tensor) -> bool:
+    """Whether torch's own in-place arithmetic gives the right result: floating point that is not 16 bits wide."""
+    return t.is_floating_point() and t.dtype not in NARROW
+
+
+def working(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """``t`` in the type in which ``like`` is updated: its own, float32 for 16 bits, float64 for integers."""
+    if not like.is_floating_point():
+        return t.to(torch.float64)
+    return t.to(torch.float32 if like.dtype in NARROW else like.dtype)
+
+
+def factor(value: Scalar) -> Scalar:
+    """A number, or a tensor without axes, which takes the type of what it multiplies."""
+    return value.reshape(()) if isinstance(value, torch.Tensor) else value
+
+
+def add_scaled(t: torch.Tensor, value: torch.Tensor, f: Optional[Scalar]) -> torch.Tensor:
+    """t += f * value; value is in t's working type."""
+    if not is_plain(t):
+        return update(t, working(t, t) + (value if f is None else value * factor(f)))
+    if isinstance(f, torch.Tensor):
+        return t.addcmul_(value, factor(f).to(t.dtype))
+    return t.add_(value, alpha=1 if f is None else f)
+
+
+@kernel("accumulate_")
+def accumulate_(t: torch.Tensor, X: torch.Tensor, f: Optional[Scalar]) -> torch.Tensor:
+    """t += f * X."""
+    return add_scaled(t, working(X, t), f)
+
+
+@kernel("accumulate_square_")
+def accumulate_square_(t: torch.Tensor, X: torch.Tensor, f: Scalar) -> torch.Tensor:
+    """t += f * X**2."""
+    if is_plain(t) and not isinstance(f, torch.Tensor):
+        wide = working(X, t)
+        return t.addcmul_(wide, wide, value=f)
+    return add_scaled(t, working(X, t).square(), f)
+
+
+@kernel("accumulate_mean_")
+def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Scalar) -> torch.Tensor:
+    """t = t * step / (step + 1) + X / (step + 1)."""
+    step = factor(step)
+    if isinstance(step, torch.Tensor):
+        step = step.to(torch.float64)
+    new = 1 / (step + 1)
+    return mix(t, working(X, t), step * new, new)
+
+
+def mix(t: torch.Tensor, value: torch.Tensor, old: Scalar, new: Scalar) -> torch.Tensor:
+    """t = old * t + new * value; value is in t's working type."""
+    if not is_plain(t):
+        return update(t, working(t, t) * old + value * new)
+    if isinstance(new, torch.Tensor):
+        return t.mul_(old).addcmul_(value, new.to(t.dtype))
+    return t.mul_(old).add_(value, alpha=new)
+
+
+@kernel("accumulate_moving_average_")
+def accumulate_moving_average_(t: torch.Tensor, X: torch.Tensor, f: Scalar) -> torch.Tensor:
+    """t = f * t + (1 - f) * X."""
+    f = factor(f)
+    return mix(t, working(X, t), f, 1 - f)
+
+
+@kernel("accumulate_moving_average_square_")
+def accumulate_moving_average_square_(t: torch.Tensor, X: torch.Tensor, f: Scalar) -> torch.Tensor:
+    """t = f * t + (1 - f) * X**2."""
+    f = factor(f)
+    wide = working(X, t)
+    if is_plain(t) and not isinstance(f, torch.Tensor):
+        return t.mul_(f).addcmul_(wide, wide, value=1 - f)
+    return mix(t, wide.square(), f, 1 - f)
+
+
+@kernel("accumulator_scale_")
+def accumulator_scale_(t: torch.Tensor, f: Scalar) -> torch.Tensor:
+    """t *= f."""
+    return t.mul_(factor(f)) if is_plain(t) else update(t, working(t, t) * factor(f))
+
+
+@kernel("accumulator_zero_")
+def accumulator_zero_(t: torch.Tensor) -> torch.Tensor:
+    """t = 0."""
+    return t.zero_()
+
+
+@kernel("sparse_accumulate_")
+def sparse_accumulate_(
+    t: torch.Tensor, X: torch.Tensor, indices: torch.Tensor, axis: int, f: Optional[Scalar], W: Optional[torch.Tensor]
+) -> torch.Tensor:
+    """t[indices] += f * X along an axis."""
+    axis %= t.dim()
+    flat = indices.reshape(-1).to(torch.int64)
+    X = working(X, t).reshape([*t.shape[:axis], flat.numel(), *t.shape[axis + 1 :]])
+    if is_plain(t) and not isinstance(f, torch.Tensor):
+        return t.index_add_(axis, flat, X, alpha=1 if f is None else f)
+    X = X if f is None else X * factor(f)
+    return update(t, working(t, t).index_add(axis, flat, X))
+
+
+@kernel("copy_var_update_")
+def copy_var_update_(t: torch.Tensor, X: torch.Tensor) -> torch.Tensor:
+    """t = X."""
+    return update(t, X)
+
+
+def correction(beta: Scalar, step: torch.Tensor) -> torch.Tensor:
+    """1 - beta**step in float64: in float32 the first steps would lose four digits."""
+    power = step.reshape(()).to(torch.float64)
+    base = factor(beta).to(torch.float64) if isinstance(beta, torch.Tensor) else beta
+    return 1 - torch.pow(base, power)
+
+
+def with_decay(u: torch.Tensor, weight: Optional[torch.Tensor], weight_decay: Optional[Scalar]) -> torch.Tensor:
+    """u + weight_decay * weight, in weight's type."""
+    if weight is None or weight_decay is None:
+        return u
+    wide = weight.to(u.dtype)
+    if isinstance(weight_decay, torch.Tensor):
+        u.addcmul_(wide, factor(weight_decay).to(u.dtype))
+    else:
+        u.add_(wide, alpha=weight_decay)
+    return u.to(weight.dtype)
+
+
+@kernel("adam_updater")
+def adam_updater(
+    acc_first_order: torch.Tensor,
+    acc_second_order: torch.Tensor,
+    weight: Optional[torch.Tensor],
+    time_step: Optional[torch.Tensor],
+    weight_decay: Optional[Scalar],
+    beta1: Optional[Scalar],
+    beta2: Optional[Scalar],
+    epsilon: Scalar,
+) -> torch.Tensor:
+    """m / (1 - b1**s) / (sqrt(v / (1 - b2**s)) + eps) + weight_decay * weight."""
+    m, v = widened(acc_first_order), widened(acc_second_order)
+    if time_step is None:
+        u = m / v.sqrt().add_(factor(epsilon))
+    else:
+        denominator = (v / correction(beta2, time_step)).sqrt_().add_(factor(epsilon))
+        u = (m / correction(beta1, time_step)).div_(denominator)
+    result = with_decay(u, weight, weight_decay)
+    return result if weight is not None else result.to(acc_first_order.dtype)
+
+
+@kernel("adamax_updater")
+def adamax_updater(
+    acc_first_order: torch.Tensor,
+    acc_second_order: torch.Tensor,
+    weight: Optional[torch.Tensor],
+    time_step: torch.Tensor,
+    weight_decay: Optional[Scalar],
+    beta1: Scalar,
+    epsilon: Scalar,
+) -> torch.Tensor:
+    """m / (1 - b1**s) / (v + eps) + weight_decay * weight."""
+    m, v = widened(acc_first_order), widened(acc_second_order)
+    u = (m / correction(beta1, time_step)).div_(v + factor(epsilon))
+    result = with_decay(u, weight, weight_decay)
+    return result if weight is not None else result.to(acc_first_order.dtype)
+
+
+@kernel("adam_var_update")
+def adam_var_update(
+    t: torch.Tensor,
+    x: torch.Tensor,
+    r1: torch.Tensor,
+    r2: torch.Tensor,
+    learning_rate: Optional[Scalar],
+    max_weight_norm: Optional[Scalar],
+) -> torch.Tensor:
+    """t -= learning_rate * ratio * x."""
+    weight_norm, update_norm = (widened(r).reshape(()).sqrt() for r in (r1, r2))
+    usable = (weight_norm != 0) & (update_norm != 0)
+    if max_weight_norm is not None:
+        limit = torch.as_tensor(factor(max_weight_norm), dtype=weight_norm.dtype, device=weight_norm.device)
+        usable &= limit != 0
+        weight_norm = torch.minimum(weight_norm, limit)
+    ratio = torch.where(usable, weight_norm / update_norm, torch.ones_like(update_norm))
+    return add_scaled(t, working(x, t), -ratio if learning_rate is None else -ratio * factor(learning_rate))
