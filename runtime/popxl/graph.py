@@ -17,6 +17,19 @@ class Graph:
 
     _ir: "Ir"
     _name: str
+    _tensors: Dict[str, Tensor]
+    _counters: Dict[str, int]
+    _inputs: List[Tensor]
+    _outputs: List[Tensor]
+    _by_ref_inputs: Set[Tensor]
+    _activations: Set[Tensor]
+    """Outputs that autodiff appended; they are not among the gradients that it expects by default."""
+    _constants: List[Constant]
+    _variables: List["Variable"]
+    _ops: List["Op"]
+    _call_sites: List["Op"]
+    """Ops anywhere in the Ir that call this graph; a plain call gains this graph's new outputs."""
+    _hooks: Hooks
 
     def __init__(self) -> None:
         raise TypeError("Graph: got a constructor call; expected ir.create_graph(...) or ir.create_empty_graph().")
@@ -25,19 +38,10 @@ class Graph:
     def _make(cls, ir: "Ir", name: str) -> "Graph":
         self = cls.__new__(cls)
         self._ir, self._name = ir, name
-        self._tensors: Dict[str, Tensor] = {}
-        self._counters: Dict[str, int] = {}
-        self._inputs: List[Tensor] = []
-        self._outputs: List[Tensor] = []
-        self._by_ref_inputs: Set[Tensor] = set()
-        self._constants: List[Constant] = []
-        self._variables: List["Variable"] = []
-        self._ops: List["Op"] = []
+        self._tensors, self._counters = {}, {}
+        self._inputs, self._outputs, self._by_ref_inputs, self._activations = [], [], set(), set()
+        self._constants, self._variables, self._ops, self._call_sites = [], [], [], []
         self._hooks = Hooks()
-        self._activations: Set[Tensor] = set()
-        """Outputs that autodiff appended; they are not among the gradients that it expects by default."""
-        self._call_sites: List["Op"] = []
-        """Ops anywhere in the Ir that call this graph; a plain call gains this graph's new outputs."""
         return self
 
     @property

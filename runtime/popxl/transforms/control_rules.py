@@ -81,13 +81,17 @@ def conditional_gradients(context: GradientContext, op: Op) -> GradientPairs:
     operands = [t for t, can in wanted.items() if can]
     if not operands:
         return
-    branches = [_branch_gradients(context, graph, inputs, info, operands) for graph, inputs, info in sides]
-    given = [
-        connect(info, lambda t: context.value(values[t]), output_gradients(context, graph, op.outputs))
-        for graph, inputs, info in sides
-        for values in [dict(zip(graph.inputs, inputs))]
-    ]
-    yield from zip(operands, ops.conditional(context.value(op.arguments["cond"]), *branches, *given))
+    then_graph, else_graph = (_branch_gradients(context, g, inputs, info, operands) for g, inputs, info in sides)
+    then_inputs, else_inputs = (_branch_inputs(context, op, g, inputs, info) for g, inputs, info in sides)
+    condition = context.value(op.arguments["cond"])
+    yield from zip(operands, ops.conditional(condition, then_graph, else_graph, then_inputs, else_inputs))
+
+
+def _branch_inputs(
+    context: GradientContext, op: Op, graph: Graph, inputs: Sequence[Tensor], info: GradGraphInfo
+) -> List[Tensor]:
+    values = dict(zip(graph.inputs, inputs))
+    return connect(info, lambda t: context.value(values[t]), output_gradients(context, graph, op.outputs))
 
 
 def _branch_gradients(

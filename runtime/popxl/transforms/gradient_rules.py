@@ -64,9 +64,9 @@ def declared_rule(context: GradientContext, op: Op) -> GradientPairs:
     arguments = {name: map_tensors(argument, context.value) for name, argument in op.arguments.items()}
     args, kwargs = call_arguments(definition, arguments)
     y = form([context.value(t) for t in op.outputs])
-    dy = form([context.gradient_or_zeros(t) if t.dtype.is_floating_point else None for t in op.outputs])
+    dys: List[Any] = [context.gradient_or_zeros(t) if t.dtype.is_floating_point else None for t in op.outputs]
     assert definition.vjp is not None
-    result = definition.vjp(dy, y, *args, **kwargs)
+    result = definition.vjp(form(dys), y, *args, **kwargs)
     entries = (result,) if result is None or isinstance(result, Tensor) else tuple(result)
     parameters = tensor_parameters(definition)
     if len(entries) != len(parameters):

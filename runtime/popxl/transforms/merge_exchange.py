@@ -19,7 +19,8 @@ def _exchanges(ops: List[Op]) -> int:
 
 @contextmanager
 def _recorded() -> Iterator[List[Op]]:
-    graph, made = get_current_graph(), []
+    graph = get_current_graph()
+    made: List[Op] = []
     handle = graph.register_op_created_hook(made.append)
     try:
         yield made

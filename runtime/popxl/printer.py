@@ -1,0 +1,87 @@
+"""Any IR as readable text: for people, and for snapshot tests."""
+
+from typing import Any, List, Union
+
+import numpy as np
+
+from popxl.dtypes import dtype
+from popxl.graph import Graph
+from popxl.ir import Ir
+from popxl.opdef import Op, flatten
+from popxl.tensor import Variable
+from popxl.values import Tensor
+
+SMALL = 8
+"""Constants of up to this many elements are printed with their values."""
+
+
+def to_text(what: Union[Ir, Graph]) -> str:
+    """A listing of a graph, or of every graph of an Ir, main graph first: inputs, variables, constants, ops, outputs.
+
+    The same program gives the same text, in any process.
+
+        graph 'f_subgraph(0)' (%x: float32[2, 3], %w: float32[3] by ref) -> (%add)
+          %constant: float32[] = 2.0
+          %mul: float32[2, 3] = mul(%x, %constant)
+          %add: float32[2, 3] = add(%mul, %w)
+    """
+    if isinstance(what, Ir):
+        replicas = f"ir on {what.replication_factor} replica{'s' * (what.replication_factor > 1)}\n\n"
+        return replicas + "\n".join(to_text(graph) for graph in what.graphs)
+    lines = [_header(what)]
+    lines += [f"  {_declared(t)} = {_variable(t)}" for t in what.variables]
+    lines += [f"  {_declared(t)} = {_array(t._data)}" for t in what.constants]
+    lines += [f"  {_op(op)}" for op in what.ops]
+    return "\n".join(lines) + "\n"
+
+
+def _header(graph: Graph) -> str:
+    inputs = [f"{_declared(t)}{' by ref' * (t in graph._by_ref_inputs)}" for t in graph.inputs]
+    return f"graph '{graph.name or 'main'}' ({', '.join(inputs)}) -> ({', '.join(map(_attribute, graph.outputs))})"
+
+
+def _declared(t: Tensor) -> str:
+    return f"%{t.name}: {t.spec}"
+
+
+def _variable(variable: Variable) -> str:
+    place, shard = variable._remote, variable._shard
+    if shard is not None:
+        return f"variable, 1/{variable._shard_over} each in {_declared(shard)}"
+    if place is None:
+        return "variable"
+    pieces = f", 1/{place.shard_over} each" if place.shard_over > 1 else ""
+    return f"remote variable, slot {place.offset} of {place.buffer!r}{pieces}"
+
+
+def _array(data: Any) -> str:
+    array = np.asarray(data)
+    return _nested(array) if array.size <= SMALL else "..."
+
+
+def _nested(array: Any) -> str:
+    return str(array) if array.ndim == 0 else f"[{', '.join(map(_nested, array))}]"
+
+
+def _op(op: Op) -> str:
+    results = ", ".join(map(_declared, op.outputs))
+    call = f"{op.definition.name}({', '.join(_argument(name, value) for name, value in op.arguments.items())})"
+    return f"{results} = {call}" if results else call
+
+
+def _argument(name: str, value: Any) -> str:
+    """Tensors and graphs stand for themselves; attributes are named."""
+    speaks = isinstance(value, Graph) or any(True for _ in flatten((value,)))
+    return _attribute(value) if speaks else f"{name}={_attribute(value)}"
+
+
+def _attribute(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"%{value.name}"
+    if isinstance(value, Graph):
+        return f"'{value.name or 'main'}'"
+    if isinstance(value, dtype):
+        return value.name
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_attribute, value))}]"
+    return _array(value) if isinstance(value, np.ndarray) else repr(value)
