@@ -44,8 +44,7 @@ class Cost:
 class OpDefinition:
     """Everything that is known about an op, in one record.
 
-    writes: parameters whose storage the op changes. The result is the first of them, by its new value, unless
-        ``result_is_written`` is False: then the results are new values.
+    writes: parameters whose storage the op changes; the result is the first of them, by its new value.
     views: parameters whose elements the result only rearranges, so that a kernel may return a view of them.
     alias: the result *is* storage of `views`, and writing to it writes to them (``reshape_`` and its like).
     host: ``(arrays as the op's arguments) -> array(s)``, evaluation on numpy for small integers; None if there is none.
@@ -57,7 +56,6 @@ class OpDefinition:
     infer: Callable[..., Specs]
     signature: inspect.Signature
     writes: Tuple[str, ...] = ()
-    result_is_written: bool = True
     views: Tuple[str, ...] = ()
     alias: bool = False
     host: Optional[Callable[..., Any]] = None
@@ -286,7 +284,6 @@ def op(
     *,
     name: Optional[str] = None,
     writes: Sequence[str] = (),
-    result_is_written: bool = True,
     views: Sequence[str] = (),
     alias: bool = False,
     host: Optional[Callable[..., Any]] = None,
@@ -302,12 +299,12 @@ def op(
     """
     if fn is None:
         return functools.partial(
-            op, name=name, writes=writes, result_is_written=result_is_written, views=views, alias=alias, host=host, effects=effects, random=random,
+            op, name=name, writes=writes, views=views, alias=alias, host=host, effects=effects, random=random,
             differentiable=differentiable, names=names,
         )  # fmt: skip
     return declare(fn, OpDefinition(
         name=name or fn.__name__, infer=_infer_rule(fn), signature=_plain_signature(fn), writes=tuple(writes), views=tuple(views),
-        result_is_written=result_is_written,
+       
         alias=alias, host=host, effects=frozenset(effects), random=random, differentiable=differentiable, names=names,
         file=fn.__code__.co_filename, module=fn.__module__,
     ))  # fmt: skip

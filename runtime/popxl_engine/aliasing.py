@@ -5,8 +5,17 @@ instruction whose result is independent by contract but could be a view: a ``cop
 row. It is removed (the two classes are joined) unless one of these rules keeps it:
 
 - `source_changes`: the source's storage is written after the view was made, and the view is still read then;
-- `view_changes`: the view is written, and the source's storage is still read then (by the caller, too, or next run);
-- for remote rows the buffer is such a storage, unless the row's own store follows (`written_through`).
+- `view_changes`: the view is written, and the source's storage is still read then;
+- `others_read`: inputs, constants and variables are read by the caller, by other calls, and in the next run;
+- `slots_read`: the host still owns the slots of its streams;
+- `outputs_apart`: what a body returns shares no storage with its inputs, with state, or with another output.
+
+A remote buffer is a storage like others, except that a row may be changed early when its own store follows:
+
+- `own_row`: only a store of the changed value itself to the very row it was loaded from counts;
+- `rows_between`: nobody may load from the buffer between the change and that store.
+
+Tests take each rule away and must fail.
 """
 
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
@@ -18,7 +27,9 @@ from popxl_engine.lowering import Block, Instr, Value
 END = 1 << 60
 """A read by someone outside the block: the caller, the next run."""
 
-ALL_RULES = frozenset({"source_changes", "view_changes", "outputs_apart"})
+ALL_RULES = frozenset(
+    {"source_changes", "view_changes", "others_read", "slots_read", "outputs_apart", "own_row", "rows_between"}
+)
 
 
 class Storage:
@@ -79,8 +90,9 @@ class Aliasing:
     def _hard(self) -> None:
         """Join by contract; record where everything is read and written."""
         block = self.block
-        for value in (*block.inputs, *block.constants.values(), *block.state.values()):
-            self.of(value).reads.append(END)
+        if "others_read" in self.rules:
+            for value in (*block.inputs, *block.constants.values(), *block.state.values()):
+                self.of(value).reads.append(END)
         for position, instr in enumerate(block.instrs):
             for source, result in hard_edges(instr):
                 self.join(source, result)
@@ -90,7 +102,7 @@ class Aliasing:
                 self.of(value).reads.append(position)
             for value in instr.written():
                 self.of(value).writes.append(position)
-            if instr.definition is not None and instr.definition.name == "host_load":
+            if "slots_read" in self.rules and instr.definition is not None and instr.definition.name == "host_load":
                 self.of(instr.arguments["h2d_stream"]).reads.append(END)
             for buffer in touched(instr, "remote_load"):
                 self.of(buffer).reads.append(position)
@@ -185,6 +197,8 @@ class Aliasing:
         if "view_changes" not in self.rules or not new.writes:
             return False
         first = min(new.writes)
+        if through is not None and "rows_between" not in self.rules:
+            return False
         return any(read >= first and (through is None or read < through) for read in old.reads)
 
     def _written_through(self, old: Storage, new: Storage, result: Value) -> Optional[int]:
@@ -201,6 +215,8 @@ class Aliasing:
                 continue
             stored = instr.arguments["t"]
             target = (instr.arguments["remote_buffer"], self.number(instr.arguments["offset"]))
+            if "own_row" not in self.rules and target[0] is row[0]:
+                return position
             if target == row and self.identity(stored) is self.identity(result):
                 return position
         return None
@@ -224,7 +240,7 @@ def hard_edges(instr: Instr) -> Iterable[Tuple[Value, Value]]:
     definition = instr.definition
     if definition is None:
         return []
-    if definition.writes and instr.outputs and definition.result_is_written:
+    if definition.writes and instr.outputs:
         return [(instr.arguments[definition.writes[0]], instr.outputs[0])]
     if definition.alias:
         return [(v, result) for p in definition.views for v in _flat(instr.arguments[p]) for result in instr.outputs]

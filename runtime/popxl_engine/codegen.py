@@ -161,7 +161,7 @@ class BlockWriter:
             definition = instr.definition
             if instr.kind == "copy" and not instr.own:
                 self.python[instr.outputs[0]] = self.python[instr.arguments["t"]]
-            elif definition is not None and definition.writes and definition.result_is_written and instr.outputs:
+            elif definition is not None and definition.writes and instr.outputs:
                 self.python[instr.outputs[0]] = self.python[instr.arguments[definition.writes[0]]]
 
     def _last_uses(self) -> Dict[int, List[str]]:
@@ -277,7 +277,7 @@ class BlockWriter:
         if definition.name.startswith("remote_"):
             arguments = self._remote_arguments(instr)
         call = f"{kernel}({', '.join([*first, *arguments])})"
-        if not instr.outputs or (definition.writes and definition.result_is_written and len(instr.outputs) == 1):
+        if not instr.outputs or (definition.writes and len(instr.outputs) == 1):
             yield call
         elif len(instr.outputs) == 1 and not self._returns_many(instr):
             yield f"{self.python[instr.outputs[0]]} = {self._finished(instr, call)}"
@@ -322,7 +322,7 @@ class BlockWriter:
             place = self.source.bind("place", Place(instr))
             call = f"(yield {place}.arrive(r, ({''.join(f'{o}, ' for o in operands)}), {combine}))"
         names = [self.python[v] for v in instr.outputs]
-        written = instr.definition.writes and instr.definition.result_is_written
+        written = instr.definition.writes
         if written:
             yield f"{names[0]}.copy_({call})"
         elif len(names) == 1:

@@ -160,7 +160,7 @@ class Interpreter:
         for parameter in op.definition.writes:
             env[op.arguments[parameter]].write(copies[parameter])
         cells = [Cell.new(t) for t in as_results(result)]
-        if cells and op.definition.writes and op.definition.result_is_written:
+        if cells and op.definition.writes:
             cells[0] = env[op.arguments[op.definition.writes[0]]]
         return cells
 

@@ -1,0 +1,209 @@
+"""Programs from lists of plain numbers: in-place ops, views, calls, repeats, conditionals, remote rows and streams.
+
+Every list describes a valid program, so that hypothesis can shrink it, and the same list builds the same program again.
+"""
+
+from dataclasses import dataclass
+from typing import Dict, List, Sequence, Tuple
+
+import numpy as np
+import popxl
+from popxl import ops
+from popxl.values import Tensor
+
+SHAPES = ((2, 3), (3, 2), (6,))
+KINDS = (
+    "add", "add_", "mul", "reshape", "reshape_", "transpose", "transpose_", "slice", "detach", "call", "repeat", "load", "store",
+    "load_change_store", "host_load", "variable", "constant", "conditional", "count",
+)  # fmt: skip
+ROWS = 3
+
+Step = Tuple[str, int, int, int]
+
+
+@dataclass
+class Built:
+    """A program with what to look at after a run."""
+
+    ir: popxl.Ir
+    inputs: Dict[popxl.HostToDeviceStream, np.ndarray]
+
+
+class Pool:
+    """Tensors of the graph that is being built. Transposed views are kept from being reshaped as views."""
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        self.tensors = list(tensors)
+        self.rows: set[Tensor] = set()
+        self.strided: set[Tensor] = set()
+        self.counter: List[Tensor] = []
+
+    def pick(self, i: int, shape: Tuple[int, ...] = ()) -> Tensor:
+        """A tensor by number, of a shape if one is given."""
+        fitting = [t for t in self.tensors if not shape or t.shape == shape]
+        return fitting[i % len(fitting)]
+
+    def add(self, t: Tensor, like: Sequence[Tensor] = ()) -> Tensor:
+        """Put a result in; it is strided if what it is a view of is."""
+        self.tensors.append(t)
+        if any(s in self.strided for s in like):
+            self.strided.add(t)
+        return t
+
+
+class Builder:
+    """Builds one program."""
+
+    def __init__(self, steps: Sequence[Step], graphs: Sequence[Sequence[Step]]):
+        self.ir = popxl.Ir()
+        self.count = 0
+        self.inputs: Dict[popxl.HostToDeviceStream, np.ndarray] = {}
+        with self.ir.main_graph:
+            self.buffers = [popxl.remote_buffer(shape, popxl.float32, ROWS) for shape in SHAPES]
+            for b, buffer in enumerate(self.buffers):
+                for row in range(ROWS):
+                    popxl.remote_variable(self.data(buffer.tensor_shape), buffer, row, name=f"row_{b}_{row}")
+            self.graphs = []
+            for body in graphs:
+                self.graphs.append(self.graph(body))
+            pool = Pool([popxl.variable(self.data(s), name=f"v{i}") for i, s in enumerate(SHAPES)])
+            pool.counter.append(popxl.variable(1, popxl.int32, name="counter"))
+            self.fill(pool, steps, main=True)
+            self.observe(pool)
+
+    def data(self, shape: Sequence[int]) -> np.ndarray:
+        """Small different integers, so that float32 arithmetic is exact for a while."""
+        self.count += 1
+        return (np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 7 * self.count) % 11 - 5
+
+    def graph(self, steps: Sequence[Step]) -> popxl.Graph:
+        """A callable graph: one input of each shape, of which some are by reference; one output of each shape."""
+        graph = self.ir.create_empty_graph("body")
+        with graph:
+            flags = steps[0][1] if steps else 0
+            inputs = [
+                popxl.graph_input(s, popxl.float32, f"x{i}", by_ref=bool(flags >> i & 1)) for i, s in enumerate(SHAPES)
+            ]
+            pool = Pool(inputs)
+            pool.counter.append(popxl.graph_input((), popxl.int32, "n", by_ref=bool(flags >> 3 & 1)))
+            self.fill(pool, steps[1:], main=False)
+            for i, s in enumerate(SHAPES):
+                popxl.graph_output(pool.pick((steps[0][2] >> i) if steps else 0, s))
+        return graph
+
+    def fill(self, pool: Pool, steps: Sequence[Step], main: bool) -> None:
+        """Add the ops of a list of steps to the current graph."""
+        for kind, a, b, c in steps:
+            getattr(self, f"do_{kind}")(pool, a, b, c, main)
+
+    def do_add(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        x = pool.pick(a)
+        pool.add(x + pool.pick(b, x.shape))
+
+    def do_mul(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        pool.add(pool.pick(a) * 0.5)
+
+    def do_add_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        x = pool.pick(a)
+        pool.add(ops.add_(x, pool.pick(b, x.shape)), [x])
+
+    def do_reshape(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        pool.add(pool.pick(a).reshape(SHAPES[b % 3]))
+
+    def do_reshape_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        x = pool.pick(a)
+        if x not in pool.strided:
+            pool.add(x.reshape_(SHAPES[b % 3]))
+
+    def do_transpose(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        x = pool.add(pool.pick(a).transpose())
+        pool.strided.add(x)
+
+    def do_transpose_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        x = pool.add(pool.pick(a).transpose_())
+        pool.strided.add(x)
+
+    def do_slice(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        x = pool.pick(a, (6,))
+        pool.add(ops.concat([x[3:], x[:3]]))
+
+    def do_detach(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        x = pool.pick(a)
+        pool.add(x.detach(), [x])
+
+    def arguments(self, pool: Pool, a: int, b: int, c: int) -> List[Tensor]:
+        return [pool.pick(n, s) for n, s in zip((a, b, c), SHAPES)] + [pool.counter[a % len(pool.counter)]]
+
+    def distinct(self, graph: popxl.Graph, inputs: List[Tensor]) -> List[Tensor]:
+        """By-reference inputs of a repeat must be different tensors: pass copies of those of other shapes."""
+        return [t if g not in graph._by_ref_inputs or i == 0 else t.reshape(t.shape) for i, (g, t) in enumerate(zip(graph.inputs, inputs))]
+
+    def do_call(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        if self.graphs:
+            for t in ops.call(self.graphs[c % len(self.graphs)], *self.arguments(pool, a, b, c)):
+                pool.add(t)
+
+    def do_repeat(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        if self.graphs:
+            graph = self.graphs[c % len(self.graphs)]
+            inputs = self.arguments(pool, a, b, c)
+            inputs = self.distinct(graph, inputs[:3]) + inputs[3:]
+            for t in ops.repeat(graph, b % 4, *inputs):
+                pool.add(t)
+
+    def do_conditional(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        pure = [g for g in self.graphs if not g._by_ref_inputs]
+        if len(pure) > 1:
+            condition = ops.equal(pool.counter[a % len(pool.counter)], popxl.constant(b % 3, popxl.int32))
+            inputs = self.arguments(pool, a, b, c)
+            for t in ops.conditional(condition, pure[a % len(pure)], pure[b % len(pure)], inputs, inputs):
+                pool.add(t)
+
+    def do_load(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        pool.rows.add(pool.add(ops.remote_load(self.buffers[a % 3], b % ROWS)))
+
+    def do_store(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        buffer = self.buffers[a % 3]
+        ops.remote_store(buffer, b % ROWS, pool.pick(c, buffer.tensor_shape))
+
+    def do_load_change_store(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        """What an optimizer does: load a row, change it, store it; sometimes something else reads the buffer in between."""
+        buffer = self.buffers[a % 3]
+        x = pool.add(ops.remote_load(buffer, b % ROWS))
+        if c % 4 == 3:
+            pool.add(ops.remote_load(buffer, b % ROWS))
+        ops.add_(x, pool.pick(c, x.shape))
+        if c % 4 == 1:
+            pool.add(ops.remote_load(buffer, b % ROWS))
+        ops.remote_store(buffer, (b + (c % 4 == 2)) % ROWS, x)
+
+    def do_host_load(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        if main:
+            stream = popxl.h2d_stream(SHAPES[a % 3], popxl.float32)
+            self.inputs[stream] = self.data(SHAPES[a % 3])
+            pool.add(ops.host_load(stream))
+
+    def do_variable(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        if main:
+            pool.add(popxl.variable(self.data(SHAPES[a % 3])))
+
+    def do_constant(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        pool.add(popxl.constant(self.data(SHAPES[a % 3])))
+
+    def do_count(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        n = pool.counter[a % len(pool.counter)]
+        if b % 2:
+            ops.add_(n, popxl.constant(1, popxl.int32))
+        else:
+            pool.counter.append(n + 1)
+
+    def observe(self, pool: Pool) -> None:
+        """Store every float tensor and counter where the host sees it."""
+        for t in [*pool.tensors, *pool.counter]:
+            ops.host_store(popxl.d2h_stream(t.shape, t.dtype), t)
+
+
+def build(steps: Sequence[Step], graphs: Sequence[Sequence[Step]]) -> Built:
+    """The program that a description gives."""
+    builder = Builder(steps, graphs)
+    return Built(builder.ir, builder.inputs)
