@@ -133,8 +133,9 @@ class Lowering:
         while True:
             try:
                 builder = BlockBuilder(self, Block("main"))
-                for t in (*graph.variables, *(v._shard for v in graph.variables if v._shard is not None)):
-                    builder.state(t)
+                for variable in graph.variables:
+                    if variable._remote is None:
+                        builder.state(variable._shard if variable._shard is not None else variable)
                 builder.inline(graph, [], "")
                 return builder.finish([])
             except NotOnHost as error:
