@@ -6,6 +6,7 @@ line to ``runtime/tests/samples``.
 
 import sys
 
+from popxl.ops import collectives
 from popxl.ops.arithmetic import (
     abs, add, add_, clip, div, fmod, increment_mod, increment_mod_, maximum, mul, negate, pow, scaled_add, scaled_add_, sign, sub,
 )  # fmt: skip
@@ -17,8 +18,10 @@ from popxl.ops.creation import code_copy, init, io_tile_copy, ipu_copy, print_te
 from popxl.ops.elementwise import (
     ceil, cos, exp, exp_, floor, gelu, gelu_, geluerf, geluerf_, log, log2, relu, relu_, sin, sqrt, swish, swish_, tanh,
 )  # fmt: skip
+from popxl.ops.host import host_load, host_store
 from popxl.ops.indexing import dynamic_slice, dynamic_update, dynamic_update_, gather, onehot, scatter, tied_gather, topk, where
 from popxl.ops.random import create_random_seed, dropout, random_normal, random_uniform, shaped_dropout, split_random_seed
+from popxl.ops.remote import remote_load, remote_load_, remote_store
 from popxl.ops.shape import (
     concat, concat_, detach, detach_, flatten, flatten_, identity, rename, reshape, reshape_, slice, slice_, split, squeeze, subsample,
     transpose, transpose_,

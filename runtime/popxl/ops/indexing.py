@@ -1,6 +1,6 @@
 """Ops that read or write elements at positions which are computed: gather, scatter, dynamic slices, choices."""
 
-from typing import Any, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, Optional, Tuple
 
 import numpy as np
 
@@ -203,10 +203,10 @@ def topk(
 
 @topk.vjp
 def topk_vjp(
-    dy: Sequence[Optional[Tensor]], y: Sequence[Tensor], t: Tensor, k: int, axis: int, *attributes: Any
-) -> Optional[Tensor]:
+    dy: Tuple[Tensor, None], y: Tuple[Tensor, Tensor], t: Tensor, k: int, axis: int, *attributes: Any
+) -> Tensor:
     """The values' gradient, where they came from."""
-    return None if dy[0] is None else add_along_axis(dy[0], y[1], t.shape, axis)
+    return add_along_axis(dy[0], y[1], t.shape, axis)
 
 
 @topk.cost

@@ -8,7 +8,6 @@ import numpy as np
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, alias, op
 from popxl.ops.checks import check_same_dtype, normalise_axes, normalise_axis
-from popxl.ops.creation import zeros
 from popxl.values import Tensor, TensorSpec
 
 Ints = Union[int, Sequence[int], None]
@@ -289,10 +288,10 @@ def split(t: Tensor, splits: Union[int, List[int]], axis: int = 0) -> List[Tenso
 
 @split.vjp
 def split_vjp(
-    dy: Sequence[Optional[Tensor]], y: Sequence[Tensor], t: Tensor, splits: Union[int, List[int]], axis: int
+    dy: List[Tensor], y: List[Tensor], t: Tensor, splits: Union[int, List[int]], axis: int
 ) -> Tensor:
-    """Join the gradients, zeros for pieces without one."""
-    return concat([zeros(piece.spec) if d is None else d for d, piece in zip(dy, y)], axis)
+    """Join the gradients."""
+    return concat(dy, axis)
 
 
 split.cost(moves_data)
@@ -323,9 +322,9 @@ def concat(ts: Iterable[Tensor], axis: int = 0) -> TensorSpec:
 
 
 @concat.vjp
-def concat_vjp(dy: Tensor, y: Tensor, ts: Iterable[Tensor], axis: int) -> Tuple[Tensor, ...]:
+def concat_vjp(dy: Tensor, y: Tensor, ts: Iterable[Tensor], axis: int) -> Tuple[Tuple[Tensor, ...]]:
     """Split the gradient."""
-    return tuple(split(dy, [t.shape[axis] for t in ts], axis))
+    return (tuple(split(dy, [t.shape[axis] for t in ts], axis)),)
 
 
 concat.cost(moves_data)

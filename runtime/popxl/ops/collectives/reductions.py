@@ -1,0 +1,69 @@
+"""The reductions that collectives do, and the groups that they do them over."""
+
+from enum import Enum
+from typing import Literal, Optional
+
+from popxl import dtypes
+from popxl.errors import DTypeError, GraphError
+from popxl.replica_grouping import ReplicaGrouping
+from popxl.values import Tensor
+
+CollectiveOps = Literal["add", "mean", "mul", "min", "max", "and", "or", "square_add"]
+
+
+class CollectiveOperator(Enum):
+    """How a collective combines the members' values, element by element. ``square_add`` sums squares."""
+
+    add = "add"
+    mean = "mean"
+    mul = "mul"
+    min = "min"
+    max = "max"
+    logical_and = "and"
+    logical_or = "or"
+    square_add = "square_add"
+
+
+def to_collective_op(op: CollectiveOps) -> CollectiveOperator:
+    """The operator of that name. ValueError if there is none."""
+    try:
+        return CollectiveOperator(op)
+    except ValueError:
+        names = ", ".join(o.value for o in CollectiveOperator)
+        raise ValueError(f"to_collective_op: got {op!r}; expected one of {names}.") from None
+
+
+def check_reduction(name: str, t: Tensor, op: CollectiveOps) -> None:
+    """Check that a reduction is defined for a tensor.
+
+    Raises:
+        ValueError: for an unknown reduction.
+        DTypeError: "and" and "or" of something else than bool, a mean of integers, others of bool.
+    """
+    operator = to_collective_op(op)
+    if operator in (CollectiveOperator.logical_and, CollectiveOperator.logical_or):
+        fits, expected = t.dtype is dtypes.bool, "bool"
+    elif operator is CollectiveOperator.mean:
+        fits, expected = t.dtype.is_floating_point, "floating point"
+    else:
+        fits, expected = t.dtype is not dtypes.bool, "numbers"
+    if not fits or (t.dtype.is_floating_point and t.dtype.itemsize == 1):
+        raise DTypeError(f"{name}: got t {t.spec} for op {op!r}; expected {expected}. Cast it with ops.cast.")
+
+
+def resolve_group(name: str, t: Tensor, group: Optional[ReplicaGrouping]) -> ReplicaGrouping:
+    """The group that a collective is over: all replicas for None.
+
+    Raises:
+        TypeError: for something that is no grouping.
+        GraphError: a grouping of another Ir, or one without a constant stride.
+    """
+    if group is None:
+        return t.ir.replica_grouping()
+    if not isinstance(group, ReplicaGrouping):
+        raise TypeError(f"{name}: got group = {type(group).__name__}; expected a ReplicaGrouping. Make one with ir.replica_grouping.")
+    if group._ir is not t.ir:
+        raise GraphError(f"{name}: got a group of Ir {group._ir.id}; expected one of Ir {t.ir.id}, which holds %{t.name}.")
+    if not group.is_const:
+        raise GraphError(f"{name}: got {group}; expected a group with a constant stride, which collectives need. Use group.const_rg.")
+    return group
