@@ -1,0 +1,45 @@
+"""The whole GPT program is built by the API alone: neither torch nor the engine is needed before a session runs it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+
+class Forbid:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"torch", "popxl_engine"}:
+            raise ImportError(f"{name} may not be imported while a program is built")
+
+sys.meta_path.insert(0, Forbid())
+import popxl
+import popxl_addons as addons
+from config import preset
+from execution.pretraining import make_ir, run_phases, training_step
+from execution.variables import make_variables
+
+data_parallel, tensor_parallel_1, tensor_parallel_2 = (int(size) for size in sys.argv[1:])
+config = preset("tiny", data_parallel=data_parallel, tensor_parallel_1=tensor_parallel_1,
+                tensor_parallel_2=tensor_parallel_2, dropout=0.1)
+ir = make_ir(config)
+with ir.main_graph:
+    step = training_step(config, ir)
+    make_variables(step)
+    _, seed = addons.seed_variable(config.training.seed, step.layout.tp)
+    with popxl.in_sequence(True):
+        run_phases(ir, step, seed)
+assert not {"torch", "popxl_engine"} & set(sys.modules)
+print(len(ir.main_graph.called_graphs))
+"""
+
+
+@pytest.mark.parametrize("grid", [(1, 1, 1), (2, 2, 2)], ids=str)
+def test_the_gpt_program_is_built_where_torch_and_the_engine_are_forbidden(grid):
+    command = [sys.executable, "-c", PROGRAM, *map(str, grid)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 7, "the seven phases are graphs that the main graph calls"
