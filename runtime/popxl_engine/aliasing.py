@@ -105,10 +105,9 @@ class Aliasing:
             if "slots_read" in self.rules and instr.definition is not None and instr.definition.name == "host_load":
                 self.of(instr.arguments["h2d_stream"]).reads.append(END)
             for buffer in touched(instr, "remote_load"):
-                self.of(buffer).reads.append(position)
+                self.of(buffer).reads += [position, END] if "others_read" in self.rules else [position]
             for buffer in touched(instr, "remote_store"):
                 self.of(buffer).writes.append(position)
-                self.of(buffer).reads.append(END)
             self._refuse_aliased_references(instr)
         for value in block.outputs:
             self.of(value).reads.append(len(block.instrs))

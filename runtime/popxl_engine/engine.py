@@ -2,7 +2,7 @@
 
 import logging
 import os
-from typing import Dict, FrozenSet, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
 import torch
@@ -10,7 +10,6 @@ from popxl.ir import Ir
 from popxl.streams import Stream
 from popxl.tensor import Variable
 
-from popxl_engine.aliasing import ALL_RULES
 from popxl_engine.interpreter import Cell, Interpreter
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.machine.lockstep import Program, run_lockstep
@@ -26,14 +25,14 @@ Arrays = Mapping[Stream, np.ndarray]
 class Engine:
     """Runs one frozen Ir. With ``POPXL_INTERPRET=1`` the naive interpreter runs it, op by op, copying always."""
 
-    def __init__(self, ir: Ir, replicas: range, interpret: Optional[bool] = None, rules: FrozenSet[str] = ALL_RULES):
+    def __init__(self, ir: Ir, replicas: range, interpret: Optional[bool] = None, **options: Any):
         self.ir = ir
         self.machine = Machine(ir, replicas)
         for variable in ir.main_graph.variables:
             self.machine.take_over(variable)
         if interpret is None:
             interpret = os.environ.get("POPXL_INTERPRET", "0") not in ("", "0")
-        self.program = None if interpret else Program(ir, rules)
+        self.program = None if interpret else Program(ir, **options)
 
     def run(self, inputs: Arrays, outputs: Arrays) -> None:
         """Run the main graph once on every replica of this process.

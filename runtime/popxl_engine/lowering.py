@@ -5,7 +5,7 @@ out-of-place view) there is a ``copy`` or a view instruction; `aliasing` then re
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
 
 from popxl import dtypes
 from popxl.graph import Graph
@@ -13,6 +13,8 @@ from popxl.opdef import Op, OpDefinition, map_tensors
 from popxl.values import Constant, Tensor, TensorSpec
 
 from popxl_engine.steps import Step, steps_of
+
+Rewrite = Callable[[List[Step], Graph], List[Step]]
 
 HOST_ELEMENTS = 16
 """Integer tensors of up to this many elements are computed on the host where their operands are there."""
@@ -123,10 +125,21 @@ def is_small_integer(spec: Any) -> bool:
 class Lowering:
     """Lowers one Ir. Roots found unfit for the host are remembered in ``device_roots``."""
 
-    def __init__(self) -> None:
+    def __init__(self, rewrites: Sequence[Rewrite] = ()) -> None:
+        self.rewrites = tuple(rewrites)
         self.device_roots: Set[Any] = set()
+        self._steps: Dict[Graph, List[Step]] = {}
         self._writes: Dict[Graph, bool] = {}
         self._count = 0
+
+    def steps(self, graph: Graph) -> List[Step]:
+        """A graph's steps after fusion, the same for every caller."""
+        if graph not in self._steps:
+            steps = steps_of(graph)
+            for rewrite in self.rewrites:
+                steps = rewrite(steps, graph)
+            self._steps[graph] = steps
+        return self._steps[graph]
 
     def main(self, graph: Graph) -> Block:
         """The main graph's block."""
@@ -145,6 +158,7 @@ class Lowering:
         """A value with a name that is unique in the program."""
         self._count += 1
         clean = "".join(c if c.isalnum() else "_" for c in name.split("/")[-1])
+        clean = f"v{clean}" if clean[:1].isdigit() else clean
         return Value(f"{clean}_{self._count}", spec, host)
 
     def writes(self, graph: Graph) -> bool:
@@ -225,7 +239,7 @@ class BlockBuilder:
         env.update(self.block.state if not path else {})
         for c in graph.constants:
             env[c] = self.constant(c)
-        for step in steps_of(graph):
+        for step in self.lowering.steps(graph):
             if step.definition.name == "call":
                 self._call(step, env, path)
             elif step.definition.name == "repeat":

@@ -1,25 +1,39 @@
 """A compiled program: generated source, loaded, with a way back from its lines to the user's ops."""
 
 import linecache
+import os
 import types
-from typing import Any, Dict, FrozenSet, List, Optional
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence
 
 from popxl.ir import Ir
 
 from popxl_engine.aliasing import ALL_RULES
 from popxl_engine.codegen import Generator as SourceGenerator
 from popxl_engine.codegen import yields
-from popxl_engine.lowering import Block, Instr, Lowering
+from popxl_engine.lowering import Block, Instr, Lowering, Rewrite
 from popxl_engine.machine.lockstep import Program as Running
 from popxl_engine.machine.replica import Replica, as_array
 from popxl_engine.optimise import optimise
+from popxl_engine.rewrites import REWRITES
+
+
+def enabled_rewrites() -> List[Rewrite]:
+    """Every fusion except those that the environment switches off: ``POPXL_REWRITES=-bias,-adam``, or ``-all``."""
+    off = {name.strip().lstrip("-") for name in os.environ.get("POPXL_REWRITES", "").split(",") if name.strip()}
+    unknown = off - {*REWRITES, "all"}
+    if unknown:
+        raise ValueError(
+            f"POPXL_REWRITES: got {', '.join(sorted(unknown))}; expected '-name' for some of {', '.join(REWRITES)}, or '-all'."
+        )
+    return [] if "all" in off else [fn for name, fn in REWRITES.items() if name not in off]
 
 
 class Program:
     """The main graph of an Ir as one Python function per block. ``rules``: what keeps copies (tests take one away)."""
 
-    def __init__(self, ir: Ir, rules: FrozenSet[str] = ALL_RULES):
-        self.block: Block = Lowering().main(ir.main_graph)
+    def __init__(self, ir: Ir, rules: FrozenSet[str] = ALL_RULES, rewrites: Optional[Sequence[str]] = None):
+        chosen = enabled_rewrites() if rewrites is None else [REWRITES[name] for name in rewrites]
+        self.block: Block = Lowering(chosen).main(ir.main_graph)
         optimise(self.block, rules)
         generator = SourceGenerator()
         name = generator.function(self.block)

@@ -23,5 +23,5 @@ class Step:
 
 
 def steps_of(graph: Graph) -> List[Step]:
-    """The steps of a graph."""
+    """The steps of a graph, one per op."""
     return [Step(op.definition, op.arguments, op.outputs, op) for op in graph.ops]

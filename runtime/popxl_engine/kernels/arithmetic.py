@@ -85,7 +85,7 @@ def maximum(*ts: torch.Tensor) -> torch.Tensor:
 
 
 @kernel("maximum_grad")
-def maximum_grad(dy: torch.Tensor, y: torch.Tensor, *ts: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+def maximum_grad(dy: torch.Tensor, y: torch.Tensor, ts: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
     """dy to the operands that equal the maximum, in equal shares."""
     largest = [t == y for t in ts]
     share = dy / torch.stack([m.expand(y.shape) for m in largest]).sum(0)

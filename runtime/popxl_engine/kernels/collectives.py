@@ -1,6 +1,7 @@
 """Collectives: from the list of every member's operand to the list of every member's result.
 
-Results are separate tensors, so that a member may write to its own; alone in its group, a member gets a view of its operand.
+Results are separate tensors, so that a member may write to its own; alone in its group, a member gets a view of its
+operand.
 """
 
 import math
@@ -29,7 +30,7 @@ WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, **dict.fro
 
 
 def reduce(ts: Tensors, op: str) -> torch.Tensor:
-    """Reduce by a binary tree over positions: ((0 1) (2 3)) ((4 5) 6). A view of the operand where it is the only one."""
+    """Reduce by a binary tree over positions: ((0 1) (2 3)) ((4 5) 6). One operand alone is returned as it is."""
     dtype = ts[0].dtype
     if len(ts) == 1 and op != "square_add":
         return ts[0]
@@ -93,7 +94,9 @@ def replicated_slice(t: Tensors, axis: int, group: Any) -> List[torch.Tensor]:
 
 
 @kernel("replicated_all_gather")
-def replicated_all_gather(t: Tensors, axis: int, group: Any, output_shape: str, whole: Tuple[int, ...]) -> List[torch.Tensor]:
+def replicated_all_gather(
+    t: Tensors, axis: int, group: Any, output_shape: str, whole: Tuple[int, ...]
+) -> List[torch.Tensor]:
     """The members' tensors, joined."""
     if output_shape == "new_axis":
         joined = torch.stack(list(t)) if len(t) > 1 else t[0].unsqueeze(0)

@@ -33,7 +33,14 @@ def ipu_copy(t: torch.Tensor, destination: int, source: int) -> torch.Tensor:
 
 
 def format_array(
-    array: np.ndarray, threshold: int, edge_items: int, width: int, digits: int, float_format: str, separator: str, brackets: str
+    array: np.ndarray,
+    threshold: int,
+    edge_items: int,
+    width: int,
+    digits: int,
+    float_format: str,
+    separator: str,
+    brackets: str,
 ) -> str:
     """An array as text, with these two brackets."""
     forms = {
@@ -43,8 +50,14 @@ def format_array(
         "scientific": {"float_kind": lambda x: f"{x:.{digits}e}"},
     }
     text = np.array2string(
-        array, max_line_width=width, precision=digits, threshold=threshold, edgeitems=edge_items, separator="\0", formatter=forms[float_format],
-    )  # fmt: skip
+        array,
+        max_line_width=width,
+        precision=digits,
+        threshold=threshold,
+        edgeitems=edge_items,
+        separator="\0",
+        formatter=forms[float_format],
+    )
     return text.translate({ord("["): brackets[0], ord("]"): brackets[1], 0: separator})
 
 
@@ -68,7 +81,14 @@ def print_tensor(
         array: Any = t.detach().cpu()
         array = (array.float() if array.dtype is torch.bfloat16 else array).numpy()
         text = format_array(
-            array, summarise_threshold, edge_items, max_line_width, digits, float_format, separator, open_bracket + close_bracket
+            array,
+            summarise_threshold,
+            edge_items,
+            max_line_width,
+            digits,
+            float_format,
+            separator,
+            open_bracket + close_bracket,
         )
         print(f"{title}: {text}", file=sys.stderr, flush=True)
     return t

@@ -1,7 +1,7 @@
 """The random number generator of `popxl.generator` on torch: Squares64 in wrapping int64 arithmetic, the same bits.
 
-Everything stays on the device of the seed, so that no kernel waits for it. Counters go through in blocks that fit a CPU's
-second-level cache: all rounds of a block run before the next block starts.
+Everything stays on the device of the seed, so that no kernel waits for it. Counters go through in blocks that fit a
+CPU's second-level cache: all rounds of a block run before the next block starts.
 """
 
 from typing import Callable, Iterator, Tuple
@@ -10,7 +10,7 @@ import torch
 from popxl.generator import GOLDEN, MURMUR_MULTIPLIERS, SPLITMIX_MULTIPLIERS
 
 BLOCK = {"cpu": 1 << 15}
-"""Counters per block, by device type: on a CPU five buffers of 256 KiB (3.5 ns per draw on one EPYC core; 5.5 at 2**13)."""
+"""Counters per block, by device type: on a CPU six buffers of 256 KiB (3.5 ns per draw on an EPYC core; 5.5 at 2**13)."""
 LARGE_BLOCK = 1 << 22
 """Counters per block elsewhere: few launches, 160 MiB of scratch memory at most."""
 MASK = 0xFFFFFFFF
@@ -86,8 +86,8 @@ def blocks(
         seed: uint32 [2].
         device: where the draws are made.
         offset: index of the first element; for a shard, in the unsharded tensor.
-        of_pairs: from draws, int32 [n, 2] with the bits of the unsigned 32-bit draws of elements 2i and 2i + 1, to values of the
-            same shape; default: the draws themselves. Values are overwritten by the next block.
+        of_pairs: from draws, int32 [n, 2] with the bits of the unsigned 32-bit draws of elements 2i and 2i + 1, to
+            values of the same shape; default: the draws themselves. Values are overwritten by the next block.
     """
     if not count:
         return

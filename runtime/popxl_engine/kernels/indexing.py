@@ -54,7 +54,11 @@ def gather_grad(
 
 @kernel("scatter")
 def scatter(
-    t: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, axis: int, available_memory_proportion: Optional[float]
+    t: torch.Tensor,
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    axis: int,
+    available_memory_proportion: Optional[float],
 ) -> torch.Tensor:
     """torch.scatter."""
     return as_signed(t).scatter(axis, indices.to(torch.int64), as_signed(values)).view(t.dtype)
@@ -76,7 +80,12 @@ def add_along_axis(dy: torch.Tensor, indices: torch.Tensor, shape: Tuple[int, ..
 
 @kernel("topk")
 def topk(
-    t: torch.Tensor, k: int, axis: int, largest: bool, sorted: bool, available_memory_proportion: Optional[float]
+    t: torch.Tensor,
+    k: int,
+    axis: int,
+    largest: bool,
+    sorted: bool,  # noqa: A002 - the op's name for it
+    available_memory_proportion: Optional[float],
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """torch.topk."""
     values, positions = torch.topk(t, k, axis, largest, sorted)
@@ -101,7 +110,10 @@ def _window(t: torch.Tensor, index: torch.Tensor, axes: Iterable[int], sizes: It
     """The view at a position that is read on the host. IndexError if it reaches beyond t."""
     for axis, start, size in zip(axes, index.reshape(-1).tolist(), sizes):
         if not 0 <= start <= t.shape[axis] - size:
-            raise IndexError(f"got start {start} on axis {axis} for a slice of {size}; expected 0 <= start <= {t.shape[axis] - size}.")
+            raise IndexError(
+                f"got start {start} on axis {axis} for a slice of {size}; expected 0 <= start <= "
+                f"{t.shape[axis] - size}."
+            )
         t = t.narrow(axis, start, size)
     return t
 

@@ -9,6 +9,9 @@ Kernel = Callable[..., Any]
 KERNELS: Dict[str, Kernel] = {}
 """The plain kernel of each op: the oracle of its alternates."""
 
+FUSED: Dict[str, Kernel] = {}
+"""Kernels of fused steps, which `rewrites` makes."""
+
 ALTERNATES: Dict[str, Dict[str, Kernel]] = {}
 """device type -> op name -> faster kernel."""
 
@@ -38,7 +41,7 @@ def kernel(name: str, device: Optional[str] = None) -> Callable[[Kernel], Kernel
 def kernel_for(definition: OpDefinition, device: str = "cpu") -> Kernel:
     """The kernel to run an op on a device; in-place and alias forms fall back to their base op's kernel."""
     name = definition.name
-    found = ALTERNATES.get(device, {}).get(name) or KERNELS.get(name)
+    found = ALTERNATES.get(device, {}).get(name) or KERNELS.get(name) or FUSED.get(name)
     if found is not None:
         return found
     base = definition.base

@@ -8,8 +8,6 @@ from popxl.ops.shape import resolve_slices
 from popxl_engine.kernels.dtypes import as_signed
 from popxl_engine.kernels.registry import kernel
 
-builtin_slice = slice
-
 
 @kernel("reshape")
 def reshape(t: torch.Tensor, shape: Tuple[int, ...]) -> torch.Tensor:
@@ -29,7 +27,7 @@ def squeeze(t: torch.Tensor, axes: Optional[List[int]]) -> torch.Tensor:
     return t.squeeze() if axes is None else t.squeeze(tuple(axes))
 
 
-def select(t: torch.Tensor, slices: Sequence[builtin_slice]) -> Tuple[torch.Tensor, List[int]]:
+def select(t: torch.Tensor, slices: Sequence[slice]) -> Tuple[torch.Tensor, List[int]]:
     """(view of the elements that Python slices name, axes on which it is in reverse): torch has no negative strides."""
     ascending, reversed_axes = [], []
     for axis, (s, size) in enumerate(zip(slices, t.shape)):
@@ -38,12 +36,12 @@ def select(t: torch.Tensor, slices: Sequence[builtin_slice]) -> Tuple[torch.Tens
             last = start + (len(range(start, stop, step)) - 1) * step
             start, stop, step = last, start + 1, -step
             reversed_axes.append(axis)
-        ascending.append(builtin_slice(start, stop, step))
+        ascending.append(slice(start, stop, step))
     return t[tuple(ascending)], reversed_axes
 
 
 @kernel("slice")
-def slice(t: torch.Tensor, start: Any, stop: Any, step: Any, axis: Any) -> torch.Tensor:
+def slice_elements(t: torch.Tensor, start: Any, stop: Any, step: Any, axis: Any) -> torch.Tensor:
     """A view; a copy where a step is negative."""
     view, reversed_axes = select(t, resolve_slices(t.shape, start, stop, step, axis))
     return as_signed(view).flip(reversed_axes).view(t.dtype) if reversed_axes else view

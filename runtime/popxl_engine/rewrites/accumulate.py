@@ -1,0 +1,86 @@
+"""Gradients that go straight into their accumulators: products, and rows of an embedding table."""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from popxl.graph import Graph
+from popxl.opdef import flatten
+
+from popxl_engine.kernels.registry import KERNELS
+from popxl_engine.rewrites.match import Steps, fused
+from popxl_engine.steps import Step
+
+
+def shares(step: Any) -> Tuple[float, float]:
+    """The weights of the old mean and of the new value, for a count of values already in the mean."""
+    count = float(step)
+    return count / (count + 1), 1 / (count + 1)
+
+
+def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, step: Any) -> torch.Tensor:
+    """t = t * step / (step + 1) + lhs @ rhs / (step + 1), without a temporary of t's size."""
+    old, new = shares(step)
+    if lhs.dtype != t.dtype:
+        value = KERNELS["matmul"](lhs, rhs, None, None, None)
+        return KERNELS["accumulate_mean_"](t, value, step)  # type: ignore[no-any-return]
+    return t.addmm_(lhs, rhs, beta=old, alpha=new)
+
+
+def accumulate_rows_(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, step: Any) -> torch.Tensor:
+    """t = t * step / (step + 1), then dy / (step + 1) added to the rows that indices name; others outside are dropped."""
+    old, new = shares(step)
+    flat = indices.reshape(-1).to(torch.int64)
+    rows = dy.reshape(flat.numel(), -1).to(t.dtype)
+    outside = (flat < 0) | (flat >= t.shape[0])
+    if outside.any():
+        rows, flat = rows.masked_fill(outside[:, None], 0), flat.masked_fill(outside, 0)
+    scaled = t.mul_(old) if old else t.zero_()
+    return scaled.index_add_(0, flat, rows, alpha=new)
+
+
+PRODUCT = fused(accumulate_product_, writes=("t",))
+ROWS = fused(accumulate_rows_, writes=("t",))
+
+
+def _accumulated(found: Steps, index: int, name: str) -> Optional[Tuple[int, Dict[str, Any]]]:
+    """(where its value is made by an op of this name, its arguments) for an accumulation that may run right there."""
+    step = found.steps[index]
+    if step.definition.name != "accumulate_mean_":
+        return None
+    a = step.arguments
+    made = found.made_by(a["X"], name)
+    if made is None or found.writes_between(made, index):
+        return None
+    if any(t in (a["t"], a["step"]) for i in range(made + 1, index) for t in flatten(found.steps[i].arguments.values())):
+        return None
+    return made, a
+
+
+def fuse_accumulated_products(steps: List[Step], graph: Graph) -> List[Step]:
+    """A product of matrices whose only use is accumulate_mean_ into a matrix of its shape."""
+    found = Steps(steps, graph)
+    for i, step in enumerate(steps):
+        match = _accumulated(found, i, "matmul")
+        if match is None:
+            continue
+        made, a = match
+        factors = found.steps[made].arguments
+        if a["t"].rank == factors["lhs"].rank == factors["rhs"].rank == 2 and factors["output_type"] is None:
+            arguments = {"t": a["t"], "lhs": factors["lhs"], "rhs": factors["rhs"], "step": a["step"]}
+            found.replace(i, Step(PRODUCT, arguments, step.outputs, step.source), made)
+    return found.result()
+
+
+def fuse_accumulated_rows(steps: List[Step], graph: Graph) -> List[Step]:
+    """The gradient of a table lookup whose only use is accumulate_mean_ into the table's accumulator."""
+    found = Steps(steps, graph)
+    for i, step in enumerate(steps):
+        match = _accumulated(found, i, "gather_grad")
+        if match is None:
+            continue
+        made, a = match
+        lookup = found.steps[made].arguments
+        if lookup["axis"] == 0 and lookup["zero_OOR"] and a["t"].rank == 2:
+            arguments = {"t": a["t"], "dy": lookup["dy"], "indices": lookup["indices"], "step": a["step"]}
+            found.replace(i, Step(ROWS, arguments, step.outputs, step.source), made)
+    return found.result()

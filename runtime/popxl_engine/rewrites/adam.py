@@ -1,0 +1,108 @@
+"""AdamW's whole update in one pass over memory."""
+
+from typing import Any, Dict, List, Optional
+
+import torch
+from popxl.graph import Graph
+from popxl.values import Tensor
+
+from popxl_engine.kernels.rounding import update
+from popxl_engine.rewrites.match import Steps, fused, scalar_constant
+from popxl_engine.steps import Step
+
+CHUNK = 1 << 17
+"""Elements worked on at a time, so that a scaled gradient is still in the cache when the update reads it."""
+
+
+def adamw_(
+    var: torch.Tensor,
+    grad: torch.Tensor,
+    scale: Any,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    step: torch.Tensor,
+    minus_lr: Any,
+    beta1: Any,
+    beta2: Any,
+    epsilon: Any,
+    weight_decay: Any,
+) -> torch.Tensor:
+    """One AdamW step with gradient ``grad * scale``; ``step`` has been counted already. Writes var, first and second."""
+    options = {
+        "lr": -float(minus_lr), "beta1": float(beta1), "beta2": float(beta2), "eps": float(epsilon),
+        "weight_decay": float(weight_decay or 0.0), "amsgrad": False, "maximize": False,
+    }  # fmt: skip
+    factor = 1.0 if scale is None else float(scale)
+    flat = [t.view(-1) for t in (var, first, second)]
+    gradient = grad.reshape(-1)
+    steps = [step.reshape(())]
+    for start in range(0, var.numel(), CHUNK):
+        weight, m, v = (t[start : start + CHUNK] for t in flat)
+        g = gradient[start : start + CHUNK].to(torch.float32)
+        if factor != 1.0:
+            g = g * factor
+        wide = weight.to(torch.float32)
+        torch._fused_adamw_([wide], [g], [m], [v], [], steps, **options)
+        if wide is not weight:
+            update(weight, wide)
+    return var
+
+
+ADAMW = fused(adamw_, writes=("var", "first", "second"))
+
+ORDER = ("accumulate_moving_average_", "accumulate_moving_average_square_", "adam_updater", "scaled_add_")
+
+
+def fuse_adam(steps: List[Step], graph: Graph) -> List[Step]:
+    """Both moments, Adam's update and its subtraction from the weight, as `AdamOptimizerStep` builds them."""
+    found = Steps(steps, graph)
+    for i, step in enumerate(steps):
+        if step.definition.name == "scaled_add_" and (match := _match(found, i)) is not None:
+            absorbed = match.pop("absorbed")
+            found.replace(i, Step(ADAMW, match, step.outputs, step.source), *absorbed)
+    return found.result()
+
+
+def _match(found: Steps, index: int) -> Optional[Dict[str, Any]]:
+    last = found.steps[index].arguments
+    var, minus_lr = last["X"], last["b"]
+    made = found.made_by(last["Y"], "adam_updater")
+    if made is None or last["a"] != 1 or not isinstance(var, Tensor):
+        return None
+    adam = found.steps[made].arguments
+    first = _writer(found, adam["acc_first_order"], "accumulate_moving_average_", made)
+    second = _writer(found, adam["acc_second_order"], "accumulate_moving_average_square_", made)
+    if first is None or second is None or adam["time_step"] is None:
+        return None
+    m, v = found.steps[first].arguments, found.steps[second].arguments
+    same = m["X"] is v["X"] and m["f"] == adam["beta1"] and v["f"] == adam["beta2"]
+    plain = m["t"].dtype.name == v["t"].dtype.name == "float32" and adam["weight"] in (None, var)
+    if not same or not plain:
+        return None
+    gradient, scale, absorbed = _scaled(found, m["X"], (first, second))
+    return {
+        "var": var, "grad": gradient, "scale": scale, "first": m["t"], "second": v["t"], "step": adam["time_step"],
+        "minus_lr": minus_lr, "beta1": adam["beta1"], "beta2": adam["beta2"], "epsilon": adam["epsilon"],
+        "weight_decay": adam["weight_decay"], "absorbed": [first, second, made, *absorbed],
+    }  # fmt: skip
+
+
+def _writer(found: Steps, moment: Tensor, name: str, before: int) -> Optional[int]:
+    """The step that updated a moment in place just before its only other use."""
+    for i in range(before - 1, -1, -1):
+        step = found.steps[i]
+        if step.definition.name == name and moment in (step.arguments["t"], *step.outputs):
+            return i
+    return None
+
+
+def _scaled(found: Steps, gradient: Tensor, users: Any) -> Any:
+    """(gradient, scale, absorbed steps): a product with one number is taken into the update."""
+    index = found.maker.get(gradient)
+    if index is None or sorted(found.users[gradient]) != sorted(users) or found.steps[index].definition.name != "mul":
+        return gradient, None, []
+    a = found.steps[index].arguments
+    if a["rhs"].nelms != 1 or a["lhs"].shape != gradient.shape:
+        return gradient, None, []
+    constant = scalar_constant(a["rhs"])
+    return a["lhs"], a["rhs"] if constant is None else constant, [index]

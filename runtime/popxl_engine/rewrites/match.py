@@ -1,0 +1,64 @@
+"""What rules need to find patterns: who makes a tensor, who uses it, and whether steps may move."""
+
+import inspect
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
+
+from popxl.graph import Graph
+from popxl.opdef import OpDefinition, flatten
+from popxl.values import Constant, Tensor
+
+from popxl_engine.kernels.registry import FUSED
+from popxl_engine.steps import Step
+
+
+def fused(fn: Callable[..., Any], writes: Sequence[str] = ()) -> OpDefinition:
+    """The definition of a fused step from its kernel."""
+    name = f"fused_{fn.__name__}"
+    FUSED[name] = fn
+    return OpDefinition(name=name, infer=lambda **_: None, signature=inspect.signature(fn), writes=tuple(writes))
+
+
+class Steps:
+    """A graph's steps with an index of who makes and who uses each tensor."""
+
+    def __init__(self, steps: List[Step], graph: Graph):
+        self.steps = list(steps)
+        self.maker: Dict[Tensor, int] = {}
+        self.users: Dict[Tensor, List[int]] = {}
+        self.outputs: Set[Tensor] = set(graph.outputs)
+        for i, step in enumerate(steps):
+            for t in step.outputs:
+                self.maker[t] = i
+            for t in flatten(step.arguments.values()):
+                self.users.setdefault(t, []).append(i)
+        self.removed: Set[int] = set()
+
+    def made_by(self, t: Any, name: str) -> Optional[int]:
+        """Index of the step that makes a tensor, if it is an op of this name and nothing else uses the tensor."""
+        index = self.maker.get(t) if isinstance(t, Tensor) else None
+        if index is None or index in self.removed or self.steps[index].definition.name != name:
+            return None
+        return index if len(self.users.get(t, ())) == 1 and t not in self.outputs else None
+
+    def writes_between(self, first: int, last: int) -> bool:
+        """Whether any step strictly between two writes to storage."""
+        return any(writes(self.steps[i]) for i in range(first + 1, last) if i not in self.removed)
+
+    def replace(self, index: int, step: Step, *absorbed: int) -> None:
+        """Put a fused step at an index; the absorbed ones go."""
+        self.steps[index] = step
+        self.removed.update(absorbed)
+
+    def result(self) -> List[Step]:
+        """The steps that are left."""
+        return [s for i, s in enumerate(self.steps) if i not in self.removed]
+
+
+def writes(step: Step) -> bool:
+    """Whether a step changes storage."""
+    return bool(step.definition.writes) or bool("control" in step.definition.effects and step.source.written)
+
+
+def scalar_constant(t: Any) -> Optional[float]:
+    """The value of a constant of one element."""
+    return float(t._data.reshape(())) if isinstance(t, Constant) and t.nelms == 1 else None

@@ -1,0 +1,71 @@
+"""Matrix products with what is added to them: bias, and the scale and mask of attention scores."""
+
+from typing import List
+
+import torch
+from popxl.graph import Graph
+
+from popxl_engine.kernels.linalg import product
+from popxl_engine.kernels.rounding import NARROW
+from popxl_engine.rewrites.match import Steps, fused, scalar_constant
+from popxl_engine.steps import Step
+
+
+def linear(lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """lhs @ rhs + bias: [m, k], [k, n], [n] -> [m, n]."""
+    if lhs.dtype in NARROW and not lhs.is_cuda:
+        return product(lhs, rhs, lhs.dtype).add_(bias)
+    return torch.addmm(bias, lhs, rhs)
+
+
+def scores(lhs: torch.Tensor, rhs: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """lhs @ rhs * scale + mask, without the two passes over the result: [..., m, k], [..., k, n], [m, n] -> [..., m, n]."""
+    if lhs.dtype in NARROW:
+        return product(lhs, rhs, lhs.dtype).mul_(scale).add_(mask)
+    shape = (*lhs.shape[:-1], rhs.shape[-1])
+    left, right = lhs.reshape(-1, *lhs.shape[-2:]), rhs.reshape(-1, *rhs.shape[-2:])
+    return torch.baddbmm(mask.expand(left.shape[0], *mask.shape), left, right, alpha=scale).reshape(shape)
+
+
+LINEAR = fused(linear)
+SCORES = fused(scores)
+
+
+def fuse_bias(steps: List[Step], graph: Graph) -> List[Step]:
+    """matmul of matrices, then a row added to its result."""
+    found = Steps(steps, graph)
+    for i, step in enumerate(steps):
+        if step.definition.name != "add":
+            continue
+        for side, other in (("lhs", "rhs"), ("rhs", "lhs")):
+            y, bias = step.arguments[side], step.arguments[other]
+            made = found.made_by(y, "matmul")
+            if made is None or bias.rank != 1 or y.rank != 2 or bias.shape != y.shape[1:] or found.writes_between(made, i):
+                continue
+            a = steps[made].arguments
+            if a["output_type"] is None and a["lhs"].rank == a["rhs"].rank == 2 and y.dtype.is_floating_point:
+                arguments = {"lhs": a["lhs"], "rhs": a["rhs"], "bias": bias}
+                found.replace(i, Step(LINEAR, arguments, step.outputs, step.source), made)
+                break
+    return found.result()
+
+
+def fuse_scores(steps: List[Step], graph: Graph) -> List[Step]:
+    """matmul of stacked matrices, times a number, plus a matrix."""
+    found = Steps(steps, graph)
+    for i, step in enumerate(steps):
+        if step.definition.name != "add":
+            continue
+        scaled, mask = step.arguments["lhs"], step.arguments["rhs"]
+        times = found.made_by(scaled, "mul")
+        if times is None or mask.rank != 2 or scaled.rank < 3 or mask.shape != scaled.shape[-2:]:
+            continue
+        y, scale = steps[times].arguments["lhs"], scalar_constant(steps[times].arguments["rhs"])
+        made = found.made_by(y, "matmul")
+        if made is None or scale is None or found.writes_between(made, i) or y.shape != scaled.shape:
+            continue
+        a = steps[made].arguments
+        if a["output_type"] is None and a["lhs"].shape[:-2] == a["rhs"].shape[:-2]:
+            arguments = {"lhs": a["lhs"], "rhs": a["rhs"], "mask": mask, "scale": scale}
+            found.replace(i, Step(SCORES, arguments, step.outputs, step.source), made, times)
+    return found.result()
