@@ -1,13 +1,13 @@
 """The random number generator, on numpy: the host's side of what the engine computes with torch, bit for bit.
 
-Bits: Squares64 (Widynski 2020, "Squares: A Fast Counter-Based RNG", arXiv:2004.06278), five rounds of middle-square with a
-key. A seed is two 32-bit words; its key is SplitMix64's output (Steele, Lea & Flood 2014, doi:10.1145/2714064.2660195) for the
-64-bit word that they form, made odd. The 32-bit draw of element i is half of the output for counter i // 2: its low word for
-even i, its high word for odd i. Nothing else enters.
+Bits: Squares64 (Widynski 2020, "Squares: A Fast Counter-Based RNG", arXiv:2004.06278), five rounds of middle-square
+with a key. A seed is two 32-bit words; its key is SplitMix64's output (Steele, Lea & Flood 2014,
+doi:10.1145/2714064.2660195) for the 64-bit word that they form, made odd. The 32-bit draw of element i is half of the
+output for counter i // 2: its low word for even i, its high word for odd i. Nothing else enters.
 
 New seeds: the first word stays; the second goes through a permutation of the 32-bit numbers that the first word selects
-(MurmurHash3's finalizer by Appleby, between two keys). A permutation, because chains of splits would fall into a cycle after about
-2**16 steps if words could collide; and so the children of one seed always differ.
+(MurmurHash3's finalizer by Appleby, between two keys). A permutation, because chains of splits would fall into a cycle
+after about 2**16 steps if words could collide; and so the children of one seed always differ.
 """
 
 import numpy as np

@@ -76,7 +76,7 @@ def io_tile_copy_cost(y: Tensor, t: Tensor) -> Cost:
 
 
 def io_tile_copy(t: Tensor) -> Tensor:
-    """Copy from IO tiles to compute tiles or the other way round: here the same value, marked with the other tile set."""
+    """Copy between IO and compute tiles: here the same value, marked with the other tile set."""
     y: Tensor = _io_tile_copy(t)
     assert y._op is not None
     y._op.io_tiles = not (t._op is not None and t._op.io_tiles)
@@ -113,7 +113,9 @@ def ipu_copy(t: Tensor, destination: int, source: Optional[int] = None) -> Tenso
         try:
             source = t.ipu
         except UndefinedValue:
-            raise ValueError(f"ipu_copy: got %{t.name}, whose device is not known; expected source. Pass source=.") from None
+            raise ValueError(
+                f"ipu_copy: got %{t.name}, whose device is not known; expected source. Pass source=."
+            ) from None
     y: Tensor = _ipu_copy(t, destination, source)
     assert y._op is not None
     y._op.ipu = destination
@@ -187,9 +189,11 @@ def print_tensor(
     Raises:
         ValueError: unless separator and brackets are one character each, or for another float_format.
     """
+    if title is None and isinstance(t, Tensor):
+        title = t.name
     result: Tensor = _print_tensor(
-        t, t.name if title is None and isinstance(t, Tensor) else title, print_self, print_gradient, summarise_threshold,
-        edge_items, max_line_width, digits, float_format, separator, open_bracket, close_bracket,
+        t, title, print_self, print_gradient, summarise_threshold, edge_items, max_line_width, digits, float_format,
+        separator, open_bracket, close_bracket,
     )  # fmt: skip
     return result
 
@@ -202,11 +206,15 @@ def remote_code_load(graph: Graph, destination: CODE_LOCATION) -> None:
         NotImplementedError: for a destination other than "executable".
     """
     if graph is get_current_graph():
-        raise ValueError(f"remote_code_load: got the current graph '{graph.name or 'main'}'; expected a graph to be called from it.")
+        raise ValueError(
+            f"remote_code_load: got the current graph '{graph.name or 'main'}'; expected a graph to be called from it."
+        )
     if destination != "executable":
         raise NotImplementedError(f"remote_code_load: got destination {destination!r}; expected 'executable'.")
 
 
 def code_copy(graph: Graph, source: CODE_LOCATION, destination: CODE_LOCATION) -> None:
     """Not implemented, as in PopXL."""
-    raise NotImplementedError("code_copy: got a call; expected none: PopXL does not implement it. Use remote_code_load.")
+    raise NotImplementedError(
+        "code_copy: got a call; expected none: PopXL does not implement it. Use remote_code_load."
+    )

@@ -45,14 +45,19 @@ def _gather_on_host(
 
 @op(host=_gather_on_host)
 def gather(
-    t: Tensor, indices: Tensor, axis: int = 0, available_memory_proportion: Optional[float] = None, zero_OOR: bool = False
+    t: Tensor,
+    indices: Tensor,
+    axis: int = 0,
+    available_memory_proportion: Optional[float] = None,
+    zero_OOR: bool = False,
 ) -> TensorSpec:
     """Take slices of t along an axis, as numpy.take does.
 
     Shapes: t [a.., n, b..], any dtype; indices [i..], integers -> [a.., i.., b..], t's dtype.
     Args:
         available_memory_proportion: without effect here.
-        zero_OOR: indices outside [0, n) give zeros and get no gradient. Without it such indices are an error when they are used.
+        zero_OOR: indices outside [0, n) give zeros and get no gradient. Without it such indices are an error when they
+            are used.
     Raises:
         ShapeError: for an axis that t lacks.
         DTypeError: for indices that are no integers.
@@ -63,9 +68,7 @@ def gather(
 
 
 @op
-def gather_grad(
-    dy: Tensor, indices: Tensor, shape: Tuple[int, ...], axis: int, zero_OOR: bool
-) -> TensorSpec:
+def gather_grad(dy: Tensor, indices: Tensor, shape: Tuple[int, ...], axis: int, zero_OOR: bool) -> TensorSpec:
     """Zeros of ``shape`` with dy's slices added at the indices along an axis: gather's gradient. Not in PopXL's API.
 
     Slices that share an index are added in the order of the indices; 16-bit types add in float32.
@@ -75,7 +78,13 @@ def gather_grad(
 
 @gather.vjp
 def gather_vjp(
-    dy: Tensor, y: Tensor, t: Tensor, indices: Tensor, axis: int, available_memory_proportion: Proportion, zero_OOR: bool
+    dy: Tensor,
+    y: Tensor,
+    t: Tensor,
+    indices: Tensor,
+    axis: int,
+    available_memory_proportion: Proportion,
+    zero_OOR: bool,
 ) -> Tuple[Tensor, None]:
     """Add the gradient's slices where they came from."""
     return gather_grad(dy, indices, t.shape, axis, zero_OOR), None
@@ -102,7 +111,11 @@ def gather_grad_cost(y: Tensor, dy: Tensor, *attributes: Any) -> Cost:
 
 
 def tied_gather(
-    t: Tensor, indices: Tensor, axis: int = 0, available_memory_proportion: Optional[float] = None, zero_OOR: bool = False
+    t: Tensor,
+    indices: Tensor,
+    axis: int = 0,
+    available_memory_proportion: Optional[float] = None,
+    zero_OOR: bool = False,
 ) -> Tensor:
     """As `gather`; PopXL's variant keeps a matmul's layout for t, which makes no difference here."""
     result: Tensor = gather(t, indices, axis, available_memory_proportion, zero_OOR)
@@ -118,7 +131,8 @@ def _check_elementwise(name: str, t: Tensor, indices: Tensor, values_shape: Tupl
     fits = indices.rank == t.rank and all(i <= n for a, (i, n) in enumerate(zip(indices.shape, t.shape)) if a != axis)
     if not fits or values_shape != indices.shape:
         raise ShapeError(
-            f"{name}: got t {t.spec}, indices {indices.spec} and values of shape {list(values_shape)} on axis {axis}; expected indices "
+            f"{name}: got t {t.spec}, indices {indices.spec} and values of shape {list(values_shape)} on axis {axis}; "
+            "expected indices "
             "and values of one shape, of t's rank and no longer than t except on that axis."
         )
     return axis
@@ -144,7 +158,13 @@ def scatter(
 
 @scatter.vjp
 def scatter_vjp(
-    dy: Tensor, y: Tensor, t: Tensor, indices: Tensor, values: Tensor, axis: int, available_memory_proportion: Proportion
+    dy: Tensor,
+    y: Tensor,
+    t: Tensor,
+    indices: Tensor,
+    values: Tensor,
+    axis: int,
+    available_memory_proportion: Proportion,
 ) -> Tuple[Tensor, None, Tensor]:
     """No gradient for what was overwritten; values get what stands in their places."""
     return scatter(dy, indices, zeros(values.spec), axis), None, take_along_axis(dy, indices, axis)
@@ -254,7 +274,8 @@ def _onehot(t: Tensor, num_classes: int, values: Tensor, axis: int) -> TensorSpe
         raise ShapeError(f"onehot: got values {values.spec}; expected a tensor of two: [off, on].")
     if not -t.rank - 1 <= axis <= t.rank or num_classes < 1:
         raise ShapeError(
-            f"onehot: got axis {axis} and num_classes {num_classes} for t {t.spec}; expected {-t.rank - 1} <= axis <= {t.rank} and at "
+            f"onehot: got axis {axis} and num_classes {num_classes} for t {t.spec}; expected {-t.rank - 1} <= axis <= "
+            f"{t.rank} and at "
             "least one class."
         )
     axis %= t.rank + 1
@@ -262,9 +283,7 @@ def _onehot(t: Tensor, num_classes: int, values: Tensor, axis: int) -> TensorSpe
 
 
 @_onehot.vjp
-def onehot_vjp(
-    dy: Tensor, y: Tensor, t: Tensor, num_classes: int, values: Tensor, axis: int
-) -> Tuple[None, Tensor]:
+def onehot_vjp(dy: Tensor, y: Tensor, t: Tensor, num_classes: int, values: Tensor, axis: int) -> Tuple[None, Tensor]:
     """``on`` gets the sum over the hot positions, ``off`` that over the others."""
     off_on = make_constant(np.array([0, 1], dy.dtype.as_numpy()), dy.dtype, None)
     hot = sum_to(mul(dy, _onehot(t, num_classes, off_on, axis)), (1,) * dy.rank)
@@ -281,13 +300,17 @@ def onehot_cost(y: Tensor, *arguments: Any) -> Cost:
 def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
     """One-hot along a new axis: values[1] at position t, values[0] elsewhere; positions outside are nowhere hot.
 
-    Shapes: t [a.., b..], integers; num_classes, a constant; values [2], any dtype -> [a.., classes, b..], values' dtype.
+    Shapes: t [a.., b..], integers; num_classes, a constant; values [2], any dtype -> [a.., classes, b..], values'
+        dtype.
     Raises:
         ShapeError: for values of another shape, or an axis outside -rank - 1 .. rank.
         ValueError: if num_classes is not a constant: the result's shape depends on it.
     """
     if not isinstance(num_classes, Constant) or num_classes.nelms != 1:
-        raise GraphError(f"onehot: got num_classes {num_classes!r}; expected a constant of one element: it decides the result's shape.")
+        raise GraphError(
+            f"onehot: got num_classes {num_classes!r}; expected a constant of one element: it decides the result's "
+            "shape."
+        )
     result: Tensor = _onehot(t, int(num_classes._data.reshape(-1)[0]), values, axis)
     return result
 
@@ -303,7 +326,8 @@ def _check_dynamic(name: str, t: Tensor, index: Tensor, axes: Iterable[int], siz
     fits = len(set(where_)) == len(where_) == len(lengths) == index.nelms and index.rank <= 1
     if not fits or any(not 1 <= n <= t.shape[a] for a, n in zip(where_, lengths)):
         raise ShapeError(
-            f"{name}: got index {index.spec}, axes {where_} and sizes {lengths} for t {t.spec}; expected one index, one axis and one size "
+            f"{name}: got index {index.spec}, axes {where_} and sizes {lengths} for t {t.spec}; expected one index, "
+            "one axis and one size "
             "for each axis that is sliced, and sizes no longer than it."
         )
     shape = list(t.shape)

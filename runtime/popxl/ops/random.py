@@ -20,22 +20,24 @@ def check_seed(name: str, parameter: str, seed: Tensor) -> None:
     """ShapeError (a ValueError) unless ``seed`` is uint32 [2]."""
     if seed.shape != (2,) or seed.dtype is not dtypes.uint32:
         raise ShapeError(
-            f"{name}: got {parameter} {seed.spec}; expected uint32[2]. Make seeds with popxl.create_seeds, and split them with "
-            "ops.split_random_seed."
+            f"{name}: got {parameter} {seed.spec}; expected uint32[2]. Make seeds with popxl.create_seeds, and "
+            "split them with ops.split_random_seed."
         )
 
 
 def _check_rate(name: str, parameter: str, rate: float) -> None:
     if not 0 <= rate < 1:
-        raise ValueError(f"{name}: got {parameter} {rate}; expected 0 <= {parameter} < 1, the share of elements to drop.")
+        raise ValueError(
+            f"{name}: got {parameter} {rate}; expected 0 <= {parameter} < 1, the share of elements to drop."
+        )
 
 
 @op(random=True)
 def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> TensorSpec:
     """Zero elements with probability p and multiply the others by 1 / (1 - p).
 
-    An element stays when its 32-bit draw is at least p * 2**32, rounded to an integer. The draw depends on the seed and the
-    element's row-major index alone, so the same seed drops the same elements again.
+    An element stays when its 32-bit draw is at least p * 2**32, rounded to an integer. The draw depends on the seed and
+    the element's row-major index alone, so the same seed drops the same elements again.
 
     Shapes: t [a], floating point; seed_tensor [2], uint32 -> [a], t's dtype.
     Raises:
@@ -77,7 +79,9 @@ def shaped_dropout(t: Tensor, seed_tensor: Tensor, shape: Iterable[int], ratio: 
     except ValueError:
         fits = False
     if not fits:
-        raise ShapeError(f"shaped_dropout: got shape {list(shape)} for t {t.spec}; expected a shape that broadcasts to t's.")
+        raise ShapeError(
+            f"shaped_dropout: got shape {list(shape)} for t {t.spec}; expected a shape that broadcasts to t's."
+        )
     return t.spec
 
 
@@ -98,7 +102,9 @@ def shaped_dropout_cost(y: Tensor, t: Tensor, seed_tensor: Tensor, shape: Iterab
 def _check_drawn(name: str, seed_tensor: Tensor, data_type: dtype) -> None:
     check_seed(name, "seed_tensor", seed_tensor)
     if not data_type.is_floating_point or data_type.itemsize == 1:
-        raise DTypeError(f"{name}: got dtype {data_type.name}; expected floating point of 16 bits or more. Cast the result.")
+        raise DTypeError(
+            f"{name}: got dtype {data_type.name}; expected floating point of 16 bits or more. Cast the result."
+        )
 
 
 @op(random=True, differentiable=False)
@@ -132,8 +138,8 @@ def random_normal(
 ) -> TensorSpec:
     """Draw from the normal distribution with this mean and standard deviation.
 
-    Box and Muller's transform (1958, doi:10.1214/aoms/1177706645) of the draws of elements 2i and 2i + 1, in float64; no value is
-    further than 6.7 standard deviations from the mean.
+    Box and Muller's transform (1958, doi:10.1214/aoms/1177706645) of the draws of elements 2i and 2i + 1, in float64;
+    no value is further than 6.7 standard deviations from the mean.
 
     Shapes: seed_tensor [2], uint32 -> shape, of dtype.
     Raises:

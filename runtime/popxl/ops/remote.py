@@ -15,17 +15,22 @@ def check_offset(name: str, remote_buffer: RemoteBuffer, offset: Offset) -> None
     """Check a slot's number.
 
     Raises:
-        TypeError: for something that is no remote buffer, or an offset that is neither an int nor an int32 or uint32 tensor.
+        TypeError: for something that is no remote buffer, or an offset that is neither an int nor an int32 or uint32
+            tensor.
         ShapeError: for a tensor of more than one element.
-        ValueError: for a negative int. (Buffers may still grow, so an int beyond the end is found when the program is prepared.)
+        ValueError: for a negative int. (Buffers may still grow, so an int beyond the end is found when the program is
+            prepared.)
     """
     if not isinstance(remote_buffer, RemoteBuffer):
         raise TypeError(
-            f"{name}: got remote_buffer = {type(remote_buffer).__name__}; expected a RemoteBuffer. Make one with popxl.remote_buffer."
+            f"{name}: got remote_buffer = {type(remote_buffer).__name__}; expected a RemoteBuffer. Make one with "
+            "popxl.remote_buffer."
         )
     if isinstance(offset, Tensor):
         if offset.dtype not in (dtypes.int32, dtypes.uint32):
-            raise DTypeError(f"{name}: got offset {offset.spec}; expected an int, or an int32 or uint32 tensor. Cast it.")
+            raise DTypeError(
+                f"{name}: got offset {offset.spec}; expected an int, or an int32 or uint32 tensor. Cast it."
+            )
         if offset.nelms != 1:
             raise ShapeError(f"{name}: got offset {offset.spec}; expected one number. Load one slot per op.")
     elif isinstance(offset, bool) or not hasattr(offset, "__index__"):

@@ -1,4 +1,4 @@
-"""Ops that rearrange elements. Out-of-place forms give independent values; the forms in ``_`` are views of their operand."""
+"""Ops that rearrange elements. Out-of-place forms give independent values; the forms in ``_`` are views."""
 
 import math
 from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
@@ -72,12 +72,14 @@ def flatten_(t: Tensor) -> Tensor:
 
 
 def resolve_permutation(t: Tensor, permutation: Optional[Iterable[int]]) -> Tuple[int, ...]:
-    """The permutation with axes counted from the front; reversed axes for None. ShapeError unless each axis is there once."""
+    """The permutation, axes counted from the front; reversed for None. ShapeError unless each axis is there once."""
     if permutation is None:
         return tuple(reversed(range(t.rank)))
     axes = tuple(normalise_axis("transpose", t, a) for a in permutation)
     if sorted(axes) != list(range(t.rank)):
-        raise ShapeError(f"transpose: got permutation {list(axes)} for t {t.spec}; expected each of its {t.rank} axes once.")
+        raise ShapeError(
+            f"transpose: got permutation {list(axes)} for t {t.spec}; expected each of its {t.rank} axes once."
+        )
     return axes
 
 
@@ -102,12 +104,14 @@ transpose_ = alias(transpose)
 
 
 def resolve_squeezed(t: Tensor, axes: Optional[Iterable[int]]) -> Tuple[int, ...]:
-    """The axes to drop, ascending: all of size 1 for None. ShapeError for one that is longer, missing or named twice."""
+    """The axes to drop, ascending: all of size 1 for None. ShapeError for one that is longer, missing or repeated."""
     if axes is None:
         return tuple(a for a, n in enumerate(t.shape) if n == 1)
     result = normalise_axes("squeeze", t, tuple(axes))
     if any(t.shape[a] != 1 for a in result):
-        raise ShapeError(f"squeeze: got axes {list(result)} for t {t.spec}; expected axes of size 1. Slice longer ones first.")
+        raise ShapeError(
+            f"squeeze: got axes {list(result)} for t {t.spec}; expected axes of size 1. Slice longer ones first."
+        )
     return result
 
 
@@ -144,7 +148,8 @@ def resolve_slices(shape: Sequence[int], start: Any, stop: Any, step: Any, axis:
     """One Python slice per axis of ``shape`` from `slice`'s arguments.
 
     Raises:
-        ShapeError: lists of different lengths, more entries than axes, an axis that is missing or named twice, or a step of 0.
+        ShapeError: lists of different lengths, more entries than axes, an axis that is missing or named twice, or a
+            step of 0.
     """
     what = f"slice: got start={start}, stop={stop}, step={step}, axis={axis} for shape {list(shape)}"
     given = [_as_list(v) for v in (start, stop, step, axis)]
@@ -166,7 +171,11 @@ def resolve_slices(shape: Sequence[int], start: Any, stop: Any, step: Any, axis:
     return tuple(result)
 
 
-@op(name="slice", views=("t",), host=lambda t, start, stop, step, axis: t[resolve_slices(t.shape, start, stop, step, axis)])
+def _slice_on_host(t: np.ndarray, start: Any, stop: Any, step: Any, axis: Any) -> np.ndarray:
+    return np.asarray(t[resolve_slices(t.shape, start, stop, step, axis)])
+
+
+@op(name="slice", views=("t",), host=_slice_on_host)
 def _slice(
     t: Tensor, start: SliceArgument = None, stop: SliceArgument = None, step: SliceArgument = None, axis: Ints = None
 ) -> TensorSpec:
@@ -175,7 +184,8 @@ def _slice(
     shape = tuple(len(range(*s.indices(n))) for s, n in zip(slices, t.shape))
     if 0 in shape:
         raise ShapeError(
-            f"slice: got start={start}, stop={stop}, step={step}, axis={axis} for t {t.spec}; expected at least one element on every "
+            f"slice: got start={start}, stop={stop}, step={step}, axis={axis} for t {t.spec}; expected at least one "
+            "element on every "
             f"axis, but the result has shape {list(shape)}."
         )
     return TensorSpec(shape, t.dtype)
@@ -188,10 +198,11 @@ def slice(
     step: Optional[Union[int, List[Optional[int]]]] = None,
     axis: Optional[Union[int, List[int]]] = None,
 ) -> Tensor:
-    """Select elements by position, as Python slices do: negative positions count from the end, a negative step reverses.
+    """Select elements by position, as Python slices do: negative positions count from the end, a negative step
+    reverses.
 
-    Entry i of the lists is for axis ``axis[i]``; without ``axis``, for axis i. None entries mean the whole axis. With no
-    arguments the result is t itself.
+    Entry i of the lists is for axis ``axis[i]``; without ``axis``, for axis i. None entries mean the whole axis. With
+    no arguments the result is t itself.
 
     Raises:
         ShapeError: lists of different lengths, an unknown axis, a step of 0, or an empty result.
@@ -240,14 +251,17 @@ slice_grad.cost(moves_data)
 
 
 def subsample(t: Tensor, strides: Union[int, Iterable[int]]) -> Tensor:
-    """Every n-th element of each axis: element i of axis a is t's element i * strides[a]. One number is for the first axis.
+    """Every n-th element of each axis: element i of axis a is t's element i * strides[a]. One number is for the first
+    axis.
 
     Raises:
         ShapeError: for more strides than axes, or a stride below 1.
     """
     steps = [strides] if isinstance(strides, int) else list(strides)
     if len(steps) > t.rank or any(s < 1 for s in steps):
-        raise ShapeError(f"subsample: got strides {steps} for t {t.spec}; expected at most {t.rank} numbers of at least 1.")
+        raise ShapeError(
+            f"subsample: got strides {steps} for t {t.spec}; expected at most {t.rank} numbers of at least 1."
+        )
     return _slice(t, None, None, steps, None)
 
 
@@ -264,7 +278,8 @@ def resolve_splits(t: Tensor, splits: Union[int, Sequence[int]], axis: int) -> T
     lengths = tuple(int(n) for n in splits)
     if sum(lengths) != size or any(n < 1 for n in lengths):
         raise ShapeError(
-            f"split: got splits {list(lengths)} for axis {axis} of t {t.spec}; expected positive lengths that add up to {size}."
+            f"split: got splits {list(lengths)} for axis {axis} of t {t.spec}; expected positive lengths that add up "
+            f"to {size}."
         )
     return lengths
 
@@ -287,9 +302,7 @@ def split(t: Tensor, splits: Union[int, List[int]], axis: int = 0) -> List[Tenso
 
 
 @split.vjp
-def split_vjp(
-    dy: List[Tensor], y: List[Tensor], t: Tensor, splits: Union[int, List[int]], axis: int
-) -> Tensor:
+def split_vjp(dy: List[Tensor], y: List[Tensor], t: Tensor, splits: Union[int, List[int]], axis: int) -> Tensor:
     """Join the gradients."""
     return concat(dy, axis)
 
@@ -310,13 +323,17 @@ def concat(ts: Iterable[Tensor], axis: int = 0) -> TensorSpec:
         raise ShapeError("concat: got no tensors; expected at least one.")
     for t in tensors:
         if not isinstance(t, Tensor):
-            raise TypeError(f"concat: got {type(t).__name__} in ts; expected tensors. Make a constant with popxl.constant(...).")
+            raise TypeError(
+                f"concat: got {type(t).__name__} in ts; expected tensors. Make a constant with popxl.constant(...)."
+            )
     check_same_dtype("concat", **{f"ts[{i}]": t for i, t in enumerate(tensors)})
     first = tensors[0]
     axis = normalise_axis("concat", first, axis)
     for t in tensors:
         if t.rank != first.rank or any(n != m for a, (n, m) in enumerate(zip(t.shape, first.shape)) if a != axis):
-            raise ShapeError(f"concat: got {first.spec} and {t.spec} for axis {axis}; expected equal sizes on all other axes.")
+            raise ShapeError(
+                f"concat: got {first.spec} and {t.spec} for axis {axis}; expected equal sizes on all other axes."
+            )
     total = sum(t.shape[axis] for t in tensors)
     return TensorSpec((*first.shape[:axis], total, *first.shape[axis + 1 :]), first.dtype)
 

@@ -10,7 +10,7 @@ import torch
 from popxl.generator import GOLDEN, MURMUR_MULTIPLIERS, SPLITMIX_MULTIPLIERS
 
 BLOCK = {"cpu": 1 << 15}
-"""Counters per block, by device type: on a CPU six buffers of 256 KiB (3.5 ns per draw on an EPYC core; 5.5 at 2**13)."""
+"""Counters per block, by device type: on a CPU six buffers of 256 KiB (3.5 ns per draw on one core; 5.5 at 2**13)."""
 LARGE_BLOCK = 1 << 22
 """Counters per block elsewhere: few launches, 160 MiB of scratch memory at most."""
 MASK = 0xFFFFFFFF

@@ -61,9 +61,16 @@ def resolve_group(name: str, t: Tensor, group: Optional[ReplicaGrouping]) -> Rep
     if group is None:
         return t.ir.replica_grouping()
     if not isinstance(group, ReplicaGrouping):
-        raise TypeError(f"{name}: got group = {type(group).__name__}; expected a ReplicaGrouping. Make one with ir.replica_grouping.")
+        raise TypeError(
+            f"{name}: got group = {type(group).__name__}; expected a ReplicaGrouping. Make one with "
+            "ir.replica_grouping."
+        )
     if group._ir is not t.ir:
-        raise GraphError(f"{name}: got a group of Ir {group._ir.id}; expected one of Ir {t.ir.id}, which holds %{t.name}.")
+        raise GraphError(
+            f"{name}: got a group of Ir {group._ir.id}; expected one of Ir {t.ir.id}, which holds %{t.name}."
+        )
     if not group.is_const:
-        raise GraphError(f"{name}: got {group}; expected a group with a constant stride, which collectives need. Use group.const_rg.")
+        raise GraphError(
+            f"{name}: got {group}; expected a group with a constant stride, which collectives need. Use group.const_rg."
+        )
     return group

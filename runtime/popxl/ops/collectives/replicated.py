@@ -1,6 +1,7 @@
 """Collectives over the replicas of a group. Member i of a group is the i-th in increasing order of replicas.
 
-Shards follow one layout: flatten row-major, pad with zeros at the end, cut into group-size equal pieces; member i holds piece i.
+Shards follow one layout: flatten row-major, pad with zeros at the end, cut into group-size equal pieces; member i holds
+piece i.
 """
 
 from typing import Any, Literal, Optional, Tuple
@@ -118,7 +119,8 @@ def replicated_slice(t: Tensor, axis: int = 0, group: Optional[ReplicaGrouping] 
     axis = normalise_axis("replicated_slice", t, axis)
     if t.shape[axis] % size:
         raise ShapeError(
-            f"replicated_slice: got axis {axis} of t {t.spec} for a group of {size}; expected a multiple of the group's size. Pad t."
+            f"replicated_slice: got axis {axis} of t {t.spec} for a group of {size}; expected a multiple of the "
+            "group's size. Pad t."
         )
     piece = t.shape[axis] // size
     return TensorSpec((*t.shape[:axis], *([piece] if piece > 1 else []), *t.shape[axis + 1 :]), t.dtype)
@@ -172,8 +174,8 @@ def replicated_all_gather(
     Args:
         group: default: all replicas.
     Raises:
-        ValueError: for another output_shape, an axis that is no int or that t lacks, "meta_shape" for a tensor that has none or
-            that is not one of group-size shards of it, a group of another Ir, or one without a constant stride.
+        ValueError: for another output_shape, an axis that is no int or that t lacks, "meta_shape" for a tensor that has
+            none or that is not one of group-size shards of it, a group of another Ir, or one without a constant stride.
     """
     if not isinstance(t, Tensor):
         raise TypeError(f"replicated_all_gather: got t = {type(t).__name__}; expected a popxl.Tensor.")
@@ -181,7 +183,8 @@ def replicated_all_gather(
         raise ValueError(f"replicated_all_gather: got axis {axis!r}; expected an int.")
     if output_shape not in ("new_axis", "concat", "meta_shape", "auto"):
         raise ValueError(
-            f"replicated_all_gather: got output_shape {output_shape!r}; expected 'new_axis', 'concat', 'meta_shape' or 'auto'."
+            f"replicated_all_gather: got output_shape {output_shape!r}; expected 'new_axis', 'concat', 'meta_shape' or "
+            "'auto'."
         )
     if output_shape == "auto":
         output_shape = "meta_shape" if t.meta_shape else "concat"
@@ -190,7 +193,8 @@ def replicated_all_gather(
         elements = TensorSpec(t.meta_shape, t.dtype).nelms
         if not t.meta_shape or shard_length(elements, size) != t.nelms:
             raise ShapeError(
-                f"replicated_all_gather: got t {t.spec} for a group of {size}; expected a shard of 1 / {size} of its meta_shape. Gather over "
+                f"replicated_all_gather: got t {t.spec} for a group of {size}; expected a shard of 1 / {size} of its "
+                "meta_shape. Gather over "
                 "the group that it was sharded over."
             )
     result: Tensor = _all_gather(t, axis, group, output_shape, t.meta_shape if output_shape == "meta_shape" else ())

@@ -30,7 +30,9 @@ def _devices(name: str, ts: Sequence[Tensor], ipus: Optional[Sequence[int]]) -> 
         try:
             return tuple(t.ipu for t in ts)
         except UndefinedValue as error:
-            raise GraphError(f"{name}: got no ipus, and a tensor whose device is not known; expected ipus=[..]. ({error})") from None
+            raise GraphError(
+                f"{name}: got no ipus, and a tensor whose device is not known; expected ipus=[..]. ({error})"
+            ) from None
     if len(ipus) != len(ts):
         raise ShapeError(f"{name}: got {len(ipus)} ipus for {len(ts)} tensors; expected one for each tensor.")
     return tuple(ipus)
@@ -68,7 +70,9 @@ def _identical_grad_inputs(ts: List[Tensor], ipus: Tuple[int, ...], op: Collecti
 
 def _only_add(name: str, op: str) -> None:
     if op != "add":
-        raise GraphError(f"autodiff: got {name} with op {op!r}; expected 'add', the one reduction with a gradient rule here.")
+        raise GraphError(
+            f"autodiff: got {name} with op {op!r}; expected 'add', the one reduction with a gradient rule here."
+        )
 
 
 @_all_reduce.vjp
@@ -102,7 +106,8 @@ def all_reduce(ts: List[Tensor], ipus: Optional[List[int]] = None, op: Collectiv
     Args:
         ipus: device of each tensor; default: that of the op that made it.
     Raises:
-        ValueError: a device that is not known, another number of devices than tensors, different shapes, or an unknown reduction.
+        ValueError: a device that is not known, another number of devices than tensors, different shapes, or an unknown
+            reduction.
     """
     devices = _devices("all_reduce", ts, ipus)
     return _place(_all_reduce(ts, devices, op), devices)
