@@ -1,8 +1,10 @@
 """The one door to what goes beyond PopXL. Where its extensions are missing, plain PopXL serves."""
 
+import inspect
 from typing import Optional
 
 import popxl
+import popxl_addons as addons
 
 try:
     from popxl import extensions
@@ -24,3 +26,14 @@ def data_type(precision: str) -> popxl.dtype:
             raise UserError("precision: got bfloat16; expected a type of this PopXL. Use float16 or float32.")
         return found
     return popxl.dtype.from_name(precision)
+
+
+def accumulator_options(weights: popxl.dtype) -> dict[str, popxl.dtype]:
+    """Keyword arguments for `autodiff_with_accumulation` that keep accumulators of 16-bit weights in float32.
+
+    Plain PopXL accumulates in the weight's own type, and has no such option.
+    """
+    parameters = inspect.signature(addons.autodiff_with_accumulation).parameters
+    if weights is popxl.float32 or "accumulator_dtype" not in parameters:
+        return {}
+    return {"accumulator_dtype": popxl.float32}

@@ -1,0 +1,45 @@
+"""The picture of a run's losses."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+SMOOTHING = 0.95
+"""Share of the running mean in each step of the smooth training curve."""
+
+
+def draw_losses(metrics: "list[dict[str, Any]]", path: Path, title: str) -> None:
+    """Write training and validation loss against steps to a PNG file."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt  # the backend has to be chosen first
+
+    steps = np.array([line["step"] for line in metrics])
+    losses = np.array([line["loss"] for line in metrics])
+    validated = [(line["step"], line["validation_loss"]) for line in metrics if line.get("validation_loss") is not None]
+    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120, layout="constrained")
+    try:
+        axes.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
+        axes.plot(steps, smooth(losses), color="tab:blue", label="training (smoothed)")
+        if validated:
+            axes.plot(*zip(*validated), color="tab:orange", marker="o", markersize=3, label="validation")
+        axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)", title=title)
+        axes.grid(alpha=0.3)
+        axes.legend()
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        figure.savefig(partial, format="png")
+        os.replace(partial, path)
+    finally:
+        plt.close(figure)
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """Exponential running mean, corrected for its start."""
+    result, mean, weight = np.empty(len(values)), 0.0, 0.0
+    for index, value in enumerate(values):
+        mean = SMOOTHING * mean + (1 - SMOOTHING) * value
+        weight = SMOOTHING * weight + (1 - SMOOTHING)
+        result[index] = mean / weight
+    return result

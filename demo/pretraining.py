@@ -1,0 +1,136 @@
+"""The training job: `python demo/pretraining.py --config NAME --input_files 'data/…/*.tfrecord'`. See --help."""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # run as a script: the repository's packages are beside this folder, not in it
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+import popdist
+from tokenizers import Tokenizer
+
+from config import Config, ConfigError, UserError, exit_on_user_error, parse_command_line, to_yaml, validate
+from data import DataError, Dataset, SyntheticDataset, TokenDataset
+from demo.pictures import draw_losses
+from demo.run_folder import RunFolder, choose_folder
+from demo.text import read_tokenizer, write_samples
+from demo.training_run import TrainingRun
+from execution.metrics import read_metrics
+from utils.log import set_up_logging
+from utils.units import si
+
+PROMPT_TOKENS = 24
+SAMPLE_TOKENS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What this program prints at the end."""
+
+    samples: int = 2
+    """Texts that the model writes at the end, where there is a tokenizer; 0: none."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train as the command line says. Returns the exit code."""
+    config, options = parse_command_line(
+        arguments, program="demo/pretraining.py: pretrain a GPT", default="gpt3_2.7B_pod64", options=Options
+    )
+    is_leader = popdist.getInstanceIndex() == 0
+    set_up_logging(is_leader)
+    if popdist.isPopdistEnvSet():
+        validate(config, replicas=popdist.getNumTotalReplicas())
+    with data_errors_are_user_errors():
+        data, validation_data = open_data(config)
+        tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
+        check_tokenizer(config, tokenizer)
+        folder, saved = choose_folder(config)
+        if saved is not None and saved.position.step > config.training.steps:
+            raise ConfigError(
+                [
+                    f"steps: got {config.training.steps}; expected at least {saved.position.step} (see {saved.folder})."
+                    " Train for more steps, or load an older checkpoint."
+                ]
+            )
+        folder.prepare(config)
+        print(to_yaml(config))
+        print(f"{si(config.model.parameters)} parameters, run folder {folder.path}")
+        if saved is not None:
+            print(f"continuing after step {saved.position.step}, from {saved.folder}")
+        run = TrainingRun(config, folder, data, validation_data, saved)
+        signal = run.run()
+        finish(run, tokenizer, validation_data or data, options.samples if signal is None else 0)
+    return 0 if signal is None else 128 + signal
+
+
+@contextlib.contextmanager
+def data_errors_are_user_errors() -> Iterator[None]:
+    """Input that cannot be used is the user's to change."""
+    try:
+        yield
+    except DataError as error:
+        raise UserError(str(error)) from error
+
+
+def open_data(config: Config) -> "tuple[Dataset, Optional[Dataset]]":
+    """Training and validation data; without files, random tokens."""
+    sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
+    if not config.data.input_files:
+        seed = config.training.seed
+        return SyntheticDataset(sequence, vocabulary, seed), SyntheticDataset(sequence, vocabulary, seed + 1)
+    validation = config.data.validation_files
+    return (
+        TokenDataset(config.data.input_files, sequence, vocabulary),
+        TokenDataset(validation, sequence, vocabulary) if validation else None,
+    )
+
+
+def check_tokenizer(config: Config, tokenizer: Optional[Tokenizer]) -> None:
+    """Refuse a tokenizer with tokens that the model does not have."""
+    if tokenizer is not None and tokenizer.get_vocab_size() > config.model.vocabulary_size:
+        raise UserError(
+            f"--tokenizer: got {config.data.tokenizer} with {tokenizer.get_vocab_size()} tokens; expected at most "
+            f"vocabulary_size = {config.model.vocabulary_size}. Use the tokenizer that made the data."
+        )
+
+
+def finish(run: TrainingRun, tokenizer: Optional[Tokenizer], data: Dataset, samples: int) -> None:
+    """Draw the losses, let the model write, and say where everything is."""
+    metrics = read_metrics(run.folder.metrics)
+    if metrics:
+        draw_losses(metrics, run.folder.picture, run.config.name)
+    if tokenizer is not None and samples > 0:
+        show_samples(run, tokenizer, data, samples)
+    show_files(run.folder, run.step)
+
+
+def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples: int) -> None:
+    """Print texts that the model writes, each after the beginning of a sample of the data."""
+    length = min(PROMPT_TOKENS, run.config.model.sequence_length // 2)
+    numbers = [index * (len(data) // samples) for index in range(samples)]
+    prompts = [data.read([number])[0, :length].tolist() for number in numbers]
+    texts = write_samples(run.session, run.config, tokenizer, prompts, SAMPLE_TOKENS)
+    for prompt, text in zip(prompts, texts):
+        print(f"\n--- given:\n{tokenizer.decode(prompt)}\n--- written:\n{text}")
+
+
+def show_files(folder: RunFolder, step: int) -> None:
+    """Print where the run's files are."""
+    print(f"\nAfter step {step}:")
+    for name, path in (
+        ("metrics", folder.metrics),
+        ("losses", folder.picture),
+        ("checkpoints", folder.checkpoints),
+        ("configuration", folder.config),
+    ):
+        print(f"  {name:<14}{path}")
+
+
+if __name__ == "__main__":
+    with exit_on_user_error():
+        sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,69 @@
+"""The progress line, and what is measured for it."""
+
+import time
+from collections import deque
+from typing import Optional
+
+from config import Config
+from execution.metrics import flops_per_step
+from utils.units import duration, si
+
+WINDOW = 20
+"""Session runs over which speed is averaged."""
+
+
+class Progress:
+    """Speed and time left, from the times of session runs; validation and saving are not counted as speed."""
+
+    def __init__(self, config: Config, first_step: int):
+        self.config = config
+        self.flops = flops_per_step(config)
+        self._times: "deque[tuple[int, float]]" = deque(maxlen=WINDOW)
+        self._begin = time.perf_counter()
+        self._first_step = first_step
+
+    def ran(self, steps: int, seconds: float) -> None:
+        """Count a session run."""
+        self._times.append((steps, seconds))
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Mean over the last runs; the very first, which may compile, drops out as soon as there are others."""
+        times = list(self._times)
+        if len(times) > 1 and len(times) < WINDOW:
+            times = times[1:]
+        return sum(seconds for _, seconds in times) / sum(steps for steps, _ in times)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Training tokens per second over all replicas."""
+        return self.config.tokens_per_step / self.seconds_per_step
+
+    @property
+    def flops_per_second(self) -> float:
+        """The model's floating-point operations per second over all replicas."""
+        return self.flops / self.seconds_per_step
+
+    def seconds_left(self, step: int) -> float:
+        """Expected time until the last step, at the pace of this run with everything in it."""
+        if step <= self._first_step:
+            return 0.0
+        pace = (time.perf_counter() - self._begin) / (step - self._first_step)
+        return pace * (self.config.training.steps - step)
+
+    def line(
+        self, step: int, loss: float, validation: Optional[float], learning_rate: float, gradient_norm: float
+    ) -> str:
+        """One line about a step."""
+        steps = self.config.training.steps
+        parts = [
+            f"step {step:>{len(str(steps))}}/{steps}",
+            f"loss {loss:.4f}",
+            f"validation {validation:.4f}" if validation is not None else "validation -",
+            f"lr {learning_rate:.2e}",
+            f"norm {gradient_norm:.3f}",
+            si(self.tokens_per_second, "tokens/s"),
+            si(self.flops_per_second, "FLOP/s"),
+            f"{duration(self.seconds_left(step))} left",
+        ]
+        return "  ".join(parts)

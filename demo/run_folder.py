@@ -1,0 +1,85 @@
+"""The folder that a run leaves: config.yml, metrics.jsonl, loss.png, checkpoints."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from config import Config, UserError, to_yaml
+from execution.checkpoint import SavedRun, checkpoints_in, find
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run's files are."""
+
+    path: Path
+    checkpoints: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def picture(self) -> Path:
+        """Training and validation loss."""
+        return self.path / "loss.png"
+
+    def prepare(self, config: Config) -> None:
+        """Make the folder and write the configuration.
+
+        Raises:
+            UserError: the folder takes no files.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.config.write_text(to_yaml(config), encoding="utf-8")
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: got '{error.strerror}' while writing; expected a folder that takes files. "
+                "Check its permissions and the space on the disk, or choose another --run_folder."
+            ) from error
+
+
+def choose_folder(config: Config) -> "tuple[RunFolder, Optional[SavedRun]]":
+    """The run's folder, and the checkpoint it continues from.
+
+    A run that starts afresh never touches an older run's files: it takes the first of `<name>`, `<name>-2`, .. that has
+    none. With `--checkpoint.load auto` it continues in `<name>`; so it does from the newest checkpoint's path.
+
+    Raises:
+        UserError: the checkpoint cannot be used.
+    """
+    root, load = Path(config.logging.run_folder), config.checkpoint.load
+    named = _folder(root / config.name, config)
+    if load is None:
+        return _unused(root, config), None
+    saved = find(load, named.checkpoints, config)
+    if load == "auto":
+        return named, saved
+    assert saved is not None
+    is_newest = [path.resolve() for path in checkpoints_in(named.checkpoints)[-1:]] == [saved.folder.resolve()]
+    return (named if is_newest else _unused(root, config)), saved
+
+
+def _folder(path: Path, config: Config) -> RunFolder:
+    return RunFolder(path, Path(config.checkpoint.save) if config.checkpoint.save else path / "checkpoints")
+
+
+def _unused(root: Path, config: Config) -> RunFolder:
+    if config.checkpoint.save and checkpoints_in(Path(config.checkpoint.save)):
+        raise UserError(
+            f"--checkpoint.save: got {config.checkpoint.save}, which holds checkpoints of another run; expected an "
+            "empty folder. Choose another, or continue that run with --checkpoint.load auto."
+        )
+    number, path = 1, root / config.name
+    while (path / "metrics.jsonl").exists() or checkpoints_in(path / "checkpoints"):
+        number += 1
+        path = root / f"{config.name}-{number}"
+    return _folder(path, config)

@@ -1,0 +1,84 @@
+"""Text that a trained model writes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import popxl_addons as addons
+from tokenizers import Tokenizer
+
+from config import Config, UserError, override
+from execution.inference import generation, logits
+from execution.variables import copy_weights
+
+END_OF_TEXT = "<|endoftext|>"
+TEMPERATURE = 0.8
+"""Below one makes likely tokens likelier still."""
+TOP = 40
+"""Tokens that are chosen from: the likeliest ones."""
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a file.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"--tokenizer: got {path}: {error.strerror}; expected a readable tokenizer.json. Check the path."
+        ) from error
+    except Exception as error:  # the tokenizers package raises nothing narrower
+        raise UserError(f"--tokenizer: got {path}: {error}; expected a tokenizer.json. Check the file.") from error
+
+
+def write_samples(
+    training: addons.TaskSession, config: Config, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], tokens: int
+) -> "list[str]":
+    """What the model makes of each prompt: up to so many tokens more, without the prompt.
+
+    The end of a text ends it, and so does the model's sequence length. The same weights write the same texts.
+    """
+    execution = config.execution
+    alone = override(
+        config, micro_batch_size=1, global_batch_size=len(prompts) * execution.data_parallel, device_iterations=1
+    )
+    session = generation(alone, rows=1)
+    copy_weights(training, session)
+    sequence = config.model.sequence_length
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    texts = [list(prompt)[:sequence] for prompt in prompts]
+    random, open_texts = np.random.default_rng(config.training.seed), set(range(len(texts)))
+    with session:
+        for _ in range(tokens):
+            open_texts = {i for i in open_texts if len(texts[i]) < sequence}
+            if not open_texts:
+                break
+            scores = _next_scores(session, alone, texts)
+            for i in sorted(open_texts):
+                token = choose(scores[i], random)
+                if token == end:
+                    open_texts.discard(i)
+                else:
+                    texts[i].append(token)
+    return [tokenizer.decode(text[len(prompt) :]) for text, prompt in zip(texts, prompts)]
+
+
+def _next_scores(session: addons.TaskSession, config: Config, texts: "list[list[int]]") -> np.ndarray:
+    """Logits of the token after each text, float32 [texts, vocabulary]."""
+    words = np.zeros((len(texts), config.model.sequence_length), np.int32)
+    for row, text in zip(words, texts):
+        row[: len(text)] = text
+    last = np.array([[len(text) - 1] for text in texts], np.int32)
+    copies = config.execution.data_parallel
+    words, last = np.repeat(words, copies, axis=0), np.repeat(last, copies, axis=0)
+    return logits(session, config, words, last)[::copies, 0]
+
+
+def choose(scores: np.ndarray, random: np.random.Generator) -> int:
+    """Draw one of the likeliest tokens. scores: logits [vocabulary]."""
+    likeliest = np.argsort(scores)[::-1][:TOP]
+    weights = np.exp((scores[likeliest] - scores[likeliest[0]]).astype(np.float64) / TEMPERATURE)
+    return int(random.choice(likeliest, p=weights / weights.sum()))

@@ -1,0 +1,167 @@
+"""The training loop: steps, validation, checkpoints, and an end that loses nothing."""
+
+import logging
+import signal
+import time
+from types import FrameType
+from typing import Any, Optional
+
+import numpy as np
+import popxl_addons as addons
+
+from config import Config, learning_rate
+from data import BatchLoader, Dataset
+from demo.progress import Progress
+from demo.run_folder import RunFolder
+from demo.wandb_log import WandbLog
+from execution.checkpoint import Position, SavedRun, save
+from execution.host import StepResult, run_steps
+from execution.inference import evaluate, evaluation
+from execution.metrics import MetricsFile
+from execution.pretraining import pretraining
+from execution.variables import copy_weights
+
+_LOG = logging.getLogger(__name__)
+
+
+class Interruption:
+    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop after the present step; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.signal: Optional[int] = None
+        self._before: "dict[int, Any]" = {}
+
+    def __enter__(self) -> "Interruption":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: Optional[FrameType]) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+        _LOG.info("stopping after this step; once more to stop at once")
+
+
+class Validation:
+    """The loss on held-out text: always the same batches, by a forward-only program with the training weights."""
+
+    def __init__(self, config: Config, dataset: Dataset):
+        self.config = config
+        self.session = evaluation(config)
+        self.loader = _loader(config, dataset, shuffle=False)
+
+    def loss(self, training: addons.TaskSession) -> float:
+        """Mean loss over the batches."""
+        copy_weights(training, self.session)
+        batches = self.config.training.validation_batches
+        with self.session:
+            losses = [evaluate(self.session, self.config, *self.loader.batch(step)) for step in range(batches)]
+        return sum(losses) / batches
+
+
+class TrainingRun:
+    """A run from its first step, or from a checkpoint, to its last."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        data: Dataset,
+        validation_data: Optional[Dataset],
+        saved: Optional[SavedRun],
+    ):
+        self.config = config
+        self.folder = folder
+        self.data = data
+        self.step = 0
+        """Optimizer steps done."""
+        self.session = pretraining(config)
+        if saved is not None:
+            saved.check_data(data.fingerprint)
+            saved.restore(self.session)
+            self.step = saved.position.step
+        self.loader = _loader(config, data, shuffle=True)
+        needs_validation = config.training.validate_every > 0 and validation_data is not None
+        self.validation = Validation(config, validation_data) if needs_validation and validation_data else None
+        self.metrics = MetricsFile(folder.metrics, self.step)
+        self.progress = Progress(config, self.step)
+        self.wandb = WandbLog(config, str(folder.path)) if config.logging.wandb else None
+        self._saved_step = self.step if saved is not None else None
+        self._last_validation: Optional[float] = None
+
+    def run(self) -> Optional[int]:
+        """Train to the last step. Returns the signal that ended the run early, if one did; then, too, all is saved."""
+        with Interruption() as interruption:
+            try:
+                with self.session:
+                    while self.step < self.config.training.steps and interruption.signal is None:
+                        self._advance()
+                    self._save()
+            finally:
+                self.loader.close()
+                self.metrics.close()
+                if self.wandb is not None:
+                    self.wandb.close()
+        return interruption.signal
+
+    def _advance(self) -> None:
+        """One session run, then what is due after it."""
+        iterations, training = self.config.execution.device_iterations, self.config.training
+        batches = [self.loader.batch(self.step + i) for i in range(iterations)]
+        rates = [learning_rate(training, self.step + i) for i in range(iterations)]
+        words, labels = (_joined([batch[part] for batch in batches]) for part in (0, 1))
+        begin = time.perf_counter()
+        results = run_steps(self.session, self.config, words, labels, rates)
+        self.progress.ran(iterations, time.perf_counter() - begin)
+        for result, rate in zip(results, rates):
+            self.step += 1
+            self._record(result, rate)
+        if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
+            self._save()
+
+    def _record(self, result: StepResult, rate: float) -> None:
+        every, last = self.config.training.validate_every, self.step == self.config.training.steps
+        validation = None
+        if self.validation is not None and (self.step % every == 0 or last):
+            validation = self._last_validation = self.validation.loss(self.session)
+        values = {
+            "step": self.step,
+            "loss": result.loss,
+            "validation_loss": validation,
+            "learning_rate": rate,
+            "gradient_norm": result.gradient_norm,
+        }
+        self.metrics.write(values)
+        if self.wandb is not None:
+            self.wandb.log({**values, "tokens_per_second": self.progress.tokens_per_second})
+        if self.step % self.config.logging.log_every == 0 or validation is not None or last:
+            line = self.progress.line(self.step, result.loss, self._last_validation, rate, result.gradient_norm)
+            print(line, flush=True)
+
+    def _save(self) -> None:
+        """Write a checkpoint, unless this step has one. Metrics up to it are on the disk first."""
+        if self._saved_step == self.step:
+            return
+        self.metrics.sync()
+        save(self.session, self.config, self.folder.checkpoints, Position(self.step, self.data.fingerprint))
+        self._saved_step = self.step
+
+
+def _loader(config: Config, dataset: Dataset, *, shuffle: bool) -> BatchLoader:
+    return BatchLoader(
+        dataset,
+        config.training.global_batch_size,
+        seed=config.training.seed,
+        shuffle=shuffle,
+        accumulation_steps=config.gradient_accumulation,
+        prefetch=2 if shuffle else 0,
+    )
+
+
+def _joined(arrays: "list[np.ndarray]") -> np.ndarray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -1,0 +1,298 @@
+"""Checkpoints of a training run: folders `step_<n>` with one safetensors file per layer, and `checkpoint.json`.
+
+Files hold whole tensors, whatever the layout: `weights.<parameter>` and `optimizer.<parameter>.<moment>`. bfloat16 is
+stored as float32, without loss. A folder appears under its name only when all of it is on the disk.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import popxl
+import popxl_addons as addons
+from popxl.tensor import Variable
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from config import Config, UserError, numerics_hash, to_mapping
+from data.folders import flush_folder, partial_folder, publish
+from execution.variables import write
+from modelling import Table, model_table
+
+FORMAT = 1
+MANIFEST = "checkpoint.json"
+_FOLDER = re.compile(r"step_(\d+)")
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands."""
+
+    step: int
+    """Optimizer steps done."""
+    data: str
+    """Fingerprint of the training data."""
+
+
+def folder_name(step: int) -> str:
+    """Name of the checkpoint after a step."""
+    return f"step_{step:08d}"
+
+
+def checkpoints_in(folder: Path) -> "list[Path]":
+    """Checkpoints of a folder, oldest first."""
+    found = [path for path in folder.glob("step_*") if _FOLDER.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def save(session: addons.TaskSession, config: Config, folder: Path, position: Position) -> Path:
+    """Write a checkpoint into a folder, then delete those beyond the newest `checkpoint.keep`.
+
+    Raises:
+        UserError: the folder takes no files or the disk is full; what was saved before stays.
+    """
+    target = folder / folder_name(position.step)
+    if target.exists():
+        return target
+    try:
+        for left in folder.glob(".step_*"):  # of runs that were killed while saving
+            shutil.rmtree(left, ignore_errors=True)
+        with partial_folder(target) as partial:
+            _write(session, config, partial, position)
+            publish(partial, target, overwrite=False)
+        for old in checkpoints_in(folder)[: -config.checkpoint.keep]:
+            _delete(old)
+    except OSError as error:
+        raise UserError(
+            f"{target}: got '{error.strerror or error}' while saving; expected a folder that takes the checkpoint. "
+            "Free space on the disk or set --checkpoint.save to another folder, and continue with --checkpoint.load."
+        ) from error
+    return target
+
+
+def _write(session: addons.TaskSession, config: Config, folder: Path, position: Position) -> None:
+    files: dict[str, Any] = {}
+    for layer, tensors in _layer_tensors(session, config):
+        path = folder / f"{layer}.safetensors"
+        save_file(tensors, path)
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    manifest = {
+        "format": FORMAT,
+        "step": position.step,
+        "data": {"fingerprint": position.data, "samples": position.step * config.training.global_batch_size},
+        "seed": session.get_tensor_data(session.state.seed).tolist(),
+        "numerics": numerics_hash(config),
+        "config": to_mapping(config),
+        "files": files,
+    }
+    with open(folder / MANIFEST, "w", encoding="utf-8") as file:
+        json.dump(manifest, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _delete(folder: Path) -> None:
+    """Delete a checkpoint, under a hidden name first: what carries a checkpoint's name is whole."""
+    hidden = folder.with_name(f".{folder.name}.deleted")
+    os.rename(folder, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+    flush_folder(folder.parent)
+
+
+def _layer_tensors(session: addons.TaskSession, config: Config) -> Iterator["tuple[str, dict[str, np.ndarray]]"]:
+    """Each layer's whole tensors by their names in its file."""
+    table = model_table(config.model)
+    for layer, variables in _layer_variables(session, config).items():
+        data = session.get_tensors_data(variables.values())
+        yield layer, {name: _whole(table, layer, name, data[v], config) for name, v in variables.items()}
+
+
+def _layer_variables(session: addons.TaskSession, config: Config) -> "dict[str, dict[str, Variable]]":
+    """Variables of the state by layer and by name in the layer's file."""
+    layers = ["embedding", *(f"decoder.{n}" for n in range(config.model.layers)), "head"]
+    return {
+        layer: {
+            f"{kind}.{name}": variable
+            for kind in ("weights", "optimizer")
+            for name, variable in session.state[f"{kind}.{layer}"].to_dict().items()
+        }
+        for layer in layers
+    }
+
+
+def _parameter(table: Table, layer: str, name: str) -> "Optional[Any]":
+    """The parameter that a tensor of the state is laid out like; none for scalars."""
+    kind, _, rest = name.partition(".")
+    if kind == "optimizer":
+        rest, _, moment = rest.rpartition(".")
+        if moment == "step":
+            return None
+    return table[f"{layer}.{rest}"]
+
+
+def _whole(table: Table, layer: str, name: str, pieces: np.ndarray, config: Config) -> np.ndarray:
+    parameter, execution = _parameter(table, layer, name), config.execution
+    if parameter is None:
+        return np.ascontiguousarray(pieces)
+    return parameter.unshard(pieces, execution.tensor_parallel_1, execution.tensor_parallel_2)
+
+
+class SavedRun:
+    """A checkpoint that was found and read far enough to know that it is of this model.
+
+    Raises:
+        UserError: it is missing, damaged, of another version, or of another model.
+    """
+
+    def __init__(self, folder: Path, config: Config):
+        self.folder = folder
+        self.config = config
+        manifest = _read_manifest(folder)
+        self._manifest = manifest
+        self.position = Position(manifest["step"], manifest["data"]["fingerprint"])
+        _check_fits(folder, manifest, config)
+
+    def check_data(self, fingerprint: str) -> None:
+        """Say so where the run continues on other data: its position in them then means little."""
+        if fingerprint != self.position.data:
+            _LOG.warning("%s: continuing on other training data than the checkpoint's.", self.folder)
+
+    def restore(self, session: addons.TaskSession) -> None:
+        """Give weights, optimizer state and seeds to a session.
+
+        Raises:
+            UserError: a file is missing or damaged.
+        """
+        table, execution = model_table(self.config.model), self.config.execution
+        for layer, variables in _layer_variables(session, self.config).items():
+            tensors = self._read(f"{layer}.safetensors", set(variables))
+            values = {}
+            for name, variable in variables.items():
+                parameter = _parameter(table, layer, name)
+                array = tensors[name]
+                if parameter is not None:
+                    array = parameter.shard(array, execution.tensor_parallel_1, execution.tensor_parallel_2)
+                values[variable] = array
+            write(session, values)
+        write(session, {session.state.seed: self._seed(session.state.seed)})
+
+    def _seed(self, variable: Variable) -> np.ndarray:
+        """The seed; for another number of data-parallel replicas, theirs after as many steps."""
+        saved = np.asarray(self._manifest["seed"], np.uint32)
+        if saved.shape == tuple(variable.shape_on_host):
+            return saved
+        fresh = popxl.create_seeds(self.config.training.seed, replicas=variable.replica_grouping.num_groups)
+        return fresh + np.uint32(self.position.step)
+
+    def _read(self, name: str, expected: "set[str]") -> "dict[str, np.ndarray]":
+        path = self.folder / name
+        try:
+            size, digest = path.stat().st_size, _sha256(path)
+        except OSError as error:
+            raise _damaged(path, f"'{error.strerror}'", "a readable file") from error
+        entry = self._manifest["files"][name]
+        if size != entry["bytes"]:
+            raise _damaged(path, f"{size} bytes", f"{entry['bytes']}")
+        if digest != entry["sha256"]:
+            raise _damaged(path, f"contents with SHA-256 {digest[:12]}", f"{entry['sha256'][:12]}")
+        try:
+            tensors = load_file(path)
+        except (SafetensorError, ValueError) as error:
+            raise _damaged(path, f"'{error}'", "a safetensors file") from error
+        if set(tensors) != expected:
+            missing = ", ".join(sorted(expected - set(tensors))) or "unknown ones"
+            raise _damaged(path, f"tensors without {missing}", "all of the layer")
+        return tensors
+
+
+def find(load: str, folder: Path, config: Config) -> Optional[SavedRun]:
+    """The checkpoint that `checkpoint.load` asks for: a path, or "auto" for the newest of a folder, if there is one."""
+    if load != "auto":
+        return SavedRun(Path(load), config)
+    found = checkpoints_in(folder)
+    return SavedRun(found[-1], config) if found else None
+
+
+def _read_manifest(folder: Path) -> "dict[str, Any]":
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if not (isinstance(manifest["step"], int) and isinstance(manifest["data"]["fingerprint"], str)):
+            raise TypeError("step and data")
+        for entry in manifest["files"].values():
+            int(entry["bytes"]), str(entry["sha256"])
+        manifest["config"]["model"], manifest["config"]["training"], manifest["seed"], manifest["format"]
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder}: got no checkpoint ({MANIFEST} is not there); expected a folder step_<n> of a run. "
+            "Check --checkpoint.load; 'auto' finds the newest."
+        ) from error
+    except OSError as error:
+        raise _damaged(path, f"'{error.strerror}'", "a readable file") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, "no valid description", "the JSON that saving wrote") from error
+    if manifest["format"] != FORMAT:
+        raise UserError(
+            f"{path}: got format {manifest['format']}; expected {FORMAT}. "
+            "Use the version of this program that wrote it."
+        )
+    return manifest
+
+
+def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> None:
+    """Refuse a checkpoint of another model or another course through the data; tell of other changes."""
+    saved, now = manifest["config"], to_mapping(config)
+    must_agree = [("model", name) for name in ("layers", "hidden_size", "heads", "vocabulary_size")]
+    must_agree += [("training", "global_batch_size")]
+    problems = [
+        f"{name} {saved[section].get(name)}, not {now[section][name]}"
+        for section, name in must_agree
+        if saved[section].get(name) != now[section][name]
+    ]
+    old_positions = saved["model"].get("max_positions") or saved["model"].get("sequence_length")
+    if old_positions != config.model.positions:
+        problems.append(f"max_positions {old_positions}, not {config.model.positions}")
+    old_wide = saved["model"].get("feed_forward_size") or 4 * saved["model"].get("hidden_size", 0)
+    if old_wide != config.model.feed_forward:
+        problems.append(f"feed_forward_size {old_wide}, not {config.model.feed_forward}")
+    names = {f"{layer}.safetensors" for layer in ("embedding", "head")}
+    if not problems and not names <= set(manifest["files"]):
+        raise _damaged(folder / MANIFEST, "a list without all files", "one for each layer")
+    if problems:
+        raise UserError(
+            f"{folder}: got a checkpoint with {'; '.join(problems)}. "
+            "Train with the checkpoint's settings (its run's config.yml), or start afresh without --checkpoint.load."
+        )
+    changed = [
+        f"{section}.{name}: {saved[section].get(name)} -> {value}"
+        for section in ("model", "training", "execution")
+        for name, value in now[section].items()
+        if saved[section].get(name) != value
+    ]
+    if changed and manifest.get("numerics") != numerics_hash(config):
+        _LOG.warning("%s: continuing with other settings: %s.", folder, "; ".join(changed))
+
+
+def _damaged(path: Path, got: str, expected: str) -> UserError:
+    return UserError(
+        f"{path}: got {got}; expected {expected}. The checkpoint is damaged: load an older one with --checkpoint.load."
+    )
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,109 @@
+"""Programs that only run forward, without dropout: the loss of held-out text, and logits to write text with.
+
+They hold weights under the same names as the training program, from which `execution.variables.copy_weights` copies.
+"""
+
+import dataclasses
+
+import numpy as np
+import popxl
+import popxl_addons as addons
+from popxl import ops
+from popxl_addons.streams import Description
+
+from config import Config
+from execution import phases
+from execution.batch_serialisation import Connections
+from execution.graphs import TrainingStep
+from execution.host import token_array
+from execution.layer_graphs import activation_spec, fwd_graphs, words_spec
+from execution.pretraining import make_ir
+from execution.variables import make_variables
+from modelling import Layout, model_table
+from modelling.head import TIED
+
+
+def evaluation(config: Config) -> addons.TaskSession:
+    """A session whose run gives the loss of one global batch; see `evaluate`."""
+    words = (words_spec(config).shape, popxl.int32)
+    inputs: dict[str, Description] = {"words": words, "labels": words}
+    return _session(config, inputs, {"loss": ((), popxl.float32)}, None)
+
+
+def evaluate(session: addons.TaskSession, config: Config, words: np.ndarray, labels: np.ndarray) -> float:
+    """Mean loss of one global batch. words, labels: int [global_batch_size, sequence]."""
+    outputs = session.run(
+        {
+            session.inputs.words: token_array(session, "words", words, config),
+            session.inputs.labels: token_array(session, "labels", labels, config),
+        }
+    )
+    return float(outputs[session.outputs.loss].mean(dtype=np.float64))
+
+
+def generation(config: Config, rows: int) -> addons.TaskSession:
+    """A session whose run gives the logits of chosen rows of each micro-batch; see `logits`.
+
+    Args:
+        rows: how many rows of a micro-batch, of its micro_batch * sequence.
+    """
+    tp1 = config.execution.tensor_parallel_1
+    table = model_table(config.model)[f"embedding.{TIED}"]
+    classes = table.shard_shape(tp1, config.execution.tensor_parallel_2)[0]
+    inputs: dict[str, Description] = {
+        "words": (words_spec(config).shape, popxl.int32),
+        "rows": ((rows,), popxl.int32),
+    }
+    return _session(config, inputs, {"logits": ((rows, classes), popxl.float32)}, rows)
+
+
+def logits(session: addons.TaskSession, config: Config, words: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Logits of chosen rows, float32 [micro-batches, rows, vocabulary].
+
+    Args:
+        words: int [global_batch_size, sequence].
+        rows: int [micro-batches, rows], each from 0 to micro_batch * sequence - 1.
+    """
+    outputs = session.run(
+        {
+            session.inputs.words: token_array(session, "words", words, config),
+            session.inputs.rows: token_rows(session, rows, config),
+        }
+    )
+    execution = config.execution
+    shape = (-1, execution.tensor_parallel_1, execution.tensor_parallel_2, *session.outputs.logits.shape)
+    pieces = outputs[session.outputs.logits].reshape(shape)[:, :, 0]  # identical over tp2
+    whole = np.concatenate([pieces[:, i] for i in range(execution.tensor_parallel_1)], axis=-1)
+    return whole[..., : config.model.vocabulary_size]
+
+
+def token_rows(session: addons.TaskSession, rows: np.ndarray, config: Config) -> np.ndarray:
+    """The array of the stream `rows`, one entry per micro-batch."""
+    single = dataclasses.replace(config.execution, micro_batch_size=1)
+    return token_array(session, "rows", rows, dataclasses.replace(config, execution=single))
+
+
+def _session(
+    config: Config, inputs: "dict[str, Description]", outputs: "dict[str, Description]", rows: "int | None"
+) -> addons.TaskSession:
+    ir = make_ir(config)
+    with ir.main_graph:
+        layout = Layout.of(ir, config.execution)
+        connections = Connections.make(
+            addons.InputStreams(**inputs),
+            addons.OutputStreams(**outputs),
+            activation_spec(config),
+            ("x",),
+            config.gradient_accumulation,
+            config.execution.io_mode,
+            layout.tp1 if config.execution.replicated_tensor_sharding else None,
+        )
+        step = TrainingStep(config, layout, connections, *fwd_graphs(config, layout, connections, rows))
+        state = make_variables(step)
+        with popxl.in_sequence(True):
+            zero = popxl.constant(0, popxl.int32, "first_layer")
+            ops.call(ir.create_graph(phases.embedding_fwd_phase, step))
+            ops.repeat(ir.create_graph(phases.decoder_fwd_phase, step, zero), config.model.layers, zero)
+            ops.call(ir.create_graph(phases.head_fwd_phase, step))
+    ir.num_host_transfers = config.gradient_accumulation
+    return addons.TaskSession(connections.inputs, connections.outputs, state, 1, ir)

@@ -1,0 +1,212 @@
+"""Building `Graphs`: layers traced, differentiated, run over micro-batches, and given their buffers and transfers."""
+
+from typing import Optional, Tuple
+
+import popxl
+import popxl_addons as addons
+from popxl import Tensor, TensorSpec, ops
+from popxl_addons.named_replica_grouping import NamedReplicaGrouping
+from popxl_addons.variable_factory import NamedVariableFactories
+
+from config import Config
+from execution.batch_serialisation import Connections, serialise, serialise_with_gradient
+from execution.graphs import Graphs, Update, Weights
+from execution.layer_plan import (
+    decoder_plan,
+    embedding_plan,
+    head_plan,
+    logits_plan,
+    loss_plan,
+    without_seed,
+)
+from execution.optimizer import Optimizer
+from execution.transfers import Gather, Load, Reduce, Store, selected
+from modelling import Layer, Layout, Table
+from modelling.attention import recomputing_gradients
+from modelling.decoder import DecoderBlock
+from modelling.embedding import Embedding
+from modelling.head import TIED, Head, LogitsHead, LossHead
+from utils.runtime import accumulator_options, data_type
+
+SEED = TensorSpec((2,), popxl.uint32)
+
+
+def activation_spec(config: Config) -> TensorSpec:
+    """What travels between layers: [micro_batch * sequence, hidden / tp2]."""
+    model = config.model
+    width = model.hidden_size // config.execution.tensor_parallel_2
+    return TensorSpec((_tokens(config), width), data_type(model.precision))
+
+
+def words_spec(config: Config) -> TensorSpec:
+    """Token ids of one micro-batch: [micro_batch * sequence]."""
+    return TensorSpec((_tokens(config),), popxl.int32)
+
+
+def _tokens(config: Config) -> int:
+    return config.execution.micro_batch_size * config.model.sequence_length
+
+
+def embedding_graphs(config: Config, layout: Layout, connections: Connections) -> Graphs:
+    """The embedding's part of a training step. Its gradient needs nothing that would be worth computing again."""
+    layer = Embedding(config.model, layout)
+    factories, fwd = layer.create_graph(words_spec(config), SEED)
+    accumulators, grad = _gradient(fwd, factories, layer, required=0)
+    fwd_all, grad_all = serialise_with_gradient(fwd, grad, embedding_plan(), connections)
+    table = Embedding.parameters(config.model)
+    return _training_graphs(config, layout, table, 1, factories, fwd_all, accumulators, grad_all)
+
+
+def decoder_graphs(config: Config, layout: Layout, connections: Connections) -> Graphs:
+    """The decoder blocks' part of a training step."""
+    layers = config.model.layers
+    layer = DecoderBlock(config.model, layout)
+    factories, fwd = layer.create_graph(activation_spec(config), SEED)
+    accumulators, grad = _gradient(fwd, factories, layer, required=1)
+    if config.execution.recomputation:
+        grad = addons.recompute_graph(grad)
+    fwd_all, grad_all = serialise_with_gradient(fwd, grad, decoder_plan(layers), connections)
+    table = DecoderBlock.parameters(config.model)
+    return _training_graphs(config, layout, table, layers, factories, fwd_all, accumulators, grad_all)
+
+
+def head_graphs(config: Config, layout: Layout, connections: Connections, embedding: Graphs) -> Graphs:
+    """The head's part of a training step: forward and backward pass in one graph."""
+    head = LossHead(config.model, layout)
+    scaling = config.training.loss_scaling
+    factories, both = HeadStep().create_graph(activation_spec(config), words_spec(config), head, scaling)
+    args = both.args.fwd.copy()
+    args.update(both.args.grad)
+    graph = serialise(addons.GraphWithNamedArgs(both.graph, args), head_plan(config.model.layers), connections)
+    table = Head.parameters(config.model)
+    return _training_graphs(config, layout, table, 1, factories.fwd, None, factories.grad, graph, tied_to=embedding)
+
+
+class HeadStep(addons.Module):
+    """Loss and gradients of one micro-batch. Variables `fwd.*` are the head's, `grad.*` its accumulators."""
+
+    def build(self, x: Tensor, labels: Tensor, head: LossHead, loss_scaling: float) -> Tuple[Tensor, Tensor]:
+        """[N, H/tp2], int32 [N] -> loss, float32 scalar, and the gradient of the scaled loss by x, [N, H/tp2]."""
+        factories, fwd = head.create_graph(x, labels)
+        accumulators, grad = _gradient(fwd, factories, head, required=1)
+        weights = self.add_variable_inputs("fwd", factories)
+        sums = self.add_variable_inputs("grad", accumulators)
+        site = fwd.bind(weights).call_with_info(x, labels)
+        scale = popxl.constant(loss_scaling, popxl.float32, "loss_scaling")
+        (dx,) = grad.bind(sums).call(scale, args=grad.grad_graph_info.inputs_dict(site))
+        return site.outputs[0], dx
+
+
+def fwd_graphs(
+    config: Config, layout: Layout, connections: Connections, rows: Optional[int]
+) -> Tuple[Graphs, Graphs, Graphs]:
+    """Embedding, decoder and head of a program that only runs forward, without dropout.
+
+    Args:
+        rows: rows per micro-batch whose logits the head gives; None: the head gives the loss.
+    """
+    model = config.model
+    layers: Tuple[Tuple[Layer, Table, int], ...] = (
+        (Embedding(model, layout), Embedding.parameters(model), 1),
+        (DecoderBlock(model, layout), DecoderBlock.parameters(model), model.layers),
+        (LossHead(model, layout) if rows is None else LogitsHead(model, layout), Head.parameters(model), 1),
+    )
+    labels = words_spec(config) if rows is None else TensorSpec((rows,), popxl.int32)
+    inputs = ((words_spec(config),), (activation_spec(config),), (activation_spec(config), labels))
+    head = loss_plan(model.layers) if rows is None else logits_plan(model.layers)
+    plans = (without_seed(embedding_plan()), without_seed(decoder_plan(model.layers)), head)
+    result: "list[Graphs]" = []
+    for (layer, table, count), specs, plan in zip(layers, inputs, plans):
+        factories, fwd = layer.create_graph(*specs)
+        tied_to = result[0] if TIED in factories and result else None
+        weights = _weights(config, layout, factories, count, tied_to)
+        result.append(Graphs(config, layout, table, count, weights, fwd=serialise(fwd, plan, connections)))
+    return result[0], result[1], result[2]
+
+
+def _gradient(
+    fwd: addons.GraphWithNamedArgs, factories: NamedVariableFactories, layer: Layer, required: int
+) -> Tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
+    """Accumulators and gradient graph for every parameter that the layer names, and for its first `required` inputs."""
+    trained = [fwd.args[name] for name in layer.table]
+    return addons.autodiff_with_accumulation(
+        fwd,
+        trained,
+        grads_provided=fwd.graph.outputs[:1],
+        grads_required=fwd.graph.inputs[:required],
+        called_graphs_grad_info=recomputing_gradients(fwd.graph),
+        replica_groupings=factories.replica_groupings,
+        **accumulator_options(layer.dtype),
+    )
+
+
+def _weights(
+    config: Config, layout: Layout, factories: NamedVariableFactories, rows: int, tied_to: Optional[Graphs]
+) -> Weights:
+    groups = _shard_groups(config, layout, factories)
+    own = factories.copy()
+    if tied_to is not None:
+        own.pop(TIED)
+    buffers = addons.named_variable_buffers(own, rows, _sizes(groups, own))
+    if tied_to is not None:
+        buffers.insert(TIED, tied_to.weights.buffers[TIED])
+    load = Load.of(buffers, rows)
+    return Weights(own, buffers, load, Gather.of(load.results, groups))
+
+
+def _training_graphs(
+    config: Config,
+    layout: Layout,
+    table: Table,
+    rows: int,
+    factories: NamedVariableFactories,
+    fwd: Optional[addons.GraphWithNamedArgs],
+    accumulators: NamedVariableFactories,
+    grad: addons.GraphWithNamedArgs,
+    tied_to: Optional[Graphs] = None,
+) -> Graphs:
+    weights = _weights(config, layout, factories, rows, tied_to)
+    groups = _shard_groups(config, layout, accumulators.accum)
+    own_sums = accumulators.accum.copy()
+    if tied_to is not None:
+        own_sums.pop(TIED)
+    gradients = addons.named_variable_buffers(own_sums, rows, _sizes(groups, own_sums))
+    names = tuple(table)
+    weight_load = Load.of(selected(weights.buffers, names), rows)
+    gradient_load = Load.of(selected(gradients, names), rows)
+    optimizer = Optimizer.of(table, weight_load.results, gradient_load.results, layout, config.training)
+    state = addons.named_variable_buffers(optimizer.factories, rows, False)
+    if tied_to is not None:
+        gradients.insert(TIED, tied_to.trained.gradients[TIED])
+    update = Update(
+        accumulators=accumulators,
+        gradients=gradients,
+        state=state,
+        optimizer=optimizer,
+        reduce=Reduce.of(grad.args.accum, groups, layout.dp),
+        gradient_load=gradient_load,
+        gradient_store=Store.of(gradients, rows),
+        weight_load=weight_load,
+        weight_store=Store.of(selected(weights.buffers, names), rows),
+        state_load=Load.of(state, rows),
+        state_store=Store.of(state, rows),
+    )
+    return Graphs(config, layout, table, rows, weights, fwd, grad, update)
+
+
+def _shard_groups(config: Config, layout: Layout, factories: NamedVariableFactories) -> NamedReplicaGrouping:
+    """Over which replicas each variable's rows are cut (replicated tensor sharding): those that would hold the same.
+
+    A variable whose elements do not divide evenly is kept whole.
+    """
+    groups = {}
+    for name, factory in factories.to_dict().items():
+        group = factories.replica_groupings[name].const_rg
+        divides = ops.multiply_tuple(factory.shape) % group.group_size == 0
+        is_cut = config.execution.replicated_tensor_sharding and divides
+        groups[name] = group if is_cut else layout.alone
+    return NamedReplicaGrouping.from_dict(groups)
+
+
+def _sizes(groups: NamedReplicaGrouping, factories: NamedVariableFactories) -> "dict[str, int]":
+    return {name: groups[name].group_size for name in factories.keys_flat()}

@@ -1,0 +1,108 @@
+"""What each layer reads, writes and keeps while it runs over the micro-batches.
+
+Activations between layers travel in two buffers with one row per layer boundary: `x`, filled from row 0 upwards, and
+`dx`, filled from the last row downwards. Rows of a plan count from the layer's own number n.
+"""
+
+from dataclasses import dataclass
+from typing import Tuple, Union
+
+
+@dataclass(frozen=True)
+class FromStream:
+    """An input that comes from the host, one value per micro-batch."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class FromBuffer:
+    """An input that was stored by another layer: row n + `row` of a buffer."""
+
+    name: str
+    row: int
+
+
+@dataclass(frozen=True)
+class Seed:
+    """An input that is a random seed, another one for each micro-batch."""
+
+
+@dataclass(frozen=True)
+class ToStream:
+    """An output that goes to the host."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ToBuffer:
+    """An output that another layer reads: row n + `row` of a buffer."""
+
+    name: str
+    row: int
+
+
+Source = Union[FromStream, FromBuffer, Seed]
+Target = Union[ToStream, ToBuffer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPlan:
+    """Where the tensors of one kind of layer come from and go to, in the order of the graphs' inputs and outputs."""
+
+    layers: int = 1
+    """Layers that share the graphs; n runs from 0 to layers - 1."""
+    inputs: Tuple[Source, ...]
+    outputs: Tuple[Target, ...]
+    gradient_inputs: Tuple[FromBuffer, ...] = ()
+    """Gradients of the outputs."""
+    gradient_outputs: Tuple[ToBuffer, ...] = ()
+    """Gradients of the inputs, as far as another layer needs them."""
+
+
+def embedding_plan() -> LayerPlan:
+    """Words to row 0 of x; back from row 0 of dx."""
+    return LayerPlan(
+        inputs=(FromStream("words"), Seed()),
+        outputs=(ToBuffer("x", 0),),
+        gradient_inputs=(FromBuffer("dx", 0),),
+    )
+
+
+def decoder_plan(layers: int) -> LayerPlan:
+    """Row n of x to row n + 1; row n + 1 of dx to row n."""
+    return LayerPlan(
+        layers=layers,
+        inputs=(FromBuffer("x", 0), Seed()),
+        outputs=(ToBuffer("x", 1),),
+        gradient_inputs=(FromBuffer("dx", 1),),
+        gradient_outputs=(ToBuffer("dx", 0),),
+    )
+
+
+def head_plan(layers: int) -> LayerPlan:
+    """The last row of x and the labels to the loss; its gradient to the last row of dx."""
+    return LayerPlan(
+        inputs=(FromBuffer("x", layers), FromStream("labels")),
+        outputs=(ToStream("loss"), ToBuffer("dx", layers)),
+    )
+
+
+def loss_plan(layers: int) -> LayerPlan:
+    """The last row of x and the labels to the loss, for a program without gradients."""
+    return LayerPlan(inputs=(FromBuffer("x", layers), FromStream("labels")), outputs=(ToStream("loss"),))
+
+
+def logits_plan(layers: int) -> LayerPlan:
+    """The last row of x and the numbers of the wanted rows to their logits."""
+    return LayerPlan(inputs=(FromBuffer("x", layers), FromStream("rows")), outputs=(ToStream("logits"),))
+
+
+def without_seed(plan: LayerPlan) -> LayerPlan:
+    """The same layer in a program that drops no units."""
+    return LayerPlan(
+        layers=plan.layers,
+        inputs=tuple(source for source in plan.inputs if not isinstance(source, Seed)),
+        outputs=plan.outputs,
+    )

@@ -1,0 +1,92 @@
+"""How much work a step is, and the file of metrics that a run leaves."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Iterator, Optional
+
+from config import Config, Model, UserError
+
+
+def flops_per_token(model: Model) -> float:
+    """Floating-point operations that the model's forward and backward pass need per token, recomputation not counted.
+
+    Two per weight of a matrix product forward and four backward, and the products of attention, taken as if not causal.
+    Source: Chowdhery et al. 2022, arXiv:2204.02311, appendix B.
+    """
+    hidden, wide = model.hidden_size, model.feed_forward
+    block = hidden * 3 * hidden + hidden * hidden + 2 * hidden * wide
+    weights = model.layers * block + model.vocabulary_size * hidden
+    return 6.0 * weights + 12.0 * model.layers * hidden * model.sequence_length
+
+
+def flops_per_step(config: Config) -> float:
+    """The same for one global batch."""
+    return flops_per_token(config.model) * config.tokens_per_step
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one JSON object per step, which other programs may read while the run writes it.
+
+    A line is what the run would write again if it came to that step again: no times, so that a resumed run's file
+    equals that of an uninterrupted one.
+    """
+
+    def __init__(self, path: Path, steps_done: int):
+        """Open the file of a run that has done so many steps: lines of later ones, from a run cut off, are dropped."""
+        self.path = path
+        try:
+            kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= steps_done]
+            partial = path.with_name(f".{path.name}.{os.getpid()}")
+            with open(partial, "w", encoding="utf-8") as file:
+                file.writelines(kept)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+            self._file = open(path, "a", encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"{path}: got '{error.strerror}' while writing; expected a folder that takes files. "
+                "Check its permissions and the space on the disk, or choose another --run_folder."
+            ) from error
+
+    def write(self, values: "dict[str, Any]") -> None:
+        """Append a line; floats keep every digit."""
+        self._file.write(json.dumps(values) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Bring what was written onto the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_metrics(path: Path) -> "list[dict[str, Any]]":
+    """Lines of a metrics file; a last line that was cut off is left out."""
+    return [json.loads(line) for line in _complete_lines(path)]
+
+
+def _complete_lines(path: Path) -> Iterator[str]:
+    if not path.exists():
+        return
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n") and _is_object(line):
+                yield line
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def last_value(metrics: "list[dict[str, Any]]", key: str) -> Optional[float]:
+    """The newest value of a metric."""
+    values = [line[key] for line in metrics if line.get(key) is not None]
+    return values[-1] if values else None

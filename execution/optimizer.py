@@ -1,0 +1,82 @@
+"""The optimizer's graphs: one per parameter, AdamW with loss scaling and clipping by the global norm."""
+
+from dataclasses import dataclass
+from typing import Tuple
+
+import popxl
+import popxl_addons as addons
+from popxl import Tensor, TensorSpec, ops
+from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.ops.grad_reduce_square_add import grad_reduce_square_add
+from popxl_addons.optimizers.adam import AdamOptimizerStep
+from popxl_addons.variable_factory import NamedVariableFactories
+
+from config import Training
+from modelling import Layout, Table
+
+SCALAR = TensorSpec((), popxl.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Optimizer:
+    """Updates the parameters of one layer."""
+
+    graphs: Tuple[Tuple[str, addons.GraphWithNamedArgs], ...]
+    """(parameter's name, its graph)."""
+    factories: NamedVariableFactories
+    """Optimizer state by parameter: moments and step."""
+    is_clipped: bool
+
+    @classmethod
+    def of(
+        cls, table: Table, weights: NamedTensors, gradients: NamedTensors, layout: Layout, training: Training
+    ) -> "Optimizer":
+        """Graphs for tensors like these. Weight decay is given by each parameter's role."""
+        graphs, factories = [], NamedVariableFactories()
+        clip = {"global_norm": SCALAR, "global_norm_max": training.max_norm} if training.max_norm > 0 else {}
+        for name, parameter in table.items():
+            state, graph = AdamOptimizerStep().create_graph(
+                weights[name].spec,
+                gradients[name].spec,
+                replica_grouping=layout.holders(parameter),
+                lr=SCALAR,
+                beta1=training.beta1,
+                beta2=training.beta2,
+                eps=training.epsilon,
+                weight_decay=training.weight_decay if parameter.role.decays else 0.0,
+                first_order_dtype=popxl.float32,
+                bias_correction=True,
+                loss_scaling=training.loss_scaling,
+                **clip,
+            )
+            graphs.append((name, graph))
+            factories.insert(name, state)
+        return cls(tuple(graphs), factories, bool(clip))
+
+    def __call__(
+        self, weights: NamedTensors, gradients: NamedTensors, state: NamedTensors, learning_rate: Tensor, norm: Tensor
+    ) -> None:
+        """Change weights and state in place.
+
+        Args:
+            gradients: of the scaled loss.
+            norm: global L2 norm of all gradients, of the unscaled loss.
+        """
+        scalars = (learning_rate, norm) if self.is_clipped else (learning_rate,)
+        for name, graph in self.graphs:
+            graph.bind(state[name]).call(weights[name], gradients[name], *scalars)
+
+
+def sum_of_squares(table: Table, gradients: NamedTensors, layout: Layout, training: Training) -> Tensor:
+    """This replica's part of the squared global norm, float32 scalar; the sum over all replicas is the whole.
+
+    A parameter or shard that several replicas hold is counted once: each gives its share.
+    """
+    total = popxl.constant(0.0, popxl.float32, "squares")
+    for name, parameter in table.items():
+        t = gradients[name]
+        squares = grad_reduce_square_add(t, training.loss_scaling)
+        shards = -(-ops.multiply_tuple(t.meta_shape) // t.nelms) if t.meta_shape else 1
+        copies = layout.holders(parameter).group_size // shards
+        total = total + (squares if copies == 1 else squares * (1.0 / copies))
+    return total

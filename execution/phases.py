@@ -1,0 +1,105 @@
+"""The phases of a step: graphs that the main graph calls in order, each over all micro-batches of the global batch.
+
+A phase loads its layer's weights, gathers them from their shards, uses them and drops them. `n` is the number of the
+layer, int32 scalar: phases of the decoder are repeated, and count it up or down.
+"""
+
+# No `from __future__ import annotations`: annotations of graph functions are read at run time.
+
+from typing import Optional, Tuple
+
+from popxl import Tensor, ops
+from popxl_addons.named_tensors import NamedTensors
+
+from execution.graphs import Graphs, TrainingStep
+from execution.transfers import first_row
+from modelling.head import TIED
+
+
+def embedding_fwd_phase(step: TrainingStep, seed: Optional[Tensor] = None) -> Tuple[Tensor, ...]:
+    """Words to row 0 of `x`. Returns the seed for the next phase, if there is one."""
+    return _run_forward(step.embedding, first_row(), seed)
+
+
+def decoder_fwd_phase(step: TrainingStep, n: Tensor, seed: Optional[Tensor] = None) -> Tuple[Tensor, ...]:
+    """Layer n forward: row n of `x` to row n + 1. Returns n + 1 and the next seed, if there is one."""
+    return (n + 1, *_run_forward(step.decoder, n, seed))
+
+
+def head_fwd_phase(step: TrainingStep) -> None:
+    """The last row of `x` to the loss or the logits, in a program that only runs forward."""
+    _run_forward(step.head, first_row(), None)
+
+
+def head_phase(step: TrainingStep) -> Tensor:
+    """Head forward and backward: the last row of `x` to the loss and to the last row of `dx`.
+
+    The gradient of the tied word embedding waits in its own buffer. Returns this replica's part of the squared norm.
+    """
+    gradients = _run_gradient(step.head, first_row())
+    step.head.grad_store(gradients, first_row())
+    return step.head.grad_squares(gradients)
+
+
+def decoder_bwd_phase(step: TrainingStep, n: Tensor, squares: Tensor) -> Tuple[Tensor, Tensor]:
+    """Layer n backward: row n + 1 of `dx` to row n. Returns n - 1 and the squared norm so far."""
+    gradients = _run_gradient(step.decoder, n)
+    step.decoder.grad_store(gradients, n)
+    return n - 1, squares + step.decoder.grad_squares(gradients)
+
+
+def embedding_bwd_phase(step: TrainingStep, squares: Tensor, learning_rate: Tensor) -> Tensor:
+    """Embedding backward, tied gradient added, global norm, and the embedding's update.
+
+    Returns the global L2 norm of all gradients, without the loss scaling.
+    """
+    row = first_row()
+    gradients = _run_gradient(step.embedding, row)
+    ops.add_(gradients[TIED], step.tied_load(row)[TIED])
+    step.embedding.grad_store(gradients, row)
+    squares = squares + step.embedding.grad_squares(gradients)
+    if step.layout.everyone.group_size > 1:
+        squares = ops.collectives.replicated_all_reduce(squares, group=step.layout.everyone)
+    norm = ops.sqrt(squares)
+    _update(step.embedding, row, gradients, learning_rate, norm)
+    return norm
+
+
+def decoder_optim_phase(step: TrainingStep, n: Tensor, learning_rate: Tensor, norm: Tensor) -> Tensor:
+    """Layer n's update. Returns n + 1."""
+    _update(step.decoder, n, step.decoder.grad_load(n), learning_rate, norm)
+    return n + 1
+
+
+def head_optim_phase(step: TrainingStep, learning_rate: Tensor, norm: Tensor) -> None:
+    """The update of the head's own parameters; the word embedding's is done."""
+    row = first_row()
+    _update(step.head, row, step.head.grad_load(row), learning_rate, norm)
+
+
+def _run_forward(graphs: Graphs, row: Tensor, seed: Optional[Tensor]) -> Tuple[Tensor, ...]:
+    """Run a layer forward. Returns the next seed, if there is one."""
+    weights = graphs.fwd_all_gather(graphs.fwd_load(row))
+    assert graphs.fwd is not None, "the head in training has no forward graph of its own"
+    if seed is None:
+        graphs.fwd.bind(weights).call(row)
+        return ()
+    layer_seed, next_seed = ops.split_random_seed(seed)
+    graphs.fwd.bind(weights).call(row, layer_seed)
+    return (next_seed,)
+
+
+def _run_gradient(graphs: Graphs, row: Tensor) -> NamedTensors:
+    """Run a layer backward. Returns the gradients' means over micro-batches and replicas, as shards."""
+    inputs = graphs.fwd_all_gather(graphs.fwd_load(row))
+    sums = graphs.grad_zeros()
+    inputs.update(sums)
+    assert graphs.grad is not None, "a program that only runs forward has no gradients"
+    graphs.grad.bind(inputs).call(row)
+    return graphs.grad_reduce(sums.accum)
+
+
+def _update(graphs: Graphs, row: Tensor, gradients: NamedTensors, learning_rate: Tensor, norm: Tensor) -> None:
+    weights, state = graphs.optim_fwd_load(row)
+    graphs.optimize(weights, gradients, state, learning_rate, norm)
+    graphs.optim_fwd_store(weights, state, row)

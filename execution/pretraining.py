@@ -1,0 +1,104 @@
+"""The training program, and a benchmark of it on synthetic data: `python execution/pretraining.py [--config NAME]`."""
+
+from typing import Tuple
+
+import popdist
+import popxl
+import popxl_addons as addons
+from popxl import Tensor, ops
+from popxl_addons.named_tensors import NamedTensors
+
+from config import Config
+from execution import phases
+from execution.batch_serialisation import Connections
+from execution.graphs import TrainingStep
+from execution.layer_graphs import activation_spec, decoder_graphs, embedding_graphs, head_graphs, words_spec
+from execution.transfers import Load, selected
+from execution.variables import make_variables, write_initial_weights
+from modelling import Layout
+from modelling.head import TIED
+
+SCALAR: "Tuple[int, ...]" = ()
+
+
+def pretraining(config: Config) -> addons.TaskSession:
+    """The session of a training run, with fresh weights.
+
+    One run is `device_iterations` optimizer steps. Its inputs are `words`, `labels` and `learning_rate`, its outputs
+    `loss` (per micro-batch) and `gradient_norm`; see `execution.host.run_steps`.
+    """
+    ir = make_ir(config)
+    with ir.main_graph:
+        step = training_step(config, ir)
+        state = make_variables(step)
+        seed_variable, seed = addons.seed_variable(config.training.seed, step.layout.tp)
+        state.insert("seed", seed_variable)
+        with popxl.in_sequence(True):
+            run_phases(ir, step, seed)
+    addons.repeat_graph(ir.main_graph, config.execution.device_iterations)
+    ir.num_host_transfers = config.execution.device_iterations * config.gradient_accumulation
+    streams = step.connections
+    session = addons.TaskSession(streams.inputs, streams.outputs, state, 1, ir)
+    write_initial_weights(session, config)
+    return session
+
+
+def make_ir(config: Config) -> popxl.Ir:
+    """An empty program for the configuration's replicas, wherever the launcher put them."""
+    replicas = config.execution.replication_factor
+    ir = popxl.Ir(replication="popdist" if popdist.isPopdistEnvSet() else replicas)
+    assert ir.replication_factor == replicas, "the launcher's number of replicas is checked with the configuration"
+    options = ir._pb_ir.getSessionOptions()
+    options.numIOTiles = 32  # placement only; batch serialisation's io modes ask for some
+    options.enableStochasticRounding = config.training.stochastic_rounding
+    return ir
+
+
+def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
+    """The graphs of all layers, with the streams and buffers that connect them. Call it in the main graph."""
+    layout = Layout.of(ir, config.execution)
+    connections = Connections.make(
+        addons.InputStreams(
+            words=(words_spec(config).shape, popxl.int32),
+            labels=(words_spec(config).shape, popxl.int32),
+            learning_rate=(SCALAR, popxl.float32),
+        ),
+        addons.OutputStreams(loss=(SCALAR, popxl.float32), gradient_norm=(SCALAR, popxl.float32)),
+        activation_spec(config),
+        ("x", "dx"),
+        config.gradient_accumulation,
+        config.execution.io_mode,
+        layout.tp1 if config.execution.replicated_tensor_sharding else None,
+    )
+    embedding = embedding_graphs(config, layout, connections)
+    decoder = decoder_graphs(config, layout, connections)
+    head = head_graphs(config, layout, connections, embedding)
+    tied_load = Load.of(selected(embedding.trained.gradients, (TIED,)), 1)
+    return TrainingStep(config, layout, connections, embedding, decoder, head, tied_load)
+
+
+def run_phases(ir: popxl.Ir, step: TrainingStep, seed: Tensor) -> None:
+    """One optimizer step, in the main graph."""
+    layers = step.config.model.layers
+    zero = popxl.constant(0, popxl.int32, "first_layer")
+    last = popxl.constant(layers - 1, popxl.int32, "last_layer")
+    learning_rate = ops.host_load(step.connections.inputs.learning_rate)
+
+    graph = ir.create_graph(phases.embedding_fwd_phase, step, seed)
+    (decoder_seed,) = ops.call(graph, seed)
+    graph = ir.create_graph(phases.decoder_fwd_phase, step, zero, decoder_seed)
+    ops.repeat(graph, layers, zero, decoder_seed)
+    (squares,) = ops.call(ir.create_graph(phases.head_phase, step))
+    graph = ir.create_graph(phases.decoder_bwd_phase, step, last, squares)
+    _, squares = ops.repeat(graph, layers, last, squares)
+    graph = ir.create_graph(phases.embedding_bwd_phase, step, squares, learning_rate)
+    (norm,) = ops.call(graph, squares, learning_rate)
+    graph = ir.create_graph(phases.decoder_optim_phase, step, zero, learning_rate, norm)
+    ops.repeat(graph, layers, zero, learning_rate, norm)
+    ops.call(ir.create_graph(phases.head_optim_phase, step, learning_rate, norm), learning_rate, norm)
+
+    ops.host_store(step.connections.outputs.gradient_norm, norm)
+    seed += popxl.constant(1, popxl.uint32)
+
+
+__all__ = ["NamedTensors", "make_ir", "pretraining", "run_phases", "training_step"]

@@ -1,0 +1,104 @@
+"""Graphs that move a layer's tensors: load, gather, reduce, store. Each is a record that is called like a function."""
+
+from dataclasses import dataclass
+from typing import Optional, Tuple, Union
+
+import popxl
+import popxl_addons as addons
+from popxl import ReplicaGrouping, Tensor
+from popxl_addons.named_replica_grouping import NamedReplicaGrouping
+from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.remote import NamedRemoteBuffers
+from popxl_addons.rts import all_gather_replica_sharded_graph, reduce_replica_sharded_graph
+
+Row = Union[int, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """Loads one row of several remote buffers."""
+
+    graph: addons.GraphWithNamedArgs
+    names: Tuple[str, ...]
+
+    @classmethod
+    def of(cls, buffers: NamedRemoteBuffers, rows: int) -> "Load":
+        """Loads from these buffers, which have at least that many rows."""
+        graph, names = addons.load_remote_graph(buffers, rows)
+        return cls(graph, tuple(names))
+
+    def __call__(self, row: Row) -> NamedTensors:
+        """The row's tensors, by the buffers' names."""
+        return NamedTensors.pack(self.names, self.graph.call(row))
+
+    @property
+    def results(self) -> NamedTensors:
+        """What the graph gives, as tensors of the graph: for their shapes and types."""
+        return NamedTensors.pack(self.names, self.graph.graph.outputs)
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """Stores tensors to one row of the buffers of the same names."""
+
+    graph: addons.GraphWithNamedArgs
+
+    @classmethod
+    def of(cls, buffers: NamedRemoteBuffers, rows: int) -> "Store":
+        """Stores to these buffers, which have at least that many rows."""
+        return cls(addons.store_remote_graph(buffers, rows))
+
+    def __call__(self, tensors: NamedTensors, row: Row) -> None:
+        """Store the tensors for which there are buffers; others are left out."""
+        self.graph.bind(tensors).call(row)
+
+
+@dataclass(frozen=True, eq=False)
+class Gather:
+    """Makes whole tensors of shards. Without shards there is no graph, and tensors pass through."""
+
+    graph: Optional[addons.GraphWithNamedArgs]
+    names: Tuple[str, ...]
+
+    @classmethod
+    def of(cls, shards: NamedTensors, groups: NamedReplicaGrouping) -> "Gather":
+        """Gathers tensors like these, each over its group."""
+        if not any(t.meta_shape for t in shards.values_flat()):
+            return cls(None, ())
+        graph, names = all_gather_replica_sharded_graph(shards, replica_groups=groups)
+        return cls(graph, tuple(names))
+
+    def __call__(self, shards: NamedTensors) -> NamedTensors:
+        """The whole tensors, by the same names."""
+        return shards if self.graph is None else NamedTensors.pack(self.names, self.graph.bind(shards).call())
+
+
+@dataclass(frozen=True, eq=False)
+class Reduce:
+    """Means of tensors over the data-parallel group, cut into shards. Without replicas tensors pass through."""
+
+    graph: Optional[addons.GraphWithNamedArgs]
+    names: Tuple[str, ...]
+
+    @classmethod
+    def of(cls, tensors: NamedTensors, shard_groups: NamedReplicaGrouping, dp: ReplicaGrouping) -> "Reduce":
+        """Reduces tensors like these; each is cut over its own group."""
+        if dp.group_size == 1 and all(group.group_size == 1 for group in shard_groups.values_flat()):
+            return cls(None, ())
+        graph, names = reduce_replica_sharded_graph(tensors, "mean", shard_groups=shard_groups, replica_group=dp)
+        return cls(graph, tuple(names))
+
+    def __call__(self, tensors: NamedTensors) -> NamedTensors:
+        """The reduced tensors, by the same names."""
+        return tensors if self.graph is None else NamedTensors.pack(self.names, self.graph.bind(tensors).call())
+
+
+def selected(buffers: NamedRemoteBuffers, names: Tuple[str, ...]) -> NamedRemoteBuffers:
+    """Those of the buffers with these (dotted) names."""
+    found = buffers.to_dict()
+    return NamedRemoteBuffers.from_dict({name: found[name] for name in names})
+
+
+def first_row() -> Tensor:
+    """Row 0, as a tensor of the current graph."""
+    return popxl.constant(0, popxl.int32, "row")

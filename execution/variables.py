@@ -1,0 +1,110 @@
+"""The program's state: remote variables by name, and the data that goes into them.
+
+The state's tree has `weights` and `optimizer`, each with `embedding`, `decoder.<n>` and `head`, and `seed`. Gradients
+have variables too, named alike, so that the host can read them; they are no state.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Optional, Tuple
+
+import numpy as np
+import popxl
+import popxl_addons as addons
+from popxl.tensor import Variable
+from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.remote import NamedRemoteBuffers
+from popxl_addons.variable_factory import NamedVariableFactories
+
+from config import Config
+from execution.graphs import Graphs, TrainingStep
+from modelling import initial_weights, model_table
+
+
+def make_variables(step: TrainingStep) -> NamedTensors:
+    """Remote variables for everything that the step keeps. Call it in the main graph; returns the state's tree."""
+    memmap_dir = step.config.execution.memmap_dir
+    state = NamedTensors(weights=NamedTensors())
+    trained = step.head.update is not None
+    if trained:
+        state.insert("optimizer", NamedTensors())
+    for name, graphs, row in _layers(step):
+        place = (row, name, memmap_dir)
+        weights = _remote(graphs.weights.factories, graphs.weights.buffers, "weights", *place)
+        state.insert(f"weights.{name}", weights.filter_keys(graphs.table))
+        if graphs.update is not None:
+            update = graphs.update
+            moments = _remote(update.optimizer.factories, update.state, "optimizer", *place)
+            state.insert(f"optimizer.{name}", moments)
+            own = update.accumulators.accum.filter_keys(graphs.table)
+            _remote(own, update.gradients, "gradients", *place)
+    return state
+
+
+def _layers(step: TrainingStep) -> "list[Tuple[str, Graphs, int]]":
+    blocks = [(f"decoder.{n}", step.decoder, n) for n in range(step.decoder.rows)]
+    return [("embedding", step.embedding, 0), *blocks, ("head", step.head, 0)]
+
+
+def _remote(
+    factories: NamedVariableFactories,
+    buffers: NamedRemoteBuffers,
+    kind: str,
+    row: int,
+    layer: str,
+    memmap_dir: Optional[str],
+) -> NamedTensors:
+    return factories.init_remote(buffers, row, f"{kind}.{layer}", memmap_dir=memmap_dir)
+
+
+def gradient_variables(ir: popxl.Ir) -> "dict[str, Variable]":
+    """Variables of the remote gradient buffers by parameter name (`decoder.0.attention.qkv.weight`)."""
+    prefix = "gradients."
+    return {v.name.removeprefix(prefix): v for v in ir.main_graph.variables if v.name.startswith(prefix)}
+
+
+def write_initial_weights(session: addons.TaskSession, config: Config) -> None:
+    """Give fresh weights to a session; they depend on the seed alone, not on the layout."""
+    write_whole_weights(session, config, initial_weights(config.model, config.training.seed))
+
+
+def write_whole_weights(session: addons.TaskSession, config: Config, whole: Iterable[Tuple[str, np.ndarray]]) -> None:
+    """Cut whole tensors for the layout and give them to a session, one at a time."""
+    table, execution = model_table(config.model), config.execution
+    variables = session.state.weights.to_dict()
+    for name, array in whole:
+        pieces = table[name].shard(array, execution.tensor_parallel_1, execution.tensor_parallel_2)
+        write(session, {variables[name]: pieces})
+
+
+def write(session: addons.TaskSession, values: Mapping[Variable, np.ndarray]) -> None:
+    """Set variables from host arrays of any float type."""
+    session.write_variables_data({v: np.asarray(a, dtype=v.dtype.as_numpy()) for v, a in values.items()})
+
+
+def whole_tensors(config: Config, pieces: Mapping[str, np.ndarray]) -> "dict[str, np.ndarray]":
+    """Whole tensors from host data of variables, by parameter name; works for weights and for gradients."""
+    table, execution = model_table(config.model), config.execution
+    tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
+    return {name: table[name].unshard(np.asarray(array), tp1, tp2) for name, array in pieces.items()}
+
+
+def read_weights(session: addons.TaskSession, config: Config) -> "dict[str, np.ndarray]":
+    """Whole weights of a session, by parameter name."""
+    variables = session.state.weights.to_dict()
+    data = session.get_tensors_data(variables.values())
+    return whole_tensors(config, {name: data[v] for name, v in variables.items()})
+
+
+def read_gradients(session: addons.TaskSession, config: Config) -> "dict[str, np.ndarray]":
+    """Whole gradients of the last step's unscaled loss, by parameter name, from the remote gradient buffers."""
+    variables = gradient_variables(session.ir)
+    data = session.get_tensors_data(variables.values())
+    whole = whole_tensors(config, {name: data[v] for name, v in variables.items()})
+    return {name: array / config.training.loss_scaling for name, array in whole.items()}
+
+
+def copy_weights(source: addons.TaskSession, target: addons.TaskSession) -> None:
+    """Give a session the weights of another, one tensor at a time."""
+    theirs = source.state.weights.to_dict()
+    for name, variable in target.state.weights.to_dict().items():
+        target.write_variables_data({variable: source.get_tensor_data(theirs[name])})

@@ -1,0 +1,15 @@
+"""The GPT's layers: one class per layer, for every way to split it over replicas.
+
+May import `config`, `utils`, `popxl_addons` and `popxl`. A new layer is a file with a `Layer`, its table of parameters
+beside it, and a case in `tests/integration/layers/cases.py`.
+"""
+
+from modelling.gpt import initial_weights, layer_tables, model_table, shard_weights, unshard_weights
+from modelling.layer import Layer
+from modelling.layout import Layout
+from modelling.parameters import Parameter, Role, Table
+
+__all__ = [
+    "Layer", "Layout", "Parameter", "Role", "Table", "initial_weights", "layer_tables", "model_table", "shard_weights",
+    "unshard_weights",
+]  # fmt: skip

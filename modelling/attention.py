@@ -1,0 +1,120 @@
+"""Causal self-attention.
+
+B micro-batch, S sequence, H hidden size, h heads per tp1 replica, D head size. tp1, tp2: replica groups.
+"""
+
+import math
+from typing import Optional
+
+import numpy as np
+import popxl
+import popxl_addons as addons
+from popxl import Tensor, ops
+from popxl.transforms.autodiff import GradGraphInfo
+
+from config import Model
+from modelling.layer import Layer
+from modelling.layout import Layout
+from modelling.linear import Linear
+from modelling.parameters import Table, nested
+
+
+class Attention(Layer):
+    """Multi-head attention; heads are split over tp1. Its query sequence may be worked off in pieces."""
+
+    def __init__(self, model: Model, layout: Layout):
+        super().__init__(model, layout, self.parameters(model))
+        qkv, output = self._tables(model)
+        self.qkv = Linear(model, layout, qkv, "tp2 to tp1")
+        self.output = Linear(model, layout, output, "tp1 to tp2")
+
+    @staticmethod
+    def parameters(model: Model) -> Table:
+        """Projections to query, key and value side by side, and out of the heads."""
+        qkv, output = Attention._tables(model)
+        return nested(qkv=qkv, output=output)
+
+    @staticmethod
+    def _tables(model: Model) -> "tuple[Table, Table]":
+        hidden = model.hidden_size
+        return (
+            Linear.parameters((hidden, 3 * hidden), "tp2 to tp1", std=model.initial_std, blocks=3),
+            Linear.parameters((hidden, hidden), "tp1 to tp2", std=residual_std(model)),
+        )
+
+    def build(self, x: Tensor, seed: Optional[Tensor] = None) -> Tensor:  # [B*S, H/tp2], identical over tp1
+        """[B*S, H/tp2] -> [B*S, H/tp2], identical over tp1. Without a seed nothing is dropped."""
+        qkv = self.qkv(x)  # [B*S, 3*h*D], identical over tp2
+        query, key, value = (self._split_heads(t) for t in ops.split(qkv, 3, axis=1))  # [B, h, S, D]
+        if self.model.dropout == 0.0:
+            seed = None
+        if seed is not None:  # probabilities are split over tp1 and identical over tp2, and so are their masks
+            seed = self.seed_over(seed, self.layout.tp1, "tp1_position")
+        mask = causal_mask(self.model.sequence_length)
+        pieces = self.model.attention_serialisation
+        if pieces == 1:
+            y = attend(query, key, value, popxl.constant(mask, self.dtype, "mask"), seed, self.model.dropout)
+        else:
+            y = self._attend_in_pieces(query, key, value, mask, seed, pieces)
+        y = y.transpose((0, 2, 1, 3)).reshape((x.shape[0], -1))  # [B*S, h*D]
+        return self.output(y)
+
+    def _split_heads(self, t: Tensor) -> Tensor:
+        """[B*S, h*D] -> [B, h, S, D]."""
+        sequence, head_size = self.model.sequence_length, self.model.head_size
+        return t.reshape((-1, sequence, t.shape[1] // head_size, head_size)).transpose((0, 2, 1, 3))
+
+    def _attend_in_pieces(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: np.ndarray, seed: Optional[Tensor], pieces: int
+    ) -> Tensor:
+        """One call of one graph per piece of the query sequence. See `recomputing_gradients`."""
+        queries = ops.split(query, pieces, axis=2)  # [B, h, S/pieces, D]
+        masks = [popxl.constant(piece, self.dtype, "mask") for piece in np.split(mask, pieces)]
+        seeds = (None,) * pieces if seed is None else ops.split_random_seed(seed, pieces)
+        arguments = (key, value, masks[0], seeds[0], self.model.dropout)
+        graph = popxl.gir().create_graph(attend, queries[0], *arguments)
+        results = []
+        for piece_query, piece_mask, piece_seed in zip(queries, masks, seeds):
+            seeds_given = [] if piece_seed is None else [piece_seed]
+            results.append(ops.call(graph, piece_query, key, value, piece_mask, *seeds_given)[0])
+        return ops.concat(results, axis=2)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, seed: Optional[Tensor], dropout: float
+) -> Tensor:  # [B, h, Q, D], twice [B, h, S, D], [Q, S]
+    """Softmax attention of Q queries over S keys -> [B, h, Q, D]."""
+    scores = query @ key.transpose((0, 1, 3, 2)) * (1 / math.sqrt(query.shape[-1])) + mask  # [B, h, Q, S]
+    probabilities = ops.softmax(scores, axis=-1)
+    if seed is not None:
+        probabilities = ops.dropout(probabilities, seed, dropout)
+    return probabilities @ value
+
+
+def causal_mask(sequence: int) -> np.ndarray:
+    """What is added to scores, float32 [S queries, S keys]: nothing to keys up to the query, -inf to later ones."""
+    return np.triu(np.full((sequence, sequence), -np.inf, np.float32), k=1)
+
+
+def recomputing_gradients(graph: popxl.Graph) -> "dict[popxl.Graph, GradGraphInfo]":
+    """Gradients of the pieces of attention that a graph calls, by graph, to hand to its autodiff.
+
+    They compute a piece's probabilities again, so that only one piece's scores exist at a time.
+    """
+    gradients = {}
+    for piece in graph.called_graphs:
+        named = addons.GraphWithNamedArgs(piece)
+        query_key_value = piece.inputs[:3]
+        gradients[piece] = addons.recompute_graph(
+            addons.autodiff(named, grads_required=query_key_value)
+        ).grad_graph_info
+    return gradients
+
+
+def residual_std(model: Model) -> float:
+    """Standard deviation of fresh projections into the residual stream.
+
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3: there are two such
+    projections per layer, and their sum is to have the variance of one.
+    """
+    return model.initial_std / math.sqrt(2 * model.layers)

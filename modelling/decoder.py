@@ -1,0 +1,42 @@
+"""Decoder block. N rows (micro_batch * sequence), H hidden size. tp1, tp2: replica groups."""
+
+from typing import Optional
+
+from popxl import Tensor, ops
+
+from config import Model
+from modelling.attention import Attention
+from modelling.feed_forward import FeedForward
+from modelling.layer import Layer
+from modelling.layout import Layout
+from modelling.linear import Norm
+from modelling.parameters import Table, nested
+
+
+class DecoderBlock(Layer):
+    """Attention and feed-forward, each behind a layer norm and added to its input."""
+
+    def __init__(self, model: Model, layout: Layout):
+        super().__init__(model, layout, self.parameters(model))
+        self.attention_norm = Norm(model, layout)
+        self.attention = Attention(model, layout)
+        self.feed_forward_norm = Norm(model, layout)
+        self.feed_forward = FeedForward(model, layout)
+
+    @staticmethod
+    def parameters(model: Model) -> Table:
+        """All of one block."""
+        return nested(
+            attention_norm=Norm.parameters(model),
+            attention=Attention.parameters(model),
+            feed_forward_norm=Norm.parameters(model),
+            feed_forward=FeedForward.parameters(model),
+        )
+
+    def build(self, x: Tensor, seed: Optional[Tensor] = None) -> Tensor:  # [N, H/tp2], identical over tp1
+        """[N, H/tp2] -> [N, H/tp2], identical over tp1. Without a seed nothing is dropped."""
+        seeds = (None, None, None) if seed is None or self.model.dropout == 0.0 else ops.split_random_seed(seed, 3)
+        y = self.attention(self.attention_norm(x), seeds[0])
+        x = x + self.dropout(y, seeds[1], "attention_tp2_position")
+        y = self.feed_forward(self.feed_forward_norm(x))
+        return x + self.dropout(y, seeds[2], "feed_forward_tp2_position")

@@ -1,0 +1,62 @@
+"""Embedding of words and positions.
+
+N rows (micro_batch * sequence), S sequence, H hidden size, V vocabulary, P positions. tp1, tp2: replica groups.
+"""
+
+from typing import Optional
+
+import numpy as np
+import popxl
+from popxl import Tensor, ops
+
+from config import Model
+from modelling.layer import Layer, leave
+from modelling.layout import Layout
+from modelling.parameters import Parameter, Role, Table
+
+
+class Embedding(Layer):
+    """Sum of a word's and its position's vectors. Rows of both tables are split over tp1, padded at the end."""
+
+    def __init__(self, model: Model, layout: Layout):
+        super().__init__(model, layout, self.parameters(model))
+
+    @staticmethod
+    def parameters(model: Model) -> Table:
+        """Word table [V, H] and position table [P, H]."""
+        return {
+            "word.weight": word_table(model),
+            "position.weight": Parameter(
+                shape=(model.positions, model.hidden_size),
+                role=Role.EMBEDDING,
+                tp1_axis=0,
+                tp2_axis=1,
+                std=model.initial_std,
+            ),
+        }
+
+    def build(self, words: Tensor, seed: Optional[Tensor] = None) -> Tensor:  # int32 [N]
+        """int32 [N] -> [N, H/tp2], identical over tp1. Without a seed nothing is dropped."""
+        sequence = self.model.sequence_length
+        word, position = self.parameter("word.weight"), self.parameter("position.weight")
+        numbers: Tensor = popxl.constant(np.arange(sequence, dtype=np.int32), popxl.int32, "positions")
+        is_split = self.layout.tp1.group_size > 1
+        if is_split:  # rows count from this replica's first; others' rows are out of range and give zeros
+            shard = self.position_in(self.layout.tp1, "tp1_position")
+            words, numbers = words - shard * word.shape[0], numbers - shard * position.shape[0]
+        x = ops.gather(word, words, zero_OOR=is_split)  # [N, H/tp2], partial sums over tp1
+        y = ops.gather(position, numbers, zero_OOR=is_split)  # [S, H/tp2], partial sums over tp1
+        x = (x.reshape((-1, *y.shape)) + y).reshape(x.shape)  # the positions of each sequence
+        x = leave(x, self.layout.tp1)  # [N, H/tp2], identical over tp1
+        return self.dropout(x, seed)
+
+
+def word_table(model: Model) -> Parameter:
+    """The word embedding [V, H], which the head uses too."""
+    return Parameter(
+        shape=(model.vocabulary_size, model.hidden_size),
+        role=Role.EMBEDDING,
+        tp1_axis=0,
+        tp2_axis=1,
+        std=model.initial_std,
+    )

@@ -1,0 +1,74 @@
+"""Head: layer norm, logits by the word embedding, loss.
+
+N rows (micro_batch * sequence), H hidden size, V vocabulary. tp1, tp2: replica groups.
+"""
+
+from typing import Optional
+
+import numpy as np
+import popxl
+from popxl import Tensor, ops
+from popxl_addons.ops.cross_entropy_sharded_loss import cross_entropy_sharded_loss
+
+from config import Model
+from modelling.embedding import word_table
+from modelling.layer import Layer, enter, leave
+from modelling.layout import Layout
+from modelling.linear import Norm
+from modelling.parameters import Table, nested
+
+TIED = "word.weight"
+"""The embedding's parameter that the head uses as well; its name is the same in both."""
+
+
+class Head(Layer):
+    """What the two heads share: logits."""
+
+    def __init__(self, model: Model, layout: Layout):
+        super().__init__(model, layout, {TIED: word_table(model), **self.parameters(model)})
+        self.norm = Norm(model, layout)
+
+    @staticmethod
+    def parameters(model: Model) -> Table:
+        """The head's own; the tied word embedding is the embedding's."""
+        return nested(norm=Norm.parameters(model))
+
+    def logits(self, x: Tensor, first: Optional[Tensor]) -> Tensor:  # [N, H/tp2], identical over tp1
+        """[N, H/tp2] -> float32 [N, V/tp1], identical over tp2; padded classes at -inf."""
+        x = enter(self.norm(x), self.layout.tp1)
+        word = self.parameter(TIED)
+        y = leave(x @ word.transpose(), self.layout.tp2)  # [N, V/tp1], identical over tp2
+        y = ops.cast(y, popxl.float32)
+        classes = word.shape[0]
+        if first is None or classes * self.layout.tp1.group_size == self.model.vocabulary_size:
+            return y
+        numbers = popxl.constant(np.arange(classes, dtype=np.int32), popxl.int32) + first
+        is_padding = ops.greater(numbers, popxl.constant(self.model.vocabulary_size - 1, popxl.int32))
+        return ops.where(is_padding, popxl.constant(-np.inf, popxl.float32), y)
+
+    def first_class(self) -> Optional[Tensor]:
+        """Number of this replica's first class, int32 scalar; None where it has all of them."""
+        if self.layout.tp1.group_size == 1:
+            return None
+        shard_shape = self.table[TIED].shard_shape(self.layout.tp1.group_size, self.layout.tp2.group_size)
+        return self.position_in(self.layout.tp1, "tp1_position") * shard_shape[0]
+
+
+class LossHead(Head):
+    """Cross entropy of the next words, without the whole vocabulary's logits on any replica."""
+
+    def build(self, x: Tensor, labels: Tensor) -> Tensor:  # [N, H/tp2] identical over tp1, int32 [N]
+        """[N, H/tp2], int32 [N] -> float32 scalar: mean over the rows, identical over tp1 and tp2."""
+        first = self.first_class()
+        logits = self.logits(x, first)
+        if first is not None:
+            labels = labels - first
+        return cross_entropy_sharded_loss(logits, labels, replica_grouping=self.layout.tp1, reduction="mean")
+
+
+class LogitsHead(Head):
+    """Logits of chosen rows, for generation and evaluation."""
+
+    def build(self, x: Tensor, rows: Tensor) -> Tensor:  # [N, H/tp2] identical over tp1, int32 [R]
+        """[N, H/tp2], int32 [R] -> float32 [R, V/tp1]."""
+        return self.logits(ops.gather(x, rows), self.first_class())
