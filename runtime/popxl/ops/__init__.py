@@ -6,7 +6,7 @@ line to ``runtime/tests/samples``.
 
 import sys
 
-from popxl.ops import collectives
+from popxl.ops import collectives, utils, var_updates
 from popxl.ops.arithmetic import (
     abs, add, add_, clip, div, fmod, increment_mod, increment_mod_, maximum, mul, negate, pow, scaled_add, scaled_add_, sign, sub,
 )  # fmt: skip
