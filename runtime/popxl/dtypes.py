@@ -82,7 +82,7 @@ class dtype:  # noqa: N801 - PopXL's name
             return type_value
         if isinstance(type_value, str) and type_value in _BY_NAME:
             return _BY_NAME[type_value]
-        if type_value in (builtins.bool, builtins.float):
+        if type_value is builtins.bool or type_value is builtins.float:  # "is": numpy's float64 equals float
             return bool if type_value is builtins.bool else float32
         text = str(type_value)
         if text.startswith("torch.") and text[6:] in _BY_NAME:
