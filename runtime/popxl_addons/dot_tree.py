@@ -58,7 +58,8 @@ class DotTree(Generic[L]):
         return self._map[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"{type(self).__name__}: got an assignment to {name!r}; expected insert({name!r}, value).")
+        """Replace or add an entry; ``tree.counter += 1`` comes here."""
+        self.insert(name, value, overwrite=True)
 
     def __contains__(self, key: Key) -> bool:
         try:

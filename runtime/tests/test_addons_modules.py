@@ -1,0 +1,345 @@
+"""Modules, factories, named graphs, graph caches, and gradients written by hand."""
+
+import logging
+
+import numpy as np
+import popxl
+import popxl_addons as addons
+import pytest
+from addons_programs import normal, run_program, store_all
+from popxl import ops
+from popxl_addons.dot_tree import DotTree
+from popxl_addons.graph import BoundGraph
+from popxl_addons.graph_cache import GraphCache, function
+from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
+
+
+class Scale(addons.Module):
+    def __init__(self, value=2.0):
+        super().__init__()
+        self.value = value
+
+    def build(self, x):
+        self.scale = self.add_variable_input("scale", lambda: np.full(x.shape[-1:], self.value), x.dtype)
+        return x * self.scale
+
+
+class Tower(addons.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = Scale(2.0)
+        self.layers = addons.Module.from_list([Scale(3.0), Scale(5.0)])
+
+    def build(self, x):
+        self.shift = self.add_variable_input("shift", lambda: np.ones(x.shape[-1]), x.dtype)
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x + self.shift
+
+
+X = normal(2, 3)
+
+
+def test_variables_are_named_by_attribute_path_and_come_after_the_arguments_in_declaration_order():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        facts, graph = Tower().create_graph(popxl.TensorSpec((2, 3), popxl.float32))
+        assert (
+            facts.keys_flat() == graph.args.keys_flat() == ["shift", "first.scale", "layers.0.scale", "layers.1.scale"]
+        )
+        order = [graph.args.shift, graph.args.first.scale, graph.args.layers[0].scale, graph.args.layers[-1].scale]
+        assert list(graph.graph.inputs[1:]) == order
+        assert graph.args.first.scale.name == "first/scale"
+        assert "(layers.1.scale)" in graph.print_schedule()
+
+
+def test_one_graph_serves_many_sets_of_variables():
+    def build(ir):
+        x = popxl.variable(X)
+        tower = Tower()
+        facts, graph = tower.create_graph(x)
+        one, two = facts.init("one"), facts.init("two")
+        assert one.layers[1].scale.name == "one.layers.1.scale"
+        two.pop("first")
+        two.insert("first.scale", popxl.variable(np.full(3, 7.0, np.float32)))
+        again, _ = tower.create_graph(x)
+        assert again.keys_flat() == facts.keys_flat()
+        return [*graph.bind(one).call(x), *graph.bind(two).call(x), *graph.call(x, args=graph.args.to_mapping(one))]
+
+    one, two, same = run_program(build)
+    np.testing.assert_allclose(one, X * 30 + 1, rtol=1e-6)
+    np.testing.assert_allclose(two, X * 7 * 15 + 1, rtol=1e-6)
+    np.testing.assert_array_equal(same, one)
+
+
+def test_a_called_graph_can_be_declared_inside_another_module():
+    class Outer(addons.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Scale(3.0)
+
+        def build(self, x):
+            facts, graph = self.inner.create_graph(x)
+            for i in range(2):
+                (x,) = graph.bind(self.add_variable_inputs(i, facts)).call(x)
+            return self.call_module(self.inner)(x)
+
+    def build(ir):
+        x = popxl.variable(X)
+        facts, graph = Outer().create_graph(x)
+        assert facts.keys_flat() == ["0.scale", "1.scale", "inner.scale"]
+        return graph.bind(facts.init()).call(x)
+
+    np.testing.assert_allclose(run_program(build)[0], X * 27, rtol=1e-6)
+
+
+def test_a_data_source_is_tried_once_looked_at_once_and_then_drawn_per_variable_and_group():
+    calls = []
+
+    def draw():
+        calls.append(len(calls))
+        return np.full((2,), float(calls[-1]))
+
+    ir = popxl.Ir(replication=4)
+    with ir.main_graph:
+        factory = VariableFactory(draw, name="w", replica_grouping=ir.replica_grouping(group_size=2))
+        assert calls == [0, 1] and factory.dtype is popxl.float32 and factory.shape == (2,)
+        np.testing.assert_array_equal(factory.next_data(), [[1, 1], [2, 2]])
+        assert factory.next_data(empty=True).shape == (2, 2)
+        assert factory.create_tensor().shape_on_host == (2, 2)
+        assert calls == [0, 1, 2, 3, 4]
+        from_list = VariableFactory([np.zeros(3), np.ones(3)], popxl.float16, "l")
+        assert [from_list.next_data()[0], from_list.next_data()[0]] == [0, 1]
+
+
+def test_variables_are_made_in_sorted_order_so_that_a_seeded_generator_repeats_them():
+    def build(order):
+        ir = popxl.Ir()
+        rng = np.random.default_rng(0)
+        with ir.main_graph:
+            facts = NamedVariableFactories()
+            for name in order:
+                facts.insert(name, VariableFactory(iter([rng.normal(size=2) for _ in range(2)]), name=name))
+            return facts.init().keys_flat()
+
+    assert build(["b", "a.x", "c"]) == ["a.x", "b", "c"]
+
+
+def test_sharded_factories_describe_one_shard():
+    ir = popxl.Ir(replication=4)
+    with ir.main_graph:
+        factory = VariableFactory(lambda: np.zeros((2, 4)), popxl.float32, "w", shard_over=4)
+        assert factory.shape == (2,) and factory.meta_shape == (2, 4) and factory.replica_sharded
+        graph = ir.create_empty_graph()
+        with graph:
+            assert factory.create_input("layer").name == "layer.w"
+        assert graph.inputs[0].meta_shape == (2, 4)
+        assert factory.create_tensor().meta_shape == (2, 4)
+
+
+def test_memory_mapped_data_lives_in_a_raw_file(tmp_path):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        facts = NamedVariableFactories(w=VariableFactory(iter([np.arange(4.0), np.zeros(4)]), popxl.float32, "w"))
+        facts.init(memmap_dir=str(tmp_path / "new"))
+        path = tmp_path / "new" / "w.npy"
+        np.testing.assert_array_equal(np.fromfile(path, np.float32), np.arange(4))
+        mapped = facts.w.next_memmap(str(tmp_path / "new"), "w", read_only_if_exists=True)
+        np.testing.assert_array_equal(mapped, np.arange(4))
+        assert not mapped.flags.writeable
+        path.write_bytes(b"123")
+        with pytest.raises(ValueError, match="expected 16 for"):
+            facts.w.next_memmap(str(tmp_path / "new"), "w", read_only_if_exists=True)
+
+
+def test_zeros_are_made_afresh_at_each_execution():
+    def build(ir):
+        zeros = NamedVariableFactories(a=VariableFactory(lambda: np.ones(3), popxl.float32, "a")).init_zero()
+        zeros.a += 1
+        return [zeros.a]
+
+    np.testing.assert_array_equal(run_program(build)[0], np.ones(3))
+
+
+def test_graphs_are_shared_for_equal_arguments():
+    def double(x, factor):
+        return x * factor
+
+    cache = GraphCache()
+    ir = popxl.Ir()
+    with ir.main_graph:
+        spec, other = popxl.TensorSpec((2,), popxl.float32), popxl.TensorSpec((3,), popxl.float32)
+        first = cache.create_graph(double, spec, 2.0)
+        assert cache.create_graph(double, spec, factor=2.0) is first
+        assert cache.create_graph(double, spec, 3.0) is not first
+        assert cache.create_graph(double, other, 2.0) is not first
+
+    def build(ir):
+        doubled = function(lambda x: x + x)
+        x = popxl.variable(X)
+        (y,) = doubled(x)
+        (z,) = doubled(y)
+        assert len(ir.main_graph.called_graphs) == 1
+        return [z]
+
+    np.testing.assert_array_equal(run_program(build)[0], 4 * X)
+
+
+def test_a_module_with_cache_gives_one_graph_for_equal_specs():
+    class Cached(addons.Module):
+        def __init__(self):
+            super().__init__(cache=True)
+
+        def build(self, x):
+            return x + 1
+
+    ir = popxl.Ir()
+    with ir.main_graph:
+        module, spec = Cached(), popxl.TensorSpec((2,), popxl.float32)
+        assert module.create_graph(spec)[1].graph is module.create_graph(spec)[1].graph
+
+
+class Doubling(addons.Module):
+    """y = x * w whose hand-written gradients are twice the true ones, so that a test sees which were used."""
+
+    def build(self, x):
+        self.w = self.add_variable_input("w", lambda: np.full(3, 4.0), x.dtype)
+        self.aux.x, self.aux.w = x, self.w
+        return x * self.w
+
+    def build_grad(self, dy):
+        self.var_grad.w = ops.sum(dy * self.aux.x, axis=0) * 2
+        return dy * self.aux.w * 2
+
+
+def test_a_gradient_written_by_hand_is_preferred_alone_and_inside_other_modules():
+    class Outer(addons.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Doubling()
+
+        def build(self, x):
+            (y,) = self.call_module(self.inner)(x)
+            return y * 3
+
+    def build(ir):
+        x, dy = popxl.variable(X), popxl.variable(np.ones_like(X))
+        results = []
+        for module in (Doubling(), Outer()):
+            facts, graph = module.create_graph(x)
+            variables = facts.init()
+            grad = graph.autodiff()
+            call = graph.bind(variables).call_with_info(x)
+            info = grad.grad_graph_info
+            results += grad.call(dy, args=info.inputs_dict(call))
+            with pytest.raises(Exception, match="differentiated before"):
+                graph.autodiff()
+        return results
+
+    dx, dw, outer_dx, outer_dw = run_program(build)
+    np.testing.assert_allclose(dx, np.full_like(X, 8.0))
+    np.testing.assert_allclose(dw, X.sum(0) * 2, rtol=1e-6)
+    np.testing.assert_allclose(outer_dx, np.full_like(X, 24.0))
+    np.testing.assert_allclose(outer_dw, X.sum(0) * 6, rtol=1e-6)
+
+
+def test_binding_ignores_names_of_one_side_and_bound_graphs_combine():
+    def build(ir):
+        x = popxl.variable(X)
+        facts, graph = Scale(2.0).create_graph(x)
+        extra = NamedTensors.from_dict({"scale": facts.init().scale, "unknown": x})
+        bound = graph.bind(extra)
+        assert isinstance(bound, BoundGraph) and bound.subgraph_io_map(x)[graph.graph.inputs[0]] is x
+        with pytest.raises(ValueError, match="scale"):
+            graph.call(x)
+        return [*bound.bind({graph.args.scale: popxl.variable(np.ones(3, np.float32))}).call(x)]
+
+    np.testing.assert_array_equal(run_program(build)[0], X)
+
+
+def test_named_tensors_sort_by_tensor_name_and_remap():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        b, a = popxl.variable(1.0, name="b"), popxl.variable(2.0, name="a")
+        named = NamedTensors.from_dict({"x.y": b, "z": a})
+        assert named.tensors == (a, b) and named.named_tensors == {"x.y": b, "z": a}
+        assert named.remap({a: b, b: a}).x.y is a
+        with pytest.raises(KeyError):
+            named.remap({a: b})
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "says"),
+    [
+        (lambda: VariableFactory(lambda: 1 / 0, name="w"), ValueError, "ZeroDivisionError"),
+        (lambda: VariableFactory(3, name="w"), ValueError, "expected a function"),
+        (lambda: VariableFactory(iter([]), name="w"), ValueError, "a data source that fails"),
+        (lambda: addons.Module().get("x"), AttributeError, "x"),
+        (lambda: Doubling()(None), ValueError, "inline call of a module with build_grad"),
+        (lambda: Scale().call_module(Scale()), ValueError, "is no attribute, and no name"),
+        (lambda: addons.Module.from_list([Scale()])[3], IndexError, "got 3"),
+        (lambda: addons.Module().build_grad(), NotImplementedError, "no definition"),
+        (lambda: addons.Module().aux.x, Exception, "read outside build_grad"),
+        (lambda: DotTree().x, AttributeError, "the tree is empty"),
+    ],
+)
+def test_misuse_of_modules_and_factories_is_refused_in_words(act, error, says):
+    with pytest.raises(error, match=says):
+        act()
+
+
+def test_data_that_changes_shape_is_refused():
+    factory = VariableFactory([np.zeros(2), np.zeros(3)], name="w")
+    factory.next_data()
+    with pytest.raises(ValueError, match=r"expected \[2\], as at first"):
+        factory.next_data()
+
+
+def test_a_variable_cannot_be_declared_twice_in_one_build():
+    class Twice(addons.Module):
+        def build(self, x):
+            self.add_variable_input("w", lambda: np.zeros(2))
+            self.add_variable_input("w", lambda: np.zeros(2))
+
+    ir = popxl.Ir()
+    with ir.main_graph, pytest.raises(ValueError, match="which is taken"):
+        Twice().create_graph(popxl.TensorSpec((2,), popxl.float32))
+
+
+def test_wrong_gradients_by_hand_are_refused():
+    class Wrong(Doubling):
+        def build_grad(self, dy):
+            self.var_grad["w"] = dy
+
+    class Unknown(Doubling):
+        def build_grad(self, dy):
+            self.var_grad["v"] = dy
+
+    class Missing(Doubling):
+        def build_grad(self, dy):
+            return dy
+
+    spec = popxl.TensorSpec((2, 3), popxl.float32)
+    for module, error, says in ((Wrong(), ValueError, "the variable's"), (Unknown(), KeyError, "expected one of w")):
+        with popxl.Ir().main_graph:
+            _, graph = module.create_graph(spec)
+            with pytest.raises(error, match=says):
+                graph.autodiff()
+    with popxl.Ir().main_graph:
+        _, graph = Missing().create_graph(spec)
+        with pytest.raises(ValueError, match="got no gradient of"):
+            graph.autodiff()
+
+
+def test_tensors_print_only_at_the_chosen_level(monkeypatch, caplog):
+    ir = popxl.Ir()
+    with ir.main_graph, caplog.at_level(logging.DEBUG):
+        t = popxl.variable(1.0)
+        assert addons.print_tensor(t) is t
+        monkeypatch.setenv("MODEL_LOG_LEVEL", "DEBUG")
+        assert addons.print_tensor(t, title="t") is not t
+        addons.print_text("hello", level="WARN")
+        assert sum(op.definition.name == "print_tensor" for op in ir.main_graph.ops) == 2
+        store_all([t])
