@@ -32,6 +32,7 @@ from popxl.ops.normalisation import batch_norm_inference, group_norm, layer_norm
 from popxl.ops.reductions import (
     argmax, argmin, cumsum, l1, l2, lamb_square, logsum, logsumexp, max, mean, median, min, prod, sum, sumsquare,
 )  # fmt: skip
+from popxl.ops.utils import multiply_tuple
 from popxl.values import Operators
 
 clamp = clip

@@ -1,5 +1,7 @@
 """Checks and small helpers that op functions outside the package use as well."""
 
+import math
+from typing import Tuple
 from popxl.dtypes import dtype
 from popxl.graph import Graph
 from popxl.ops.casting import cast_if_needed
@@ -44,3 +46,8 @@ def check_tensor_ipu_and_tile_set(*args: Tensor, **tensors: Tensor) -> None:
 def handle_negative_axis(t: Tensor, axis: int) -> int:
     """``axis`` counted from the front. ValueError if ``t`` has no such axis."""
     return normalise_axis("handle_negative_axis", t, axis)
+
+
+def multiply_tuple(tup: Tuple[int, ...]) -> int:
+    """Product of the entries; 1 for none."""
+    return math.prod(tup)
