@@ -1,0 +1,281 @@
+"""Measure variants side by side: one process each, kept alive, told in turn to take a step. Noise meets all alike.
+
+A benchmark script defines `build(options) -> Workload` and calls `main_or_worker`. Started with `--worker OPTIONS` it
+is one variant's process and obeys `measure`; otherwise it is the benchmark.
+"""
+
+import json
+import os
+import platform
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+ROOT = Path(__file__).resolve().parent.parent
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(64 << 20)}
+"""Environment that tells glibc to reuse freed blocks instead of handing their pages back and faulting them in again."""
+
+Figures = dict[str, Any]
+
+
+class Workload(Protocol):
+    """What one variant's process runs."""
+
+    def step(self, count: int) -> Figures:
+        """Do `count` steps; return figures to keep (a loss, say), as JSON takes them."""
+
+    def finish(self) -> Figures:
+        """Called once, after the last step and outside all timing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One process to measure."""
+
+    name: str
+    options: Mapping[str, Any]
+    """Handed to the script's `build`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What one variant did."""
+
+    name: str
+    seconds: tuple[float, ...]
+    """Per step, one value per round, warm-up left out."""
+    peak_bytes: int
+    """Largest resident set of the process over its whole life, by the kernel's count."""
+    stepping_bytes: int
+    """Largest resident set since the end of warm-up; the whole life's where the kernel does not let us ask."""
+    steps: tuple[Figures, ...]
+    """What the workload returned, per round, warm-up included."""
+    finish: Figures
+
+    @property
+    def median(self) -> float:
+        """Seconds per step."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Distance between the quartiles over the median."""
+        if len(self.seconds) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return (high - low) / self.median
+
+    def figures(self) -> Figures:
+        """For the JSON line: seconds per step and bytes."""
+        return {
+            "seconds": self.median,
+            "spread": self.spread,
+            "all_seconds": list(self.seconds),
+            "peak_bytes": self.peak_bytes,
+            "stepping_bytes": self.stepping_bytes,
+        }
+
+
+class BenchmarkError(Exception):
+    """A variant's process failed; the message has its last words."""
+
+
+class VariantProcess:
+    """A running variant; `ask` sends one command and waits for its reply."""
+
+    def __init__(self, script: Path, variant: Variant, timeout: float):
+        self.variant, self.timeout = variant, timeout
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), "--worker", json.dumps(dict(variant.options))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **variant.environment},
+        )
+
+    def ask(self, command: str, **arguments: Any) -> Figures:
+        """Send a command. Raises BenchmarkError when the process dies or says nothing for `timeout` seconds."""
+        try:
+            self.process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            self._fail("died")
+        ready, _, _ = select.select([self.process.stdout], [], [], self.timeout)
+        line = self.process.stdout.readline() if ready else ""
+        if not line:
+            self._fail("died" if ready else f"gave no answer to '{command}' for {self.timeout:.0f} s")
+        return json.loads(line)
+
+    def stop(self) -> None:
+        """End the process; kill it if closing its input is not enough."""
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+        self.errors.close()
+
+    def _fail(self, what: str) -> None:
+        if what == "died":
+            self.process.wait()
+            what = f"died with exit code {self.process.returncode}"
+        else:
+            self.process.kill()
+        self.errors.seek(0)
+        words = self.errors.read().strip().splitlines()[-15:]
+        raise BenchmarkError("\n".join([f"variant '{self.variant.name}' {what}; its last words:", *words]))
+
+
+def measure(
+    script: Path,
+    variants: Sequence[Variant],
+    *,
+    rounds: int,
+    warmup: int,
+    steps_per_round: int = 1,
+    timeout: float = 1800.0,
+) -> list[Measurement]:
+    """Run all variants in alternation: every round lets each do `steps_per_round` steps, in an order that turns round.
+
+    Args:
+        script: The benchmark's own file; it is started again for each variant.
+        timeout: Seconds that one answer may take, building and compiling included.
+    """
+    running: list[VariantProcess] = []
+    try:
+        for variant in variants:
+            running.append(VariantProcess(script, variant, timeout))
+            running[-1].ask("build")
+        seconds: dict[str, list[float]] = {variant.name: [] for variant in variants}
+        steps: dict[str, list[Figures]] = {variant.name: [] for variant in variants}
+        for number in range(warmup + rounds):
+            for process in running if number % 2 == 0 else reversed(running):
+                reply = process.ask("step", count=steps_per_round)
+                steps[process.variant.name].append(reply["figures"])
+                if number >= warmup:
+                    seconds[process.variant.name].append(reply["seconds"] / steps_per_round)
+                elif number == warmup - 1:
+                    process.ask("forget_peak")
+        return [
+            Measurement(
+                name=process.variant.name,
+                seconds=tuple(seconds[process.variant.name]),
+                steps=tuple(steps[process.variant.name]),
+                **process.ask("finish"),
+            )
+            for process in running
+        ]
+    finally:
+        for process in running:
+            process.stop()
+
+
+def worker(build: Callable[[Figures], Workload], options: Figures) -> None:
+    """Obey the benchmark: one JSON command per line of input, one JSON reply per line of output."""
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever the workload prints is not a reply
+    workload: Workload | None = None
+    peak = 0
+    for line in sys.stdin:
+        message = json.loads(line)
+        reply: Figures = {}
+        if message["command"] == "build":
+            workload = build(options)
+        elif message["command"] == "step":
+            start = time.perf_counter()
+            figures = workload.step(message["count"])
+            reply = {"seconds": time.perf_counter() - start, "figures": figures}
+        elif message["command"] == "forget_peak":
+            peak = peak_resident_bytes()
+            _forget_peak()
+        elif message["command"] == "finish":
+            stepping = peak_resident_bytes()
+            reply = {"peak_bytes": max(peak, stepping), "stepping_bytes": stepping, "finish": workload.finish()}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+
+def peak_resident_bytes() -> int:
+    """Largest resident set of this process so far, in bytes, by the kernel's count."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise BenchmarkError("peak memory: got no VmHWM in /proc/self/status; expected a Linux kernel that counts it.")
+
+
+def _forget_peak() -> None:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except PermissionError:
+        print("peak memory: this kernel does not let the count start again; the whole life's stands", file=sys.stderr)
+
+
+def main_or_worker(build: Callable[[Figures], Workload], main: Callable[[], int]) -> None:
+    """Entry point of a benchmark script: the benchmark itself, or one variant's process when asked by `measure`."""
+    if sys.argv[1:2] == ["--worker"]:
+        worker(build, json.loads(sys.argv[2]))
+        return
+    try:
+        sys.exit(main())
+    except BenchmarkError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+
+
+def require_file(path: Path, what: str, remedy: str) -> Path:
+    """The path, or exit code 2 with a message that says what is missing and what to give."""
+    if not path.is_file():
+        print(f"{what}: got no file at {path}; expected {what}. {remedy}", file=sys.stderr)
+        sys.exit(2)
+    return path
+
+
+def machine() -> Figures:
+    """What the figures hold for: processor, memory, versions, and how busy the machine already is. No host names."""
+    import torch  # not at the top: the benchmark's own process has no other use for it
+
+    information = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in information if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "vector": torch.backends.cpu.get_cpu_capability(),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "load": round(os.getloadavg()[0], 2),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in plain text: the first column to the left, figures to the right."""
+    widths = [max(len(line[i]) for line in (headers, *rows)) for i in range(len(headers))]
+
+    def show(line: Sequence[str]) -> str:
+        first, *rest = (cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths)))
+        return "  ".join([first, *rest]).rstrip()
+
+    return "\n".join([show(headers), "  ".join("-" * width for width in widths), *map(show, rows)])
+
+
+def print_json(figures: Figures) -> None:
+    """The last line of every benchmark."""
+    print(json.dumps(figures, sort_keys=True))
+
+
+def gib(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 2**30:.2f} GiB"

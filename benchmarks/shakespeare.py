@@ -1,0 +1,205 @@
+"""Validation loss and speed on a text of characters: the phased GPT and the same model in a plain PyTorch loop.
+
+    python benchmarks/shakespeare.py                          # ../shared/data/tinyshakespeare.txt, three seeds
+    python benchmarks/shakespeare.py --text FILE --steps 200 --seeds 1
+
+The first 90 % of the characters train, the rest validates, all of it, in windows that follow one another. nanoGPT in
+this setting gave a validation loss of 1.919.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.harness import (  # noqa: E402
+    KEEP_FREED_MEMORY,
+    ROOT,
+    Figures,
+    Measurement,
+    Variant,
+    Workload,
+    gib,
+    machine,
+    main_or_worker,
+    measure,
+    print_json,
+    require_file,
+    table,
+)
+
+DEFAULT_TEXT = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
+LOSS_BAR = 1.93
+"""Validation loss of the phased run, mean over the seeds, at most."""
+SPEED_BAR = 1.0
+"""Speed of the phased run over the plain loop's, at least."""
+
+MODEL = {"layers": 4, "hidden_size": 128, "heads": 4, "sequence_length": 64}
+BATCH = 12
+TRAINING = {
+    "learning_rate": 1e-3,
+    "minimum_learning_rate": 1e-4,
+    "schedule": "cosine",
+    "warmup_steps": 100,
+    "beta1": 0.9,
+    "beta2": 0.99,
+    "epsilon": 1e-8,
+    "weight_decay": 0.1,
+    "max_norm": 1.0,
+}
+CHUNK = 50
+"""Steps that a variant takes before it is the other one's turn."""
+
+
+@dataclass(frozen=True)
+class Characters:
+    """A text as numbers, cut in two."""
+
+    train: np.ndarray
+    validation: np.ndarray
+    vocabulary_size: int
+
+    @classmethod
+    def read(cls, path: Path) -> "Characters":
+        """Read a text; its distinct characters, sorted, are the vocabulary."""
+        text = path.read_text(encoding="utf-8")
+        vocabulary, ids = np.unique(np.array(list(text)), return_inverse=True)
+        cut = int(0.9 * len(ids))
+        return cls(ids[:cut], ids[cut:], len(vocabulary))
+
+    def batches(self, seed: int, sequence: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Endless (ids, labels), each [BATCH, sequence], from random places of the training part."""
+        random = np.random.default_rng(seed)
+        while True:
+            starts = random.integers(0, len(self.train) - sequence, BATCH)
+            rows = self.train[starts[:, None] + np.arange(sequence + 1)]
+            yield rows[:, :-1], rows[:, 1:]
+
+    def validation_windows(self, sequence: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, labels), each [windows, sequence]: windows that follow one another over the whole validation part.
+
+        The characters after the last whole window, fewer than `sequence`, are left out.
+        """
+        windows = (len(self.validation) - 1) // sequence
+        ids, labels = self.validation[: windows * sequence], self.validation[1 : windows * sequence + 1]
+        return ids.reshape(windows, sequence), labels.reshape(windows, sequence)
+
+
+class PlainRun:
+    """One seed in plain PyTorch."""
+
+    def __init__(self, options: Figures):
+        import torch
+
+        from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraining
+
+        torch.manual_seed(options["seed"])
+        self.text, self.tensor = Characters.read(Path(options["text"])), torch.from_numpy
+        self.batches = self.text.batches(options["seed"], MODEL["sequence_length"])
+        gpt = PlainGPT(PlainModel(**MODEL, vocabulary_size=self.text.vocabulary_size))
+        training = PlainTraining(steps=options["steps"], **TRAINING)
+        self.trainer = PlainTrainer(gpt, training, compiled=options["compiled"])
+
+    def step(self, count: int) -> Figures:
+        """Optimizer steps; the loss of the last."""
+        for _ in range(count):
+            ids, labels = next(self.batches)
+            loss = self.trainer.step([(self.tensor(ids), self.tensor(labels))])
+        return {"loss": loss}
+
+    def finish(self) -> Figures:
+        """Loss over the whole validation text."""
+        ids, labels = map(self.tensor, self.text.validation_windows(MODEL["sequence_length"]))
+        pairs = zip(ids.split(BATCH), labels.split(BATCH))
+        return {"validation_loss": self.trainer.evaluate(pairs)}
+
+
+def build(options: Figures) -> Workload:
+    """One variant's workload."""
+    if options["kind"] == "plain":
+        return PlainRun(options)
+    from benchmarks.phased import PhasedRun
+
+    text = Characters.read(Path(options["text"]))
+    return PhasedRun(options, text, MODEL, TRAINING, BATCH)
+
+
+def variants_of(arguments: argparse.Namespace, seed: int) -> list[Variant]:
+    """The plain loop, as fast as we can make it, and ours."""
+    options = {"text": str(arguments.text.resolve()), "steps": arguments.steps, "seed": seed}
+    plain = {**options, "kind": "plain", "compiled": False}
+    offered = [
+        Variant(name="plain", options=plain, environment=KEEP_FREED_MEMORY),
+        Variant(name="compiled", options={**plain, "compiled": True}, environment=KEEP_FREED_MEMORY),
+        Variant(name="phased", options={**options, "kind": "phased"}),
+    ]
+    return [variant for variant in offered if variant.name in arguments.variants]
+
+
+def summarise(name: str, runs: list[Measurement]) -> Figures:
+    """One variant over all seeds."""
+    losses = [run.finish["validation_loss"] for run in runs]
+    return {
+        "validation_loss": statistics.fmean(losses),
+        "validation_losses": losses,
+        "milliseconds_per_step": 1e3 * statistics.median(second for run in runs for second in run.seconds),
+        "spread": max(run.spread for run in runs),
+        "peak_bytes": max(run.peak_bytes for run in runs),
+    }
+
+
+def main() -> int:
+    """Train, print; exit code 0, with `--check` 1 when a bar is missed, 2 when the text is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, default=DEFAULT_TEXT, help="any text file (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=2000, help="optimizer steps; the bar on the loss is for 2000")
+    parser.add_argument("--seeds", type=int, default=3, help="how many; the seeds are 0, 1, ...")
+    parser.add_argument("--variants", nargs="+", default=["plain", "phased"], choices=["plain", "compiled", "phased"])
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
+    arguments = parser.parse_args()
+    require_file(arguments.text, "a text to train on", "Give one with --text FILE.")
+    if arguments.steps < 2 * CHUNK or arguments.steps % CHUNK:
+        parser.error(f"--steps: got {arguments.steps}; expected a multiple of {CHUNK}, at least {2 * CHUNK}.")
+
+    runs: dict[str, list[Measurement]] = {name: [] for name in arguments.variants}
+    for seed in range(arguments.seeds):
+        rounds = arguments.steps // CHUNK - 1
+        for run in measure(
+            Path(__file__), variants_of(arguments, seed), rounds=rounds, warmup=1, steps_per_round=CHUNK
+        ):
+            runs[run.name].append(run)
+            print(f"seed {seed}: {run.name} ends at validation loss {run.finish['validation_loss']:.4f}", flush=True)
+    figures = {name: summarise(name, seeds) for name, seeds in runs.items()}
+    rows = [
+        [name, f"{f['validation_loss']:.4f}", f"{f['milliseconds_per_step']:.2f}", f"{100 * f['spread']:.0f} %"]
+        + [gib(f["peak_bytes"])]
+        for name, f in figures.items()
+    ]
+    print()
+    print(table(["variant", "validation loss", "ms/step", "spread", "peak memory"], rows))
+    result: Figures = {"benchmark": "shakespeare", "machine": machine(), "variants": figures}
+    result |= {"steps": arguments.steps, "seeds": arguments.seeds, "bar": verdict(figures)}
+    if result["bar"] is not None:
+        met = "met" if result["bar"]["met"] else "missed"
+        print(f"\nbar: phased loss at most {LOSS_BAR} at no less than {SPEED_BAR}x the plain loop's speed: {met}")
+    print_json(result)
+    return 1 if arguments.check and not (result["bar"] and result["bar"]["met"]) else 0
+
+
+def verdict(figures: Figures) -> Figures | None:
+    """Whether the phased run is within its bars; None when it, or the plain loop, was not measured."""
+    if not {"plain", "phased"} <= figures.keys():
+        return None
+    loss = figures["phased"]["validation_loss"]
+    speed = figures["plain"]["milliseconds_per_step"] / figures["phased"]["milliseconds_per_step"]
+    return {"validation_loss": loss, "speed_ratio": speed, "met": loss <= LOSS_BAR and speed >= SPEED_BAR}
+
+
+if __name__ == "__main__":
+    main_or_worker(build, main)

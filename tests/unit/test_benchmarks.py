@@ -1,0 +1,146 @@
+"""The benchmarks' harness: alternation, memory, failures, and what the scripts print."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import train_step
+from benchmarks.harness import BenchmarkError, Measurement, Variant, machine, measure, table
+from benchmarks.shakespeare import BATCH, Characters
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, {root!r})
+from benchmarks.harness import main_or_worker
+
+class Work:
+    def __init__(self, options):
+        self.options, self.taken = options, 0
+        self.held = bytearray(options.get("bytes", 0))
+        for place in range(0, len(self.held), 4096):
+            self.held[place] = 1
+    def step(self, count):
+        self.taken += count
+        print("chatter that is no reply")
+        with open(self.options["log"], "a") as log:
+            log.write(self.options["name"] * count)
+        time.sleep(self.options.get("sleep", 0.0) * count)
+        if self.taken >= self.options.get("fail_at", 1000):
+            raise RuntimeError("out of luck")
+        return {{"taken": self.taken}}
+    def finish(self):
+        return {{"total": self.taken}}
+
+main_or_worker(Work, lambda: 0)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT.format(root=str(ROOT)))
+    return path
+
+
+def variant(tmp_path, name: str, **options) -> Variant:
+    return Variant(name=name, options={"name": name, "log": str(tmp_path / "log"), **options})
+
+
+def test_variants_alternate_and_turn_round(script, tmp_path):
+    measured = measure(script, [variant(tmp_path, "a"), variant(tmp_path, "b")], rounds=3, warmup=1, steps_per_round=2)
+    assert (tmp_path / "log").read_text() == "aabbbbaaaabbbbaa"
+    assert [m.name for m in measured] == ["a", "b"]
+    assert all(len(m.seconds) == 3 and m.finish == {"total": 8} for m in measured)
+    assert [figures["taken"] for figures in measured[0].steps] == [2, 4, 6, 8]
+
+
+def test_seconds_are_per_step(script, tmp_path):
+    (slow,) = measure(script, [variant(tmp_path, "a", sleep=0.02)], rounds=3, warmup=1, steps_per_round=4)
+    assert 0.02 <= slow.median < 0.04
+
+
+def test_peak_memory_is_the_process_own(script, tmp_path):
+    small, large = measure(
+        script, [variant(tmp_path, "a"), variant(tmp_path, "b", bytes=200 << 20)], rounds=1, warmup=1
+    )
+    assert (200 << 20) * 0.95 < large.peak_bytes - small.peak_bytes < (200 << 20) * 1.05
+
+
+def test_a_variant_that_dies_is_named_with_its_last_words(script, tmp_path):
+    with pytest.raises(BenchmarkError, match=r"(?s)variant 'b' died with exit code 1.*out of luck"):
+        measure(script, [variant(tmp_path, "a"), variant(tmp_path, "b", fail_at=2)], rounds=3, warmup=1)
+
+
+def test_a_variant_that_hangs_is_given_up(script, tmp_path):
+    with pytest.raises(BenchmarkError, match="gave no answer to 'step' for 1 s"):
+        measure(script, [variant(tmp_path, "a", sleep=60.0)], rounds=1, warmup=0, timeout=1.0)
+
+
+def test_median_and_spread_over_rounds():
+    times = Measurement(
+        name="a", seconds=(4.0, 1.0, 2.0, 3.0, 100.0), peak_bytes=1, stepping_bytes=1, steps=(), finish={}
+    )
+    assert times.median == 3.0
+    assert times.spread == pytest.approx((4.0 - 2.0) / 3.0)
+
+
+def test_bars_look_at_speed_and_memory():
+    def verdict(speed: float, memory: float) -> bool:
+        times = {"seconds": (1.0,), "stepping_bytes": 1, "steps": ({"loss": 1.0},), "finish": {}}
+        plain = Measurement(name="eager", peak_bytes=100, **times)
+        phased = Measurement(name="phased", peak_bytes=int(100 * memory), **{**times, "seconds": (1.0 / speed,)})
+        slow = Measurement(name="compiled", peak_bytes=10, **{**times, "seconds": (9.0,)})
+        return train_step.verdict(train_step.compare([slow, plain, phased], 10)[1])["met"]
+
+    assert verdict(1.01, 1.19)
+    assert not verdict(0.99, 1.0)
+    assert not verdict(2.0, 1.21)
+
+
+def test_table_aligns_its_columns():
+    assert table(["name", "n"], [["a", "10"], ["long", "9"]]) == "name   n\n----  --\na     10\nlong   9"
+
+
+def test_machine_has_no_names_of_hosts_or_people():
+    assert set(machine()) == {"processor", "cores", "vector", "memory_gib", "load", "torch", "python"}
+
+
+def test_text_is_cut_and_windows_cover_the_validation_part(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("".join(chr(ord("a") + i * i % 26) for i in range(1000)))
+    text = Characters.read(path)
+    assert (len(text.train), len(text.validation)) == (900, 100)
+    ids, labels = text.validation_windows(16)
+    np.testing.assert_array_equal(ids.ravel(), text.validation[:96])
+    np.testing.assert_array_equal(labels.ravel(), text.validation[1:97])
+    batch, following = next(text.batches(seed=0, sequence=16))
+    assert batch.shape == following.shape == (BATCH, 16)
+    np.testing.assert_array_equal(batch[:, 1:], following[:, :-1])
+
+
+def test_missing_text_is_the_users_mistake(tmp_path):
+    command = [sys.executable, "benchmarks/shakespeare.py", "--text", str(tmp_path / "none.txt")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "none.txt" in done.stderr and "--text FILE" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_train_step_prints_a_table_and_ends_with_json():
+    sizes = {"layers": 1, "hidden_size": 16, "heads": 2, "sequence_length": 8, "vocabulary_size": 30}
+    flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
+    command = [sys.executable, "benchmarks/train_step.py", *flags, "--rounds", "1", "--warmup", "1"]
+    command += ["--dtypes", "float32", "--variants", "eager"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *shown, last = done.stdout.strip().splitlines()
+    assert any(line.startswith("eager ") for line in shown)
+    figures = json.loads(last)
+    assert figures["tokens_per_step"] == 32
+    assert figures["dtypes"]["float32"]["variants"]["eager"]["tokens_per_s"] > 0
+    assert str(ROOT) not in last
