@@ -2,6 +2,7 @@
 
 import math
 from typing import Tuple
+
 from popxl.dtypes import dtype
 from popxl.graph import Graph
 from popxl.ops.casting import cast_if_needed
