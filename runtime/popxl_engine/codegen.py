@@ -51,11 +51,11 @@ class Source:
             self.instrs[len(self.lines)] = instr
 
     def bind(self, prefix: str, value: Any) -> str:
-        """A global name for an object."""
+        """A global name for an object. It ends in a letter, and a value's name in a digit, so that the two never meet."""
         for name, known in self.names.items():
             if known is value and name.startswith(prefix):
                 return name
-        name = f"{prefix}_{len(self.names)}"
+        name = f"{prefix}_{len(self.names)}g"
         self.names[name] = value
         return name
 
