@@ -217,3 +217,19 @@ class Graph:
 
 def _call_output_name(graph: Graph, t: Tensor) -> str:
     return f"{graph.name.split('_subgraph(')[0]}/{t.name}"
+
+
+def called_first(graph: Graph) -> List[Graph]:
+    """The graph and all graphs that it calls, at any depth; each after every graph that it calls."""
+    order: Dict[Graph, None] = {}
+    visited = {graph}
+
+    def visit(g: Graph) -> None:
+        for called in g.called_graphs:
+            if called not in visited:
+                visited.add(called)
+                visit(called)
+        order[g] = None
+
+    visit(graph)
+    return list(order)

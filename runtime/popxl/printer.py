@@ -1,6 +1,6 @@
 """Any IR as readable text: for people, and for snapshot tests."""
 
-from typing import Any, List, Union
+from typing import Any, Union
 
 import numpy as np
 

@@ -3,7 +3,7 @@
 from typing import Set, Union
 
 from popxl.errors import GraphError
-from popxl.graph import Graph
+from popxl.graph import Graph, called_first
 from popxl.ir import Ir
 from popxl.opdef import Op, _as_specs
 from popxl.values import Tensor
@@ -19,20 +19,30 @@ def verify(what: Union[Ir, Graph]) -> None:
     Raises:
         GraphError: the first violation, with the op, its graph and the line that made it.
     """
-    for graph in what.graphs if isinstance(what, Ir) else (what,):
-        _verify_names(graph)
-        _verify_inputs(graph)
-        made = _given(graph)
-        with graph:
-            for op in graph.ops:
-                _verify_operands(op, graph, made)
-                _verify_results(op, graph)
-                _verify_calls(op)
-                made.update(op.outputs)
-        for t in graph.outputs:
-            if t not in made:
-                raise GraphError(f"verify: got output %{t.name} of {_name(graph)}; expected a tensor that an op there makes, or an input.")
+    graphs = list(what.graphs) if isinstance(what, Ir) else [what]
+    for graph in graphs:
         _verify_acyclic(graph)
+    wanted = set(graphs)
+    order = dict.fromkeys(g for graph in graphs for g in called_first(graph) if g in wanted)
+    for graph in order:  # called graphs first: their faults show in their callers too
+        _verify_graph(graph)
+
+
+def _verify_graph(graph: Graph) -> None:
+    _verify_names(graph)
+    _verify_inputs(graph)
+    made = _given(graph)
+    with graph:
+        for op in graph.ops:
+            _verify_operands(op, graph, made)
+            _verify_results(op, graph)
+            _verify_calls(op)
+            made.update(op.outputs)
+    for t in graph.outputs:
+        if t not in made:
+            raise GraphError(
+                f"verify: got output %{t.name} of {_name(graph)}; expected a tensor that an op there makes, or an input."
+            )
 
 
 def _name(graph: Graph) -> str:
@@ -60,10 +70,14 @@ def _verify_names(graph: Graph) -> None:
 def _verify_inputs(graph: Graph) -> None:
     for t in graph.inputs:
         if graph._tensors.get(t.name) is not t or t._op is not None or graph.inputs.count(t) > 1:
-            raise GraphError(f"verify: got input %{t.name} of {_name(graph)}; expected a tensor of that graph that no op makes, once.")
+            raise GraphError(
+                f"verify: got input %{t.name} of {_name(graph)}; expected a tensor of that graph that no op makes, once."
+            )
     for t in graph._by_ref_inputs:
         if t not in graph.inputs:
-            raise GraphError(f"verify: got by-reference tensor %{t.name} of {_name(graph)}; expected one of its inputs.")
+            raise GraphError(
+                f"verify: got by-reference tensor %{t.name} of {_name(graph)}; expected one of its inputs."
+            )
 
 
 def _verify_operands(op: Op, graph: Graph, made: Set[Tensor]) -> None:
@@ -77,7 +91,12 @@ def _verify_operands(op: Op, graph: Graph, made: Set[Tensor]) -> None:
 
 
 def _verify_results(op: Op, graph: Graph) -> None:
-    specs = _as_specs(op.definition.infer(**op.arguments))
+    try:
+        specs = _as_specs(op.definition.infer(**op.arguments))
+    except Exception as error:
+        raise GraphError(
+            f"verify: got {op!r} of {_name(graph)}, built at {op.where}; expected operands that the op accepts ({error})"
+        ) from error
     if len(specs) != len(op.outputs):
         _fail(op, f"{len(op.outputs)} results", f"{len(specs)}, as inferred from its operands")
     for t, spec in zip(op.outputs, specs):
@@ -113,11 +132,5 @@ def _verify_loop(op: Op, graph: Graph) -> None:
 
 
 def _verify_acyclic(graph: Graph) -> None:
-    seen, pending = set(), list(graph.called_graphs)
-    while pending:
-        called = pending.pop()
-        if called is graph:
-            raise GraphError(f"verify: got {_name(graph)}, which calls itself; expected no cycle of calls.")
-        if called not in seen:
-            seen.add(called)
-            pending.extend(called.called_graphs)
+    if any(graph in g.called_graphs for g in called_first(graph)):
+        raise GraphError(f"verify: got {_name(graph)}, which calls itself; expected no cycle of calls.")

@@ -4,7 +4,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Union
 
 from popxl import ops
 from popxl.errors import GraphError
-from popxl.graph import Graph
+from popxl.graph import Graph, called_first
 from popxl.opdef import Op
 from popxl.transforms.clone import clone_constant, clone_op, placed_like, prune
 from popxl.transforms.control_rules import CONTROL_RULES
@@ -98,23 +98,9 @@ class Differentiation:
         return info
 
 
-def callers_first(graph: Graph) -> List[Graph]:
-    """The graph and all graphs that it calls, at any depth; each after every graph that calls it."""
-    order: Dict[Graph, None] = {}
-
-    def visit(g: Graph) -> None:
-        for called in g.called_graphs:
-            if called not in order:
-                visit(called)
-        order[g] = None
-
-    visit(graph)
-    return list(reversed(order))
-
-
 def reached_outputs(graph: Graph, provided: Iterable[Tensor]) -> Dict[Graph, Set[Tensor]]:
     """For every graph called at any depth: its outputs that a gradient of ``provided`` may reach."""
-    result: Dict[Graph, Set[Tensor]] = {g: set() for g in callers_first(graph)}
+    result: Dict[Graph, Set[Tensor]] = {g: set() for g in reversed(called_first(graph))}
     result[graph].update(provided)
     for g in result:
         reached = set(result[g])
@@ -195,13 +181,16 @@ class GradientBuilder:
         if blocked is None and self.gradients.keys().isdisjoint(op.outputs):
             return
         rule = CONTROL_RULES.get(op.definition.name) or rule_for(op)
-        if blocked is not None or isinstance(rule, str):
-            self.block(op.inputs, blocked or str(rule))
+        if isinstance(rule, str):
+            self.block(op.inputs, rule)
             return
         first = len(self.graph._ops)
         with placed_like(op):
             for t, gradient in rule(self, op):
-                self._accumulate(op, t, gradient)
+                if blocked is not None and gradient is not None:
+                    self.block([t], blocked)  # prune removes what the rule made; it told us where gradients stop
+                else:
+                    self._accumulate(op, t, gradient)
         for new in self.graph._ops[first:]:
             new.source = op.source
 

@@ -27,8 +27,9 @@ def placed_like(op: Op) -> Iterator[None]:
 
 def clone_op(op: Op, value: Callable[[Tensor], Tensor]) -> Op:
     """Emit one op in the current graph on ``value(operand)`` for each operand, with its names and source line."""
+    arguments = {name: map_tensors(argument, value) for name, argument in op.arguments.items()}
     with placed_like(op):
-        new = emit(op.definition, {name: map_tensors(argument, value) for name, argument in op.arguments.items()})
+        new = emit(op.definition, arguments)
     new.source = op.source
     for old, result in zip(op.outputs, new.outputs):
         new.graph._rename(result, old.name)
@@ -36,8 +37,10 @@ def clone_op(op: Op, value: Callable[[Tensor], Tensor]) -> Op:
 
 
 def clone_constant(constant: Constant) -> Constant:
-    """The same constant in the current graph; the array is shared."""
-    return make_constant(constant._data, constant.dtype, constant.name)
+    """The same constant, by value and name, in the current graph; the array is shared."""
+    copy = make_constant(constant._data, constant.dtype, None)
+    copy._graph._rename(copy, constant.name)
+    return copy
 
 
 def clone_ops(graph: Graph, mapping: Mapping[Tensor, Tensor]) -> Dict[Tensor, Tensor]:
