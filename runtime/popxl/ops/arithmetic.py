@@ -142,7 +142,7 @@ def maximum(*ts: Tensor) -> TensorSpec:
 @maximum.vjp
 def maximum_vjp(dy: Tensor, y: Tensor, *ts: Tensor) -> Tuple[Tuple[Tensor, ...]]:
     """The gradient goes to the operand that is largest."""
-    return (tuple(sum_to(g, t.shape) for g, t in zip(maximum_grad(dy, y, *ts), ts)),)
+    return (tuple(sum_to(g, t.shape) for g, t in zip(maximum_grad(dy, y, ts), ts)),)
 
 
 @maximum.cost
@@ -152,13 +152,13 @@ def maximum_cost(y: Tensor, *ts: Tensor) -> Cost:
 
 
 @op(differentiable=False)
-def maximum_grad(dy: Tensor, y: Tensor, *ts: Tensor) -> Tuple[TensorSpec, ...]:
+def maximum_grad(dy: Tensor, y: Tensor, ts: Tuple[Tensor, ...]) -> Tuple[TensorSpec, ...]:
     """Gradients of `maximum` for each operand, all in the shape of y."""
     return tuple(dy.spec for _ in ts)
 
 
 @maximum_grad.cost
-def maximum_grad_cost(result: Any, dy: Tensor, y: Tensor, *ts: Tensor) -> Cost:
+def maximum_grad_cost(result: Any, dy: Tensor, y: Tensor, ts: Tuple[Tensor, ...]) -> Cost:
     """Comparison, count and product per element and operand."""
     return Cost(flops=3 * dy.nelms * len(ts))
 

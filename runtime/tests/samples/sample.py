@@ -69,8 +69,11 @@ class Sample:
     check: Optional[Callable[..., None]] = None
     """``check(results, *operands, **attrs)`` on numpy arrays: asserts a property, where there is no oracle (random ops)."""
     dtype: popxl.dtype = popxl.float32
-    grads: Union[Literal["auto"], Tuple[str, ...]] = "auto"
-    """Parameters with a gradient; the others must get None. "auto": all floating-point ones, if the op is differentiable."""
+    grads: Union[Literal["auto"], Tuple[str, ...], None] = "auto"
+    """Parameters with a gradient; the others must get none. "auto": all floating-point ones, if the op is differentiable.
+    None: not compared (no floating-point operand or result, or a point where the op has no derivative: say why beside it)."""
+    in_16_bits: bool = True
+    """Whether a float32 sample is also run in float16 and bfloat16. Say why not beside it."""
     build: Optional[Callable[..., Any]] = None
     """``build(*operands, **attrs)`` on popxl tensors: adds the op and returns its results, where the op's own call does not do (calls
     of graphs, remote memory). The op must be in the graph afterwards."""

@@ -1,0 +1,41 @@
+"""How closely results must agree, by the dtype that they were computed in."""
+
+from typing import Any, Dict, Optional, Tuple
+
+import numpy as np
+import popxl
+
+TOLERANCE: Dict[popxl.dtype, Tuple[float, float]] = {
+    popxl.float64: (1e-11, 1e-12),
+    popxl.float32: (2e-5, 2e-6),
+    popxl.float16: (4e-3, 2e-3),
+    popxl.bfloat16: (2.5e-2, 1.6e-2),
+}
+"""(relative, absolute): some ten units in the last place of numbers around one. Other dtypes agree exactly."""
+
+FINITE_DIFFERENCES = (1e-6, 1e-7)
+"""For central differences with steps of 1e-5 in float64, whose own error is about 1e-9 for third derivatives around 100."""
+
+
+def assert_close(
+    actual: Any,
+    expected: Any,
+    dtype: popxl.dtype,
+    what: str,
+    rtol: Optional[float] = None,
+    atol: Optional[float] = None,
+) -> None:
+    """Arrays of one shape agree within ``dtype``'s tolerance; NaN and infinities must be in the same places."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.shape == expected.shape, f"{what}: shape {actual.shape}, expected {expected.shape}"
+    if not dtype.is_floating_point:
+        np.testing.assert_array_equal(actual, expected, err_msg=what)
+        return
+    relative, absolute = TOLERANCE[dtype]
+    np.testing.assert_allclose(
+        actual.astype(np.float64),
+        expected.astype(np.float64),
+        rtol=relative if rtol is None else rtol,
+        atol=absolute if atol is None else atol,
+        err_msg=what,
+    )
