@@ -129,8 +129,8 @@ def build_custom_grad_graph(
         if t not in forward.inputs and t not in forward.outputs:
             with forward:
                 popxl.graph_output(t)
-    connections = [*(ExpectedConnection._grad(t) for t in provided), *(ExpectedConnection._fwd(t) for t in activations)]
-    info = GradGraphInfo._make(gradient, forward, connections, [ExpectedConnection._grad(t) for t in required])
+    connections = [*(ExpectedConnection.of_gradient(t) for t in provided), *(ExpectedConnection.of_value(t) for t in activations)]
+    info = GradGraphInfo.make(gradient, forward, connections, [ExpectedConnection.of_gradient(t) for t in required])
     return GraphWithNamedArgs.from_grad_graph(info)
 
 
@@ -159,10 +159,10 @@ def create_grad_graph_info(
         fwd_tensors: forward tensors among the former that stand for their value.
     """
     inputs: List[ExpectedConnection] = [
-        ExpectedConnection._fwd(grad_input_to_fwd_output[t])
+        ExpectedConnection.of_value(grad_input_to_fwd_output[t])
         if grad_input_to_fwd_output[t] in fwd_tensors
-        else ExpectedConnection._grad(grad_input_to_fwd_output[t])
+        else ExpectedConnection.of_gradient(grad_input_to_fwd_output[t])
         for t in grad_graph.inputs
     ]
-    outputs = [ExpectedConnection._grad(grad_output_to_fwd_input[t]) for t in grad_graph.outputs]
-    return GradGraphInfo._make(grad_graph, fwd_graph, inputs, outputs)
+    outputs = [ExpectedConnection.of_gradient(grad_output_to_fwd_input[t]) for t in grad_graph.outputs]
+    return GradGraphInfo.make(grad_graph, fwd_graph, inputs, outputs)

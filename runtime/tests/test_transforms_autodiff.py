@@ -121,7 +121,7 @@ def test_connections_are_equal_by_kind_and_tensor(ir: popxl.Ir) -> None:
     assert info.expected_outputs == again.expected_outputs
     assert info.expected_outputs.index(again.expected_outputs[2]) == 2
     assert len({*info.expected_outputs, *again.expected_outputs}) == 3
-    assert ExpectedConnection._fwd(graph.inputs[0]) != ExpectedConnection._grad(graph.inputs[0])
+    assert ExpectedConnection.of_value(graph.inputs[0]) != ExpectedConnection.of_gradient(graph.inputs[0])
 
 
 def test_records_cannot_be_constructed() -> None:
@@ -232,8 +232,8 @@ def test_called_graphs_are_differentiated_once_and_called_again(ir: popxl.Ir) ->
 def test_a_supplied_gradient_is_used_as_it_is(ir: popxl.Ir) -> None:
     inner = graph_of(ir, chain, X)
     by_hand = graph_of(ir, lambda dy: ops.mul(dy, popxl.constant(3.0, popxl.float32)), X)
-    connections = [ExpectedConnection._grad(inner.outputs[0])], [ExpectedConnection._grad(inner.inputs[0])]
-    supplied = GradGraphInfo._make(by_hand, inner, *connections)
+    connections = [ExpectedConnection.of_gradient(inner.outputs[0])], [ExpectedConnection.of_gradient(inner.inputs[0])]
+    supplied = GradGraphInfo.make(by_hand, inner, *connections)
     graph = graph_of(ir, lambda x: ops.call(inner, x)[0], X)
     info = autodiff(graph, called_graphs_grad_info={inner: supplied})
     assert len(inner.outputs) == 1

@@ -167,11 +167,11 @@ class GradientBuilder:
                 self.graph._add_output(self._result(t))
             prune(self.graph)
         activations = self._connect()
-        return GradGraphInfo._make(
+        return GradGraphInfo.make(
             self.graph,
             self.forward,
-            [*map(ExpectedConnection._grad, self.provided), *map(ExpectedConnection._fwd, activations)],
-            map(ExpectedConnection._grad, required),
+            [*map(ExpectedConnection.of_gradient, self.provided), *map(ExpectedConnection.of_value, activations)],
+            map(ExpectedConnection.of_gradient, required),
         )
 
     # Going back through the ops

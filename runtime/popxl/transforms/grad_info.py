@@ -26,18 +26,21 @@ class ExpectedConnection:
         raise TypeError("ExpectedConnection: got a constructor call; expected the connections of a GradGraphInfo.")
 
     @classmethod
-    def _make(cls, connection_type: ExpectedConnectionType, fwd_tensor: Tensor) -> "ExpectedConnection":
+    def make(cls, connection_type: ExpectedConnectionType, fwd_tensor: Tensor) -> "ExpectedConnection":
+        """For transforms: a connection of this kind."""
         self = cls.__new__(cls)
         self._connection_type, self._fwd_tensor = connection_type, fwd_tensor
         return self
 
     @classmethod
-    def _fwd(cls, fwd_tensor: Tensor) -> "ExpectedConnection":
-        return cls._make(ExpectedConnectionType.Fwd, fwd_tensor)
+    def of_value(cls, fwd_tensor: Tensor) -> "ExpectedConnection":
+        """For transforms: the value of a forward tensor."""
+        return cls.make(ExpectedConnectionType.Fwd, fwd_tensor)
 
     @classmethod
-    def _grad(cls, fwd_tensor: Tensor) -> "ExpectedConnection":
-        return cls._make(ExpectedConnectionType.FwdGrad, fwd_tensor)
+    def of_gradient(cls, fwd_tensor: Tensor) -> "ExpectedConnection":
+        """For transforms: the gradient of a forward tensor."""
+        return cls.make(ExpectedConnectionType.FwdGrad, fwd_tensor)
 
     @property
     def fwd_tensor(self) -> Tensor:
@@ -65,7 +68,7 @@ class ExpectedConnection:
 class GradGraphInfo:
     """A gradient graph, the forward graph it belongs to, and what its inputs and outputs stand for.
 
-    TypeError on construction; transforms that make gradient graphs by hand use ``GradGraphInfo._make``.
+    TypeError on construction; transforms that make gradient graphs by hand use ``GradGraphInfo.make``.
     """
 
     _graph: Graph
@@ -77,7 +80,7 @@ class GradGraphInfo:
         raise TypeError("GradGraphInfo: got a constructor call; expected the result of popxl.transforms.autodiff.")
 
     @classmethod
-    def _make(
+    def make(
         cls,
         graph: Graph,
         forward_graph: Graph,

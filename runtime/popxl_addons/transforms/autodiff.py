@@ -84,8 +84,8 @@ def autodiff_with_accumulation(
         _emit_accumulating(info.graph, values, accumulators, args[COUNTER])
         for t in required:
             popxl.graph_output(values[gradients[t]])
-    connections = [ExpectedConnection._grad(t) for t in required]
-    new_info = GradGraphInfo._make(result, info.forward_graph, info.expected_inputs, connections)
+    connections = [ExpectedConnection.of_gradient(t) for t in required]
+    new_info = GradGraphInfo.make(result, info.forward_graph, info.expected_inputs, connections)
     return factories, GraphWithNamedArgs.from_grad_graph(new_info, args)
 
 
@@ -131,7 +131,7 @@ def remap_grad_info(grad_info: GradGraphInfo, forward_graph: popxl.Graph, backwa
     new = dict(zip((*old.inputs, *old.outputs), (*forward_graph.inputs, *forward_graph.outputs)))
 
     def remap(connections: Iterable[ExpectedConnection]) -> List[ExpectedConnection]:
-        return [ExpectedConnection._make(c.connection_type, new[c.fwd_tensor]) for c in connections]
+        return [ExpectedConnection.make(c.connection_type, new[c.fwd_tensor]) for c in connections]
 
     inputs, outputs = remap(grad_info.expected_inputs), remap(grad_info.expected_outputs)
-    return GradGraphInfo._make(backward_graph, forward_graph, inputs, outputs)
+    return GradGraphInfo.make(backward_graph, forward_graph, inputs, outputs)

@@ -37,10 +37,10 @@ def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
             connections[t] = inputs[source] if source in inputs else forward_call.graph_to_parent(source)
         for t in ops.call(gradient, inputs_dict=connections):
             popxl.graph_output(t)
-    new_info = GradGraphInfo._make(
+    new_info = GradGraphInfo.make(
         result,
         forward,
-        [*(c for _, c in provided), *(ExpectedConnection._fwd(t) for t in inputs)],
+        [*(c for _, c in provided), *(ExpectedConnection.of_value(t) for t in inputs)],
         info.expected_outputs,
     )
     return GraphWithNamedArgs.from_grad_graph(new_info, grad_graph.args.remap(connections))
