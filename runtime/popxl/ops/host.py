@@ -46,8 +46,7 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
     if t.shape != d2h_stream.shape or t.dtype is not d2h_stream.dtype:
         raise ShapeError(
             f"host_store: got t {t.spec} for stream {d2h_stream.tensor_id}: {d2h_stream.spec}; expected the stream's "
-            "shape and dtype. "
-            "Reshape or cast t, or make the stream of t's spec."
+            "shape and dtype. Reshape or cast t, or make the stream of t's spec."
         )
 
 

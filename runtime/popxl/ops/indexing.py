@@ -132,8 +132,7 @@ def _check_elementwise(name: str, t: Tensor, indices: Tensor, values_shape: Tupl
     if not fits or values_shape != indices.shape:
         raise ShapeError(
             f"{name}: got t {t.spec}, indices {indices.spec} and values of shape {list(values_shape)} on axis {axis}; "
-            "expected indices "
-            "and values of one shape, of t's rank and no longer than t except on that axis."
+            "expected indices and values of one shape, of t's rank and no longer than t except on that axis."
         )
     return axis
 
@@ -275,8 +274,7 @@ def _onehot(t: Tensor, num_classes: int, values: Tensor, axis: int) -> TensorSpe
     if not -t.rank - 1 <= axis <= t.rank or num_classes < 1:
         raise ShapeError(
             f"onehot: got axis {axis} and num_classes {num_classes} for t {t.spec}; expected {-t.rank - 1} <= axis <= "
-            f"{t.rank} and at "
-            "least one class."
+            f"{t.rank} and at least one class."
         )
     axis %= t.rank + 1
     return TensorSpec((*t.shape[:axis], num_classes, *t.shape[axis:]), values.dtype)
@@ -327,8 +325,7 @@ def _check_dynamic(name: str, t: Tensor, index: Tensor, axes: Iterable[int], siz
     if not fits or any(not 1 <= n <= t.shape[a] for a, n in zip(where_, lengths)):
         raise ShapeError(
             f"{name}: got index {index.spec}, axes {where_} and sizes {lengths} for t {t.spec}; expected one index, "
-            "one axis and one size "
-            "for each axis that is sliced, and sizes no longer than it."
+            "one axis and one size for each axis that is sliced, and sizes no longer than it."
         )
     shape = list(t.shape)
     for a, n in zip(where_, lengths):

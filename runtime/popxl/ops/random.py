@@ -20,8 +20,8 @@ def check_seed(name: str, parameter: str, seed: Tensor) -> None:
     """ShapeError (a ValueError) unless ``seed`` is uint32 [2]."""
     if seed.shape != (2,) or seed.dtype is not dtypes.uint32:
         raise ShapeError(
-            f"{name}: got {parameter} {seed.spec}; expected uint32[2]. Make seeds with popxl.create_seeds, and "
-            "split them with ops.split_random_seed."
+            f"{name}: got {parameter} {seed.spec}; expected uint32[2]. Make seeds with popxl.create_seeds, and split "
+            "them with ops.split_random_seed."
         )
 
 
@@ -36,8 +36,8 @@ def _check_rate(name: str, parameter: str, rate: float) -> None:
 def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> TensorSpec:
     """Zero elements with probability p and multiply the others by 1 / (1 - p).
 
-    An element stays when its 32-bit draw is at least p * 2**32, rounded to an integer. The draw depends on the seed and
-    the element's row-major index alone, so the same seed drops the same elements again.
+    An element stays when its 32-bit draw, read as an int32, is at least p * 2**32 - 2**31, rounded to an integer. The
+    draw depends on the seed and the element's row-major index alone, so the same seed drops the same elements again.
 
     Shapes: t [a], floating point; seed_tensor [2], uint32 -> [a], t's dtype.
     Raises:

@@ -185,8 +185,7 @@ def _slice(
     if 0 in shape:
         raise ShapeError(
             f"slice: got start={start}, stop={stop}, step={step}, axis={axis} for t {t.spec}; expected at least one "
-            "element on every "
-            f"axis, but the result has shape {list(shape)}."
+            f"element on every axis, but the result has shape {list(shape)}."
         )
     return TensorSpec(shape, t.dtype)
 

@@ -32,7 +32,7 @@ def gather(
         taken = torch.where(_along(inside, axis, t.ndim), taken, torch.zeros((), dtype=taken.dtype, device=t.device))
     else:
         taken = source.index_select(axis, flat)
-    return taken.view(t.dtype).reshape(*t.shape[:axis], *indices.shape, *t.shape[axis + 1 :])
+    return taken.view(t.dtype).reshape((*t.shape[:axis], *indices.shape, *t.shape[axis + 1 :]))
 
 
 @kernel("gather_grad")
@@ -42,7 +42,7 @@ def gather_grad(
     """Add slice after slice into zeros; on CPUs in the order of the indices."""
     axis %= len(shape)
     flat = indices.reshape(-1).to(torch.int64)
-    slices = dy.reshape(*shape[:axis], flat.numel(), *shape[axis + 1 :])
+    slices = dy.reshape((*shape[:axis], flat.numel(), *shape[axis + 1 :]))
     total = torch.float32 if dy.dtype in LOW_PRECISION else dy.dtype
     slices = slices.to(total)
     if zero_OOR:

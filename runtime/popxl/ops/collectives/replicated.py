@@ -194,8 +194,7 @@ def replicated_all_gather(
         if not t.meta_shape or shard_length(elements, size) != t.nelms:
             raise ShapeError(
                 f"replicated_all_gather: got t {t.spec} for a group of {size}; expected a shard of 1 / {size} of its "
-                "meta_shape. Gather over "
-                "the group that it was sharded over."
+                "meta_shape. Gather over the group that it was sharded over."
             )
     result: Tensor = _all_gather(t, axis, group, output_shape, t.meta_shape if output_shape == "meta_shape" else ())
     return result
