@@ -7,7 +7,6 @@ from popxl import ops
 from .sample import Refusal, Sample
 
 
-
 def build_ipu_copy(t, destination, source):
     return ops.ipu_copy(t, destination, source)
 
@@ -34,8 +33,8 @@ REFUSALS = [
     Refusal("init", attrs={"shape": (2,), "dtype": popxl.float32, "init_type": "ones"}, error=ValueError,
             says="'zero' or 'undef'"),
     Refusal("ipu_copy", operands=((2, 3),), attrs={"destination": 1}, error=ValueError, says="Pass source="),
-    Refusal("print_tensor", operands=((2,),), attrs={"separator": ", "}, error=ValueError, says="separator ',
-            '; expected one character"),
+    Refusal("print_tensor", operands=((2,),), attrs={"separator": ", "}, error=ValueError,
+            says="separator ', '; expected one character"),
     Refusal("print_tensor", operands=((2,),), attrs={"open_bracket": ""}, error=ValueError,
             says="open_bracket ''; expected one character"),
     Refusal("print_tensor", operands=((2,),), attrs={"float_format": "hex"}, error=ValueError,
