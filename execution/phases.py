@@ -55,7 +55,7 @@ def embedding_bwd_phase(step: TrainingStep, squares: Tensor, learning_rate: Tens
     """
     row = first_row()
     gradients = _run_gradient(step.embedding, row)
-    ops.add_(gradients[TIED], step.tied_load(row)[TIED])
+    add_tied_gradient(step, gradients, row)
     step.embedding.grad_store(gradients, row)
     squares = squares + step.embedding.grad_squares(gradients)
     if step.layout.everyone.group_size > 1:
@@ -63,6 +63,11 @@ def embedding_bwd_phase(step: TrainingStep, squares: Tensor, learning_rate: Tens
     norm = ops.sqrt(squares)
     _update(step.embedding, row, gradients, learning_rate, norm)
     return norm
+
+
+def add_tied_gradient(step: TrainingStep, gradients: NamedTensors, row: Tensor) -> None:
+    """Add the head's gradient of the word embedding, which waited in its buffer, to the embedding's, in place."""
+    ops.add_(gradients[TIED], step.tied_load(row)[TIED])
 
 
 def decoder_optim_phase(step: TrainingStep, n: Tensor, learning_rate: Tensor, norm: Tensor) -> Tensor:

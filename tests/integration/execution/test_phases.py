@@ -1,0 +1,125 @@
+"""The whole phased program against Hugging Face's GPT-2: loss, logits, every gradient."""
+
+import numpy as np
+import pytest
+
+from config import Config, override
+from execution import phases
+from execution.batch_serialisation import Connections
+from execution.host import run_steps
+from execution.inference import generation, logits
+from execution.pretraining import pretraining
+from execution.variables import read_gradients, write_whole_weights
+from modelling.hugging_face import hugging_face_name
+from tests.integration.gpt_oracle import Expected, distance, expect, random_batch, random_weights, small
+
+TOLERANCE = 1e-5
+CASES = {
+    "plain": small(),
+    "no recomputation": small(recomputation=False),
+    "serialised attention": small(attention_serialisation=4),
+    "serialised attention, no recomputation": small(attention_serialisation=4, recomputation=False),
+    "one micro-batch": small(micro_batch_size=4),
+    "two micro-batches of two": small(micro_batch_size=2),
+    "loss scaling": small(loss_scaling=512.0),
+    "clipping": small(max_norm=0.01),
+    "one layer": small(layers=1),
+    "overlapped transfers": small(io_mode="io_overlapped"),
+    "whole vocabulary": small(vocabulary_size=50257, layers=1, global_batch_size=2),
+    "wide feed-forward": small(feed_forward_size=40, hidden_size=36, heads=4),
+}
+
+
+def gradients_of(config: Config, seed: int = 0) -> "tuple[float, dict[str, np.ndarray], float]":
+    """Loss, whole gradients under Hugging Face's names, and gradient norm of one step of the program."""
+    session = pretraining(config)
+    write_whole_weights(session, config, random_weights(config.model, seed).items())
+    words, labels = random_batch(config)
+    with session:
+        (result,) = run_steps(session, config, words, labels, [0.0])
+    gradients = {hugging_face_name(name): array for name, array in read_gradients(session, config).items()}
+    return result.loss, gradients, result.gradient_norm
+
+
+def expected_of(config: Config) -> Expected:
+    return expect(config.model, random_weights(config.model), *random_batch(config))
+
+
+def worst_distance(got: "dict[str, np.ndarray]", expected: "dict[str, np.ndarray]") -> "tuple[float, str]":
+    """The largest distance over Hugging Face's tensors, and whose it is."""
+    assert got.keys() == expected.keys()
+    return max((distance(got[name], array), name) for name, array in expected.items())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_every_gradient_equal_hugging_faces(case):
+    config = CASES[case]
+    expected = expected_of(config)
+    loss, gradients, norm = gradients_of(config)
+    assert loss == pytest.approx(expected.loss, rel=1e-5)
+    worst = worst_distance(gradients, expected.gradients)
+    assert worst[0] < TOLERANCE, worst
+    whole = np.sqrt(sum(np.sum(np.square(array)) for array in expected.gradients.values()))
+    assert norm == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", ["plain", "serialised attention", "whole vocabulary"])
+def test_logits_of_the_forward_program_equal_hugging_faces(case):
+    config = override(CASES[case], micro_batch_size=2)
+    expected = expected_of(config)
+    tokens = 2 * config.model.sequence_length
+    session = generation(config, rows=tokens)
+    write_whole_weights(session, config, random_weights(config.model).items())
+    words, _ = random_batch(config)
+    rows = np.tile(np.arange(tokens), (config.gradient_accumulation, 1))
+    with session:
+        got = logits(session, config, words, rows)
+    assert distance(got.reshape(expected.logits.shape), expected.logits) < TOLERANCE
+
+
+def test_recomputation_does_not_change_a_bit_of_any_gradient():
+    kept, again = (gradients_of(small(recomputation=is_on))[1] for is_on in (False, True))
+    for name, array in kept.items():
+        np.testing.assert_array_equal(array, again[name], err_msg=name)
+
+
+def test_a_program_that_drops_a_micro_batch_is_noticed(monkeypatch):
+    make = Connections.make
+
+    def make_with_fewer(*arguments):
+        inputs, outputs, activation, names, steps, io_mode, group = arguments
+        return make(inputs, outputs, activation, names, steps - 1, io_mode, group)
+
+    monkeypatch.setattr(Connections, "make", make_with_fewer)
+    config = CASES["plain"]
+    _, gradients, _ = gradients_of(config)
+    assert worst_distance(gradients, expected_of(config).gradients)[0] > 1000 * TOLERANCE
+
+
+def test_a_program_that_drops_the_tied_gradient_is_noticed(monkeypatch):
+    monkeypatch.setattr(phases, "add_tied_gradient", lambda step, gradients, row: None)
+    config = CASES["plain"]
+    _, gradients, _ = gradients_of(config)
+    distances = {name: distance(gradients[name], array) for name, array in expected_of(config).gradients.items()}
+    assert distances.pop("transformer.wte.weight") > 1000 * TOLERANCE
+    assert max(distances.values()) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", sorted(random_weights(small(layers=1).model)))
+def test_a_perturbed_parameter_is_noticed(name):
+    config = small(layers=1)
+    weights = random_weights(config.model)
+    weights[name] = weights[name].copy()
+    weights[name].flat[3] += 0.05
+    perturbed = expect(config.model, weights, *random_batch(config))
+    loss, gradients, _ = _one_layer()
+    assert worst_distance(gradients, perturbed.gradients)[0] > 2 * TOLERANCE
+
+
+_CACHE: "dict[str, tuple[float, dict[str, np.ndarray], float]]" = {}
+
+
+def _one_layer() -> "tuple[float, dict[str, np.ndarray], float]":
+    if "one layer" not in _CACHE:
+        _CACHE["one layer"] = gradients_of(small(layers=1))
+    return _CACHE["one layer"]

@@ -1,0 +1,146 @@
+"""Steps of training against a plain PyTorch loop, dropout, precision."""
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel
+from config import Config, learning_rate, override
+from execution.host import StepResult, run_steps
+from execution.pretraining import pretraining
+from execution.variables import read_weights, write_whole_weights
+from modelling.hugging_face import hugging_face_name
+from tests.integration.gpt_oracle import distance, random_weights, small
+
+STEPS = 50
+TRAINED = small(
+    layers=2,
+    max_positions=12,
+    global_batch_size=8,
+    micro_batch_size=2,
+    steps=STEPS,
+    learning_rate=3e-3,
+    schedule="cosine",
+    warmup_steps=5,
+    minimum_learning_rate=3e-4,
+    beta2=0.97,
+    epsilon=1e-7,
+    weight_decay=0.2,
+    max_norm=0.5,
+    loss_scaling=64.0,
+)
+
+
+def batches(config: Config, seed: int = 5) -> "list[tuple[np.ndarray, np.ndarray]]":
+    """A text that can be learned, cut at random places: words and labels, int [batch, sequence] each."""
+    generator = np.random.default_rng(seed)
+    size, sequence = config.training.global_batch_size, config.model.sequence_length
+    text = np.cumsum(generator.integers(0, 3, 4000)) % config.model.vocabulary_size
+    found = []
+    for _ in range(config.training.steps):
+        starts = generator.integers(0, text.size - sequence - 1, size)
+        tokens = np.stack([text[start : start + sequence + 1] for start in starts])
+        found.append((tokens[:, :-1], tokens[:, 1:]))
+    return found
+
+
+def train(config: Config) -> "tuple[list[StepResult], dict[str, np.ndarray]]":
+    """Results of all steps, and the weights after them."""
+    session = pretraining(config)
+    write_whole_weights(session, config, random_weights(config.model).items())
+    data, iterations, results = batches(config), config.execution.device_iterations, []
+    with session:
+        for first in range(0, config.training.steps, iterations):
+            words, labels = (np.concatenate(part) for part in zip(*data[first : first + iterations]))
+            rates = [learning_rate(config.training, first + i) for i in range(iterations)]
+            results += run_steps(session, config, words, labels, rates)
+    return results, read_weights(session, config)
+
+
+def train_plainly(config: Config) -> "tuple[list[StepResult], dict[str, np.ndarray]]":
+    """The same in a plain PyTorch loop, in float64."""
+    model, training = config.model, config.training
+    gpt = PlainGPT(
+        PlainModel(
+            layers=model.layers,
+            hidden_size=model.hidden_size,
+            heads=model.heads,
+            sequence_length=model.sequence_length,
+            vocabulary_size=model.vocabulary_size,
+        )
+    ).double()
+    ours = {hugging_face_name(name).removeprefix("transformer."): name for name in random_weights(model)}
+    weights = random_weights(model)
+    gpt.load_state_dict({theirs: torch.from_numpy(weights[name]).double() for theirs, name in ours.items()})
+    groups = gpt.parameter_groups(training.weight_decay)
+    optimizer = PlainAdamW(groups, lr=0.0, betas=(training.beta1, training.beta2), eps=training.epsilon)
+    results = []
+    for step, (words, labels) in enumerate(batches(config)):
+        gpt.zero_grad()
+        loss = gpt(torch.from_numpy(words), torch.from_numpy(labels))
+        loss.backward()
+        norm = torch.sqrt(sum(p.grad.square().sum() for p in gpt.parameters()))
+        if training.max_norm:
+            for p in gpt.parameters():
+                p.grad *= training.max_norm / max(norm.item(), training.max_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(training, step)
+        optimizer.step()
+        results.append(StepResult(loss.item(), norm.item()))
+    return results, {ours[name]: tensor.numpy() for name, tensor in gpt.state_dict().items()}
+
+
+@pytest.mark.parametrize("changes", [{}, {"device_iterations": 5}, {"max_norm": 0.0, "recomputation": False}])
+def test_fifty_steps_equal_a_plain_pytorch_loop(changes):
+    config = override(TRAINED, **changes)
+    results, weights = train(config)
+    expected, expected_weights = train_plainly(config)
+    assert expected[-1].loss < expected[0].loss - 0.5, "the text can be learned"
+    assert any(result.gradient_norm > TRAINED.training.max_norm for result in expected), "clipping is active"
+    np.testing.assert_allclose([r.loss for r in results], [r.loss for r in expected], rtol=1e-4)
+    np.testing.assert_allclose([r.gradient_norm for r in results], [r.gradient_norm for r in expected], rtol=1e-3)
+    # A key's bias moves every score of a query alike, so its true gradient is zero and Adam scales up rounding errors.
+    compared = [name for name in expected_weights if not name.endswith("qkv.bias")]
+    assert max(distance(weights[name], expected_weights[name]) for name in compared) < 1e-4
+
+
+def test_training_twice_gives_the_same_bits():
+    config = override(TRAINED, steps=5, dropout=0.2, warmup_steps=0)
+    (first, first_weights), (second, second_weights) = train(config), train(config)
+    assert first == second
+    for name, array in first_weights.items():
+        np.testing.assert_array_equal(array, second_weights[name], err_msg=name)
+
+
+@pytest.mark.parametrize("recomputation", [True, False])
+def test_dropout_changes_from_step_to_step_and_with_the_seed(recomputation):
+    config = override(TRAINED, steps=2, dropout=0.2, warmup_steps=0, learning_rate=1e-12, minimum_learning_rate=0.0)
+    config = override(config, recomputation=recomputation, weight_decay=0.0)
+    same_words = [batches(config)[0]] * 2
+    losses = {}
+    for seed in (1, 2):
+        seeded = override(config, seed=seed)
+        session = pretraining(seeded)
+        write_whole_weights(session, seeded, random_weights(config.model).items())
+        with session:
+            losses[seed] = [run_steps(session, seeded, *batch, [0.0])[0].loss for batch in same_words]
+    assert len({*losses[1], *losses[2]}) == 4
+
+
+def test_dropout_in_recomputation_drops_what_the_forward_pass_dropped():
+    config = override(TRAINED, steps=3, dropout=0.3, warmup_steps=0)
+    kept, kept_weights = train(override(config, recomputation=False))
+    again, again_weights = train(override(config, recomputation=True))
+    assert kept == again
+    for name, array in kept_weights.items():
+        np.testing.assert_array_equal(array, again_weights[name], err_msg=name)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_sixteen_bit_training_tracks_float32(precision):
+    scaling = {"loss_scaling": 64.0, "stochastic_rounding": True}
+    expected, _ = train(override(TRAINED, steps=30, warmup_steps=3))
+    results, _ = train(override(TRAINED, steps=30, warmup_steps=3, precision=precision, **scaling))
+    differences = np.abs(np.array([r.loss for r in results]) - [r.loss for r in expected])
+    # bfloat16 has 8 bits of mantissa: single products are off by up to 2^-9, and losses of about 3 by some hundredths.
+    assert differences.max() < 0.1
