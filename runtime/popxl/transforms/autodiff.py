@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation, graph to graph. It changes the forward graph: intermediates that the gradient needs become outputs."""
+"""Reverse-mode differentiation, graph to graph. The forward graph gains the intermediates it needs as outputs."""
 
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Union
 
@@ -25,23 +25,25 @@ def autodiff(
     called_graphs_grad_info: Optional[Mapping[Graph, GradGraphInfo]] = None,
     return_all_grad_graphs: bool = False,
 ) -> Union[GradGraphInfo, Dict[Graph, GradGraphInfo]]:
-    """Make the gradient graph of a graph. Appends the intermediates it needs to the forward graph's outputs, and to its calls.
+    """Make a graph's gradient graph. Appends the intermediates it needs to the forward graph's outputs and to its calls.
 
-    The gradient graph takes the gradients of ``grads_provided``, in order, then forward values; it returns the gradients of
-    ``grads_required``, in order. The body of a repeat or conditional cannot get more outputs; its intermediates are recomputed.
+    The gradient graph takes the gradients of ``grads_provided``, in order, then forward values; it returns the gradients
+    of ``grads_required``, in order. The body of a repeat or conditional cannot get more outputs; its intermediates are
+    recomputed.
 
     Args:
-        grads_provided: tensors whose gradients come in; default: the floating-point outputs, without those appended earlier.
-        grads_required: tensors whose gradients are wanted; default: all inputs. One that nothing provided depends on gets zeros.
+        grads_provided: tensors whose gradients come in; default: the floating-point outputs but those appended earlier.
+        grads_required: tensors whose gradients are wanted; default: all inputs. Where no gradient arrives, it is zeros.
         called_graphs_grad_info: gradients of called graphs to use instead of differentiating them.
         return_all_grad_graphs: return ``{graph: GradGraphInfo}`` for this graph and those it calls.
     Raises:
-        GraphError: a required gradient that does not exist (integers, an op without a gradient on the way), an op that writes in
-            place, or a tensor of another graph.
+        GraphError: a required gradient that does not exist (integers, an op without a gradient on the way), an op that
+            writes in place, or a tensor of another graph.
     """
     if graph is graph.main_graph:
         raise GraphError(
-            "autodiff: got the main graph; expected a graph that it calls. Move the computation to ir.create_graph(...)."
+            "autodiff: got the main graph; expected a graph that it calls. Move the computation to "
+            "ir.create_graph(...)."
         )
     outputs = [t for t in graph.outputs if t not in graph._activations and t.dtype.is_floating_point]
     provided = list(dict.fromkeys(outputs)) if grads_provided is None else list(grads_provided)
@@ -51,7 +53,8 @@ def autodiff(
             _check(what, t, graph)
     if len(set(provided)) < len(provided):
         raise GraphError(
-            f"autodiff: got grads_provided {[t.name for t in provided]}; expected each tensor once. Add the gradients first."
+            f"autodiff: got grads_provided {[t.name for t in provided]}; expected each tensor once. Add the gradients "
+            "first."
         )
     run = Differentiation(graph, provided, called_graphs_grad_info or {})
     info = run.differentiate(graph, provided, required)
@@ -63,7 +66,8 @@ def _check(what: str, t: Tensor, graph: Graph) -> None:
         raise GraphError(f"autodiff: got {t!r} in {what}; expected a tensor of graph '{graph.name}'.")
     if not t.dtype.is_floating_point:
         raise GraphError(
-            f"autodiff: got %{t.name}: {t.spec} of graph '{graph.name}' in {what}; expected a floating-point tensor: others have no "
+            f"autodiff: got %{t.name}: {t.spec} of graph '{graph.name}' in {what}; expected a floating-point tensor: "
+            "others have no "
             f"gradient. Name the tensors you want in {what}."
         )
 
@@ -78,7 +82,7 @@ class Differentiation:
         self._reached = reached_outputs(graph, provided)
 
     def info(self, graph: Graph) -> GradGraphInfo:
-        """The gradient of a called graph, for all gradients that may reach its outputs and all its inputs that can have one."""
+        """The gradient of a called graph, for all gradients that may reach its outputs and all inputs that can have one."""
         if graph not in self.infos:
             provided = [t for t in dict.fromkeys(graph.outputs) if t in self._reached[graph]]
             self.differentiate(graph, provided, None)
@@ -91,7 +95,8 @@ class Differentiation:
         write = first_write(graph)
         if write is not None:
             raise GraphError(
-                f"autodiff: got {write!r} in graph '{graph.name}', built at {write.where}; expected no op that writes in place, because "
+                f"autodiff: got {write!r} in graph '{graph.name}', built at {write.where}; expected no op that writes "
+                "in place, because "
                 "gradients need the values from before. Use the out-of-place form."
             )
         self.infos[graph] = info = GradientBuilder(self, graph, provided, required).build()
@@ -118,7 +123,7 @@ def reached_outputs(graph: Graph, provided: Iterable[Tensor]) -> Dict[Graph, Set
 
 
 class GradientBuilder:
-    """Builds the gradient graph of one graph: walks its ops backwards, applies their rules, keeps what the outputs need."""
+    """Builds the gradient graph of one graph: walks its ops backwards, applies their rules, keeps what is needed."""
 
     def __init__(
         self, run: Differentiation, forward: Graph, provided: Sequence[Tensor], required: Optional[Sequence[Tensor]]
@@ -137,7 +142,7 @@ class GradientBuilder:
         self.clones: Dict[Op, Op] = {}
         """Forward op -> the same op in the gradient graph, where values are made again."""
         self.stand_ins: Dict[Tensor, Tensor] = {}
-        """Value in the gradient graph -> the forward tensor that it stands for: an input if any op uses it in the end."""
+        """Value in the gradient graph -> the forward tensor it stands for: an input if any op uses it in the end."""
         self.named: Dict[Tensor, Tensor] = {}
         """Gradient -> the forward tensor after which it is named."""
 
@@ -205,14 +210,15 @@ class GradientBuilder:
             return
         if gradient.shape != t.shape or gradient.dtype is not t.dtype:
             raise GraphError(
-                f"autodiff: got {gradient.spec} from the gradient rule of {op.definition.name} ({op.definition.file}) for %{t.name}; "
+                f"autodiff: got {gradient.spec} from the gradient rule of {op.definition.name} ({op.definition.file}) "
+                f"for %{t.name}; "
                 f"expected {t.spec}, the operand's own shape and dtype."
             )
         known = self.gradients.get(t)
         self.gradients[t] = gradient if known is None else ops.add(known, gradient)
 
     def gradient(self, t: Tensor) -> Optional[Tensor]:
-        """The whole gradient of a forward tensor, named after it; None if none reaches it. For results of the op at hand."""
+        """The whole gradient of a result of the op at hand, named after it; None if none reaches it."""
         gradient = self.gradients.get(t)
         if gradient is not None and gradient._op is not None and gradient not in self.named:
             self.graph._rename(gradient, PREFIX + t.name)
@@ -235,8 +241,10 @@ class GradientBuilder:
 
     def why_missing(self, t: Tensor) -> str:
         """Why a called graph's gradient graph lacks the gradient of its tensor ``t``."""
-        supplied = f"expected the gradient graph given for '{t._graph.name}' in called_graphs_grad_info to return the gradient of %{t.name}."
-        return self.run.missing.get(t, supplied)
+        return self.run.missing.get(t) or (
+            f"expected the gradient graph given for '{t._graph.name}' in called_graphs_grad_info to return the gradient of "
+            f"%{t.name}."
+        )
 
     def _producible(self) -> Sequence[Tensor]:
         missing = self.run.missing
@@ -291,7 +299,7 @@ class GradientBuilder:
                 self.clones[op] = clone_op(op, self.value)
 
     def _connect(self) -> List[Tensor]:
-        """Turn the stand-ins that are used into inputs, in the order of the forward graph; returns their forward tensors."""
+        """Turn the stand-ins that are used into inputs, in the forward graph's order; returns their forward tensors."""
         used = {t for op in self.graph.ops for t in op.inputs}.union(self.graph.outputs)
         activations = []
         for t in dict.fromkeys((*self.forward.inputs, *self.forward.tensors)):
@@ -311,7 +319,8 @@ class GradientBuilder:
             return
         if self.forward._is_body:
             raise GraphError(
-                f"autodiff: got {t._op!r} in graph '{self.forward.name}', the body of a repeat or conditional; expected values that can "
+                f"autodiff: got {t._op!r} in graph '{self.forward.name}', the body of a repeat or conditional; "
+                "expected values that can "
                 "be computed again, because the gradient recomputes them. Load it outside and pass it in as an input."
             )
         self.forward._add_output(t)
@@ -319,5 +328,5 @@ class GradientBuilder:
 
 
 def is_view(op: Op) -> bool:
-    """Whether the op's only operand is one whose elements it rearranges."""
-    return len(op.inputs) == 1 and op.viewed == op.inputs
+    """Whether the op's only operand is one whose elements it rearranges, and nothing else happens: no collective."""
+    return len(op.inputs) == 1 and op.viewed == op.inputs and not op.definition.effects
