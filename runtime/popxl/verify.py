@@ -12,9 +12,9 @@ from popxl.values import Tensor
 def verify(what: Union[Ir, Graph]) -> None:
     """Check a graph, or every graph of an Ir.
 
-    Every op's results have the specs that its operands imply; tensors belong to their graph, have unique names and are made before
-    they are used; calls give each input of the called graph a tensor of its spec, and return all its outputs; by-reference inputs
-    are inputs; no graph calls itself.
+    Every op's results have the specs that its operands imply; tensors belong to their graph, have unique names and are
+    made before they are used; calls give each input of the called graph a tensor of its spec and return all its outputs;
+    by-reference inputs are inputs; no graph calls itself.
 
     Raises:
         GraphError: the first violation, with the op, its graph and the line that made it.
@@ -41,7 +41,8 @@ def _verify_graph(graph: Graph) -> None:
     for t in graph.outputs:
         if t not in made:
             raise GraphError(
-                f"verify: got output %{t.name} of {_name(graph)}; expected a tensor that an op there makes, or an input."
+                f"verify: got output %{t.name} of {_name(graph)}; expected a tensor that an op there makes, or an "
+                "input."
             )
 
 
@@ -63,7 +64,8 @@ def _verify_names(graph: Graph) -> None:
     for name, t in graph._tensors.items():
         if t.name != name or t._graph is not graph:
             raise GraphError(
-                f"verify: got tensor %{t.name} of {_name(t._graph)} under the name {name!r} in {_name(graph)}; expected its own name there."
+                f"verify: got tensor %{t.name} of {_name(t._graph)} under the name {name!r} in {_name(graph)}; "
+                "expected its own name there."
             )
 
 
@@ -71,7 +73,8 @@ def _verify_inputs(graph: Graph) -> None:
     for t in graph.inputs:
         if graph._tensors.get(t.name) is not t or t._op is not None or graph.inputs.count(t) > 1:
             raise GraphError(
-                f"verify: got input %{t.name} of {_name(graph)}; expected a tensor of that graph that no op makes, once."
+                f"verify: got input %{t.name} of {_name(graph)}; expected a tensor of that graph that no op makes, "
+                "once."
             )
     for t in graph._by_ref_inputs:
         if t not in graph.inputs:
@@ -95,7 +98,8 @@ def _verify_results(op: Op, graph: Graph) -> None:
         specs = _as_specs(op.definition.infer(**op.arguments))
     except Exception as error:
         raise GraphError(
-            f"verify: got {op!r} of {_name(graph)}, built at {op.where}; expected operands that the op accepts ({error})"
+            f"verify: got {op!r} of {_name(graph)}, built at {op.where}; expected operands that the op accepts "
+            f"({error})"
         ) from error
     if len(specs) != len(op.outputs):
         _fail(op, f"{len(op.outputs)} results", f"{len(specs)}, as inferred from its operands")

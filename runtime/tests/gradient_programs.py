@@ -1,7 +1,8 @@
-"""Small differentiable programs, each built twice from one list of numbers: with popxl's ops, and with torch for its autograd.
+"""Small differentiable programs, each built twice from one list of numbers: with popxl's ops, and with torch.
 
-Values have the shapes of `SHAPES`, which broadcast against each other. A program is a list of steps; a step is (kind, i, j). Steps of
-kinds "call", "conditional" and "repeat" run one of the program's functions, which are lists of steps themselves.
+Values have the shapes of `SHAPES`, which broadcast against each other. A program is a list of steps; a step is
+(kind, i, j). Steps of kinds "call", "conditional" and "repeat" run one of the program's functions, which are lists of
+steps themselves.
 """
 
 from dataclasses import dataclass
@@ -181,7 +182,7 @@ def gradients(
     values: Sequence[torch.Tensor],
     provided: Sequence[torch.Tensor],
 ) -> List[torch.Tensor]:
-    """Run a graph and then its gradient graph, as a program would: connected by ``inputs_dict`` in a graph that calls both."""
+    """Run a graph and its gradient graph as a program does: connected by ``inputs_dict`` in a graph that calls both."""
     count = len(graph.inputs)
 
     def caller(*tensors: popxl.Tensor) -> Any:

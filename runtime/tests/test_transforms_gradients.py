@@ -1,4 +1,4 @@
-"""Gradients by autodiff equal torch's, on programs with reused operands, broadcasting, views, calls, conditionals and repeats."""
+"""Gradients by autodiff equal torch's: operands reused or broadcast, views, calls, conditionals, repeats."""
 
 from typing import Any, List
 

@@ -25,10 +25,10 @@ def autodiff(
     called_graphs_grad_info: Optional[Mapping[Graph, GradGraphInfo]] = None,
     return_all_grad_graphs: bool = False,
 ) -> Union[GradGraphInfo, Dict[Graph, GradGraphInfo]]:
-    """Make a graph's gradient graph. Appends the intermediates it needs to the forward graph's outputs and to its calls.
+    """Make a graph's gradient graph. Appends intermediates that it needs to the forward graph's outputs and to its calls.
 
-    The gradient graph takes the gradients of ``grads_provided``, in order, then forward values; it returns the gradients
-    of ``grads_required``, in order. The body of a repeat or conditional cannot get more outputs; its intermediates are
+    The gradient graph takes the gradients of ``grads_provided``, in order, then forward values; it returns those of
+    ``grads_required``, in order. The body of a repeat or conditional cannot get more outputs; its intermediates are
     recomputed.
 
     Args:
@@ -82,7 +82,7 @@ class Differentiation:
         self._reached = reached_outputs(graph, provided)
 
     def info(self, graph: Graph) -> GradGraphInfo:
-        """The gradient of a called graph, for all gradients that may reach its outputs and all inputs that can have one."""
+        """The gradient of a called graph: from all outputs that one may reach, to all inputs that can have one."""
         if graph not in self.infos:
             provided = [t for t in dict.fromkeys(graph.outputs) if t in self._reached[graph]]
             self.differentiate(graph, provided, None)
@@ -299,7 +299,7 @@ class GradientBuilder:
                 self.clones[op] = clone_op(op, self.value)
 
     def _connect(self) -> List[Tensor]:
-        """Turn the stand-ins that are used into inputs, in the forward graph's order; returns their forward tensors."""
+        """Turn used stand-ins into inputs, in the forward graph's order; returns their forward tensors."""
         used = {t for op in self.graph.ops for t in op.inputs}.union(self.graph.outputs)
         activations = []
         for t in dict.fromkeys((*self.forward.inputs, *self.forward.tensors)):

@@ -47,8 +47,8 @@ def clone_ops(graph: Graph, mapping: Mapping[Tensor, Tensor]) -> Dict[Tensor, Te
     """Emit all ops of a graph again in the current graph; ``graph`` is left as it is.
 
     Args:
-        mapping: the current graph's tensor for each input (and, for the main graph, each variable) that the ops use. Constants are
-            made anew unless they are in it.
+        mapping: the current graph's tensor for each input (and, for the main graph, each variable) that the ops use.
+            Constants are made anew unless they are in it.
     Returns:
         The current graph's tensor for every tensor that has one: the mapping, constants, results.
     Raises:
@@ -60,7 +60,8 @@ def clone_ops(graph: Graph, mapping: Mapping[Tensor, Tensor]) -> Dict[Tensor, Te
         if t not in values:
             if not isinstance(t, Constant):
                 raise GraphError(
-                    f"clone_ops: got no tensor for %{t.name}: {t.spec} of graph '{graph.name or 'main'}'; expected one for each input "
+                    f"clone_ops: got no tensor for %{t.name}: {t.spec} of graph '{graph.name or 'main'}'; expected one "
+                    "for each input "
                     "that its ops use. Add it to the mapping."
                 )
             values[t] = clone_constant(t)
@@ -85,7 +86,7 @@ def remove_ops(graph: Graph, dead: Iterable[Op]) -> None:
 
 
 def prune(graph: Graph) -> None:
-    """Remove ops and constants that neither outputs, nor by-reference inputs, nor variables, nor lasting effects need."""
+    """Remove ops and constants that no output, by-reference input, variable or lasting effect needs."""
     needed: Set[Tensor] = set(graph.outputs)
     kept_storage = {root for t in (*graph.outputs, *graph._by_ref_inputs, *graph.variables) for root in roots(t)}
     dead = []

@@ -33,7 +33,7 @@ def connect(
 
 
 def output_gradients(context: GradientContext, graph: Graph, outputs: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-    """From an output of a called graph to its gradient at the call that has these results. A graph may return a tensor twice."""
+    """From an output of a called graph to its gradient at the call with these results. It may be returned twice."""
     return lambda t: total(
         context, t, (context.gradient(outer) for inner, outer in zip(graph.outputs, outputs) if inner is t)
     )
@@ -119,7 +119,8 @@ def repeat_gradients(context: GradientContext, op: Op) -> GradientPairs:
         return
     if any(has_effect(o, TRANSFERS) for o in body.ops):
         raise GraphError(
-            f"autodiff: got {op!r}, built at {op.where}, whose body loads or stores; expected a body that can run again, because "
+            f"autodiff: got {op!r}, built at {op.where}, whose body loads or stores; expected a body that can run "
+            "again, because "
             "the gradient of a loop recomputes it. Load before the loop and pass the values in."
         )
     info = context.called_info(body)
@@ -183,8 +184,8 @@ def _backward_body(
 ) -> Tuple[Graph, List[int]]:
     """One iteration backwards, and which of the loop's inputs it takes as they are.
 
-    Inputs: gradients of the moving carried values, sums for the fixed ones, iteration + 1 [1]; buffers, constant inputs. The first
-    of these, with new values, are its outputs.
+    Inputs: gradients of the moving carried values, sums for the fixed ones, iteration + 1 [1]; buffers, constants.
+    The first three, with new values, are its outputs.
     """
     body, count = op.arguments["graph"], op.arguments["repeat_count"]
     values: Dict[Tensor, Tensor] = {}

@@ -7,8 +7,8 @@ from popxl.graph import Graph
 def decompose_sum(graph: Graph) -> Graph:
     """Make every sum of several gradients a chain of additions, so that each summand can be dropped once it is added.
 
-    `autodiff` adds each gradient to the sum as soon as it has it, so every graph has this form already and is returned as it is; the
-    engine performs the additions in place where nothing else reads the operand.
+    `autodiff` adds each gradient to the sum as soon as it has it, so every graph has this form already and is returned
+    as it is; the engine performs the additions in place where nothing else reads the operand.
 
     Raises:
         GraphError: not a graph.

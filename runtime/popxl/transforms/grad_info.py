@@ -17,7 +17,7 @@ class ExpectedConnectionType(Enum):
 
 
 class ExpectedConnection:
-    """What one input or output of a gradient graph stands for. Equal when kind and tensor are. TypeError on construction."""
+    """What an input or output of a gradient graph stands for. Equal by kind and tensor. TypeError on construction."""
 
     _fwd_tensor: Tensor
     _connection_type: ExpectedConnectionType
@@ -97,7 +97,8 @@ class GradGraphInfo:
         ):
             if len(connections) > len(tensors):
                 raise GraphError(
-                    f"GradGraphInfo: got {len(connections)} expected {what} for graph '{graph.name}'; expected at most its {len(tensors)}."
+                    f"GradGraphInfo: got {len(connections)} expected {what} for graph '{graph.name}'; expected at most "
+                    f"its {len(tensors)}."
                 )
         return self
 
@@ -163,7 +164,8 @@ class GradGraphInfo:
             outer = fwd_call_info.graph_to_parent(inner)
             if outer in result:
                 raise GraphError(
-                    f"fwd_parent_ins_to_grad_parent_outs: got %{outer.name} for two inputs of graph '{self._forward_graph.name}'; expected "
+                    f"fwd_parent_ins_to_grad_parent_outs: got %{outer.name} for two inputs of graph "
+                    f"'{self._forward_graph.name}'; expected "
                     "each tensor once. Use fwd_graph_ins_to_grad_parent_outs and add the two gradients."
                 )
             result[outer] = gradient

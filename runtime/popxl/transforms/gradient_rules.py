@@ -52,7 +52,8 @@ def rule_for(op: Op) -> Union[GradientRule, str]:
         return declared_rule
     absent = "has none yet" if declared.differentiable else "is declared not differentiable"
     return (
-        f"expected a gradient rule for every op on the way, but op '{declared.name}' {absent} ({op!r}, built at {op.where}). Declare "
+        f"expected a gradient rule for every op on the way, but op '{declared.name}' {absent} ({op!r}, built at "
+        f"{op.where}). Declare "
         f"{declared.name}.vjp in {declared.file}, or detach its operand."
     )
 
@@ -71,7 +72,8 @@ def declared_rule(context: GradientContext, op: Op) -> GradientPairs:
     parameters = tensor_parameters(definition)
     if len(entries) != len(parameters):
         raise GraphError(
-            f"autodiff: got {len(entries)} gradients from the rule of op '{definition.name}' ({definition.file}); expected one, or None, "
+            f"autodiff: got {len(entries)} gradients from the rule of op '{definition.name}' ({definition.file}); "
+            "expected one, or None, "
             f"for each of {', '.join(parameters)}."
         )
     for parameter, entry in zip(parameters, entries):

@@ -43,13 +43,14 @@ def io_tile_exchange(verify_overlap: bool = True) -> Iterator[None]:
     """`io_tiles`, `merge_exchange` and ``in_sequence(False)`` together.
 
     Raises:
-        RuntimeError: transfers made inside depend on each other, so that they cannot be one exchange, and ``verify_overlap``.
+        RuntimeError: with ``verify_overlap``, transfers made inside depend on each other and cannot be one exchange.
     """
     with _recorded() as made, io_tiles(), merge_exchange(), in_sequence(False):
         yield
     exchanges = _exchanges(made)
     if verify_overlap and exchanges > 1:
         raise RuntimeError(
-            f"io_tile_exchange: got transfers that need {exchanges} exchanges, because some depend on others; expected one. Move the "
+            f"io_tile_exchange: got transfers that need {exchanges} exchanges, because some depend on others; expected "
+            "one. Move the "
             "dependent ones out of the context, or pass verify_overlap=False."
         )

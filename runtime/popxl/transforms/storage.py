@@ -37,7 +37,7 @@ def roots(t: Tensor) -> FrozenSet[Tensor]:
 
 
 def modified(op: Op) -> List[Tensor]:
-    """Operands whose storage the op really changes: for calls the by-reference inputs that the called graph writes to."""
+    """Operands whose storage the op really changes: for calls the by-reference inputs that the graph writes to."""
     if "control" not in op.definition.effects:
         return list(op.written)
     return [
@@ -64,7 +64,7 @@ def first_write(graph: Graph) -> Optional[Op]:
 
 
 def has_effect(op: Op, effects: FrozenSet[str] = LASTING) -> bool:
-    """Whether the op, or one in a graph that it calls, has one of these effects; default: host, remote memory, printing."""
+    """Whether the op, or one in a graph that it calls, has one of these effects; default: all lasting ones."""
     return bool(op.definition.effects & effects) or any(
         has_effect(o, effects) for graph, _ in op.called() for o in graph.ops
     )
