@@ -61,6 +61,11 @@ def random_values(operand: Operand, dtype: popxl.dtype, rng: np.random.Generator
     return torch.from_numpy(values.reshape(operand.shape)).to(torch_dtype(dtype))
 
 
+def positive_integers(values: np.ndarray) -> np.ndarray:
+    """Small positive integers near the sizes of arbitrary numbers."""
+    return np.asarray(np.minimum(np.nan_to_num(np.abs(values)), 9) // 1 + 1)
+
+
 def laid_out(t: torch.Tensor, layout: str) -> torch.Tensor:
     """The same values (for "expanded": the first along the first axis, repeated) in another memory layout."""
     if layout == "transposed":
@@ -112,7 +117,7 @@ def make_case(sample: Union[Sample, Refusal], dtype: Optional[popxl.dtype] = Non
         if isinstance(spec, np.ndarray):
             is_float = spec.dtype.kind == "f"
             of = case.dtype if is_float else popxl.dtype.as_dtype(spec.dtype)
-            tensor = torch.from_numpy(spec.copy())
+            tensor = torch.from_numpy(positive_integers(spec) if is_float and made_integers else spec.copy())
             tensor = tensor.to(torch_dtype(of)) if is_float else tensor
         else:
             operand = spec if isinstance(spec, Operand) else Operand(tuple(spec))

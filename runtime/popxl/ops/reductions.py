@@ -232,13 +232,17 @@ cumsum.cost(lambda y, t, dim: Cost(flops=t.nelms))
 cumsum_grad.cost(lambda y, dy, dim: Cost(flops=dy.nelms))
 
 
-@op
+@op(differentiable=False)
 def lamb_square(t: Tensor) -> TensorSpec:
     """Sum of squares in float32: the squared norm that LAMB's trust ratio is made of.
 
+    Of a shard it is the sum over that shard; add the shards' sums with collectives.replicated_all_reduce over their group.
     Shapes: t [a], floating point -> [], float32.
+    Raises:
+        DTypeError: if t is not floating point.
     """
     check_floating("lamb_square", t=t)
     return TensorSpec((), dtypes.float32)
 
 
+lamb_square.cost(lambda y, t: Cost(flops=2 * t.nelms))

@@ -153,7 +153,7 @@ def scaled_add_(X: torch.Tensor, Y: torch.Tensor, a: Scalar, b: Scalar) -> torch
     """X = a * X + b * Y."""
     if X.dtype in NARROW or not X.is_floating_point():
         return update(X, weighted_sum(X, Y, a, b))
-    if not _is_one(a):
-        X.mul_(_factor(a, X))
-    Y = Y.to(X.dtype)
-    return X.addcmul_(Y, _factor(b, Y)) if isinstance(b, torch.Tensor) else X.add_(Y, alpha=b)
+    Y, left = Y.to(X.dtype), X if _is_one(a) else X * _factor(a, X)  # Y may be X itself: no step may write X early
+    if isinstance(b, torch.Tensor):
+        return torch.addcmul(left, Y, _factor(b, Y), out=X)
+    return torch.add(left, Y, alpha=b, out=X)

@@ -62,12 +62,10 @@ def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Scalar) -> torch.Te
 
 
 def mix(t: torch.Tensor, value: torch.Tensor, old: Scalar, new: Scalar) -> torch.Tensor:
-    """t = old * t + new * value; value is in t's working type."""
+    """t = old * t + new * value, where old + new is 1; value is in t's working type, and may be ``t`` itself."""
     if not is_plain(t):
         return update(t, working(t, t) * old + value * new)
-    if isinstance(new, torch.Tensor):
-        return t.mul_(old).addcmul_(value, new.to(t.dtype))
-    return t.mul_(old).add_(value, alpha=new)
+    return t.lerp_(value, new.to(t.dtype) if isinstance(new, torch.Tensor) else new)
 
 
 @kernel("accumulate_moving_average_")
@@ -81,10 +79,7 @@ def accumulate_moving_average_(t: torch.Tensor, X: torch.Tensor, f: Scalar) -> t
 def accumulate_moving_average_square_(t: torch.Tensor, X: torch.Tensor, f: Scalar) -> torch.Tensor:
     """t = f * t + (1 - f) * X**2."""
     f = factor(f)
-    wide = working(X, t)
-    if is_plain(t) and not isinstance(f, torch.Tensor):
-        return t.mul_(f).addcmul_(wide, wide, value=1 - f)
-    return mix(t, wide.square(), f, 1 - f)
+    return mix(t, working(X, t).square(), f, 1 - f)
 
 
 @kernel("accumulator_scale_")

@@ -124,6 +124,9 @@ SAMPLES = [
         dtype=popxl.bfloat16,
     ),
     Sample("scaled_add_", operands=(TRANSPOSED, STRIDED), oracle=np.add),
+    Sample("scaled_add_", operands=(A, Same(0)), attrs={"a": 0.5, "b": 2.0}, oracle=lambda X, Y, a, b: 2.5 * X),
+    Sample("scaled_add_", operands=(A, Same(0), np.array(0.5), np.array(2.0)), oracle=lambda X, Y, a, b: 2.5 * X),
+    Sample("add_", operands=(A, Same(0)), oracle=np.add),
 ]  # fmt: skip
 
 

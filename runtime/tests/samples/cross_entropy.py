@@ -25,7 +25,9 @@ def gradient(d_logsumexp, d_picked, logsumexp, logits, indices):
     return softmax * d_logsumexp[:, None] + onehot * d_picked[:, None]
 
 
-GRADIENT = ((4,), (4,), (4,), (4, 5))
+ROW = Operand((4,), dtype=popxl.float32)
+"""What the forward op gives is float32 for 16-bit logits too."""
+GRADIENT = (ROW, ROW, ROW, (4, 5))
 
 SAMPLES = [
     Sample("logsumexp_and_pick", operands=((4, 5), LABELS), autograd=forward),
