@@ -30,7 +30,7 @@ def to_text(what: Union[Ir, Graph]) -> str:
         return replicas + "\n".join(to_text(graph) for graph in what.graphs)
     lines = [_header(what)]
     lines += [f"  {_declared(t)} = {_variable(t)}" for t in what.variables]
-    lines += [f"  {_declared(t)} = {_array(t._data)}" for t in what.constants]
+    lines += [f"  {_declared(t)} = {_array(t.host_value)}" for t in what.constants]
     lines += [f"  {_op(op)}" for op in what.ops]
     return "\n".join(lines) + "\n"
 
@@ -45,9 +45,9 @@ def _declared(t: Tensor) -> str:
 
 
 def _variable(variable: Variable) -> str:
-    place, shard = variable._remote, variable._shard
+    place, shard = variable._remote, variable.shard
     if shard is not None:
-        return f"variable, 1/{variable._shard_over} each in {_declared(shard)}"
+        return f"variable, 1/{variable.shard_over} each in {_declared(shard)}"
     if place is None:
         return "variable"
     pieces = f", 1/{place.shard_over} each" if place.shard_over > 1 else ""

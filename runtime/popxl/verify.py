@@ -13,7 +13,7 @@ def verify(what: Union[Ir, Graph]) -> None:
     """Check a graph, or every graph of an Ir.
 
     Every op's results have the specs that its operands imply; tensors belong to their graph, have unique names and are
-    made before they are used; calls give each input of the called graph a tensor of its spec and return all its outputs;
+    made before they are used; calls give each input of the called graph a tensor of its spec and return all outputs;
     by-reference inputs are inputs; no graph calls itself.
 
     Raises:
@@ -56,7 +56,7 @@ def _fail(op: Op, got: str, expected: str) -> None:
 
 def _given(graph: Graph) -> Set[Tensor]:
     """Tensors that exist before the first op."""
-    shards = [v._shard for v in graph.variables if v._shard is not None]
+    shards = [v.shard for v in graph.variables if v.shard is not None]
     return {*graph.inputs, *graph.constants, *graph.variables, *shards}
 
 

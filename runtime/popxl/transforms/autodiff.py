@@ -25,7 +25,7 @@ def autodiff(
     called_graphs_grad_info: Optional[Mapping[Graph, GradGraphInfo]] = None,
     return_all_grad_graphs: bool = False,
 ) -> Union[GradGraphInfo, Dict[Graph, GradGraphInfo]]:
-    """Make a graph's gradient graph. Appends intermediates that it needs to the forward graph's outputs and to its calls.
+    """Make a graph's gradient graph. Appends intermediates it needs to the forward graph's outputs and to its calls.
 
     The gradient graph takes the gradients of ``grads_provided``, in order, then forward values; it returns those of
     ``grads_required``, in order. The body of a repeat or conditional cannot get more outputs; its intermediates are
@@ -67,8 +67,7 @@ def _check(what: str, t: Tensor, graph: Graph) -> None:
     if not t.dtype.is_floating_point:
         raise GraphError(
             f"autodiff: got %{t.name}: {t.spec} of graph '{graph.name}' in {what}; expected a floating-point tensor: "
-            "others have no "
-            f"gradient. Name the tensors you want in {what}."
+            f"others have no gradient. Name the tensors you want in {what}."
         )
 
 
@@ -96,8 +95,7 @@ class Differentiation:
         if write is not None:
             raise GraphError(
                 f"autodiff: got {write!r} in graph '{graph.name}', built at {write.where}; expected no op that writes "
-                "in place, because "
-                "gradients need the values from before. Use the out-of-place form."
+                "in place, because gradients need the values from before. Use the out-of-place form."
             )
         self.infos[graph] = info = GradientBuilder(self, graph, provided, required).build()
         return info
@@ -113,9 +111,8 @@ def reached_outputs(graph: Graph, provided: Iterable[Tensor]) -> Dict[Graph, Set
             if reached.isdisjoint(op.outputs):
                 continue
             reached.update(t for t in op.inputs if t.dtype.is_floating_point)
-            everything = (
-                op.definition.name == "repeat"
-            )  # what reaches one carried value may reach all, an iteration earlier
+            # What reaches one carried value of a loop may reach all of them, an iteration earlier.
+            everything = op.definition.name == "repeat"
             for called, _ in op.called():
                 pairs = zip(called.outputs, op.outputs)
                 result[called].update(i for i, o in pairs if i.dtype.is_floating_point and (everything or o in reached))
@@ -211,8 +208,7 @@ class GradientBuilder:
         if gradient.shape != t.shape or gradient.dtype is not t.dtype:
             raise GraphError(
                 f"autodiff: got {gradient.spec} from the gradient rule of {op.definition.name} ({op.definition.file}) "
-                f"for %{t.name}; "
-                f"expected {t.spec}, the operand's own shape and dtype."
+                f"for %{t.name}; expected {t.spec}, the operand's own shape and dtype."
             )
         known = self.gradients.get(t)
         self.gradients[t] = gradient if known is None else ops.add(known, gradient)
@@ -242,8 +238,9 @@ class GradientBuilder:
     def why_missing(self, t: Tensor) -> str:
         """Why a called graph's gradient graph lacks the gradient of its tensor ``t``."""
         return self.run.missing.get(t) or (
-            f"expected the gradient graph given for '{t._graph.name}' in called_graphs_grad_info to return the gradient of "
-            f"%{t.name}."
+            f"expected the gradient graph given for '{t._graph.name}' in called_graphs_grad_info to return the "
+            "gradient "
+            f"of %{t.name}."
         )
 
     def _producible(self) -> Sequence[Tensor]:
@@ -320,8 +317,8 @@ class GradientBuilder:
         if self.forward._is_body:
             raise GraphError(
                 f"autodiff: got {t._op!r} in graph '{self.forward.name}', the body of a repeat or conditional; "
-                "expected values that can "
-                "be computed again, because the gradient recomputes them. Load it outside and pass it in as an input."
+                "expected values that can be computed again, because the gradient recomputes them. Load it outside and "
+                "pass it in as an input."
             )
         self.forward._add_output(t)
         self.forward._activations.add(t)

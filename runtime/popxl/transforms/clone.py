@@ -38,7 +38,7 @@ def clone_op(op: Op, value: Callable[[Tensor], Tensor]) -> Op:
 
 def clone_constant(constant: Constant) -> Constant:
     """The same constant, by value and name, in the current graph; the array is shared."""
-    copy = make_constant(constant._data, constant.dtype, None)
+    copy = make_constant(constant.host_value, constant.dtype, None)
     copy._graph._rename(copy, constant.name)
     return copy
 
@@ -61,8 +61,7 @@ def clone_ops(graph: Graph, mapping: Mapping[Tensor, Tensor]) -> Dict[Tensor, Te
             if not isinstance(t, Constant):
                 raise GraphError(
                     f"clone_ops: got no tensor for %{t.name}: {t.spec} of graph '{graph.name or 'main'}'; expected one "
-                    "for each input "
-                    "that its ops use. Add it to the mapping."
+                    "for each input that its ops use. Add it to the mapping."
                 )
             values[t] = clone_constant(t)
         return values[t]

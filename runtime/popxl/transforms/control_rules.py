@@ -120,8 +120,7 @@ def repeat_gradients(context: GradientContext, op: Op) -> GradientPairs:
     if any(has_effect(o, TRANSFERS) for o in body.ops):
         raise GraphError(
             f"autodiff: got {op!r}, built at {op.where}, whose body loads or stores; expected a body that can run "
-            "again, because "
-            "the gradient of a loop recomputes it. Load before the loop and pass the values in."
+            "again, because the gradient of a loop recomputes it. Load before the loop and pass the values in."
         )
     info = context.called_info(body)
     moving = [i for i in range(carried) if body.inputs[i].dtype.is_floating_point]

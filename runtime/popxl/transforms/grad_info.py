@@ -165,8 +165,8 @@ class GradGraphInfo:
             if outer in result:
                 raise GraphError(
                     f"fwd_parent_ins_to_grad_parent_outs: got %{outer.name} for two inputs of graph "
-                    f"'{self._forward_graph.name}'; expected "
-                    "each tensor once. Use fwd_graph_ins_to_grad_parent_outs and add the two gradients."
+                    f"'{self._forward_graph.name}'; expected each tensor once. Use fwd_graph_ins_to_grad_parent_outs "
+                    "and add the two gradients."
                 )
             result[outer] = gradient
         return result

@@ -53,8 +53,7 @@ def rule_for(op: Op) -> Union[GradientRule, str]:
     absent = "has none yet" if declared.differentiable else "is declared not differentiable"
     return (
         f"expected a gradient rule for every op on the way, but op '{declared.name}' {absent} ({op!r}, built at "
-        f"{op.where}). Declare "
-        f"{declared.name}.vjp in {declared.file}, or detach its operand."
+        f"{op.where}). Declare {declared.name}.vjp in {declared.file}, or detach its operand."
     )
 
 
@@ -73,8 +72,7 @@ def declared_rule(context: GradientContext, op: Op) -> GradientPairs:
     if len(entries) != len(parameters):
         raise GraphError(
             f"autodiff: got {len(entries)} gradients from the rule of op '{definition.name}' ({definition.file}); "
-            "expected one, or None, "
-            f"for each of {', '.join(parameters)}."
+            f"expected one, or None, for each of {', '.join(parameters)}."
         )
     for parameter, entry in zip(parameters, entries):
         yield from _pairs(op.arguments[parameter], entry)

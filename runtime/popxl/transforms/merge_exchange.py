@@ -51,6 +51,5 @@ def io_tile_exchange(verify_overlap: bool = True) -> Iterator[None]:
     if verify_overlap and exchanges > 1:
         raise RuntimeError(
             f"io_tile_exchange: got transfers that need {exchanges} exchanges, because some depend on others; expected "
-            "one. Move the "
-            "dependent ones out of the context, or pass verify_overlap=False."
+            "one. Move the dependent ones out of the context, or pass verify_overlap=False."
         )
