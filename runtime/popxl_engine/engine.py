@@ -12,6 +12,7 @@ from popxl.tensor import Variable
 
 from popxl_engine.interpreter import Cell, Interpreter
 from popxl_engine.kernels.dtypes import torch_dtype
+from popxl_engine.machine.allocator import keep_freed_memory
 from popxl_engine.machine.lockstep import Program, run_lockstep
 from popxl_engine.machine.machine import Machine
 from popxl_engine.machine.replica import Replica
@@ -26,8 +27,9 @@ class Engine:
     """Runs one frozen Ir. With ``POPXL_INTERPRET=1`` the naive interpreter runs it, op by op, copying always."""
 
     def __init__(self, ir: Ir, replicas: range, interpret: Optional[bool] = None, **options: Any):
+        keep_freed_memory()
         self.ir = ir
-        self.machine = Machine(ir, replicas)
+        self.machine = Machine(ir.remote_buffers, replicas)
         for variable in ir.main_graph.variables:
             self.machine.take_over(variable)
         if interpret is None:

@@ -1,6 +1,6 @@
 """Reductions over axes, and running sums. 16-bit types accumulate in float32."""
 
-from typing import Callable, Iterable, Optional, Tuple, Union
+from typing import Callable, Iterable, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -21,7 +21,8 @@ def axes_of(t: torch.Tensor, axis: Axis) -> Tuple[int, ...]:
 
 
 def reduction(name: str, fn: Reduction) -> None:
-    """Register a kernel from ``fn(t, axes, keepdims)``. torch takes no axes for all of them, so that case stays as it is."""
+    """Register a kernel from ``fn(t, axes, keepdims)``. torch takes no axes for all of them, so that case stays as it
+    is."""
 
     def run(t: torch.Tensor, axis: Axis, keepdims: bool) -> torch.Tensor:
         axes = axes_of(t, axis)
@@ -59,6 +60,22 @@ def logsum(t: torch.Tensor, axes: Tuple[int, ...], keepdims: bool) -> torch.Tens
     return torch.log(widened(t).sum(axes, keepdim=keepdims))
 
 
+ROW = 1024
+"""Elements whose squares are added up at a time in the element type itself; the sums of rows are added in float64."""
+
+
+def sum_of_squares(t: torch.Tensor, axes: Sequence[int], keepdims: bool) -> torch.Tensor:
+    """Sum of squares. That of a whole large tensor is taken row by row: one sum in float32 would lose three digits."""
+    t = widened(t)
+    if len(axes) < t.dim() or t.dtype != torch.float32 or t.numel() <= ROW or not t.is_contiguous():
+        return t.square().sum(axes, keepdim=keepdims)
+    flat = t.view(-1)
+    whole = flat.numel() // ROW * ROW
+    total = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1).square().sum(dtype=torch.float64)
+    total = (total + flat[whole:].square().sum(dtype=torch.float64)).to(t.dtype)
+    return total.reshape([1] * t.dim() if keepdims else [])
+
+
 reduction("sum", lambda t, axes, keepdims: t.sum(axes, keepdim=keepdims, dtype=t.dtype))
 reduction("mean", lambda t, axes, keepdims: t.mean(axes, keepdim=keepdims))
 reduction("prod", along_merged(lambda t: widened(t).prod(-1, dtype=widened(t).dtype)))
@@ -66,7 +83,7 @@ reduction("max", lambda t, axes, keepdims: t.amax(axes, keepdim=keepdims))
 reduction("min", lambda t, axes, keepdims: t.amin(axes, keepdim=keepdims))
 reduction("l1", lambda t, axes, keepdims: t.abs().sum(axes, keepdim=keepdims))
 reduction("l2", lambda t, axes, keepdims: torch.linalg.vector_norm(widened(t), 2, axes, keepdim=keepdims))
-reduction("sumsquare", lambda t, axes, keepdims: widened(t).square().sum(axes, keepdim=keepdims))
+reduction("sumsquare", sum_of_squares)
 reduction("logsum", logsum)
 reduction("logsumexp", lambda t, axes, keepdims: torch.logsumexp(widened(t), axes, keepdim=keepdims))
 reduction("median", along_merged(lambda t: t.median(-1).values))

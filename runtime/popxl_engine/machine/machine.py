@@ -4,7 +4,7 @@ from typing import Any, Dict, Iterable, List, Sequence
 
 import numpy as np
 import torch
-from popxl.ir import Ir
+from popxl.remote_buffer import RemoteBuffer
 from popxl.tensor import Variable
 from popxl.values import Tensor
 
@@ -16,27 +16,27 @@ from popxl_engine.machine.replica import Replica, as_array
 class Machine:
     """State of the replicas that this process runs. Variables move here from their host arrays, which are dropped."""
 
-    def __init__(self, ir: Ir, replicas: Iterable[int]):
-        self.ir = ir
+    def __init__(self, buffers: Iterable[RemoteBuffer], replicas: Iterable[int]):
+        buffers = tuple(buffers)
         self.replicas: List[Replica] = [
-            Replica(index, {b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries) for b in ir.remote_buffers})
+            Replica(index, {b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries) for b in buffers})
             for index in replicas
         ]
 
     def take_over(self, variable: Variable) -> None:
         """Move a variable's host value into the replicas' memory."""
-        data = variable._data
+        data = variable.host_value
         if data is None:
             return
         if isinstance(data, np.memmap) and data.flags.writeable and self._adopt(variable, data):
             return
         self.write(variable, data)
         if not isinstance(data, np.memmap):
-            variable._data = None
+            variable.host_value = None
 
     def _adopt(self, variable: Variable, data: np.ndarray) -> bool:
         """Use a memory-mapped file as the row itself, where one replica holds the whole value in the file's format."""
-        place = variable._remote
+        place = variable.location_info
         if place is None or place.shard_over > 1 or len(self.replicas) > 1 or variable.dtype.as_numpy() != data.dtype:
             return False
         if str(variable.dtype.name) == "bfloat16":
@@ -61,12 +61,12 @@ class Machine:
             target.copy_(piece)
 
     def _pieces(self, variable: Variable, replica: Replica, value: torch.Tensor) -> Sequence[Any]:
-        place = variable._remote
-        over = place.shard_over if place is not None else variable._shard_over
+        place = variable.location_info
+        over = place.shard_over if place is not None else variable.shard_over
         piece = shard(value, over, self._position(variable, replica) % over) if over > 1 else value
         if place is not None:
             return [(replica.rows[place.buffer].row(place.offset), piece)]
-        home: Tensor = variable._shard if variable._shard is not None else variable
+        home: Tensor = variable.shard if variable.shard is not None else variable
         if home not in replica.state:
             replica.state[home] = torch.empty(home.shape, dtype=torch_dtype(home.dtype))
         return [(replica.state[home], piece.reshape(home.shape))]
@@ -86,8 +86,8 @@ class Machine:
         return np.stack(values) if len(values) > 1 else values[0]
 
     def _whole(self, variable: Variable, index: int, replicas: Dict[int, Replica]) -> np.ndarray:
-        place = variable._remote
-        over = place.shard_over if place is not None else variable._shard_over
+        place = variable.location_info
+        over = place.shard_over if place is not None else variable.shard_over
         members = [index]
         if over > 1:
             grouping = variable.replica_grouping
@@ -100,10 +100,10 @@ class Machine:
         return np.array(pieces[0]).reshape(variable.shape)
 
     def _piece(self, variable: Variable, replica: Replica) -> np.ndarray:
-        place = variable._remote
+        place = variable.location_info
         if place is not None:
             return as_array(replica.rows[place.buffer].row(place.offset))  # type: ignore[no-any-return]
-        home: Tensor = variable._shard if variable._shard is not None else variable
+        home: Tensor = variable.shard if variable.shard is not None else variable
         return as_array(replica.state[home])  # type: ignore[no-any-return]
 
 

@@ -80,7 +80,7 @@ def fuse_accumulated_rows(steps: List[Step], graph: Graph) -> List[Step]:
             continue
         made, a = match
         lookup = found.steps[made].arguments
-        if lookup["axis"] == 0 and lookup["zero_OOR"] and a["t"].rank == 2:
+        if lookup["axis"] == 0 and a["t"].rank == 2:
             arguments = {"t": a["t"], "dy": lookup["dy"], "indices": lookup["indices"], "step": a["step"]}
             found.replace(i, Step(ROWS, arguments, step.outputs, step.source), made)
     return found.result()

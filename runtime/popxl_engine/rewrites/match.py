@@ -4,8 +4,8 @@ import inspect
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 from popxl.graph import Graph
-from popxl.opdef import OpDefinition, flatten
-from popxl.values import Constant, Tensor
+from popxl.opdef import OPS, OpDefinition, flatten
+from popxl.values import Constant, Tensor, TensorSpec
 
 from popxl_engine.kernels.registry import FUSED
 from popxl_engine.steps import Step
@@ -32,6 +32,7 @@ class Steps:
             for t in flatten(step.arguments.values()):
                 self.users.setdefault(t, []).append(i)
         self.removed: Set[int] = set()
+        self.inserted: Dict[int, List[Step]] = {}
 
     def made_by(self, t: Any, name: str) -> Optional[int]:
         """Index of the step that makes a tensor, if it is an op of this name and nothing else uses the tensor."""
@@ -49,9 +50,26 @@ class Steps:
         self.steps[index] = step
         self.removed.update(absorbed)
 
+    def transposed(self, t: Tensor, before: int) -> Tensor:
+        """The transpose of a matrix: what it is the transpose of, or a new view made before an index."""
+        maker = self.maker.get(t)
+        if maker is not None and self.steps[maker].definition.name == "transpose" and not self.writes_between(maker, before):
+            source: Tensor = self.steps[maker].arguments["t"]
+            return source
+        spec = TensorSpec(t.shape[::-1], t.dtype)
+        result: Tensor = Tensor._make(t._graph, f"{t.name}_transposed", spec, None)
+        arguments = {"t": t, "permutation": (1, 0)}
+        self.inserted.setdefault(before, []).append(Step(OPS["transpose"], arguments, (result,), self.steps[before].source))
+        return result
+
     def result(self) -> List[Step]:
-        """The steps that are left."""
-        return [s for i, s in enumerate(self.steps) if i not in self.removed]
+        """The steps that are left, with those inserted."""
+        result: List[Step] = []
+        for i, step in enumerate(self.steps):
+            result += self.inserted.get(i, [])
+            if i not in self.removed:
+                result.append(step)
+        return result
 
 
 def writes(step: Step) -> bool:
@@ -61,4 +79,4 @@ def writes(step: Step) -> bool:
 
 def scalar_constant(t: Any) -> Optional[float]:
     """The value of a constant of one element."""
-    return float(t._data.reshape(())) if isinstance(t, Constant) and t.nelms == 1 else None
+    return float(t.host_value.reshape(())) if isinstance(t, Constant) and t.nelms == 1 else None
