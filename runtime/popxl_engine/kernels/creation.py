@@ -55,10 +55,10 @@ def format_array(
         precision=digits,
         threshold=threshold,
         edgeitems=edge_items,
-        separator="\0",
+        separator=separator,
         formatter=forms[float_format],
     )
-    return text.translate({ord("["): brackets[0], ord("]"): brackets[1], 0: separator})
+    return text.translate({ord("["): brackets[0], ord("]"): brackets[1]})
 
 
 @kernel("print_tensor")
