@@ -16,7 +16,6 @@ from popxl_engine.interpreter import constant_tensor, run_graph
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.machine.machine import Machine
-
 from samples.sample import Built, Operand, Refusal, Same, Sample
 
 INDIRECT = frozenset({"control", "host", "remote"})
@@ -82,7 +81,7 @@ def laid_out(t: torch.Tensor, layout: str) -> torch.Tensor:
 
 @dataclass
 class Case:
-    """Operands of a sample in one dtype. ``places`` says where they go: a list, or a dict by name, of indices or lists of them."""
+    """Operands of a sample in one dtype. ``places``: where they go, a list or a dict by name of indices."""
 
     sample: Union[Sample, Refusal]
     dtype: popxl.dtype
@@ -220,7 +219,7 @@ def as_bytes(t: torch.Tensor) -> bytes:
 
 def run_on_machine(graph: Graph, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
     """Execute the graph with the interpreter, on a machine of one replica with all of the program's streams."""
-    replica = Machine(graph.ir, range(1)).replicas[0]
+    replica = Machine(graph.ir.remote_buffers, range(1)).replicas[0]
 
     def slots(stream: Any) -> torch.Tensor:
         return torch.zeros(SLOTS, *stream.shape, dtype=torch_dtype(stream.dtype))

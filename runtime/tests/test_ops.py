@@ -10,15 +10,14 @@ import numpy as np
 import popxl
 import popxl_engine.kernels  # noqa: F401 - registers every kernel
 import pytest
+import samples
 import torch
+from helpers import INDIRECT, Case, Program, build, make_case, needs_machine, public_function, run, same_bits, to_numpy
 from popxl.errors import DTypeError, GraphError
 from popxl.opdef import OPS, call_arguments, map_tensors, op_cost
 from popxl.transforms.autodiff import autodiff
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import KERNELS, kernel_for
-
-import samples
-from helpers import INDIRECT, Case, Program, build, make_case, needs_machine, public_function, run, same_bits, to_numpy
 from samples.sample import Refusal, Sample
 from tolerance import FINITE_DIFFERENCES, assert_close
 
@@ -88,8 +87,11 @@ def test_values_and_inferred_specs_are_those_of_the_oracle(sample: Sample) -> No
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=lambda d: d.name)
-@pytest.mark.parametrize("sample", [s for s in SAMPLES if s.dtype is popxl.float32 and s.in_16_bits],
-                         ids=ids([s for s in SAMPLES if s.dtype is popxl.float32 and s.in_16_bits]))  # fmt: skip
+@pytest.mark.parametrize(
+    "sample",
+    [s for s in SAMPLES if s.dtype is popxl.float32 and s.in_16_bits],
+    ids=ids([s for s in SAMPLES if s.dtype is popxl.float32 and s.in_16_bits]),
+)
 def test_16_bit_values_are_those_of_the_oracle_on_rounded_operands(sample: Sample, dtype: popxl.dtype) -> None:
     check_values(sample, dtype)
 

@@ -14,7 +14,7 @@ TOLERANCE: Dict[popxl.dtype, Tuple[float, float]] = {
 """(relative, absolute): some ten units in the last place of numbers around one. Other dtypes agree exactly."""
 
 FINITE_DIFFERENCES = (1e-6, 1e-7)
-"""For central differences with steps of 1e-5 in float64, whose own error is about 1e-9 for third derivatives around 100."""
+"""For central differences with steps of 1e-5 in float64: their own error is 1e-9 where third derivatives are 100."""
 
 
 def assert_close(

@@ -1,37 +1,115 @@
 """One paragraph per op, in family files. May import the core.
 
-To add an op: declare it in its family file here, write the kernel of the same name in ``popxl_engine/kernels``, and add a
-line to ``runtime/tests/samples``.
+To add an op: declare it in its family file here, write the kernel of the same name in ``popxl_engine/kernels``, and
+add a line to ``runtime/tests/samples``.
 """
 
 import sys
 
 from popxl.ops import collectives, utils, var_updates
 from popxl.ops.arithmetic import (
-    abs, add, add_, clip, div, fmod, increment_mod, increment_mod_, maximum, mul, negate, pow, scaled_add, scaled_add_, sign, sub,
-)  # fmt: skip
+    abs,
+    add,
+    add_,
+    clip,
+    div,
+    fmod,
+    increment_mod,
+    increment_mod_,
+    maximum,
+    mul,
+    negate,
+    pow,
+    scaled_add,
+    scaled_add_,
+    sign,
+    sub,
+)
 from popxl.ops.call import CallSiteInfo, call, call_with_info, repeat, repeat_with_info
 from popxl.ops.casting import cast
 from popxl.ops.comparison import equal, greater, isfinite, isinf, isnan, logical_and, logical_not, logical_or
 from popxl.ops.conditional import ConditionalSiteInfo, conditional, conditional_with_info
 from popxl.ops.creation import code_copy, init, io_tile_copy, ipu_copy, print_tensor, remote_code_load
 from popxl.ops.elementwise import (
-    ceil, cos, exp, exp_, floor, gelu, gelu_, geluerf, geluerf_, log, log2, relu, relu_, sin, sqrt, swish, swish_, tanh,
-)  # fmt: skip
+    ceil,
+    cos,
+    exp,
+    exp_,
+    floor,
+    gelu,
+    gelu_,
+    geluerf,
+    geluerf_,
+    log,
+    log2,
+    relu,
+    relu_,
+    sin,
+    sqrt,
+    swish,
+    swish_,
+    tanh,
+)
 from popxl.ops.host import host_load, host_store
-from popxl.ops.indexing import dynamic_slice, dynamic_update, dynamic_update_, gather, onehot, scatter, tied_gather, topk, where
-from popxl.ops.random import create_random_seed, dropout, random_normal, random_uniform, shaped_dropout, split_random_seed
-from popxl.ops.remote import remote_load, remote_load_, remote_store
-from popxl.ops.shape import (
-    concat, concat_, detach, detach_, flatten, flatten_, identity, rename, reshape, reshape_, slice, slice_, split, squeeze, subsample,
-    transpose, transpose_,
-)  # fmt: skip
+from popxl.ops.indexing import (
+    dynamic_slice,
+    dynamic_update,
+    dynamic_update_,
+    gather,
+    onehot,
+    scatter,
+    tied_gather,
+    topk,
+    where,
+)
 from popxl.ops.linalg import matmul
 from popxl.ops.losses import nll_loss, nll_loss_with_softmax_grad
 from popxl.ops.normalisation import batch_norm_inference, group_norm, layer_norm, softmax
+from popxl.ops.random import (
+    create_random_seed,
+    dropout,
+    random_normal,
+    random_uniform,
+    shaped_dropout,
+    split_random_seed,
+)
 from popxl.ops.reductions import (
-    argmax, argmin, cumsum, l1, l2, lamb_square, logsum, logsumexp, max, mean, median, min, prod, sum, sumsquare,
-)  # fmt: skip
+    argmax,
+    argmin,
+    cumsum,
+    l1,
+    l2,
+    lamb_square,
+    logsum,
+    logsumexp,
+    max,
+    mean,
+    median,
+    min,
+    prod,
+    sum,
+    sumsquare,
+)
+from popxl.ops.remote import remote_load, remote_load_, remote_store
+from popxl.ops.shape import (
+    concat,
+    concat_,
+    detach,
+    detach_,
+    flatten,
+    flatten_,
+    identity,
+    rename,
+    reshape,
+    reshape_,
+    slice,
+    slice_,
+    split,
+    squeeze,
+    subsample,
+    transpose,
+    transpose_,
+)
 from popxl.ops.utils import multiply_tuple
 from popxl.values import Operators
 

@@ -18,7 +18,7 @@ from popxl.ops.checks import (
     elementwise_cost,
     unary,
 )
-from popxl.values import HostScalarTensor, Tensor, TensorLike, TensorSpec
+from popxl.values import Tensor, TensorLike, TensorSpec
 
 Grads = Tuple[Optional[Tensor], Optional[Tensor]]
 Scalar = Union[float, Tensor]
@@ -217,7 +217,11 @@ def clip_grad(dy: Tensor, t: Tensor, min: float, max: float) -> TensorSpec:
 clip_grad.cost(elementwise_cost)
 
 
-@op(host=lambda t, increment, modulus: np.fmod(t + np.asarray(increment, t.dtype), np.asarray(modulus, t.dtype)).astype(t.dtype))
+@op(
+    host=lambda t, increment, modulus: np.fmod(t + np.asarray(increment, t.dtype), np.asarray(modulus, t.dtype)).astype(
+        t.dtype
+    )
+)
 def increment_mod(t: Tensor, increment: float, modulus: float) -> TensorSpec:
     """Elementwise (t + increment) % modulus, with the remainder's sign that of the sum, as `fmod`.
 
@@ -297,7 +301,3 @@ def scaled_add_(X: Tensor, Y: Tensor, a: Scalar = 1.0, b: Scalar = 1.0) -> Tenso
 
 
 scaled_add_.cost(scaled_add_cost)
-__all__ = [
-    "HostScalarTensor", "abs", "add", "add_", "clip", "clip_grad", "div", "fmod", "increment_mod", "increment_mod_", "maximum",
-    "maximum_grad", "mul", "negate", "pow", "pow_grad", "scale", "scaled_add", "scaled_add_", "sign", "sub",
-]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Broadcasting and its inverse. Not in PopXL's API: the gradients of ops that broadcast or reduce are built from these."""
+"""Broadcasting and its inverse. Not in PopXL's API: gradients of broadcasts and reductions are built from these."""
 
 from typing import Tuple
 
@@ -28,7 +28,8 @@ def broadcast_to(t: Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...] = 
         fits = False
     if not fits:
         raise ShapeError(
-            f"broadcast_to: got t {t.spec} with new axes {list(new_axes)} and shape {list(shape)}; expected t to broadcast to that shape."
+            f"broadcast_to: got t {t.spec} with new axes {list(new_axes)} and shape {list(shape)}; expected t to "
+            f"broadcast to that shape."
         )
     return TensorSpec(shape, t.dtype, t.meta_shape if tuple(shape) == t.shape else ())
 

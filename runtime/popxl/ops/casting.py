@@ -9,7 +9,7 @@ from popxl.values import Tensor, TensorSpec
 
 @op(host=lambda t, data_type: t.astype(data_type.as_numpy()))
 def cast(t: Tensor, data_type: dtype) -> TensorSpec:
-    """Convert the element type. Floating point is rounded to nearest, or truncated towards zero if the target is an integer.
+    """Convert the element type: floating point to the nearest, or truncated towards zero if the target is an integer.
 
     Shapes: t [a], any dtype but float8 -> [a] of data_type.
     Raises:
@@ -17,7 +17,10 @@ def cast(t: Tensor, data_type: dtype) -> TensorSpec:
     """
     for what, given in (("t", t.dtype), ("data_type", data_type)):
         if given in (dtypes.float8_143, dtypes.float8_152):
-            raise DTypeError(f"cast: got {what} {given.name}; expected a type of 16 bits or more. Use the pow2scale_cast ops for float8.")
+            raise DTypeError(
+                f"cast: got {what} {given.name}; expected a type of 16 bits or more. Use the pow2scale_cast ops for "
+                f"float8."
+            )
     return TensorSpec(t.shape, data_type, t.meta_shape)
 
 

@@ -22,7 +22,9 @@ def check_floating(name: str, **tensors: Tensor) -> None:
     """DTypeError unless every tensor is floating point of 16 bits or more."""
     for parameter, t in tensors.items():
         if not t.dtype.is_floating_point or _is_float8(t):
-            raise DTypeError(f"{name}: got {parameter} {t.spec}; expected floating point of 16 bits or more. Cast it with ops.cast.")
+            raise DTypeError(
+                f"{name}: got {parameter} {t.spec}; expected floating point of 16 bits or more. Cast it with ops.cast."
+            )
 
 
 def _is_float8(t: Tensor) -> bool:
@@ -40,9 +42,13 @@ def check_scalar(name: str, parameter: str, value: Any) -> None:
     """ShapeError unless ``value`` is a number or a tensor of one element."""
     if isinstance(value, Tensor):
         if value.nelms != 1:
-            raise ShapeError(f"{name}: got {parameter} {value.spec}; expected a number or a tensor of one element. Reduce it first.")
+            raise ShapeError(
+                f"{name}: got {parameter} {value.spec}; expected a number or a tensor of one element. Reduce it first."
+            )
     elif not isinstance(value, (int, float, np.number)):
-        raise DTypeError(f"{name}: got {parameter} = {type(value).__name__}; expected a number or a tensor of one element.")
+        raise DTypeError(
+            f"{name}: got {parameter} = {type(value).__name__}; expected a number or a tensor of one element."
+        )
 
 
 def broadcast_shape(name: str, **tensors: Tensor) -> Tuple[int, ...]:
@@ -52,12 +58,13 @@ def broadcast_shape(name: str, **tensors: Tensor) -> Tuple[int, ...]:
     except ValueError:
         given = " and ".join(f"{parameter} {t.spec}" for parameter, t in tensors.items())
         raise ShapeError(
-            f"{name}: got {given}; expected shapes that broadcast: equal, or 1, from the last axis. Reshape one operand."
+            f"{name}: got {given}; expected shapes that broadcast: equal, or 1, from the last axis. Reshape one "
+            f"operand."
         ) from None
 
 
 def broadcast_spec(name: str, **tensors: Tensor) -> TensorSpec:
-    """Spec of an elementwise result: broadcast shape, the common dtype, the shard's meta_shape where an operand has it."""
+    """Spec of an elementwise result: broadcast shape, common dtype, and an operand's meta_shape if it is a shard."""
     check_same_dtype(name, **tensors)
     shape = broadcast_shape(name, **tensors)
     first = next(iter(tensors.values()))
@@ -88,7 +95,12 @@ def elementwise_cost(y: Tensor, *arguments: Any, **options: Any) -> Cost:
 
 
 def unary(
-    name: str, doc: str, vjp: Callable[[Tensor, Tensor, Tensor], Optional[Tensor]], host: Any = None, numeric: bool = False, flops: int = 1
+    name: str,
+    doc: str,
+    vjp: Callable[[Tensor, Tensor, Tensor], Optional[Tensor]],
+    host: Any = None,
+    numeric: bool = False,
+    flops: int = 1,
 ) -> Any:
     """Declare an elementwise op of one tensor: ``t [a] -> [a]``, of t's dtype.
 

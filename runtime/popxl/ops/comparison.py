@@ -44,7 +44,8 @@ def _logical(name: str, doc: str, host: Any) -> Any:
 
     fn.__name__, fn.__module__ = name, __name__
     fn.__doc__ = (
-        f"{doc} Numbers are true where they are not zero.\n\nShapes: lhs [a], rhs [b], any dtypes -> [broadcast(a, b)], bool.\n"
+        f"{doc} Numbers are true where they are not zero.\n\nShapes: lhs [a], rhs [b], any dtypes -> [broadcast(a, "
+        f"b)], bool.\n"
         "Raises:\n    ShapeError: if the shapes do not broadcast."
     )
     return op(fn, differentiable=False, host=host)
@@ -69,7 +70,9 @@ def _classification(name: str, doc: str) -> Any:
         return _boolean(t.spec)
 
     fn.__name__, fn.__module__ = name, __name__
-    fn.__doc__ = f"{doc}\n\nShapes: t [a], floating point -> [a], bool.\nRaises:\n    DTypeError: if t is not floating point."
+    fn.__doc__ = (
+        f"{doc}\n\nShapes: t [a], floating point -> [a], bool.\nRaises:\n    DTypeError: if t is not floating point."
+    )
     return op(fn, differentiable=False)
 
 

@@ -13,7 +13,7 @@ TRANSCENDENTAL = 8
 
 
 def _grad_op(name: str, doc: str, flops: int) -> Any:
-    """An op ``(dy, at) -> gradient`` of an elementwise function, where ``at`` is what the derivative is a function of."""
+    """An op ``(dy, at) -> gradient`` of an elementwise function, whose derivative is a function of ``at``."""
 
     def fn(dy: Tensor, at: Tensor) -> TensorSpec:
         return dy.spec
@@ -34,7 +34,12 @@ swish_grad = _grad_op("swish_grad", "Gradient of swish from its operand.", 2 * T
 exp = unary("exp", "Elementwise e**t.", lambda dy, y, t: mul(dy, y), flops=TRANSCENDENTAL)
 exp_ = inplace(exp, "t")
 log = unary("log", "Elementwise natural logarithm.", lambda dy, y, t: div(dy, t), flops=TRANSCENDENTAL)
-log2 = unary("log2", "Elementwise logarithm to base 2.", lambda dy, y, t: div(scale(dy, 1 / math.log(2)), t), flops=TRANSCENDENTAL)
+log2 = unary(
+    "log2",
+    "Elementwise logarithm to base 2.",
+    lambda dy, y, t: div(scale(dy, 1 / math.log(2)), t),
+    flops=TRANSCENDENTAL,
+)
 sqrt = unary("sqrt", "Elementwise square root.", lambda dy, y, t: div(scale(dy, 0.5), y))
 sin = unary("sin", "Elementwise sine, t in radians.", lambda dy, y, t: mul(dy, cos(t)), flops=TRANSCENDENTAL)
 cos = unary("cos", "Elementwise cosine, t in radians.", lambda dy, y, t: negate(mul(dy, sin(t))), flops=TRANSCENDENTAL)
@@ -53,9 +58,11 @@ gelu = unary(
 )
 gelu_ = inplace(gelu, "t")
 geluerf = unary(
-    "geluerf", "Elementwise t * P(X <= t) for a standard normal X, exact (by erf).", lambda dy, y, t: geluerf_grad(dy, t),
+    "geluerf",
+    "Elementwise t * P(X <= t) for a standard normal X, exact (by erf).",
+    lambda dy, y, t: geluerf_grad(dy, t),
     flops=2 * TRANSCENDENTAL,
-)  # fmt: skip
+)
 geluerf_ = inplace(geluerf, "t")
 swish = unary("swish", "Elementwise t * sigmoid(t).", lambda dy, y, t: swish_grad(dy, t), flops=TRANSCENDENTAL)
 swish_ = inplace(swish, "t")

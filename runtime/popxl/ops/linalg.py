@@ -2,6 +2,8 @@
 
 from typing import Optional, Tuple
 
+import numpy as np
+
 from popxl import dtypes
 from popxl.dtypes import dtype
 from popxl.errors import DTypeError, ShapeError
@@ -11,8 +13,6 @@ from popxl.ops.casting import cast_if_needed
 from popxl.ops.checks import check_numeric, check_same_dtype
 from popxl.ops.shape import reshape, transpose
 from popxl.values import Tensor, TensorSpec
-
-import numpy as np
 
 
 def _matrix_shapes(lhs: Tensor, rhs: Tensor) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
@@ -32,7 +32,8 @@ def matmul(
 ) -> TensorSpec:
     """Matrix product over the last two axes, leading axes broadcast; 16-bit types accumulate in float32.
 
-    Shapes: lhs [..., m, k], rhs [..., k, n], numbers of one dtype -> [..., m, n]. A vector on the left is a row, one on the
+    Shapes: lhs [..., m, k], rhs [..., k, n], numbers of one dtype -> [..., m, n]. A vector on the left is a row, one
+    on the
     right a column, and the result lacks that axis.
     Args:
         available_memory_proportion: kept; has no effect here.
@@ -46,22 +47,28 @@ def matmul(
     check_numeric("matmul", lhs=lhs, rhs=rhs)
     check_same_dtype("matmul", lhs=lhs, rhs=rhs)
     if not lhs.rank or not rhs.rank:
-        raise ShapeError(f"matmul: got lhs {lhs.spec} and rhs {rhs.spec}; expected at least one axis each. Use ops.mul for scalars.")
+        raise ShapeError(
+            f"matmul: got lhs {lhs.spec} and rhs {rhs.spec}; expected at least one axis each. Use ops.mul for scalars."
+        )
     left, right = _matrix_shapes(lhs, rhs)
     if left[-1] != right[-2]:
         raise ShapeError(
-            f"matmul: got lhs {lhs.spec} and rhs {rhs.spec}; expected lhs's last axis equal to rhs's second-to-last. Transpose or "
+            f"matmul: got lhs {lhs.spec} and rhs {rhs.spec}; expected lhs's last axis equal to rhs's second-to-last. "
+            f"Transpose or "
             "reshape one operand."
         )
     if partials_type not in (None, dtypes.float16, dtypes.float32):
         raise ValueError(f"matmul: got partials_type {partials_type!r}; expected float16 or float32.")
     if output_type is not None and output_type.is_floating_point != lhs.dtype.is_floating_point:
-        raise DTypeError(f"matmul: got output_type {output_type.name} for lhs {lhs.spec}; expected a dtype of the same kind.")
+        raise DTypeError(
+            f"matmul: got output_type {output_type.name} for lhs {lhs.spec}; expected a dtype of the same kind."
+        )
     try:
         batch = np.broadcast_shapes(left[:-2], right[:-2])
     except ValueError:
         raise ShapeError(
-            f"matmul: got lhs {lhs.spec} and rhs {rhs.spec}; expected leading axes that broadcast: equal, or 1. Reshape one operand."
+            f"matmul: got lhs {lhs.spec} and rhs {rhs.spec}; expected leading axes that broadcast: equal, or 1. "
+            f"Reshape one operand."
         ) from None
     rows = () if lhs.rank == 1 else (left[-2],)
     columns = () if rhs.rank == 1 else (right[-1],)

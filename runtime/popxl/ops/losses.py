@@ -16,7 +16,8 @@ def _loss_spec(name: str, probs: Tensor, labels: Tensor, reduction: str) -> Tens
         raise DTypeError(f"{name}: got labels {labels.spec}; expected integers. Cast them with ops.cast.")
     if probs.rank < 1 or labels.shape != probs.shape[:-1]:
         raise ShapeError(
-            f"{name}: got probs {probs.spec} and labels {labels.spec}; expected labels of shape {list(probs.shape[:-1])}, one for "
+            f"{name}: got probs {probs.spec} and labels {labels.spec}; expected labels of shape "
+            f"{list(probs.shape[:-1])}, one for "
             "each row of classes. Reshape one of them."
         )
     if reduction not in ("mean", "sum", "none"):
@@ -32,9 +33,10 @@ def nll_loss(
     reduction: REDUCTION_TYPE = "mean",
     log_prob: bool = False,
 ) -> TensorSpec:
-    """-log(p[label]), with probabilities floored at 1e-7 (float16: 6.1e-5), so that the loss and its gradient stay finite.
+    """-log(p[label]), with probabilities floored at 1e-7 (float16: 6.1e-5): loss and gradient stay finite.
 
-    Shapes: probs [..., classes], floating point; labels [...], integers in [0, classes) -> [] or, for "none", labels' shape.
+    Shapes: probs [..., classes], floating point; labels [...], integers in [0, classes) -> [] or, for "none", labels'
+    shape.
     Args:
         ignore_index: label of rows that count neither for the loss nor for the mean.
         reduction: "mean" over the rows that count (0 if none does), "sum", or "none".
@@ -71,20 +73,22 @@ def nll_loss_with_softmax_grad(
     ignore_index: Optional[int] = None,
     reduction: REDUCTION_TYPE = "mean",
 ) -> Tuple[TensorSpec, ...]:
-    """The loss, and its gradient for the logits whose softmax probs is: (p - onehot(label)) * loss_grad, scaled as the reduction.
+    """The loss, and its gradient for the logits of which probs is the softmax: (p - onehot(label)) * loss_grad.
 
-    Shapes: probs [..., classes], floating point; labels [...], integers -> (loss as of `nll_loss`, gradient of probs' shape).
+    Shapes: probs [..., classes], floating point; labels [...], integers -> (loss as of `nll_loss`, gradient of probs'
+    shape).
     Args:
         loss_grad: gradient of the loss: a number, a tensor of one element, or for "none" a tensor of labels' shape.
         ignore_index: label of rows whose loss and gradient are zero, and that do not count for the mean.
-        reduction: "mean" over the rows that count, "sum", or "none".
+        reduction: "mean" over the rows that count, "sum", or "none"; the gradient is scaled likewise.
     Raises:
         ShapeError, DTypeError, ValueError: as `nll_loss`, and for a loss_grad of another shape.
     """
     loss = _loss_spec("nll_loss_with_softmax_grad", probs, labels, reduction)
     if isinstance(loss_grad, Tensor) and loss_grad.nelms != 1 and loss_grad.shape != loss.shape:
         raise ShapeError(
-            f"nll_loss_with_softmax_grad: got loss_grad {loss_grad.spec}; expected a number, one element, or the loss's shape "
+            f"nll_loss_with_softmax_grad: got loss_grad {loss_grad.spec}; expected a number, one element, or the "
+            f"loss's shape "
             f"{list(loss.shape)}."
         )
     return loss, probs.spec
@@ -94,7 +98,9 @@ def nll_loss_with_softmax_grad(
 def nll_loss_cost(y: Tensor, probs: Tensor, labels: Tensor, *options: Any) -> Cost:
     """A logarithm per row; of probs only the labels' entries are read."""
     rows = labels.nelms
-    return Cost(flops=9 * rows, bytes=rows * (probs.dtype.itemsize + labels.dtype.itemsize) + y.nelms * y.dtype.itemsize)
+    return Cost(
+        flops=9 * rows, bytes=rows * (probs.dtype.itemsize + labels.dtype.itemsize) + y.nelms * y.dtype.itemsize
+    )
 
 
 @nll_loss_grad.cost

@@ -61,9 +61,11 @@ def _check_positive(name: str, parameter: str, value: float) -> None:
 
 @op
 def layer_norm(t: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-05) -> TensorSpec:
-    """Normalise each sample to zero mean and unit variance, then scale and shift its channels: `group_norm` with one group.
+    """Normalise each sample to zero mean and unit variance, then scale and shift its channels.
 
-    Shapes: t [n, c, ...], weight and bias [c], one floating-point type -> t's shape. A t [n, c] has its rows normalised.
+    It is `group_norm` with one group.
+    Shapes: t [n, c, ...], weight and bias [c], one floating-point type -> t's shape. A t [n, c] has its rows
+    normalised.
     Args:
         eps: added to the variance, in the units of t squared.
     Raises:
@@ -102,12 +104,16 @@ def group_norm(t: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: fl
     _check_channels("group_norm", t, weight=weight, bias=bias)
     _check_positive("group_norm", "eps", eps)
     if num_groups < 1 or t.shape[1] % num_groups:
-        raise ShapeError(f"group_norm: got num_groups {num_groups} for t {t.spec}; expected a divisor of {t.shape[1]} channels.")
+        raise ShapeError(
+            f"group_norm: got num_groups {num_groups} for t {t.spec}; expected a divisor of {t.shape[1]} channels."
+        )
     return t.spec
 
 
 @group_norm.vjp
-def group_norm_vjp(dy: Tensor, y: Tensor, t: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Grads:
+def group_norm_vjp(
+    dy: Tensor, y: Tensor, t: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float
+) -> Grads:
     """One op; it computes the statistics again."""
     dt, dweight, dbias = group_norm_grad(dy, t, weight, num_groups, eps)
     return dt, dweight, dbias
@@ -146,7 +152,15 @@ def batch_norm_inference(
 
 @batch_norm_inference.vjp
 def batch_norm_inference_vjp(
-    dy: Tensor, y: Tensor, t: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, epsilon: float, momentum: float
+    dy: Tensor,
+    y: Tensor,
+    t: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    epsilon: float,
+    momentum: float,
 ) -> Grads:
     """For t and all four parameters."""
     return tuple(batch_norm_inference_grad(dy, t, scale, mean, var, epsilon))

@@ -90,38 +90,68 @@ def _host(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 sum = _reduction(
-    "sum", "Sum.", lambda dy, y, t, axis, keepdims: _spread(dy, t, axis, keepdims), host=_keep_dtype(np.sum), numeric=True
+    "sum",
+    "Sum.",
+    lambda dy, y, t, axis, keepdims: _spread(dy, t, axis, keepdims),
+    host=_keep_dtype(np.sum),
+    numeric=True,
 )
 mean = _reduction(
-    "mean", "Arithmetic mean.",
-    lambda dy, y, t, axis, keepdims: _spread(scale(dy, 1.0 / _count(t, axis)), t, axis, keepdims), nonempty=True,
-)  # fmt: skip
+    "mean",
+    "Arithmetic mean.",
+    lambda dy, y, t, axis, keepdims: _spread(scale(dy, 1.0 / _count(t, axis)), t, axis, keepdims),
+    nonempty=True,
+)
 prod = _reduction(
-    "prod", "Product.", lambda dy, y, t, axis, keepdims: prod_grad(dy, t, axis, keepdims), host=_keep_dtype(np.prod), numeric=True
+    "prod",
+    "Product.",
+    lambda dy, y, t, axis, keepdims: prod_grad(dy, t, axis, keepdims),
+    host=_keep_dtype(np.prod),
+    numeric=True,
 )
 max = _reduction(
-    "max", "Maximum. Where several elements are largest they share the gradient evenly.",
-    lambda dy, y, t, axis, keepdims: extremum_grad(dy, y, t, axis, keepdims), host=_host(np.max), numeric=True, nonempty=True,
-)  # fmt: skip
+    "max",
+    "Maximum. Where several elements are largest they share the gradient evenly.",
+    lambda dy, y, t, axis, keepdims: extremum_grad(dy, y, t, axis, keepdims),
+    host=_host(np.max),
+    numeric=True,
+    nonempty=True,
+)
 min = _reduction(
-    "min", "Minimum. Where several elements are smallest they share the gradient evenly.",
-    lambda dy, y, t, axis, keepdims: extremum_grad(dy, y, t, axis, keepdims), host=_host(np.min), numeric=True, nonempty=True,
-)  # fmt: skip
+    "min",
+    "Minimum. Where several elements are smallest they share the gradient evenly.",
+    lambda dy, y, t, axis, keepdims: extremum_grad(dy, y, t, axis, keepdims),
+    host=_host(np.min),
+    numeric=True,
+    nonempty=True,
+)
 l1 = _reduction(
-    "l1", "Sum of absolute values.", lambda dy, y, t, axis, keepdims: mul(sign(t), _aligned(dy, t, axis, keepdims)), flops=2
+    "l1",
+    "Sum of absolute values.",
+    lambda dy, y, t, axis, keepdims: mul(sign(t), _aligned(dy, t, axis, keepdims)),
+    flops=2,
 )
 l2 = _reduction("l2", "Square root of the sum of squares. Its gradient is 0 where the sum is.", _l2_vjp, flops=2)
 sumsquare = _reduction(
-    "sumsquare", "Sum of squares.", lambda dy, y, t, axis, keepdims: mul(t, _aligned(scale(dy, 2.0), t, axis, keepdims)), flops=2
+    "sumsquare",
+    "Sum of squares.",
+    lambda dy, y, t, axis, keepdims: mul(t, _aligned(scale(dy, 2.0), t, axis, keepdims)),
+    flops=2,
 )
 logsum = _reduction(
-    "logsum", "Natural logarithm of the sum.", lambda dy, y, t, axis, keepdims: _spread(div(dy, exp(y)), t, axis, keepdims)
+    "logsum",
+    "Natural logarithm of the sum.",
+    lambda dy, y, t, axis, keepdims: _spread(div(dy, exp(y)), t, axis, keepdims),
 )
 logsumexp = _reduction("logsumexp", "Natural logarithm of the sum of e**t, without overflow.", _logsumexp_vjp, flops=9)
 median = _reduction(
-    "median", "Median: of an even number of elements the lower of the two in the middle.",
-    lambda dy, y, t, axis, keepdims: median_grad(dy, t, axis, keepdims), numeric=True, nonempty=True, flops=4,
-)  # fmt: skip
+    "median",
+    "Median: of an even number of elements the lower of the two in the middle.",
+    lambda dy, y, t, axis, keepdims: median_grad(dy, t, axis, keepdims),
+    numeric=True,
+    nonempty=True,
+    flops=4,
+)
 
 
 @op(differentiable=False)
@@ -236,7 +266,8 @@ cumsum_grad.cost(lambda y, dy, dim: Cost(flops=dy.nelms))
 def lamb_square(t: Tensor) -> TensorSpec:
     """Sum of squares in float32: the squared norm that LAMB's trust ratio is made of.
 
-    Of a shard it is the sum over that shard; add the shards' sums with collectives.replicated_all_reduce over their group.
+    Of a shard it is the sum over that shard; add the shards' sums with collectives.replicated_all_reduce over their
+    group.
     Shapes: t [a], floating point -> [], float32.
     Raises:
         DTypeError: if t is not floating point.

@@ -22,10 +22,13 @@ def check_in_graph(graph: Graph, *args: Tensor, **tensors: Tensor) -> None:
     given = {**{f"args[{i}]": t for i, t in enumerate(args)}, **tensors}
     for name, t in given.items():
         if not isinstance(t, Tensor):
-            raise TypeError(f"check_in_graph: got {name} = {type(t).__name__}; expected a popxl.Tensor. Make a constant of it.")
+            raise TypeError(
+                f"check_in_graph: got {name} = {type(t).__name__}; expected a popxl.Tensor. Make a constant of it."
+            )
         if t not in graph:
             raise ValueError(
-                f"check_in_graph: got {name} = %{t.name} from graph '{t._graph.name or 'main'}'; expected a tensor of graph "
+                f"check_in_graph: got {name} = %{t.name} from graph '{t._graph.name or 'main'}'; expected a tensor of "
+                f"graph "
                 f"'{graph.name or 'main'}'. Pass it in as a graph input."
             )
 
@@ -41,7 +44,9 @@ def check_tensor_ipu_and_tile_set(*args: Tensor, **tensors: Tensor) -> None:
     known = {name: place for name, place in places.items() if place[0] is not None}
     if len(set(known.values())) > 1:
         where = ", ".join(f"{name} on ipu {ipu}{' io tiles' if io else ''}" for name, (ipu, io) in known.items())
-        raise ValueError(f"check_tensor_ipu_and_tile_set: got {where}; expected one device and tile set. Move one with ops.ipu_copy.")
+        raise ValueError(
+            f"check_tensor_ipu_and_tile_set: got {where}; expected one device and tile set. Move one with ops.ipu_copy."
+        )
 
 
 def handle_negative_axis(t: Tensor, axis: int) -> int:

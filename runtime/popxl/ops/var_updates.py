@@ -1,7 +1,9 @@
 """Updates of variables and accumulators in place, and the update that Adam and its relatives apply.
 
-Every update is computed in float32 for 16-bit tensors, and rounded once to the type of the tensor it changes; with the session
-option ``enableStochasticRounding`` that rounding is stochastic. The other operand may be of another width. Factors are numbers
+Every update is computed in float32 for 16-bit tensors, and rounded once to the type of the tensor it changes; with the
+session
+option ``enableStochasticRounding`` that rounding is stochastic. The other operand may be of another width. Factors are
+numbers
 or tensors of one element.
 """
 
@@ -135,7 +137,8 @@ def sparse_accumulate_(
     expected = (*t.shape[:axis], *indices.shape, *t.shape[axis + 1 :])
     if X.shape != expected:
         raise ShapeError(
-            f"sparse_accumulate_: got X {X.spec} for t {t.spec} and indices {indices.spec}; expected X of shape {list(expected)}."
+            f"sparse_accumulate_: got X {X.spec} for t {t.spec} and indices {indices.spec}; expected X of shape "
+            f"{list(expected)}."
         )
     if f is not None:
         check_scalar("sparse_accumulate_", "f", f)
@@ -154,9 +157,15 @@ def copy_var_update_(t: Tensor, X: Tensor) -> TensorSpec:
 
 
 for _op, _flops in (
-    (accumulate_, 2), (accumulate_square_, 3), (accumulate_mean_, 3), (accumulate_moving_average_, 3),
-    (accumulate_moving_average_square_, 4), (accumulator_scale_, 1), (accumulator_zero_, 0), (copy_var_update_, 0),
-):  # fmt: skip
+    (accumulate_, 2),
+    (accumulate_square_, 3),
+    (accumulate_mean_, 3),
+    (accumulate_moving_average_, 3),
+    (accumulate_moving_average_square_, 4),
+    (accumulator_scale_, 1),
+    (accumulator_zero_, 0),
+    (copy_var_update_, 0),
+):
     _op.cost(lambda y, *arguments, _flops=_flops: Cost(flops=_flops * y.nelms))
 
 
@@ -180,7 +189,8 @@ def _moments(name: str, first: Tensor, second: Tensor, weight: Optional[Tensor],
     for parameter, other in (("acc_second_order", second), ("weight", weight)):
         if other is not None and other.shape != first.shape:
             raise ShapeError(
-                f"{name}: got acc_first_order {first.spec} and {parameter} {other.spec}; expected equal shapes. Make the "
+                f"{name}: got acc_first_order {first.spec} and {parameter} {other.spec}; expected equal shapes. Make "
+                f"the "
                 "optimizer's state in the weight's shape."
             )
     for parameter, value in factors.items():
@@ -202,9 +212,16 @@ def _adam_updater(
 ) -> TensorSpec:
     """`adam_updater` without its write: ``time_step`` is the number of this step, or None for no bias correction."""
     return _moments(
-        "adam_updater", acc_first_order, acc_second_order, weight, time_step=time_step, weight_decay=weight_decay, beta1=beta1,
-        beta2=beta2, epsilon=epsilon,
-    )  # fmt: skip
+        "adam_updater",
+        acc_first_order,
+        acc_second_order,
+        weight,
+        time_step=time_step,
+        weight_decay=weight_decay,
+        beta1=beta1,
+        beta2=beta2,
+        epsilon=epsilon,
+    )
 
 
 @op(name="adamax_updater", differentiable=False)
@@ -219,9 +236,15 @@ def _adamax_updater(
 ) -> TensorSpec:
     """`adamax_updater` without its write: ``time_step`` is the number of this step."""
     return _moments(
-        "adamax_updater", acc_first_order, acc_second_order, weight, time_step=time_step, weight_decay=weight_decay, beta1=beta1,
+        "adamax_updater",
+        acc_first_order,
+        acc_second_order,
+        weight,
+        time_step=time_step,
+        weight_decay=weight_decay,
+        beta1=beta1,
         epsilon=epsilon,
-    )  # fmt: skip
+    )
 
 
 for _op in (_adam_updater, _adamax_updater):
@@ -255,21 +278,26 @@ def adam_updater(
     beta2: Optional[Scalar] = None,
     epsilon: Scalar = 1e-07,
 ) -> Tensor:
-    """Adam's update, to be subtracted from the weight: m / (1 - β1**s) / (sqrt(v / (1 - β2**s)) + ε) + weight_decay * weight.
+    """Adam's update, to be subtracted from the weight.
 
+    It is m / (1 - β1**s) / (sqrt(v / (1 - β2**s)) + ε) + weight_decay * weight.
     Shapes: both moments and weight [a], floating point -> [a], weight's dtype if it decays, else the first moment's.
     Args:
-        time_step: tensor of one element with the number of steps done. One is added to it in place, before it is used as s.
+        time_step: tensor of one element with the number of steps done. One is added to it in place, before it is used
+        as s.
             None: no bias correction, both divisors are 1.
         weight_decay: decoupled from the gradient; None or 0: none.
     Raises:
         ValueError: for weight_decay without weight, or time_step without both betas.
         ShapeError: if the shapes differ, or a factor has several elements.
-    Source: Kingma and Ba 2014, arXiv:1412.6980, algorithm 1; Loshchilov and Hutter 2017, arXiv:1711.05101, for the decay.
+    Source: Kingma and Ba 2014, arXiv:1412.6980, algorithm 1; Loshchilov and Hutter 2017, arXiv:1711.05101, for the
+    decay.
     """
     decayed = _decayed_weight("adam_updater", weight, weight_decay)
     if time_step is not None and (beta1 is None or beta2 is None):
-        raise ValueError("adam_updater: got time_step without both betas; expected beta1 and beta2 for the bias correction.")
+        raise ValueError(
+            "adam_updater: got time_step without both betas; expected beta1 and beta2 for the bias correction."
+        )
     step = None if time_step is None else _next_step(time_step)
     decay = weight_decay if decayed is not None else None
     betas = (None, None) if step is None else (beta1, beta2)
@@ -363,7 +391,8 @@ def adam_var_update(
     """Apply an update in place, scaled by LAMB's trust ratio: t -= learning_rate * ratio * x.
 
     ratio = min(sqrt(r1), max_weight_norm) / sqrt(r2), or 1 where r1, r2 or max_weight_norm is zero.
-    Shapes: t and x [s], floating point; r1 and r2 tensors of one element: the squared norms of t and x, as of `lamb_square` -> [s].
+    Shapes: t and x [s], floating point; r1 and r2 tensors of one element: the squared norms of t and x, as of
+    `lamb_square` -> [s].
     Args:
         learning_rate: 1 if it is None.
         max_weight_norm: no limit if it is None.
@@ -372,10 +401,7 @@ def adam_var_update(
     Source: You et al. 2019, arXiv:1904.00962, algorithm 2.
     """
     check_floating("adam_var_update", t=t, x=x)
-    return _update(
-        "adam_var_update", t, x, r1=r1, r2=r2, learning_rate=learning_rate, max_weight_norm=max_weight_norm
-    )
+    return _update("adam_var_update", t, x, r1=r1, r2=r2, learning_rate=learning_rate, max_weight_norm=max_weight_norm)
 
 
 adam_var_update.cost(lambda y, *arguments: Cost(flops=3 * y.nelms))
-

@@ -35,7 +35,11 @@ def unary(fn: Unary) -> Unary:
 
 def divide(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Quotient, truncated for integers."""
-    return torch.div(lhs, rhs) if lhs.is_floating_point() or lhs.is_complex() else torch.div(lhs, rhs, rounding_mode="trunc")
+    return (
+        torch.div(lhs, rhs)
+        if lhs.is_floating_point() or lhs.is_complex()
+        else torch.div(lhs, rhs, rounding_mode="trunc")
+    )
 
 
 kernel("add")(binary(torch.add))

@@ -4,8 +4,8 @@ from typing import Tuple
 
 import torch
 
-from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.dtypes import LIMITED
+from popxl_engine.kernels.registry import kernel
 
 
 @kernel("broadcast_to")

@@ -11,7 +11,7 @@ from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import NARROW
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def multiplies_natively(dtype: torch.dtype) -> bool:
     """Whether this CPU multiplies matrices of a 16-bit type as fast as float32; else torch falls back to slow loops."""
     if dtype == torch.bfloat16:

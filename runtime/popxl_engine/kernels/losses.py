@@ -28,7 +28,9 @@ def reduced(losses: torch.Tensor, counts: torch.Tensor, reduction: str) -> torch
     return losses.sum() if reduction == "sum" else losses.sum() / counts.sum().clamp(min=1)
 
 
-def row_weights(dy: Union[float, torch.Tensor], counts: torch.Tensor, like: torch.Tensor, reduction: str) -> torch.Tensor:
+def row_weights(
+    dy: Union[float, torch.Tensor], counts: torch.Tensor, like: torch.Tensor, reduction: str
+) -> torch.Tensor:
     """The loss's gradient for each row: 0 where it does not count, divided by their number for a mean."""
     if isinstance(dy, torch.Tensor) and dy.numel() == 1:
         dy = dy.reshape(())

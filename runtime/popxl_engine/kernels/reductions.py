@@ -21,8 +21,7 @@ def axes_of(t: torch.Tensor, axis: Axis) -> Tuple[int, ...]:
 
 
 def reduction(name: str, fn: Reduction) -> None:
-    """Register a kernel from ``fn(t, axes, keepdims)``. torch takes no axes for all of them, so that case stays as it
-    is."""
+    """Register a kernel from ``fn(t, axes, keepdims)``, which gets at least one axis (torch takes none for all)."""
 
     def run(t: torch.Tensor, axis: Axis, keepdims: bool) -> torch.Tensor:
         axes = axes_of(t, axis)

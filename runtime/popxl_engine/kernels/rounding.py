@@ -12,7 +12,8 @@ NARROW = (torch.float16, torch.bfloat16)
 def round_to(dtype: torch.dtype, x: torch.Tensor, seed: Optional[int] = None) -> torch.Tensor:
     """Round float32 to a 16-bit type: to nearest, or with a seed stochastically, without bias.
 
-    Stochastic rounding moves x to one of its two neighbours, with a probability proportional to the distance from the other, so
+    Stochastic rounding moves x to one of its two neighbours, with a probability proportional to the distance from the
+    other, so
     that the expected result is x. Values beyond the type's range become infinite, NaN stays NaN.
     """
     if x.dtype == dtype:

@@ -69,13 +69,24 @@ SAMPLES = [
     Sample("pow", operands=(POSITIVE, Operand(A)), autograd=torch.pow),
     Sample("pow", operands=(Operand(COLUMN, low=0.5), Operand(ROW)), autograd=torch.pow),
     Sample("pow", operands=(POSITIVE, Same(0)), autograd=torch.pow),
-    Sample("pow", operands=(POSITIVE,), attrs={"e": np.array([1.0, 2.0, 0.5, -1.0])}, autograd=lambda t, e: t ** torch.tensor(e)),
+    Sample(
+        "pow",
+        operands=(POSITIVE,),
+        attrs={"e": np.array([1.0, 2.0, 0.5, -1.0])},
+        autograd=lambda t, e: t ** torch.tensor(e),
+    ),
     Sample("pow", operands=(np.array([2, -3], np.int32), np.array([3, 2], np.int32)), oracle=np.power),
     # At a base of zero the derivative for the exponent is taken as zero, as torch does; differences there do not exist.
     Sample("pow", operands=(np.array([0.0, 2.0]), np.array([2.0, 3.0])), autograd=torch.pow, grads=None),
-    Sample("pow_grad", operands=(A, POSITIVE, A, A), oracle=lambda dy, t, e, y: [dy * e * t ** (e - 1), dy * y * np.log(t)]),
+    Sample(
+        "pow_grad", operands=(A, POSITIVE, A, A), oracle=lambda dy, t, e, y: [dy * e * t ** (e - 1), dy * y * np.log(t)]
+    ),
     Sample("maximum", operands=(Operand(A, distinct=True),), autograd=lambda t: t),
-    Sample("maximum", operands=(Operand((5,), distinct=True), np.array([0.31, -1.53, 2.2, -2.0, 1.0])), autograd=torch.maximum),
+    Sample(
+        "maximum",
+        operands=(Operand((5,), distinct=True), np.array([0.31, -1.53, 2.2, -2.0, 1.0])),
+        autograd=torch.maximum,
+    ),
     Sample(
         "maximum",
         operands=(np.array([[0.1], [-1.0]]), np.array([0.5, -2.0, -0.7]), np.array(0.3)),
@@ -86,7 +97,11 @@ SAMPLES = [
     Sample("maximum", operands=(WRAPPING, np.array(9, np.uint32)), oracle=np.maximum),
     Sample(
         "maximum_grad",
-        operands=(ROW, np.array([1.0, 2.0, 3.0, 4.0]), [np.array([1.0, 0.0, 3.0, 0.0]), np.array([0.0, 2.0, 3.0, 4.0])]),
+        operands=(
+            ROW,
+            np.array([1.0, 2.0, 3.0, 4.0]),
+            [np.array([1.0, 0.0, 3.0, 0.0]), np.array([0.0, 2.0, 3.0, 4.0])],
+        ),
         oracle=lambda dy, y, ts: [dy * [1, 0, 0.5, 0], dy * [0, 1, 0.5, 1]],
     ),
     Sample("scale", operands=(A,), attrs={"factor": 1 / 3}, autograd=lambda t, factor: t * factor),
@@ -95,19 +110,27 @@ SAMPLES = [
     Sample("clip", operands=(A,), autograd=lambda t: t),
     Sample("clip", operands=(SIGNED,), attrs={"min": -4, "max": 5}, oracle=lambda t, min, max: np.clip(t, min, max)),
     Sample(
-        "clip_grad", operands=(A, A), attrs={"min": -0.5, "max": 1.0},
+        "clip_grad",
+        operands=(A, A),
+        attrs={"min": -0.5, "max": 1.0},
         oracle=lambda dy, t, min, max: np.where((t >= min) & (t <= max), dy, 0),
     ),
     Sample(
-        "increment_mod", operands=(np.array([0.2, 1.3, 2.6, -0.4]),), attrs={"increment": 1.0, "modulus": 3.0},
+        "increment_mod",
+        operands=(np.array([0.2, 1.3, 2.6, -0.4]),),
+        attrs={"increment": 1.0, "modulus": 3.0},
         autograd=lambda t, increment, modulus: torch.fmod(t + increment, modulus),
     ),
     Sample(
-        "increment_mod", operands=(np.array([0, 1, 2], np.uint32),), attrs={"increment": 1, "modulus": 3},
+        "increment_mod",
+        operands=(np.array([0, 1, 2], np.uint32),),
+        attrs={"increment": 1, "modulus": 3},
         oracle=lambda t, increment, modulus: np.array([1, 2, 0], np.uint32),
     ),
     Sample(
-        "increment_mod_", operands=(np.array([5, 6, -9], np.int32),), attrs={"increment": 2, "modulus": 8},
+        "increment_mod_",
+        operands=(np.array([5, 6, -9], np.int32),),
+        attrs={"increment": 2, "modulus": 8},
         oracle=lambda t, increment, modulus: np.array([7, 0, -7], np.int32),
     ),
     Sample("scaled_add", operands=(A, A), autograd=torch.add),
@@ -118,16 +141,21 @@ SAMPLES = [
     Sample("scaled_add_", operands=(A, A), attrs={"a": 0.3, "b": -1.7}, oracle=lambda X, Y, a, b: a * X + b * Y),
     Sample("scaled_add_", operands=(A, A), attrs={"b": -0.01}, oracle=lambda X, Y, b: X + b * Y),
     Sample("scaled_add_", operands=(A, A, (), (1,)), oracle=lambda X, Y, a, b: a * X + b * Y),
-    Sample("scaled_add_", operands=(A, Operand(A, dtype=popxl.float16)), attrs={"b": 0.5}, oracle=lambda X, Y, b: X + b * Y),
     Sample(
-        "scaled_add_", operands=(A, Operand(A, dtype=popxl.float32)), attrs={"b": 0.5}, oracle=lambda X, Y, b: X + b * Y,
+        "scaled_add_", operands=(A, Operand(A, dtype=popxl.float16)), attrs={"b": 0.5}, oracle=lambda X, Y, b: X + b * Y
+    ),
+    Sample(
+        "scaled_add_",
+        operands=(A, Operand(A, dtype=popxl.float32)),
+        attrs={"b": 0.5},
+        oracle=lambda X, Y, b: X + b * Y,
         dtype=popxl.bfloat16,
     ),
     Sample("scaled_add_", operands=(TRANSPOSED, STRIDED), oracle=np.add),
     Sample("scaled_add_", operands=(A, Same(0)), attrs={"a": 0.5, "b": 2.0}, oracle=lambda X, Y, a, b: 2.5 * X),
     Sample("scaled_add_", operands=(A, Same(0), np.array(0.5), np.array(2.0)), oracle=lambda X, Y, a, b: 2.5 * X),
     Sample("add_", operands=(A, Same(0)), oracle=np.add),
-]  # fmt: skip
+]
 
 
 def from_another_graph():
@@ -152,13 +180,24 @@ REFUSALS = [
         )
     ),
     Refusal("add", operands=((3,),), attrs={"rhs": 1.0}, error=TypeError, says="expected a popxl.Tensor"),
-    Refusal("add", operands=((3,),), attrs={"rhs": Built(from_another_graph)}, error=GraphError, says="Pass it in as a graph input"),
+    Refusal(
+        "add",
+        operands=((3,),),
+        attrs={"rhs": Built(from_another_graph)},
+        error=GraphError,
+        says="Pass it in as a graph input",
+    ),
     Refusal("add_", operands=((3,), (2, 3)), error=ShapeError, says="written in place"),
     Refusal("negate", operands=(mixed(popxl.bool),), error=DTypeError, says="expected numbers"),
     Refusal("pow", operands=((3, 4), (3,)), error=ShapeError, says="expected shapes that broadcast"),
     Refusal("pow", operands=((3,), mixed(popxl.float16)), error=DTypeError, says="expected equal dtypes"),
     Refusal("maximum", error=ShapeError, says="got no tensors"),
-    Refusal("maximum", operands=((3, 4), (4,), (3,)), error=ShapeError, says=r"ts\[2\] float32\[3\]; expected shapes that broadcast"),
+    Refusal(
+        "maximum",
+        operands=((3, 4), (4,), (3,)),
+        error=ShapeError,
+        says=r"ts\[2\] float32\[3\]; expected shapes that broadcast",
+    ),
     Refusal("scale", operands=(SIGNED,), attrs={"factor": 2.0}, error=DTypeError, says="expected floating point"),
     Refusal("clip", operands=((3,),), attrs={"min": 1.0, "max": 0.0}, error=ShapeError, says="expected min <= max"),
     Refusal("scaled_add", operands=((3,), mixed(popxl.float16)), error=DTypeError, says="expected equal dtypes"),

@@ -21,16 +21,50 @@ SAMPLES = [
     Sample("cast", operands=((3, 4),), attrs={"data_type": popxl.float32}, oracle=lambda t, data_type: t, grads=None),
     Sample("cast", operands=(NUMBERS,), attrs={"data_type": popxl.float16}, autograd=rounded, grads=None),
     Sample("cast", operands=(NUMBERS,), attrs={"data_type": popxl.bfloat16}, autograd=rounded, grads=None),
-    Sample("cast", operands=(NUMBERS,), attrs={"data_type": popxl.int32}, oracle=lambda t, data_type: np.trunc(t), grads=None),
-    Sample("cast", operands=(Operand((2, 3), layout="transposed"),), attrs={"data_type": popxl.float16}, autograd=rounded, grads=None),
-    Sample("cast", operands=(np.array([0, 3, 7], np.int32),), attrs={"data_type": popxl.uint32},
-           oracle=lambda t, data_type: t.astype(np.uint32), grads=None),
-    Sample("cast", operands=(np.array([0, 3, 7], np.uint32),), attrs={"data_type": popxl.float32},
-           oracle=lambda t, data_type: t.astype(np.float64), grads=None),
-    Sample("cast", operands=(np.array([0, 3, 7], np.uint32),), attrs={"data_type": popxl.int64},
-           oracle=lambda t, data_type: t.astype(np.int64), grads=None),
-    Sample("cast", operands=(np.array([True, False]),), attrs={"data_type": popxl.int32},
-           oracle=lambda t, data_type: np.array([1, 0], np.int32), grads=None),
-]  # fmt: skip
+    Sample(
+        "cast",
+        operands=(NUMBERS,),
+        attrs={"data_type": popxl.int32},
+        oracle=lambda t, data_type: np.trunc(t),
+        grads=None,
+    ),
+    Sample(
+        "cast",
+        operands=(Operand((2, 3), layout="transposed"),),
+        attrs={"data_type": popxl.float16},
+        autograd=rounded,
+        grads=None,
+    ),
+    Sample(
+        "cast",
+        operands=(np.array([0, 3, 7], np.int32),),
+        attrs={"data_type": popxl.uint32},
+        oracle=lambda t, data_type: t.astype(np.uint32),
+        grads=None,
+    ),
+    Sample(
+        "cast",
+        operands=(np.array([0, 3, 7], np.uint32),),
+        attrs={"data_type": popxl.float32},
+        oracle=lambda t, data_type: t.astype(np.float64),
+        grads=None,
+    ),
+    Sample(
+        "cast",
+        operands=(np.array([0, 3, 7], np.uint32),),
+        attrs={"data_type": popxl.int64},
+        oracle=lambda t, data_type: t.astype(np.int64),
+        grads=None,
+    ),
+    Sample(
+        "cast",
+        operands=(np.array([True, False]),),
+        attrs={"data_type": popxl.int32},
+        oracle=lambda t, data_type: np.array([1, 0], np.int32),
+        grads=None,
+    ),
+]
 
-REFUSALS = [Refusal("cast", operands=((3,),), attrs={"data_type": popxl.float8_143}, error=DTypeError, says="pow2scale_cast")]
+REFUSALS = [
+    Refusal("cast", operands=((3,),), attrs={"data_type": popxl.float8_143}, error=DTypeError, says="pow2scale_cast")
+]

@@ -64,15 +64,30 @@ SAMPLES = [
     Sample("call", operands=((3, 4), (3, 4)), build=call_twice, oracle=lambda a, b: (a * a + b) ** 2 + a),
     *(Sample("repeat", operands=((4,), FACTOR), build=repeat(n), oracle=repeated(n)) for n in (0, 1, 3)),
     *(
-        Sample("conditional", operands=(np.array(taken), (3,)), build=choose, oracle=lambda c, t: np.exp(t) if c else -t)
+        Sample(
+            "conditional", operands=(np.array(taken), (3,)), build=choose, oracle=lambda c, t: np.exp(t) if c else -t
+        )
         for taken in (True, False)
     ),
 ]
 
 REFUSALS = [
-    Refusal("call", operands=((3,), (4,)), build=lambda a, b: ops.call(graph_of(square_and_add, a, a), a, b), error=GraphError,
-            says="expected the same shape and dtype"),
-    Refusal("call", operands=((3,),), build=lambda a: ops.call(graph_of(square_and_add, a, a), a), error=ValueError, says="input"),
+    Refusal(
+        "call",
+        operands=((3,), (4,)),
+        build=lambda a, b: ops.call(graph_of(square_and_add, a, a), a, b),
+        error=GraphError,
+        says="expected the same shape and dtype",
+    ),
+    Refusal(
+        "call",
+        operands=((3,),),
+        build=lambda a: ops.call(graph_of(square_and_add, a, a), a),
+        error=ValueError,
+        says="input",
+    ),
     Refusal("repeat", operands=((4,), (4,)), build=repeat(-1), error=ValueError, says="-1"),
-    Refusal("conditional", operands=(np.array(True), (3,)), build=mismatched_branches, error=ValueError, says="outputs"),
-]  # fmt: skip
+    Refusal(
+        "conditional", operands=(np.array(True), (3,)), build=mismatched_branches, error=ValueError, says="outputs"
+    ),
+]

@@ -51,7 +51,11 @@ def samples_of(name, fn, values):
 SAMPLES = [
     *(sample for name, (fn, values) in FUNCTIONS.items() for sample in samples_of(name, fn, values)),
     *(
-        Sample(f"{name}_", operands=(Operand((3, 4), layout=layout),), oracle=lambda t, fn=FUNCTIONS[name][0]: fn(torch.from_numpy(t)))
+        Sample(
+            f"{name}_",
+            operands=(Operand((3, 4), layout=layout),),
+            oracle=lambda t, fn=FUNCTIONS[name][0]: fn(torch.from_numpy(t)),
+        )
         for name in IN_PLACE
         for layout in ("contiguous", "transposed", "strided")
     ),
@@ -61,13 +65,16 @@ SAMPLES = [
         for name in ("tanh", "gelu", "geluerf", "swish")
     ),
     *(
-        Sample(f"{name}_grad", operands=((3, 4), (3, 4)), oracle=lambda dy, at, fn=derivative(FUNCTIONS[name][0]): fn(
-            torch.from_numpy(dy), torch.from_numpy(at)))
+        Sample(
+            f"{name}_grad",
+            operands=((3, 4), (3, 4)),
+            oracle=lambda dy, at, fn=derivative(FUNCTIONS[name][0]): fn(torch.from_numpy(dy), torch.from_numpy(at)),
+        )
         for name in ("gelu", "geluerf", "swish")
     ),
     Sample("relu_grad", operands=((3, 4), (3, 4)), oracle=lambda dy, at: dy * (at > 0)),
     Sample("tanh_grad", operands=((3, 4), Operand((3, 4), low=-1.0, high=1.0)), oracle=lambda dy, at: dy * (1 - at**2)),
-]  # fmt: skip
+]
 
 REFUSALS = [
     Refusal(name, operands=(Operand((3,), dtype=popxl.int32),), error=DTypeError, says="expected floating point")

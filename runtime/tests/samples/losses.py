@@ -35,12 +35,17 @@ def with_softmax(probs, labels, loss_grad=1.0, ignore_index=None, reduction="mea
     """The gradient by torch through log-softmax of the logits log(probs)."""
     logits = torch.log(torch.from_numpy(probs)).requires_grad_()
     loss = nll(torch.log_softmax(logits, -1), torch.as_tensor(labels), ignore_index, reduction, True)
-    grad = torch.autograd.grad(loss, logits, torch.as_tensor(loss_grad, dtype=torch.float64).expand(loss.shape).clone())[0]
+    grad = torch.autograd.grad(
+        loss, logits, torch.as_tensor(loss_grad, dtype=torch.float64).expand(loss.shape).clone()
+    )[0]
     return loss.detach(), grad
 
 
 SAMPLES = [
-    *(Sample("nll_loss", operands=(PROBS, LABELS), attrs={"reduction": r}, autograd=nll) for r in ("mean", "sum", "none")),
+    *(
+        Sample("nll_loss", operands=(PROBS, LABELS), attrs={"reduction": r}, autograd=nll)
+        for r in ("mean", "sum", "none")
+    ),
     *(
         Sample("nll_loss", operands=(PROBS, LABELS), attrs={"reduction": r, "ignore_index": 0}, autograd=nll)
         for r in ("mean", "sum", "none")
@@ -51,29 +56,63 @@ SAMPLES = [
     Sample("nll_loss", operands=((3, 5), LABELS), attrs={"log_prob": True}, autograd=nll),
     Sample("nll_loss", operands=(Operand((2, 2, 3), low=0.05, high=1.0), BLOCK), autograd=nll),
     Sample("nll_loss", operands=(Operand((3, 5), low=0.05, high=1.0, layout="transposed"), LABELS), autograd=nll),
-    # Probabilities below the floor: the loss stays finite. The gradient there is -1 / floor, not the floored loss's zero.
-    Sample("nll_loss", operands=(np.array([[0.0, 1.0]]), np.array([0], np.int32)), oracle=lambda p, labels: -np.log(1e-7), grads=None,
-           in_16_bits=False),
-    Sample("nll_loss", operands=(np.array([[0.0, 1.0]]), np.array([0], np.int32)), oracle=lambda p, labels: -np.log(6.1e-5), grads=None,
-           dtype=popxl.float16),
+    # Probabilities below the floor: the loss stays finite. The gradient there is -1 / floor, not the floored loss's
+    # zero.
+    Sample(
+        "nll_loss",
+        operands=(np.array([[0.0, 1.0]]), np.array([0], np.int32)),
+        oracle=lambda p, labels: -np.log(1e-7),
+        grads=None,
+        in_16_bits=False,
+    ),
+    Sample(
+        "nll_loss",
+        operands=(np.array([[0.0, 1.0]]), np.array([0], np.int32)),
+        oracle=lambda p, labels: -np.log(6.1e-5),
+        grads=None,
+        dtype=popxl.float16,
+    ),
     *(
-        Sample("nll_loss_grad", operands=((), PROBS, LABELS), attrs={"ignore_index": i, "reduction": r, "log_prob": p}, oracle=nll_grad)
+        Sample(
+            "nll_loss_grad",
+            operands=((), PROBS, LABELS),
+            attrs={"ignore_index": i, "reduction": r, "log_prob": p},
+            oracle=nll_grad,
+        )
         for i, r, p in ((None, "mean", False), (0, "mean", False), (0, "sum", True))
     ),
-    Sample("nll_loss_grad", operands=((3,), PROBS, LABELS), attrs={"ignore_index": 2, "reduction": "none", "log_prob": False},
-           oracle=nll_grad),
-    Sample("nll_loss_grad", operands=((), np.array([[0.0, 1.0]]), np.array([0], np.int32)),
-           attrs={"ignore_index": None, "reduction": "sum", "log_prob": False}, oracle=lambda dy, *rest, **attrs: np.array([[-dy / 1e-7, 0]]),
-           in_16_bits=False),
+    Sample(
+        "nll_loss_grad",
+        operands=((3,), PROBS, LABELS),
+        attrs={"ignore_index": 2, "reduction": "none", "log_prob": False},
+        oracle=nll_grad,
+    ),
+    Sample(
+        "nll_loss_grad",
+        operands=((), np.array([[0.0, 1.0]]), np.array([0], np.int32)),
+        attrs={"ignore_index": None, "reduction": "sum", "log_prob": False},
+        oracle=lambda dy, *rest, **attrs: np.array([[-dy / 1e-7, 0]]),
+        in_16_bits=False,
+    ),
     *(
-        Sample("nll_loss_with_softmax_grad", operands=(SOFTMAX, LABELS), attrs={"reduction": r, "ignore_index": i}, oracle=with_softmax)
+        Sample(
+            "nll_loss_with_softmax_grad",
+            operands=(SOFTMAX, LABELS),
+            attrs={"reduction": r, "ignore_index": i},
+            oracle=with_softmax,
+        )
         for r in ("mean", "sum", "none")
         for i in (None, 0)
     ),
     Sample("nll_loss_with_softmax_grad", operands=(SOFTMAX, LABELS), attrs={"loss_grad": 2.5}, oracle=with_softmax),
     Sample("nll_loss_with_softmax_grad", operands=(SOFTMAX, LABELS, ()), oracle=with_softmax),
-    Sample("nll_loss_with_softmax_grad", operands=(SOFTMAX, UNSIGNED, (3,)), attrs={"reduction": "none"}, oracle=with_softmax),
-]  # fmt: skip
+    Sample(
+        "nll_loss_with_softmax_grad",
+        operands=(SOFTMAX, UNSIGNED, (3,)),
+        attrs={"reduction": "none"},
+        oracle=with_softmax,
+    ),
+]
 
 REFUSALS = [
     *(
@@ -83,7 +122,13 @@ REFUSALS = [
             Refusal(name, operands=((3, 5), LABELS[:2]), error=ShapeError, says=r"expected labels of shape \[3\]"),
             Refusal(name, operands=((3, 5), (3,)), error=DTypeError, says="got labels float32.*expected integers"),
             Refusal(name, operands=(LABELS, LABELS), error=DTypeError, says="got probs int32.*expected floating point"),
-            Refusal(name, operands=((3, 5), LABELS), attrs={"reduction": "median"}, error=ValueError, says="'mean', 'sum' or 'none'"),
+            Refusal(
+                name,
+                operands=((3, 5), LABELS),
+                attrs={"reduction": "median"},
+                error=ValueError,
+                says="'mean', 'sum' or 'none'",
+            ),
         )
     ),
     Refusal("nll_loss_with_softmax_grad", operands=((3, 5), LABELS, (2,)), error=ShapeError, says="got loss_grad"),

@@ -10,7 +10,14 @@ SHAPE = (2, 3, 4)
 INTEGERS = np.array([[3, -1, 4], [1, 5, -9]], np.int32)
 UNSIGNED = np.array([[3, 1, 4], [1, 5, 2**32 - 1]], np.uint32)
 ZEROS = np.array([[0.0, 2.0, -1.0], [0.0, 3.0, 0.0], [1.5, 2.0, 0.7]])
-FORMS = ({}, {"axis": 1}, {"axis": -1, "keepdims": True}, {"axis": [0, 2]}, {"axis": (2, 0), "keepdims": True}, {"keepdims": True})
+FORMS = (
+    {},
+    {"axis": 1},
+    {"axis": -1, "keepdims": True},
+    {"axis": [0, 2]},
+    {"axis": (2, 0), "keepdims": True},
+    {"keepdims": True},
+)
 
 
 def dims(t, axis):
@@ -74,7 +81,12 @@ def positions(name, fn):
     distinct = Operand(SHAPE, distinct=True)
     return [
         *(
-            Sample(name, operands=(distinct,), attrs=attrs, oracle=lambda t, dim=0, keepdim=False: fn(t, axis=dim, keepdims=keepdim))
+            Sample(
+                name,
+                operands=(distinct,),
+                attrs=attrs,
+                oracle=lambda t, dim=0, keepdim=False: fn(t, axis=dim, keepdims=keepdim),
+            )
             for attrs in ({}, {"dim": 1}, {"dim": -1, "keepdim": True}, {"dim": None}, {"dim": None, "keepdim": True})
         ),
         Sample(name, operands=(Operand((3, 4), layout="transposed", distinct=True),), oracle=lambda t: fn(t, axis=0)),
@@ -102,7 +114,9 @@ SAMPLES = [
     *positions("argmax", np.argmax),
     *positions("argmin", np.argmin),
     *(
-        Sample(name, operands=(operand,), attrs={"axis": 1}, oracle=lambda t, axis, fn=fn: fn(t, axis=axis, dtype=t.dtype))
+        Sample(
+            name, operands=(operand,), attrs={"axis": 1}, oracle=lambda t, axis, fn=fn: fn(t, axis=axis, dtype=t.dtype)
+        )
         for name, fn in (("sum", np.sum), ("prod", np.prod))
         for operand in (INTEGERS, UNSIGNED)
     ),
@@ -118,25 +132,50 @@ SAMPLES = [
     Sample("cumsum", operands=(Operand((600,), low=0.5, high=1.5),), oracle=np.cumsum, grads=None),
     Sample("sum", operands=((3, 0),), attrs={"axis": 1}, autograd=ORACLES["sum"][0]),
     Sample("prod", operands=(ZEROS,), attrs={"axis": 1}, autograd=ORACLES["prod"][0]),
-    Sample("max", operands=(np.array([1.0, 3.0, 3.0]),), autograd=lambda t: t.amax(), grads=None),  # equals: no derivative
+    Sample(
+        "max", operands=(np.array([1.0, 3.0, 3.0]),), autograd=lambda t: t.amax(), grads=None
+    ),  # equals: no derivative
     Sample("l2", operands=(np.zeros(3),), oracle=lambda t: np.array(0.0), grads=None),  # no derivative at zero
-    Sample("logsumexp", operands=(np.array([[300.0, 301.0], [-300.0, -302.0]]),), attrs={"axis": 1},
-           oracle=lambda t, axis: np.logaddexp(t[:, 0], t[:, 1]), grads=None),
-    Sample("extremum_grad", operands=((2,), np.array([3.0, 2.0]), np.array([[3.0, 3.0], [2.0, 1.0]])),
-           attrs={"axis": 1, "keepdims": False}, oracle=lambda dy, y, t, axis, keepdims: dy[:, None] * [[0.5, 0.5], [1, 0]]),
+    Sample(
+        "logsumexp",
+        operands=(np.array([[300.0, 301.0], [-300.0, -302.0]]),),
+        attrs={"axis": 1},
+        oracle=lambda t, axis: np.logaddexp(t[:, 0], t[:, 1]),
+        grads=None,
+    ),
+    Sample(
+        "extremum_grad",
+        operands=((2,), np.array([3.0, 2.0]), np.array([[3.0, 3.0], [2.0, 1.0]])),
+        attrs={"axis": 1, "keepdims": False},
+        oracle=lambda dy, y, t, axis, keepdims: dy[:, None] * [[0.5, 0.5], [1, 0]],
+    ),
     Sample("prod_grad", operands=((3,), ZEROS), attrs={"axis": 1, "keepdims": False}, oracle=exclusive_products),
-    Sample("median_grad", operands=((2,), np.array([[3.0, 1.0, 2.0], [5.0, 6.0, 4.0]])), attrs={"axis": 1, "keepdims": False},
-           oracle=lambda dy, t, axis, keepdims: dy[:, None] * [[0, 0, 1], [1, 0, 0]]),
-    Sample("l2_grad", operands=(np.array([[0.5], [1.0]]), np.array([[5.0], [0.0]]), np.array([[3.0, 4.0], [0.0, 0.0]])),
-           oracle=lambda dy, y, t: np.array([[0.3, 0.4], [0.0, 0.0]])),
+    Sample(
+        "median_grad",
+        operands=((2,), np.array([[3.0, 1.0, 2.0], [5.0, 6.0, 4.0]])),
+        attrs={"axis": 1, "keepdims": False},
+        oracle=lambda dy, t, axis, keepdims: dy[:, None] * [[0, 0, 1], [1, 0, 0]],
+    ),
+    Sample(
+        "l2_grad",
+        operands=(np.array([[0.5], [1.0]]), np.array([[5.0], [0.0]]), np.array([[3.0, 4.0], [0.0, 0.0]])),
+        oracle=lambda dy, y, t: np.array([[0.3, 0.4], [0.0, 0.0]]),
+    ),
     Sample("cumsum", operands=((3, 4),), autograd=lambda t: t.cumsum(0)),
-    Sample("cumsum", operands=(Operand((3, 4), layout="transposed"),), attrs={"dim": -1}, autograd=lambda t, dim: t.cumsum(dim)),
+    Sample(
+        "cumsum",
+        operands=(Operand((3, 4), layout="transposed"),),
+        attrs={"dim": -1},
+        autograd=lambda t, dim: t.cumsum(dim),
+    ),
     Sample("cumsum", operands=(INTEGERS,), attrs={"dim": 1}, oracle=lambda t, dim: np.cumsum(t, dim, dtype=np.int32)),
     Sample("cumsum", operands=(UNSIGNED,), attrs={"dim": 1}, oracle=lambda t, dim: np.cumsum(t, dim, dtype=np.uint32)),
     Sample("cumsum_grad", operands=((3, 4),), attrs={"dim": 1}, oracle=reversed_cumsum),
     Sample("lamb_square", operands=((3, 4),), oracle=lambda t: (t**2).sum()),
-    Sample("lamb_square", operands=(Operand((300,), low=20.0, high=30.0),), oracle=lambda t: (t**2).sum()),  # beyond float16
-]  # fmt: skip
+    Sample(
+        "lamb_square", operands=(Operand((300,), low=20.0, high=30.0),), oracle=lambda t: (t**2).sum()
+    ),  # beyond float16
+]
 
 REFUSALS = [
     *(
@@ -144,7 +183,9 @@ REFUSALS = [
         for name in ORACLES
         for refusal in (
             Refusal(name, operands=((3, 4),), attrs={"axis": 2}, error=ShapeError, says="expected -2 <= axis < 2"),
-            Refusal(name, operands=((3, 4),), attrs={"axis": [1, -1]}, error=ShapeError, says="expected each axis once"),
+            Refusal(
+                name, operands=((3, 4),), attrs={"axis": [1, -1]}, error=ShapeError, says="expected each axis once"
+            ),
             Refusal(name, operands=(Operand((3,), dtype=popxl.bool),), error=DTypeError, says="got t bool"),
         )
     ),
@@ -152,8 +193,10 @@ REFUSALS = [
         Refusal(name, operands=((3, 0),), error=ShapeError, says="expected at least one element")
         for name in ("mean", "max", "min", "median", "argmax", "argmin")
     ),
-    *(Refusal(name, operands=((3, 4),), attrs={"dim": -3}, error=ShapeError, says="got axis -3") for name in ("argmax", "argmin", "cumsum")),
+    *(
+        Refusal(name, operands=((3, 4),), attrs={"dim": -3}, error=ShapeError, says="got axis -3")
+        for name in ("argmax", "argmin", "cumsum")
+    ),
     Refusal("mean", operands=(INTEGERS,), error=DTypeError, says="expected floating point"),
     Refusal("lamb_square", operands=(INTEGERS,), error=DTypeError, says="expected floating point"),
-]  # fmt: skip
-
+]

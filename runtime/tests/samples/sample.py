@@ -46,7 +46,8 @@ class Same:
 
 
 Operands = Union[Sequence[Any], Mapping[str, Any]]
-"""Tensor arguments, in order or by parameter name. Each is a shape, an `Operand`, a `Same`, a numpy array (explicit values; the
+"""Tensor arguments, in order or by parameter name. Each is a shape, an `Operand`, a `Same`, a numpy array (explicit
+values; the
 array's dtype unless it is floating point: then the sample's), or a list of these for a list parameter."""
 
 
@@ -54,28 +55,35 @@ array's dtype unless it is floating point: then the sample's), or a list of thes
 class Sample:
     """One use of an op, and what must come out.
 
-    The oracle is called as ``oracle(*operands, **attrs)`` (or with operands by name if they are given so) with the operands as the
-    kernel sees them: floating point widened to float64. It returns one array, or a list or tuple of them, one for each output.
+    The oracle is called as ``oracle(*operands, **attrs)`` (or with operands by name if they are given so) with the
+    operands as the
+    kernel sees them: floating point widened to float64. It returns one array, or a list or tuple of them, one for each
+    output.
     """
 
     op: str
     operands: Operands = ()
     attrs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments by name. A `Built` value is made where the op is added, e.g. a remote buffer or a replica grouping."""
+    """Further arguments by name. A `Built` value is made where the op is added, e.g. a remote buffer or a replica
+    grouping."""
     oracle: Optional[Callable[..., Any]] = None
     """On numpy arrays."""
     autograd: Optional[Callable[..., Any]] = None
     """On torch tensors: an oracle of values, and by torch's autograd of gradients."""
     check: Optional[Callable[..., None]] = None
-    """``check(results, *operands, **attrs)`` on numpy arrays: asserts a property, where there is no oracle (random ops)."""
+    """``check(results, *operands, **attrs)`` on numpy arrays: asserts a property, where there is no oracle (random
+    ops)."""
     dtype: popxl.dtype = popxl.float32
     grads: Union[Literal["auto"], Tuple[str, ...], None] = "auto"
-    """Parameters with a gradient; the others must get none. "auto": all floating-point ones, if the op is differentiable.
-    None: not compared (no floating-point operand or result, or a point where the op has no derivative: say why beside it)."""
+    """Parameters with a gradient; the others must get none. "auto": all floating-point ones, if the op is
+    differentiable.
+    None: not compared (no floating-point operand or result, or a point where the op has no derivative: say why beside
+    it)."""
     in_16_bits: bool = True
     """Whether a float32 sample is also run in float16 and bfloat16. Say why not beside it."""
     build: Optional[Callable[..., Any]] = None
-    """``build(*operands, **attrs)`` on popxl tensors: adds the op and returns its results, where the op's own call does not do (calls
+    """``build(*operands, **attrs)`` on popxl tensors: adds the op and returns its results, where the op's own call
+    does not do (calls
     of graphs, remote memory). The op must be in the graph afterwards."""
     rtol: Optional[float] = None
     """Instead of the dtype's tolerance. Say why beside it."""
@@ -96,7 +104,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Arguments that the op must refuse when it is added, with ``error`` and ``says`` among the words of its message."""
+    """Arguments that the op must refuse when it is added, with ``error`` and words that match ``says``."""
 
     op: str
     operands: Operands = ()
