@@ -329,9 +329,12 @@ def test_costs_are_the_bytes_that_a_ring_sends():
     def fn(t):
         group = t.ir.replica_grouping(1, 4)
         return [
-            replicated_all_reduce(t, "add", group), replicated_reduce_scatter(t, "add", group),
-            replicated_all_gather(t, 0, group), replica_sharded_slice(t, group), replicated_all_reduce(t, "add", t.ir.replica_grouping(1, 1)),
-        ]  # fmt: skip
+            replicated_all_reduce(t, "add", group),
+            replicated_reduce_scatter(t, "add", group),
+            replicated_all_gather(t, 0, group),
+            replica_sharded_slice(t, group),
+            replicated_all_reduce(t, "add", t.ir.replica_grouping(1, 1)),
+        ]
 
     graph, _ = make_graph(fn, popxl.TensorSpec((100,), popxl.float32))
     assert [op_cost(op).bytes for op in graph.ops] == [2 * 300, 300, 1200, 2 * 100, 0]

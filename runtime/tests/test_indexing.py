@@ -1,4 +1,4 @@
-"""Indexing of tensors against numpy's, and the functions over shapes, places and printing that the tables do not cover."""
+"""Indexing of tensors against numpy's; functions over shapes, places and printing that the tables do not cover."""
 
 import numpy as np
 import popxl
