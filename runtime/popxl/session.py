@@ -5,13 +5,13 @@ from types import TracebackType
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Set, Tuple, Type, Union
 
 import numpy as np
-
 import popdist
 from popart import DeviceInfo
+
 from popxl.ir import Ir
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Variable
-from popxl.utils import HostScalarTensor, to_numpy
+from popxl.utils import HostScalarTensor, downcast_np_dtypes, round_to_bfloat16, to_numpy
 from popxl.values import Constant, Tensor
 
 h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
@@ -24,18 +24,29 @@ DEVICES = ("ipu_hw", "ipu_model", "cpu")
 class EngineProtocol(Protocol):
     """What a Session needs of an engine. Arrays are ``[transfers, replicas in this process, *stream.shape]``."""
 
+    run_count: int
+    """Runs so far; stochastic rounding draws from it, so that a resumed program goes on as if it had not stopped."""
+
     def run(self, inputs: Mapping[Stream, np.ndarray], outputs: Mapping[Stream, np.ndarray]) -> None:
-        """Run the main graph once and fill the outputs."""
+        """Run the main graph once and fill the slots of the outputs that it stores to."""
 
     def read(self, variable: Variable) -> np.ndarray:
-        """A variable's value in its host shape."""
+        """A new array with a variable's value in its host shape."""
 
     def write(self, variable: Variable, data: np.ndarray) -> None:
         """Set a variable from an array of its host shape."""
 
+    def is_file(self, variable: Variable) -> bool:
+        """Whether a memory-mapped variable's file is the memory that runs work on."""
+
 
 class Session:
     """A frozen Ir on a device. Use it as a context manager to attach; nested blocks act once.
+
+    State exists once: the host's values move into the engine when the first Session of an Ir is made, and what runs change is
+    then the host's value too. So a block that an exception leaves keeps what ran before it. With
+    ``weights_to_host_on_exit=False`` the host's values are kept apart, in memory of their own. Several sessions of one Ir
+    take over from each other when they attach.
 
     Args:
         device_desc: "cpu", "ipu_model", "ipu_hw" or a DeviceInfo; all run on this machine's devices.
@@ -53,22 +64,33 @@ class Session:
         weights_to_host_on_exit: bool = True,
     ) -> None:
         if not isinstance(device_desc, DeviceInfo) and device_desc not in DEVICES:
-            raise ValueError(f"Session: got device_desc {device_desc!r}; expected one of {', '.join(DEVICES)}, or a DeviceInfo.")
+            raise ValueError(
+                f"Session: got device_desc {device_desc!r}; expected one of {', '.join(DEVICES)}, or a DeviceInfo."
+            )
         if not ir.main_graph.ops:
-            raise RuntimeError("Session: got a program without ops in its main graph; expected at least one. Build it first.")
+            raise RuntimeError(
+                "Session: got a program without ops in its main graph; expected at least one. Build it first."
+            )
         self._ir = ir
         ir._freeze()
         ir._pb_ir.getSessionOptions().report_ignored()
         self._depth = 0
         self._inputs = sorted(ir.get_all_h2d_streams(), key=lambda s: s.tensor_id)
         self._outputs = sorted(ir.get_all_d2h_streams(), key=lambda s: s.tensor_id)
-        self._read_only = [v for v in ir.main_graph.variables if _is_read_only(v)]
+        self._read_only = [v for v in self._variables() if _is_file(v) and not _is_writable_file(v)]
         self.weights_to_host_on_exit = weights_to_host_on_exit and not self._read_only
         local = ir.instance_replication_factor
         first = popdist.getInstanceIndex() * local if ir.replication_factor > local else 0
-        self._engine: EngineProtocol = importlib.import_module(ENGINE).make_engine(ir, range(first, first + local), "auto")
+        is_first = ir._holder is None
+        self._engine: EngineProtocol = importlib.import_module(ENGINE).make_engine(
+            ir, range(first, first + local), "auto", fill=is_first, adopt_files=is_first and self.weights_to_host_on_exit
+        )
+        if is_first:
+            ir._holder = self
         self._host: Optional[Dict[Variable, np.ndarray]] = None
-        """Host values that differ from the device's. None while the device's values are the host's: state exists once."""
+        """Host values kept apart from the device's. None while the device's values are the host's."""
+        self._changed = False
+        """Whether something has run since the host's values were those of the device."""
 
     @property
     def ir(self) -> Ir:
@@ -82,22 +104,20 @@ class Session:
 
     def __enter__(self) -> "Session":
         if self._depth == 0:
-            if self._host is None and not self.weights_to_host_on_exit:
-                self._host = self._download()
-            elif self._host is not None:
-                self._upload(self._host)
-                if self.weights_to_host_on_exit:
-                    self._host = None
+            self._attach()
         self._depth += 1
         return self
 
     def __exit__(
-        self, exc_type: Optional[Type[BaseException]], exc_value: Optional[BaseException], exc_tb: Optional[TracebackType]
+        self,
+        exc_type: Optional[Type[BaseException]],
+        exc_value: Optional[BaseException],
+        exc_tb: Optional[TracebackType],
     ) -> None:
         self._depth -= 1
-        if self._depth == 0 and self._host is not None and self.weights_to_host_on_exit and exc_type is None:
+        if self._depth == 0 and exc_type is None and self.weights_to_host_on_exit:
             self._host = None
-            self._flush()
+            self._download()
 
     # Running
 
@@ -124,6 +144,9 @@ class Session:
     def run(self, inputs: Optional[h2dStreamBufferMaps] = None, downcast_inputs: bool = True) -> d2hStreamBufferMaps:
         """Run once and return {output stream: array}.
 
+        Args:
+            inputs: an array, tensor, list or number for each of `expected_inputs`, of its full shape.
+            downcast_inputs: narrow 64-bit elements to the stream's 32 bits; else they are an error.
         Raises:
             ValueError: not attached, unexpected or missing streams, or an array of the wrong shape.
         """
@@ -142,18 +165,29 @@ class Session:
         inputs, outputs = inputs or {}, outputs or {}
         self._validate_run_inputs(inputs)
         self._validate_run_outputs(outputs)
-        arrays = {s: self._input_array(s, value) for s, value in inputs.items()}
-        results = {s: value.reshape(self._engine_shape(s, value.shape)) for s, value in outputs.items()}
+        arrays = {s: self._input_array(s, value, downcast_inputs) for s, value in inputs.items()}
+        contiguous = {s: value if value.flags.c_contiguous else value.copy() for s, value in outputs.items()}
+        results = {s: value.reshape(self._engine_shape(s, value.shape)) for s, value in contiguous.items()}
+        self._changed = True
         self._engine.run(arrays, results)
+        for stream, value in outputs.items():
+            if contiguous[stream] is not value:
+                value[...] = contiguous[stream]
 
     def _engine_shape(self, stream: Stream, shape: Tuple[int, ...]) -> Tuple[int, ...]:
-        """``[transfers, replicas, *stream.shape]`` for an array whose leading axes of size one may be missing."""
-        local = self._ir.instance_replication_factor
-        transfers = int(np.prod(shape, dtype=np.int64)) // max(1, int(np.prod(stream.shape, dtype=np.int64)) * local)
-        return (transfers, local, *stream.shape)
+        """``[transfers, replicas, *stream.shape]`` for an array of a valid full shape."""
+        transfers = shape[0] if self._ir.num_host_transfers > 1 else 1
+        return (transfers, self._ir.instance_replication_factor, *stream.shape)
 
-    def _input_array(self, stream: HostToDeviceStream, value: HostScalarTensor) -> np.ndarray:
-        array = to_numpy(value, stream.dtype, copy=False)
+    def _input_array(self, stream: HostToDeviceStream, value: HostScalarTensor, downcast: bool) -> np.ndarray:
+        given = getattr(value, "dtype", None)
+        if not downcast and isinstance(given, np.dtype) and downcast_np_dtypes.get(given) == stream.dtype.as_numpy():
+            raise ValueError(
+                f"Session.run: got {given} data for input stream '{stream.tensor_id}' of {stream.spec}; expected {stream.dtype.as_numpy()}. "
+                "Convert it, or pass downcast_inputs=True."
+            )
+        array = np.asarray(value) if isinstance(value, np.memmap) else value
+        array = to_numpy(array, stream.dtype, copy=False)
         return array.reshape(self._engine_shape(stream, array.shape))
 
     def _validate_run_inputs(self, inputs: h2dStreamBufferMaps) -> None:
@@ -166,43 +200,72 @@ class Session:
         for stream, value in outputs.items():
             self._check_shape("output", stream, value.shape)
 
-    def _check_shape(self, kind: str, stream: Stream, shape: Tuple[int, ...]) -> None:
-        expected = self._full_input_shape(stream.shape)
-        if tuple(shape) == expected:
-            return
-        scalar = int(np.prod(stream.shape, dtype=np.int64)) == 1
-        extra = len(self._extra_input_dims)
-        if scalar and tuple(shape[:extra]) == expected[:extra] and all(n == 1 for n in shape[extra:]):
-            return
-        more = self._ir.num_host_transfers > 1 and len(shape) == len(expected) and tuple(shape[1:]) == expected[1:]
-        if more and shape[0] > expected[0]:
+    def _check_shape(self, kind: str, stream: Stream, shape: Iterable[int]) -> None:
+        shape, extra = tuple(shape), self._extra_input_dims
+        leading, trailing = shape[: len(extra)], shape[len(extra) :]
+        more = self._ir.num_host_transfers > 1 and leading[:1] > extra[:1] and leading[1:] == extra[1:]
+        is_scalar = stream.shape == () and all(n == 1 for n in trailing)
+        if (leading == extra or more) and (trailing == stream.shape or is_scalar):
             return
         raise ValueError(
             f"Session.run: got an {kind} array of shape {list(shape)} for stream '{stream.tensor_id}' of {stream.spec}; expected "
-            f"{list(expected)}: {self._ir.num_host_transfers} transfers, {self._ir.instance_replication_factor} replicas in this process."
+            f"{list(self._full_input_shape(stream.shape))}: {self._ir.num_host_transfers} transfers, "
+            f"{self._ir.instance_replication_factor} replicas in this process."
         )
 
     def _check_attached(self, what: str) -> None:
         if not self.is_attached:
-            raise ValueError(f"Session.{what}: got a call outside `with session:`; expected an attached session. Open the block first.")
+            raise ValueError(
+                f"Session.{what}: got a call outside `with session:`; expected an attached session. Open the block first."
+            )
 
-    # Variables
+    # Variables: the session that holds the host's values, and its copy of them if they are kept apart
 
     def _variables(self) -> Tuple[Variable, ...]:
         return self._ir.main_graph.variables
 
-    def _download(self) -> Dict[Variable, np.ndarray]:
-        return {v: self._engine.read(v) for v in self._variables()}
+    def _host_value(self, variable: Variable) -> np.ndarray:
+        """The host's value of a variable, in the session that holds it."""
+        return self._engine.read(variable) if self._host is None else self._host[variable]
 
-    def _upload(self, values: Mapping[Variable, np.ndarray]) -> None:
-        for variable, data in values.items():
+    def _set_host_value(self, variable: Variable, data: np.ndarray) -> None:
+        if self._host is None:
             self._engine.write(variable, data)
+        elif _is_file(variable):
+            self._host[variable][...] = data
+        else:
+            self._host[variable] = np.array(data)
 
-    def _flush(self) -> None:
+    def _attach(self) -> None:
+        """Upload the host's values, unless they are already those of the device."""
+        holder: Session = self._ir._holder
+        host: Dict[Variable, np.ndarray] = {}
         for variable in self._variables():
-            if isinstance(variable._data, np.memmap) and variable._data.flags.writeable:
-                variable._data[...] = self._engine.read(variable)
-                variable._data.flush()
+            if holder is self and self._host is None and self.weights_to_host_on_exit:
+                continue
+            value = holder._host_value(variable)
+            if holder is not self or self._host is not None:
+                self._engine.write(variable, value)
+            if _is_writable_file(variable) and holder._host is None:
+                variable.host_value[...] = value  # type: ignore[index]
+            host[variable] = variable.host_value if _is_file(variable) else value  # type: ignore[assignment]
+        self._host = None if self.weights_to_host_on_exit else host
+        self._ir._holder, self._changed = self, False
+
+    def _download(self) -> None:
+        """Make the device's values the host's, files included."""
+        for variable in self._variables():
+            if _is_writable_file(variable):
+                self._write_file(variable)
+                variable.host_value.flush()  # type: ignore[union-attr]
+            elif self._host is not None and not _is_file(variable):
+                self._host[variable] = self._engine.read(variable)
+        self._ir._holder, self._changed = self, False
+
+    def _write_file(self, variable: Variable) -> None:
+        """Bring a memory-mapped variable's file up to date, unless it is the very memory that the engine works on."""
+        if not self._engine.is_file(variable):
+            variable.host_value[...] = self._engine.read(variable)  # type: ignore[index]
 
     def weights_to_host(self) -> None:
         """Make the device's values the host's. Exception with a read-only memory-mapped variable; ValueError if not attached."""
@@ -212,59 +275,85 @@ class Session:
                 f"Session.weights_to_host: got read-only memory-mapped variable %{self._read_only[0].name}; expected a writable one. "
                 "Open its file with mode 'r+'."
             )
-        if self._host is not None:
-            self._host = self._download()
-        self._flush()
+        self._download()
 
     def weights_from_host(self) -> None:
-        """Copy the host's values to the device. ValueError if not attached."""
+        """Copy the host's values to the device.
+
+        Raises:
+            ValueError: not attached.
+            RuntimeError: something has run since the host's values became the device's, so that there is nothing to go back to.
+        """
         self._check_attached("weights_from_host")
         if self._host is not None:
-            self._upload(self._host)
+            for variable in self._variables():
+                self._engine.write(variable, self._host[variable])
+            self._changed = False
+        elif self._changed:
+            raise RuntimeError(
+                "Session.weights_from_host: got a call after a run; expected it before, because state exists once and the run has changed it. "
+                "Make the Session with weights_to_host_on_exit=False, which keeps the host's values apart."
+            )
 
     def get_tensor_data(self, tensor: Union[Variable, Constant]) -> np.ndarray:
         """Host value of one variable or constant; see `get_tensors_data`."""
         return self.get_tensors_data([tensor])[tensor]
 
-    def get_tensors_data(self, tensors: Iterable[Union[Variable, Constant]]) -> Dict[Union[Variable, Constant], np.ndarray]:
+    def get_tensors_data(
+        self, tensors: Iterable[Union[Variable, Constant]]
+    ) -> Dict[Union[Variable, Constant], np.ndarray]:
         """{tensor: array in its host shape}. Attached: current values; detached: the last that the host knew.
+
+        Values of writable memory-mapped variables are their files, brought up to date.
 
         Raises:
             TypeError: something that is neither a variable nor a constant.
         """
         values: Dict[Any, np.ndarray] = {}
+        tensors = list(tensors)
         for tensor in tensors:
-            if isinstance(tensor, Constant):
-                values[tensor] = np.array(tensor._data)
-            elif isinstance(tensor, Variable):
-                host = None if self.is_attached or self._host is None else self._host
-                values[tensor] = self._engine.read(tensor) if host is None else np.array(host[tensor])
-            else:
+            if not isinstance(tensor, (Variable, Constant)):
                 raise TypeError(f"Session.get_tensors_data: got {tensor!r}; expected a Variable or Constant.")
+        if self.is_attached and self._changed and self._host is not None and any(isinstance(t, Variable) for t in tensors):
+            self._download()
+        for tensor in tensors:
+            values[tensor] = self._value(tensor) if isinstance(tensor, Variable) else np.array(tensor.host_value)
         return values
+
+    def _value(self, variable: Variable) -> np.ndarray:
+        holder: Session = self if self.is_attached else self._ir._holder
+        if _is_writable_file(variable):
+            if holder._host is None:
+                holder._write_file(variable)
+            return variable.host_value  # type: ignore[return-value]
+        return self._engine.read(variable) if self.is_attached else np.array(holder._host_value(variable))
 
     def write_variable_data(self, tensor: Variable, data: HostScalarTensor) -> None:
         """Set one variable; see `write_variables_data`."""
         self.write_variables_data({tensor: data})
 
     def write_variables_data(self, tensors: Mapping[Variable, HostScalarTensor]) -> None:
-        """Set host values of variables, and the device's when attached.
+        """Set host values of variables, and the device's when attached. Everything is checked before anything is set.
 
         Raises:
             TypeError: not a Variable, or another dtype than the variable's.
-            ValueError: another shape than the variable's `shape_on_host`.
+            ValueError: another shape than the variable's `shape_on_host`, or a read-only memory-mapped variable.
             NotImplementedError: a variable with retrieval mode "all_replicas".
         """
         checked = {v: _checked_data(v, data) for v, data in tensors.items()}
+        holder: Session = self._ir._holder
         for variable, data in checked.items():
-            if self._host is not None:
-                self._host[variable] = np.array(data)
-            if self._host is None or self.is_attached:
+            holder._set_host_value(variable, data)
+            if self.is_attached and (holder is not self or self._host is not None):
                 self._engine.write(variable, data)
 
 
-def _is_read_only(variable: Variable) -> bool:
-    return isinstance(variable._data, np.memmap) and not variable._data.flags.writeable
+def _is_file(variable: Variable) -> bool:
+    return isinstance(variable.host_value, np.memmap)
+
+
+def _is_writable_file(variable: Variable) -> bool:
+    return isinstance(variable.host_value, np.memmap) and bool(variable.host_value.flags.writeable)
 
 
 def _check_keys(kind: str, given: Mapping[Any, Any], expected: List[Any]) -> None:
@@ -279,19 +368,24 @@ def _check_keys(kind: str, given: Mapping[Any, Any], expected: List[Any]) -> Non
 
 
 def _checked_data(variable: Tensor, data: HostScalarTensor) -> np.ndarray:
+    where = "Session.write_variables_data"
     if not isinstance(variable, Variable):
-        raise TypeError(f"Session.write_variables_data: got {variable!r}; expected a Variable.")
+        raise TypeError(f"{where}: got {variable!r}; expected a Variable.")
     if variable.retrieval_mode == "all_replicas":
-        raise NotImplementedError(f"Session.write_variables_data: got %{variable.name} with retrieval mode 'all_replicas'.")
-    if isinstance(data, (int, float, bool)):
-        return to_numpy(data, variable.dtype)
-    array = to_numpy(data, downcast=False, copy=False)
+        raise NotImplementedError(
+            f"{where}: got %{variable.name} with retrieval mode 'all_replicas'; expected 'one_per_group'."
+        )
+    if _is_file(variable) and not _is_writable_file(variable):
+        raise ValueError(f"{where}: got read-only memory-mapped %{variable.name}; expected a file opened with mode 'r+'.")
+    is_number = isinstance(data, (int, float, bool))
+    plain = np.asarray(data) if isinstance(data, np.memmap) else data
+    array = to_numpy(data, variable.dtype) if is_number else to_numpy(plain, downcast=False, copy=False)
     if array.dtype != variable.dtype.as_numpy():
         raise TypeError(
-            f"Session.write_variables_data: got {array.dtype} data for %{variable.name}: {variable.spec}; expected {variable.dtype.as_numpy()}."
+            f"{where}: got {array.dtype} data for %{variable.name}: {variable.spec}; expected {variable.dtype.as_numpy()}."
         )
     if array.shape != variable.shape_on_host:
         raise ValueError(
-            f"Session.write_variables_data: got shape {list(array.shape)} for %{variable.name}; expected {list(variable.shape_on_host)}."
+            f"{where}: got shape {list(array.shape)} for %{variable.name}; expected {list(variable.shape_on_host)}."
         )
-    return array
+    return round_to_bfloat16(array) if variable.dtype.name == "bfloat16" else array

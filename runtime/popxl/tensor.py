@@ -40,13 +40,13 @@ class Variable(Tensor):
     Its host array has `shape_on_host`: the groups of its replica grouping in front when there are several.
     """
 
-    _data: Optional[np.ndarray]
+    host_value: Optional[np.ndarray]
     """Initial host value. A Session takes it over and leaves None, so that state exists once."""
     _grouping: ReplicaGrouping
     _retrieval: RetrievalMode
-    _shard: Optional[Tensor] = None
+    shard: Optional[Tensor] = None
     """For `replica_sharded_variable`: the tensor on the device that holds this replica's piece."""
-    _shard_over: int = 1
+    shard_over: int = 1
 
     def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
         """`ops.ipu_copy` with an explicit source."""
@@ -105,7 +105,7 @@ def _make_variable(
         shape = shape[1:]
     spec = TensorSpec(shape, dtype or dtypes.dtype.as_dtype(array.dtype))
     tensor: Variable = graph._new_tensor(spec, name or "variable", kind=Variable)
-    tensor._data, tensor._grouping, tensor._retrieval = array, grouping, retrieval or "one_per_group"
+    tensor.host_value, tensor._grouping, tensor._retrieval = array, grouping, retrieval or "one_per_group"
     graph._variables.append(tensor)
     return tensor
 
@@ -247,9 +247,9 @@ def replica_sharded_variable(
     if not 1 <= shard_over <= size or size % shard_over:
         raise ValueError(f"replica_sharded_variable: got shard_over {shard_over}; expected a divisor of the group size {size}.")
     spec = TensorSpec((-(-whole.nelms // shard_over),), whole.dtype, whole.shape)
-    whole._shard = get_main_graph()._new_tensor(spec, f"{whole.name}_shard")
-    whole._shard_over = shard_over
-    return whole, whole._shard
+    whole.shard = get_main_graph()._new_tensor(spec, f"{whole.name}_shard")
+    whole.shard_over = shard_over
+    return whole, whole.shard
 
 
 def constant(

@@ -370,7 +370,7 @@ class Tensor:
 class Constant(Tensor):
     """A tensor with a fixed value in its graph."""
 
-    _data: np.ndarray
+    host_value: np.ndarray
 
     def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
         """`ops.ipu_copy` with an explicit source."""
@@ -382,7 +382,7 @@ def make_constant(data: np.ndarray, dtype: dtype, name: Optional[str]) -> Consta
     graph = get_current_graph()
     graph._check_open("constant")
     tensor: Constant = graph._new_tensor(TensorSpec(data.shape, dtype), name or "constant", kind=Constant)
-    tensor._data = data
+    tensor.host_value = data
     graph._constants.append(tensor)
     return tensor
 

@@ -135,7 +135,7 @@ class Aliasing:
     def _number(self) -> None:
         """Equal numbers for equal host scalars, as far as they are never written."""
         for constant, value in self.block.constants.items():
-            self.numbers[value] = ("constant", constant._data.tobytes(), str(constant.dtype))
+            self.numbers[value] = ("constant", constant.host_value.tobytes(), str(constant.dtype))
         for instr in self.block.instrs:
             if instr.kind == "copy":
                 self.numbers[instr.outputs[0]] = self.number(instr.arguments["t"])

@@ -9,6 +9,7 @@ from popxl.opdef import call_arguments
 from popxl.replica_grouping import ReplicaGrouping
 
 from popxl_engine.interpreter import group_members
+from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.lowering import Block, Instr, Value
 from popxl_engine.machine.lockstep import Rendezvous
@@ -88,18 +89,12 @@ class Generator:
         """A global name for a constant's array or tensor."""
         key = (constant, value.host)
         if key not in self._constants:
-            array = np.array(constant._data).reshape(constant.shape)
+            array = np.array(constant.host_value).reshape(constant.shape)
             if not value.host:
                 from_array = torch.from_numpy(array)
-                array = from_array.to(_torch(constant.dtype))
+                array = from_array.to(torch_dtype(constant.dtype))
             self._constants[key] = self.source.bind("c", array)
         return self._constants[key]
-
-
-def _torch(dtype: Any) -> torch.dtype:
-    from popxl_engine.kernels.dtypes import torch_dtype
-
-    return torch_dtype(dtype)
 
 
 def meets(instr: Instr) -> bool:

@@ -77,7 +77,7 @@ def join(cells: Sequence[Cell]) -> List[Cell]:
 
 def constant_tensor(constant: Constant) -> torch.Tensor:
     """A constant's value on the device."""
-    return torch.from_numpy(np.array(constant._data)).to(torch_dtype(constant.dtype)).reshape(constant.shape)
+    return torch.from_numpy(np.array(constant.host_value)).to(torch_dtype(constant.dtype)).reshape(constant.shape)
 
 
 Env = Dict[Tensor, Cell]

@@ -147,8 +147,8 @@ class Lowering:
             try:
                 builder = BlockBuilder(self, Block("main"))
                 for variable in graph.variables:
-                    if variable._remote is None:
-                        builder.state(variable._shard if variable._shard is not None else variable)
+                    if variable.location_info is None:
+                        builder.state(variable.shard if variable.shard is not None else variable)
                 builder.inline(graph, [], "")
                 return builder.finish([])
             except NotOnHost as error:

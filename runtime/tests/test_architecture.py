@@ -176,7 +176,8 @@ def defined_names(source: Source) -> set[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            names.add(node.attr)
+            if ast.unparse(node.value) in ("self", "cls"):
+                names.add(node.attr)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
             names.add(node.value)  # __slots__, setattr
     return {name for name in names if is_private(name)}

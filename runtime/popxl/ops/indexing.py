@@ -309,7 +309,7 @@ def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
             f"onehot: got num_classes {num_classes!r}; expected a constant of one element: it decides the result's "
             "shape."
         )
-    result: Tensor = _onehot(t, int(num_classes._data.reshape(-1)[0]), values, axis)
+    result: Tensor = _onehot(t, int(num_classes.host_value.reshape(-1)[0]), values, axis)
     return result
 
 
