@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from popxl_addons import array_munging, layers, ops, optimizers, transforms
+from popxl_addons import array_munging, layers, ops, optimizers, patterns, rts, testing_utils, transforms
 from popxl_addons.debugging import print_tensor, print_text
 from popxl_addons.dot_tree import DotTree
 from popxl_addons.graph import BoundGraph, GraphWithNamedArgs

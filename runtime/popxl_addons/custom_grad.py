@@ -129,7 +129,10 @@ def build_custom_grad_graph(
         if t not in forward.inputs and t not in forward.outputs:
             with forward:
                 popxl.graph_output(t)
-    connections = [*(ExpectedConnection.of_gradient(t) for t in provided), *(ExpectedConnection.of_value(t) for t in activations)]
+    connections = [
+        *(ExpectedConnection.of_gradient(t) for t in provided),
+        *(ExpectedConnection.of_value(t) for t in activations),
+    ]
     info = GradGraphInfo.make(gradient, forward, connections, [ExpectedConnection.of_gradient(t) for t in required])
     return GraphWithNamedArgs.from_grad_graph(info)
 

@@ -151,9 +151,8 @@ class TaskSession(popxl.Session):
     def _write_checkpoint(self, folder: Path, values: Mapping[str, np.ndarray]) -> None:
         (folder / "model").mkdir(parents=True)
         for name, value in values.items():
-            if isinstance(value, np.memmap):
+            if isinstance(self.state[name].host_value, np.memmap):
                 path = folder / "model" / f"{name}.npy"
-                value.flush()
                 value.tofile(path)
             else:
                 path = folder / "model" / f"{name}.npz"
@@ -246,7 +245,7 @@ def _damaged(path: Path, reason: object) -> ValueError:
 
 def _read_npz(path: Path, name: str) -> np.ndarray:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             return arrays[name]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise _damaged(path, error) from error

@@ -39,7 +39,7 @@ class Layer(addons.Module):
 
 
 def torch_gradients(layers=1):
-    """Per layer the mean over micro-batches of the weight's and bias's gradients, the inputs' gradients, the outputs."""
+    """Per layer the mean over micro-batches of weight and bias gradients; the inputs' gradients; the outputs."""
     ws = [torch.tensor(W[i], requires_grad=True) for i in range(layers)]
     bs = [torch.tensor(B[i], requires_grad=True) for i in range(layers)]
     xs = torch.tensor(XS, requires_grad=True)
