@@ -10,6 +10,8 @@ New seeds: the first word stays; the second goes through a permutation of the 32
 after about 2**16 steps if words could collide; and so the children of one seed always differ.
 """
 
+from typing import Any
+
 import numpy as np
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -17,7 +19,7 @@ SPLITMIX_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 MURMUR_MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35)
 
 
-def _u64(x: object) -> np.ndarray:
+def _u64(x: Any) -> np.ndarray:
     return np.asarray(x, dtype=np.uint64)
 
 
@@ -70,7 +72,7 @@ def murmur32(x: np.ndarray) -> np.ndarray:
         return np.asarray(x ^ (x >> _u64(16)))
 
 
-def child_seed(seed: np.ndarray, modifier: np.ndarray) -> np.ndarray:
+def child_seed(seed: np.ndarray, modifier: Any) -> np.ndarray:
     """The seed that a modifier makes of a seed: uint32 [2], uint32 scalar -> uint32 [2]."""
     words, mask = _u64(seed), _u64(0xFFFFFFFF)
     keys = splitmix64(words[0])

@@ -157,9 +157,8 @@ def resolve_slices(shape: Sequence[int], start: Any, stop: Any, step: Any, axis:
     if len(lengths) > 1:
         raise ShapeError(f"{what}; expected lists of one length.")
     length = lengths.pop() if lengths else 0
-    starts, stops, steps, axes = (v if v is not None else [None] * length for v in given)
-    if given[3] is None:
-        axes = list(range(length))
+    starts, stops, steps = ([None] * length if v is None else v for v in given[:3])
+    axes = list(range(length)) if given[3] is None else given[3]
     rank = len(shape)
     if any(not -rank <= a < rank for a in axes) or len({a % rank for a in axes if rank}) != length:
         raise ShapeError(f"{what}; expected each axis at most once, and one of {rank}.")
@@ -256,7 +255,7 @@ def subsample(t: Tensor, strides: Union[int, Iterable[int]]) -> Tensor:
     Raises:
         ShapeError: for more strides than axes, or a stride below 1.
     """
-    steps = [strides] if isinstance(strides, int) else list(strides)
+    steps = list(strides) if isinstance(strides, Iterable) else [strides]
     if len(steps) > t.rank or any(s < 1 for s in steps):
         raise ShapeError(
             f"subsample: got strides {steps} for t {t.spec}; expected at most {t.rank} numbers of at least 1."

@@ -5,7 +5,7 @@ operand.
 """
 
 import math
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 from popxl.ops.collectives.replicated import shard_length
@@ -15,7 +15,7 @@ from popxl_engine.kernels.registry import kernel
 
 Tensors = Sequence[torch.Tensor]
 
-PAIRWISE = {
+PAIRWISE: Dict[str, Callable[..., torch.Tensor]] = {
     "add": torch.add,
     "mean": torch.add,
     "square_add": torch.add,

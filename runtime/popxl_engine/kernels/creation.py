@@ -1,7 +1,7 @@
 """Tensors from nothing, copies between places, and printing."""
 
 import sys
-from typing import Any, Iterable, Optional
+from typing import Any, Dict, Iterable, Optional
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ def format_array(
     brackets: str,
 ) -> str:
     """An array as text, with these two brackets."""
-    forms = {
+    forms: Dict[str, Any] = {
         "auto": None,
         "none": {"float_kind": repr},
         "fixed": {"float_kind": lambda x: f"{x:.{digits}f}"},

@@ -49,7 +49,7 @@ def random_uniform(
     seed_tensor: torch.Tensor, shape: Tuple[int, ...], low: float, high: float, dtype: Dtype
 ) -> torch.Tensor:
     """The upper 24 bits of each draw, scaled."""
-    result = torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=seed_tensor.device)
+    result = torch.empty(tuple(shape), dtype=torch_dtype(dtype))
     flat, limit = result.view(-1), _largest_below(high, result.dtype)
     for part, bits in generator.blocks(seed_tensor, flat.numel(), result.device):
         steps = ((bits >> 8) & 0xFFFFFF).to(torch.float64)
@@ -70,7 +70,7 @@ def random_normal(
     seed_tensor: torch.Tensor, shape: Tuple[int, ...], mean: float, std: float, dtype: Dtype
 ) -> torch.Tensor:
     """Box-Muller on pairs of draws."""
-    result = torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=seed_tensor.device)
+    result = torch.empty(tuple(shape), dtype=torch_dtype(dtype))
     flat = result.view(-1)
     for part, values in generator.blocks(seed_tensor, flat.numel(), result.device, of_pairs=_box_muller):
         flat[part] = values.mul_(std).add_(mean)

@@ -57,9 +57,9 @@ def slice_grad(dy: torch.Tensor, shape: Tuple[int, ...], start: Any, stop: Any, 
 
 
 @kernel("split")
-def split(t: torch.Tensor, splits: Union[int, List[int]], axis: int) -> List[torch.Tensor]:
+def split(t: torch.Tensor, splits: Union[int, Tuple[int, ...]], axis: int) -> List[torch.Tensor]:
     """Views of the pieces."""
-    lengths = t.shape[axis] // splits if isinstance(splits, int) else list(splits)
+    lengths = list(splits) if isinstance(splits, tuple) else t.shape[axis] // int(splits)
     return list(t.split(lengths, axis))
 
 

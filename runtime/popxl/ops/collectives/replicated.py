@@ -6,6 +6,8 @@ piece i.
 
 from typing import Any, Literal, Optional, Tuple
 
+import numpy as np
+
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, inplace, op
 from popxl.ops.checks import normalise_axis
@@ -179,7 +181,7 @@ def replicated_all_gather(
     """
     if not isinstance(t, Tensor):
         raise TypeError(f"replicated_all_gather: got t = {type(t).__name__}; expected a popxl.Tensor.")
-    if isinstance(axis, bool) or not isinstance(axis, int):
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
         raise ValueError(f"replicated_all_gather: got axis {axis!r}; expected an int.")
     if output_shape not in ("new_axis", "concat", "meta_shape", "auto"):
         raise ValueError(
