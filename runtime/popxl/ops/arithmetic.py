@@ -59,9 +59,9 @@ mul = binary("mul", "Broadcast product.", _mul_vjp, np.multiply)
 div = binary("div", "Broadcast quotient; truncated towards zero for integers.", _div_vjp, _host_div)
 fmod = binary("fmod", "Broadcast remainder of C: it has the sign of lhs. Also for integers.", _fmod_vjp, np.fmod)
 
-negate = unary("negate", "Elementwise -t.", lambda dy, y, t: negate(dy), host=np.negative, numeric=True)
+negate: Any = unary("negate", "Elementwise -t.", lambda dy, y, t: negate(dy), host=np.negative, numeric=True)
 abs = unary("abs", "Elementwise absolute value.", lambda dy, y, t: mul(dy, sign(t)), host=np.abs, numeric=True)
-sign = unary("sign", "Elementwise -1, 0 or 1.", lambda dy, y, t: None, host=np.sign, numeric=True)
+sign: Any = unary("sign", "Elementwise -1, 0 or 1.", lambda dy, y, t: None, host=np.sign, numeric=True)
 
 
 # Powers
@@ -85,9 +85,12 @@ def pow(t: Tensor, e: Union[float, int, TensorLike]) -> Tensor:
         DTypeError: if e is a tensor of another dtype.
         ShapeError: if the shapes do not broadcast.
     """
-    if isinstance(e, (int, float)) and not isinstance(e, bool) and isinstance(t, Tensor) and t.dtype.is_floating_point:
-        return _pow(t, float(e))
-    return _pow(t, t._ensure_tensor(e) if isinstance(t, Tensor) else e)
+    exponent: Any = e
+    if isinstance(t, Tensor):
+        is_number = isinstance(e, (int, float)) and not isinstance(e, bool) and t.dtype.is_floating_point
+        exponent = float(exponent) if is_number else t._ensure_tensor(e)
+    result: Tensor = _pow(t, exponent)
+    return result
 
 
 @_pow.vjp
@@ -179,7 +182,8 @@ def scale(t: Tensor, factor: float) -> TensorSpec:
 @scale.vjp
 def scale_vjp(dy: Tensor, y: Tensor, t: Tensor, factor: float) -> Tensor:
     """Scale the gradient by the same factor."""
-    return scale(dy, factor)
+    result: Tensor = scale(dy, factor)
+    return result
 
 
 scale.cost(elementwise_cost)
@@ -202,7 +206,8 @@ def clip(t: Tensor, min: float = float("-inf"), max: float = float("inf")) -> Te
 @clip.vjp
 def clip_vjp(dy: Tensor, y: Tensor, t: Tensor, min: float, max: float) -> Tensor:
     """The gradient passes where t is inside."""
-    return clip_grad(dy, t, min, max)
+    result: Tensor = clip_grad(dy, t, min, max)
+    return result
 
 
 clip.cost(elementwise_cost)

@@ -1,5 +1,7 @@
 """Conversion between element types."""
 
+from typing import Optional
+
 from popxl import dtypes
 from popxl.dtypes import dtype
 from popxl.errors import DTypeError
@@ -25,11 +27,12 @@ def cast(t: Tensor, data_type: dtype) -> TensorSpec:
 
 
 @cast.vjp
-def cast_vjp(dy: Tensor, y: Tensor, t: Tensor, data_type: dtype) -> "Tensor | None":
+def cast_vjp(dy: Tensor, y: Tensor, t: Tensor, data_type: dtype) -> Optional[Tensor]:
     """Cast back; integers have no gradient."""
     if not (t.dtype.is_floating_point and data_type.is_floating_point):
         return None
-    return cast(dy, t.dtype)
+    result: Tensor = cast(dy, t.dtype)
+    return result
 
 
 @cast.cost

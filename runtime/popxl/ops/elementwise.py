@@ -42,7 +42,9 @@ log2 = unary(
 )
 sqrt = unary("sqrt", "Elementwise square root.", lambda dy, y, t: div(scale(dy, 0.5), y))
 sin = unary("sin", "Elementwise sine, t in radians.", lambda dy, y, t: mul(dy, cos(t)), flops=TRANSCENDENTAL)
-cos = unary("cos", "Elementwise cosine, t in radians.", lambda dy, y, t: negate(mul(dy, sin(t))), flops=TRANSCENDENTAL)
+cos: Any = unary(
+    "cos", "Elementwise cosine, t in radians.", lambda dy, y, t: negate(mul(dy, sin(t))), flops=TRANSCENDENTAL
+)
 tanh = unary("tanh", "Elementwise hyperbolic tangent.", lambda dy, y, t: tanh_grad(dy, y), flops=TRANSCENDENTAL)
 ceil = unary("ceil", "Elementwise smallest integer not below t.", lambda dy, y, t: None)
 floor = unary("floor", "Elementwise largest integer not above t.", lambda dy, y, t: None)

@@ -27,7 +27,8 @@ def softmax(t: Tensor, axis: int) -> TensorSpec:
 @softmax.vjp
 def softmax_vjp(dy: Tensor, y: Tensor, t: Tensor, axis: int) -> Tensor:
     """From the result alone."""
-    return softmax_grad(dy, y, axis)
+    result: Tensor = softmax_grad(dy, y, axis)
+    return result
 
 
 @op(differentiable=False)

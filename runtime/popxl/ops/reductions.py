@@ -60,7 +60,8 @@ def _new_axes(t: Tensor, axis: Axis, keepdims: bool) -> Tuple[int, ...]:
 
 def _spread(d: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     """A reduced tensor repeated to ``t``'s shape."""
-    return broadcast_to(d, t.shape, _new_axes(t, axis, keepdims))
+    result: Tensor = broadcast_to(d, t.shape, _new_axes(t, axis, keepdims))
+    return result
 
 
 def _aligned(d: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> Tensor:
@@ -73,11 +74,13 @@ def _count(t: Tensor, axis: Axis) -> int:
 
 
 def _l2_vjp(dy: Tensor, y: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    return l2_grad(_aligned(dy, t, axis, keepdims), _aligned(y, t, axis, keepdims), t)
+    result: Tensor = l2_grad(_aligned(dy, t, axis, keepdims), _aligned(y, t, axis, keepdims), t)
+    return result
 
 
 def _logsumexp_vjp(dy: Tensor, y: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    return mul(exp(sub(t, _aligned(y, t, axis, keepdims))), _aligned(dy, t, axis, keepdims))
+    result: Tensor = mul(exp(sub(t, _aligned(y, t, axis, keepdims))), _aligned(dy, t, axis, keepdims))
+    return result
 
 
 def _keep_dtype(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,7 +252,8 @@ def cumsum(t: Tensor, dim: Optional[int] = 0) -> TensorSpec:
 @cumsum.vjp
 def cumsum_vjp(dy: Tensor, y: Tensor, t: Tensor, dim: Optional[int]) -> Tensor:
     """Running sum of the gradient from the end."""
-    return cumsum_grad(dy, dim or 0)
+    result: Tensor = cumsum_grad(dy, dim or 0)
+    return result
 
 
 @op(differentiable=False)

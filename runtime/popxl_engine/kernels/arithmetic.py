@@ -1,6 +1,6 @@
 """Elementwise arithmetic."""
 
-from typing import Callable, Tuple, Union
+from typing import Any, Callable, Tuple, Union
 
 import torch
 
@@ -126,7 +126,7 @@ def increment_mod(t: torch.Tensor, increment: float, modulus: float) -> torch.Te
     return torch.fmod(t.to(torch.int64) + int(increment), int(modulus)).to(t.dtype)
 
 
-def _factor(value: Scalar, like: torch.Tensor) -> Scalar:
+def _factor(value: Scalar, like: torch.Tensor) -> Any:
     """A factor ready to be multiplied with ``like``: a number, or a tensor without axes of like's dtype."""
     return value.reshape(()).to(like.dtype) if isinstance(value, torch.Tensor) else value
 

@@ -1,6 +1,6 @@
 """Reductions over axes, and running sums. 16-bit types accumulate in float32."""
 
-from typing import Callable, Iterable, Optional, Sequence, Tuple, Union
+from typing import Callable, Iterable, Optional, Tuple, Union
 
 import torch
 
@@ -63,7 +63,7 @@ ROW = 1024
 """Elements whose squares are added up at a time in the element type itself; the sums of rows are added in float64."""
 
 
-def sum_of_squares(t: torch.Tensor, axes: Sequence[int], keepdims: bool) -> torch.Tensor:
+def sum_of_squares(t: torch.Tensor, axes: Tuple[int, ...], keepdims: bool) -> torch.Tensor:
     """Sum of squares. That of a whole large tensor is taken row by row: one sum in float32 would lose three digits."""
     t = widened(t)
     if len(axes) < t.dim() or t.dtype != torch.float32 or t.numel() <= ROW or not t.is_contiguous():

@@ -1,6 +1,6 @@
 """Updates in place. 16-bit tensors are updated in float32 and rounded once, by `rounding.update`."""
 
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 
@@ -22,7 +22,7 @@ def working(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return t.to(torch.float32 if like.dtype in NARROW else like.dtype)
 
 
-def factor(value: Scalar) -> Scalar:
+def factor(value: Optional[Scalar]) -> Any:
     """A number, or a tensor without axes, which takes the type of what it multiplies."""
     return value.reshape(()) if isinstance(value, torch.Tensor) else value
 
@@ -114,11 +114,11 @@ def copy_var_update_(t: torch.Tensor, X: torch.Tensor) -> torch.Tensor:
     return update(t, X)
 
 
-def correction(beta: Scalar, step: torch.Tensor) -> torch.Tensor:
+def correction(beta: Optional[Scalar], step: torch.Tensor) -> torch.Tensor:
     """1 - beta**step in float64: in float32 the first steps would lose four digits."""
     power = step.reshape(()).to(torch.float64)
-    base = factor(beta).to(torch.float64) if isinstance(beta, torch.Tensor) else beta
-    return 1 - torch.pow(base, power)
+    base = factor(beta)
+    return 1 - torch.pow(base.to(torch.float64) if isinstance(base, torch.Tensor) else base, power)
 
 
 def with_decay(u: torch.Tensor, weight: Optional[torch.Tensor], weight_decay: Optional[Scalar]) -> torch.Tensor:
