@@ -1,7 +1,7 @@
 """Tensors, and everything that makes one without an op: variables, constants, graph inputs and outputs."""
 
 from dataclasses import dataclass
-from typing import Iterable, List, Literal, Optional, Tuple
+from typing import TYPE_CHECKING, Iterable, Literal, Optional, Tuple
 
 import numpy as np
 
@@ -19,7 +19,10 @@ __all__ = [
     "replica_sharded_buffer", "replica_sharded_variable", "variable",
 ]  # fmt: skip
 
-TensorByRef = NewAliasAnnotation("TensorByRef", Tensor)
+if TYPE_CHECKING:
+    TensorByRef = Tensor
+else:
+    TensorByRef = NewAliasAnnotation("TensorByRef", Tensor)
 """Annotation of a graph function's parameter: writes inside the graph are applied to the caller's tensor."""
 
 RetrievalMode = Literal["one_per_group", "all_replicas"]
