@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 class _Aux:
     """Values that ``build`` keeps for ``build_grad``. Reading a value outside build_grad is an Exception."""
 
+    _values: Dict[str, Any]
+    _read: Optional[Callable[[Tensor], Tensor]]
+
     def __init__(self) -> None:
         object.__setattr__(self, "_values", {})
         object.__setattr__(self, "_read", None)
@@ -39,6 +42,7 @@ class _Aux:
 
     def _map(self, value: Any) -> Any:
         if isinstance(value, Tensor):
+            assert self._read is not None
             return self._read(value)
         if isinstance(value, (list, tuple)):
             return type(value)(self._map(item) for item in value)
@@ -63,6 +67,9 @@ class _VarGrads:
         ValueError: a gradient whose shape is not the variable's.
         TypeError: a value that is no tensor.
     """
+
+    _required: Dict[str, Tensor]
+    _grads: Dict[str, Tensor]
 
     def __init__(self, grads_required_vars_with_names: Optional[Dict[str, Tensor]] = None) -> None:
         object.__setattr__(self, "_required", dict(grads_required_vars_with_names or {}))

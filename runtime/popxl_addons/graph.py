@@ -1,6 +1,6 @@
 """Graphs whose variables have names, and graphs with some inputs already connected."""
 
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Literal, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Literal, Mapping, Optional, Tuple, Union, cast
 
 import popxl
 from popxl import Tensor, ops
@@ -62,7 +62,7 @@ class GraphWithNamedArgs:
         grad_graph_info: Optional[GradGraphInfo] = None,
         from_module: Optional["Module"] = None,
         aux: Optional["_Aux"] = None,
-        called_graphs_grad_info: Optional[CalledGraphsGradInfoLike] = None,
+        called_graphs_grad_info: Optional[Mapping[Any, Any]] = None,
     ) -> None:
         self.graph = graph
         self.args = args if args is not None else NamedTensors()
@@ -95,7 +95,7 @@ class GraphWithNamedArgs:
         self,
         grads_provided: Optional[Iterable[Tensor]] = None,
         grads_required: Optional[Iterable[Tensor]] = None,
-        called_graphs_grad_info: Optional[CalledGraphsGradInfoLike] = None,
+        called_graphs_grad_info: Optional[Mapping[Any, Any]] = None,
         method: Literal["auto", "build_grad", "autodiff"] = "auto",
         force: bool = False,
     ) -> "GraphWithNamedArgs":
@@ -116,17 +116,17 @@ class GraphWithNamedArgs:
                 "Pass force=True to do it again."
             )
         module = self._from_module
-        by_hand = module is not None and module.implements_grad_graph
-        if method == "build_grad" and not by_hand:
+        by_hand = module if module is not None and module.implements_grad_graph else None
+        if method == "build_grad" and by_hand is None:
             raise ValueError(
                 f"autodiff: got method 'build_grad' for graph '{self.graph.name}'; expected a module with build_grad."
             )
-        if by_hand and method != "autodiff":
-            result = module.create_grad_graph(self, grads_provided, grads_required)
+        if by_hand is not None and method != "autodiff":
+            result = by_hand.create_grad_graph(self, grads_provided, grads_required)
         else:
             known = {**self.called_graphs_grad_info, **as_grad_infos(called_graphs_grad_info)}
             info = popxl.transforms.autodiff(self.graph, grads_provided, grads_required, called_graphs_grad_info=known)
-            result = GraphWithNamedArgs.from_grad_graph(info)
+            result = GraphWithNamedArgs.from_grad_graph(cast(GradGraphInfo, info))
         self.autodiff_applied = True
         return result
 

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from typing import Any, Callable, Dict, Hashable, Mapping, Tuple
+from typing import Any, Callable, Dict, Hashable, Mapping, Tuple, Union
 
 import popxl
 from popxl import Tensor, TensorSpec, ops
@@ -18,7 +18,7 @@ def bound_arguments(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> "inspe
     return bound
 
 
-def tensor_hash(t: Tensor) -> Hashable:
+def tensor_hash(t: Union[Tensor, TensorSpec]) -> Hashable:
     """What a graph depends on in a tensor: shape, dtype, meta_shape."""
     return (tuple(t.shape), t.dtype, tuple(t.meta_shape))
 

@@ -125,10 +125,10 @@ class Module(popxl.Module):
             return factories.copy(), graph.copy()
         self._reset()
         try:
-            graph = ir.create_graph(self, *args, **kwargs)
+            traced = ir.create_graph(self, *args, **kwargs)
             factories, inputs = self._collect(set())
             result = GraphWithNamedArgs(
-                graph, inputs, from_module=self, aux=self.aux.copy(), called_graphs_grad_info=self._called_grads
+                traced, inputs, from_module=self, aux=self.aux.copy(), called_graphs_grad_info=self._called_grads
             )
         finally:
             self._reset()

@@ -7,7 +7,7 @@ from popxl import DeviceToHostStream, HostToDeviceStream
 
 from popxl_addons.utils import OrderedDict
 
-S = TypeVar("S")
+S = TypeVar("S", bound=popxl.streams.Stream)
 Description = Tuple[Tuple[int, ...], popxl.dtype]
 
 

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any, Collection, Dict, Iterable, List, Literal, Mapping, Optional, Union
+from typing import Any, Collection, Dict, Iterable, List, Literal, Mapping, Optional, Union, cast
 
 import numpy as np
 import popdist
@@ -84,9 +84,12 @@ class TaskSession(popxl.Session):
 
     # state
 
+    def _variables_by_name(self) -> Dict[str, Variable]:
+        return cast(Dict[str, Variable], self.state.to_dict())
+
     def get_named_tensors_data(self) -> NamedTensorData:
         """Current values of the state, by name."""
-        named = self.state.to_dict()
+        named = self._variables_by_name()
         values = self.get_tensors_data(named.values())
         return NamedTensorData.from_dict({name: values[t] for name, t in named.items()})
 
@@ -101,7 +104,7 @@ class TaskSession(popxl.Session):
         report_missing: ReportMissingMethods,
         skipped: Collection[str] = (),
     ) -> None:
-        named = self.state.to_dict()
+        named = self._variables_by_name()
         self._report_missing([n for n in named if n not in data and n not in skipped], where, report_missing)
         values = {}
         for name, variable in named.items():
@@ -156,7 +159,7 @@ class TaskSession(popxl.Session):
                 value.tofile(path)
             else:
                 path = folder / "model" / f"{name}.npz"
-                np.savez(path, **{name: value})
+                np.savez(path, **{name: value})  # type: ignore[arg-type]
             sync_file(path)
         (folder / "session_info.json").write_text(json.dumps(self.session_state, indent=2))
         sync_file(folder / "session_info.json")
@@ -188,7 +191,7 @@ class TaskSession(popxl.Session):
                 "save_checkpoint."
             )
         data, skipped = {}, set()
-        for name, variable in self.state.to_dict().items():
+        for name, variable in self._variables_by_name().items():
             raw, packed = folder / "model" / f"{name}.npy", folder / "model" / f"{name}.npz"
             if packed.exists():
                 data[name] = _read_npz(packed, name)

@@ -12,6 +12,8 @@ import numpy as np
 import popxl
 
 E = TypeVar("E")
+K = TypeVar("K")
+V = TypeVar("V")
 _logger = logging.getLogger("popxl_addons")
 
 
@@ -39,10 +41,10 @@ def timer(title: Optional[str] = None, log_to_wandb: bool = True) -> Iterator[No
         wandb.run.summary[name] = seconds
 
 
-class OrderedDict(collections.OrderedDict):
+class OrderedDict(collections.OrderedDict[K, V]):
     """`collections.OrderedDict` whose values can be read by position."""
 
-    def idx(self, idx: int) -> Any:
+    def idx(self, idx: int) -> V:
         """The idx-th value, in insertion order."""
         return list(self.values())[idx]
 

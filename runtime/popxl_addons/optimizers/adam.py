@@ -97,16 +97,16 @@ def _gradient_scale(
     loss_scaling: Scalar, global_norm: Optional[Tensor], global_norm_max: Union[None, float, Tensor]
 ) -> Union[None, float, Tensor]:
     """What the gradient is multiplied by; None for one."""
-    is_tensor = isinstance(loss_scaling, Tensor)
+    unscaled: Union[None, float, Tensor]
+    if isinstance(loss_scaling, Tensor):
+        unscaled = popxl.constant(1.0, popxl.float32) / cast_if_needed(loss_scaling, popxl.float32)
+    else:
+        unscaled = None if loss_scaling == 1 else 1.0 / loss_scaling
     if global_norm is None:
-        if is_tensor:
-            return popxl.constant(1.0, popxl.float32) / cast_if_needed(loss_scaling, popxl.float32)
-        return None if loss_scaling == 1 else 1.0 / loss_scaling
+        return unscaled
     assert global_norm_max is not None, (
         "AdamOptimizerStep: got global_norm without global_norm_max; expected both. Pass the norm to clip at."
     )
     limit = global_norm_max if isinstance(global_norm_max, Tensor) else popxl.constant(global_norm_max, popxl.float32)
     clip: Tensor = limit / ops.maximum(global_norm, limit)
-    if not is_tensor and loss_scaling == 1:
-        return clip
-    return clip / cast_if_needed(loss_scaling, popxl.float32) if is_tensor else clip * (1.0 / loss_scaling)
+    return clip if unscaled is None else clip * unscaled

@@ -1,15 +1,16 @@
 """Gradient graphs of graphs with named variables, with or without accumulators inside."""
 
-from typing import Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple, Union, cast
 
 import numpy as np
 import popxl
 from popxl import Tensor, ops
+from popxl.tensor import Constant
 from popxl.transforms.autodiff import ExpectedConnection, GradGraphInfo
 from popxl.transforms.clone import clone_constant, clone_op
 
 from popxl_addons.dot_tree import sanitise
-from popxl_addons.graph import CalledGraphsGradInfo, CalledGraphsGradInfoLike, GraphWithNamedArgs, input_like
+from popxl_addons.graph import CalledGraphsGradInfo, GraphWithNamedArgs, input_like
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.utils import suffix_graph_name
@@ -22,7 +23,7 @@ def autodiff(
     graph: Union[GraphWithNamedArgs, popxl.Graph],
     grads_provided: Optional[Iterable[Tensor]] = None,
     grads_required: Optional[Iterable[Tensor]] = None,
-    called_graphs_grad_info: Optional[CalledGraphsGradInfoLike] = None,
+    called_graphs_grad_info: Optional[Mapping[Any, Any]] = None,
 ) -> GraphWithNamedArgs:
     """Appends what the gradient needs to the graph's outputs, and returns the gradient graph.
 
@@ -96,14 +97,14 @@ def _emit_accumulating(
 
     def value(t: Tensor) -> Tensor:
         if t not in values:
-            values[t] = clone_constant(t)
+            values[t] = clone_constant(cast(Constant, t))
         return values[t]
 
     def accumulate(t: Tensor) -> None:
         for accumulator in accumulators.get(t, ()):
             ops.var_updates.accumulate_mean_(accumulator, value(t), counter)
 
-    produced = set()
+    produced: Set[Tensor] = set()
     for op in graph.ops:
         values.update(zip(op.outputs, clone_op(op, value).outputs))
         produced.update(op.outputs)

@@ -5,47 +5,20 @@ layers share the graph; a step is a micro-batch.
 """
 
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterable, List, Literal, Mapping, Optional, Tuple, Union
+from typing import Dict, Iterable, Literal, Mapping, Optional, Tuple, Union
 
 import popxl
-from popxl import DeviceToHostStream, HostToDeviceStream, RemoteBuffer, ReplicaGrouping, Tensor, ops
-from popxl.ops.collectives import replica_sharded_slice, replicated_all_gather
+from popxl import DeviceToHostStream, HostToDeviceStream, RemoteBuffer, ReplicaGrouping, Tensor
 from popxl.transforms.autodiff import ExpectedConnectionType
 
-from popxl_addons.graph import GraphWithNamedArgs, input_like
+from popxl_addons.graph import GraphWithNamedArgs
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import create_remote_buffer
 from popxl_addons.rts import replica_sharded_spec
-from popxl_addons.utils import null_context, suffix_graph_name
+from popxl_addons.transforms.serial_steps import RemoteHandle, RowOffset, SerialPlan, repeat_steps
+from popxl_addons.utils import null_context  # noqa: F401 - programs import it from here
 
 IoMode = Literal["compute", "io", "io_overlapped"]
-RowOffset = Union[None, int, Callable[[Tensor], Tensor]]
-
-
-class RemoteHandle:
-    """Where a tensor is loaded from or stored to.
-
-    Args:
-        row_offset: added to the row (int); or the row is a function of it; or None: the buffer has a single row.
-        shard_group: replicas over which a slot holds one shard each.
-    """
-
-    def __init__(
-        self, buffer: RemoteBuffer, row_offset: RowOffset = 0, shard_group: Optional[ReplicaGrouping] = None
-    ) -> None:
-        self.buffer = buffer
-        self.row_offset = row_offset
-        self.shard_group = shard_group
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether slots hold shards."""
-        return self.shard_group is not None and self.shard_group.group_size > 1 and bool(self.buffer.meta_shape)
-
-    def __repr__(self) -> str:
-        return f"RemoteHandle({self.buffer!r}, row_offset={self.row_offset})"
-
-
 RemoteBufferWithOffset = Tuple[RemoteBuffer, RowOffset]
 LoadHandle = Union[HostToDeviceStream, RemoteBufferWithOffset, RemoteHandle]
 StoreHandle = Union[RemoteBufferWithOffset, RemoteHandle]
@@ -104,8 +77,8 @@ def batch_serialise(
             f"batch_serialise: got io_mode '{io_mode}' without IO tiles; expected at least one. Set "
             "ir._pb_ir.getSessionOptions().numIOTiles, or use io_mode='compute'."
         )
-    loads = {t: _as_handle(handle) for t, handle in load_handles.items()}
-    stores = {t: _as_handle(handle) for t, handle in store_buffers.items()}
+    loads = {t: _as_load(handle) for t, handle in load_handles.items()}
+    stores = {t: _as_store(handle) for t, handle in store_buffers.items()}
     if io_mode == "io_overlapped" and steps >= 2:
         return batch_serialise_overlapped(graph, steps, loads, store_streams, stores, seed_input, rows)
     return batch_serialise_non_overlapped(
@@ -149,7 +122,7 @@ def batch_serialise_non_overlapped(
     """The "compute" and "io" forms."""
     _check_arguments(graph.graph, steps, rows, load_handles, [*store_streams, *store_buffers], seed_input)
     from_buffers = {t for t, handle in load_handles.items() if isinstance(handle, RemoteHandle)}
-    plan = _Plan(
+    plan = SerialPlan(
         graph.graph,
         steps,
         dict(load_handles),
@@ -160,103 +133,9 @@ def batch_serialise_non_overlapped(
     )
     for handle in plan.handles:
         _grow(handle, steps, rows)
-    result, remap = _repeat_steps(plan)
+    result, remap = repeat_steps(plan)
     named = {name: remap[t] for name, t in graph.args.to_dict().items() if t in remap}
     return BatchSerialResult(GraphWithNamedArgs(result, NamedTensors.from_dict(named)), dict(plan.store_buffers), remap)
-
-
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """What one step of a batch-serialised graph loads, calls and stores."""
-
-    graph: popxl.Graph
-    steps: int
-    loads: Dict[Tensor, Union[HostToDeviceStream, RemoteHandle]]
-    store_streams: Dict[Tensor, DeviceToHostStream]
-    store_buffers: Dict[Tensor, RemoteHandle]
-    seed: Optional[Tensor]
-    use_io_tiles: bool
-
-    @property
-    def handles(self) -> List[RemoteHandle]:
-        """Every remote handle."""
-        loads = [handle for handle in self.loads.values() if isinstance(handle, RemoteHandle)]
-        return [*loads, *self.store_buffers.values()]
-
-    @property
-    def passed(self) -> List[Tensor]:
-        """The graph's inputs that the caller gives: neither loaded nor the seed."""
-        return [t for t in self.graph.inputs if t not in self.loads and t != self.seed]
-
-
-def _repeat_steps(plan: _Plan) -> Tuple[popxl.Graph, Dict[Tensor, Tensor]]:
-    """The outer graph, and {original input: its input}. It finds each handle's first slot, then repeats one step."""
-    ir, name = plan.graph.ir, plan.graph.name
-    outer = ir.create_empty_graph(suffix_graph_name(name, "batch_serial"))
-    body = ir.create_empty_graph(suffix_graph_name(name, "batch_serial_step"))
-    offsets = {_offset_key(handle): handle.row_offset for handle in plan.handles if handle.row_offset is not None}
-    with outer:
-        row = popxl.graph_input((), popxl.int32, "row")
-        seed = input_like(plan.graph, plan.seed) if plan.seed is not None else None
-        remap = {t: input_like(plan.graph, t) for t in plan.passed}
-        if plan.seed is not None and seed is not None:
-            remap[plan.seed] = seed
-        first_slots = {key: _moved(row, offset) * plan.steps for key, offset in offsets.items()}
-    with body:
-        carried = [popxl.graph_input((), popxl.int32, "step")]
-        if seed is not None:
-            carried.append(popxl.graph_input(seed.shape, seed.dtype, "seed"))
-        inputs = {t: input_like(plan.graph, t) for t in plan.passed}
-        firsts = {key: popxl.graph_input((), popxl.int32, "first_slot") for key in first_slots}
-        for t in _one_step(plan, carried, inputs, firsts):
-            popxl.graph_output(t)
-    with outer:
-        connections = {inputs[t]: remap[t] for t in plan.passed}
-        connections.update({firsts[key]: slot for key, slot in first_slots.items()})
-        start = [popxl.constant(0, popxl.int32, "step"), *([seed] if seed is not None else [])]
-        ops.repeat(body, plan.steps, *start, inputs_dict=connections)
-    return outer, remap
-
-
-def _one_step(
-    plan: _Plan, carried: List[Tensor], inputs: Dict[Tensor, Tensor], firsts: Dict[Tuple[str, int], Tensor]
-) -> List[Tensor]:
-    """Load, call, store; returns what the next step starts from: the step's number and the seed."""
-    step, *rest = carried
-    connections = dict(inputs)
-    following = [step + 1]
-    if plan.seed is not None:
-        connections[plan.seed], next_seed = ops.split_random_seed(rest[0])
-        following.append(next_seed)
-
-    slots = {key: first + step for key, first in firsts.items()}
-
-    def slot(handle: RemoteHandle) -> Tensor:
-        return step if handle.row_offset is None else slots[_offset_key(handle)]
-
-    with popxl.io_tiles() if plan.use_io_tiles else null_context():
-        for t, handle in plan.loads.items():
-            if isinstance(handle, RemoteHandle):
-                loaded = ops.remote_load(handle.buffer, slot(handle), t.name)
-                connections[t] = (
-                    replicated_all_gather(loaded, group=handle.shard_group) if handle.is_sharded else loaded
-                )
-            else:
-                connections[t] = ops.host_load(handle, t.name)
-    site = ops.call_with_info(plan.graph, inputs_dict=connections)
-
-    def value(t: Tensor) -> Tensor:
-        return connections[t] if t in connections else site.graph_to_parent(t)
-
-    with popxl.io_tiles() if plan.use_io_tiles else null_context():
-        for t, stream in plan.store_streams.items():
-            ops.host_store(stream, value(t))
-        for t, handle in plan.store_buffers.items():
-            stored = value(t)
-            if handle.is_sharded and not stored.meta_shape:
-                stored = replica_sharded_slice(stored, handle.shard_group)
-            ops.remote_store(handle.buffer, slot(handle), stored)
-    return following
 
 
 def batch_serialise_fwd_and_grad(
@@ -286,9 +165,9 @@ def batch_serialise_fwd_and_grad(
         RuntimeError: an activation that is neither input nor output of the forward graph.
     """
     fwd, grad = forward_graph.graph, gradient_graph.graph
-    loads = {t: _as_handle(handle) for t, handle in load_handles.items()}
+    loads = {t: _as_load(handle) for t, handle in load_handles.items()}
     groups = {t: handle for t, handle in store_buffers.items() if isinstance(handle, ReplicaGrouping)}
-    stores = {t: _as_handle(handle) for t, handle in store_buffers.items() if t not in groups}
+    stores = {t: _as_store(handle) for t, handle in store_buffers.items() if not isinstance(handle, ReplicaGrouping)}
     fwd_stores = {t: handle for t, handle in stores.items() if t in fwd}
     grad_loads = {t: handle for t, handle in loads.items() if t in grad}
     names = {t: name for name, t in named_inputs_for_grad_graph.to_dict().items()}
@@ -315,17 +194,23 @@ def batch_serialise_fwd_and_grad(
     fwd_result = batch_serialise(
         forward_graph,
         steps,
-        _of_graph(fwd, loads),
-        _of_graph(fwd, store_streams),
+        {t: h for t, h in loads.items() if t in fwd},
+        {t: h for t, h in store_streams.items() if t in fwd},
         fwd_stores,
         seed_input,
         rows,
         io_mode,
     )
     grad_result = batch_serialise(
-        GraphWithNamedArgs(grad, grad_args), steps, grad_loads, _of_graph(grad, store_streams), _of_graph(grad, stores),
-        None, rows, io_mode,
-    )  # fmt: skip
+        GraphWithNamedArgs(grad, grad_args),
+        steps,
+        grad_loads,
+        {t: h for t, h in store_streams.items() if t in grad},
+        {t: h for t, h in stores.items() if t in grad},
+        None,
+        rows,
+        io_mode,
+    )
     return fwd_result, grad_result
 
 
@@ -355,26 +240,12 @@ def _activation_handle(
     return fwd_stores[source]
 
 
-def _of_graph(
-    graph: popxl.Graph, handles: Mapping[Tensor, Union[LoadHandle, DeviceToHostStream]]
-) -> Dict[Tensor, object]:
-    return {t: handle for t, handle in handles.items() if t in graph}
-
-
-def _as_handle(handle: LoadHandle) -> Union[HostToDeviceStream, RemoteHandle]:
+def _as_load(handle: LoadHandle) -> Union[HostToDeviceStream, RemoteHandle]:
     return RemoteHandle(*handle) if isinstance(handle, tuple) else handle
 
 
-def _offset_key(handle: RemoteHandle) -> Tuple[str, int]:
-    """Handles with equal keys have equal slots."""
-    offset = handle.row_offset
-    return ("function", id(offset)) if callable(offset) else ("number", offset or 0)
-
-
-def _moved(row: Tensor, offset: Union[int, Callable[[Tensor], Tensor]]) -> Tensor:
-    if callable(offset):
-        return offset(row)
-    return row if offset == 0 else row + offset
+def _as_store(handle: StoreHandle) -> RemoteHandle:
+    return RemoteHandle(*handle) if isinstance(handle, tuple) else handle
 
 
 def _grow(handle: RemoteHandle, steps: int, rows: int) -> None:

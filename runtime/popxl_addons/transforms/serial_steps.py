@@ -1,0 +1,143 @@
+"""The program of a batch-serialised graph: a repeat whose body loads, calls and stores one step."""
+
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Optional, Tuple, Union
+
+import popxl
+from popxl import DeviceToHostStream, HostToDeviceStream, RemoteBuffer, ReplicaGrouping, Tensor, ops
+from popxl.ops.collectives import replica_sharded_slice, replicated_all_gather
+
+from popxl_addons.graph import input_like
+from popxl_addons.utils import null_context, suffix_graph_name
+
+RowOffset = Union[None, int, Callable[[Tensor], Tensor]]
+
+
+class RemoteHandle:
+    """Where a tensor is loaded from or stored to.
+
+    Args:
+        row_offset: added to the row (int); or the row is a function of it; or None: the buffer has a single row.
+        shard_group: replicas over which a slot holds one shard each.
+    """
+
+    def __init__(
+        self, buffer: RemoteBuffer, row_offset: RowOffset = 0, shard_group: Optional[ReplicaGrouping] = None
+    ) -> None:
+        self.buffer = buffer
+        self.row_offset = row_offset
+        self.shard_group = shard_group
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether slots hold shards."""
+        return self.shard_group is not None and self.shard_group.group_size > 1 and bool(self.buffer.meta_shape)
+
+    def __repr__(self) -> str:
+        return f"RemoteHandle({self.buffer!r}, row_offset={self.row_offset})"
+
+
+@dataclass(frozen=True, eq=False)
+class SerialPlan:
+    """What one step of a batch-serialised graph loads, calls and stores."""
+
+    graph: popxl.Graph
+    steps: int
+    loads: Dict[Tensor, Union[HostToDeviceStream, RemoteHandle]]
+    store_streams: Dict[Tensor, DeviceToHostStream]
+    store_buffers: Dict[Tensor, RemoteHandle]
+    seed: Optional[Tensor]
+    use_io_tiles: bool
+
+    @property
+    def handles(self) -> List[RemoteHandle]:
+        """Every remote handle."""
+        loads = [handle for handle in self.loads.values() if isinstance(handle, RemoteHandle)]
+        return [*loads, *self.store_buffers.values()]
+
+    @property
+    def passed(self) -> List[Tensor]:
+        """The graph's inputs that the caller gives: neither loaded nor the seed."""
+        return [t for t in self.graph.inputs if t not in self.loads and t != self.seed]
+
+
+def repeat_steps(plan: SerialPlan) -> Tuple[popxl.Graph, Dict[Tensor, Tensor]]:
+    """The outer graph, and {original input: its input}. It finds each handle's first slot, then repeats one step."""
+    ir, name = plan.graph.ir, plan.graph.name
+    outer = ir.create_empty_graph(suffix_graph_name(name, "batch_serial"))
+    body = ir.create_empty_graph(suffix_graph_name(name, "batch_serial_step"))
+    offsets = {_offset_key(handle): handle.row_offset for handle in plan.handles if handle.row_offset is not None}
+    with outer:
+        row = popxl.graph_input((), popxl.int32, "row")
+        seed = input_like(plan.graph, plan.seed) if plan.seed is not None else None
+        remap = {t: input_like(plan.graph, t) for t in plan.passed}
+        if plan.seed is not None and seed is not None:
+            remap[plan.seed] = seed
+        first_slots = {key: _moved(row, offset) * plan.steps for key, offset in offsets.items()}
+    with body:
+        carried = [popxl.graph_input((), popxl.int32, "step")]
+        if seed is not None:
+            carried.append(popxl.graph_input(seed.shape, seed.dtype, "seed"))
+        inputs = {t: input_like(plan.graph, t) for t in plan.passed}
+        firsts = {key: popxl.graph_input((), popxl.int32, "first_slot") for key in first_slots}
+        for t in _one_step(plan, carried, inputs, firsts):
+            popxl.graph_output(t)
+    with outer:
+        connections = {inputs[t]: remap[t] for t in plan.passed}
+        connections.update({firsts[key]: slot for key, slot in first_slots.items()})
+        start = [popxl.constant(0, popxl.int32, "step"), *([seed] if seed is not None else [])]
+        ops.repeat(body, plan.steps, *start, inputs_dict=connections)
+    return outer, remap
+
+
+def _one_step(
+    plan: SerialPlan, carried: List[Tensor], inputs: Dict[Tensor, Tensor], firsts: Dict[Tuple[str, int], Tensor]
+) -> List[Tensor]:
+    """Load, call, store; returns what the next step starts from: the step's number and the seed."""
+    step, *rest = carried
+    connections = dict(inputs)
+    following = [step + 1]
+    if plan.seed is not None:
+        connections[plan.seed], next_seed = ops.split_random_seed(rest[0])
+        following.append(next_seed)
+
+    slots = {key: first + step for key, first in firsts.items()}
+
+    def slot(handle: RemoteHandle) -> Tensor:
+        return step if handle.row_offset is None else slots[_offset_key(handle)]
+
+    with popxl.io_tiles() if plan.use_io_tiles else null_context():
+        for t, handle in plan.loads.items():
+            if isinstance(handle, RemoteHandle):
+                loaded = ops.remote_load(handle.buffer, slot(handle), t.name)
+                connections[t] = (
+                    replicated_all_gather(loaded, group=handle.shard_group) if handle.is_sharded else loaded
+                )
+            else:
+                connections[t] = ops.host_load(handle, t.name)
+    site = ops.call_with_info(plan.graph, inputs_dict=connections)
+
+    def value(t: Tensor) -> Tensor:
+        return connections[t] if t in connections else site.graph_to_parent(t)
+
+    with popxl.io_tiles() if plan.use_io_tiles else null_context():
+        for t, stream in plan.store_streams.items():
+            ops.host_store(stream, value(t))
+        for t, handle in plan.store_buffers.items():
+            stored = value(t)
+            if handle.is_sharded and not stored.meta_shape:
+                stored = replica_sharded_slice(stored, handle.shard_group)
+            ops.remote_store(handle.buffer, slot(handle), stored)
+    return following
+
+
+def _offset_key(handle: RemoteHandle) -> Tuple[str, int]:
+    """Handles with equal keys have equal slots."""
+    offset = handle.row_offset
+    return ("function", id(offset)) if callable(offset) else ("number", offset or 0)
+
+
+def _moved(row: Tensor, offset: Union[int, Callable[[Tensor], Tensor]]) -> Tensor:
+    if callable(offset):
+        return offset(row)
+    return row if offset == 0 else row + offset
