@@ -31,7 +31,7 @@ def test_splitmix64_gives_the_published_sequence():
     published = [
         6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821,
     ]  # fmt: skip
-    assert [int(generator.splitmix64(np.uint64(s))) for s in states] == published
+    assert [generator.splitmix64(s) for s in states] == published
     signed = torch.tensor([engine.signed(s) for s in states])
     assert [x & MASK64 for x in engine.splitmix64(signed).tolist()] == published
 
@@ -40,7 +40,7 @@ def test_murmur32_gives_murmurhash3_of_nothing():
     # MurmurHash3_x86_32 of the empty string is its finalizer of the seed; known answers of that hash.
     known = {0: 0, 1: 0x514E28B7, 0xFFFFFFFF: 0x81F16F39}
     for x, h in known.items():
-        assert int(generator.murmur32(np.uint64(x))) == h
+        assert generator.murmur32(x) == h
         assert int(engine.murmur32(torch.tensor(x))) == h
 
 
@@ -63,7 +63,7 @@ def published_squares64(ctr, key):
 def test_squares64_is_the_papers_function(key):
     counters = [0, 1, 2, 1000, 2**32 - 1, 2**32, 2**63 + 5]
     published = [published_squares64(c, key) for c in counters]
-    assert generator.squares64(np.array(counters, np.uint64), np.uint64(key)).tolist() == published
+    assert generator.squares64(np.array(counters, np.uint64), key).tolist() == published
     for counter, word in zip(counters, published):
         ((first, words),) = engine.squares64(
             engine.signed(counter), 1, torch.tensor(engine.signed(key)), torch.device("cpu")
@@ -116,17 +116,11 @@ def test_children_of_a_seed_differ_from_each_other_and_from_their_parent():
 
 def test_a_long_chain_of_splits_does_not_repeat():
     # With a random function instead of a permutation a cycle is expected within some 80 000 steps.
-    keys = generator.splitmix64(np.uint64(9))
-    low, high = int(keys) & 0xFFFFFFFF, int(keys) >> 32
-    seen, word = set(), 0
+    seed, seen = seed_of(9, 0), set()
     for _ in range(200_000):
-        seen.add(word)
-        x = (word + low) & 0xFFFFFFFF
-        x = ((x ^ (x >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
-        x = ((x ^ (x >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
-        word = x ^ (x >> 16) ^ high
+        seen.add(int(seed[1]))
+        seed = generator.child_seed(seed, 0)
     assert len(seen) == 200_000
-    assert generator.child_seed(seed_of(9, 0), np.uint32(0))[1] in seen
 
 
 def test_split_seeds_are_those_of_create_random_seed():

@@ -181,7 +181,7 @@ def create_random_seed(seed: Tensor, modifier: Tensor) -> TensorSpec:
 
 
 def _split_on_host(seed: np.ndarray, n: int) -> Tuple[np.ndarray, ...]:
-    return tuple(generator.child_seed(seed, np.uint32(i)) for i in range(n))
+    return tuple(generator.child_seed(seed, i) for i in range(n))
 
 
 @op(differentiable=False, host=_split_on_host)
