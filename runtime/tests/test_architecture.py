@@ -12,7 +12,17 @@ from test_application_names import private_names
 CORE = "popxl (core)"
 NOUNS = tuple(
     f"popxl.{noun}"
-    for noun in ("dtypes", "errors", "remote_buffer", "replica_grouping", "streams", "tensor", "values", "extensions")
+    for noun in (
+        "dtypes",
+        "errors",
+        "remote_buffer",
+        "replica_grouping",
+        "streams",
+        "tensor",
+        "values",
+        "extensions",
+        "generator",
+    )
 )
 """What memory and replicas need to know of a program: its values, no graphs and no ops."""
 
@@ -46,7 +56,12 @@ ROOMS = (
         ("config", "data", "utils", "modelling", "popxl", "popxl_addons", "popdist", "popart"),
         ("numpy", "safetensors", "wandb", "matplotlib", "tokenizers"),
     ),
-    Room("demo", ("config", "data", "utils", "execution"), ("numpy", "wandb", "matplotlib", "tokenizers")),
+    # An entry point asks the launcher who it is, and names the session's type.
+    Room(
+        "demo",
+        ("config", "data", "utils", "execution", "popdist", "popxl_addons"),
+        ("numpy", "wandb", "matplotlib", "tokenizers"),
+    ),
 )
 """`popxl` stands for its core and, in its `__init__`, for the whole package."""
 
@@ -254,6 +269,25 @@ def test_the_application_imports_where_torch_is_forbidden():
     done = run_python(
         FORBID.format(forbidden={"torch"}) + modules_of("config", "data", "utils", "modelling", "execution")
     )
+    assert done.returncode == 0, done.stderr
+
+
+HIDDEN = """
+import types
+def faces():
+    ours = [m for name, m in sys.modules.items() if name.split(".")[0] in {"popxl", "popxl_addons"}]
+    packages = [module for module in ours if hasattr(module, "__path__")]
+    return {(p.__name__, n): v for p in packages for n, v in vars(p).items() if not isinstance(v, types.ModuleType)}
+import popxl, popxl_addons
+before = faces()
+"""
+
+
+def test_importing_a_module_hides_no_function_of_its_package():
+    check = (
+        "hidden = [key for key, value in before.items() if faces().get(key) is not value]\nassert not hidden, hidden\n"
+    )
+    done = run_python("import sys\n" + HIDDEN + modules_of("popxl", "popxl_addons") + check)
     assert done.returncode == 0, done.stderr
 
 

@@ -25,7 +25,7 @@ from popxl.ops.arithmetic import (
     sign,
     sub,
 )
-from popxl.ops.call import CallSiteInfo, call, call_with_info, repeat, repeat_with_info
+from popxl.ops.call import CallSiteInfo, call, call_with_info
 from popxl.ops.casting import cast
 from popxl.ops.comparison import equal, greater, isfinite, isinf, isnan, logical_and, logical_not, logical_or
 from popxl.ops.conditional import ConditionalSiteInfo, conditional, conditional_with_info
@@ -91,6 +91,7 @@ from popxl.ops.reductions import (
     sumsquare,
 )
 from popxl.ops.remote import remote_load, remote_load_, remote_store
+from popxl.ops.repeat import repeat, repeat_with_info
 from popxl.ops.shape import (
     concat,
     concat_,
