@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 
 SMOOTHING = 0.95
@@ -13,26 +12,25 @@ SMOOTHING = 0.95
 
 def draw_losses(metrics: "list[dict[str, Any]]", path: Path, title: str) -> None:
     """Write training and validation loss against steps to a PNG file."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt  # the backend has to be chosen first
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import, and needed once, at the end
+    from matplotlib.figure import Figure
 
     steps = np.array([line["step"] for line in metrics])
     losses = np.array([line["loss"] for line in metrics])
     validated = [(line["step"], line["validation_loss"]) for line in metrics if line.get("validation_loss") is not None]
-    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120, layout="constrained")
-    try:
-        axes.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
-        axes.plot(steps, smooth(losses), color="tab:blue", label="training (smoothed)")
-        if validated:
-            axes.plot(*zip(*validated), color="tab:orange", marker="o", markersize=3, label="validation")
-        axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)", title=title)
-        axes.grid(alpha=0.3)
-        axes.legend()
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        figure.savefig(partial, format="png")
-        os.replace(partial, path)
-    finally:
-        plt.close(figure)
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
+    axes.plot(steps, smooth(losses), color="tab:blue", label="training (smoothed)")
+    if validated:
+        axes.plot(*zip(*validated), color="tab:orange", marker="o", markersize=3, label="validation")
+    axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    figure.savefig(partial, format="png")
+    os.replace(partial, path)
 
 
 def smooth(values: np.ndarray) -> np.ndarray:

@@ -144,7 +144,7 @@ def _parameter(table: Table, layer: str, name: str) -> "Optional[Any]":
 def _whole(table: Table, layer: str, name: str, pieces: np.ndarray, config: Config) -> np.ndarray:
     parameter, execution = _parameter(table, layer, name), config.execution
     if parameter is None:
-        return np.ascontiguousarray(pieces)
+        return np.asarray(pieces, order="C")  # not ascontiguousarray, which gives scalars an axis
     return parameter.unshard(pieces, execution.tensor_parallel_1, execution.tensor_parallel_2)
 
 
