@@ -1,0 +1,187 @@
+"""Functions around the ops: Python operators, wrappers that choose among ops, and the checks of `popxl.ops.utils`."""
+
+import operator
+
+import numpy as np
+import popxl
+import pytest
+import torch
+from popxl import ops
+from popxl.errors import DTypeError
+from popxl.ops import utils, var_updates
+from popxl_engine.interpreter import run_graph
+
+X = np.array([[1.5, -2.0, 3.0], [0.5, 4.0, -1.0]], np.float32)
+Y = np.array([2.0, -0.5, 1.25], np.float32)
+INTEGERS = np.array([7, -7, 3], np.int32)
+M = np.array([[1.0, 2.0], [0.5, -1.0], [2.0, 0.0]], np.float32)
+
+
+def evaluate(fn, *arrays):
+    """The results of a function of popxl tensors, and the inputs as they are afterwards."""
+    graph = popxl.Ir().create_empty_graph("sample")
+    with graph:
+        inputs = [popxl.graph_input(a.shape, popxl.dtype.as_dtype(a.dtype), by_ref=True) for a in arrays]
+        result = fn(*inputs)
+        for t in result if isinstance(result, tuple) else (result,):
+            popxl.graph_output(t)
+    tensors = [torch.from_numpy(a.copy()) for a in arrays]
+    return [t.numpy() for t in run_graph(graph, tensors)], [t.numpy() for t in tensors]
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "truediv", "mod"])
+@pytest.mark.parametrize("other", [2.0, Y, [2.0, 3.0, 0.5]], ids=["number", "array", "list"])
+def test_arithmetic_operators_take_numbers_and_arrays_on_either_side(name, other):
+    apply = getattr(operator, name)
+    expected = np.fmod if name == "mod" else apply
+    assert_all(evaluate(lambda x: (apply(x, other), apply(other, x)), X)[0], expected(X, other), expected(other, X))
+
+
+def assert_all(actual, *expected):
+    assert len(actual) == len(expected)
+    for a, e in zip(actual, expected):
+        np.testing.assert_allclose(a, e, rtol=1e-6)
+
+
+def test_power_takes_a_number_an_array_or_a_tensor_and_may_be_reflected():
+    base = np.abs(X)
+    results, _ = evaluate(lambda x, y: (x**2, x**y, 2.0**x, ops.pow(x, [1.0, 2.0, 3.0]), ops.pow(x, 0.5)), base, Y)
+    assert_all(results, base**2, base**Y, 2.0**base, base ** np.array([1.0, 2.0, 3.0]), np.sqrt(base))
+
+
+def test_matrix_operators_negation_and_in_place_addition():
+    results, _ = evaluate(lambda x, m: (x @ m, x @ M, X @ m, -x), X, M)
+    assert_all(results, X @ M, X @ M, X @ M, -X)
+
+    def in_place(x, y):
+        before = x
+        x += y
+        assert x is before
+        return x
+
+    results, (changed, _) = evaluate(in_place, X, Y)
+    assert_all([*results, changed], X + Y, X + Y)
+
+
+def test_integer_operators_truncate_and_keep_the_sign_of_the_dividend():
+    results, _ = evaluate(lambda t: (t / 2, t % 2), INTEGERS)
+    assert [r.tolist() for r in results] == [[3, -3, 1], [1, -1, 1]]
+
+
+def test_logical_operators_are_those_of_python():
+    a, b = np.array([True, True, False]), np.array([True, False, False])
+    results, _ = evaluate(lambda p, q: (p & q, p | q, ~p, p & [False, True, True]), a, b)
+    assert [r.tolist() for r in results] == [(a & b).tolist(), (a | b).tolist(), (~a).tolist(), [False, True, False]]
+
+
+def test_operators_of_different_dtypes_are_refused():
+    with pytest.raises(DTypeError, match="expected equal dtypes"):
+        evaluate(lambda x, i: x + i, Y, INTEGERS)
+
+
+# Optimizer updates
+
+
+MOMENTS = (np.array([0.1, -0.2, 0.3], np.float32), np.array([0.01, 0.2, 0.3], np.float32))
+STEP = np.array(4.0, np.float32)
+
+
+@pytest.mark.parametrize("updater", [var_updates.adam_updater, var_updates.lamb_updater], ids=lambda f: f.__name__)
+def test_time_steps_count_in_place_before_they_are_used(updater):
+    (update,), (_, _, step) = evaluate(
+        lambda m, v, s: updater(m, v, time_step=s, beta1=0.9, beta2=0.99), *MOMENTS, STEP
+    )
+    m, v = MOMENTS[0] / (1 - 0.9**5), MOMENTS[1] / (1 - 0.99**5)
+    assert step == 5
+    np.testing.assert_allclose(update, m / (np.sqrt(v) + 1e-7), rtol=1e-6)
+
+
+def test_adamax_counts_its_time_steps_too():
+    (update,), (_, _, step) = evaluate(lambda m, v, s: var_updates.adamax_updater(m, v, time_step=s), *MOMENTS, STEP)
+    assert step == 5
+    np.testing.assert_allclose(update, MOMENTS[0] / (1 - 0.9**5) / (MOMENTS[1] + 1e-7), rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["adam", "lamb", "adamax"])
+def test_create_adamupdater_makes_the_update_of_its_mode(mode):
+    betas = {"beta1": 0.9} if mode == "adamax" else {"beta1": 0.9, "beta2": 0.99}
+
+    def both(m, v, s, other):
+        direct = getattr(var_updates, f"{mode}_updater")(m, v, time_step=s, **betas)
+        return direct, var_updates.create_adamupdater(m, v, {1: m, 2: v}, mode, time_step=other, **betas)
+
+    (direct, created), _ = evaluate(both, *MOMENTS, STEP, STEP)
+    np.testing.assert_array_equal(direct, created)
+
+
+def test_create_adamupdater_refuses_another_mode():
+    with pytest.raises(ValueError, match="'adam', 'lamb' or 'adamax'"):
+        evaluate(lambda m, v: var_updates.create_adamupdater(m, v, {}, "sgd"), *MOMENTS)
+
+
+def test_updates_have_the_weights_dtype_only_if_it_decays():
+    def dtypes_of(weight_decay):
+        with popxl.Ir().create_empty_graph("sample"):
+            m, w = popxl.graph_input((3,), popxl.float32), popxl.graph_input((3,), popxl.float16)
+            return var_updates.adam_updater(m, m, weight=w, weight_decay=weight_decay).dtype
+
+    assert dtypes_of(0.1) is popxl.float16
+    assert dtypes_of(0.0) is popxl.float32
+    assert dtypes_of(None) is popxl.float32
+
+
+def test_weight_decay_is_required_for_tensors_and_numbers_other_than_zero():
+    with popxl.Ir().main_graph:
+        assert var_updates.weight_decay_is_required(popxl.constant(0.0))
+    assert var_updates.weight_decay_is_required(0.1)
+    assert not var_updates.weight_decay_is_required(0.0)
+    assert not var_updates.weight_decay_is_required(None)
+
+
+# Helpers for programs with ops of their own
+
+
+@pytest.fixture
+def two_graphs():
+    ir = popxl.Ir()
+    graph, other = ir.create_empty_graph("a"), ir.create_empty_graph("b")
+    with graph:
+        mine = popxl.graph_input((2, 3), popxl.float32, "mine")
+    with other:
+        foreign = popxl.graph_input((2, 3), popxl.float32, "foreign")
+    return graph, mine, foreign
+
+
+def test_check_in_graph_names_the_tensor_and_its_graph(two_graphs):
+    graph, mine, foreign = two_graphs
+    utils.check_in_graph(graph, mine, w=mine)
+    with pytest.raises(ValueError, match=r"got w = %foreign from graph 'b.*Pass it in as a graph input"):
+        utils.check_in_graph(graph, w=foreign)
+    with pytest.raises(TypeError, match=r"got args\[0\] = float; expected a popxl.Tensor"):
+        utils.check_in_graph(graph, 1.0)
+
+
+def test_check_tensor_ipu_and_tile_set_refuses_two_devices(two_graphs):
+    graph, mine, _ = two_graphs
+    with graph:
+        with popxl.ipu(0):
+            first = mine + 1.0
+        with popxl.ipu(1):
+            second = mine + 2.0
+    utils.check_tensor_ipu_and_tile_set(a=first, b=first, c=mine)
+    with pytest.raises(ValueError, match=r"a on ipu 0, b on ipu 1; expected one device"):
+        utils.check_tensor_ipu_and_tile_set(a=first, b=second)
+
+
+def test_cast_if_needed_adds_no_op_for_the_same_dtype(two_graphs):
+    graph, mine, _ = two_graphs
+    with graph:
+        assert utils.cast_if_needed(mine, popxl.float32) is mine
+        assert utils.cast_if_needed(mine, popxl.float16).dtype is popxl.float16
+
+
+def test_handle_negative_axis_counts_from_the_end(two_graphs):
+    _, mine, _ = two_graphs
+    assert [utils.handle_negative_axis(mine, axis) for axis in (0, 1, -1, -2)] == [0, 1, 1, 0]
+    with pytest.raises(ValueError, match="got axis 2"):
+        utils.handle_negative_axis(mine, 2)
