@@ -44,7 +44,7 @@ def adamw_(
         wide = weight.to(torch.float32)
         torch._fused_adamw_([wide], [g], [m], [v], [], steps, **options)
         if wide is not weight:
-            update(weight, wide)
+            update(weight, wide, start)
     return var
 
 

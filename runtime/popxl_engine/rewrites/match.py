@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 from popxl.graph import Graph
 from popxl.opdef import OPS, OpDefinition, flatten
-from popxl.values import Constant, Tensor, TensorSpec
+from popxl.values import Constant, Tensor, TensorSpec, make_temporary
 
 from popxl_engine.kernels.registry import FUSED
 from popxl_engine.steps import Step
@@ -57,7 +57,7 @@ class Steps:
             source: Tensor = self.steps[maker].arguments["t"]
             return source
         spec = TensorSpec(t.shape[::-1], t.dtype)
-        result: Tensor = Tensor._make(t._graph, f"{t.name}_transposed", spec, None)
+        result = make_temporary(t, f"{t.name}_transposed", spec)
         arguments = {"t": t, "permutation": (1, 0)}
         self.inserted.setdefault(before, []).append(Step(OPS["transpose"], arguments, (result,), self.steps[before].source))
         return result

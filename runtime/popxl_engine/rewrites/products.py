@@ -5,7 +5,7 @@ from typing import List
 import torch
 from popxl.graph import Graph
 
-from popxl_engine.kernels.linalg import product
+from popxl_engine.kernels.linalg import matrix_product, multiplies_natively, product
 from popxl_engine.kernels.rounding import NARROW
 from popxl_engine.rewrites.match import Steps, fused, scalar_constant
 from popxl_engine.steps import Step
@@ -13,9 +13,9 @@ from popxl_engine.steps import Step
 
 def linear(lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """lhs @ rhs + bias: [m, k], [k, n], [n] -> [m, n]."""
-    if lhs.dtype in NARROW and not lhs.is_cuda:
-        return product(lhs, rhs, lhs.dtype).add_(bias)
-    return torch.addmm(bias, lhs, rhs)
+    if lhs.dtype in NARROW and not (lhs.is_cuda or multiplies_natively(lhs.dtype)):
+        return product(lhs, rhs, torch.float32).add_(bias).to(lhs.dtype)
+    return matrix_product(lhs, rhs, bias)
 
 
 def scores(lhs: torch.Tensor, rhs: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
