@@ -1,11 +1,11 @@
 """The one place where a wide result becomes a 16-bit weight: rounded to nearest, or stochastically."""
 
 from contextlib import contextmanager
-from typing import Callable, Iterator, Optional
+from typing import Callable, Iterator, Optional, Tuple
 
 import torch
 
-from popxl_engine.kernels.generator import draws
+from popxl_engine.kernels.generator import blocks
 
 NARROW = (torch.float16, torch.bfloat16)
 """Types that are computed in float32 and rounded once."""
@@ -23,48 +23,73 @@ def round_to(dtype: torch.dtype, x: torch.Tensor, seed: Optional[torch.Tensor] =
     """
     if seed is None or dtype not in NARROW or x.dtype != torch.float32:
         return x.to(dtype)
-    bits = draws(seed, x.numel(), offset).view(x.shape)
-    return _to_bfloat16(x, bits) if dtype == torch.bfloat16 else _to_float16(x, bits)
+    result = torch.empty(x.shape, dtype=dtype, device=x.device)
+    flat, source = result.view(-1), x.reshape(-1)
+    round_part = _to_bfloat16 if dtype == torch.bfloat16 else _to_float16
+    for part, noise in noise_blocks(seed, source.numel(), x.device, offset):
+        flat[part] = round_part(source[part], noise)
+    return result
 
 
-def _to_bfloat16(x: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+def noise_blocks(
+    seed: torch.Tensor, count: int, device: torch.device, offset: int
+) -> Iterator[Tuple[slice, torch.Tensor]]:
+    """16 random bits for each element, block by block: (part of the tensor, int32 from 0 to 65535).
+
+    Draw i of the seed serves elements 2i (its lower half) and 2i + 1.
+    """
+    first = offset // 2
+    skip = offset - 2 * first
+    for words, values in blocks(seed, (skip + count + 1) // 2, device, first):
+        start, stop = 2 * words.start - skip, 2 * words.stop - skip
+        bits = values.contiguous().view(torch.int16)[max(0, -start) : min(stop, count) - start]
+        yield slice(max(0, start), min(stop, count)), bits.to(torch.int32).bitwise_and_(0xFFFF)
+
+
+def _to_bfloat16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """bfloat16 is float32's upper half: random lower bits carry into it with the right probability."""
-    raw = x.contiguous().view(torch.int32)
-    rounded = torch.where(x.isfinite(), (raw + (bits & 0xFFFF)) & -0x10000, raw)
-    return rounded.view(torch.float32).to(torch.bfloat16)
+    bits = noise.add_(x.view(torch.int32)).bitwise_right_shift_(16).to(torch.int16).view(torch.bfloat16)
+    return torch.where(x.isnan(), x.to(torch.bfloat16), bits)
 
 
-def _to_float16(x: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """float16 keeps 11 of float32's 24 significant bits, and fewer below 2**-14: its units are at least 2**-24."""
-    _, exponent = torch.frexp(x)
-    unit = torch.ldexp(torch.ones_like(x), (exponent - 11).clamp(min=-24))
-    noise = (bits & 0x1FFF).to(torch.float32) * 2.0**-13  # 13 bits, so that no sum with them is rounded
-    return torch.where(x.isfinite(), torch.floor(x / unit + noise) * unit, x).to(torch.float16)
+def _to_float16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """float16 lacks float32's lower 13 bits; below 2**-14 it holds the multiples of 2**-24."""
+    noise.bitwise_and_(0x1FFF)
+    small = torch.floor(x * 2.0**24 + noise * 2.0**-13) * 2.0**-24
+    normal = noise.add_(x.view(torch.int32)).bitwise_and_(-0x2000).view(torch.float32)
+    normal = torch.where(x.isnan(), x, normal)
+    return torch.where(x.abs() < 2.0**-14, small, normal).to(torch.float16)
 
 
 class Updates:
     """Where in-place updates of 16-bit tensors get the seeds of their rounding; without, they round to nearest."""
 
     next_seed: Optional[Callable[[], torch.Tensor]] = None
+    offset: int = 0
+    """Index of an updated tensor's first element in the tensor that the seed is for; for a shard not zero."""
 
     @classmethod
     @contextmanager
-    def rounded_stochastically(cls, next_seed: Callable[[], torch.Tensor]) -> Iterator[None]:
+    def rounded_stochastically(cls, next_seed: Callable[[], torch.Tensor], offset: int = 0) -> Iterator[None]:
         """Inside, every update of a 16-bit tensor draws ``next_seed()``, uint32 [2], and rounds stochastically.
 
         The same program in the same order draws the same seeds: call it once for each run, with a counter for updates.
         """
-        before, cls.next_seed = cls.next_seed, next_seed
+        before = cls.next_seed, cls.offset
+        cls.next_seed, cls.offset = next_seed, offset
         try:
             yield
         finally:
-            cls.next_seed = before
+            cls.next_seed, cls.offset = before
 
 
-def update(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Write an update's result into ``t``, rounded to its type, and return ``t``."""
+def update(t: torch.Tensor, value: torch.Tensor, start: int = 0) -> torch.Tensor:
+    """Write an update's result into ``t``, rounded to its type, and return ``t``.
+
+    ``start``: index of t's first element where t is a part of the tensor that is updated.
+    """
     if t.dtype in NARROW and value.dtype == torch.float32 and Updates.next_seed is not None:
-        return t.copy_(round_to(t.dtype, value, Updates.next_seed()))
+        return t.copy_(round_to(t.dtype, value, Updates.next_seed(), Updates.offset + start))
     return t.copy_(value)
 
 
