@@ -3,7 +3,12 @@
 import io
 import json
 import os
+import shutil
+import subprocess
+import sys
+import time
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import popxl
@@ -11,6 +16,7 @@ import popxl_addons as addons
 import pytest
 from addons_programs import normal
 from popxl import ops
+from popxl_addons import durable
 from popxl_addons.durable import replace_folder
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.task_session import initialise_memmap_dir_from_checkpoint, write_variables_pb
@@ -228,7 +234,7 @@ def test_a_failed_save_leaves_the_old_checkpoint_and_nothing_else(tmp_path):
     session.load_checkpoint(str(tmp_path / "c"), report_missing="error")
 
 
-def test_a_rename_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
+def test_where_names_cannot_be_swapped_a_rename_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
     target = tmp_path / "t"
     replace_folder(target, lambda folder: folder.mkdir())
     (target / "old").write_text("old")
@@ -239,7 +245,74 @@ def test_a_rename_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
             raise OSError("refused")
         rename(source, destination)
 
+    monkeypatch.setattr(durable, "exchange", lambda first, second: False)
+    replace_folder(tmp_path / "u", lambda folder: folder.mkdir())
+    replace_folder(tmp_path / "u", lambda folder: folder.mkdir())
     monkeypatch.setattr(os, "rename", refuse)
     with pytest.raises(OSError, match="refused"):
         replace_folder(target, lambda folder: folder.mkdir())
-    assert (target / "old").read_text() == "old" and os.listdir(tmp_path) == ["t"]
+    assert (target / "old").read_text() == "old" and sorted(os.listdir(tmp_path)) == ["t", "u"]
+
+
+SAVER = """
+import importlib.util, itertools, pathlib, sys
+spec = importlib.util.spec_from_file_location("durable", sys.argv[1])
+durable = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(durable)
+
+def write(folder):
+    folder.mkdir()
+    for name in "abc":
+        (folder / name).write_text(str(number))
+
+for number in itertools.count():
+    durable.replace_folder(pathlib.Path(sys.argv[2]), write)
+    if number == 0:
+        print("started", flush=True)
+"""
+
+
+def test_a_process_killed_while_it_saves_leaves_one_whole_folder_under_the_name(tmp_path):
+    target, rng = tmp_path / "c", np.random.default_rng(0)
+    for _ in range(6):
+        saver = subprocess.Popen([sys.executable, "-c", SAVER, durable.__file__, str(target)], stdout=subprocess.PIPE)
+        saver.stdout.readline()
+        time.sleep(float(rng.uniform(0.0, 0.05)))
+        saver.kill()
+        saver.communicate()
+        contents = {(target / name).read_text() for name in "abc"}
+        assert len(contents) == 1 and sorted(os.listdir(target)) == ["a", "b", "c"]
+    replace_folder(target, lambda folder: folder.mkdir())
+    assert os.listdir(tmp_path) == ["c"]
+
+
+class FakeWandb:
+    """The few calls of wandb that task sessions make, on a folder."""
+
+    def __init__(self, root):
+        self.root, self.logged = root, []
+        self.Artifact = lambda name, type: SimpleNamespace(
+            name=name, add_dir=lambda path: shutil.copytree(path, root / name), wait=lambda: None
+        )
+        self.Histogram = lambda np_histogram: np_histogram
+
+    def log_artifact(self, artifact):
+        self.logged.append(artifact.name)
+
+    def use_artifact(self, name):
+        return SimpleNamespace(download=lambda: str(self.root / name))
+
+    def log(self, values, step):
+        self.logged.append((step, *values))
+
+
+def test_artifacts_and_histograms_go_through_wandb(tmp_path, monkeypatch):
+    wandb = FakeWandb(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    session, target = make_session(), make_session(scale=5.0)
+    session.save_checkpoint("wandb://mine")
+    target.load_checkpoint("wandb://mine", report_missing="error")
+    for name, value in values_of(target).items():
+        np.testing.assert_array_equal(value, values_of(session)[name])
+    session.wandb_variable_histograms(step=3)
+    assert wandb.logged == ["mine", (3, "a.w"), (3, "b")]
