@@ -34,6 +34,8 @@ class Ir:
         self._graphs: Dict[str, Graph] = {}
         self._buffers: List[RemoteBuffer] = []
         self._frozen = False
+        self._holder: Any = None
+        """The Session whose values of the variables are the host's, from the first Session on."""
         self._num_host_transfers = 1
         self._pb_ir = IrInternals(self)
         if replication == "popdist":

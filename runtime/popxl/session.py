@@ -43,15 +43,15 @@ class EngineProtocol(Protocol):
 class Session:
     """A frozen Ir on a device. Use it as a context manager to attach; nested blocks act once.
 
-    State exists once: the host's values move into the engine when the first Session of an Ir is made, and what runs change is
-    then the host's value too. So a block that an exception leaves keeps what ran before it. With
-    ``weights_to_host_on_exit=False`` the host's values are kept apart, in memory of their own. Several sessions of one Ir
-    take over from each other when they attach.
+    State exists once: the host's values move into the engine when the first Session of an Ir is made, and what runs
+    change is then the host's value too. So a block that an exception leaves keeps what ran before it. With
+    ``weights_to_host_on_exit=False`` the host's values are kept apart, in memory of their own. Several sessions of one
+    Ir take over from each other when they attach.
 
     Args:
         device_desc: "cpu", "ipu_model", "ipu_hw" or a DeviceInfo; all run on this machine's devices.
-        weights_to_host_on_exit: whether leaving keeps the variables' new values as the host's; forced off by a read-only
-            memory-mapped variable.
+        weights_to_host_on_exit: whether leaving keeps the variables' new values as the host's; forced off by a
+            read-only memory-mapped variable.
     Raises:
         RuntimeError: the program has no ops.
         ValueError: an unknown device_desc.
@@ -83,7 +83,11 @@ class Session:
         first = popdist.getInstanceIndex() * local if ir.replication_factor > local else 0
         is_first = ir._holder is None
         self._engine: EngineProtocol = importlib.import_module(ENGINE).make_engine(
-            ir, range(first, first + local), "auto", fill=is_first, adopt_files=is_first and self.weights_to_host_on_exit
+            ir,
+            range(first, first + local),
+            "auto",
+            fill=is_first,
+            adopt_files=is_first and self.weights_to_host_on_exit,
         )
         if is_first:
             ir._holder = self
@@ -183,7 +187,8 @@ class Session:
         given = getattr(value, "dtype", None)
         if not downcast and isinstance(given, np.dtype) and downcast_np_dtypes.get(given) == stream.dtype.as_numpy():
             raise ValueError(
-                f"Session.run: got {given} data for input stream '{stream.tensor_id}' of {stream.spec}; expected {stream.dtype.as_numpy()}. "
+                f"Session.run: got {given} data for input stream '{stream.tensor_id}' of {stream.spec}; expected "
+                f"{stream.dtype.as_numpy()}. "
                 "Convert it, or pass downcast_inputs=True."
             )
         array = np.asarray(value) if isinstance(value, np.memmap) else value
@@ -208,7 +213,8 @@ class Session:
         if (leading == extra or more) and (trailing == stream.shape or is_scalar):
             return
         raise ValueError(
-            f"Session.run: got an {kind} array of shape {list(shape)} for stream '{stream.tensor_id}' of {stream.spec}; expected "
+            f"Session.run: got an {kind} array of shape {list(shape)} for stream '{stream.tensor_id}' of "
+            f"{stream.spec}; expected "
             f"{list(self._full_input_shape(stream.shape))}: {self._ir.num_host_transfers} transfers, "
             f"{self._ir.instance_replication_factor} replicas in this process."
         )
@@ -216,7 +222,8 @@ class Session:
     def _check_attached(self, what: str) -> None:
         if not self.is_attached:
             raise ValueError(
-                f"Session.{what}: got a call outside `with session:`; expected an attached session. Open the block first."
+                f"Session.{what}: got a call outside `with session:`; expected an attached session. Open the block "
+                "first."
             )
 
     # Variables: the session that holds the host's values, and its copy of them if they are kept apart
@@ -268,11 +275,15 @@ class Session:
             variable.host_value[...] = self._engine.read(variable)  # type: ignore[index]
 
     def weights_to_host(self) -> None:
-        """Make the device's values the host's. Exception with a read-only memory-mapped variable; ValueError if not attached."""
+        """Make the device's values the host's.
+
+        Exception with a read-only memory-mapped variable; ValueError if not attached.
+        """
         self._check_attached("weights_to_host")
         if self._read_only:
             raise Exception(
-                f"Session.weights_to_host: got read-only memory-mapped variable %{self._read_only[0].name}; expected a writable one. "
+                f"Session.weights_to_host: got read-only memory-mapped variable %{self._read_only[0].name}; expected "
+                "a writable one. "
                 "Open its file with mode 'r+'."
             )
         self._download()
@@ -282,7 +293,8 @@ class Session:
 
         Raises:
             ValueError: not attached.
-            RuntimeError: something has run since the host's values became the device's, so that there is nothing to go back to.
+            RuntimeError: something has run since the host's values became the device's, so that there is nothing to go
+                back to.
         """
         self._check_attached("weights_from_host")
         if self._host is not None:
@@ -291,7 +303,8 @@ class Session:
             self._changed = False
         elif self._changed:
             raise RuntimeError(
-                "Session.weights_from_host: got a call after a run; expected it before, because state exists once and the run has changed it. "
+                "Session.weights_from_host: got a call after a run; expected it before, because state exists once and "
+                "the run has changed it. "
                 "Make the Session with weights_to_host_on_exit=False, which keeps the host's values apart."
             )
 
@@ -314,7 +327,12 @@ class Session:
         for tensor in tensors:
             if not isinstance(tensor, (Variable, Constant)):
                 raise TypeError(f"Session.get_tensors_data: got {tensor!r}; expected a Variable or Constant.")
-        if self.is_attached and self._changed and self._host is not None and any(isinstance(t, Variable) for t in tensors):
+        if (
+            self.is_attached
+            and self._changed
+            and self._host is not None
+            and any(isinstance(t, Variable) for t in tensors)
+        ):
             self._download()
         for tensor in tensors:
             values[tensor] = self._value(tensor) if isinstance(tensor, Variable) else np.array(tensor.host_value)
@@ -362,7 +380,8 @@ def _check_keys(kind: str, given: Mapping[Any, Any], expected: List[Any]) -> Non
     if unexpected or missing:
         found = ", ".join(getattr(s, "tensor_id", repr(s)) for s in unexpected) or "none"
         raise ValueError(
-            f"Session.run: got unexpected {kind} streams: {found}; missing: {', '.join(s.tensor_id for s in missing) or 'none'}. Pass exactly "
+            f"Session.run: got unexpected {kind} streams: {found}; missing: "
+            f"{', '.join(s.tensor_id for s in missing) or 'none'}. Pass exactly "
             f"the program's {len(expected)} {kind} streams."
         )
 
@@ -376,13 +395,16 @@ def _checked_data(variable: Tensor, data: HostScalarTensor) -> np.ndarray:
             f"{where}: got %{variable.name} with retrieval mode 'all_replicas'; expected 'one_per_group'."
         )
     if _is_file(variable) and not _is_writable_file(variable):
-        raise ValueError(f"{where}: got read-only memory-mapped %{variable.name}; expected a file opened with mode 'r+'.")
+        raise ValueError(
+            f"{where}: got read-only memory-mapped %{variable.name}; expected a file opened with mode 'r+'."
+        )
     is_number = isinstance(data, (int, float, bool))
     plain = np.asarray(data) if isinstance(data, np.memmap) else data
     array = to_numpy(data, variable.dtype) if is_number else to_numpy(plain, downcast=False, copy=False)
     if array.dtype != variable.dtype.as_numpy():
         raise TypeError(
-            f"{where}: got {array.dtype} data for %{variable.name}: {variable.spec}; expected {variable.dtype.as_numpy()}."
+            f"{where}: got {array.dtype} data for %{variable.name}: {variable.spec}; expected "
+            f"{variable.dtype.as_numpy()}."
         )
     if array.shape != variable.shape_on_host:
         raise ValueError(

@@ -1,7 +1,8 @@
 """Which copies nothing can observe.
 
 Values that share storage form a class: alias forms and in-place writes join classes by contract. A *soft* edge is an
-instruction whose result is independent by contract but could be a view: a ``copy``, an out-of-place view, a load of a remote
+instruction whose result is independent by contract but could be a view: a ``copy``, an out-of-place view, a load of a
+    remote
 row. It is removed (the two classes are joined) unless one of these rules keeps it:
 
 - `source_changes`: the source's storage is written after the view was made, and the view is still read then;
@@ -122,7 +123,8 @@ class Aliasing:
                 others = [v for v in references if v is not value and self.of(v) is self.of(value)]
                 if others and self.of(value).writes:
                     raise GraphError(
-                        f"repeat: got {value} and {others[0]}, two views of one tensor, by reference; expected different tensors. Pass the "
+                        f"repeat: got {value} and {others[0]}, two views of one tensor, by reference; expected "
+                        "different tensors. Pass the "
                         "tensor once and make the view inside."
                     )
 

@@ -1,40 +1,23 @@
 """Blocks as Python source: straight-line calls of kernels, every temporary dropped after its last use."""
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional
 
 import numpy as np
 import torch
+from popxl import dtypes
 from popxl.opdef import call_arguments
 from popxl.replica_grouping import ReplicaGrouping
 
-from popxl_engine.interpreter import group_members
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.lowering import Block, Instr, Value
-from popxl_engine.machine.lockstep import Rendezvous
+from popxl_engine.machine.place import enter
+from popxl_engine.stochastic import rounded
+from popxl_engine.support import Meeting, to_device, to_host, viewed
 
+NARROW = (dtypes.float16, dtypes.bfloat16)
 PLAIN = (int, float, bool, str, type(None))
-
-
-def to_host(result: Any, dtype: Any) -> np.ndarray:
-    """What a host rule returned, as an array of the op's dtype."""
-    return np.asarray(result, dtype=dtype)
-
-
-def to_device(value: np.ndarray) -> torch.Tensor:
-    """A host value as a tensor of its own."""
-    return torch.from_numpy(np.array(value))
-
-
-def viewed(result: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """The result of an alias form whose storage is written: it must share storage with its source."""
-    if result.numel() and result.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():
-        raise RuntimeError(
-            f"got a view of shape {list(result.shape)} of a tensor with shape {list(source.shape)} and strides {list(source.stride())}; expected "
-            "one that needs no copy, because it is written through. Use the out-of-place form, or reshape before transposing."
-        )
-    return result
 
 
 @dataclass
@@ -52,7 +35,10 @@ class Source:
             self.instrs[len(self.lines)] = instr
 
     def bind(self, prefix: str, value: Any) -> str:
-        """A global name for an object. It ends in a letter, and a value's name in a digit, so that the two never meet."""
+        """A global name for an object.
+
+        It ends in a letter, and a value's name in a digit, so that the two never meet.
+        """
         for name, known in self.names.items():
             if known is value and name.startswith(prefix):
                 return name
@@ -66,11 +52,11 @@ class Source:
 
 
 class Generator:
-    """Writes one program: a function per block."""
+    """Writes one program: a function per block. ``rounds``: updates of 16-bit tensors are rounded stochastically."""
 
-    def __init__(self, device: str = "cpu"):
+    def __init__(self, device: str = "cpu", rounds: bool = False):
         self.source = Source()
-        self.device = device
+        self.device, self.rounds = device, rounds
         self._functions: Dict[Block, str] = {}
         self._constants: Dict[Any, str] = {}
 
@@ -111,6 +97,18 @@ def yields(block: Block) -> bool:
     return any(meets(i) or any(yields(b) for b in i.bodies) for i in block.instrs)
 
 
+def writes_narrow(instr: Instr) -> bool:
+    """Whether an instruction updates a 16-bit tensor, so that its result is rounded."""
+    if instr.kind != "op" or instr.host or "collective" in instr.effects:
+        return False
+    return any(v.spec.dtype in NARROW for v in instr.written())
+
+
+def draws(block: Block) -> bool:
+    """Whether rounding in a block, or in its bodies, may be stochastic."""
+    return any(writes_narrow(i) or any(draws(b) for b in i.bodies) for i in block.instrs)
+
+
 class BlockWriter:
     """Writes one block's function."""
 
@@ -138,8 +136,8 @@ class BlockWriter:
             if instr.path != path:
                 path = instr.path
                 self.source.add(f"    # {path or 'main'}")
-            for line in self._instr(instr):
-                self.source.add(f"    {line}", instr)
+            for i, line in enumerate(self._instr(instr)):
+                self.source.add(f"    {line}{'' if i else self._comment(instr)}", instr)
             if dead := last.get(position):
                 self.source.add(f"    del {', '.join(dead)}")
         results = ", ".join(self.python[v] for v in block.outputs)
@@ -147,6 +145,11 @@ class BlockWriter:
         if yields(block):
             self.source.add("    yield")
         self.source.add("")
+
+    @staticmethod
+    def _comment(instr: Instr) -> str:
+        """The user's op behind a line."""
+        return f"  # {instr.source.name}, {instr.source.where}" if instr.source is not None else ""
 
     def _rename(self) -> None:
         """In-place results and removed copies go by the name of what they are."""
@@ -201,7 +204,8 @@ class BlockWriter:
             yield f"{self.python[result]} = {self.python[source]}.clone()"
 
     def _call_block(self, body: Block, inputs: str) -> str:
-        return f"{'(yield from ' if yields(body) else ''}{self.generator.function(body)}(r{inputs}){')' if yields(body) else ''}"
+        call = f"{self.generator.function(body)}(r{inputs})"
+        return f"(yield from {call})" if yields(body) else call
 
     def _repeat(self, instr: Instr) -> Iterator[str]:
         body, count = instr.bodies[0], instr.arguments["repeat_count"]
@@ -212,16 +216,36 @@ class BlockWriter:
         if not count:
             return
         arguments = "".join(f", {n}" for n in (*carried, *inputs[len(carried) :]))
-        yield f"for _ in range({count}):"
-        yield f"    {self._targets(instr)}{self._call_block(body, arguments)}"
+        call = f"{self._targets(instr)}{self._call_block(body, arguments)}"
+        if not (self.generator.rounds and draws(body)):
+            yield f"for _ in range({count}):"
+            yield f"    {call}"
+            return
+        outer = f"place_{carried[0] if carried else inputs[0]}"
+        yield f"{outer} = r.place"
+        yield f"for i in range({count}):"
+        yield f"    r.place = {self.source.bind('enter', enter)}({outer}, ({self._numbers(instr)} i))"
+        yield f"    {call}"
+        yield f"r.place = {outer}"
+
+    @staticmethod
+    def _numbers(instr: Instr) -> str:
+        return "".join(f"{n}, " for n in instr.place)
 
     def _conditional(self, instr: Instr) -> Iterator[str]:
+        inside = self.generator.rounds and any(draws(body) for body in instr.bodies)
+        outer = f"place_{self.python[instr.arguments['cond']]}"
+        if inside:
+            yield f"{outer} = r.place"
+            yield f"r.place = {self.source.bind('enter', enter)}(r.place, ({self._numbers(instr)}))"
         yield f"if bool({self.python[instr.arguments['cond']]}):"
         for body, branch in zip(instr.bodies, ("then", "else")):
             arguments = "".join(f", {self.python[v]}" for v in instr.arguments[f"{branch}_inputs"])
             yield f"    {self._targets(instr)}{self._call_block(body, arguments)}"
             if branch == "then":
                 yield "else:"
+        if inside:
+            yield f"r.place = {outer}"
 
     def _argument(self, value: Any, host: bool) -> str:
         """An argument in the source: values by name, converted to where the instruction runs."""
@@ -244,7 +268,8 @@ class BlockWriter:
     def _host(self, instr: Instr) -> Iterator[str]:
         definition = instr.definition
         assert definition is not None
-        call = f"{self.source.bind(f'host_{definition.name}', definition.host)}({', '.join(self._arguments(instr, host=True))})"
+        rule = self.source.bind(f"host_{definition.name}", definition.host)
+        call = f"{rule}({', '.join(self._arguments(instr, host=True))})"
         array = self.source.bind("to_host", to_host)
         dtypes = [self.source.bind("a", v.spec.dtype.as_numpy()) for v in instr.outputs]
         if definition.writes:
@@ -272,6 +297,8 @@ class BlockWriter:
         if definition.name.startswith("remote_"):
             arguments = self._remote_arguments(instr)
         call = f"{kernel}({', '.join([*first, *arguments])})"
+        if self.generator.rounds and writes_narrow(instr):
+            call = f"with {self._rounded(instr)}: {call}"
         if not instr.outputs or (definition.writes and len(instr.outputs) == 1):
             yield call
         elif len(instr.outputs) == 1 and not self._returns_many(instr):
@@ -281,6 +308,15 @@ class BlockWriter:
             if instr.own:
                 names = [self.python[v] for v in instr.outputs]
                 yield f"{', '.join(names)} = {', '.join(f'{n}.clone()' for n in names)}"
+
+    def _rounded(self, instr: Instr) -> str:
+        """The context that an update of a 16-bit tensor runs in."""
+        target = instr.written()[0]
+        start = "0"
+        if target.sharding is not None:
+            start = f"{self.source.bind('starts', target.sharding.starts(target.spec.nelms))}[r.index]"
+        place = f"{self.source.bind('enter', enter)}(r.place, ({self._numbers(instr)}))"
+        return f"{self.source.bind('rounded', rounded)}({place}, {start})"
 
     @staticmethod
     def _returns_many(instr: Instr) -> bool:
@@ -292,7 +328,9 @@ class BlockWriter:
         assert instr.definition is not None
         args, kwargs = call_arguments(instr.definition, instr.arguments)
         host = [isinstance(a, Value) and a.host and a is instr.arguments["offset"] for a in args]
-        return [self._argument(a, h) for a, h in zip(args, host)] + [f"{k}={self._argument(v, False)}" for k, v in kwargs.items()]
+        return [self._argument(a, h) for a, h in zip(args, host)] + [
+            f"{k}={self._argument(v, False)}" for k, v in kwargs.items()
+        ]
 
     def _finished(self, instr: Instr, call: str) -> str:
         if instr.own:
@@ -308,14 +346,16 @@ class BlockWriter:
         keywords = [f"{k}={self._argument(v, False)}" for k, v in kwargs.items()]
         operands = [self._argument(a, False) for a in args if isinstance(a, Value)]
         if not meets(instr):
-            listed = [f"[{self._argument(a, False)}]" if isinstance(a, Value) else self._argument(a, False) for a in args]
+            listed = [
+                f"[{self._argument(a, False)}]" if isinstance(a, Value) else self._argument(a, False) for a in args
+            ]
             call = f"{kernel}({', '.join([*listed, *keywords])})[0]"
         else:
             lists = iter(range(len(operands)))
             inner = [f"t[{next(lists)}]" if isinstance(a, Value) else self._argument(a, False) for a in args]
             combine = f"lambda *t: {kernel}({', '.join([*inner, *keywords])})"
-            place = self.source.bind("place", Place(instr))
-            call = f"(yield {place}.arrive(r, ({''.join(f'{o}, ' for o in operands)}), {combine}))"
+            meeting = self.source.bind("meeting", Meeting(instr.source))
+            call = f"(yield {meeting}.arrive(r, ({''.join(f'{o}, ' for o in operands)}), {combine}))"
         names = [self.python[v] for v in instr.outputs]
         written = instr.definition.writes
         if written:
@@ -326,25 +366,9 @@ class BlockWriter:
             yield f"{self._targets(instr)}{call}"
 
 
-@dataclass(eq=False)
-class Place:
-    """A collective in the program, where the replicas of a group meet."""
-
-    instr: Instr
-
-    def arrive(self, replica: Any, operands: Tuple[torch.Tensor, ...], combine: Any) -> Rendezvous:
-        """This replica's arrival."""
-        op = self.instr.source
-        assert op is not None
-        return Rendezvous(self, group_members(op, replica.index), operands, combine, f"{op} built at {op.where}")
-
-
 def _values(arguments: Any) -> Iterator[Value]:
     for a in arguments:
         if isinstance(a, Value):
             yield a
         elif isinstance(a, (list, tuple)):
             yield from _values(a)
-
-
-

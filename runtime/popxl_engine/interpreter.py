@@ -1,14 +1,14 @@
 """The specification: runs an IR op by op and copies always.
 
-Every value is a cell. Alias ops (``reshape_`` and its like) make a second cell on the same storage; in-place ops write through
-a cell; everything else makes new storage. The fast engine must give these numbers.
+Every value is a cell. Alias ops (``reshape_`` and its like) make a second cell on the same storage; in-place ops write
+through a cell; everything else makes new storage. The fast engine must give these numbers.
 """
 
-from typing import Any, Dict, Generator, List, Optional, Sequence, Tuple
+from contextlib import nullcontext
+from typing import Any, ContextManager, Dict, Generator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
-
 from popxl.graph import Graph
 from popxl.opdef import Op, call_arguments, map_tensors
 from popxl.values import Constant, Tensor
@@ -17,7 +17,9 @@ import popxl_engine.kernels  # noqa: F401 - registers every kernel
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.machine.lockstep import Rendezvous, run_lockstep
-
+from popxl_engine.machine.place import enter
+from popxl_engine.shards import Sharding, result_sharding
+from popxl_engine.stochastic import rounded
 
 SAME_BITS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """torch writes by index to signed integers only."""
@@ -41,13 +43,18 @@ class Storage:
 class Cell:
     """A value: positions in a storage."""
 
-    def __init__(self, storage: Storage, index: torch.Tensor):
-        self.storage, self.index = storage, index
+    def __init__(self, storage: Storage, index: torch.Tensor, sharding: Optional[Sharding] = None):
+        self.storage, self.index, self.sharding = storage, index, sharding
 
     @classmethod
-    def new(cls, value: torch.Tensor) -> "Cell":
+    def new(cls, value: torch.Tensor, sharding: Optional[Sharding] = None) -> "Cell":
         """A cell with a copy of a value as its own storage."""
-        return cls(Storage(value.detach().clone().reshape(-1)), torch.arange(value.numel()).reshape(value.shape))
+        index = torch.arange(value.numel()).reshape(value.shape)
+        return cls(Storage(value.detach().clone().reshape(-1)), index, sharding)
+
+    def copy(self) -> "Cell":
+        """The same value in storage of its own."""
+        return Cell.new(self.read(), self.sharding)
 
     def read(self) -> torch.Tensor:
         """A copy of the value."""
@@ -71,7 +78,7 @@ def join(cells: Sequence[Cell]) -> List[Cell]:
     result = []
     for cell in cells:
         root, offset = cell.storage.root()
-        result.append(Cell(root, cell.index + offset))
+        result.append(Cell(root, cell.index + offset, cell.sharding))
     return result
 
 
@@ -85,24 +92,35 @@ Run = Generator[Rendezvous, Any, Any]
 
 
 class Interpreter:
-    """Runs graphs on one replica. Generators yield at collectives over more than one replica."""
+    """Runs graphs on one replica. Generators yield at collectives over more than one replica.
 
-    def __init__(self, replica: Any = None):
-        self.replica = replica
+    Args:
+        rounds: round updates of 16-bit tensors stochastically.
+        sharding: what `shardings` gives for the program.
+    """
+
+    def __init__(self, replica: Any = None, rounds: bool = False, sharding: Optional[Mapping[Any, Sharding]] = None):
+        self.replica, self.rounds, self.sharding = replica, rounds, sharding or {}
+        self.place = replica.place if replica is not None else 0
 
     def graph(self, graph: Graph, inputs: Sequence[Cell], state: Optional[Env] = None) -> Run:
         """Run a graph on cells that it may write to; returns its outputs' cells."""
         env: Env = dict(state or {})
         env.update(zip(graph.inputs, inputs))
         env.update((c, Cell.new(constant_tensor(c))) for c in graph.constants)
-        for op in graph.ops:
+        outer = self.place
+        for position, op in enumerate(graph.ops):
+            self.place = enter(outer, (position,))
             try:
                 yield from self.op(op, env)
             except Exception as error:
                 if not getattr(error, "located", False):
                     error.located = True  # type: ignore[attr-defined]
-                    error.args = (f"while executing {op} in graph '{graph.name or 'main'}', built at {op.where}: {error}",)
+                    error.args = (
+                        f"while executing {op} in graph '{graph.name or 'main'}', built at {op.where}: {error}",
+                    )
                 raise
+        self.place = outer
         return [env[t] for t in graph.outputs]
 
     def op(self, op: Op, env: Env) -> Run:
@@ -120,20 +138,29 @@ class Interpreter:
             cells = self.alias(op, env)
         else:
             cells = yield from self.compute(op, env)
+        if not op.called() and not op.written:
+            for t, cell in zip(op.outputs, cells):
+                operands = [env[t].sharding for t in op.inputs]
+                everyone = op.graph.ir.replica_grouping()
+                cell.sharding = result_sharding(op.definition, op.arguments, t.spec, operands, self.sharding, everyone)
         env.update(zip(op.outputs, cells))
 
     def called(self, graph: Graph, inputs: Sequence[Cell]) -> Run:
-        """Run a graph on the caller's cells: by-reference inputs are those cells, the others copies. Outputs are copies."""
-        own = [c if t in graph._by_ref_inputs else Cell.new(c.read()) for t, c in zip(graph.inputs, inputs)]
+        """Run a graph on the caller's cells: by-reference inputs are those cells, the others copies.
+
+        Outputs are copies.
+        """
+        own = [c if t in graph._by_ref_inputs else c.copy() for t, c in zip(graph.inputs, inputs)]
         outputs = yield from self.graph(graph, own)
-        return [Cell.new(c.read()) for c in outputs]
+        return [c.copy() for c in outputs]
 
     def repeat(self, op: Op, env: Env) -> Run:
         """Run a graph repeatedly; its outputs become its first inputs."""
         graph, inputs = op.arguments["graph"], [env[t] for t in op.arguments["inputs"]]
-        carried = [Cell.new(c.read()) for c in inputs[: len(graph.outputs)]]
+        carried, outer = [c.copy() for c in inputs[: len(graph.outputs)]], self.place
         for i in range(op.arguments["repeat_count"]):
             first = inputs[: len(carried)] if i == 0 else carried
+            self.place = enter(outer, (i,))
             carried = yield from self.called(graph, [*first, *inputs[len(carried) :]])
         return carried
 
@@ -156,13 +183,22 @@ class Interpreter:
         elif op.definition.effects & {"host", "remote"}:
             result = run(self.replica, *args, **kwargs)
         else:
-            result = run(*args, **kwargs)
+            with self.rounding(op, env):
+                result = run(*args, **kwargs)
         for parameter in op.definition.writes:
             env[op.arguments[parameter]].write(copies[parameter])
         cells = [Cell.new(t) for t in as_results(result)]
         if cells and op.definition.writes:
             cells[0] = env[op.arguments[op.definition.writes[0]]]
         return cells
+
+    def rounding(self, op: Op, env: Env) -> ContextManager[None]:
+        """How an op rounds what it writes."""
+        target = env[op.written[0]] if op.written else None
+        if target is None or not self.rounds:
+            return nullcontext()
+        starts = target.sharding.starts(target.index.numel()) if target.sharding is not None else None
+        return rounded(self.place, starts[self.replica.index] if starts is not None else 0)
 
     def collective(self, op: Op, run: Any, args: List[Any], kwargs: Dict[str, Any]) -> Run:
         """Meet the other members of the group; alone, combine at once."""
@@ -207,5 +243,3 @@ def run_graph(graph: Graph, inputs: Sequence[torch.Tensor], replica: Any = None)
 
 def _callee_cells(graph: Graph, cells: Sequence[Cell]) -> List[Cell]:
     return [c if t in graph._by_ref_inputs else Cell.new(c.read()) for t, c in zip(graph.inputs, cells)]
-
-

@@ -1,7 +1,8 @@
 """From graphs to blocks: calls are inlined, loops and branches become bodies, small integers move to the host.
 
-A block is straight-line. Everywhere the semantics ask for an independent value (an argument by value, a result of a call, an
-out-of-place view) there is a ``copy`` or a view instruction; `aliasing` then removes the copies that nothing can observe.
+A block is straight-line. Everywhere the semantics ask for an independent value (an argument by value, a result of a
+call, an out-of-place view) there is a ``copy`` or a view instruction; `aliasing` then removes the copies that nothing
+can observe.
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from popxl.graph import Graph
 from popxl.opdef import Op, OpDefinition, map_tensors
 from popxl.values import Constant, Tensor, TensorSpec
 
+from popxl_engine.shards import Sharding, result_sharding, shardings
 from popxl_engine.steps import Step, steps_of
 
 Rewrite = Callable[[List[Step], Graph], List[Step]]
@@ -27,6 +29,7 @@ class Value:
     name: str
     spec: TensorSpec
     host: bool = False
+    sharding: Optional[Sharding] = None
 
     def __repr__(self) -> str:
         return f"%{self.name}{'@host' if self.host else ''}"
@@ -44,6 +47,11 @@ class Instr:
     host: bool = False
     bodies: Tuple["Block", ...] = ()
     path: str = ""
+    place: Tuple[int, ...] = ()
+    """Positions of the calls around it in this block, outermost first, and of the op in its graph.
+
+    See `machine.place`.
+    """
     own: bool = False
     """After `aliasing`: the result must not share storage with the operand it views."""
     shared: bool = False
@@ -130,6 +138,8 @@ class Lowering:
         self.device_roots: Set[Any] = set()
         self._steps: Dict[Graph, List[Step]] = {}
         self._writes: Dict[Graph, bool] = {}
+        self._positions: Dict[Graph, Dict[Op, int]] = {}
+        self.sharding: Dict[Any, Sharding] = {}
         self._count = 0
 
     def steps(self, graph: Graph) -> List[Step]:
@@ -143,6 +153,7 @@ class Lowering:
 
     def main(self, graph: Graph) -> Block:
         """The main graph's block."""
+        self.sharding = shardings(graph.ir)
         while True:
             try:
                 builder = BlockBuilder(self, Block("main"))
@@ -154,12 +165,18 @@ class Lowering:
             except NotOnHost as error:
                 self.device_roots.add(error.root)
 
-    def new(self, name: str, spec: TensorSpec, host: bool = False) -> Value:
+    def position(self, op: Op) -> int:
+        """An op's position in its graph."""
+        if op.graph not in self._positions:
+            self._positions[op.graph] = {o: i for i, o in enumerate(op.graph.ops)}
+        return self._positions[op.graph][op]
+
+    def new(self, name: str, spec: TensorSpec, host: bool = False, sharding: Optional[Sharding] = None) -> Value:
         """A value with a name that is unique in the program."""
         self._count += 1
         clean = "".join(c if c.isalnum() else "_" for c in name.split("/")[-1])
         clean = f"v{clean}" if clean[:1].isdigit() else clean
-        return Value(f"{clean}_{self._count}", spec, host)
+        return Value(f"{clean}_{self._count}", spec, host, sharding)
 
     def writes(self, graph: Graph) -> bool:
         """Whether anything in a graph, or in what it calls, writes to storage."""
@@ -181,7 +198,7 @@ class Lowering:
                 by_ref = t in graph._by_ref_inputs
                 value = shared.get(inputs[i]) if by_ref else None
                 if value is None:
-                    value = self.new(t.name, t.spec, host[i])
+                    value = self.new(t.name, t.spec, host[i], inputs[i].sharding)
                     builder.roots[value] = (graph, i)
                 if by_ref:
                     block.by_ref.add(i)
@@ -207,7 +224,7 @@ class BlockBuilder:
     def state(self, t: Tensor) -> Value:
         """A variable's value."""
         host = is_small_integer(t.spec) and t not in self.lowering.device_roots
-        value = self.block.state[t] = self.lowering.new(t.name, t.spec, host)
+        value = self.block.state[t] = self.lowering.new(t.name, t.spec, host, self.lowering.sharding.get(t))
         self.roots[value] = t
         return value
 
@@ -219,7 +236,10 @@ class BlockBuilder:
         return self.block.constants[c]
 
     def copy(self, value: Value, root: Any) -> Value:
-        """An independent value; `aliasing` removes the copy where nothing can tell. ``root`` names it over all lowerings."""
+        """An independent value; `aliasing` removes the copy where nothing can tell.
+
+        ``root`` names it over all lowerings.
+        """
         result = self._copied(value, value.host and root not in self.lowering.device_roots)
         self.roots[result] = root
         return result
@@ -229,39 +249,34 @@ class BlockBuilder:
         return self._copied(value, False) if value.host else value
 
     def _copied(self, value: Value, host: bool) -> Value:
-        result = self.lowering.new(value.name.rsplit("_", 1)[0], value.spec, host)
+        result = self.lowering.new(value.name.rsplit("_", 1)[0], value.spec, host, value.sharding)
         self.block.instrs.append(Instr("copy", {"t": value}, [result], host=host))
         return result
 
-    def inline(self, graph: Graph, bound: Sequence[Value], path: str) -> List[Value]:
-        """Add a graph's ops on the given inputs; returns its outputs."""
+    def inline(self, graph: Graph, bound: Sequence[Value], path: str, place: Tuple[int, ...] = ()) -> List[Value]:
+        """Add a graph's ops on the given inputs; returns its outputs. ``place``: of the call."""
         env: Dict[Tensor, Value] = dict(zip(graph.inputs, bound))
         env.update(self.block.state if not path else {})
         for c in graph.constants:
             env[c] = self.constant(c)
+        add = {"call": self._call, "repeat": self._repeat, "conditional": self._conditional}
         for step in self.lowering.steps(graph):
-            if step.definition.name == "call":
-                self._call(step, env, path)
-            elif step.definition.name == "repeat":
-                self._repeat(step, env, path)
-            elif step.definition.name == "conditional":
-                self._conditional(step, env, path)
-            else:
-                self._op(step, env, path)
+            at = (*place, self.lowering.position(step.source))
+            add.get(step.definition.name, self._op)(step, env, path, at)
         return [env[t] for t in graph.outputs]
 
-    def _call(self, step: Step, env: Dict[Tensor, Value], path: str) -> None:
+    def _call(self, step: Step, env: Dict[Tensor, Value], path: str, place: Tuple[int, ...]) -> None:
         graph: Graph = step.arguments["graph"]
         copies = self.lowering.writes(graph)
         bound = [
             env[t] if g in graph._by_ref_inputs or not copies else self.copy(env[t], (step.source, g))
             for g, t in zip(graph.inputs, step.arguments["inputs"])
         ]
-        outputs = self.inline(graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}")
+        outputs = self.inline(graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", place)
         for i, (t, value) in enumerate(zip(step.outputs, outputs)):
             env[t] = self.copy(value, (step.source, i))
 
-    def _repeat(self, step: Step, env: Dict[Tensor, Value], path: str) -> None:
+    def _repeat(self, step: Step, env: Dict[Tensor, Value], path: str, place: Tuple[int, ...]) -> None:
         graph: Graph = step.arguments["graph"]
         copies = bool(graph._by_ref_inputs)
         inputs = [
@@ -272,9 +287,10 @@ class BlockBuilder:
         body = self.lowering.body(graph, inputs, carried, f"{path}/{graph.name.split('_subgraph(')[0]}")
         self._check_host(body, inputs)
         inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
-        outputs = [self.lowering.new(t.name, t.spec, v.host) for t, v in zip(step.outputs, body.outputs)]
+        outputs = [self.lowering.new(t.name, t.spec, v.host, v.sharding) for t, v in zip(step.outputs, body.outputs)]
         arguments = {"repeat_count": step.arguments["repeat_count"], "inputs": tuple(inputs)}
-        self.block.instrs.append(Instr("repeat", arguments, outputs, source=step.source, bodies=(body,), path=path))
+        instr = Instr("repeat", arguments, outputs, source=step.source, bodies=(body,), path=path, place=place)
+        self.block.instrs.append(instr)
         env.update(zip(step.outputs, outputs))
 
     def _check_host(self, body: Block, inputs: Sequence[Value]) -> None:
@@ -283,7 +299,7 @@ class BlockBuilder:
             if i in body.by_ref and value.host and not inner.host:
                 raise NotOnHost(self.roots[value])
 
-    def _conditional(self, step: Step, env: Dict[Tensor, Value], path: str) -> None:
+    def _conditional(self, step: Step, env: Dict[Tensor, Value], path: str, place: Tuple[int, ...]) -> None:
         a = step.arguments
         bodies, arguments = [], {"cond": env[a["cond"]]}
         for branch in ("then", "else"):
@@ -293,28 +309,41 @@ class BlockBuilder:
             inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
             arguments[f"{branch}_inputs"] = tuple(inputs)
             bodies.append(body)
-        outputs = [self.lowering.new(t.name, t.spec) for t in step.outputs]
-        self.block.instrs.append(Instr("conditional", arguments, outputs, source=step.source, bodies=tuple(bodies), path=path))
+        results = bodies[0].outputs
+        outputs = [self.lowering.new(t.name, t.spec, sharding=v.sharding) for t, v in zip(step.outputs, results)]
+        instr = Instr(
+            "conditional", arguments, outputs, source=step.source, bodies=tuple(bodies), path=path, place=place
+        )
+        self.block.instrs.append(instr)
         env.update(zip(step.outputs, outputs))
 
-    def _op(self, step: Step, env: Dict[Tensor, Value], path: str) -> None:
+    def _op(self, step: Step, env: Dict[Tensor, Value], path: str, place: Tuple[int, ...]) -> None:
         definition = step.definition
         arguments = {n: map_tensors(v, lambda t: env[t]) for n, v in step.arguments.items()}
         inputs = list(values_in(arguments.values()))
         specs = [t.spec for t in step.outputs]
         host = (
-            definition.host is not None and bool(inputs) and all(v.host for v in inputs) and all(is_small_integer(s) for s in specs)
+            definition.host is not None
+            and bool(inputs)
+            and all(v.host for v in inputs)
+            and all(is_small_integer(s) for s in specs)
         )
         written = [arguments[p] for p in definition.writes]
         for value in written:
             if value.host and not host:
                 raise NotOnHost(self.roots[value])
         host = host and not any((step.source, i) in self.lowering.device_roots for i in range(len(specs)))
-        outputs = [self.lowering.new(t.name, s, host) for t, s in zip(step.outputs, specs)]
+        operands, everyone = [v.sharding for v in inputs], step.source.graph.ir.replica_grouping()
+        outputs = [
+            self.lowering.new(
+                t.name, s, host, result_sharding(definition, arguments, s, operands, self.lowering.sharding, everyone)
+            )
+            for t, s in zip(step.outputs, specs)
+        ]
         for i, value in enumerate(outputs):
             alias = written or (inputs if definition.alias else ())
             self.roots[value] = self.roots[alias[0]] if host and alias else (step.source, i)
-        self.block.instrs.append(Instr("op", arguments, outputs, definition, step.source, host, path=path))
+        self.block.instrs.append(Instr("op", arguments, outputs, definition, step.source, host, path=path, place=place))
         env.update(zip(step.outputs, outputs))
 
     def finish(self, outputs: List[Value], host: Sequence[bool] = ()) -> Block:

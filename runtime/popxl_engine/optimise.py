@@ -36,7 +36,9 @@ def has_lasting_effect(instr: Instr) -> bool:
     """Whether an instruction matters beyond its results: transfers and prints, but not remote loads."""
     if instr.definition is not None and instr.definition.name == "remote_load":
         return False
-    return bool(instr.effects & KEPT_EFFECTS) or any(has_lasting_effect(i) for body in instr.bodies for i in body.instrs)
+    return bool(instr.effects & KEPT_EFFECTS) or any(
+        has_lasting_effect(i) for body in instr.bodies for i in body.instrs
+    )
 
 
 def _hard_groups(block: Block) -> Dict[Value, Value]:

@@ -23,7 +23,8 @@ def enabled_rewrites() -> List[Rewrite]:
     unknown = off - {*REWRITES, "all"}
     if unknown:
         raise ValueError(
-            f"POPXL_REWRITES: got {', '.join(sorted(unknown))}; expected '-name' for some of {', '.join(REWRITES)}, or '-all'."
+            f"POPXL_REWRITES: got {', '.join(sorted(unknown))}; expected '-name' for some of {', '.join(REWRITES)}, "
+            "or '-all'."
         )
     return [] if "all" in off else [fn for name, fn in REWRITES.items() if name not in off]
 
@@ -35,7 +36,7 @@ class Program:
         chosen = enabled_rewrites() if rewrites is None else [REWRITES[name] for name in rewrites]
         self.block: Block = Lowering(chosen).main(ir.main_graph)
         optimise(self.block, rules)
-        generator = SourceGenerator()
+        generator = SourceGenerator(rounds=bool(ir._pb_ir.getSessionOptions().enableStochasticRounding))
         name = generator.function(self.block)
         self.source = generator.source
         self.filename = f"<popxl program {ir.id}>"
@@ -74,5 +75,3 @@ class Program:
         message = f"while executing {op} in graph '{op.graph.name or 'main'}', built at {op.where}: {error}"
         error.args = (message,)
         error.located = True  # type: ignore[attr-defined]
-
-

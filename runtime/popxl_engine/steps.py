@@ -1,7 +1,7 @@
 """A graph's ops as the engine runs them: after fusion, before lowering.
 
-Fusion sees one graph at a time with all its outputs live, whatever a caller uses of them, so that a forward graph runs the
-same kernels wherever it is called and recomputation is bitwise.
+Fusion sees one graph at a time with all its outputs live, whatever a caller uses of them, so that a forward graph runs
+the same kernels wherever it is called and recomputation is bitwise.
 """
 
 from dataclasses import dataclass

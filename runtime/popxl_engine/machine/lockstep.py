@@ -1,4 +1,4 @@
-"""Replicas of one process in lockstep: each is a generator that yields at a collective and resumes when its group is complete."""
+"""Replicas of one process in lockstep: generators that yield at collectives until their group is complete."""
 
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Generator, List, Sequence, Tuple
@@ -65,6 +65,9 @@ def _deadlock(waiting: Dict[int, Rendezvous], ended: Dict[int, Any]) -> str:
     lines = [f"replica {r} waits at {a.describe} for replicas {list(a.members)}" for r, a in sorted(waiting.items())]
     done = f"; replicas {sorted(ended)} have ended" if ended else ""
     return (
-        "collectives: got replicas that wait for each other at different places: " + "; ".join(lines) + done + "; expected every replica of "
+        "collectives: got replicas that wait for each other at different places: "
+        + "; ".join(lines)
+        + done
+        + "; expected every replica of "
         "a group to reach the same collective. Look for a conditional whose condition differs between replicas."
     )

@@ -1,6 +1,6 @@
 """All replicas of this process with their state: how host values get there, and how they come back."""
 
-from typing import Any, Dict, Iterable, List, Sequence
+from typing import Any, Dict, Iterable, List, Sequence, Set
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from popxl.values import Tensor
 
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.machine.memory import Rows
-from popxl_engine.machine.replica import Replica, as_array
+from popxl_engine.machine.replica import Replica, as_array, as_tensor
 
 
 class Machine:
@@ -18,17 +18,23 @@ class Machine:
 
     def __init__(self, buffers: Iterable[RemoteBuffer], replicas: Iterable[int]):
         buffers = tuple(buffers)
+        self.files: Set[Variable] = set()
+        """Variables whose memory-mapped file is their row."""
         self.replicas: List[Replica] = [
             Replica(index, {b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries) for b in buffers})
             for index in replicas
         ]
 
-    def take_over(self, variable: Variable) -> None:
-        """Move a variable's host value into the replicas' memory."""
+    def take_over(self, variable: Variable, adopt_file: bool = True) -> None:
+        """Move a variable's host value into the replicas' memory.
+
+        With ``adopt_file`` a writable file becomes that memory.
+        """
         data = variable.host_value
         if data is None:
             return
-        if isinstance(data, np.memmap) and data.flags.writeable and self._adopt(variable, data):
+        if adopt_file and isinstance(data, np.memmap) and data.flags.writeable and self._adopt(variable, data):
+            self.files.add(variable)
             return
         self.write(variable, data)
         if not isinstance(data, np.memmap):
@@ -41,7 +47,9 @@ class Machine:
             return False
         if str(variable.dtype.name) == "bfloat16":
             return False
-        value = data[variable.replica_grouping.assignment[self.replicas[0].index]] if self._has_groups(variable) else data
+        value = (
+            data[variable.replica_grouping.assignment[self.replicas[0].index]] if self._has_groups(variable) else data
+        )
         self.replicas[0].rows[place.buffer].adopt(place.offset, torch.from_numpy(value))
         return True
 
@@ -50,11 +58,12 @@ class Machine:
         return variable.replica_grouping.num_groups > 1
 
     def write(self, variable: Variable, data: np.ndarray) -> None:
-        """Set a variable on every replica from its host array (`shape_on_host`)."""
-        values = data if self._has_groups(variable) else data[np.newaxis]
-        for replica in self.replicas:
-            value = values[variable.replica_grouping.assignment[replica.index]]
-            self._place(variable, replica, torch.from_numpy(np.ascontiguousarray(value)).reshape(variable.shape))
+        """Set a variable on every replica from an array of its `shape_on_host`, or from what `read` gave."""
+        by_replica = variable.retrieval_mode == "all_replicas" and data.shape == (len(self.replicas), *variable.shape)
+        values = data if by_replica or self._has_groups(variable) else data[np.newaxis]
+        for i, replica in enumerate(self.replicas):
+            value = values[i if by_replica else variable.replica_grouping.assignment[replica.index]]
+            self._place(variable, replica, as_tensor(value).reshape(variable.shape))
 
     def _place(self, variable: Variable, replica: Replica, value: torch.Tensor) -> None:
         for target, piece in self._pieces(variable, replica, value):

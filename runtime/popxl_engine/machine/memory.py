@@ -1,4 +1,4 @@
-"""Remote memory of one replica: buffers of equal rows beside the device, in RAM or in files that are mapped into memory."""
+"""Remote memory of one replica: buffers of equal rows beside the device, in RAM or in memory-mapped files."""
 
 from typing import Dict, Optional, Sequence
 
@@ -39,7 +39,8 @@ class Rows:
     def _cut(self, index: int) -> torch.Tensor:
         if not 0 <= index < self.entries:
             raise IndexError(
-                f"remote buffer: got offset {index}; expected 0 <= offset < {self.entries} entries. Allocate the buffer with more entries."
+                f"remote buffer: got offset {index}; expected 0 <= offset < {self.entries} entries. Allocate the "
+                "buffer with more entries."
             )
         if self._slab is None:
             self._slab = allocate(self._stride * self.entries)
@@ -56,5 +57,3 @@ def allocate(nbytes: int) -> torch.Tensor:
     raw = torch.empty(max(nbytes, 1) + ALIGNMENT, dtype=torch.uint8)
     start = -raw.data_ptr() % ALIGNMENT
     return raw[start : start + nbytes]
-
-

@@ -2,6 +2,7 @@
 
 from typing import Any, Dict, Mapping
 
+import numpy as np
 import torch
 from popxl.remote_buffer import RemoteBuffer
 from popxl.streams import Stream
@@ -21,20 +22,24 @@ class Replica:
         self.rows = rows
         self.state: Dict[Tensor, torch.Tensor] = {}
         """Variables, and shards of variables, that live on the device."""
+        self.place = 0
+        """Where the program is: a number made from the run, and from the loops and branches that it is in."""
         self._inputs: Arrays = {}
         self._outputs: Arrays = {}
         self._position: Dict[Stream, int] = {}
 
-    def begin(self, inputs: Arrays, outputs: Arrays) -> None:
-        """Start a run: each stream's array is ``[transfers, *shape]`` for this replica."""
+    def begin(self, inputs: Arrays, outputs: Arrays, place: int = 0) -> None:
+        """Start a run: each stream's array is ``[transfers, *shape]`` for this replica; ``place`` numbers the run."""
         self._inputs, self._outputs, self._position = inputs, outputs, {}
+        self.place = place
 
     def _next(self, stream: Stream, arrays: Arrays) -> torch.Tensor:
         position = self._position.get(stream, 0)
         array = arrays[stream]
         if position >= array.shape[0]:
             raise RuntimeError(
-                f"stream '{stream.tensor_id}': got transfer {position + 1} of a run whose arrays hold {array.shape[0]}; expected no more. "
+                f"stream '{stream.tensor_id}': got transfer {position + 1} of a run whose arrays hold "
+                f"{array.shape[0]}; expected no more. "
                 "Set ir.num_host_transfers to the number of loads and stores that one run makes."
             )
         self._position[stream] = position + 1
@@ -57,6 +62,12 @@ class Replica:
         row = self.rows[buffer].row(offset)
         if row.data_ptr() != t.data_ptr() or row.numel() == 0:
             row.copy_(t)
+
+
+def as_tensor(array: Any) -> torch.Tensor:
+    """A numpy array's memory as a tensor; a copy where the array is read-only or its strides are none of torch's."""
+    array = np.ascontiguousarray(array)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def as_array(t: torch.Tensor) -> Any:

@@ -1,0 +1,46 @@
+"""What generated source calls beside kernels."""
+
+from dataclasses import dataclass
+from typing import Any, Tuple
+
+import numpy as np
+import torch
+from popxl.opdef import Op
+
+from popxl_engine.interpreter import group_members
+from popxl_engine.machine.lockstep import Rendezvous
+
+
+def to_host(result: Any, dtype: Any) -> np.ndarray:
+    """What a host rule returned, as an array of the op's dtype."""
+    return np.asarray(result, dtype=dtype)
+
+
+def to_device(value: np.ndarray) -> torch.Tensor:
+    """A host value as a tensor of its own."""
+    return torch.from_numpy(np.array(value))
+
+
+def viewed(result: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """The result of an alias form whose storage is written: it must share storage with its source."""
+    if result.numel() and result.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():
+        raise RuntimeError(
+            f"got a view of shape {list(result.shape)} of a tensor with shape {list(source.shape)} and strides "
+            f"{list(source.stride())}; expected "
+            "one that needs no copy, because it is written through. Use the out-of-place form, or reshape before "
+            "transposing."
+        )
+    return result
+
+
+@dataclass(eq=False)
+class Meeting:
+    """A collective at one place of the program, where the replicas of a group meet."""
+
+    op: Op
+
+    def arrive(self, replica: Any, operands: Tuple[torch.Tensor, ...], combine: Any) -> Rendezvous:
+        """This replica's arrival."""
+        return Rendezvous(
+            self, group_members(self.op, replica.index), operands, combine, f"{self.op} built at {self.op.where}"
+        )
