@@ -64,7 +64,7 @@ def squares64(counter: np.ndarray, key: int) -> np.ndarray:
     x = swap(x * x + y)
     t = x * x + z
     x = swap(t)
-    return t ^ ((x * x + y) >> half)
+    return np.asarray(t ^ ((x * x + y) >> half))
 
 
 def draws(seed: np.ndarray, count: int, offset: int = 0) -> np.ndarray:

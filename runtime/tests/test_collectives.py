@@ -1,7 +1,5 @@
 """Collectives over several replicas, one numpy statement each; their gradients; the order of additions."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import popxl
 import pytest
@@ -24,6 +22,7 @@ from popxl_engine.interpreter import Cell, Interpreter
 from popxl_engine.kernels.collectives import reduce
 from popxl_engine.kernels.registry import KERNELS
 from popxl_engine.machine.lockstep import run_lockstep
+from popxl_engine.machine.machine import Machine
 
 REPLICAS = 8
 GROUPS = [(1, 8), (1, 2), (2, 2), (4, 2), (2, 4), (1, 1)]
@@ -32,10 +31,9 @@ over_groups = pytest.mark.parametrize("stride, size", GROUPS)
 
 def run_on_replicas(graph, inputs):
     """results[replica][output] of a graph, for inputs[replica][input]."""
+    replicas = Machine((), range(len(inputs))).replicas
     programs = {
-        r: Interpreter(SimpleNamespace(index=r)).graph(
-            graph, [Cell.new(torch.from_numpy(np.asarray(t))) for t in tensors]
-        )
+        r: Interpreter(replicas[r]).graph(graph, [Cell.new(torch.from_numpy(np.asarray(t))) for t in tensors])
         for r, tensors in enumerate(inputs)
     }
     results = run_lockstep(programs)
