@@ -11,7 +11,7 @@ from popart import popart_exception
 from popxl import TensorSpec, ops
 from popxl.errors import GraphError
 from popxl.extensions import to_text, verify
-from popxl.opdef import op
+from popxl.opdef import OPS, alias, op
 from popxl.transforms import autodiff
 from popxl.transforms.autodiff import ExpectedConnection, ExpectedConnectionType, GradGraphInfo
 from popxl_engine.interpreter import run_graph
@@ -290,6 +290,17 @@ def rough(t: popxl.Tensor) -> TensorSpec:
     return t.spec
 
 
+@op(name="rough_view_for_tests", views=("t",))
+def rough_view(t: popxl.Tensor) -> TensorSpec:
+    return t.spec
+
+
+rough_view_ = alias(rough_view)
+
+for declared in (rough, rough_view, rough_view_):  # the table lists the product's ops
+    del OPS[declared.definition.name]
+
+
 def test_an_op_without_a_gradient_on_the_way_is_an_error_that_names_op_rule_and_file(ir: popxl.Ir) -> None:
     graph = graph_of(ir, lambda x, w: (rough(x), ops.exp(w)), X, W)
     with pytest.raises(
@@ -297,6 +308,21 @@ def test_an_op_without_a_gradient_on_the_way_is_an_error_that_names_op_rule_and_
     ):
         autodiff(graph)
     assert autodiff(graph, grads_required=[graph.inputs[1]]).outputs == (graph.inputs[1],)
+
+
+def test_an_op_without_a_gradient_is_an_error_however_far_it_is_from_the_input(ir: popxl.Ir) -> None:
+    graph = graph_of(ir, lambda x: ops.sin(rough(ops.reshape(ops.exp(x), (3, 2)))), X)
+    with pytest.raises(GraphError, match=r"%x: .*'rough_for_tests' is declared not differentiable"):
+        autodiff(graph)
+    both = graph_of(ir, lambda x: ops.add(rough(ops.exp(x)), ops.exp(x)), X)
+    with pytest.raises(GraphError, match=r"%x: .*'rough_for_tests' is declared not differentiable"):
+        autodiff(both)
+
+
+def test_a_view_form_has_a_gradient_if_its_op_has(ir: popxl.Ir) -> None:
+    graph = graph_of(ir, rough_view_, X)
+    with pytest.raises(GraphError, match="'rough_view_for_tests' has none yet"):
+        autodiff(graph)
 
 
 def test_an_op_without_a_gradient_in_a_called_graph_only_matters_where_it_is_needed(ir: popxl.Ir) -> None:
@@ -360,8 +386,13 @@ def test_foreign_tensors_duplicates_and_the_main_graph_are_refused(ir: popxl.Ir)
 def test_loads_in_a_body_cannot_be_recomputed(ir: popxl.Ir) -> None:
     with ir.main_graph:
         stream = popxl.h2d_stream((2, 3), popxl.float32, "data")
-        body = ir.create_graph(lambda x: ops.mul(x, ops.host_load(stream)), X)
-        ops.repeat(body, 2, popxl.constant(np.ones((2, 3), np.float32)))
+
+        def loads(x: popxl.Tensor, y: popxl.Tensor) -> Any:
+            y = ops.host_load(stream)
+            return ops.mul(x, y), y
+
+        body = ir.create_graph(loads, X, X)
+        ops.repeat(body, 2, *[popxl.constant(np.ones((2, 3), np.float32))] * 2)
     with pytest.raises(GraphError, match="expected values that can be computed again"):
         autodiff(body)
 

@@ -8,6 +8,7 @@ import torch
 from gradient_programs import CALLS, PLAIN, Popxl, Program, Torch, gradients, run, sample_inputs, spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from popxl import ops
 from popxl.extensions import verify
 from popxl.transforms import autodiff
 
@@ -16,13 +17,13 @@ STEPS = st.lists(st.tuples(st.sampled_from(PLAIN + CALLS), NUMBERS, NUMBERS), mi
 PROGRAMS = st.builds(Program, STEPS, st.lists(STEPS, max_size=3))
 
 
-def check(program: Program, flag: bool = True) -> None:
-    """Differentiate the last three values of a program for both of its inputs and compare with torch."""
+def check(program: Program, flag: bool = True, last: int = 3) -> None:
+    """Differentiate the last values of a program for both of its inputs and compare with torch."""
     ir = popxl.Ir()
     with ir.main_graph:
 
         def traced(x: popxl.Tensor, w: popxl.Tensor, flag: popxl.Tensor) -> List[popxl.Tensor]:
-            return run(Popxl(ir), program, [x, w], flag)[-3:]
+            return run(Popxl(ir), program, [x, w], flag)[-last:]
 
         graph = ir.create_graph(traced, spec((2, 3)), spec((3,)), popxl.TensorSpec((), popxl.bool))
     outputs = list(dict.fromkeys(graph.outputs))
@@ -34,7 +35,7 @@ def check(program: Program, flag: bool = True) -> None:
     verify(ir)
 
     leaves = [t.clone().requires_grad_() for t in values]
-    pool = list(dict.fromkeys(run(Torch(), program, leaves, flag)[-3:]))
+    pool = list(dict.fromkeys(run(Torch(), program, leaves, flag)[-last:]))
     loss = sum((t * dy).sum() for t, dy in zip(pool, provided))
     expected = (
         torch.autograd.grad(loss, leaves, materialize_grads=True, allow_unused=True) if loss.requires_grad else None
@@ -93,3 +94,58 @@ def test_bodies_that_call_graphs_recompute_what_those_calls_gained() -> None:
     )
     check(Program([("repeat", 0, 3)], functions))
     check(Program([("conditional", 0, 0), ("call", 1, 1)], functions))
+
+
+def test_every_carried_value_of_a_loop_passes_gradients_even_where_its_last_value_is_unused() -> None:
+    functions = ((("mul", 0, 1), ("tanh", 1, 0)),)
+    check(Program([("repeat", 0, 3), ("total", 1, 0)], functions), last=1)
+
+
+def differentiate_and_run(fn: Any, values: List[torch.Tensor], provided: List[torch.Tensor]) -> List[torch.Tensor]:
+    """Gradients of all inputs of a graph function, for gradients of its outputs."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        graph = ir.create_graph(fn, *[spec(t.shape) for t in values])
+    results = gradients(ir, graph, autodiff(graph), values, provided)
+    verify(ir)
+    return results
+
+
+def test_inputs_that_a_loop_does_not_carry_sum_over_iterations() -> None:
+    def loop(x: popxl.Tensor, w: popxl.Tensor) -> Any:
+        body = popxl.gcg().ir.create_graph(lambda x, w: ops.tanh(ops.mul(x, w)), x, w)
+        return ops.repeat(body, 4, x, w)
+
+    x, w = (torch.rand(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    y = x
+    for _ in range(4):
+        y = torch.tanh(y * w)
+    dy = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    results = differentiate_and_run(loop, [x.detach(), w.detach()], [dy])
+    torch.testing.assert_close(results, list(torch.autograd.grad(y, (x, w), dy)))
+
+
+def test_one_tensor_for_two_inputs_of_a_branch_or_a_call_sums_both_gradients() -> None:
+    def twice(x: popxl.Tensor) -> Any:
+        ir = popxl.gcg().ir
+        product = ir.create_graph(lambda a, b: ops.mul(ops.sin(a), b), x, x)
+        either = ops.conditional(ops.greater(ops.sum(x), ops.sum(ops.negate(x))), product, product, [x, x], [x, x])
+        return ops.add(either[0], ops.call(product, x, x)[0])
+
+    x = torch.rand(3, dtype=torch.float64)
+    [dx] = differentiate_and_run(twice, [x], [torch.ones(3, dtype=torch.float64)])
+    torch.testing.assert_close(dx, 2 * (x.cos() * x + x.sin()))
+
+
+def test_an_output_that_a_called_graph_returns_twice_gets_both_gradients() -> None:
+    def both(x: popxl.Tensor) -> Any:
+        def body(x: popxl.Tensor) -> Any:
+            y = ops.sin(x)
+            return y, y
+
+        first, second = ops.call(popxl.gcg().ir.create_graph(body, x), x)
+        return ops.add(first, ops.mul(second, second))
+
+    x = torch.rand(3, dtype=torch.float64)
+    [dx] = differentiate_and_run(both, [x], [torch.ones(3, dtype=torch.float64)])
+    torch.testing.assert_close(dx, x.cos() + 2 * x.sin() * x.cos())
