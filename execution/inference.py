@@ -9,7 +9,6 @@ import numpy as np
 import popxl
 import popxl_addons as addons
 from popxl import ops
-from popxl_addons.streams import Description
 
 from config import Config
 from execution import phases
@@ -21,6 +20,9 @@ from execution.pretraining import make_ir
 from execution.variables import make_variables
 from modelling import Layout, model_table
 from modelling.head import TIED
+
+Description = tuple[tuple[int, ...], popxl.dtype]
+"""Shape and type of one transfer of a stream."""
 
 
 def evaluation(config: Config) -> addons.TaskSession:

@@ -388,3 +388,9 @@ def make_constant(data: np.ndarray, dtype: dtype, name: Optional[str]) -> Consta
 
 
 TensorLike = Union[Tensor, HostScalarTensor]
+
+
+def make_temporary(like: Tensor, name: str, spec: TensorSpec) -> Tensor:
+    """A tensor in the graph of another that no op of the program made, for what the engine's rewrites add."""
+    result: Tensor = Tensor._make(like._graph, name, spec, None)
+    return result
