@@ -1,5 +1,6 @@
 """What op declarations share: checks of operands, axes and broadcasting, and constructors of elementwise families."""
 
+import sys
 from typing import Any, Callable, Iterable, Optional, Tuple, Union
 
 import numpy as np
@@ -116,9 +117,11 @@ def unary(
         return t.spec
 
     kind = "numbers" if numeric else "floating point"
-    fn.__name__, fn.__module__ = name, __name__
+    family = sys._getframe(1)
+    fn.__name__, fn.__module__ = name, family.f_globals["__name__"]
     fn.__doc__ = f"{doc}\n\nShapes: t [a], {kind} -> [a], t's dtype.\nRaises:\n    DTypeError: if t is not {kind}."
     result = op(fn, host=host)
+    result.definition.file = family.f_code.co_filename  # the family's, where its rules are to be found
     result.vjp(vjp)
     result.cost(lambda y, t: Cost(flops=flops * y.nelms))
     return result
@@ -135,12 +138,14 @@ def binary(name: str, doc: str, vjp: Callable[..., Tuple[Optional[Tensor], Optio
         check_numeric(name, lhs=lhs, rhs=rhs)
         return broadcast_spec(name, lhs=lhs, rhs=rhs)
 
-    fn.__name__, fn.__module__ = name, __name__
+    family = sys._getframe(1)
+    fn.__name__, fn.__module__ = name, family.f_globals["__name__"]
     fn.__doc__ = (
         f"{doc}\n\nShapes: lhs [a], rhs [b], numbers of one dtype -> [broadcast(a, b)], the same dtype.\n"
         "Raises:\n    DTypeError: if the dtypes differ or are bool.\n    ShapeError: if the shapes do not broadcast."
     )
     result = op(fn, host=host)
+    result.definition.file = family.f_code.co_filename  # the family's, where its rules are to be found
     result.vjp(vjp)
     result.cost(elementwise_cost)
     return result
