@@ -254,6 +254,17 @@ def test_where_names_cannot_be_swapped_a_rename_that_fails_puts_the_old_folder_b
     assert (target / "old").read_text() == "old" and sorted(os.listdir(tmp_path)) == ["t", "u"]
 
 
+def test_an_existing_folder_is_swapped_in_one_step_where_the_file_system_can(tmp_path, monkeypatch):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    swaps = durable.exchange(tmp_path / "a", tmp_path / "b")
+    renames, rename = [], os.rename
+    monkeypatch.setattr(os, "rename", lambda source, destination: renames.append(source) or rename(source, destination))
+    replace_folder(tmp_path / "a", lambda folder: (folder.mkdir(), (folder / "x").write_text("new")))
+    assert len(renames) == (0 if swaps else 2) and (tmp_path / "a" / "x").read_text() == "new"
+    assert not durable.exchange(tmp_path / "a", tmp_path / "missing")
+
+
 SAVER = """
 import importlib.util, itertools, pathlib, sys
 spec = importlib.util.spec_from_file_location("durable", sys.argv[1])

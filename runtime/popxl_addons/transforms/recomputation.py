@@ -34,7 +34,7 @@ def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
         connections.update((t, input_like(gradient, t)) for t in gradient.inputs[len(expected) :])
         forward_call = ops.call_with_info(forward, inputs_dict=inputs)
         for t, source in activations:
-            connections[t] = inputs[source] if source in inputs else forward_call.graph_to_parent(source)
+            connections[t] = forward_call.graph_to_parent(source)
         for t in ops.call(gradient, inputs_dict=connections):
             popxl.graph_output(t)
     new_info = GradGraphInfo.make(
