@@ -2,17 +2,18 @@
 
 import importlib
 from types import TracebackType
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Set, Tuple, Type, Union
+from typing import Any, Dict, Iterable, Mapping, Optional, Protocol, Set, Tuple, Type, Union
 
 import numpy as np
 import popdist
 from popart import DeviceInfo
 
 from popxl.ir import Ir
+from popxl.session_checks import check_keys, checked_data, is_file, is_writable_file
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Variable
-from popxl.utils import HostScalarTensor, downcast_np_dtypes, round_to_bfloat16, to_numpy
-from popxl.values import Constant, Tensor
+from popxl.utils import HostScalarTensor, downcast_np_dtypes, to_numpy
+from popxl.values import Constant
 
 h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
 d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
@@ -77,7 +78,7 @@ class Session:
         self._depth = 0
         self._inputs = sorted(ir.get_all_h2d_streams(), key=lambda s: s.tensor_id)
         self._outputs = sorted(ir.get_all_d2h_streams(), key=lambda s: s.tensor_id)
-        self._read_only = [v for v in self._variables() if _is_file(v) and not _is_writable_file(v)]
+        self._read_only = [v for v in self._variables() if is_file(v) and not is_writable_file(v)]
         self.weights_to_host_on_exit = weights_to_host_on_exit and not self._read_only
         local = ir.instance_replication_factor
         first = popdist.getInstanceIndex() * local if ir.replication_factor > local else 0
@@ -196,14 +197,19 @@ class Session:
         return array.reshape(self._engine_shape(stream, array.shape))
 
     def _validate_run_inputs(self, inputs: h2dStreamBufferMaps) -> None:
-        _check_keys("input", inputs, self._inputs)
+        check_keys("input", inputs, self._inputs)
         for stream, value in inputs.items():
             self._check_shape("input", stream, np.shape(value))
 
     def _validate_run_outputs(self, outputs: d2hStreamBufferMaps) -> None:
-        _check_keys("output", outputs, self._outputs)
+        check_keys("output", outputs, self._outputs)
         for stream, value in outputs.items():
             self._check_shape("output", stream, value.shape)
+            if not value.flags.writeable:
+                raise ValueError(
+                    f"Session.run: got a read-only output array for stream '{stream.tensor_id}'; expected a writable "
+                    "one."
+                )
 
     def _check_shape(self, kind: str, stream: Stream, shape: Iterable[int]) -> None:
         shape, extra = tuple(shape), self._extra_input_dims
@@ -238,7 +244,7 @@ class Session:
     def _set_host_value(self, variable: Variable, data: np.ndarray) -> None:
         if self._host is None:
             self._engine.write(variable, data)
-        elif _is_file(variable):
+        elif is_file(variable):
             self._host[variable][...] = data
         else:
             self._host[variable] = np.array(data)
@@ -253,19 +259,19 @@ class Session:
             value = holder._host_value(variable)
             if holder is not self or self._host is not None:
                 self._engine.write(variable, value)
-            if _is_writable_file(variable) and holder._host is None:
+            if is_writable_file(variable) and holder._host is None:
                 variable.host_value[...] = value  # type: ignore[index]
-            host[variable] = variable.host_value if _is_file(variable) else value  # type: ignore[assignment]
+            host[variable] = variable.host_value if is_file(variable) else value  # type: ignore[assignment]
         self._host = None if self.weights_to_host_on_exit else host
         self._ir._holder, self._changed = self, False
 
     def _download(self) -> None:
         """Make the device's values the host's, files included."""
         for variable in self._variables():
-            if _is_writable_file(variable):
+            if is_writable_file(variable):
                 self._write_file(variable)
                 variable.host_value.flush()  # type: ignore[union-attr]
-            elif self._host is not None and not _is_file(variable):
+            elif self._host is not None and not is_file(variable):
                 self._host[variable] = self._engine.read(variable)
         self._ir._holder, self._changed = self, False
 
@@ -340,7 +346,7 @@ class Session:
 
     def _value(self, variable: Variable) -> np.ndarray:
         holder: Session = self if self.is_attached else self._ir._holder
-        if _is_writable_file(variable):
+        if is_writable_file(variable):
             if holder._host is None:
                 holder._write_file(variable)
             return variable.host_value  # type: ignore[return-value]
@@ -358,56 +364,9 @@ class Session:
             ValueError: another shape than the variable's `shape_on_host`, or a read-only memory-mapped variable.
             NotImplementedError: a variable with retrieval mode "all_replicas".
         """
-        checked = {v: _checked_data(v, data) for v, data in tensors.items()}
+        checked = {v: checked_data(v, data) for v, data in tensors.items()}
         holder: Session = self._ir._holder
         for variable, data in checked.items():
             holder._set_host_value(variable, data)
             if self.is_attached and (holder is not self or self._host is not None):
                 self._engine.write(variable, data)
-
-
-def _is_file(variable: Variable) -> bool:
-    return isinstance(variable.host_value, np.memmap)
-
-
-def _is_writable_file(variable: Variable) -> bool:
-    return isinstance(variable.host_value, np.memmap) and bool(variable.host_value.flags.writeable)
-
-
-def _check_keys(kind: str, given: Mapping[Any, Any], expected: List[Any]) -> None:
-    unexpected = [s for s in given if s not in expected]
-    missing = [s for s in expected if s not in given]
-    if unexpected or missing:
-        found = ", ".join(getattr(s, "tensor_id", repr(s)) for s in unexpected) or "none"
-        raise ValueError(
-            f"Session.run: got unexpected {kind} streams: {found}; missing: "
-            f"{', '.join(s.tensor_id for s in missing) or 'none'}. Pass exactly "
-            f"the program's {len(expected)} {kind} streams."
-        )
-
-
-def _checked_data(variable: Tensor, data: HostScalarTensor) -> np.ndarray:
-    where = "Session.write_variables_data"
-    if not isinstance(variable, Variable):
-        raise TypeError(f"{where}: got {variable!r}; expected a Variable.")
-    if variable.retrieval_mode == "all_replicas":
-        raise NotImplementedError(
-            f"{where}: got %{variable.name} with retrieval mode 'all_replicas'; expected 'one_per_group'."
-        )
-    if _is_file(variable) and not _is_writable_file(variable):
-        raise ValueError(
-            f"{where}: got read-only memory-mapped %{variable.name}; expected a file opened with mode 'r+'."
-        )
-    is_number = isinstance(data, (int, float, bool))
-    plain = np.asarray(data) if isinstance(data, np.memmap) else data
-    array = to_numpy(data, variable.dtype) if is_number else to_numpy(plain, downcast=False, copy=False)
-    if array.dtype != variable.dtype.as_numpy():
-        raise TypeError(
-            f"{where}: got {array.dtype} data for %{variable.name}: {variable.spec}; expected "
-            f"{variable.dtype.as_numpy()}."
-        )
-    if array.shape != variable.shape_on_host:
-        raise ValueError(
-            f"{where}: got shape {list(array.shape)} for %{variable.name}; expected {list(variable.shape_on_host)}."
-        )
-    return round_to_bfloat16(array) if variable.dtype.name == "bfloat16" else array

@@ -67,7 +67,7 @@ def to_numpy(
 
 def round_to_bfloat16(x: np.ndarray) -> np.ndarray:
     """Round float32 values to the nearest bfloat16 (ties to even), still as float32."""
-    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
+    bits = np.array(x, dtype=np.float32, order="C").view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)).view(np.float32)
     return np.where(np.isfinite(x), rounded, x).astype(np.float32)
 

@@ -66,7 +66,7 @@ class Replica:
 
 def as_tensor(array: Any) -> torch.Tensor:
     """A numpy array's memory as a tensor; a copy where the array is read-only or its strides are none of torch's."""
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 

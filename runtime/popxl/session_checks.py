@@ -1,0 +1,60 @@
+"""What a Session checks of the arrays that it is given."""
+
+from typing import Any, List, Mapping
+
+import numpy as np
+
+from popxl.tensor import Variable
+from popxl.utils import HostScalarTensor, round_to_bfloat16, to_numpy
+from popxl.values import Tensor
+
+
+def is_file(variable: Variable) -> bool:
+    """Whether a variable's host value is a memory-mapped file."""
+    return isinstance(variable.host_value, np.memmap)
+
+
+def is_writable_file(variable: Variable) -> bool:
+    """Whether it is one that may be changed."""
+    return isinstance(variable.host_value, np.memmap) and bool(variable.host_value.flags.writeable)
+
+
+def check_keys(kind: str, given: Mapping[Any, Any], expected: List[Any]) -> None:
+    """ValueError unless exactly the expected streams are given."""
+    unexpected = [s for s in given if s not in expected]
+    missing = [s for s in expected if s not in given]
+    if unexpected or missing:
+        found = ", ".join(getattr(s, "tensor_id", repr(s)) for s in unexpected) or "none"
+        raise ValueError(
+            f"Session.run: got unexpected {kind} streams: {found}; missing: "
+            f"{', '.join(s.tensor_id for s in missing) or 'none'}. Pass exactly "
+            f"the program's {len(expected)} {kind} streams."
+        )
+
+
+def checked_data(variable: Tensor, data: HostScalarTensor) -> np.ndarray:
+    """Data for a variable as an array; raises as `Session.write_variables_data`."""
+    where = "Session.write_variables_data"
+    if not isinstance(variable, Variable):
+        raise TypeError(f"{where}: got {variable!r}; expected a Variable.")
+    if variable.retrieval_mode == "all_replicas":
+        raise NotImplementedError(
+            f"{where}: got %{variable.name} with retrieval mode 'all_replicas'; expected 'one_per_group'."
+        )
+    if is_file(variable) and not is_writable_file(variable):
+        raise ValueError(
+            f"{where}: got read-only memory-mapped %{variable.name}; expected a file opened with mode 'r+'."
+        )
+    is_number = isinstance(data, (int, float, bool))
+    plain = np.asarray(data) if isinstance(data, np.memmap) else data
+    array = to_numpy(data, variable.dtype) if is_number else to_numpy(plain, downcast=False, copy=False)
+    if array.dtype != variable.dtype.as_numpy():
+        raise TypeError(
+            f"{where}: got {array.dtype} data for %{variable.name}: {variable.spec}; expected "
+            f"{variable.dtype.as_numpy()}."
+        )
+    if array.shape != variable.shape_on_host:
+        raise ValueError(
+            f"{where}: got shape {list(array.shape)} for %{variable.name}; expected {list(variable.shape_on_host)}."
+        )
+    return round_to_bfloat16(array) if variable.dtype.name == "bfloat16" else array
