@@ -52,6 +52,8 @@ class Measurement:
     name: str
     seconds: tuple[float, ...]
     """Per step, one value per round, warm-up left out."""
+    cpu_seconds: tuple[float, ...]
+    """The same by processor time over all threads: with one thread, what a busy machine cannot distort."""
     peak_bytes: int
     """Largest resident set of the process over its whole life, by the kernel's count."""
     stepping_bytes: int
@@ -64,6 +66,11 @@ class Measurement:
     def median(self) -> float:
         """Seconds per step."""
         return statistics.median(self.seconds)
+
+    @property
+    def cpu_median(self) -> float:
+        """Processor seconds per step."""
+        return statistics.median(self.cpu_seconds)
 
     @property
     def spread(self) -> float:
@@ -79,6 +86,7 @@ class Measurement:
             "seconds": self.median,
             "spread": self.spread,
             "all_seconds": list(self.seconds),
+            "cpu_seconds": self.cpu_median,
             "peak_bytes": self.peak_bytes,
             "stepping_bytes": self.stepping_bytes,
         }
@@ -159,20 +167,22 @@ def measure(
         for variant in variants:
             running.append(VariantProcess(script, variant, timeout))
             running[-1].ask("build")
-        seconds: dict[str, list[float]] = {variant.name: [] for variant in variants}
+        seconds: dict[str, list[tuple[float, float]]] = {variant.name: [] for variant in variants}
         steps: dict[str, list[Figures]] = {variant.name: [] for variant in variants}
         for number in range(warmup + rounds):
             for process in running if number % 2 == 0 else reversed(running):
                 reply = process.ask("step", count=steps_per_round)
                 steps[process.variant.name].append(reply["figures"])
                 if number >= warmup:
-                    seconds[process.variant.name].append(reply["seconds"] / steps_per_round)
+                    times = reply["seconds"] / steps_per_round, reply["cpu_seconds"] / steps_per_round
+                    seconds[process.variant.name].append(times)
                 elif number == warmup - 1:
                     process.ask("forget_peak")
         return [
             Measurement(
                 name=process.variant.name,
-                seconds=tuple(seconds[process.variant.name]),
+                seconds=tuple(wall for wall, _ in seconds[process.variant.name]),
+                cpu_seconds=tuple(cpu for _, cpu in seconds[process.variant.name]),
                 steps=tuple(steps[process.variant.name]),
                 **process.ask("finish"),
             )
@@ -195,9 +205,10 @@ def worker(build: Callable[[Figures], Workload], options: Figures) -> None:
         if message["command"] == "build":
             workload = build(options)
         elif message["command"] == "step":
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             figures = workload.step(message["count"])
-            reply = {"seconds": time.perf_counter() - start, "figures": figures}
+            cpu_seconds = time.process_time() - cpu_start
+            reply = {"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds, "figures": figures}
         elif message["command"] == "forget_peak":
             peak = peak_resident_bytes()
             _forget_peak()
@@ -252,6 +263,7 @@ def machine() -> Figures:
     return {
         "processor": names[0] if names else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
         "vector": torch.backends.cpu.get_cpu_capability(),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "load": round(os.getloadavg()[0], 2),

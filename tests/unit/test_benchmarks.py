@@ -84,7 +84,13 @@ def test_a_variant_that_hangs_is_given_up(script, tmp_path):
 
 def test_median_and_spread_over_rounds():
     times = Measurement(
-        name="a", seconds=(4.0, 1.0, 2.0, 3.0, 100.0), peak_bytes=1, stepping_bytes=1, steps=(), finish={}
+        name="a",
+        seconds=(4.0, 1.0, 2.0, 3.0, 100.0),
+        cpu_seconds=(1.0,),
+        peak_bytes=1,
+        stepping_bytes=1,
+        steps=(),
+        finish={},
     )
     assert times.median == 3.0
     assert times.spread == pytest.approx((4.0 - 2.0) / 3.0)
@@ -92,7 +98,7 @@ def test_median_and_spread_over_rounds():
 
 def test_bars_look_at_speed_and_memory():
     def verdict(speed: float, memory: float) -> bool:
-        times = {"seconds": (1.0,), "stepping_bytes": 1, "steps": ({"loss": 1.0},), "finish": {}}
+        times = {"seconds": (1.0,), "cpu_seconds": (1.0,), "stepping_bytes": 1, "steps": ({"loss": 1.0},), "finish": {}}
         plain = Measurement(name="eager", peak_bytes=100, **times)
         phased = Measurement(name="phased", peak_bytes=int(100 * memory), **{**times, "seconds": (1.0 / speed,)})
         slow = Measurement(name="compiled", peak_bytes=10, **{**times, "seconds": (9.0,)})
@@ -108,7 +114,7 @@ def test_table_aligns_its_columns():
 
 
 def test_machine_has_no_names_of_hosts_or_people():
-    assert set(machine()) == {"processor", "cores", "vector", "memory_gib", "load", "torch", "python"}
+    assert set(machine()) == {"processor", "cores", "vector", "memory_gib", "load", "threads", "torch", "python"}
 
 
 def test_text_is_cut_and_windows_cover_the_validation_part(tmp_path):

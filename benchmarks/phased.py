@@ -1,0 +1,107 @@
+"""The application as a workload of the benchmarks: the phased program, used as a training script would use it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Figures
+from config import Config, Execution, Model, Training, learning_rate
+from execution.host import run_steps
+from execution.inference import evaluate, evaluation
+from execution.pretraining import pretraining
+from execution.variables import copy_weights
+
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+class PhasedTrainer:
+    """A training session and the optimizer steps it has done.
+
+    Args:
+        batches: endless (ids, labels), each int [global_batch_size, sequence].
+    """
+
+    def __init__(self, config: Config, batches: Iterator[Batch]):
+        self.config, self.batches, self.done = config, batches, 0
+        self.session = pretraining(config)
+        self.session.__enter__()  # the process ends with the workload
+
+    def step(self, count: int) -> Figures:
+        """Optimizer steps; the loss of the last."""
+        for _ in range(count):
+            rates = [learning_rate(self.config.training, self.done)]
+            (result,) = run_steps(self.session, self.config, *next(self.batches), rates)
+            self.done += 1
+        return {"loss": result.loss}
+
+    def finish(self) -> Figures:
+        """Nothing to add."""
+        return {}
+
+
+class PhasedSteps(PhasedTrainer):
+    """`train_step.py`'s workload; `batches.next` gives micro-batches."""
+
+    def __init__(self, options: Figures, batches: Any):
+        micro_batch, accumulation = options["micro_batch_size"], options["accumulation"]
+        config = Config(
+            name="train_step",
+            model=Model(**options["model"], dropout=options["dropout"], precision=options["dtype"]),
+            training=Training(
+                steps=1000,
+                global_batch_size=micro_batch * accumulation,
+                learning_rate=1e-4,
+                schedule="constant",
+                weight_decay=0.1,
+                max_norm=1.0,
+                stochastic_rounding=options["dtype"] != "float32",
+            ),
+            execution=Execution(micro_batch_size=micro_batch, recomputation=options["recomputation"]),
+        )
+        super().__init__(config, self._whole(batches))
+
+    @staticmethod
+    def _whole(batches: Any) -> Iterator[Batch]:
+        while True:
+            yield tuple(np.concatenate(part) for part in zip(*batches.next()))
+
+
+class PhasedRun(PhasedTrainer):
+    """`shakespeare.py`'s workload; `text` gives batches and validation windows."""
+
+    def __init__(self, options: Figures, text: Any, model: Mapping[str, Any], training: Mapping[str, Any], batch: int):
+        self.text, self.sequence = text, model["sequence_length"]
+        seed = options["seed"]
+        config = Config(
+            name="shakespeare",
+            model=Model(**model, vocabulary_size=text.vocabulary_size, dropout=0.0),
+            training=Training(steps=options["steps"], global_batch_size=batch, seed=seed, **training),
+            execution=Execution(micro_batch_size=batch, recomputation=False),
+        )
+        super().__init__(config, text.batches(seed, self.sequence))
+
+    def finish(self) -> Figures:
+        """Loss over the whole validation text, by the application's own forward program."""
+        ids, labels = self.text.validation_windows(self.sequence)
+        batch = self.config.training.global_batch_size
+        whole = len(ids) // batch * batch
+        total = self._loss(ids[:whole], labels[:whole], batch) * whole
+        if whole < len(ids):
+            rest = len(ids) - whole
+            total += self._loss(ids[whole:], labels[whole:], rest) * rest
+        return {"validation_loss": total / len(ids)}
+
+    def _loss(self, ids: np.ndarray, labels: np.ndarray, batch: int) -> float:
+        """Mean loss over windows whose number is a multiple of `batch`."""
+        config = replace(
+            self.config,
+            training=replace(self.config.training, global_batch_size=batch),
+            execution=replace(self.config.execution, micro_batch_size=batch),
+        )
+        session = evaluation(config)
+        copy_weights(self.session, session)
+        with session:
+            batches = zip(np.split(ids, len(ids) // batch), np.split(labels, len(ids) // batch))
+            return float(np.mean([evaluate(session, config, *pair) for pair in batches]))
