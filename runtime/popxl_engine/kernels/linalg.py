@@ -35,11 +35,16 @@ def prefers_onednn() -> bool:
         return False
 
 
+def dense(t: torch.Tensor) -> torch.Tensor:
+    """A matrix whose rows or columns lie side by side: oneDNN multiplies by others a thousand times slower."""
+    return t if t.is_contiguous() or t.t().is_contiguous() else t.contiguous()
+
+
 def matrix_product(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
     """lhs @ rhs + bias for floating-point matrices of one type: [m, k], [k, n], [n] -> [m, n]."""
+    if not lhs.is_cuda:
+        rhs = dense(rhs)
     if lhs.dtype == torch.float32 and not lhs.is_cuda and prefers_onednn() and lhs.numel() and rhs.numel():
-        if not (rhs.is_contiguous() or rhs.t().is_contiguous()):
-            rhs = rhs.contiguous()  # oneDNN's loop for a slice's rows is a thousand times slower (benchmarks/NOTES.md)
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(lhs, rhs.t(), bias, "none", [], "")
         return result
     return torch.mm(lhs, rhs) if bias is None else torch.addmm(bias, lhs, rhs)
