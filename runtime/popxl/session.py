@@ -170,9 +170,13 @@ class Session:
         inputs, outputs = inputs or {}, outputs or {}
         self._validate_run_inputs(inputs)
         self._validate_run_outputs(outputs)
-        arrays = {s: self._input_array(s, value, downcast_inputs) for s, value in inputs.items()}
+        arrays: Dict[Stream, np.ndarray] = {
+            s: self._input_array(s, value, downcast_inputs) for s, value in inputs.items()
+        }
         contiguous = {s: value if value.flags.c_contiguous else value.copy() for s, value in outputs.items()}
-        results = {s: value.reshape(self._engine_shape(s, value.shape)) for s, value in contiguous.items()}
+        results: Dict[Stream, np.ndarray] = {
+            s: value.reshape(self._engine_shape(s, value.shape)) for s, value in contiguous.items()
+        }
         self._changed = True
         self._engine.run(arrays, results)
         for stream, value in outputs.items():
@@ -199,7 +203,7 @@ class Session:
     def _validate_run_inputs(self, inputs: h2dStreamBufferMaps) -> None:
         check_keys("input", inputs, self._inputs)
         for stream, value in inputs.items():
-            self._check_shape("input", stream, np.shape(value))
+            self._check_shape("input", stream, np.shape(value))  # type: ignore[arg-type]
 
     def _validate_run_outputs(self, outputs: d2hStreamBufferMaps) -> None:
         check_keys("output", outputs, self._outputs)

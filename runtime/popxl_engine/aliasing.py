@@ -9,6 +9,8 @@ row. It is removed (the two classes are joined) unless one of these rules keeps 
 - `view_changes`: the view is written, and the source's storage is still read then;
 - `others_read`: inputs, constants and variables are read by the caller, by other calls, and in the next run;
 - `slots_read`: the host still owns the slots of its streams;
+- `views_written`: the result is written, and an alias form views it, which may need elements that lie next to each
+other;
 - `outputs_apart`: what a body returns shares no storage with its inputs, with state, or with another output.
 
 A remote buffer is a storage like others, except that a row may be changed early when its own store follows:
@@ -29,7 +31,16 @@ END = 1 << 60
 """A read by someone outside the block: the caller, the next run."""
 
 ALL_RULES = frozenset(
-    {"source_changes", "view_changes", "others_read", "slots_read", "outputs_apart", "own_row", "rows_between"}
+    {
+        "source_changes",
+        "view_changes",
+        "others_read",
+        "slots_read",
+        "views_written",
+        "outputs_apart",
+        "own_row",
+        "rows_between",
+    }
 )
 
 
@@ -59,6 +70,8 @@ class Aliasing:
         self.same: Dict[Value, Value] = {}
         """In-place results and copies: the value whose memory they are, element by element."""
         self.numbers: Dict[Any, Any] = {}
+        self.viewed: Set[Value] = set()
+        """Values that alias forms view, and that are written."""
 
     def of(self, key: Any) -> Storage:
         """The class of a value or remote buffer."""
@@ -78,12 +91,10 @@ class Aliasing:
     def run(self) -> None:
         """Decide every soft edge."""
         self._hard()
+        self._find_viewed()
         self._number()
         for position, instr in enumerate(self.block.instrs):
             self._decide(position, instr)
-        for instr in self.block.instrs:
-            alias = instr.definition is not None and instr.definition.alias
-            instr.shared = bool(alias and instr.outputs and self.of(instr.outputs[0]).writes)
         self._separate_outputs()
 
     # Facts
@@ -115,6 +126,24 @@ class Aliasing:
         for i in block.by_ref:
             if self.of(block.inputs[i]).writes:
                 block.written.add(i)
+
+    def _find_viewed(self) -> None:
+        """Mark the alias forms whose storage is written later, and note every value of that storage.
+
+        Ops that make such a value lay it out plainly, so that it can be viewed.
+        """
+        viewed = set()
+        for position, instr in enumerate(self.block.instrs):
+            if instr.definition is not None and instr.definition.alias:
+                storage = self.of(instr.outputs[0])
+                instr.shared = any(w > position for w in storage.writes)
+                if instr.shared:
+                    viewed.add(id(storage))
+                    _refuse_joined(instr)
+        for instr in self.block.instrs:
+            found = {v for v in instr.outputs if id(self.of(v)) in viewed}
+            self.viewed |= found
+            instr.contiguous = bool(found)
 
     def _refuse_aliased_references(self, instr: Instr) -> None:
         for body, inputs in instr.calls():
@@ -191,6 +220,8 @@ class Aliasing:
     def _observable(self, position: int, source: Any, result: Value) -> bool:
         """Whether someone could tell a view from a copy."""
         old, new = self.of(source), self.of(result)
+        if "views_written" in self.rules and result in self.viewed:
+            return True
         through = self._written_through(old, new, result)
         later = [w for w in old.writes if w > position and w != through]
         if "source_changes" in self.rules and later and any(read >= min(later) for read in new.reads):
@@ -234,6 +265,17 @@ class Aliasing:
                 self.block.instrs.append(Instr("copy", {"t": value}, [result], host=value.host, own=True))
                 self.block.outputs[i] = result
             taken.add(id(storage))
+
+
+def _refuse_joined(instr: Instr) -> None:
+    """A view of several tensors has no memory of its own to share with all of them."""
+    assert instr.definition is not None and instr.source is not None
+    parts = [v for p in instr.definition.views for v in _flat(instr.arguments[p])]
+    if len(set(parts)) > 1:
+        raise GraphError(
+            f"{instr.source} built at {instr.source.where}: got a view of {len(parts)} tensors of which one, or the "
+            "view, is written later; expected no such write. Write before joining, or join copies with ops.concat."
+        )
 
 
 def hard_edges(instr: Instr) -> Iterable[Tuple[Value, Value]]:

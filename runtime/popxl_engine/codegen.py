@@ -14,7 +14,7 @@ from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.lowering import Block, Instr, Value
 from popxl_engine.machine.place import enter
 from popxl_engine.stochastic import rounded
-from popxl_engine.support import Meeting, to_device, to_host, viewed
+from popxl_engine.support import Meeting, clone, to_device, to_host, viewed
 
 NARROW = (dtypes.float16, dtypes.bfloat16)
 PLAIN = (int, float, bool, str, type(None))
@@ -76,10 +76,8 @@ class Generator:
         key = (constant, value.host)
         if key not in self._constants:
             array = np.array(constant.host_value).reshape(constant.shape)
-            if not value.host:
-                from_array = torch.from_numpy(array)
-                array = from_array.to(torch_dtype(constant.dtype))
-            self._constants[key] = self.source.bind("c", array)
+            on_host = array if value.host else torch.from_numpy(array).to(torch_dtype(constant.dtype))
+            self._constants[key] = self.source.bind("c", on_host)
         return self._constants[key]
 
 
@@ -201,7 +199,18 @@ class BlockWriter:
         elif source.host:
             yield f"{self.python[result]} = {self.python[source]}.copy()"
         else:
-            yield f"{self.python[result]} = {self.python[source]}.clone()"
+            yield f"{self.python[result]} = {self._clone(self.python[source])}"
+
+    def _clone(self, expression: str) -> str:
+        return f"{self.source.bind('clone', clone)}({expression})"
+
+    def _laid_out(self, instr: Instr) -> Iterator[str]:
+        """Several results, each laid out as its views need it."""
+        names = [self.python[v] for v in instr.outputs]
+        if instr.own:
+            yield f"{self._targets(instr)}{', '.join(self._clone(n) for n in names)}"
+        elif instr.contiguous:
+            yield f"{self._targets(instr)}{', '.join(f'{n}.contiguous()' for n in names)}"
 
     def _call_block(self, body: Block, inputs: str) -> str:
         call = f"{self.generator.function(body)}(r{inputs})"
@@ -212,9 +221,12 @@ class BlockWriter:
         inputs = [self.python[v] for v in instr.arguments["inputs"]]
         carried = [self.python[v] for v in instr.outputs]
         for name, source, value in zip(carried, inputs, instr.outputs):
-            yield f"{name} = {source}" + ("" if count else ".copy()" if value.host else ".clone()")
-        if not count:
-            return
+            yield f"{name} = {source if count else f'{source}.copy()' if value.host else self._clone(source)}"
+        if count:
+            yield from self._loop(instr, body, count, carried, inputs)
+            yield from self._laid_out(instr)
+
+    def _loop(self, instr: Instr, body: Block, count: int, carried: List[str], inputs: List[str]) -> Iterator[str]:
         arguments = "".join(f", {n}" for n in (*carried, *inputs[len(carried) :]))
         call = f"{self._targets(instr)}{self._call_block(body, arguments)}"
         if not (self.generator.rounds and draws(body)):
@@ -246,6 +258,7 @@ class BlockWriter:
                 yield "else:"
         if inside:
             yield f"r.place = {outer}"
+        yield from self._laid_out(instr)
 
     def _argument(self, value: Any, host: bool) -> str:
         """An argument in the source: values by name, converted to where the instruction runs."""
@@ -305,9 +318,7 @@ class BlockWriter:
             yield f"{self.python[instr.outputs[0]]} = {self._finished(instr, call)}"
         else:
             yield f"{self._targets(instr)}{call}"
-            if instr.own:
-                names = [self.python[v] for v in instr.outputs]
-                yield f"{', '.join(names)} = {', '.join(f'{n}.clone()' for n in names)}"
+            yield from self._laid_out(instr)
 
     def _rounded(self, instr: Instr) -> str:
         """The context that an update of a 16-bit tensor runs in."""
@@ -334,11 +345,11 @@ class BlockWriter:
 
     def _finished(self, instr: Instr, call: str) -> str:
         if instr.own:
-            return f"{call}.clone()"
+            return self._clone(call)
         if instr.shared and instr.definition is not None:
             operands = list(_values([instr.arguments[p] for p in instr.definition.views]))
             return f"{self.source.bind('viewed', viewed)}({call}, {self.python[operands[0]]})"
-        return call
+        return f"{call}.contiguous()" if instr.contiguous else call
 
     def _collective(self, instr: Instr, kernel: str) -> Iterator[str]:
         assert instr.definition is not None and instr.source is not None
@@ -361,7 +372,7 @@ class BlockWriter:
         if written:
             yield f"{names[0]}.copy_({call})"
         elif len(names) == 1:
-            yield f"{names[0]} = {call}" + (".clone()" if instr.own else "")
+            yield f"{names[0]} = {self._finished(instr, call)}"
         else:
             yield f"{self._targets(instr)}{call}"
 

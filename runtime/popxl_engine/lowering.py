@@ -54,6 +54,8 @@ class Instr:
     """
     own: bool = False
     """After `aliasing`: the result must not share storage with the operand it views."""
+    contiguous: bool = False
+    """After `aliasing`: alias forms view the results and they are written, so that they must lie in memory in order."""
     shared: bool = False
     """After `aliasing`: an alias form whose storage is written, so that the kernel must really return a view."""
 
@@ -178,11 +180,12 @@ class Lowering:
         clean = f"v{clean}" if clean[:1].isdigit() else clean
         return Value(f"{clean}_{self._count}", spec, host, sharding)
 
-    def writes(self, graph: Graph) -> bool:
-        """Whether anything in a graph, or in what it calls, writes to storage."""
+    def touches(self, graph: Graph) -> bool:
+        """Whether anything in a graph, or in what it calls, writes to storage or shares it by contract."""
         if graph not in self._writes:
             self._writes[graph] = any(
-                op.definition.writes or any(self.writes(called) for called, _ in op.called()) for op in graph.ops
+                op.definition.writes or op.definition.alias or any(self.touches(called) for called, _ in op.called())
+                for op in graph.ops
             )
         return self._writes[graph]
 
@@ -204,7 +207,7 @@ class Lowering:
                     block.by_ref.add(i)
                     shared[inputs[i]] = value
                 block.inputs.append(value)
-                bound.append(builder.copy(value, (graph, i)) if self.writes(graph) and not by_ref else value)
+                bound.append(builder.copy(value, (graph, i)) if self.touches(graph) and not by_ref else value)
             outputs = builder.inline(graph, bound, name)
             moved = [i for i in range(carried) if host[i] and not outputs[i].host]
             if not moved:
@@ -257,8 +260,9 @@ class BlockBuilder:
         """Add a graph's ops on the given inputs; returns its outputs. ``place``: of the call."""
         env: Dict[Tensor, Value] = dict(zip(graph.inputs, bound))
         env.update(self.block.state if not path else {})
+        copies = self.lowering.touches(graph)
         for c in graph.constants:
-            env[c] = self.constant(c)
+            env[c] = self.copy(self.constant(c), (c, path)) if copies else self.constant(c)
         add = {"call": self._call, "repeat": self._repeat, "conditional": self._conditional}
         for step in self.lowering.steps(graph):
             at = (*place, self.lowering.position(step.source))
@@ -267,7 +271,7 @@ class BlockBuilder:
 
     def _call(self, step: Step, env: Dict[Tensor, Value], path: str, place: Tuple[int, ...]) -> None:
         graph: Graph = step.arguments["graph"]
-        copies = self.lowering.writes(graph)
+        copies = self.lowering.touches(graph)
         bound = [
             env[t] if g in graph._by_ref_inputs or not copies else self.copy(env[t], (step.source, g))
             for g, t in zip(graph.inputs, step.arguments["inputs"])
@@ -301,7 +305,8 @@ class BlockBuilder:
 
     def _conditional(self, step: Step, env: Dict[Tensor, Value], path: str, place: Tuple[int, ...]) -> None:
         a = step.arguments
-        bodies, arguments = [], {"cond": env[a["cond"]]}
+        bodies: List[Block] = []
+        arguments: Dict[str, Any] = {"cond": env[a["cond"]]}
         for branch in ("then", "else"):
             graph: Graph = a[f"{branch}_branch"]
             inputs = [env[t] for t in a[f"{branch}_inputs"]]

@@ -21,6 +21,11 @@ def to_device(value: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.array(value))
 
 
+def clone(t: torch.Tensor) -> torch.Tensor:
+    """A copy whose elements lie next to each other in order, whatever t's strides are."""
+    return t.clone(memory_format=torch.contiguous_format)
+
+
 def viewed(result: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """The result of an alias form whose storage is written: it must share storage with its source."""
     if result.numel() and result.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():

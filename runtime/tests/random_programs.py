@@ -9,13 +9,16 @@ from typing import Dict, List, Sequence, Tuple
 import numpy as np
 import popxl
 from popxl import ops
+from popxl.ops import collectives
 from popxl.values import Tensor
 
 SHAPES = ((2, 3), (3, 2), (6,))
 KINDS = (
-    "add", "add_", "mul", "reshape", "reshape_", "transpose", "transpose_", "slice", "detach", "call", "repeat", "load", "store",
-    "load_change_store", "host_load", "variable", "constant", "conditional", "count",
+    "add", "add_", "mul", "reshape", "reshape_", "transpose", "transpose_", "slice", "detach", "call", "repeat",
+    "load", "store", "load_change_store", "host_load", "variable", "constant", "conditional", "count",
 )  # fmt: skip
+COLLECTIVES = ("all_reduce", "all_reduce_", "all_gather", "reduce_scatter", "sharded_slice")
+"""Kinds for programs on several replicas."""
 ROWS = 3
 
 Step = Tuple[str, int, int, int]
@@ -27,6 +30,7 @@ class Built:
 
     ir: popxl.Ir
     inputs: Dict[popxl.HostToDeviceStream, np.ndarray]
+    """``[transfers, replicas, *stream.shape]``."""
 
 
 class Pool:
@@ -52,21 +56,22 @@ class Pool:
 
 
 class Builder:
-    """Builds one program."""
+    """Builds one program, on replicas with different values."""
 
-    def __init__(self, steps: Sequence[Step], graphs: Sequence[Sequence[Step]]):
-        self.ir = popxl.Ir()
+    def __init__(self, steps: Sequence[Step], graphs: Sequence[Sequence[Step]], replicas: int = 1):
+        self.ir, self.replicas = popxl.Ir(replicas), replicas
         self.count = 0
         self.inputs: Dict[popxl.HostToDeviceStream, np.ndarray] = {}
         with self.ir.main_graph:
             self.buffers = [popxl.remote_buffer(shape, popxl.float32, ROWS) for shape in SHAPES]
             for b, buffer in enumerate(self.buffers):
                 for row in range(ROWS):
-                    popxl.remote_variable(self.data(buffer.tensor_shape), buffer, row, name=f"row_{b}_{row}")
+                    data = self.data_of_replicas(buffer.tensor_shape)
+                    popxl.remote_variable(data, buffer, row, name=f"row_{b}_{row}", replica_grouping=self.alone)
             self.graphs = []
             for body in graphs:
                 self.graphs.append(self.graph(body))
-            pool = Pool([popxl.variable(self.data(s), name=f"v{i}") for i, s in enumerate(SHAPES)])
+            pool = Pool([self.variable(s, f"v{i}") for i, s in enumerate(SHAPES)])
             pool.counter.append(popxl.variable(1, popxl.int32, name="counter"))
             self.fill(pool, steps, main=True)
             self.observe(pool)
@@ -75,6 +80,20 @@ class Builder:
         """Small different integers, so that float32 arithmetic is exact for a while."""
         self.count += 1
         return (np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 7 * self.count) % 11 - 5
+
+    @property
+    def alone(self) -> popxl.ReplicaGrouping:
+        """Every replica a group of its own."""
+        return self.ir.replica_grouping(1, 1)
+
+    def data_of_replicas(self, shape: Sequence[int]) -> np.ndarray:
+        """The host array of a variable that differs on every replica."""
+        values = [self.data(shape) for _ in range(self.replicas)]
+        return np.stack(values) if self.replicas > 1 else values[0]
+
+    def variable(self, shape: Sequence[int], name: str) -> Tensor:
+        """A variable that differs on every replica."""
+        return popxl.variable(self.data_of_replicas(shape), name=name, replica_grouping=self.alone)
 
     def graph(self, steps: Sequence[Step]) -> popxl.Graph:
         """A callable graph: one input of each shape, of which some are by reference; one output of each shape."""
@@ -136,7 +155,10 @@ class Builder:
 
     def distinct(self, graph: popxl.Graph, inputs: List[Tensor]) -> List[Tensor]:
         """By-reference inputs of a repeat must be different tensors: pass copies of those of other shapes."""
-        return [t if g not in graph._by_ref_inputs or i == 0 else t.reshape(t.shape) for i, (g, t) in enumerate(zip(graph.inputs, inputs))]
+        return [
+            t if g not in graph._by_ref_inputs or i == 0 else t.reshape(t.shape)
+            for i, (g, t) in enumerate(zip(graph.inputs, inputs))
+        ]
 
     def do_call(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         if self.graphs:
@@ -167,7 +189,10 @@ class Builder:
         ops.remote_store(buffer, b % ROWS, pool.pick(c, buffer.tensor_shape))
 
     def do_load_change_store(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
-        """What an optimizer does: load a row, change it, store it; sometimes something else reads the buffer in between."""
+        """What an optimizer does: load a row, change it, store it.
+
+        Sometimes something else reads the buffer in between.
+        """
         buffer = self.buffers[a % 3]
         x = pool.add(ops.remote_load(buffer, b % ROWS))
         if c % 4 == 3:
@@ -180,12 +205,13 @@ class Builder:
     def do_host_load(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         if main:
             stream = popxl.h2d_stream(SHAPES[a % 3], popxl.float32)
-            self.inputs[stream] = self.data(SHAPES[a % 3])
+            values = [self.data(SHAPES[a % 3]) for _ in range(self.replicas)]
+            self.inputs[stream] = np.stack(values)[np.newaxis]
             pool.add(ops.host_load(stream))
 
     def do_variable(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         if main:
-            pool.add(popxl.variable(self.data(SHAPES[a % 3])))
+            pool.add(self.variable(SHAPES[a % 3], "extra"))
 
     def do_constant(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         pool.add(popxl.constant(self.data(SHAPES[a % 3])))
@@ -197,13 +223,37 @@ class Builder:
         else:
             pool.counter.append(n + 1)
 
+    def pairs(self, n: int) -> popxl.ReplicaGrouping:
+        """One of the groupings of four replicas in pairs, or all of them."""
+        return [self.ir.replica_grouping(1, 2), self.ir.replica_grouping(2, 2), self.ir.replica_grouping()][n % 3]
+
+    def do_all_reduce(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        pool.add(collectives.replicated_all_reduce(pool.pick(a), ("add", "max", "mean")[b % 3], self.pairs(c)))
+
+    def do_all_reduce_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        x = pool.pick(a)
+        pool.add(collectives.replicated_all_reduce_(x, "min", self.pairs(c)), [x])
+
+    def do_all_gather(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        pool.add(collectives.replicated_all_gather(pool.pick(a, (6,)), 0, self.pairs(c))[b % 7 : b % 7 + 6])
+
+    def do_reduce_scatter(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        piece = collectives.replicated_reduce_scatter(pool.pick(a), "add", self.pairs(c), True)
+        pool.add(collectives.replicated_all_gather(piece * 0.5, 0, self.pairs(c)))
+
+    def do_sharded_slice(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        piece = collectives.replica_sharded_slice(pool.pick(a), self.pairs(c))
+        if b % 2:
+            ops.add_(piece, piece)
+        pool.add(collectives.replicated_all_gather(piece, 0, self.pairs(c)))
+
     def observe(self, pool: Pool) -> None:
         """Store every float tensor and counter where the host sees it."""
         for t in [*pool.tensors, *pool.counter]:
             ops.host_store(popxl.d2h_stream(t.shape, t.dtype), t)
 
 
-def build(steps: Sequence[Step], graphs: Sequence[Sequence[Step]]) -> Built:
+def build(steps: Sequence[Step], graphs: Sequence[Sequence[Step]], replicas: int = 1) -> Built:
     """The program that a description gives."""
-    builder = Builder(steps, graphs)
+    builder = Builder(steps, graphs, replicas)
     return Built(builder.ir, builder.inputs)
