@@ -1,14 +1,19 @@
 """The training program, and a benchmark of it on synthetic data: `python execution/pretraining.py [--config NAME]`."""
 
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # run as a script: the repository's packages are beside this folder, not in it
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
 from typing import Tuple
 
 import popdist
 import popxl
 import popxl_addons as addons
 from popxl import Tensor, ops
-from popxl_addons.named_tensors import NamedTensors
 
-from config import Config
+from config import Config, exit_on_user_error
 from execution import phases
 from execution.batch_serialisation import Connections
 from execution.graphs import TrainingStep
@@ -101,4 +106,8 @@ def run_phases(ir: popxl.Ir, step: TrainingStep, seed: Tensor) -> None:
     seed += popxl.constant(1, popxl.uint32)
 
 
-__all__ = ["NamedTensors", "make_ir", "pretraining", "run_phases", "training_step"]
+if __name__ == "__main__":
+    from execution.benchmark import main  # it imports this file
+
+    with exit_on_user_error():
+        main(sys.argv[1:])

@@ -26,6 +26,13 @@ CASES = {
     "one layer": small(layers=1),
     "overlapped transfers": small(io_mode="io_overlapped"),
     "whole vocabulary": small(vocabulary_size=50257, layers=1, global_batch_size=2),
+    "data parallel": small(data_parallel=2, micro_batch_size=2),
+    "split heads and padded vocabulary": small(tensor_parallel_1=3),
+    "split hidden size": small(tensor_parallel_2=2),
+    "split every way": small(data_parallel=2, tensor_parallel_1=2, tensor_parallel_2=2, heads=4),
+    "split every way, whole": small(
+        data_parallel=2, tensor_parallel_1=2, tensor_parallel_2=2, heads=4, replicated_tensor_sharding=False
+    ),
     "wide feed-forward": small(feed_forward_size=40, hidden_size=36, heads=4),
 }
 

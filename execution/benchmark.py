@@ -1,0 +1,90 @@
+"""Speed of the training program on synthetic data."""
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import popdist
+
+from config import Config, UserError, parse_command_line, validate
+from data import BatchLoader, SyntheticDataset
+from execution.host import run_steps
+from execution.metrics import flops_per_step
+from execution.pretraining import pretraining
+from utils.log import set_up_logging
+from utils.units import duration, si
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What is measured."""
+
+    measured_runs: int = 5
+    """Runs of the session that are timed."""
+    unmeasured_runs: int = 2
+    """Runs before those, which compile and fill caches."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The median of the measured runs."""
+
+    config: str
+    seconds_per_step: float
+    tokens_per_second: float
+    samples_per_second: float
+    tflops_per_second: float
+    """Of the model, recomputation not counted."""
+    loss: float
+    """Of the last step."""
+
+
+def measure(config: Config, options: Options) -> Speed:
+    """Run the training program and take the time."""
+    iterations, training = config.execution.device_iterations, config.training
+    data = SyntheticDataset(config.model.sequence_length, config.model.vocabulary_size, training.seed)
+    samples = training.global_batch_size * iterations
+    session, times, loss = pretraining(config), [], 0.0
+    with session, BatchLoader(data, samples, seed=training.seed) as loader:
+        for number in range(options.unmeasured_runs + options.measured_runs):
+            words, labels = loader.batch(number)
+            begin = time.perf_counter()
+            loss = run_steps(session, config, words, labels, [training.learning_rate] * iterations)[-1].loss
+            times.append((time.perf_counter() - begin) / iterations)
+    seconds = statistics.median(times[options.unmeasured_runs :])
+    return Speed(
+        config=config.name,
+        seconds_per_step=seconds,
+        tokens_per_second=config.tokens_per_step / seconds,
+        samples_per_second=training.global_batch_size / seconds,
+        tflops_per_second=flops_per_step(config) / seconds / 1e12,
+        loss=loss,
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the speed of a preset, as a table and, in the last line, as JSON."""
+    config, options = parse_command_line(
+        arguments,
+        program="execution/pretraining.py: speed of the training program on synthetic data",
+        default="test",
+        options=Options,
+    )
+    if options.measured_runs < 1 or options.unmeasured_runs < 0:
+        raise UserError(
+            f"measured_runs, unmeasured_runs: got {options.measured_runs} and {options.unmeasured_runs}; expected at "
+            "least 1 and at least 0. Raise them."
+        )
+    set_up_logging(popdist.getInstanceIndex() == 0)
+    if popdist.isPopdistEnvSet():
+        validate(config, replicas=popdist.getNumTotalReplicas())
+    speed = measure(config, options)
+    if popdist.getInstanceIndex() != 0:
+        return
+    print(f"configuration   {config.name} ({si(config.model.parameters)} parameters, {config.model.precision})")
+    print(f"step time       {duration(speed.seconds_per_step)}")
+    print(f"throughput      {si(speed.tokens_per_second, 'tokens/s')}, {si(speed.samples_per_second, 'samples/s')}")
+    print(f"arithmetic      {si(speed.tflops_per_second * 1e12, 'FLOP/s')}")
+    print(json.dumps(asdict(speed)))

@@ -1,0 +1,12 @@
+"""One thread: small models gain nothing from more, and machines that run tests are busy."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,96 @@
+"""The layers, and for each the same computation in PyTorch, written from the formula.
+
+An oracle takes the layer's whole parameters by name and the inputs, float64 tensors but for ids.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from config import Model
+from modelling.attention import Attention
+from modelling.decoder import DecoderBlock
+from modelling.embedding import Embedding
+from modelling.feed_forward import FeedForward
+from modelling.head import LogitsHead, LossHead
+from modelling.layer import Layer
+from modelling.linear import Norm
+
+Weights = "dict[str, Tensor]"
+
+# B micro-batch, S sequence, H hidden size, h heads, V vocabulary.
+
+
+def norm(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tensor:
+    mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
+    return (x - mean) / torch.sqrt(variance + model.layer_norm_eps) * w[f"{prefix}weight"] + w[f"{prefix}bias"]
+
+
+def attention(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tensor:
+    sequence, heads, size = model.sequence_length, model.heads, model.head_size
+    projected = x @ w[f"{prefix}qkv.weight"] + w[f"{prefix}qkv.bias"]  # [B*S, 3*H]
+    rows = []
+    for block in projected.split(sequence):  # one sequence of the micro-batch
+        query, key, value = block.split(model.hidden_size, dim=1)
+        results = []
+        for head in range(heads):
+            columns = slice(head * size, (head + 1) * size)
+            scores = query[:, columns] @ key[:, columns].T / math.sqrt(size)
+            later = torch.arange(sequence)[:, None] < torch.arange(sequence)
+            shares = torch.softmax(scores.masked_fill(later, -math.inf), dim=1)
+            results.append(shares @ value[:, columns])
+        rows.append(torch.cat(results, dim=1))
+    return torch.cat(rows) @ w[f"{prefix}output.weight"] + w[f"{prefix}output.bias"]
+
+
+def feed_forward(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tensor:
+    y = x @ w[f"{prefix}up.weight"] + w[f"{prefix}up.bias"]
+    y = 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
+    return y @ w[f"{prefix}down.weight"] + w[f"{prefix}down.bias"]
+
+
+def decoder(model: Model, w: Weights, x: Tensor) -> Tensor:
+    x = x + attention(model, w, norm(model, w, x, "attention_norm."), "attention.")
+    return x + feed_forward(model, w, norm(model, w, x, "feed_forward_norm."), "feed_forward.")
+
+
+def embedding(model: Model, w: Weights, words: Tensor) -> Tensor:
+    positions = torch.arange(words.shape[0]) % model.sequence_length
+    return w["word.weight"][words] + w["position.weight"][positions]
+
+
+def loss(model: Model, w: Weights, x: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(norm(model, w, x, "norm.") @ w["word.weight"].T, labels)
+
+
+def logits(model: Model, w: Weights, x: Tensor, rows: Tensor) -> Tensor:
+    return norm(model, w, x[rows], "norm.") @ w["word.weight"].T
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer, its inputs, its oracle."""
+
+    layer: "type[Layer]"
+    oracle: Callable[..., Tensor]
+    inputs: "tuple[str, ...]"
+    """Kinds of inputs: x, words, labels or rows."""
+    output: str = "hidden"
+    """What the result's last axis is: hidden, vocabulary, or nothing."""
+
+
+CASES = {
+    "norm": Case(Norm, norm, ("x",)),
+    "attention": Case(Attention, attention, ("x",)),
+    "feed_forward": Case(FeedForward, feed_forward, ("x",)),
+    "decoder": Case(DecoderBlock, decoder, ("x",)),
+    "embedding": Case(Embedding, embedding, ("words",)),
+    "loss": Case(LossHead, loss, ("x", "labels"), output="nothing"),
+    "logits": Case(LogitsHead, logits, ("x", "rows"), output="vocabulary"),
+}
+SPLITS = [(1, 1), (2, 1), (1, 2), (2, 4), (4, 2), (4, 4)]
+"""(tp1, tp2)."""
