@@ -101,7 +101,7 @@ def test_host_and_engine_make_the_same_child_seeds(words, modifier):
 def test_block_size_does_not_change_the_draws(monkeypatch):
     seed = as_torch(seed_of(1, 2))
     before = engine.draws(seed, 5001, 3)
-    monkeypatch.setitem(engine.BLOCK, "cpu", 64)
+    monkeypatch.setattr(engine, "CPU_BLOCK", 64)
     assert torch.equal(engine.draws(seed, 5001, 3), before)
 
 

@@ -83,14 +83,21 @@ class Updates:
             cls.next_seed, cls.offset = before
 
 
-def update(t: torch.Tensor, value: torch.Tensor, start: int = 0) -> torch.Tensor:
-    """Write an update's result into ``t``, rounded to its type, and return ``t``.
+def update_seed(t: torch.Tensor) -> Optional[torch.Tensor]:
+    """The seed with which an update of ``t`` rounds; None: to nearest."""
+    return Updates.next_seed() if t.dtype in NARROW and Updates.next_seed is not None else None
 
-    ``start``: index of t's first element where t is a part of the tensor that is updated.
-    """
-    if t.dtype in NARROW and value.dtype == torch.float32 and Updates.next_seed is not None:
-        return t.copy_(round_to(t.dtype, value, Updates.next_seed(), Updates.offset + start))
+
+def update(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Write an update's result into ``t``, rounded to its type, and return ``t``."""
+    if t.dtype in NARROW and value.dtype == torch.float32:
+        return update_part(t, value, update_seed(t), 0)
     return t.copy_(value)
+
+
+def update_part(t: torch.Tensor, value: torch.Tensor, seed: Optional[torch.Tensor], start: int) -> torch.Tensor:
+    """As `update` for a part of a tensor whose first element has index ``start`` in it, with the whole update's seed."""
+    return t.copy_(round_to(t.dtype, value, seed, Updates.offset + start))
 
 
 def widened(t: torch.Tensor) -> torch.Tensor:

@@ -6,12 +6,12 @@ import torch
 from popxl.graph import Graph
 from popxl.values import Tensor
 
-from popxl_engine.kernels.rounding import update
+from popxl_engine.kernels.rounding import update_part, update_seed
 from popxl_engine.rewrites.match import Steps, fused, scalar_constant
 from popxl_engine.steps import Step
 
 CHUNK = 1 << 17
-"""Elements worked on at a time, so that a scaled gradient is still in the cache when the update reads it."""
+"""Elements worked on at a time by each thread, so that a scaled gradient is still in the cache when the update reads it."""
 
 
 def adamw_(
@@ -35,16 +35,16 @@ def adamw_(
     factor = 1.0 if scale is None else float(scale)
     flat = [t.view(-1) for t in (var, first, second)]
     gradient = grad.reshape(-1)
-    steps = [step.reshape(())]
-    for start in range(0, var.numel(), CHUNK):
-        weight, m, v = (t[start : start + CHUNK] for t in flat)
-        g = gradient[start : start + CHUNK].to(torch.float32)
+    steps, seed, size = [step.reshape(())], update_seed(var), CHUNK * torch.get_num_threads()
+    for start in range(0, var.numel(), size):
+        weight, m, v = (t[start : start + size] for t in flat)
+        g = gradient[start : start + size].to(torch.float32)
         if factor != 1.0:
             g = g * factor
         wide = weight.to(torch.float32)
         torch._fused_adamw_([wide], [g], [m], [v], [], steps, **options)
         if wide is not weight:
-            update(weight, wide, start)
+            update_part(weight, wide, seed, start)
     return var
 
 
