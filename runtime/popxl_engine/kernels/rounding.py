@@ -34,7 +34,7 @@ def round_to(dtype: torch.dtype, x: torch.Tensor, seed: Optional[torch.Tensor] =
 def noise_blocks(
     seed: torch.Tensor, count: int, device: torch.device, offset: int
 ) -> Iterator[Tuple[slice, torch.Tensor]]:
-    """16 random bits for each element, block by block: (part of the tensor, int32 from 0 to 65535).
+    """16 random bits for each element, block by block: (part of the tensor, int16 from -32768 to 32767).
 
     Draw i of the seed serves elements 2i (its lower half) and 2i + 1.
     """
@@ -43,20 +43,23 @@ def noise_blocks(
     for words, values in blocks(seed, (skip + count + 1) // 2, device, first):
         start, stop = 2 * words.start - skip, 2 * words.stop - skip
         bits = values.contiguous().view(torch.int16)[max(0, -start) : min(stop, count) - start]
-        yield slice(max(0, start), min(stop, count)), bits.to(torch.int32).bitwise_and_(0xFFFF)
+        yield slice(max(0, start), min(stop, count)), bits
 
 
 def _to_bfloat16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """bfloat16 is float32's upper half: random lower bits carry into it with the right probability."""
-    bits = noise.add_(x.view(torch.int32)).bitwise_right_shift_(16).to(torch.int16).view(torch.bfloat16)
-    return torch.where(x.isnan(), x.to(torch.bfloat16), bits)
+    lower = noise.to(torch.int32).add_(0x8000)
+    bits = lower.add_(x.view(torch.int32)).bitwise_right_shift_(16).to(torch.int16).view(torch.bfloat16)
+    if x.sum().isnan():  # some element may be NaN, whose payload must not carry into the sign
+        return torch.where(x.isnan(), x.to(torch.bfloat16), bits)
+    return bits
 
 
 def _to_float16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """float16 lacks float32's lower 13 bits; below 2**-14 it holds the multiples of 2**-24."""
-    noise.bitwise_and_(0x1FFF)
-    small = torch.floor(x * 2.0**24 + noise * 2.0**-13) * 2.0**-24
-    normal = noise.add_(x.view(torch.int32)).bitwise_and_(-0x2000).view(torch.float32)
+    lower = noise.to(torch.int32).bitwise_and_(0x1FFF)
+    small = torch.floor(x * 2.0**24 + lower * 2.0**-13) * 2.0**-24
+    normal = lower.add_(x.view(torch.int32)).bitwise_and_(-0x2000).view(torch.float32)
     normal = torch.where(x.isnan(), x, normal)
     return torch.where(x.abs() < 2.0**-14, small, normal).to(torch.float16)
 
