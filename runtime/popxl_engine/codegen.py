@@ -5,7 +5,6 @@ from typing import Any, Dict, Iterator, List, Optional
 
 import numpy as np
 import torch
-from popxl import dtypes
 from popxl.opdef import call_arguments
 from popxl.replica_grouping import ReplicaGrouping
 
@@ -13,10 +12,9 @@ from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.lowering import Block, Instr, Value
 from popxl_engine.machine.place import enter
-from popxl_engine.stochastic import rounded
+from popxl_engine.stochastic import NARROW, TRANSFERS, rounded
 from popxl_engine.support import Meeting, clone, to_device, to_host, viewed
 
-NARROW = (dtypes.float16, dtypes.bfloat16)
 PLAIN = (int, float, bool, str, type(None))
 
 
@@ -97,7 +95,7 @@ def yields(block: Block) -> bool:
 
 def writes_narrow(instr: Instr) -> bool:
     """Whether an instruction updates a 16-bit tensor, so that its result is rounded."""
-    if instr.kind != "op" or instr.host or "collective" in instr.effects:
+    if instr.kind != "op" or instr.host or instr.effects & TRANSFERS:
         return False
     return any(v.spec.dtype in NARROW for v in instr.written())
 

@@ -19,7 +19,7 @@ from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.machine.lockstep import Rendezvous, run_lockstep
 from popxl_engine.machine.place import enter
 from popxl_engine.shards import Sharding, result_sharding
-from popxl_engine.stochastic import rounded
+from popxl_engine.stochastic import Positions, rounded
 
 SAME_BITS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """torch writes by index to signed integers only."""
@@ -102,6 +102,7 @@ class Interpreter:
     def __init__(self, replica: Any = None, rounds: bool = False, sharding: Optional[Mapping[Any, Sharding]] = None):
         self.replica, self.rounds, self.sharding = replica, rounds, sharding or {}
         self.place = replica.place if replica is not None else 0
+        self.positions = Positions()
 
     def graph(self, graph: Graph, inputs: Sequence[Cell], state: Optional[Env] = None) -> Run:
         """Run a graph on cells that it may write to; returns its outputs' cells."""
@@ -109,8 +110,8 @@ class Interpreter:
         env.update(zip(graph.inputs, inputs))
         env.update((c, Cell.new(constant_tensor(c))) for c in graph.constants)
         outer = self.place
-        for position, op in enumerate(graph.ops):
-            self.place = enter(outer, (position,))
+        for op in graph.ops:
+            self.place = enter(outer, (self.positions.of(op),))
             try:
                 yield from self.op(op, env)
             except Exception as error:

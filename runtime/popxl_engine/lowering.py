@@ -15,6 +15,7 @@ from popxl.values import Constant, Tensor, TensorSpec
 
 from popxl_engine.shards import Sharding, result_sharding, shardings
 from popxl_engine.steps import Step, steps_of
+from popxl_engine.stochastic import Positions
 
 Rewrite = Callable[[List[Step], Graph], List[Step]]
 
@@ -140,7 +141,7 @@ class Lowering:
         self.device_roots: Set[Any] = set()
         self._steps: Dict[Graph, List[Step]] = {}
         self._writes: Dict[Graph, bool] = {}
-        self._positions: Dict[Graph, Dict[Op, int]] = {}
+        self.positions = Positions()
         self.sharding: Dict[Any, Sharding] = {}
         self._count = 0
 
@@ -166,12 +167,6 @@ class Lowering:
                 return builder.finish([])
             except NotOnHost as error:
                 self.device_roots.add(error.root)
-
-    def position(self, op: Op) -> int:
-        """An op's position in its graph."""
-        if op.graph not in self._positions:
-            self._positions[op.graph] = {o: i for i, o in enumerate(op.graph.ops)}
-        return self._positions[op.graph][op]
 
     def new(self, name: str, spec: TensorSpec, host: bool = False, sharding: Optional[Sharding] = None) -> Value:
         """A value with a name that is unique in the program."""
@@ -265,7 +260,7 @@ class BlockBuilder:
             env[c] = self.copy(self.constant(c), (c, path)) if copies else self.constant(c)
         add = {"call": self._call, "repeat": self._repeat, "conditional": self._conditional}
         for step in self.lowering.steps(graph):
-            at = (*place, self.lowering.position(step.source))
+            at = (*place, self.lowering.positions.of(step.source))
             add.get(step.definition.name, self._op)(step, env, path, at)
         return [env[t] for t in graph.outputs]
 

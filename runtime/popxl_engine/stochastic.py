@@ -1,11 +1,18 @@
-"""Stochastic rounding of one op's update: the seed is the op's place in the run."""
+"""Stochastic rounding of updates of 16-bit tensors: which ops draw, and from which seed."""
 
-from typing import ContextManager
+from typing import ContextManager, Dict
 
 import torch
+from popxl import dtypes
+from popxl.graph import Graph
+from popxl.opdef import Op
 
 from popxl_engine.kernels.rounding import Updates
 from popxl_engine.machine.place import as_seed
+
+NARROW = (dtypes.float16, dtypes.bfloat16)
+TRANSFERS = frozenset({"collective", "remote", "host"})
+"""Effects of ops that write what they received, unrounded."""
 
 
 def rounded(place: int, start: int = 0) -> ContextManager[None]:
@@ -17,3 +24,29 @@ def rounded(place: int, start: int = 0) -> ContextManager[None]:
     """
     seed = torch.tensor(as_seed(place), dtype=torch.uint32)
     return Updates.rounded_stochastically(lambda: seed, start)
+
+
+class Positions:
+    """Positions of ops in their graphs, counting only ops that draw and calls of graphs with such ops.
+
+    So a program draws the same with a collective more or less, in the interpreter, and after fusion and dead code.
+    """
+
+    def __init__(self) -> None:
+        self._positions: Dict[Graph, Dict[Op, int]] = {}
+
+    def of(self, op: Op) -> int:
+        """An op's position; 0 for ops that do not draw."""
+        return self._in(op.graph).get(op, 0)
+
+    def _in(self, graph: Graph) -> Dict[Op, int]:
+        if graph not in self._positions:
+            drawing = [op for op in graph.ops if self.draws(op)]
+            self._positions[graph] = {op: i for i, op in enumerate(drawing)}
+        return self._positions[graph]
+
+    def draws(self, op: Op) -> bool:
+        """Whether an op updates a 16-bit tensor, or calls a graph where one does."""
+        if op.called():
+            return any(self._in(graph) for graph, _ in op.called())
+        return not op.definition.effects & TRANSFERS and any(t.dtype in NARROW for t in op.written)

@@ -58,12 +58,12 @@ class Pool:
 class Builder:
     """Builds one program, on replicas with different values."""
 
-    def __init__(self, steps: Sequence[Step], graphs: Sequence[Sequence[Step]], replicas: int = 1):
-        self.ir, self.replicas = popxl.Ir(replicas), replicas
+    def __init__(self, steps: Sequence[Step], graphs: Sequence[Sequence[Step]], replicas: int, dtype: popxl.dtype):
+        self.ir, self.replicas, self.dtype = popxl.Ir(replicas), replicas, dtype
         self.count = 0
         self.inputs: Dict[popxl.HostToDeviceStream, np.ndarray] = {}
         with self.ir.main_graph:
-            self.buffers = [popxl.remote_buffer(shape, popxl.float32, ROWS) for shape in SHAPES]
+            self.buffers = [popxl.remote_buffer(shape, self.dtype, ROWS) for shape in SHAPES]
             for b, buffer in enumerate(self.buffers):
                 for row in range(ROWS):
                     data = self.data_of_replicas(buffer.tensor_shape)
@@ -93,7 +93,7 @@ class Builder:
 
     def variable(self, shape: Sequence[int], name: str) -> Tensor:
         """A variable that differs on every replica."""
-        return popxl.variable(self.data_of_replicas(shape), name=name, replica_grouping=self.alone)
+        return popxl.variable(self.data_of_replicas(shape), self.dtype, name=name, replica_grouping=self.alone)
 
     def graph(self, steps: Sequence[Step]) -> popxl.Graph:
         """A callable graph: one input of each shape, of which some are by reference; one output of each shape."""
@@ -101,7 +101,7 @@ class Builder:
         with graph:
             flags = steps[0][1] if steps else 0
             inputs = [
-                popxl.graph_input(s, popxl.float32, f"x{i}", by_ref=bool(flags >> i & 1)) for i, s in enumerate(SHAPES)
+                popxl.graph_input(s, self.dtype, f"x{i}", by_ref=bool(flags >> i & 1)) for i, s in enumerate(SHAPES)
             ]
             pool = Pool(inputs)
             pool.counter.append(popxl.graph_input((), popxl.int32, "n", by_ref=bool(flags >> 3 & 1)))
@@ -204,7 +204,7 @@ class Builder:
 
     def do_host_load(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         if main:
-            stream = popxl.h2d_stream(SHAPES[a % 3], popxl.float32)
+            stream = popxl.h2d_stream(SHAPES[a % 3], self.dtype)
             values = [self.data(SHAPES[a % 3]) for _ in range(self.replicas)]
             self.inputs[stream] = np.stack(values)[np.newaxis]
             pool.add(ops.host_load(stream))
@@ -214,7 +214,7 @@ class Builder:
             pool.add(self.variable(SHAPES[a % 3], "extra"))
 
     def do_constant(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
-        pool.add(popxl.constant(self.data(SHAPES[a % 3])))
+        pool.add(popxl.constant(self.data(SHAPES[a % 3]), self.dtype))
 
     def do_count(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         n = pool.counter[a % len(pool.counter)]
@@ -253,7 +253,12 @@ class Builder:
             ops.host_store(popxl.d2h_stream(t.shape, t.dtype), t)
 
 
-def build(steps: Sequence[Step], graphs: Sequence[Sequence[Step]], replicas: int = 1) -> Built:
+def build(
+    steps: Sequence[Step],
+    graphs: Sequence[Sequence[Step]],
+    replicas: int = 1,
+    dtype: popxl.dtype = popxl.float32,
+) -> Built:
     """The program that a description gives."""
-    builder = Builder(steps, graphs, replicas)
+    builder = Builder(steps, graphs, replicas, dtype)
     return Built(builder.ir, builder.inputs)

@@ -1,8 +1,8 @@
 """Places in a run as single numbers, so that random draws depend on where they are made and on nothing else.
 
 A place is made by folding, from the outside in: the run's number, then for each call, branch or loop around it the
-    position
-of that op in its graph (for loops the iteration too), then the position of the op itself.
+position of that op in its graph (for loops the iteration too), then the position of the op itself; positions count
+only ops that draw.
 """
 
 from typing import Iterable, Tuple
