@@ -102,6 +102,7 @@ class VariantProcess:
     def __init__(self, script: Path, variant: Variant, timeout: float):
         self.variant, self.timeout = variant, timeout
         self.errors = tempfile.TemporaryFile("w+")
+        python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, str(script), "--worker", json.dumps(dict(variant.options))],
             stdin=subprocess.PIPE,
@@ -109,7 +110,7 @@ class VariantProcess:
             stderr=self.errors,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **variant.environment},
+            env={**os.environ, "PYTHONPATH": python_path, **variant.environment},
         )
 
     def ask(self, command: str, **arguments: Any) -> Figures:
