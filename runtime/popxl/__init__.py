@@ -8,8 +8,8 @@ from popxl.context import (
     gcg, get_current_graph, get_ir, get_main_graph, gir, gmg, in_sequence, io_tiles, ipu, name_scope,
 )  # fmt: skip
 from popxl.dtypes import (
-    bfloat16, bool, complex64, complex128, dtype, float, float8_143, float8_152, float16, float32, float64, half, int8, int16, int32,
-    int64, uint8, uint16, uint32, uint64,
+    bfloat16, bool, complex64, complex128, dtype, float, float8_143, float8_152, float16, float32, float64, half, int8,
+    int16, int32, int64, uint8, uint16, uint32, uint64,
 )  # fmt: skip
 from popxl.graph import Graph
 from popxl.ir import Ir
@@ -20,8 +20,8 @@ from popxl.replica_grouping import ReplicaGrouping
 from popxl.session import Session
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, d2h_stream, h2d_stream
 from popxl.tensor import (
-    Tensor, TensorByRef, TensorSpec, constant, graph_input, graph_output, remote_replica_sharded_variable, remote_variable,
-    replica_sharded_buffer, replica_sharded_variable, variable,
+    Tensor, TensorByRef, TensorSpec, constant, graph_input, graph_output, remote_replica_sharded_variable,
+    remote_variable, replica_sharded_buffer, replica_sharded_variable, variable,
 )  # fmt: skip
 from popxl.tensorlocation import ReplicatedTensorSharding, TensorLocation, TensorStorage
 

@@ -31,6 +31,7 @@ class Hooks:
         del self._functions[handle]
 
     def __call__(self, op: Any) -> None:
+        """Call every function with the new op."""
         for fn in list(self._functions.values()):
             fn(op)
 
@@ -66,8 +67,8 @@ class Context:
         """Innermost graph entered. RuntimeError when there is none."""
         if not self._graphs:
             raise RuntimeError(
-                "get_current_graph: got a call outside any graph; expected to be inside `with ir.main_graph:` or a function that "
-                "create_graph traces."
+                "get_current_graph: got a call outside any graph; expected to be inside `with ir.main_graph:` or a "
+                "function that create_graph traces."
             )
         return self._graphs[-1]
 
@@ -100,8 +101,8 @@ class Context:
         """Make a graph current. RuntimeError if it belongs to another Ir than the graphs already entered."""
         if self._graphs and self._graphs[-1].ir is not g.ir:
             raise RuntimeError(
-                f"graph: got a graph of Ir {g.ir.id} inside a graph of Ir {self._graphs[-1].ir.id}; expected graphs of one Ir. "
-                "Leave the other `with graph:` block first."
+                f"graph: got a graph of Ir {g.ir.id} inside a graph of Ir {self._graphs[-1].ir.id}; expected graphs of "
+                "one Ir. Leave the other `with graph:` block first."
             )
         self._graphs.append(g)
         self._scopes.append([])
@@ -222,5 +223,7 @@ def get_source_location(offset: int) -> Tuple[str, int]:
     try:
         frame = sys._getframe(offset + 1)
     except ValueError:
-        raise IndexError(f"get_source_location: got offset {offset}; expected less than the depth of the stack.") from None
+        raise IndexError(
+            f"get_source_location: got offset {offset}; expected less than the depth of the stack."
+        ) from None
     return frame.f_code.co_filename, frame.f_lineno

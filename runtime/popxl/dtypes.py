@@ -19,7 +19,7 @@ class dtype:  # noqa: N801 - PopXL's name
     _name: str
     _kind: str
     _bits: int
-    _np: Optional[Any]
+    _np: "Optional[np.dtype[Any]]"
     _torch_name: Optional[str]
 
     def __init__(self) -> None:
@@ -94,8 +94,10 @@ class dtype:  # noqa: N801 - PopXL's name
         inner = getattr(type_value, "dtype", None)
         if inner is not None and inner is not type_value:
             return cls.as_dtype(inner)
-        raise ValueError(f"dtype.as_dtype: got {type_value!r}; expected a name, a Python type, a numpy or torch dtype, "
-                         "or an object with a dtype.")
+        raise ValueError(
+            f"dtype.as_dtype: got {type_value!r}; expected a name, a Python type, a numpy or torch dtype, "
+            "or an object with a dtype."
+        )
 
     def as_numpy(self) -> "np.dtype[Any]":
         """The numpy type of host arrays (float32 for bfloat16). TypeError if there is none."""

@@ -113,7 +113,9 @@ class Graph:
         for tensor in self._tensors.values():
             if tensor.id == tensor_id:
                 return tensor
-        raise ValueError(f"get_tensor: got id {tensor_id!r}; expected the id of a tensor of graph '{self._name or 'main'}'.")
+        raise ValueError(
+            f"get_tensor: got id {tensor_id!r}; expected the id of a tensor of graph '{self._name or 'main'}'."
+        )
 
     def __contains__(self, value: Any) -> bool:
         if not isinstance(value, Tensor):
@@ -144,7 +146,8 @@ class Graph:
         self._hooks.remove(handle)
 
     def __repr__(self) -> str:
-        return f"Graph[{self._name or 'main'}: {len(self._inputs)} inputs, {len(self._ops)} ops, {len(self._outputs)} outputs]"
+        counts = f"{len(self._inputs)} inputs, {len(self._ops)} ops, {len(self._outputs)} outputs"
+        return f"Graph[{self._name or 'main'}: {counts}]"
 
     # Building
 
@@ -179,7 +182,9 @@ class Graph:
     def _add_input(self, spec: TensorSpec, name: str, by_ref: bool = False) -> Tensor:
         self._check_open("graph_input")
         if self is self.main_graph:
-            raise GraphError("graph_input: got a call in the main graph; expected a called graph. Use a variable or a host_load.")
+            raise GraphError(
+                "graph_input: got a call in the main graph; expected a called graph. Use a variable or a host_load."
+            )
         tensor: Tensor = self._new_tensor(spec, name)
         self._inputs.append(tensor)
         if by_ref:
@@ -189,7 +194,8 @@ class Graph:
     def _add_output(self, t: Tensor) -> None:
         if not isinstance(t, Tensor) or t._graph is not self:
             raise ValueError(
-                f"graph_output: got {t!r}; expected a tensor of graph '{self._name or 'main'}'. Return tensors made inside the graph."
+                f"graph_output: got {t!r}; expected a tensor of graph '{self._name or 'main'}'. "
+                "Return tensors made inside the graph."
             )
         self._check_open("graph_output")
         self._outputs.append(t)

@@ -135,8 +135,9 @@ class Ir:
     ) -> Graph:
         """Trace a function, or a Module's ``build``, into a new graph.
 
-        Tensors and specs among the arguments, and lists or tuples of them, become inputs in signature order; other arguments
-        are passed through, dicts untouched. Parameters annotated ``TensorByRef`` (or ``List[TensorByRef]``) are by reference.
+        Tensors and specs among the arguments, and lists or tuples of them, become inputs in signature order; other
+        arguments are passed through, dicts untouched. Parameters annotated ``TensorByRef`` (or ``List[TensorByRef]``)
+        are by reference.
 
         Raises:
             TypeError: fn is not callable, or a list mixes tensors with other values.
@@ -149,7 +150,9 @@ class Ir:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise ValueError(f"create_graph: got arguments that do not match {_name_of(fn)}{signature}: {error}.") from None
+            raise ValueError(
+                f"create_graph: got arguments that do not match {_name_of(fn)}{signature}: {error}."
+            ) from None
         bound.apply_defaults()
         graph = self._new_graph(_name_of(fn))
         with graph:
@@ -212,7 +215,9 @@ class Ir:
 
     def _check_open(self, what: str) -> None:
         if self._frozen:
-            raise RuntimeError(f"{what}: got a change to Ir {self._id} after a Session was made of it; expected none. Build a new Ir.")
+            raise RuntimeError(
+                f"{what}: got a change to Ir {self._id} after a Session was made of it; expected none. Build a new Ir."
+            )
 
     def _freeze(self) -> None:
         self._frozen = True
@@ -247,7 +252,9 @@ def _make_input(graph: Graph, name: str, value: Any, by_ref: bool) -> Any:
 def _all_tensors(values: Any, name: str) -> bool:
     found = [isinstance(v, (Tensor, TensorSpec)) for v in values]
     if any(found) and not all(found):
-        raise TypeError(f"create_graph: got a container {name} of tensors and other values; expected only tensors or none.")
+        raise TypeError(
+            f"create_graph: got a container {name} of tensors and other values; expected only tensors or none."
+        )
     return any(found)
 
 
@@ -265,5 +272,7 @@ def _as_outputs(result: Any, name: str) -> List[Tensor]:
         outputs = [result]
     for item in outputs:
         if not isinstance(item, Tensor):
-            raise ValueError(f"create_graph: got {type(item).__name__} from {name}; expected None, a tensor or tensors.")
+            raise ValueError(
+                f"create_graph: got {type(item).__name__} from {name}; expected None, a tensor or tensors."
+            )
     return outputs

@@ -67,8 +67,8 @@ class RemoteBuffer:
         expected = self._shape if num_shards == 1 else self._meta_shape
         if shape != expected or t.dtype is not self._dtype:
             raise ValueError(
-                f"remote buffer {self._id}: got %{t.name}: {t.spec}; expected {self._dtype.name}{list(expected)}. Make the buffer "
-                "with the tensor's shape and dtype, or cast the tensor."
+                f"remote buffer {self._id}: got %{t.name}: {t.spec}; expected {self._dtype.name}{list(expected)}. Make "
+                "the buffer with the tensor's shape and dtype, or cast the tensor."
             )
 
     def __repr__(self) -> str:

@@ -24,8 +24,8 @@ def assignment_from_stride(replicas: int, stride: int, group_size: int) -> List[
         members = [first + i * stride for i in range(group_size)]
         if members[-1] >= replicas or any(assignment[m] >= 0 for m in members):
             raise ValueError(
-                f"replica_grouping: got stride {stride} and group_size {group_size} for {replicas} replicas; expected groups "
-                "that divide the replicas evenly. Choose stride * group_size to divide the number of replicas."
+                f"replica_grouping: got stride {stride} and group_size {group_size} for {replicas} replicas; expected "
+                "groups that divide the replicas evenly. Choose stride * group_size to divide the number of replicas."
             )
         for member in members:
             assignment[member] = group
@@ -45,6 +45,8 @@ class ReplicaGrouping:
 
     _ir: "Ir"
     _assignment: List[int]
+    _groups: List[List[int]]
+    _stride: Optional[int]
 
     @classmethod
     def _from_assignment(cls, ir: "Ir", assignment: List[int]) -> "ReplicaGrouping":
@@ -52,8 +54,8 @@ class ReplicaGrouping:
         sizes = {assignment.count(n) for n in numbers}
         if len(assignment) != ir.replication_factor or numbers != list(range(len(numbers))) or len(sizes) != 1:
             raise ValueError(
-                f"replica_grouping: got assignment {assignment} for {ir.replication_factor} replicas; expected one group number per "
-                "replica, numbered 0, 1, .. in order of first appearance, in groups of equal size."
+                f"replica_grouping: got assignment {assignment} for {ir.replication_factor} replicas; expected one "
+                "group number per replica, numbered 0, 1, .. in order of first appearance, in groups of equal size."
             )
         self = cls.__new__(cls)
         self._ir, self._assignment = ir, list(assignment)
@@ -80,7 +82,9 @@ class ReplicaGrouping:
     def stride(self) -> int:
         """Distance between consecutive members of a group; 1 for groups of one."""
         if self._stride is None:
-            raise NotImplementedError(f"ReplicaGrouping.stride: got assignment {self._assignment}; expected a constant stride.")
+            raise NotImplementedError(
+                f"ReplicaGrouping.stride: got assignment {self._assignment}; expected a constant stride."
+            )
         return self._stride
 
     @property

@@ -13,7 +13,9 @@ class Stream:
     _tensor: Tensor
 
     def __init__(self) -> None:
-        raise NotImplementedError("Stream: got a constructor call; expected popxl.h2d_stream(...) or popxl.d2h_stream(...).")
+        raise NotImplementedError(
+            "Stream: got a constructor call; expected popxl.h2d_stream(...) or popxl.d2h_stream(...)."
+        )
 
     @classmethod
     def _make(cls, shape: Iterable[int], dtype: dtype, name: str) -> Any:

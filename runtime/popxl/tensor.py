@@ -14,9 +14,10 @@ from popxl.utils import HostScalarTensor, HostTensor, ScalarType, to_numpy
 from popxl.values import Constant, Operators, Tensor, TensorLike, TensorSpec, make_constant
 
 __all__ = [
-    "Constant", "HostScalarTensor", "HostTensor", "RemotePlacement", "ScalarType", "Tensor", "TensorByRef", "TensorLike", "TensorSpec",
-    "Variable", "constant", "graph_input", "graph_output", "remote_replica_sharded_variable", "remote_variable",
-    "replica_sharded_buffer", "replica_sharded_variable", "variable",
+    "Constant", "HostScalarTensor", "HostTensor", "RemotePlacement", "ScalarType", "Tensor", "TensorByRef",
+    "TensorLike", "TensorSpec", "Variable", "constant", "graph_input", "graph_output",
+    "remote_replica_sharded_variable", "remote_variable", "replica_sharded_buffer", "replica_sharded_variable",
+    "variable",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ def _make_variable(
     ir, graph = get_ir(), get_main_graph()
     if get_current_graph() is not graph:
         raise ValueError(
-            f"variable: got a call in graph '{get_current_graph().name}'; expected the main graph. Make the variable there and pass it in "
-            "as a graph input."
+            f"variable: got a call in graph '{get_current_graph().name}'; expected the main graph. Make the variable "
+            "there and pass it in as a graph input."
         )
     if retrieval not in (None, "one_per_group", "all_replicas"):
         raise ValueError(f"variable: got retrieval_mode {retrieval!r}; expected 'one_per_group' or 'all_replicas'.")
@@ -102,8 +103,8 @@ def _make_variable(
     if grouping.num_groups > 1:
         if not shape or shape[0] != grouping.num_groups:
             raise ValueError(
-                f"variable {name or ''}: got data of shape {list(shape)} for {grouping.num_groups} groups of replicas; expected "
-                f"[{grouping.num_groups}, ...]: one value per group in front."
+                f"variable {name or ''}: got data of shape {list(shape)} for {grouping.num_groups} groups of replicas; "
+                f"expected [{grouping.num_groups}, ...]: one value per group in front."
             )
         shape = shape[1:]
     spec = TensorSpec(shape, dtype or dtypes.dtype.as_dtype(array.dtype))
@@ -154,7 +155,7 @@ def remote_variable(
     log2_scale: Optional[int] = None,
     nan_on_overflow: Optional[bool] = None,
 ) -> Variable:
-    """A variable whose value lives in slot ``offset`` of a remote buffer; ops reach it by remote loads and stores only."""
+    """A variable whose value lives in slot ``offset`` of a remote buffer. Only remote loads and stores reach it."""
     _refuse_scale(log2_scale, nan_on_overflow)
     dtype = dtype or remote_buffer.tensor_dtype  # type: ignore[attr-defined]
     result = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode)
@@ -194,7 +195,8 @@ def remote_replica_sharded_variable(
     meta_shape, slot = remote_buffer.meta_shape, remote_buffer.tensor_shape  # type: ignore[attr-defined]
     if meta_shape not in ((), result.shape):
         raise ValueError(
-            f"remote_replica_sharded_variable: got data of shape {list(result.shape)}; expected the buffer's meta_shape {list(meta_shape)}."
+            f"remote_replica_sharded_variable: got data of shape {list(result.shape)}; expected the buffer's "
+            f"meta_shape {list(meta_shape)}."
         )
     remote_buffer.meta_shape = result.shape  # type: ignore[attr-defined]
     _place(result, remote_buffer, offset, max(1, -(-result.nelms // int(np.prod(slot)))))
@@ -220,7 +222,9 @@ def replica_sharded_buffer(
     size = grouping.group_size
     shard_over = size if shard_over is None else shard_over
     if not 1 <= shard_over <= size or size % shard_over:
-        raise ValueError(f"replica_sharded_buffer: got shard_over {shard_over}; expected a divisor of the group size {size}.")
+        raise ValueError(
+            f"replica_sharded_buffer: got shard_over {shard_over}; expected a divisor of the group size {size}."
+        )
     whole = tuple(shape[1:]) if grouping.num_groups > 1 else tuple(shape)
     nelms = int(np.prod(whole, dtype=np.int64))
     buffer = get_ir()._new_buffer((-(-nelms // shard_over),), dtype, entries)
@@ -248,7 +252,9 @@ def replica_sharded_variable(
     size = whole.replica_grouping.group_size
     shard_over = size if shard_over is None else shard_over
     if not 1 <= shard_over <= size or size % shard_over:
-        raise ValueError(f"replica_sharded_variable: got shard_over {shard_over}; expected a divisor of the group size {size}.")
+        raise ValueError(
+            f"replica_sharded_variable: got shard_over {shard_over}; expected a divisor of the group size {size}."
+        )
     spec = TensorSpec((-(-whole.nelms // shard_over),), whole.dtype, whole.shape)
     whole.shard = get_main_graph()._new_tensor(spec, f"{whole.name}_shard")
     whole.shard_over = shard_over
@@ -283,5 +289,3 @@ def graph_input(
 def graph_output(t: Tensor) -> None:
     """Mark a tensor of the current graph as its next output. ValueError if it is of another graph."""
     get_current_graph()._add_output(t)
-
-

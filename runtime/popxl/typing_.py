@@ -16,7 +16,9 @@ class _AliasAnnotation:
         return self.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"{self.__name__}: this is an annotation, not a type. Use it as `x: {self.__name__}`.")
+        raise NotImplementedError(
+            f"{self.__name__}: this is an annotation, not a type. Use it as `x: {self.__name__}`."
+        )
 
 
 def NewAliasAnnotation(name: str, tp: T) -> T:  # noqa: N802 - PopXL's name

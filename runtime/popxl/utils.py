@@ -22,7 +22,8 @@ def _as_array(x: Any) -> np.ndarray:
         return x
     if hasattr(x, "detach") and hasattr(x, "cpu"):  # a torch tensor; torch itself is never imported here
         x = x.detach().cpu()
-        return (x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy()
+        array: np.ndarray = (x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy()
+        return array
     return np.asarray(x)
 
 
@@ -45,7 +46,9 @@ def to_numpy(
         RuntimeError: float8 arguments with another dtype.
     """
     if log2_scale is not None or nan_on_overflow is not None:
-        raise RuntimeError(f"to_numpy: got log2_scale or nan_on_overflow with dtype {dtype}; expected them only with float8 types.")
+        raise RuntimeError(
+            f"to_numpy: got log2_scale or nan_on_overflow with dtype {dtype}; expected them only with float8 types."
+        )
     array = _as_array(x)
     target = array.dtype
     if dtype is not None:
@@ -55,8 +58,8 @@ def to_numpy(
     if isinstance(array, np.memmap):
         if array.dtype != target or not array.flags.c_contiguous:
             raise ValueError(
-                f"to_numpy: got a memory-mapped {array.dtype} array; expected a C-contiguous {target} array, because it is used "
-                "without copying. Convert the file, or pass np.array(x)."
+                f"to_numpy: got a memory-mapped {array.dtype} array; expected a C-contiguous {target} array, because "
+                "it is used without copying. Convert the file, or pass np.array(x)."
             )
         return array
     if array.dtype == object:
@@ -68,7 +71,8 @@ def to_numpy(
 def round_to_bfloat16(x: np.ndarray) -> np.ndarray:
     """Round float32 values to the nearest bfloat16 (ties to even), still as float32."""
     bits = np.array(x, dtype=np.float32, order="C").view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)).view(np.float32)
+    tie = (bits >> np.uint32(16)) & np.uint32(1)  # to the even of the two neighbours
+    rounded = ((bits + np.uint32(0x7FFF) + tie) & np.uint32(0xFFFF0000)).view(np.float32)
     return np.where(np.isfinite(x), rounded, x).astype(np.float32)
 
 

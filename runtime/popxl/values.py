@@ -1,6 +1,20 @@
 """Tensors and their specs: one symbolic value in one graph. Users import these from ``popxl.tensor``."""
 
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Literal, Mapping, Optional, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Literal,
+    Mapping,
+    Optional,
+    Protocol,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 
@@ -69,10 +83,16 @@ class TensorSpec(Mapping[str, Any]):
         return f"{self.dtype.name}{list(self.shape)}{shard}"
 
 
+class OpTable(Protocol):
+    """The module `popxl.ops`, as far as tensors use it."""
+
+    def __getattr__(self, name: str) -> Callable[..., "Tensor"]: ...
+
+
 class Operators:
     """The ops that tensor methods and Python operators call; `popxl.ops` fills it in when it is imported."""
 
-    table: Any = None
+    table: OpTable
 
 
 class Tensor:
@@ -87,7 +107,9 @@ class Tensor:
     _remote: Any = None
 
     def __init__(self) -> None:
-        raise RuntimeError("Tensor: got a constructor call; expected popxl.variable, popxl.constant, graph_input or an op.")
+        raise RuntimeError(
+            "Tensor: got a constructor call; expected popxl.variable, popxl.constant, graph_input or an op."
+        )
 
     @classmethod
     def _make(cls, graph: "Graph", name: str, spec: TensorSpec, op: Optional["Op"]) -> Any:
@@ -154,7 +176,9 @@ class Tensor:
     def ipu(self) -> int:
         """Virtual device of the op that made it. UndefinedValue if unknown."""
         if self._op is None or self._op.ipu is None:
-            raise UndefinedValue(f"Tensor.ipu: got %{self.name}, which was made outside popxl.ipu(..); expected a known device.")
+            raise UndefinedValue(
+                f"Tensor.ipu: got %{self.name}, which was made outside popxl.ipu(..); expected a known device."
+            )
         return self._op.ipu
 
     @property
@@ -180,7 +204,9 @@ class Tensor:
             return value
         data = to_numpy(value, dtype or self.dtype)
         if raise_on_empty and data.size == 0:
-            raise ValueError(f"%{self.name}: got an empty {type(value).__name__} as operand; expected at least one element.")
+            raise ValueError(
+                f"%{self.name}: got an empty {type(value).__name__} as operand; expected at least one element."
+            )
         return make_constant(data, dtype or self.dtype, None)
 
     def __len__(self) -> int:
@@ -258,7 +284,8 @@ class Tensor:
     def _binary(self, name: str, other: Any, reflected: bool = False) -> "Tensor":
         other = self._ensure_tensor(other)
         lhs, rhs = (other, self) if reflected else (self, other)
-        return getattr(Operators.table, name)(lhs, rhs)
+        result: Tensor = getattr(Operators.table, name)(lhs, rhs)
+        return result
 
     def __add__(self, other: Any) -> "Tensor":
         return self._binary("add", other)
@@ -331,26 +358,29 @@ class Tensor:
             return self._basic_slice(key)
         if isinstance(key, (str, bool, type(None))) or not isinstance(key, (Tensor, np.ndarray, list, tuple)):
             raise TypeError(
-                f"index: got {type(key).__name__} for %{self.name}; expected ints, slices, tuples of them, or an integer or boolean "
-                "tensor or array."
+                f"index: got {type(key).__name__} for %{self.name}; expected ints, slices, tuples of them, or an "
+                "integer or boolean tensor or array."
             )
         return self._gather_or_mask(key)
 
     def _basic_slice(self, key: Tuple[Union[int, slice], ...]) -> "Tensor":
         if len(key) > self.rank:
-            raise ValueError(f"index: got {len(key)} indices for %{self.name}: {self.spec}; expected at most {self.rank}.")
-        starts: List[Any] = []
-        stops: List[Any] = []
-        steps: List[Any] = []
+            raise ValueError(
+                f"index: got {len(key)} indices for %{self.name}: {self.spec}; expected at most {self.rank}."
+            )
+        bounds: List[Tuple[Optional[int], Optional[int], Optional[int]]] = []
         for axis, k in enumerate(key):
             if isinstance(k, slice):
-                starts.append(k.start), stops.append(k.stop), steps.append(k.step)
+                bounds.append((k.start, k.stop, k.step))
                 continue
             size = self.shape[axis]
             if not -size <= k < size:
-                raise ValueError(f"index: got {k} on axis {axis} of %{self.name}: {self.spec}; expected {-size} <= index < {size}.")
+                raise ValueError(
+                    f"index: got {k} on axis {axis} of %{self.name}: {self.spec}; expected {-size} <= index < {size}."
+                )
             k = int(k) % size
-            starts.append(k), stops.append(k + 1), steps.append(1)
+            bounds.append((k, k + 1, 1))
+        starts, stops, steps = ([bound[i] for bound in bounds] for i in range(3))
         result = Operators.table.slice(self, starts, stops, steps)
         dropped = [axis for axis, k in enumerate(key) if not isinstance(k, slice)]
         return Operators.table.squeeze(result, dropped) if dropped else result

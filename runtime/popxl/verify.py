@@ -5,7 +5,7 @@ from typing import Set, Union
 from popxl.errors import GraphError
 from popxl.graph import Graph, called_first
 from popxl.ir import Ir
-from popxl.opdef import Op, _as_specs
+from popxl.opdef import Op, as_specs
 from popxl.values import Tensor
 
 
@@ -95,7 +95,7 @@ def _verify_operands(op: Op, graph: Graph, made: Set[Tensor]) -> None:
 
 def _verify_results(op: Op, graph: Graph) -> None:
     try:
-        specs = _as_specs(op.definition.infer(**op.arguments))
+        specs = as_specs(op.definition.infer(**op.arguments))
     except Exception as error:
         raise GraphError(
             f"verify: got {op!r} of {_name(graph)}, built at {op.where}; expected operands that the op accepts "

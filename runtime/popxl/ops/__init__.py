@@ -5,6 +5,7 @@ add a line to ``runtime/tests/samples``.
 """
 
 import sys
+from typing import cast as _cast
 
 from popxl.ops import collectives, utils, var_updates
 from popxl.ops.arithmetic import (
@@ -112,8 +113,8 @@ from popxl.ops.shape import (
     transpose_,
 )
 from popxl.ops.utils import multiply_tuple
-from popxl.values import Operators
+from popxl.values import Operators, OpTable
 
 clamp = clip
 
-Operators.table = sys.modules[__name__]
+Operators.table = _cast(OpTable, sys.modules[__name__])

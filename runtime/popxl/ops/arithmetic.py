@@ -89,8 +89,7 @@ def pow(t: Tensor, e: Union[float, int, TensorLike]) -> Tensor:
     if isinstance(t, Tensor):
         is_number = isinstance(e, (int, float)) and not isinstance(e, bool) and t.dtype.is_floating_point
         exponent = float(exponent) if is_number else t._ensure_tensor(e)
-    result: Tensor = _pow(t, exponent)
-    return result
+    return _pow(t, exponent)
 
 
 @_pow.vjp
@@ -182,8 +181,7 @@ def scale(t: Tensor, factor: float) -> TensorSpec:
 @scale.vjp
 def scale_vjp(dy: Tensor, y: Tensor, t: Tensor, factor: float) -> Tensor:
     """Scale the gradient by the same factor."""
-    result: Tensor = scale(dy, factor)
-    return result
+    return scale(dy, factor)
 
 
 scale.cost(elementwise_cost)
@@ -206,8 +204,7 @@ def clip(t: Tensor, min: float = float("-inf"), max: float = float("inf")) -> Te
 @clip.vjp
 def clip_vjp(dy: Tensor, y: Tensor, t: Tensor, min: float, max: float) -> Tensor:
     """The gradient passes where t is inside."""
-    result: Tensor = clip_grad(dy, t, min, max)
-    return result
+    return clip_grad(dy, t, min, max)
 
 
 clip.cost(elementwise_cost)

@@ -65,8 +65,7 @@ def sum_to(t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...] = ()) -> 
 @_sum_to.vjp
 def sum_to_vjp(dy: Tensor, y: Tensor, t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...]) -> Tensor:
     """Repeat the gradient along the summed axes."""
-    result: Tensor = broadcast_to(dy, t.shape, dropped)
-    return result
+    return broadcast_to(dy, t.shape, dropped)
 
 
 @_sum_to.cost

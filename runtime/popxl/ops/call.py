@@ -6,8 +6,8 @@ from popxl.context import get_current_context
 from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op, check_operand, emit, op
-from popxl.values import Tensor, TensorLike, TensorSpec, make_constant
 from popxl.utils import to_numpy
+from popxl.values import Tensor, TensorLike, TensorSpec, make_constant
 
 
 @op(name="call", effects=("control",), names=lambda graph, inputs: _output_names(graph))
@@ -79,14 +79,18 @@ class CallSiteInfo:
         for inner, outer in (*zip(graph.inputs, self.inputs), *zip(graph.outputs, self.outputs)):
             if inner is graph_tensor:
                 return outer
-        raise ValueError(f"graph_to_parent: got %{graph_tensor.name}; expected an input or output of graph '{graph.name}'.")
+        raise ValueError(
+            f"graph_to_parent: got %{graph_tensor.name}; expected an input or output of graph '{graph.name}'."
+        )
 
     def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:
         """The graph's input that a caller's tensor feeds. ValueError if it feeds none."""
         for inner, outer in zip(self.called_graph.inputs, self.inputs):
             if outer is parent_tensor:
                 return inner
-        raise ValueError(f"parent_to_graph: got %{parent_tensor.name}; expected an input of the call of '{self.called_graph.name}'.")
+        raise ValueError(
+            f"parent_to_graph: got %{parent_tensor.name}; expected an input of the call of '{self.called_graph.name}'."
+        )
 
     def set_parent_input_modified(self, parent_tensor: Tensor, infer_modified_regions: bool = False) -> None:
         """Declare that the call writes to that input, as a TensorByRef annotation does."""
@@ -107,19 +111,23 @@ def _flat(values: Iterable[Any]) -> List[Any]:
     return flat
 
 
-def _operand(name: str, target: Tensor, value: Any) -> Tensor:
-    if not isinstance(value, Tensor):
+def _operand(name: str, target: Tensor, given: Any) -> Tensor:
+    if isinstance(given, Tensor):
+        value = given
+    else:
         try:
-            value = make_constant(to_numpy(value, target.dtype), target.dtype, None)
+            value = make_constant(to_numpy(given, target.dtype), target.dtype, None)
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"{name}: got {type(value).__name__} for input %{target.name}; expected a tensor, number or array ({error})."
+                f"{name}: got {type(given).__name__} for input %{target.name}; expected a tensor, "
+                f"number or array ({error})."
             ) from None
     check_operand(name, target.name, value, get_current_context().graph)
     if value.shape != target.shape or value.dtype is not target.dtype:
         raise GraphError(
-            f"{name}: got %{value.name}: {value.spec} for input %{target.name}: {target.spec} of graph '{target._graph.name}'; expected "
-            "the same shape and dtype. Reshape or cast it, or build the graph for this spec."
+            f"{name}: got %{value.name}: {value.spec} for input %{target.name}: {target.spec} of graph "
+            f"'{target._graph.name}'; expected the same shape and dtype. Reshape or cast it, or build the graph for "
+            "this spec."
         )
     return value
 
@@ -139,7 +147,9 @@ def match_inputs(
     """
     positional = _flat(inputs)
     if len(positional) > len(graph.inputs):
-        raise ValueError(f"{name}: got {len(positional)} inputs for graph '{graph.name}'; expected at most {len(graph.inputs)}.")
+        raise ValueError(
+            f"{name}: got {len(positional)} inputs for graph '{graph.name}'; expected at most {len(graph.inputs)}."
+        )
     values: Dict[Tensor, Any] = dict(zip(graph.inputs, positional))
     for key, value in (inputs_dict or {}).items():
         if not isinstance(key, Tensor) or key not in graph._inputs:
@@ -150,8 +160,9 @@ def match_inputs(
     missing = [t for t in graph.inputs if t not in values]
     if missing and check_inputs:
         raise ValueError(
-            f"{name}: got no value for {', '.join(f'%{t.name}: {t.spec}' for t in missing)} of graph '{graph.name}'; expected all "
-            f"{len(graph.inputs)} inputs. Pass them in order, or in inputs_dict keyed by the graph's tensors."
+            f"{name}: got no value for {', '.join(f'%{t.name}: {t.spec}' for t in missing)} of graph '{graph.name}'; "
+            f"expected all {len(graph.inputs)} inputs. Pass them in order, or in inputs_dict keyed by the graph's "
+            "tensors."
         )
     return tuple(_operand(name, t, values[t]) for t in graph.inputs if t in values)
 
@@ -163,7 +174,10 @@ def _check_callable(name: str, graph: Graph) -> None:
     if graph.ir is not context.ir:
         raise GraphError(f"{name}: got graph '{graph.name}' of another Ir; expected one of Ir {context.ir.id}.")
     if graph in context._graphs:
-        raise GraphError(f"{name}: got graph '{graph.name or 'main'}', which is being built; expected another: graphs are not recursive.")
+        raise GraphError(
+            f"{name}: got graph '{graph.name or 'main'}', which is being built; expected another: graphs are not "
+            "recursive."
+        )
 
 
 def call_with_info(
@@ -175,8 +189,8 @@ def call_with_info(
     """As `call`, returning the `CallSiteInfo`.
 
     Raises:
-        ValueError: too many or too few inputs (``check_inputs=False`` permits missing ones), a foreign tensor, an input twice,
-            another shape or dtype.
+        ValueError: too many or too few inputs (``check_inputs=False`` permits missing ones), a foreign tensor, an input
+            twice, another shape or dtype.
         TypeError: a value that is not convertible.
     """
     _check_callable("call", graph)
@@ -191,8 +205,8 @@ def call(
 ) -> Tuple[Tensor, ...]:
     """Run a graph here.
 
-    Inputs fill the graph's inputs from the first (lists are flattened, numbers become constants); ``inputs_dict`` gives the
-    others, keyed by the graph's own tensors. By-reference inputs see the graph's writes, others never do.
+    Inputs fill the graph's inputs from the first (lists are flattened, numbers become constants); ``inputs_dict`` gives
+    the others, keyed by the graph's own tensors. By-reference inputs see the graph's writes, others never do.
 
     Returns:
         The outputs, always a tuple, those that autodiff appended included.
@@ -213,17 +227,20 @@ def repeat_with_info(
         raise ValueError(f"repeat: got repeat_count {repeat_count}; expected 0 or more.")
     if len(graph.outputs) > len(graph.inputs):
         raise ValueError(
-            f"repeat: got graph '{graph.name}' with {len(graph.outputs)} outputs and {len(graph.inputs)} inputs; expected no more outputs "
-            "than inputs, because the outputs become the first inputs of the next iteration."
+            f"repeat: got graph '{graph.name}' with {len(graph.outputs)} outputs and {len(graph.inputs)} inputs; "
+            "expected no more outputs than inputs, because the outputs become the first inputs of the next iteration."
         )
     for result, first in zip(graph.outputs, graph.inputs):
         if result.shape != first.shape or result.dtype is not first.dtype:
             raise GraphError(
-                f"repeat: got output %{result.name}: {result.spec} for input %{first.name}: {first.spec} of graph '{graph.name}'; "
-                "expected the same shape and dtype, because it becomes that input in the next iteration."
+                f"repeat: got output %{result.name}: {result.spec} for input %{first.name}: {first.spec} of graph "
+                f"'{graph.name}'; expected the same shape and dtype, because it becomes that input in the next "
+                "iteration."
             )
     matched = match_inputs("repeat", graph, inputs, inputs_dict, check_inputs)
-    return CallSiteInfo(emit(_repeat.definition, {"graph": graph, "repeat_count": int(repeat_count), "inputs": matched}))
+    return CallSiteInfo(
+        emit(_repeat.definition, {"graph": graph, "repeat_count": int(repeat_count), "inputs": matched})
+    )
 
 
 def repeat(
@@ -234,8 +251,8 @@ def repeat(
 ) -> Tuple[Tensor, ...]:
     """Run a graph repeat_count times.
 
-    Its N outputs become its first N inputs of the next iteration; other inputs keep the caller's value, except that writes to
-    by-reference ones accumulate.
+    Its N outputs become its first N inputs of the next iteration; other inputs keep the caller's value, except that
+    writes to by-reference ones accumulate.
 
     Returns:
         The outputs of the last iteration; the first N inputs when the count is 0.

@@ -31,8 +31,7 @@ def cast_vjp(dy: Tensor, y: Tensor, t: Tensor, data_type: dtype) -> Optional[Ten
     """Cast back; integers have no gradient."""
     if not (t.dtype.is_floating_point and data_type.is_floating_point):
         return None
-    result: Tensor = cast(dy, t.dtype)
-    return result
+    return cast(dy, t.dtype)
 
 
 @cast.cost

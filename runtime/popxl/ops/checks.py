@@ -6,7 +6,7 @@ from typing import Any, Callable, Iterable, Optional, Tuple, Union
 import numpy as np
 
 from popxl.errors import DTypeError, ShapeError
-from popxl.opdef import Cost, op
+from popxl.opdef import Cost, OpFunction, op
 from popxl.values import Tensor, TensorSpec
 
 Axis = Optional[Union[int, Iterable[int]]]
@@ -102,7 +102,7 @@ def unary(
     host: Any = None,
     numeric: bool = False,
     flops: int = 1,
-) -> Any:
+) -> OpFunction[..., Tensor]:
     """Declare an elementwise op of one tensor: ``t [a] -> [a]``, of t's dtype.
 
     Args:
@@ -120,14 +120,16 @@ def unary(
     family = sys._getframe(1)
     fn.__name__, fn.__module__ = name, family.f_globals["__name__"]
     fn.__doc__ = f"{doc}\n\nShapes: t [a], {kind} -> [a], t's dtype.\nRaises:\n    DTypeError: if t is not {kind}."
-    result = op(fn, host=host)
+    result = op(host=host)(fn)
     result.definition.file = family.f_code.co_filename  # the family's, where its rules are to be found
     result.vjp(vjp)
     result.cost(lambda y, t: Cost(flops=flops * y.nelms))
     return result
 
 
-def binary(name: str, doc: str, vjp: Callable[..., Tuple[Optional[Tensor], Optional[Tensor]]], host: Any) -> Any:
+def binary(
+    name: str, doc: str, vjp: Callable[..., Tuple[Optional[Tensor], Optional[Tensor]]], host: Any
+) -> OpFunction[..., Tensor]:
     """Declare an elementwise op of two tensors of one dtype that broadcast against each other.
 
     Args:
@@ -144,7 +146,7 @@ def binary(name: str, doc: str, vjp: Callable[..., Tuple[Optional[Tensor], Optio
         f"{doc}\n\nShapes: lhs [a], rhs [b], numbers of one dtype -> [broadcast(a, b)], the same dtype.\n"
         "Raises:\n    DTypeError: if the dtypes differ or are bool.\n    ShapeError: if the shapes do not broadcast."
     )
-    result = op(fn, host=host)
+    result = op(host=host)(fn)
     result.definition.file = family.f_code.co_filename  # the family's, where its rules are to be found
     result.vjp(vjp)
     result.cost(elementwise_cost)

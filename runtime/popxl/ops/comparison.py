@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from popxl import dtypes
-from popxl.opdef import op
+from popxl.opdef import OpFunction, op
 from popxl.ops.checks import broadcast_shape, broadcast_spec, check_floating, elementwise_cost
 from popxl.values import Tensor, TensorSpec
 
@@ -38,7 +38,7 @@ def greater(input: Tensor, other: Tensor) -> TensorSpec:
     return _boolean(broadcast_spec("greater", input=input, other=other))
 
 
-def _logical(name: str, doc: str, host: Any) -> Any:
+def _logical(name: str, doc: str, host: Any) -> OpFunction[..., Tensor]:
     def fn(lhs: Tensor, rhs: Tensor) -> TensorSpec:
         return TensorSpec(broadcast_shape(name, lhs=lhs, rhs=rhs), dtypes.bool)
 
@@ -48,7 +48,7 @@ def _logical(name: str, doc: str, host: Any) -> Any:
         f"b)], bool.\n"
         "Raises:\n    ShapeError: if the shapes do not broadcast."
     )
-    return op(fn, differentiable=False, host=host)
+    return op(differentiable=False, host=host)(fn)
 
 
 logical_and = _logical("logical_and", "Elementwise: both are true.", np.logical_and)
@@ -64,7 +64,7 @@ def logical_not(t: Tensor) -> TensorSpec:
     return _boolean(t.spec)
 
 
-def _classification(name: str, doc: str) -> Any:
+def _classification(name: str, doc: str) -> OpFunction[..., Tensor]:
     def fn(t: Tensor) -> TensorSpec:
         check_floating(name, t=t)
         return _boolean(t.spec)
@@ -73,7 +73,7 @@ def _classification(name: str, doc: str) -> Any:
     fn.__doc__ = (
         f"{doc}\n\nShapes: t [a], floating point -> [a], bool.\nRaises:\n    DTypeError: if t is not floating point."
     )
-    return op(fn, differentiable=False)
+    return op(differentiable=False)(fn)
 
 
 isfinite = _classification("isfinite", "Elementwise: neither infinite nor NaN.")

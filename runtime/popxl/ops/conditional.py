@@ -49,7 +49,9 @@ class ConditionalSiteInfo(CallSiteInfo):
         """Parent's index of an input of a branch. IndexError if invalid."""
         then, other = self._sizes()
         if not 0 <= idx < (then if then_branch else other):
-            raise IndexError(f"conditional site: got branch input {idx}; expected less than {then if then_branch else other}.")
+            raise IndexError(
+                f"conditional site: got branch input {idx}; expected less than {then if then_branch else other}."
+            )
         return 1 + idx if then_branch else 1 + then + idx
 
     def parent_to_graph_input_index(self, idx: int) -> int:
@@ -80,7 +82,9 @@ class ConditionalSiteInfo(CallSiteInfo):
         for inner, outer in self._pairs():
             if inner is graph_tensor:
                 return outer
-        raise ValueError(f"graph_to_parent: got %{graph_tensor.name}; expected an input or output of one of the branches.")
+        raise ValueError(
+            f"graph_to_parent: got %{graph_tensor.name}; expected an input or output of one of the branches."
+        )
 
     def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:
         """The branch input that a caller's tensor feeds. ValueError if it feeds none."""
@@ -111,7 +115,9 @@ def conditional_with_info(
     _check_callable("conditional", then_branch)
     _check_callable("conditional", else_branch)
     if then_branch._by_ref_inputs or else_branch._by_ref_inputs:
-        raise NotImplementedError("conditional: got a branch with by-reference inputs; expected none. Return the new value instead.")
+        raise NotImplementedError(
+            "conditional: got a branch with by-reference inputs; expected none. Return the new value instead."
+        )
     _check_branches(cond, then_branch, else_branch)
     arguments = {
         "cond": cond,
@@ -131,15 +137,19 @@ def _check_branches(cond: Tensor, then_branch: Graph, else_branch: Graph) -> Non
     if not isinstance(cond, Tensor) or cond.nelms != 1:
         raise ValueError(f"conditional: got condition {cond!r}; expected a scalar tensor.")
     if cond.dtype is not dtypes.bool:
-        raise TypeError(f"conditional: got condition %{cond.name}: {cond.spec}; expected a bool scalar. Compare or cast it.")
+        raise TypeError(
+            f"conditional: got condition %{cond.name}: {cond.spec}; expected a bool scalar. Compare or cast it."
+        )
     if len(then_branch.outputs) != len(else_branch.outputs):
         raise ValueError(
-            f"conditional: got {len(then_branch.outputs)} outputs of '{then_branch.name}' and {len(else_branch.outputs)} of "
-            f"'{else_branch.name}'; expected the same number."
+            f"conditional: got {len(then_branch.outputs)} outputs of '{then_branch.name}' and "
+            f"{len(else_branch.outputs)} of '{else_branch.name}'; expected the same number."
         )
     for a, b in zip(then_branch.outputs, else_branch.outputs):
         if a.spec != b.spec:
-            raise GraphError(f"conditional: got outputs %{a.name}: {a.spec} and %{b.name}: {b.spec}; expected equal specs.")
+            raise GraphError(
+                f"conditional: got outputs %{a.name}: {a.spec} and %{b.name}: {b.spec}; expected equal specs."
+            )
 
 
 def conditional(

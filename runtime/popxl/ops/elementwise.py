@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from popxl.opdef import Cost, inplace, op
+from popxl.opdef import Cost, OpFunction, inplace, op
 from popxl.ops.arithmetic import div, mul, negate, scale
 from popxl.ops.checks import unary
 from popxl.values import Tensor, TensorSpec
@@ -12,7 +12,7 @@ TRANSCENDENTAL = 8
 """Operations that an exponential, a logarithm or a hyperbolic tangent counts for in cost rules."""
 
 
-def _grad_op(name: str, doc: str, flops: int) -> Any:
+def _grad_op(name: str, doc: str, flops: int) -> OpFunction[..., Tensor]:
     """An op ``(dy, at) -> gradient`` of an elementwise function, whose derivative is a function of ``at``."""
 
     def fn(dy: Tensor, at: Tensor) -> TensorSpec:
@@ -20,7 +20,7 @@ def _grad_op(name: str, doc: str, flops: int) -> Any:
 
     fn.__name__, fn.__module__ = name, __name__
     fn.__doc__ = f"{doc}\n\nShapes: dy and at [a], floating point of one dtype -> [a]."
-    result = op(fn, differentiable=False)
+    result = op(differentiable=False)(fn)
     result.cost(lambda y, dy, at: Cost(flops=flops * y.nelms))
     return result
 

@@ -118,8 +118,7 @@ def tied_gather(
     zero_OOR: bool = False,
 ) -> Tensor:
     """As `gather`; PopXL's variant keeps a matmul's layout for t, which makes no difference here."""
-    result: Tensor = gather(t, indices, axis, available_memory_proportion, zero_OOR)
-    return result
+    return gather(t, indices, axis, available_memory_proportion, zero_OOR)
 
 
 # Elements by index
@@ -309,8 +308,7 @@ def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
             f"onehot: got num_classes {num_classes!r}; expected a constant of one element: it decides the result's "
             "shape."
         )
-    result: Tensor = _onehot(t, int(num_classes.host_value.reshape(-1)[0]), values, axis)
-    return result
+    return _onehot(t, int(num_classes.host_value.reshape(-1)[0]), values, axis)
 
 
 # Slices at a position that is computed

@@ -54,8 +54,7 @@ def matmul(
     if left[-1] != right[-2]:
         raise ShapeError(
             f"matmul: got lhs {lhs.spec} and rhs {rhs.spec}; expected lhs's last axis equal to rhs's second-to-last. "
-            f"Transpose or "
-            "reshape one operand."
+            "Transpose or reshape one operand."
         )
     if partials_type not in (None, dtypes.float16, dtypes.float32):
         raise ValueError(f"matmul: got partials_type {partials_type!r}; expected float16 or float32.")
@@ -77,8 +76,7 @@ def matmul(
 
 def _swap(t: Tensor) -> Tensor:
     """The last two axes exchanged."""
-    result: Tensor = transpose(t, (*range(t.rank - 2), t.rank - 1, t.rank - 2))
-    return result
+    return transpose(t, (*range(t.rank - 2), t.rank - 1, t.rank - 2))
 
 
 def _as(t: Tensor, shape: Tuple[int, ...]) -> Tensor:

@@ -27,8 +27,7 @@ def softmax(t: Tensor, axis: int) -> TensorSpec:
 @softmax.vjp
 def softmax_vjp(dy: Tensor, y: Tensor, t: Tensor, axis: int) -> Tensor:
     """From the result alone."""
-    result: Tensor = softmax_grad(dy, y, axis)
-    return result
+    return softmax_grad(dy, y, axis)
 
 
 @op(differentiable=False)

@@ -10,7 +10,7 @@ import numpy as np
 
 from popxl import dtypes
 from popxl.errors import ShapeError
-from popxl.opdef import Cost, op
+from popxl.opdef import Cost, OpFunction, op
 from popxl.ops.arithmetic import div, mul, scale, sign, sub
 from popxl.ops.broadcasting import broadcast_to
 from popxl.ops.checks import Axis, check_floating, check_numeric, normalise_axes, normalise_axis
@@ -27,9 +27,37 @@ def _reduced(name: str, t: Tensor, axis: Axis, keepdims: bool) -> TensorSpec:
     return TensorSpec((n for a, n in enumerate(t.shape) if a not in axes), t.dtype)
 
 
+@op(differentiable=False)
+def extremum_grad(dy: Tensor, y: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> TensorSpec:
+    """Gradient of `max` and `min`: dy to the elements that equal y, in equal shares."""
+    return t.spec
+
+
+@op(differentiable=False)
+def prod_grad(dy: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> TensorSpec:
+    """Gradient of `prod`: dy times the product of the other elements, right also where some are 0."""
+    return t.spec
+
+
+@op(differentiable=False)
+def median_grad(dy: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> TensorSpec:
+    """Gradient of `median`: dy to the element that was selected."""
+    return t.spec
+
+
+@op(differentiable=False)
+def l2_grad(dy: Tensor, y: Tensor, t: Tensor) -> TensorSpec:
+    """Gradient of `l2`: dy * t / y, and 0 where y is; dy and y broadcast against t."""
+    return t.spec
+
+
+for _grad, _flops in ((extremum_grad, 3), (prod_grad, 4), (median_grad, 4), (l2_grad, 2)):
+    _grad.cost(lambda result, *arguments, _flops=_flops: Cost(flops=_flops * result.nelms))
+
+
 def _reduction(
     name: str, doc: str, vjp: Vjp, host: Any = None, numeric: bool = False, flops: int = 1, nonempty: bool = False
-) -> Any:
+) -> OpFunction[..., Tensor]:
     check = check_numeric if numeric else check_floating
 
     def fn(t: Tensor, axis: Axis = None, keepdims: bool = False) -> TensorSpec:
@@ -47,7 +75,7 @@ def _reduction(
         "    keepdims: keep them with size 1.\n"
         f"Raises:\n    ShapeError: for an axis that t lacks, or one given twice.\n    DTypeError: if t is not {kind}."
     )
-    result = op(fn, host=host)
+    result = op(host=host)(fn)
     result.vjp(vjp)
     result.cost(lambda y, t, axis, keepdims: Cost(flops=flops * t.nelms))
     return result
@@ -60,8 +88,7 @@ def _new_axes(t: Tensor, axis: Axis, keepdims: bool) -> Tuple[int, ...]:
 
 def _spread(d: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     """A reduced tensor repeated to ``t``'s shape."""
-    result: Tensor = broadcast_to(d, t.shape, _new_axes(t, axis, keepdims))
-    return result
+    return broadcast_to(d, t.shape, _new_axes(t, axis, keepdims))
 
 
 def _aligned(d: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> Tensor:
@@ -74,13 +101,11 @@ def _count(t: Tensor, axis: Axis) -> int:
 
 
 def _l2_vjp(dy: Tensor, y: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    result: Tensor = l2_grad(_aligned(dy, t, axis, keepdims), _aligned(y, t, axis, keepdims), t)
-    return result
+    return l2_grad(_aligned(dy, t, axis, keepdims), _aligned(y, t, axis, keepdims), t)
 
 
 def _logsumexp_vjp(dy: Tensor, y: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    result: Tensor = mul(exp(sub(t, _aligned(y, t, axis, keepdims))), _aligned(dy, t, axis, keepdims))
-    return result
+    return mul(exp(sub(t, _aligned(y, t, axis, keepdims))), _aligned(dy, t, axis, keepdims))
 
 
 def _keep_dtype(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,34 +182,6 @@ median = _reduction(
 )
 
 
-@op(differentiable=False)
-def extremum_grad(dy: Tensor, y: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> TensorSpec:
-    """Gradient of `max` and `min`: dy to the elements that equal y, in equal shares."""
-    return t.spec
-
-
-@op(differentiable=False)
-def prod_grad(dy: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> TensorSpec:
-    """Gradient of `prod`: dy times the product of the other elements, right also where some are 0."""
-    return t.spec
-
-
-@op(differentiable=False)
-def median_grad(dy: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> TensorSpec:
-    """Gradient of `median`: dy to the element that was selected."""
-    return t.spec
-
-
-@op(differentiable=False)
-def l2_grad(dy: Tensor, y: Tensor, t: Tensor) -> TensorSpec:
-    """Gradient of `l2`: dy * t / y, and 0 where y is; dy and y broadcast against t."""
-    return t.spec
-
-
-for _grad, _flops in ((extremum_grad, 3), (prod_grad, 4), (median_grad, 4), (l2_grad, 2)):
-    _grad.cost(lambda result, *arguments, _flops=_flops: Cost(flops=_flops * result.nelms))
-
-
 # Positions of extremes
 
 
@@ -252,8 +249,7 @@ def cumsum(t: Tensor, dim: Optional[int] = 0) -> TensorSpec:
 @cumsum.vjp
 def cumsum_vjp(dy: Tensor, y: Tensor, t: Tensor, dim: Optional[int]) -> Tensor:
     """Running sum of the gradient from the end."""
-    result: Tensor = cumsum_grad(dy, dim or 0)
-    return result
+    return cumsum_grad(dy, dim or 0)
 
 
 @op(differentiable=False)

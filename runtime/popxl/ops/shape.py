@@ -11,7 +11,7 @@ from popxl.ops.checks import check_same_dtype, normalise_axes, normalise_axis
 from popxl.values import Tensor, TensorSpec
 
 Ints = Union[int, Sequence[int], None]
-SliceArgument = Optional[Union[int, List[Optional[int]]]]
+SliceArgument = Optional[Union[int, Sequence[Optional[int]]]]
 
 builtin_slice = slice
 
@@ -255,7 +255,7 @@ def subsample(t: Tensor, strides: Union[int, Iterable[int]]) -> Tensor:
     Raises:
         ShapeError: for more strides than axes, or a stride below 1.
     """
-    steps = list(strides) if isinstance(strides, Iterable) else [strides]
+    steps = tuple(strides) if isinstance(strides, Iterable) else (strides,)
     if len(steps) > t.rank or any(s < 1 for s in steps):
         raise ShapeError(
             f"subsample: got strides {steps} for t {t.spec}; expected at most {t.rank} numbers of at least 1."

@@ -190,8 +190,7 @@ def _moments(name: str, first: Tensor, second: Tensor, weight: Optional[Tensor],
         if other is not None and other.shape != first.shape:
             raise ShapeError(
                 f"{name}: got acc_first_order {first.spec} and {parameter} {other.spec}; expected equal shapes. Make "
-                f"the "
-                "optimizer's state in the weight's shape."
+                "the optimizer's state in the weight's shape."
             )
     for parameter, value in factors.items():
         if value is not None:
@@ -247,16 +246,15 @@ def _adamax_updater(
     )
 
 
-for _op in (_adam_updater, _adamax_updater):
-    _op.cost(lambda y, *arguments: Cost(flops=8 * y.nelms))
+_adam_updater.cost(lambda y, *arguments: Cost(flops=8 * y.nelms))
+_adamax_updater.cost(lambda y, *arguments: Cost(flops=8 * y.nelms))
 
 
 def _next_step(time_step: Tensor) -> Tensor:
     """Add one to the step count in place; the new count."""
     check_scalar("adam_updater", "time_step", time_step)
     one = make_constant(np.ones(time_step.shape, time_step.dtype.as_numpy()), time_step.dtype, None)
-    result: Tensor = add_(time_step, one)
-    return result
+    return add_(time_step, one)
 
 
 def _decayed_weight(name: str, weight: Optional[Tensor], weight_decay: Optional[Scalar]) -> Optional[Tensor]:
@@ -301,8 +299,7 @@ def adam_updater(
     step = None if time_step is None else _next_step(time_step)
     decay = weight_decay if decayed is not None else None
     betas = (None, None) if step is None else (beta1, beta2)
-    result: Tensor = _adam_updater(acc_first_order, acc_second_order, decayed, step, decay, *betas, epsilon)
-    return result
+    return _adam_updater(acc_first_order, acc_second_order, decayed, step, decay, *betas, epsilon)
 
 
 def lamb_updater(
@@ -345,8 +342,7 @@ def adamax_updater(
         raise ValueError("adamax_updater: got no time_step; expected a tensor of one element that counts the steps.")
     decay = weight_decay if decayed is not None else None
     step = _next_step(time_step)
-    result: Tensor = _adamax_updater(acc_first_order, acc_second_order, decayed, step, decay, beta1, epsilon)
-    return result
+    return _adamax_updater(acc_first_order, acc_second_order, decayed, step, decay, beta1, epsilon)
 
 
 def create_adamupdater(

@@ -5,7 +5,7 @@ from typing import Any, Callable, Iterable, Iterator, List, Optional, Protocol, 
 
 from popxl.errors import GraphError
 from popxl.graph import Graph
-from popxl.opdef import Op, OpDefinition, _result_form, call_arguments, map_tensors
+from popxl.opdef import Op, OpDefinition, call_arguments, map_tensors, result_form
 from popxl.transforms.grad_info import GradGraphInfo
 from popxl.values import Tensor
 
@@ -60,7 +60,7 @@ def rule_for(op: Op) -> Union[GradientRule, str]:
 def declared_rule(context: GradientContext, op: Op) -> GradientPairs:
     """Apply the rule that the op declares."""
     definition = op.definition
-    form = _result_form(definition)
+    form = result_form(definition)
     arguments = {name: map_tensors(argument, context.value) for name, argument in op.arguments.items()}
     args, kwargs = call_arguments(definition, arguments)
     y = form([context.value(t) for t in op.outputs])

@@ -198,8 +198,7 @@ def replicated_all_gather(
                 f"replicated_all_gather: got t {t.spec} for a group of {size}; expected a shard of 1 / {size} of its "
                 "meta_shape. Gather over the group that it was sharded over."
             )
-    result: Tensor = _all_gather(t, axis, group, output_shape, t.meta_shape if output_shape == "meta_shape" else ())
-    return result
+    return _all_gather(t, axis, group, output_shape, t.meta_shape if output_shape == "meta_shape" else ())
 
 
 @_all_gather.vjp

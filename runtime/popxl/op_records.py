@@ -1,0 +1,194 @@
+"""What is known about ops: the record of a declared op, and one op of a graph. `opdef` declares them and adds them."""
+
+import inspect
+from dataclasses import dataclass, field
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+    cast,
+)
+
+from popxl.context import get_current_context
+from popxl.tensor import Tensor, TensorSpec
+
+if TYPE_CHECKING:
+    from popxl.graph import Graph
+
+Specs = Union[None, TensorSpec, Sequence[TensorSpec]]
+EFFECTS = frozenset({"host", "remote", "collective", "control", "print"})
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of one execution on one replica. Bytes default to operands read plus results written."""
+
+    flops: int = 0
+    bytes: Optional[int] = None
+
+
+@dataclass(eq=False)
+class OpDefinition:
+    """Everything that is known about an op, in one record.
+
+    writes: parameters whose storage the op changes; the result is the first of them, by its new value.
+    views: parameters whose elements the result only rearranges, so that a kernel may return a view of them.
+    alias: the result *is* storage of `views`, and writing to it writes to them (``reshape_`` and its like).
+    host: ``(arrays as the op's arguments) -> array(s)``, evaluation on numpy for small integers; None if there is none.
+    effects: what it does beyond its results: "host", "remote", "collective", "control", "print".
+    random: whether the result depends on a seed operand.
+    """
+
+    name: str
+    infer: Callable[..., Specs]
+    signature: inspect.Signature
+    writes: Tuple[str, ...] = ()
+    views: Tuple[str, ...] = ()
+    alias: bool = False
+    host: Optional[Callable[..., Any]] = None
+    effects: FrozenSet[str] = frozenset()
+    random: bool = False
+    differentiable: bool = True
+    vjp: Optional[Callable[..., Any]] = None
+    cost: Optional[Callable[..., Cost]] = None
+    base: Optional["OpDefinition"] = None
+    """For a derived in-place or alias form: the op it was derived from."""
+    names: Optional[Callable[..., Sequence[str]]] = None
+    """``(op's arguments) -> names`` for the results, where they are not the op's name."""
+    file: str = ""
+    module: str = field(default="")
+
+    def __repr__(self) -> str:
+        return f"OpDefinition({self.name})"
+
+
+OPS: Dict[str, OpDefinition] = {}
+"""Every declared op by name."""
+
+
+class Op:
+    """One op in a graph: a definition applied to arguments."""
+
+    __slots__ = ("definition", "arguments", "graph", "name", "source", "_inputs", "_outputs", "ipu", "io_tiles")
+
+    def __init__(
+        self, definition: OpDefinition, arguments: Dict[str, Any], graph: "Graph", name: str, source: Tuple[str, int]
+    ):
+        self.definition = definition
+        self.arguments = arguments
+        self.graph = graph
+        self.name = name
+        self.source = source
+        self._inputs = tuple(flatten(arguments.values()))
+        self._outputs: List[Tensor] = []
+        context = get_current_context()
+        self.ipu, self.io_tiles = context.ipu_id, context.io_tile_set
+
+    @property
+    def inputs(self) -> Tuple[Tensor, ...]:
+        """Tensor operands, flat, in signature order."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> Tuple[Tensor, ...]:
+        """Results. Those of calls grow with the called graph's outputs."""
+        return tuple(self._outputs)
+
+    @property
+    def written(self) -> Tuple[Tensor, ...]:
+        """Operands whose storage this op changes; for calls those that the called graph takes by reference."""
+        if "control" in self.definition.effects:
+            return tuple(
+                t for graph, inputs in self.called() for g, t in zip(graph.inputs, inputs) if g in graph._by_ref_inputs
+            )
+        return tuple(cast(Tensor, self.arguments[p]) for p in self.definition.writes)
+
+    @property
+    def viewed(self) -> Tuple[Tensor, ...]:
+        """Operands that the results may be views of."""
+        return tuple(flatten(self.arguments[p] for p in self.definition.views))
+
+    def called(self) -> List[Tuple["Graph", Tuple[Tensor, ...]]]:
+        """(graph, its inputs here) for each graph that this op calls."""
+        a = self.arguments
+        if "then_branch" in a:
+            return [(a["then_branch"], a["then_inputs"]), (a["else_branch"], a["else_inputs"])]
+        return [(a["graph"], a["inputs"])] if isinstance(a.get("inputs"), tuple) and "graph" in a else []
+
+    def set_argument(self, name: str, value: Any) -> None:
+        """Replace one argument (calls gain inputs this way while a program is being built)."""
+        self.arguments[name] = value
+        self._inputs = tuple(flatten(self.arguments.values()))
+
+    def add_output(self, spec: TensorSpec, name: str) -> Tensor:
+        """Append a result."""
+        tensor: Tensor = self.graph._new_tensor(spec, name, op=self)
+        self._outputs.append(tensor)
+        return tensor
+
+    @property
+    def where(self) -> str:
+        """Where the user made it: ``file:line``."""
+        return f"{self.source[0]}:{self.source[1]}"
+
+    def __repr__(self) -> str:
+        results = ", ".join(f"%{t.name}" for t in self._outputs)
+        return f"{results} = {self.definition.name}({', '.join(f'%{t.name}' for t in self._inputs)})"
+
+
+def flatten(values: Any) -> Iterator[Tensor]:
+    """The tensors among values and their lists and tuples, in order."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from flatten(value)
+
+
+def map_tensors(value: Any, fn: Callable[[Tensor], Any]) -> Any:
+    """``value`` with every tensor in it (also inside lists and tuples) replaced by ``fn(tensor)``."""
+    if isinstance(value, Tensor):
+        return fn(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(map_tensors(v, fn) for v in value)
+    return value
+
+
+def as_specs(result: Specs) -> Tuple[TensorSpec, ...]:
+    """What a rule returned, as a tuple with one spec per result."""
+    if result is None:
+        return ()
+    return (result,) if isinstance(result, TensorSpec) else tuple(result)
+
+
+def call_arguments(definition: OpDefinition, arguments: Dict[str, Any]) -> Tuple[List[Any], Dict[str, Any]]:
+    """Arguments as ``(args, kwargs)`` of the definition's rules and kernels: variadic parameters are spread."""
+    args: List[Any] = []
+    kwargs: Dict[str, Any] = {}
+    for name, parameter in definition.signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            args.extend(arguments[name])
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            kwargs[name] = arguments[name]
+        else:
+            args.append(arguments[name])
+    return args, kwargs
+
+
+def op_cost(op: Op) -> Cost:
+    """The op's cost, with bytes filled in: operands read plus results written, on one replica."""
+    rule = op.definition.cost
+    y: Any = op._outputs[0] if len(op._outputs) == 1 else tuple(op._outputs)
+    args, kwargs = call_arguments(op.definition, op.arguments)
+    cost = rule(y, *args, **kwargs) if rule else Cost()
+    if cost.bytes is not None:
+        return cost
+    return Cost(cost.flops, sum(t.nelms * t.dtype.itemsize for t in (*op.inputs, *op._outputs)))
