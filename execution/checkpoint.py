@@ -71,9 +71,10 @@ def save(session: addons.TaskSession, config: Config, folder: Path, position: Po
             publish(partial, target, overwrite=False)
         for old in checkpoints_in(folder)[: -config.checkpoint.keep]:
             _delete(old)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            f"{target}: got '{error.strerror or error}' while saving; expected a folder that takes the checkpoint. "
+            f"{target}: got '{reason}' while saving; expected a folder that takes the checkpoint. "
             "Free space on the disk or set --checkpoint.save to another folder, and continue with --checkpoint.load."
         ) from error
     return target
@@ -120,15 +121,18 @@ def _layer_tensors(session: addons.TaskSession, config: Config) -> Iterator["tup
 
 def _layer_variables(session: addons.TaskSession, config: Config) -> "dict[str, dict[str, Variable]]":
     """Variables of the state by layer and by name in the layer's file."""
-    layers = ["embedding", *(f"decoder.{n}" for n in range(config.model.layers)), "head"]
     return {
         layer: {
             f"{kind}.{name}": variable
             for kind in ("weights", "optimizer")
             for name, variable in session.state[f"{kind}.{layer}"].to_dict().items()
         }
-        for layer in layers
+        for layer in _layers(config)
     }
+
+
+def _layers(config: Config) -> "list[str]":
+    return ["embedding", *(f"decoder.{n}" for n in range(config.model.layers)), "head"]
 
 
 def _parameter(table: Table, layer: str, name: str) -> "Optional[Any]":
@@ -149,7 +153,7 @@ def _whole(table: Table, layer: str, name: str, pieces: np.ndarray, config: Conf
 
 
 class SavedRun:
-    """A checkpoint that was found and read far enough to know that it is of this model.
+    """A checkpoint that was found whole, and is of this model.
 
     Raises:
         UserError: it is missing, damaged, of another version, or of another model.
@@ -162,6 +166,7 @@ class SavedRun:
         self._manifest = manifest
         self.position = Position(manifest["step"], manifest["data"]["fingerprint"])
         _check_fits(folder, manifest, config)
+        self._verify()
 
     def check_data(self, fingerprint: str) -> None:
         """Say so where the run continues on other data: its position in them then means little."""
@@ -169,11 +174,7 @@ class SavedRun:
             _LOG.warning("%s: continuing on other training data than the checkpoint's.", self.folder)
 
     def restore(self, session: addons.TaskSession) -> None:
-        """Give weights, optimizer state and seeds to a session.
-
-        Raises:
-            UserError: a file is missing or damaged.
-        """
+        """Give weights, optimizer state and seeds to a session."""
         table, execution = model_table(self.config.model), self.config.execution
         for layer, variables in _layer_variables(session, self.config).items():
             tensors = self._read(f"{layer}.safetensors", set(variables))
@@ -195,20 +196,27 @@ class SavedRun:
         fresh = popxl.create_seeds(self.config.training.seed, replicas=variable.replica_grouping.num_groups)
         return fresh + np.uint32(self.position.step)
 
+    def _verify(self) -> None:
+        """Check that every file is there and holds what was saved."""
+        expected = {f"{layer}.safetensors" for layer in _layers(self.config)}
+        if expected != set(self._manifest["files"]):
+            raise _damaged(self.folder / MANIFEST, "a list without all files", "one for each layer")
+        for name, entry in self._manifest["files"].items():
+            path = self.folder / name
+            try:
+                size, digest = path.stat().st_size, _sha256(path)
+            except OSError as error:
+                raise _damaged(path, f"'{error.strerror}'", "a readable file") from error
+            if size != entry["bytes"]:
+                raise _damaged(path, f"{size} bytes", f"{entry['bytes']}")
+            if digest != entry["sha256"]:
+                raise _damaged(path, f"contents with SHA-256 {digest[:12]}", f"{entry['sha256'][:12]}")
+
     def _read(self, name: str, expected: "set[str]") -> "dict[str, np.ndarray]":
         path = self.folder / name
         try:
-            size, digest = path.stat().st_size, _sha256(path)
-        except OSError as error:
-            raise _damaged(path, f"'{error.strerror}'", "a readable file") from error
-        entry = self._manifest["files"][name]
-        if size != entry["bytes"]:
-            raise _damaged(path, f"{size} bytes", f"{entry['bytes']}")
-        if digest != entry["sha256"]:
-            raise _damaged(path, f"contents with SHA-256 {digest[:12]}", f"{entry['sha256'][:12]}")
-        try:
             tensors = load_file(path)
-        except (SafetensorError, ValueError) as error:
+        except (OSError, SafetensorError, ValueError) as error:
             raise _damaged(path, f"'{error}'", "a safetensors file") from error
         if set(tensors) != expected:
             missing = ", ".join(sorted(expected - set(tensors))) or "unknown ones"
@@ -266,9 +274,6 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
     old_wide = saved["model"].get("feed_forward_size") or 4 * saved["model"].get("hidden_size", 0)
     if old_wide != config.model.feed_forward:
         problems.append(f"feed_forward_size {old_wide}, not {config.model.feed_forward}")
-    names = {f"{layer}.safetensors" for layer in ("embedding", "head")}
-    if not problems and not names <= set(manifest["files"]):
-        raise _damaged(folder / MANIFEST, "a list without all files", "one for each layer")
     if problems:
         raise UserError(
             f"{folder}: got a checkpoint with {'; '.join(problems)}. "

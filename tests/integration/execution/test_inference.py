@@ -1,0 +1,62 @@
+"""Programs that only run forward."""
+
+import numpy as np
+import pytest
+
+from config import override
+from demo.text import choose
+from execution.host import run_steps
+from execution.inference import evaluate, evaluation, generation, logits
+from execution.pretraining import pretraining
+from execution.variables import copy_weights, write_whole_weights
+from tests.integration.gpt_oracle import distance, expect, random_batch, random_weights, small
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"tensor_parallel_1": 3}, {"data_parallel": 2, "micro_batch_size": 2}, {"precision": "bfloat16"}],
+    ids=str,
+)
+def test_the_loss_of_a_batch_is_the_training_programs(changes):
+    config = small(**changes)
+    training, evaluating = pretraining(config), evaluation(config)
+    write_whole_weights(training, config, random_weights(config.model).items())
+    copy_weights(training, evaluating)
+    batch = random_batch(config)
+    with evaluating:
+        loss = evaluate(evaluating, config, *batch)
+    with training:
+        (step,) = run_steps(training, config, *batch, [0.0])
+    assert loss == pytest.approx(step.loss, rel=1e-6)
+
+
+def test_evaluation_drops_no_units():
+    config = small(dropout=0.5)
+    session = evaluation(config)
+    write_whole_weights(session, config, random_weights(config.model).items())
+    words, labels = random_batch(config)
+    with session:
+        loss = evaluate(session, config, words, labels)
+    assert loss == pytest.approx(expect(config.model, random_weights(config.model), words, labels).loss, rel=1e-5)
+
+
+def test_logits_of_one_row_are_those_of_the_whole_sequence():
+    config = override(small(), tensor_parallel_1=3)
+    session = generation(config, rows=1)
+    write_whole_weights(session, config, random_weights(config.model).items())
+    words, labels = random_batch(config)
+    last = np.array([[3], [0], [11], [7]])
+    with session:
+        got = logits(session, config, words, last)
+    expected = expect(config.model, random_weights(config.model), words, labels).logits
+    assert got.shape == (4, 1, config.model.vocabulary_size)
+    assert distance(got[:, 0], expected[np.arange(4), last[:, 0]]) < 1e-5
+
+
+def test_writing_chooses_among_the_likeliest_tokens_by_their_probability():
+    scores = np.full(100, -50.0, np.float32)
+    scores[[3, 8]] = [1.0, 1.0 + 0.8 * np.log(3)]  # three to one at the temperature of 0.8
+    random = np.random.default_rng(0)
+    chosen = np.array([choose(scores, random) for _ in range(2000)])
+    assert set(chosen) == {3, 8}
+    assert np.mean(chosen == 8) == pytest.approx(0.75, abs=0.04)

@@ -1,0 +1,110 @@
+"""Parameters as whole tensors: how they are cut, start, decay, and what Hugging Face calls them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from config import Execution, Model, UserError
+from modelling import Role, initial_weights, model_table, shard_weights, unshard_weights
+from modelling.hugging_face import from_hugging_face, hugging_face_name, to_hugging_face
+from tests.integration.gpt_oracle import random_weights
+
+MODEL = Model(layers=2, hidden_size=24, heads=4, sequence_length=6, vocabulary_size=37, max_positions=9)
+SPLITS = [(1, 1), (2, 1), (1, 2), (4, 2), (2, 4), (4, 8)]
+
+
+def on(tp1: int, tp2: int) -> Execution:
+    return Execution(tensor_parallel_1=tp1, tensor_parallel_2=tp2)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_joining_undoes_cutting(split):
+    weights = random_weights(MODEL)
+    back = unshard_weights(shard_weights(weights, MODEL, on(*split)), MODEL, on(*split))
+    for name, array in weights.items():
+        np.testing.assert_array_equal(back[name], array, err_msg=name)
+
+
+def test_a_replica_holds_its_heads_of_query_key_and_value():
+    table = model_table(MODEL)["decoder.0.attention.qkv.weight"]
+    whole = np.broadcast_to(np.arange(72, dtype=np.float32), (24, 72))
+    pieces = table.shard(whole, 2, 3)  # two tp1 pieces of 36 columns, three tp2 pieces of 8 rows
+    assert pieces.shape == (6, 8, 36)
+    second_of_tp1 = [*range(12, 24), *range(36, 48), *range(60, 72)]
+    np.testing.assert_array_equal(pieces[3][0], second_of_tp1)
+
+
+def test_the_vocabulary_is_padded_with_zeros_at_its_end():
+    table = model_table(MODEL)["embedding.word.weight"]
+    pieces = table.shard(np.ones((37, 24), np.float32), 4, 1)
+    assert pieces.shape == (4, 10, 24)
+    np.testing.assert_array_equal(pieces.reshape(40, 24).sum(axis=1), [24.0] * 37 + [0.0] * 3)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_weights_go_to_hugging_face_and_back(split):
+    weights = random_weights(MODEL)
+    pieces = shard_weights(weights, MODEL, on(*split))
+    theirs = to_hugging_face(pieces, MODEL, on(*split))
+    gpt = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=37,
+            n_positions=9,
+            n_embd=24,
+            n_layer=2,
+            n_head=4,
+            n_inner=MODEL.feed_forward,
+            bos_token_id=0,
+            eos_token_id=0,
+        )  # fmt: skip
+    )
+    assert {name: tuple(t.shape) for name, t in gpt.state_dict().items()} == {n: a.shape for n, a in theirs.items()}
+    for name, array in weights.items():
+        np.testing.assert_array_equal(theirs[hugging_face_name(name)], array, err_msg=name)
+    back = from_hugging_face(theirs, MODEL, on(*split))
+    bare = {name.removeprefix("transformer."): array for name, array in theirs.items()}
+    for name, array in pieces.items():
+        np.testing.assert_array_equal(back[name], array, err_msg=name)
+        np.testing.assert_array_equal(from_hugging_face(bare, MODEL, on(*split))[name], array, err_msg=name)
+
+
+def test_weights_of_another_model_are_refused_in_words():
+    theirs = to_hugging_face(shard_weights(random_weights(MODEL), MODEL, on(1, 1)), MODEL, on(1, 1))
+    del theirs["transformer.h.1.ln_2.bias"]
+    wider = dataclasses.replace(MODEL, vocabulary_size=38)
+    with pytest.raises(
+        UserError, match=r"transformer\.wte\.weight has shape \[37, 24\], not \[38, 24\]; .*ln_2\.bias is m"
+    ):
+        from_hugging_face(theirs, wider, on(1, 1))
+
+
+def test_fresh_weights_follow_their_roles():
+    model = dataclasses.replace(MODEL, hidden_size=256, layers=8, vocabulary_size=2000)
+    for name, array in initial_weights(model, seed=3):
+        role = model_table(model)[name].role
+        if role is Role.BIAS:
+            assert not array.any(), name
+        elif role is Role.GAIN:
+            assert (array == 1).all(), name
+        else:
+            into_the_residual_stream = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+            expected = 0.02 / 4 if into_the_residual_stream else 0.02
+            assert array.std() == pytest.approx(expected, rel=0.05), name
+            assert abs(array.mean()) < 4 * expected / np.sqrt(array.size), name
+
+
+def test_fresh_weights_depend_on_the_seed_and_the_name_alone():
+    first, again, other = (dict(initial_weights(MODEL, seed)) for seed in (3, 3, 4))
+    deeper = dict(initial_weights(dataclasses.replace(MODEL, layers=3), 3))
+    name = "decoder.1.attention.qkv.weight"
+    np.testing.assert_array_equal(first[name], again[name])
+    np.testing.assert_array_equal(first[name], deeper[name])
+    assert not np.array_equal(first[name], other[name])
+    assert not np.array_equal(first[name], first["decoder.0.attention.qkv.weight"])
+
+
+def test_exactly_the_matrices_decay():
+    decaying = {name for name, parameter in model_table(MODEL).items() if parameter.role.decays}
+    assert decaying == {name for name, parameter in model_table(MODEL).items() if len(parameter.shape) == 2}
