@@ -1,13 +1,18 @@
 """A layer's graphs, run over all micro-batches of the global batch as its plan says."""
 
 from dataclasses import dataclass
-from typing import Dict, Optional, Tuple, Union
+from typing import Dict, Literal, Optional, Tuple, Union
 
 import popxl
 import popxl_addons as addons
 from popxl import ReplicaGrouping, Tensor, TensorSpec
 
-from execution.layer_plan import FromStream, LayerPlan, Seed, ToStream
+from execution.layer_plan import FromBuffer, FromStream, LayerPlan, Seed, ToBuffer, ToStream
+
+IoMode = Literal["compute", "io", "io_overlapped"]
+Loads = Dict[Tensor, Union[popxl.HostToDeviceStream, addons.RemoteHandle]]
+Streams = Dict[Tensor, popxl.DeviceToHostStream]
+Stores = Dict[Tensor, addons.RemoteHandle]
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +26,7 @@ class Connections:
     """Replicas over which activations, identical on them, are cut; none: each keeps the whole."""
     steps: int
     """Micro-batches per replica in a global batch."""
-    io_mode: str
+    io_mode: IoMode
 
     @classmethod
     def make(
@@ -31,7 +36,7 @@ class Connections:
         activation: TensorSpec,
         names: Tuple[str, ...],
         steps: int,
-        io_mode: str,
+        io_mode: IoMode,
         shard_group: Optional[ReplicaGrouping] = None,
     ) -> "Connections":
         """Connections with one buffer per name; the transforms enlarge them to the rows that the plans reach."""
@@ -42,13 +47,9 @@ class Connections:
         buffers = {name: addons.create_remote_buffer(activation, steps, shard_over=shards) for name in names}
         return cls(inputs, outputs, buffers, shard_group, steps, io_mode)
 
-    def handle(self, place: object) -> Union[popxl.HostToDeviceStream, popxl.DeviceToHostStream, addons.RemoteHandle]:
-        """The stream or the rows of a buffer that a plan's entry means."""
-        if isinstance(place, FromStream):
-            return self.inputs[place.name]
-        if isinstance(place, ToStream):
-            return self.outputs[place.name]
-        return addons.RemoteHandle(self.buffers[place.name], place.row, self.shard_group)  # type: ignore[attr-defined]
+    def rows(self, place: Union[FromBuffer, ToBuffer]) -> addons.RemoteHandle:
+        """The rows of a buffer that a plan's entry means."""
+        return addons.RemoteHandle(self.buffers[place.name], place.row, self.shard_group)
 
 
 def serialise(graph: addons.GraphWithNamedArgs, plan: LayerPlan, connections: Connections) -> addons.GraphWithNamedArgs:
@@ -77,9 +78,9 @@ def serialise_with_gradient(
     loads, seed = _loads(fwd.graph, plan, connections)
     streams, buffers = _stores(fwd.graph, plan, connections)
     provided = grad.graph.inputs[: len(plan.gradient_inputs)]
-    loads.update({t: connections.handle(place) for t, place in zip(provided, plan.gradient_inputs)})
+    loads.update({t: connections.rows(place) for t, place in zip(provided, plan.gradient_inputs)})
     required = grad.graph.outputs[: len(plan.gradient_outputs)]
-    buffers.update({t: connections.handle(place) for t, place in zip(required, plan.gradient_outputs)})
+    buffers.update({t: connections.rows(place) for t, place in zip(required, plan.gradient_outputs)})
     fwd_result, grad_result = addons.batch_serialise_fwd_and_grad(
         fwd,
         grad,
@@ -95,18 +96,20 @@ def serialise_with_gradient(
     return fwd_result.graph, grad_result.graph
 
 
-def _loads(
-    graph: popxl.Graph, plan: LayerPlan, connections: Connections
-) -> Tuple[Dict[Tensor, object], Optional[Tensor]]:
-    places = dict(zip(graph.inputs, plan.inputs))
-    seeds = [t for t, place in places.items() if isinstance(place, Seed)]
-    loads = {t: connections.handle(place) for t, place in places.items() if t not in seeds}
-    return loads, (seeds[0] if seeds else None)
+def _loads(graph: popxl.Graph, plan: LayerPlan, connections: Connections) -> Tuple[Loads, Optional[Tensor]]:
+    """Where the inputs come from, and the input that is the seed."""
+    loads: Loads = {}
+    seed = None
+    for t, place in zip(graph.inputs, plan.inputs):
+        if isinstance(place, Seed):
+            seed = t
+        else:
+            loads[t] = connections.inputs[place.name] if isinstance(place, FromStream) else connections.rows(place)
+    return loads, seed
 
 
-def _stores(
-    graph: popxl.Graph, plan: LayerPlan, connections: Connections
-) -> Tuple[Dict[Tensor, object], Dict[Tensor, object]]:
+def _stores(graph: popxl.Graph, plan: LayerPlan, connections: Connections) -> Tuple[Streams, Stores]:
+    """Where the outputs go: to the host, or to buffers."""
     places = dict(zip(graph.outputs, plan.outputs))
-    streams = {t: connections.handle(place) for t, place in places.items() if isinstance(place, ToStream)}
-    return streams, {t: connections.handle(place) for t, place in places.items() if t not in streams}
+    streams = {t: connections.outputs[place.name] for t, place in places.items() if isinstance(place, ToStream)}
+    return streams, {t: connections.rows(place) for t, place in places.items() if isinstance(place, ToBuffer)}

@@ -3,16 +3,16 @@
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import popdist
+import popxl_addons as addons
 
 from config import Config, UserError, parse_command_line, validate
 from data import BatchLoader, SyntheticDataset
 from execution.host import run_steps
 from execution.metrics import flops_per_step
-from execution.pretraining import pretraining
 from utils.log import set_up_logging
 from utils.units import duration, si
 
@@ -41,12 +41,12 @@ class Speed:
     """Of the last step."""
 
 
-def measure(config: Config, options: Options) -> Speed:
+def measure(program: Callable[[Config], addons.TaskSession], config: Config, options: Options) -> Speed:
     """Run the training program and take the time."""
     iterations, training = config.execution.device_iterations, config.training
     data = SyntheticDataset(config.model.sequence_length, config.model.vocabulary_size, training.seed)
     samples = training.global_batch_size * iterations
-    session, times, loss = pretraining(config), [], 0.0
+    session, times, loss = program(config), [], 0.0
     with session, BatchLoader(data, samples, seed=training.seed) as loader:
         for number in range(options.unmeasured_runs + options.measured_runs):
             words, labels = loader.batch(number)
@@ -64,8 +64,8 @@ def measure(config: Config, options: Options) -> Speed:
     )
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Print the speed of a preset, as a table and, in the last line, as JSON."""
+def main(program: Callable[[Config], addons.TaskSession], arguments: Sequence[str]) -> None:
+    """Print the speed of a preset's training program, as a table and, in the last line, as JSON."""
     config, options = parse_command_line(
         arguments,
         program="execution/pretraining.py: speed of the training program on synthetic data",
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> None:
     set_up_logging(popdist.getInstanceIndex() == 0)
     if popdist.isPopdistEnvSet():
         validate(config, replicas=popdist.getNumTotalReplicas())
-    speed = measure(config, options)
+    speed = measure(program, config, options)
     if popdist.getInstanceIndex() != 0:
         return
     print(f"configuration   {config.name} ({si(config.model.parameters)} parameters, {config.model.precision})")

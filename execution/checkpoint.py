@@ -26,6 +26,7 @@ from config import Config, UserError, numerics_hash, to_mapping
 from data.folders import flush_folder, partial_folder, publish
 from execution.variables import write
 from modelling import Table, model_table
+from utils.runtime import run_count, set_run_count
 
 FORMAT = 1
 MANIFEST = "checkpoint.json"
@@ -93,6 +94,7 @@ def _write(session: addons.TaskSession, config: Config, folder: Path, position: 
         "step": position.step,
         "data": {"fingerprint": position.data, "samples": position.step * config.training.global_batch_size},
         "seed": session.get_tensor_data(session.state.seed).tolist(),
+        "runs": run_count(session),
         "numerics": numerics_hash(config),
         "config": to_mapping(config),
         "files": files,
@@ -187,6 +189,7 @@ class SavedRun:
                 values[variable] = array
             write(session, values)
         write(session, {session.state.seed: self._seed(session.state.seed)})
+        set_run_count(session, self._manifest["runs"])
 
     def _seed(self, variable: Variable) -> np.ndarray:
         """The seed; for another number of data-parallel replicas, theirs after as many steps."""
@@ -241,6 +244,7 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
         for entry in manifest["files"].values():
             int(entry["bytes"]), str(entry["sha256"])
         manifest["config"]["model"], manifest["config"]["training"], manifest["seed"], manifest["format"]
+        int(manifest["runs"])
     except FileNotFoundError as error:
         raise UserError(
             f"{folder}: got no checkpoint ({MANIFEST} is not there); expected a folder step_<n> of a run. "

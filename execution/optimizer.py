@@ -72,7 +72,7 @@ def sum_of_squares(table: Table, gradients: NamedTensors, layout: Layout, traini
 
     A parameter or shard that several replicas hold is counted once: each gives its share.
     """
-    total = popxl.constant(0.0, popxl.float32, "squares")
+    total: Tensor = popxl.constant(0.0, popxl.float32, "squares")
     for name, parameter in table.items():
         t = gradients[name]
         squares = grad_reduce_square_add(t, training.loss_scaling)

@@ -67,6 +67,7 @@ def embedding_bwd_phase(step: TrainingStep, squares: Tensor, learning_rate: Tens
 
 def add_tied_gradient(step: TrainingStep, gradients: NamedTensors, row: Tensor) -> None:
     """Add the head's gradient of the word embedding, which waited in its buffer, to the embedding's, in place."""
+    assert step.tied_load is not None, "a training step has a tied gradient"
     ops.add_(gradients[TIED], step.tied_load(row)[TIED])
 
 

@@ -14,7 +14,7 @@ import popxl_addons as addons
 from popxl import Tensor, ops
 
 from config import Config, exit_on_user_error
-from execution import phases
+from execution import benchmark, phases
 from execution.batch_serialisation import Connections
 from execution.graphs import TrainingStep
 from execution.layer_graphs import activation_spec, decoder_graphs, embedding_graphs, head_graphs, words_spec
@@ -107,7 +107,5 @@ def run_phases(ir: popxl.Ir, step: TrainingStep, seed: Tensor) -> None:
 
 
 if __name__ == "__main__":
-    from execution.benchmark import main  # it imports this file
-
     with exit_on_user_error():
-        main(sys.argv[1:])
+        benchmark.main(pretraining, sys.argv[1:])

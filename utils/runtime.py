@@ -37,3 +37,14 @@ def accumulator_options(weights: popxl.dtype) -> dict[str, popxl.dtype]:
     if weights is popxl.float32 or "accumulator_dtype" not in parameters:
         return {}
     return {"accumulator_dtype": popxl.float32}
+
+
+def run_count(session: popxl.Session) -> int:
+    """How often a session has run, from which stochastic rounding draws; 0 where this PopXL does not tell."""
+    return extensions.run_count(session) if hasattr(extensions, "run_count") else 0
+
+
+def set_run_count(session: popxl.Session, count: int) -> None:
+    """Let a session go on as one that has run so often; plain PopXL has no such thing."""
+    if hasattr(extensions, "set_run_count"):
+        extensions.set_run_count(session, count)

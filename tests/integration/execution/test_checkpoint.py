@@ -1,0 +1,97 @@
+"""Checkpoints, saved and restored within a process."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from config import Config, override
+from execution.checkpoint import Position, SavedRun, checkpoints_in, find, save
+from execution.host import run_steps
+from execution.pretraining import pretraining
+from execution.variables import read_weights
+from tests.integration.gpt_oracle import small
+
+BASE = small(steps=8, warmup_steps=0, dropout=0.1, heads=4, vocabulary_size=37)
+
+
+def batch(config: Config, step: int) -> "tuple[np.ndarray, np.ndarray]":
+    generator = np.random.default_rng(step)
+    shape = (config.training.global_batch_size, config.model.sequence_length)
+    words, labels = (generator.integers(0, config.model.vocabulary_size, shape) for _ in range(2))
+    return words, labels
+
+
+def train(session, config: Config, steps: range) -> "list[float]":
+    with session:
+        return [run_steps(session, config, *batch(config, step), [1e-2])[0].loss for step in steps]
+
+
+def state_of(session) -> "dict[str, np.ndarray]":
+    variables = session.state.to_dict()
+    data = session.get_tensors_data(variables.values())
+    return {name: np.array(data[v]) for name, v in variables.items()}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"precision": "bfloat16", "stochastic_rounding": True},
+        {"precision": "float16", "stochastic_rounding": True, "loss_scaling": 16.0},
+        {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2},
+    ],
+    ids=str,
+)
+def test_a_restored_session_goes_on_bitwise(changes, tmp_path):
+    config = override(BASE, **changes)
+    session = pretraining(config)
+    train(session, config, range(4))
+    saved = save(session, config, tmp_path, Position(4, "data"))
+    losses, weights = train(session, config, range(4, 8)), state_of(session)
+    other = pretraining(config)
+    SavedRun(saved, config).restore(other)
+    assert train(other, config, range(4, 8)) == losses
+    for name, array in state_of(other).items():
+        np.testing.assert_array_equal(array, weights[name], err_msg=name)
+
+
+@pytest.mark.parametrize("layout", [(1, 1, 1), (1, 4, 2), (4, 1, 2)], ids=str)
+def test_a_checkpoint_loads_into_another_layout(layout, tmp_path):
+    split = override(BASE, data_parallel=2, tensor_parallel_1=2, tensor_parallel_2=2, dropout=0.0)
+    session = pretraining(split)
+    train(session, split, range(3))
+    saved = save(session, split, tmp_path, Position(3, "data"))
+    dp, tp1, tp2 = layout
+    config = override(split, data_parallel=dp, tensor_parallel_1=tp1, tensor_parallel_2=tp2)
+    other = pretraining(config)
+    SavedRun(saved, config).restore(other)
+    before, after = read_weights(session, split), read_weights(other, config)
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array, err_msg=name)
+    again = save(other, config, tmp_path / "again", Position(3, "data"))
+    assert hashes(again) == hashes(saved)
+    np.testing.assert_allclose(train(other, config, range(3, 6)), train(session, split, range(3, 6)), rtol=1e-4)
+
+
+def hashes(folder: Path) -> "dict[str, bytes]":
+    return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    config = override(BASE, keep=2)
+    session = pretraining(config)
+    for step in (2, 4, 10, 6):
+        save(session, config, tmp_path, Position(step, "data"))
+    assert [path.name for path in checkpoints_in(tmp_path)] == ["step_00000006", "step_00000010"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000006", "step_00000010"]
+    found = find("auto", tmp_path, config)
+    assert found is not None and found.position == Position(10, "data")
+    assert find("auto", tmp_path / "nothing", config) is None
+
+
+def test_what_killed_runs_left_is_removed_and_never_loaded(tmp_path):
+    (tmp_path / ".step_00000009.partial-123-4").mkdir(parents=True)
+    assert find("auto", tmp_path, BASE) is None
+    save(pretraining(BASE), BASE, tmp_path, Position(2, "data"))
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
