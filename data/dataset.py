@@ -31,6 +31,10 @@ class Dataset(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def fingerprint(self) -> str:
+        """Names the data, wherever it lies."""
+
     def read(self, samples: np.ndarray) -> np.ndarray:
         """Return the tokens of samples, int [n] -> int32 [n, sequence_length + 1]."""
 

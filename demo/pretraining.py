@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
+import numpy as np
 import popdist
 from tokenizers import Tokenizer
 
@@ -113,7 +114,7 @@ def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples:
     """Print texts that the model writes, each after the beginning of a sample of the data."""
     length = min(PROMPT_TOKENS, run.config.model.sequence_length // 2)
     numbers = [index * (len(data) // samples) for index in range(samples)]
-    prompts = [data.read([number])[0, :length].tolist() for number in numbers]
+    prompts = [data.read(np.array([number]))[0, :length].tolist() for number in numbers]
     texts = write_samples(run.session, run.config, tokenizer, prompts, SAMPLE_TOKENS)
     for prompt, text in zip(prompts, texts):
         print(f"\n--- given:\n{tokenizer.decode(prompt)}\n--- written:\n{text}")

@@ -38,14 +38,14 @@ class Layer(addons.Module):
         shape = entry.shard_shape(self.layout.tp1.group_size, self.layout.tp2.group_size)
         return self.add_variable_input(
             name,
-            lambda: np.zeros(shape, self.dtype.as_numpy()),
+            lambda: np.broadcast_to(np.zeros((), self.dtype.as_numpy()), shape),
             self.dtype,
             replica_grouping=self.layout.holders(entry),
         )
 
     def position_in(self, group: ReplicaGrouping, name: str) -> Tensor:
         """This replica's number within its group, int32 scalar, as a further input of the graph."""
-        numbers = itertools.cycle(np.arange(group.group_size, dtype=np.int32))
+        numbers = itertools.cycle([np.array(number, np.int32) for number in range(group.group_size)])
         return self.add_variable_input(name, numbers, popxl.int32, replica_grouping=group.transpose())
 
     def seed_over(self, seed: Tensor, group: ReplicaGrouping, name: str) -> Tensor:

@@ -50,8 +50,9 @@ class TaskSession(popxl.Session):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.inputs = inputs if isinstance(inputs, InputStreams) else list(inputs)
-        self.outputs = outputs if isinstance(outputs, OutputStreams) else list(outputs)
+        # Streams by name, or the list that was given: only the caller knows which.
+        self.inputs: Any = inputs if isinstance(inputs, InputStreams) else list(inputs)
+        self.outputs: Any = outputs if isinstance(outputs, OutputStreams) else list(outputs)
         self.state = state
         self.max_checkpoints = max_checkpoints
         self.session_state: Dict[str, Any] = {"steps": 0}

@@ -111,7 +111,7 @@ def cross_entropy_sharded_loss(
 def _reduced(loss: Tensor, indices: Tensor, ignore_index: Union[None, int, Tensor], reduction: str) -> Tensor:
     """Rows' losses [n] to what is asked for, without the rows to ignore."""
     if ignore_index is None:
-        return {"mean": ops.mean, "sum": ops.sum, "none": lambda rows: rows}[reduction](loss)
+        return loss if reduction == "none" else ops.mean(loss) if reduction == "mean" else ops.sum(loss)
     ignored = ignore_index if isinstance(ignore_index, Tensor) else popxl.constant(ignore_index, indices.dtype)
     kept = ops.cast(ops.logical_not(ops.equal(indices, cast_if_needed(ignored, indices.dtype))), loss.dtype)
     if reduction == "none":
