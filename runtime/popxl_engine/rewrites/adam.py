@@ -28,11 +28,13 @@ def adamw_(
     weight_decay: Any,
 ) -> torch.Tensor:
     """One AdamW step with gradient ``grad * scale``; ``step`` has been counted already. Writes var, first and second."""
-    options = {
+    options: Dict[str, Any] = {
         "lr": -float(minus_lr), "beta1": float(beta1), "beta2": float(beta2), "eps": float(epsilon),
         "weight_decay": float(weight_decay or 0.0), "amsgrad": False, "maximize": False,
     }  # fmt: skip
     factor = 1.0 if scale is None else float(scale)
+    if not (var.is_contiguous() and first.is_contiguous() and second.is_contiguous()):
+        return _strided(var, grad, scale, first, second, step, minus_lr, beta1, beta2, epsilon, weight_decay)
     flat = [t.view(-1) for t in (var, first, second)]
     gradient = grad.reshape(-1)
     steps, seed, size = [step.reshape(())], update_seed(var), CHUNK * torch.get_num_threads()
@@ -45,6 +47,17 @@ def adamw_(
         torch._fused_adamw_([wide], [g], [m], [v], [], steps, **options)
         if wide is not weight:
             update_part(weight, wide, seed, start)
+    return var
+
+
+def _strided(
+    var: torch.Tensor, grad: torch.Tensor, scale: Any, first: torch.Tensor, second: torch.Tensor, *rest: Any
+) -> torch.Tensor:
+    """`adamw_` on copies of what does not lie in memory in order."""
+    copies = [t.contiguous() for t in (var, first, second)]
+    adamw_(copies[0], grad, scale, copies[1], copies[2], *rest)
+    for t, copy in zip((var, first, second), copies):
+        t.copy_(copy)
     return var
 
 
@@ -80,10 +93,17 @@ def _match(found: Steps, index: int) -> Optional[Dict[str, Any]]:
     if not same or not plain:
         return None
     gradient, scale, absorbed = _scaled(found, m["X"], (first, second))
+    absorbed = [first, second, made, *absorbed]
+    written = (var, m["t"], v["t"])
+    apart = {found.origin(t) for t in (*written, gradient, adam["time_step"])}
+    seen = [t for i in (first, second) for t in found.steps[i].outputs if not found.used_only_by(t, absorbed)]
+    counted = found.maker.get(adam["time_step"])
+    if len(apart) < 5 or seen or not found.may_run_late(absorbed, index, written, counted):
+        return None
     return {
         "var": var, "grad": gradient, "scale": scale, "first": m["t"], "second": v["t"], "step": adam["time_step"],
         "minus_lr": minus_lr, "beta1": adam["beta1"], "beta2": adam["beta2"], "epsilon": adam["epsilon"],
-        "weight_decay": adam["weight_decay"], "absorbed": [first, second, made, *absorbed],
+        "weight_decay": adam["weight_decay"], "absorbed": absorbed,
     }  # fmt: skip
 
 
@@ -99,7 +119,7 @@ def _writer(found: Steps, moment: Tensor, name: str, before: int) -> Optional[in
 def _scaled(found: Steps, gradient: Tensor, users: Any) -> Any:
     """(gradient, scale, absorbed steps): a product with one number is taken into the update."""
     index = found.maker.get(gradient)
-    if index is None or sorted(found.users[gradient]) != sorted(users) or found.steps[index].definition.name != "mul":
+    if index is None or not found.used_only_by(gradient, users) or found.steps[index].definition.name != "mul":
         return gradient, None, []
     a = found.steps[index].arguments
     if a["rhs"].nelms != 1 or a["lhs"].shape != gradient.shape:
