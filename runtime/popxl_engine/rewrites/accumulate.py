@@ -77,6 +77,8 @@ def fuse_accumulated_products(steps: List[Step], graph: Graph) -> List[Step]:
             continue
         made, a = match
         factors = found.steps[made].arguments
+        if found.origin(a["t"]) in (found.origin(factors["lhs"]), found.origin(factors["rhs"])):
+            continue
         if a["t"].rank == factors["lhs"].rank == factors["rhs"].rank == 2 and factors["output_type"] is None:
             arguments = {"t": a["t"], "lhs": factors["lhs"], "rhs": factors["rhs"], "step": a["step"]}
             found.replace(i, Step(PRODUCT, arguments, step.outputs, step.source), made)

@@ -1,7 +1,7 @@
 """What rules need to find patterns: who makes a tensor, who uses it, and whether steps may move."""
 
 import inspect
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from popxl.graph import Graph
 from popxl.opdef import OPS, OpDefinition, flatten
@@ -33,6 +33,32 @@ class Steps:
                 self.users.setdefault(t, []).append(i)
         self.removed: Set[int] = set()
         self.inserted: Dict[int, List[Step]] = {}
+        self._origin: Dict[Tensor, Tensor] = {}
+        for step in steps:
+            for source, result in shared_storage(step):
+                self._origin[result] = self.origin(source)
+
+    def origin(self, t: Any) -> Any:
+        """The first tensor whose storage this one is by contract, through in-place results and views."""
+        return self._origin.get(t, t)
+
+    def used_only_by(self, t: Tensor, users: Iterable[int]) -> bool:
+        """Whether nothing but these steps sees a tensor."""
+        return t not in self.outputs and set(self.users.get(t, ())) <= set(users)
+
+    def may_run_late(self, absorbed: Sequence[int], last: int, written: Iterable[Tensor], except_: Any = None) -> bool:
+        """Whether steps may run at ``last`` instead of where they are.
+
+        Nothing else in between may write, or see the storage that they write; one step, ``except_``, may.
+        """
+        origins = {self.origin(t) for t in written}
+        for i in range(min(absorbed), last):
+            if i in absorbed or i in self.removed or i == except_:
+                continue
+            step = self.steps[i]
+            if writes(step) or any(self.origin(t) in origins for t in flatten(step.arguments.values())):
+                return False
+        return True
 
     def made_by(self, t: Any, name: str) -> Optional[int]:
         """Index of the step that makes a tensor, if it is an op of this name and nothing else uses the tensor."""
@@ -53,13 +79,19 @@ class Steps:
     def transposed(self, t: Tensor, before: int) -> Tensor:
         """The transpose of a matrix: what it is the transpose of, or a new view made before an index."""
         maker = self.maker.get(t)
-        if maker is not None and self.steps[maker].definition.name == "transpose" and not self.writes_between(maker, before):
+        if (
+            maker is not None
+            and self.steps[maker].definition.name == "transpose"
+            and not self.writes_between(maker, before)
+        ):
             source: Tensor = self.steps[maker].arguments["t"]
             return source
         spec = TensorSpec(t.shape[::-1], t.dtype)
         result = make_temporary(t, f"{t.name}_transposed", spec)
         arguments = {"t": t, "permutation": (1, 0)}
-        self.inserted.setdefault(before, []).append(Step(OPS["transpose"], arguments, (result,), self.steps[before].source))
+        self.inserted.setdefault(before, []).append(
+            Step(OPS["transpose"], arguments, (result,), self.steps[before].source)
+        )
         return result
 
     def result(self) -> List[Step]:
@@ -70,6 +102,16 @@ class Steps:
             if i not in self.removed:
                 result.append(step)
         return result
+
+
+def shared_storage(step: Step) -> Iterator[Tuple[Tensor, Tensor]]:
+    """(operand, result) pairs that share storage by contract."""
+    definition = step.definition
+    if definition.writes and step.outputs:
+        yield step.arguments[definition.writes[0]], step.outputs[0]
+    elif definition.alias:
+        for source in flatten(step.arguments[p] for p in definition.views):
+            yield from ((source, result) for result in step.outputs)
 
 
 def writes(step: Step) -> bool:

@@ -1,0 +1,363 @@
+"""Fusion: each rule finds its pattern, gives the interpreter's numbers, and leaves alone what it must not touch."""
+
+import re
+from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
+
+import numpy as np
+import popxl
+import popxl_addons as addons
+import pytest
+from popxl import ops
+from popxl.ops import var_updates
+from popxl.values import Tensor
+from popxl_addons.layers import Embedding, Linear
+from popxl_addons.optimizers import AdamOptimizerStep
+from popxl_engine.engine import Engine
+from popxl_engine.rewrites import REWRITES
+from tolerance import TOLERANCE, assert_close
+
+both_types = pytest.mark.parametrize("dtype", [popxl.float32, popxl.bfloat16], ids=lambda d: d.name)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed + sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def fused_steps(engine: Engine) -> Set[str]:
+    """Names of the fused kernels that a program calls."""
+    assert engine.program is not None
+    return set(re.findall(r"k_fused_(\w+?)_*_\d+\w*\(", engine.program.source.text()))
+
+
+def observe(build: Callable[[popxl.Ir], Sequence[Tensor]], interpret: bool, runs: int = 1, **options: Any) -> Any:
+    """(every output and variable after some runs, the engine) of a program whose main graph is ``build(ir)``."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        streams = []
+        for t in build(ir):
+            streams.append(popxl.d2h_stream(t.shape, t.dtype))
+            ops.host_store(streams[-1], t)
+    engine = Engine(ir, range(1), interpret, **options)
+    values: Dict[str, Tuple[np.ndarray, popxl.dtype]] = {}
+    for run in range(runs):
+        outputs = {s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in streams}
+        engine.run({}, outputs)
+        values.update({f"output {i} of run {run}": (outputs[s], s.dtype) for i, s in enumerate(streams)})
+    values.update({v.name: (engine.read(v), v.dtype) for v in ir.main_graph.variables})
+    return values, engine
+
+
+def check(
+    build: Callable[[popxl.Ir], Sequence[Tensor]], dtype: popxl.dtype, runs: int = 1, scale: float = 1, **options: Any
+) -> Set[str]:
+    """Compare engine and interpreter; returns the names of the fused steps."""
+    expected, _ = observe(build, True, runs)
+    found, engine = observe(build, False, runs, **options)
+    rtol, atol = (scale * n for n in TOLERANCE[dtype])
+    for name, (value, kind) in expected.items():
+        assert_close(found[name][0], value, kind, name, rtol, atol)
+    return fused_steps(engine)
+
+
+# Patterns. Each is a function of its operands that calls ``between(n, *intermediates)`` where other ops may come.
+
+Between = Callable[..., None]
+
+
+def bias(between: Between, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    y = x @ w
+    between(y)
+    return y + b
+
+
+def bias_first(between: Between, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    y = x @ w
+    between(y)
+    return b + y
+
+
+def scores(between: Between, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    y = q @ k
+    between(y)
+    z = y * 0.125
+    between(z)
+    return z + mask
+
+
+def transposed_product(between: Between, x: Tensor, w: Tensor) -> Tensor:
+    y = x.T @ w
+    between(y)
+    return y.T
+
+
+def accumulated_product(between: Between, accumulator: Tensor, x: Tensor, dy: Tensor, count: Tensor) -> Tensor:
+    g = x.T @ dy
+    between(g)
+    return var_updates.accumulate_mean_(accumulator, g, count)
+
+
+def accumulated_rows(between: Between, accumulator: Tensor, dy: Tensor, ids: Tensor, count: Tensor) -> Tensor:
+    g = ops.indexing.gather_grad(dy, ids, accumulator.shape, 0, True)
+    between(g)
+    return var_updates.accumulate_mean_(accumulator, g, count)
+
+
+def adam(between: Between, var: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor) -> Tensor:
+    g = ops.cast(grad, popxl.float32) * 0.5
+    between(g)
+    var_updates.accumulate_moving_average_(m, g, f=0.9)
+    between()
+    var_updates.accumulate_moving_average_square_(v, g, f=0.99)
+    between()
+    u = var_updates.adam_updater(
+        m, v, weight=var, time_step=step, weight_decay=0.1, beta1=0.9, beta2=0.99, epsilon=1e-5
+    )
+    between(u)
+    return ops.scaled_add_(var, u, b=-0.01)
+
+
+FLOAT32 = {"count", "m", "v", "step"}
+IDS = np.array([[1, 0], [3, 1], [7, -1]], np.int32)
+PATTERNS: Dict[str, Tuple[Callable[..., Tensor], str, Dict[str, np.ndarray]]] = {
+    # name: (pattern, fused step, operands)
+    "bias": (bias, "linear", {"x": normal(4, 6), "w": normal(6, 5), "b": normal(5)}),
+    "bias_first": (bias_first, "linear", {"x": normal(4, 6), "w": normal(6, 5), "b": normal(5)}),
+    "scores": (scores, "scores", {"q": normal(2, 3, 4, 8), "k": normal(2, 3, 8, 4), "mask": normal(4, 4)}),
+    "accumulated_product": (
+        accumulated_product,
+        "accumulate_product",
+        {"accumulator": normal(6, 6), "x": normal(6, 6, seed=1), "dy": normal(6, 6, seed=2), "count": np.float32(2)},
+    ),
+    "accumulated_rows": (
+        accumulated_rows,
+        "accumulate_rows",
+        {"accumulator": normal(7, 4), "dy": normal(3, 2, 4), "ids": IDS, "count": np.float32(2)},
+    ),
+    "adam": (
+        adam,
+        "adamw",
+        {
+            "var": normal(5, 7),
+            "grad": normal(5, 7, seed=1),
+            "m": normal(5, 7, seed=2),
+            "v": normal(5, 7, seed=3) ** 2,
+            "step": np.float32(3),
+        },
+    ),
+}
+patterns = pytest.mark.parametrize("name", sorted(PATTERNS))
+
+
+def element_type(name: str, value: np.ndarray, dtype: popxl.dtype) -> popxl.dtype:
+    """Counts and moments are float32 whatever the weights are."""
+    return popxl.int32 if value.dtype == np.int32 else popxl.float32 if name in FLOAT32 else dtype
+
+
+def program(name: str, dtype: popxl.dtype, disturb: Callable[..., List[Tensor]], among_outputs: bool = False) -> Any:
+    """A pattern in a called graph whose operands are variables by reference.
+
+    ``disturb(place, operands, intermediates)`` is called between the pattern's ops; what it returns are more outputs.
+    """
+    pattern, _, data = PATTERNS[name]
+
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        variables = {n: popxl.variable(a, element_type(n, a, dtype), name=n) for n, a in data.items()}
+        graph = ir.create_empty_graph("pattern")
+        with graph:
+            inputs = {n: popxl.graph_input(v.shape, v.dtype, n, by_ref=True) for n, v in variables.items()}
+            more: List[Tensor] = []
+            places = iter(range(100))
+            result = pattern(lambda *made: more.extend(disturb(next(places), inputs, made)), **inputs)
+            popxl.graph_output(result + 0.0)
+            for t in more:
+                popxl.graph_output(t)
+        return ops.call(graph, *variables.values())
+
+    return build
+
+
+@both_types
+@patterns
+def test_each_rule_finds_its_pattern_and_gives_the_interpreters_numbers(name: str, dtype: popxl.dtype) -> None:
+    assert check(program(name, dtype, lambda *_: []), dtype, runs=3, scale=4) == {PATTERNS[name][1]}
+
+
+def places_of(name: str) -> int:
+    """How many places between the ops of a pattern there are."""
+    count = [0]
+
+    def note(place: int, inputs: Any, made: Any) -> List[Tensor]:
+        count[0] = place + 1
+        return []
+
+    observe(program(name, popxl.float32, note), False)
+    return count[0]
+
+
+@patterns
+@pytest.mark.parametrize("use", ["used twice", "an output"])
+def test_a_value_that_others_see_is_not_fused_away(name: str, use: str) -> None:
+    for chosen in range(places_of(name)):
+        seen: List[Tensor] = []
+
+        def disturb(place: int, inputs: Any, made: Any) -> List[Tensor]:
+            if place != chosen:
+                return []
+            seen.extend(made)
+            return [t * 2.0 if use == "used twice" else t for t in made]
+
+        found = check(program(name, popxl.float32, disturb), popxl.float32, runs=2, scale=4)
+        assert not seen or found == ({"adamw"} if name == "adam" and chosen == 0 else set())
+
+
+@patterns
+def test_an_operand_that_is_written_in_between_is_read_before(name: str) -> None:
+    _, step, data = PATTERNS[name]
+    for chosen in range(places_of(name)):
+        for operand in data:
+            if data[operand].dtype == np.int32:
+                continue
+
+            def disturb(place: int, inputs: Any, made: Any) -> List[Tensor]:
+                if place == chosen:
+                    var_updates.accumulate_(inputs[operand], inputs[operand], f=0.5)
+                return []
+
+            check(program(name, popxl.float32, disturb), popxl.float32, runs=2, scale=4)
+
+
+@patterns
+def test_an_operand_that_is_read_in_between_has_the_value_of_that_place(name: str) -> None:
+    for chosen in range(places_of(name)):
+        for operand in PATTERNS[name][2]:
+
+            def disturb(place: int, inputs: Any, made: Any) -> List[Tensor]:
+                return [ops.cast(inputs[operand], popxl.float32) * 2.0] if place == chosen else []
+
+            check(program(name, popxl.float32, disturb), popxl.float32, runs=2, scale=4)
+
+
+@pytest.mark.parametrize("name", ["accumulated_product", "adam"])
+def test_operands_may_be_the_very_tensor_that_is_updated(name: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("popxl_engine.rewrites.accumulate.ROWS_AT_A_TIME", 2)
+    pattern, step, data = PATTERNS[name]
+    target = next(iter(data))
+    for operand in list(data)[1:]:
+        if data[operand].shape != data[target].shape:
+            continue
+
+        def build(ir: popxl.Ir) -> Sequence[Tensor]:
+            variables = {n: popxl.variable(a, popxl.float32, name=n) for n, a in data.items()}
+            return [pattern(lambda *_: None, **{**variables, operand: variables[target]}) + 0.0]
+
+        check(build, popxl.float32, runs=2, scale=4)
+
+
+@pytest.mark.parametrize("name", sorted(PATTERNS))
+def test_operands_may_be_transposed_views(name: str) -> None:
+    pattern, _, data = PATTERNS[name]
+
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        operands = {}
+        for n, a in data.items():
+            order = (*range(a.ndim - 2), a.ndim - 1, a.ndim - 2) if a.ndim > 1 else tuple(range(a.ndim))
+            v = popxl.variable(np.ascontiguousarray(a.transpose(order)), element_type(n, a, popxl.float32), name=n)
+            operands[n] = v.transpose_(order) if a.ndim > 1 else v
+        return [pattern(lambda *_: None, **operands) + 0.0]
+
+    check(build, popxl.float32, runs=2, scale=4)
+
+
+# Steps that do nothing
+
+
+@both_types
+def test_a_transposed_product_is_made_in_the_order_of_its_use(dtype: popxl.dtype) -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        x, w = popxl.variable(normal(4, 6), dtype), popxl.variable(normal(4, 5), dtype)
+        return [transposed_product(lambda *_: None, x, w)]
+
+    check(build, dtype)
+    text = observe(build, False)[1].program.source.text()
+    assert text.index("k_transpose") < text.index("k_matmul") and text.count("k_transpose") == 1
+
+
+def test_a_cast_to_the_same_type_copies_nothing_unless_its_result_is_written() -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        x = popxl.variable(normal(4))
+        y, z = ops.cast(x, popxl.float32), ops.cast(x, popxl.float32)
+        ops.add_(z, z)
+        return [x, y, z, ops.cast(x, popxl.float16)]
+
+    check(build, popxl.float32, runs=2)
+    assert observe(build, False)[1].program.source.text().count("k_cast") == 1
+
+
+# Real programs
+
+
+def training(dtype: popxl.dtype) -> Callable[[popxl.Ir], Sequence[Tensor]]:
+    """Two micro-batches and an update of every variable, as `popxl_addons` builds them."""
+
+    class Net(addons.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = Embedding(dtype, 11, 8)
+            self.query, self.key, self.value, self.head = (Linear(n) for n in (8, 8, 8, 11))
+
+        def build(self, ids: Tensor, labels: Tensor) -> Tensor:
+            x = self.embedding(ids)
+            q, k, v = (layer(x).reshape((2, 3, 8)) for layer in (self.query, self.key, self.value))
+            mask = popxl.constant(np.triu(np.full((3, 3), -1e4, np.float32), 1), dtype)
+            s = (q @ k.transpose((0, 2, 1))) * 0.35 + mask
+            y = (ops.softmax(s, axis=-1) @ v).reshape((6, 8))
+            return ops.nll_loss(ops.softmax(self.head(y + x), axis=-1), labels, reduction="mean")
+
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        ids = [popxl.variable(np.array(a, np.int32)) for a in ([1, 4, 1, 0, 7, 10], [2, 2, 2, 9, 3, 5])]
+        np.random.seed(0)
+        facts, graph = Net().create_graph(ids[0], ids[0])
+        variables = facts.init()
+        accumulators, grad = addons.autodiff_with_accumulation(
+            graph, graph.args.tensors, accumulator_dtype=popxl.float32
+        )
+        state = accumulators.init()
+        bound, losses = graph.bind(variables), []
+        for data in ids:
+            call = bound.call_with_info(data, data)
+            losses.append(call.outputs[0])
+            seed = popxl.constant(1.0, dtype)
+            grad.bind(state).call(seed, args=grad.grad_graph_info.inputs_dict(call))
+        names = variables.to_dict()
+        for name, variable in names.items():
+            gradient = state.accum.to_dict()[name]
+            adam_facts, step = AdamOptimizerStep().create_graph(
+                variable, gradient, lr=0.01, loss_scaling=4.0, first_order_dtype=popxl.float32
+            )
+            step.bind(adam_facts.init()).call(variable, gradient)
+        var_updates.accumulator_zero_(state.mean_accum_counter)
+        return losses
+
+    return build
+
+
+@both_types
+def test_a_training_step_built_by_the_addons_is_fused_and_right(dtype: popxl.dtype) -> None:
+    found = check(training(dtype), dtype, runs=3, scale=20)
+    assert found == {"linear", "scores", "accumulate_product", "accumulate_rows", "adamw"}
+
+
+# Switching off
+
+
+def test_rules_are_switched_off_by_name(monkeypatch: Any) -> None:
+    build = program("bias", popxl.float32, lambda *_: [])
+    monkeypatch.setenv("POPXL_REWRITES", "-bias")
+    assert fused_steps(observe(build, False)[1]) == set()
+    monkeypatch.setenv("POPXL_REWRITES", "-adam,-casts")
+    assert fused_steps(observe(build, False)[1]) == {"linear"}
+    monkeypatch.setenv("POPXL_REWRITES", "-all")
+    assert fused_steps(observe(build, False)[1]) == set()
+    monkeypatch.setenv("POPXL_REWRITES", "-fast")
+    with pytest.raises(ValueError, match=f"POPXL_REWRITES: got fast; expected '-name' for some of {list(REWRITES)[0]}"):
+        observe(build, False)
