@@ -10,7 +10,7 @@ from popxl.context import get_current_graph, get_ir, get_main_graph
 from popxl.dtypes import dtype
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.typing_ import NewAliasAnnotation
-from popxl.utils import HostScalarTensor, HostTensor, ScalarType, to_numpy
+from popxl.utils import HostScalarTensor, HostTensor, ScalarType, to_host_value, to_numpy
 from popxl.values import Constant, Operators, Tensor, TensorLike, TensorSpec, make_constant
 
 __all__ = [
@@ -97,7 +97,7 @@ def _make_variable(
     graph._check_open("variable")
     if dtype is None and hasattr(data, "dtype") and str(data.dtype) == "torch.bfloat16":
         dtype = dtypes.bfloat16
-    array = to_numpy(data, dtype, downcast)
+    array = to_host_value(data, dtype, downcast)
     grouping = grouping or ir.replica_grouping()
     shape = array.shape
     if grouping.num_groups > 1:

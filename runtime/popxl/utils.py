@@ -68,6 +68,18 @@ def to_numpy(
     return round_to_bfloat16(result) if dtype is bfloat16 else result
 
 
+def is_uniform(x: Any) -> bool:
+    """Whether an array is one number seen everywhere (numpy.broadcast_to), which takes no memory."""
+    return isinstance(x, np.ndarray) and x.size > 1 and not any(x.strides)
+
+
+def to_host_value(x: HostScalarTensor, dtype: Optional[dtype] = None, downcast: bool = True) -> np.ndarray:
+    """As `to_numpy`, but one number seen everywhere stays so: large variables that start at zero take no host memory."""
+    if isinstance(x, np.ndarray) and is_uniform(x):
+        return np.broadcast_to(to_numpy(x[(0,) * x.ndim], dtype, downcast), x.shape)
+    return to_numpy(x, dtype, downcast)
+
+
 def round_to_bfloat16(x: np.ndarray) -> np.ndarray:
     """Round float32 values to the nearest bfloat16 (ties to even), still as float32."""
     bits = np.array(x, dtype=np.float32, order="C").view(np.uint32)

@@ -8,7 +8,7 @@ import popdist
 import popxl
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl.tensor import HostTensor, Variable
-from popxl.utils import to_numpy
+from popxl.utils import is_uniform, to_host_value, to_numpy
 
 from popxl_addons.dot_tree import DotTree
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
@@ -46,6 +46,10 @@ def _repeat_calls(source: Callable[[], HostTensor]) -> Iterator[HostTensor]:
         yield source()
 
 
+def _as_item(data: object, dtype: Optional[popxl.dtype]) -> np.ndarray:
+    return to_host_value(data, dtype) if is_uniform(data) else to_numpy(data, dtype, copy=False)
+
+
 class VariableFactory:
     """Makes graph inputs and variables for one named parameter.
 
@@ -71,7 +75,7 @@ class VariableFactory:
     ) -> None:
         try:
             self.data_iter = _Peekable(data_iter)
-            first = to_numpy(self.data_iter.peek(), dtype, copy=False)
+            first = _as_item(self.data_iter.peek(), dtype)
         except Exception as error:
             raise ValueError(
                 f"variable '{name}': got a data source that fails ({type(error).__name__}: {error}); expected a "
@@ -140,7 +144,10 @@ class VariableFactory:
             return np.empty(shape, self.dtype.as_numpy())
         if shape == self._whole_shape:
             return self._next_item()
-        return np.stack([self._next_item() for _ in range(shape[0])])
+        items = [self._next_item() for _ in range(shape[0])]
+        if all(is_uniform(item) and item.flat[0] == items[0].flat[0] for item in items):
+            return np.broadcast_to(items[0], shape)
+        return np.stack(items)
 
     def next_memmap(
         self, memmap_dir: str, name: str, empty: bool = False, read_only_if_exists: bool = False
@@ -175,7 +182,7 @@ class VariableFactory:
         return mapped
 
     def _next_item(self) -> np.ndarray:
-        item = to_numpy(next(self.data_iter), self.dtype, copy=False)
+        item = _as_item(next(self.data_iter), self.dtype)
         if item.shape != self._whole_shape:
             raise ValueError(
                 f"variable '{self.name}': got data of shape {list(item.shape)}; expected {list(self._whole_shape)}, "

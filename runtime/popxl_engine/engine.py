@@ -6,19 +6,22 @@ from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
 import torch
+from popdist.exchange import difference
 from popxl.ir import Ir
+from popxl.printer import to_text
 from popxl.streams import Stream
 from popxl.tensor import Variable
 
 from popxl_engine.interpreter import Cell, Interpreter
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.machine import place
+from popxl_engine.machine.fabric import Fabric
 from popxl_engine.machine.allocator import keep_freed_memory
 from popxl_engine.machine.lockstep import Program as Running
 from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.machine import Machine
 from popxl_engine.machine.replica import Replica, as_tensor
-from popxl_engine.program import Program
+from popxl_engine.program import Program, enabled_rewrites
 from popxl_engine.shards import shardings
 
 logger = logging.getLogger("popxl")
@@ -44,13 +47,15 @@ class Engine:
         adopt_files: bool = True,
         **options: Any,
     ):
-        keep_freed_memory()
         if interpret is None:
             interpret = os.environ.get("POPXL_INTERPRET", "0") not in ("", "0")
         self.ir = ir
         self.run_count = 0
         self.program = None if interpret else Program(ir, **options)
-        self.machine = Machine(ir.remote_buffers, replicas)
+        self.fabric = Fabric(ir.replication_factor, replicas) if len(replicas) < ir.replication_factor else None
+        self.machine = Machine(ir.remote_buffers, replicas, self.fabric)
+        if self.fabric is not None:
+            check_same_program(ir, interpret)
         for variable in ir.main_graph.variables if fill else ():
             self.machine.take_over(variable, adopt_files)
 
@@ -60,6 +65,7 @@ class Engine:
         Arrays are ``[transfers, replicas in this process, *stream.shape]``; the slots of outputs that are stored to
         are filled.
         """
+        keep_freed_memory()
         programs: Dict[int, Running] = {}
         for position, replica in enumerate(self.machine.replicas):
             device_inputs = {
@@ -69,7 +75,7 @@ class Engine:
             replica.begin(device_inputs, device_outputs, place.of_run(self.run_count))
             programs[replica.index] = self._program(replica)
         with torch.no_grad():
-            run_lockstep(programs)
+            run_lockstep(programs, self.fabric)
         self.run_count += 1
 
     def _program(self, replica: Replica) -> Running:
@@ -85,7 +91,7 @@ class Engine:
             replica.state[tensor].copy_(cell.read())
 
     def read(self, variable: Variable) -> np.ndarray:
-        """A new array with a variable's current value, in its host shape."""
+        """A new array with a variable's current value, in its host shape. Every process must call it."""
         return self.machine.read(variable)
 
     def write(self, variable: Variable, data: np.ndarray) -> None:
@@ -95,6 +101,19 @@ class Engine:
     def is_file(self, variable: Variable) -> bool:
         """Whether a memory-mapped variable's file is the memory that runs work on."""
         return variable in self.machine.files
+
+
+def check_same_program(ir: Ir, interpret: bool) -> None:
+    """RuntimeError if the processes of a run have built different programs. Every process must call it."""
+    rounding = ir._pb_ir.getSessionOptions().enableStochasticRounding
+    rewrites = "none, interpreted" if interpret else ", ".join(rule.__name__ for rule in enabled_rewrites())
+    text = f"{to_text(ir)}\ntransfers per run: {ir.num_host_transfers}\n"
+    text += f"stochastic rounding: {rounding}\nfusion rules: {rewrites}\n"
+    if found := difference(text):
+        raise RuntimeError(
+            f"Session: got different programs in the processes of one run: {found}; expected the same in all. Start "
+            "them with the same code, configuration and environment."
+        )
 
 
 def make_engine(ir: Ir, replicas: range, device: str, fill: bool = True, adopt_files: bool = True) -> Engine:

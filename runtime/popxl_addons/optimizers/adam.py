@@ -83,7 +83,7 @@ class AdamOptimizerStep(Module):
         shape = var.meta_shape or var.shape
 
         def zeros() -> np.ndarray:
-            return np.zeros(shape, dtype.as_numpy())
+            return np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
 
         if not var.meta_shape:
             return self.add_variable_input(name, zeros, dtype, by_ref=True, replica_grouping=replica_grouping)

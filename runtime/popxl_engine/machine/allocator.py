@@ -1,6 +1,7 @@
 """How the process's allocator treats large blocks."""
 
 import ctypes
+import functools
 import logging
 import platform
 
@@ -10,8 +11,9 @@ logger = logging.getLogger("popxl")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
+@functools.cache
 def keep_freed_memory() -> bool:
-    """Tell glibc to reuse large freed blocks instead of handing them back to the system.
+    """Tell glibc, once, to reuse large freed blocks instead of handing them back to the system: for the time of runs.
 
     A training step frees and allocates the same sizes over and over; by default each large block is mapped and
     unmapped, and its pages are cleared by the kernel every time. Returns False, and changes nothing, where the C

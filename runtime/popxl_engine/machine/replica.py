@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from popxl.remote_buffer import RemoteBuffer
 from popxl.streams import Stream
+from popxl.utils import is_uniform
 from popxl.values import Tensor
 
 from popxl_engine.machine.memory import Rows
@@ -66,6 +67,8 @@ class Replica:
 
 def as_tensor(array: Any) -> torch.Tensor:
     """A numpy array's memory as a tensor; a copy where the array is read-only or its strides are none of torch's."""
+    if is_uniform(array):
+        return as_tensor(array[(0,) * array.ndim]).expand(array.shape)
     array = np.asarray(array, order="C")
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
