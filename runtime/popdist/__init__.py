@@ -1,4 +1,6 @@
-"""Instances (processes) and replicas: who am I, and how many are we. Imports nothing of ours but ``popart``.
+"""Instances (processes) and replicas: who am I, and how many are we; and ``poprun``, which starts them.
+
+Imports nothing of ours but ``popart``. What instances tell each other goes through `exchange`.
 
 The answers come from the launcher's environment: ``RANK`` and ``WORLD_SIZE`` as ``torchrun`` sets them, one instance
 per process, and ``POPDIST_NUM_TOTAL_REPLICAS`` (default: one replica per instance). Without a launcher one process is
@@ -12,9 +14,9 @@ from popdist.environment import (
     getNumIpusPerReplica,
     getNumLocalReplicas,
     getNumTotalReplicas,
-    init,
     isPopdistEnvSet,
 )
+from popdist.exchange import init
 
 __all__ = [
     "execute_on_instances",

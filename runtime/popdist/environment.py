@@ -7,7 +7,8 @@ INDEX, INSTANCES = "RANK", "WORLD_SIZE"
 REPLICAS, IPUS = "POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_IPUS_PER_REPLICA"
 
 
-def _number(name: str, default: int) -> int:
+def number_from_environment(name: str, default: int) -> int:
+    """An environment variable as a whole number. ValueError if it is none."""
     text = os.environ.get(name)
     if text is None:
         return default
@@ -38,7 +39,7 @@ def isPopdistEnvSet() -> bool:  # noqa: N802 - PopXL's name
 
 def getInstanceIndex() -> int:  # noqa: N802
     """Index of this process among all, 0 without a launcher. ValueError if it is out of range."""
-    index, instances = _number(INDEX, 0) if isPopdistEnvSet() else 0, getNumInstances()
+    index, instances = number_from_environment(INDEX, 0) if isPopdistEnvSet() else 0, getNumInstances()
     if not 0 <= index < instances:
         raise ValueError(
             f"popdist: got {INDEX}={index} of {INSTANCES}={instances}; expected 0 <= {INDEX} < {INSTANCES}."
@@ -48,13 +49,13 @@ def getInstanceIndex() -> int:  # noqa: N802
 
 def getNumInstances() -> int:  # noqa: N802
     """Number of processes, 1 without a launcher."""
-    return _number(INSTANCES, 1) if isPopdistEnvSet() else 1
+    return number_from_environment(INSTANCES, 1) if isPopdistEnvSet() else 1
 
 
 def getNumTotalReplicas() -> int:  # noqa: N802
     """Replicas over all processes. ValueError unless they divide evenly over the processes."""
     instances = getNumInstances()
-    replicas = _number(REPLICAS, instances)
+    replicas = number_from_environment(REPLICAS, instances)
     if replicas < 1 or replicas % instances:
         raise ValueError(
             f"popdist: got {replicas} replicas for {instances} instances; expected a multiple of the instances. "
@@ -70,17 +71,7 @@ def getNumLocalReplicas() -> int:  # noqa: N802
 
 def getNumIpusPerReplica() -> int:  # noqa: N802
     """Virtual devices per replica."""
-    return _number(IPUS, 1)
-
-
-def init() -> None:
-    """Check the launcher's environment. The engine opens its connections itself, when a session is made.
-
-    Raises:
-        RuntimeError, ValueError: as the functions that read it.
-    """
-    getInstanceIndex()
-    getNumTotalReplicas()
+    return number_from_environment(IPUS, 1)
 
 
 def execute_on_instances(instances: Set[int], function: Callable[..., Any], *args: Any) -> Optional[Any]:

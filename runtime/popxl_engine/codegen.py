@@ -55,6 +55,8 @@ class Generator:
     def __init__(self, device: str = "cpu", rounds: bool = False):
         self.source = Source()
         self.device, self.rounds = device, rounds
+        self.meetings = 0
+        """Places where replicas meet, so far."""
         self._functions: Dict[Block, str] = {}
         self._constants: Dict[Any, str] = {}
 
@@ -363,7 +365,8 @@ class BlockWriter:
             lists = iter(range(len(operands)))
             inner = [f"t[{next(lists)}]" if isinstance(a, Value) else self._argument(a, False) for a in args]
             combine = f"lambda *t: {kernel}({', '.join([*inner, *keywords])})"
-            meeting = self.source.bind("meeting", Meeting(instr.source))
+            self.generator.meetings += 1
+            meeting = self.source.bind("meeting", Meeting(instr.source, self.generator.meetings))
             call = f"(yield {meeting}.arrive(r, ({''.join(f'{o}, ' for o in operands)}), {combine}))"
         names = [self.python[v] for v in instr.outputs]
         written = instr.definition.writes

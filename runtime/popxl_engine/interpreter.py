@@ -14,6 +14,7 @@ from popxl.opdef import Op, call_arguments, map_tensors
 from popxl.values import Constant, Tensor
 
 import popxl_engine.kernels  # noqa: F401 - registers every kernel
+from popxl_engine.kernels.collectives import READS
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.machine.lockstep import Rendezvous, run_lockstep
@@ -102,6 +103,7 @@ class Interpreter:
     def __init__(self, replica: Any = None, rounds: bool = False, sharding: Optional[Mapping[Any, Sharding]] = None):
         self.replica, self.rounds, self.sharding = replica, rounds, sharding or {}
         self.place = replica.place if replica is not None else 0
+        self._numbers: Dict[Op, int] = {}
         self.positions = Positions()
 
     def graph(self, graph: Graph, inputs: Sequence[Cell], state: Optional[Env] = None) -> Run:
@@ -213,8 +215,16 @@ class Interpreter:
         members = group_members(op, self.replica.index if self.replica is not None else 0)
         if len(members) == 1:
             return combine(*([t] for t in operands))[0]
-        result = yield Rendezvous(op, members, operands, combine, f"{op} built at {op.where}")
+        reads = READS.get(op.definition.name, "all")
+        result = yield Rendezvous(op, members, operands, combine, f"{op} built at {op.where}", self.number(op), reads)
         return result
+
+    def number(self, op: Op) -> int:
+        """An op's number among the collectives of the program, the same in every process."""
+        if not self._numbers:
+            ops = (o for graph in op.graph.ir.graphs for o in graph.ops if "collective" in o.definition.effects)
+            self._numbers = {o: i for i, o in enumerate(ops)}
+        return self._numbers[op]
 
 
 def group_members(op: Op, replica: int) -> Tuple[int, ...]:

@@ -1,13 +1,15 @@
 """What generated source calls beside kernels."""
 
 from dataclasses import dataclass
-from typing import Any, Tuple
+from functools import cached_property
+from typing import Any, List, Tuple
 
 import numpy as np
 import torch
 from popxl.opdef import Op
 
 from popxl_engine.interpreter import group_members
+from popxl_engine.kernels.collectives import READS
 from popxl_engine.machine.lockstep import Rendezvous
 
 
@@ -43,9 +45,21 @@ class Meeting:
     """A collective at one place of the program, where the replicas of a group meet."""
 
     op: Op
+    number: int
+    """Among the meetings of the program, the same in every process."""
+
+    @cached_property
+    def describe(self) -> str:
+        """The op and where it was built."""
+        return f"{self.op} built at {self.op.where}"
+
+    @cached_property
+    def members(self) -> List[Tuple[int, ...]]:
+        """For each replica, those that it meets here, in group order."""
+        return [group_members(self.op, replica) for replica in range(self.op.graph.ir.replication_factor)]
 
     def arrive(self, replica: Any, operands: Tuple[torch.Tensor, ...], combine: Any) -> Rendezvous:
         """This replica's arrival."""
-        return Rendezvous(
-            self, group_members(self.op, replica.index), operands, combine, f"{self.op} built at {self.op.where}"
-        )
+        reads = READS.get(self.op.definition.name, "all")
+        members = self.members[replica.index]
+        return Rendezvous(self, members, operands, combine, self.describe, self.number, reads)

@@ -44,9 +44,34 @@ def reduce(ts: Tensors, op: str) -> torch.Tensor:
     return result.to(dtype)
 
 
-def for_each(result: torch.Tensor, ts: Tensors) -> List[torch.Tensor]:
+READS: Dict[str, str] = {
+    "replicated_reduce_scatter": "shard",
+    "replica_sharded_slice": "own",
+    "replicated_slice": "own",
+}
+"""What a member's result depends on (`machine.lockstep.Reads`), where it is not everything."""
+
+
+class Copies(Sequence[torch.Tensor]):
+    """One result for every member, each in memory of its own, made when it is asked for: some live elsewhere."""
+
+    def __init__(self, result: torch.Tensor, count: int):
+        self._result, self._count, self._taken = result, count, False
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, i: Any) -> Any:
+        if not 0 <= i < self._count:
+            raise IndexError(i)
+        result = self._result.clone() if self._taken else self._result
+        self._taken = True
+        return result
+
+
+def for_each(result: torch.Tensor, ts: Tensors) -> Sequence[torch.Tensor]:
     """One result for every member, each in memory of its own."""
-    return [result, *(result.clone() for _ in ts[1:])]
+    return Copies(result, len(ts))
 
 
 def shards(t: torch.Tensor, count: int) -> List[torch.Tensor]:
@@ -59,7 +84,7 @@ def shards(t: torch.Tensor, count: int) -> List[torch.Tensor]:
 
 
 @kernel("replicated_all_reduce")
-def replicated_all_reduce(t: Tensors, op: str, group: Any) -> List[torch.Tensor]:
+def replicated_all_reduce(t: Tensors, op: str, group: Any) -> Sequence[torch.Tensor]:
     """The reduced tensor for every member."""
     return for_each(reduce(t, op), t)
 
@@ -96,7 +121,7 @@ def replicated_slice(t: Tensors, axis: int, group: Any) -> List[torch.Tensor]:
 @kernel("replicated_all_gather")
 def replicated_all_gather(
     t: Tensors, axis: int, group: Any, output_shape: str, whole: Tuple[int, ...]
-) -> List[torch.Tensor]:
+) -> Sequence[torch.Tensor]:
     """The members' tensors, joined."""
     if output_shape == "new_axis":
         joined = torch.stack(list(t)) if len(t) > 1 else t[0].unsqueeze(0)

@@ -1,9 +1,15 @@
-"""Replicas of one process in lockstep: generators that yield at collectives until their group is complete."""
+"""Replicas of one process in lockstep: generators that yield at collectives until their group is complete.
+
+Members of a group that live in other processes are reached through the fabric.
+"""
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Generator, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Generator, Optional, Sequence, Tuple
 
 from popxl.errors import GraphError
+
+if TYPE_CHECKING:
+    from popxl_engine.machine.fabric import Exchange, Fabric
 
 
 @dataclass(eq=False)
@@ -12,34 +18,47 @@ class Rendezvous:
 
     members: replicas of its group, in group order. operands: this replica's operands. combine: the kernel,
     ``(list of each operand over the members) -> list of the members' results``. place: which op of the program this is.
+    number: that place's number, the same in every process. reads: what a member's result depends on, see `Reads`.
     """
 
     place: Any
     members: Tuple[int, ...]
     operands: Tuple[Any, ...]
-    combine: Callable[..., List[Any]]
+    combine: Callable[..., Sequence[Any]]
     describe: str
+    number: int = 0
+    reads: str = "all"
 
+
+Reads = ("all", "shard", "own")
+"""What of the members' operands member i's result depends on: everything; the i-th of as many flat pieces as there are
+members; only its own operand."""
 
 Program = Generator[Rendezvous, Any, Any]
 
 
-def run_lockstep(programs: Dict[int, Program]) -> Dict[int, Any]:
+def run_lockstep(programs: Dict[int, Program], fabric: "Optional[Fabric]" = None) -> Dict[int, Any]:
     """Run every replica's program to its end; returns their results by replica.
 
+    Args:
+        programs: of the replicas in this process.
+        fabric: reaches the replicas of other processes.
     Raises:
         GraphError: replicas wait at different collectives, or one ended while others wait for it.
     """
     results: Dict[int, Any] = {}
     waiting: Dict[int, Rendezvous] = {}
     ready: Dict[int, Any] = dict.fromkeys(programs)
+    abroad: "Dict[Tuple[int, ...], Exchange]" = {}
     while ready or waiting:
         for replica, value in list(ready.items()):
             try:
                 waiting[replica] = programs[replica].send(value)
             except StopIteration as end:
                 results[replica] = end.value
-        ready = _complete(waiting)
+        ready = _complete(waiting, abroad, fabric)
+        if fabric is not None and abroad and not ready:
+            ready = fabric.finish(abroad)
         if waiting and not ready:
             raise GraphError(_deadlock(waiting, results))
         for replica in ready:
@@ -47,27 +66,43 @@ def run_lockstep(programs: Dict[int, Program]) -> Dict[int, Any]:
     return results
 
 
-def _complete(waiting: Dict[int, Rendezvous]) -> Dict[int, Any]:
-    """Results for every replica whose whole group waits at the same place."""
+def _complete(
+    waiting: Dict[int, Rendezvous], abroad: "Dict[Tuple[int, ...], Exchange]", fabric: "Optional[Fabric]"
+) -> Dict[int, Any]:
+    """Results for every replica whose whole group waits at the same place.
+
+    Where that holds for a group's replicas in this process, and it has others, an exchange with those is begun.
+    """
     ready: Dict[int, Any] = {}
     for replica, arrival in waiting.items():
-        if replica in ready:
+        if replica in ready or arrival.members in abroad:
             continue
-        group = [waiting.get(member) for member in arrival.members]
-        if all(other is not None and other.place is arrival.place for other in group):
-            arrivals: Sequence[Any] = group
+        here = arrival.members if fabric is None else tuple(m for m in arrival.members if m in fabric.local)
+        group = [waiting.get(member) for member in here]
+        if any(other is None or other.place is not arrival.place for other in group):
+            continue
+        arrivals: Sequence[Any] = group
+        if fabric is not None and len(here) < len(arrival.members):
+            abroad[arrival.members] = fabric.begin(dict(zip(here, arrivals)))
+        else:
             operands = [[a.operands[i] for a in arrivals] for i in range(len(arrival.operands))]
             ready.update(zip(arrival.members, arrival.combine(*operands)))
     return ready
 
 
 def _deadlock(waiting: Dict[int, Rendezvous], ended: Dict[int, Any]) -> str:
-    lines = [f"replica {r} waits at {a.describe} for replicas {list(a.members)}" for r, a in sorted(waiting.items())]
     done = f"; replicas {sorted(ended)} have ended" if ended else ""
     return (
         "collectives: got replicas that wait for each other at different places: "
-        + "; ".join(lines)
+        + waits(waiting)
         + done
         + "; expected every replica of "
         "a group to reach the same collective. Look for a conditional whose condition differs between replicas."
+    )
+
+
+def waits(waiting: Dict[int, Rendezvous]) -> str:
+    """Where each replica waits, in words."""
+    return "; ".join(
+        f"replica {r} waits at {a.describe} for replicas {list(a.members)}" for r, a in sorted(waiting.items())
     )

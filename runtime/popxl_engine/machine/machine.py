@@ -1,6 +1,9 @@
-"""All replicas of this process with their state: how host values get there, and how they come back."""
+"""All replicas of this process with their state: how host values get there, and how they come back.
 
-from typing import Any, Dict, Iterable, List, Sequence, Set
+Reading is collective in a program over several processes: each needs what the others hold.
+"""
+
+from typing import Any, Iterable, List, Optional, Sequence, Set
 
 import numpy as np
 import torch
@@ -9,15 +12,22 @@ from popxl.tensor import Variable
 from popxl.values import Tensor
 
 from popxl_engine.kernels.dtypes import torch_dtype
+from popxl_engine.machine.fabric import Fabric
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import Replica, as_array, as_tensor
 
 
 class Machine:
-    """State of the replicas that this process runs. Variables move here from their host arrays, which are dropped."""
+    """State of the replicas that this process runs. Variables move here from their host arrays, which are dropped.
 
-    def __init__(self, buffers: Iterable[RemoteBuffer], replicas: Iterable[int]):
+    Args:
+        replicas: of this process.
+        fabric: reaches the others.
+    """
+
+    def __init__(self, buffers: Iterable[RemoteBuffer], replicas: Iterable[int], fabric: Optional[Fabric] = None):
         buffers = tuple(buffers)
+        self.fabric = fabric
         self.files: Set[Variable] = set()
         """Variables whose memory-mapped file is their row."""
         self.replicas: List[Replica] = [
@@ -42,8 +52,8 @@ class Machine:
 
     def _adopt(self, variable: Variable, data: np.ndarray) -> bool:
         """Use a memory-mapped file as the row itself, where one replica holds the whole value in the file's format."""
-        place = variable.location_info
-        if place is None or place.shard_over > 1 or len(self.replicas) > 1 or variable.dtype.as_numpy() != data.dtype:
+        place, shared = variable.location_info, len(self.replicas) > 1 or variable.replica_grouping.group_size > 1
+        if place is None or place.shard_over > 1 or shared or variable.dtype.as_numpy() != data.dtype:
             return False
         if str(variable.dtype.name) == "bfloat16":
             return False
@@ -59,10 +69,11 @@ class Machine:
 
     def write(self, variable: Variable, data: np.ndarray) -> None:
         """Set a variable on every replica from an array of its `shape_on_host`, or from what `read` gave."""
-        by_replica = variable.retrieval_mode == "all_replicas" and data.shape == (len(self.replicas), *variable.shape)
+        assignment = variable.replica_grouping.assignment
+        by_replica = variable.retrieval_mode == "all_replicas" and data.shape == (len(assignment), *variable.shape)
         values = data if by_replica or self._has_groups(variable) else data[np.newaxis]
-        for i, replica in enumerate(self.replicas):
-            value = values[i if by_replica else variable.replica_grouping.assignment[replica.index]]
+        for replica in self.replicas:
+            value = values[replica.index if by_replica else assignment[replica.index]]
             self._place(variable, replica, as_tensor(value).reshape(variable.shape))
 
     def _place(self, variable: Variable, replica: Replica, value: torch.Tensor) -> None:
@@ -86,15 +97,17 @@ class Machine:
         return grouping.groups[grouping.assignment[replica.index]].index(replica.index)
 
     def read(self, variable: Variable) -> np.ndarray:
-        """A variable's value as a host array: one per group, or with retrieval mode "all_replicas" one per replica."""
-        by_replica: Dict[int, Replica] = {r.index: r for r in self.replicas}
-        groups = variable.replica_grouping.groups
+        """A variable's value as a host array: one per group, or with retrieval mode "all_replicas" one per replica.
+
+        In a group the value is its first replica's, wherever that lives: every process must call this.
+        """
+        grouping = variable.replica_grouping
         if variable.retrieval_mode == "all_replicas":
-            return np.stack([self._whole(variable, r, by_replica) for r in sorted(by_replica)])
-        values = [self._whole(variable, members[0], by_replica) for members in groups]
+            return np.stack([self._whole(variable, replica) for replica in range(len(grouping.assignment))])
+        values = [self._whole(variable, members[0]) for members in grouping.groups]
         return np.stack(values) if len(values) > 1 else values[0]
 
-    def _whole(self, variable: Variable, index: int, replicas: Dict[int, Replica]) -> np.ndarray:
+    def _whole(self, variable: Variable, index: int) -> np.ndarray:
         place = variable.location_info
         over = place.shard_over if place is not None else variable.shard_over
         members = [index]
@@ -103,17 +116,25 @@ class Machine:
             group = grouping.groups[grouping.assignment[index]]
             first = group.index(index) // over * over
             members = group[first : first + over]
-        pieces = [self._piece(variable, replicas[m]) for m in members]
+        pieces = [self._piece(variable, m) for m in members]
         if over > 1:
             return np.concatenate(pieces)[: variable.nelms].reshape(variable.shape)
         return np.array(pieces[0]).reshape(variable.shape)
 
-    def _piece(self, variable: Variable, replica: Replica) -> np.ndarray:
+    def _piece(self, variable: Variable, index: int) -> np.ndarray:
+        """What one replica holds."""
+        holder = next((r for r in self.replicas if r.index == index), None)
+        piece = self._held(variable, holder or self.replicas[0])
+        if self.fabric is not None:
+            piece = self.fabric.broadcast(piece if holder is not None else None, piece, index)
+        return as_array(piece)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def _held(variable: Variable, replica: Replica) -> torch.Tensor:
         place = variable.location_info
         if place is not None:
-            return as_array(replica.rows[place.buffer].row(place.offset))  # type: ignore[no-any-return]
-        home: Tensor = variable.shard if variable.shard is not None else variable
-        return as_array(replica.state[home])  # type: ignore[no-any-return]
+            return replica.rows[place.buffer].row(place.offset)
+        return replica.state[variable.shard if variable.shard is not None else variable]
 
 
 def shard(value: torch.Tensor, pieces: int, index: int) -> torch.Tensor:

@@ -1,0 +1,189 @@
+"""What the processes of a run tell each other on the host: barriers, and small values gathered.
+
+`torch.distributed` carries it. It is loaded by name, and only where there are several instances, so that programs are
+built without torch elsewhere. Every function here is collective: all instances call it, in the same order.
+"""
+
+import atexit
+import hashlib
+import importlib
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Iterator, List, Optional
+
+from popdist.environment import (
+    getInstanceIndex,
+    getNumInstances,
+    getNumTotalReplicas,
+    number_from_environment,
+)
+
+TIMEOUT = "POPDIST_TIMEOUT"
+"""Environment variable: seconds that an instance waits for others at a collective before the run ends."""
+SECONDS, JOIN_SECONDS, PATIENT_SECONDS = 60, 300, 3600
+"""Defaults: at collectives; for all to start; while one instance does what only it does, such as writing files."""
+AFTERMATH_SECONDS = 3.0
+"""An instance that lost another waits so long before it says so: the other's own error comes first, and alone where the
+launcher ends the run meanwhile."""
+
+
+class InstanceError(RuntimeError):
+    """Another instance is gone, or does not answer."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """This process's connections to all others."""
+
+    distributed: Any
+    """The module `torch.distributed`."""
+    store: Any
+    """Keys and values that all instances see."""
+    patient: Any
+    """A process group for waits of unknown length."""
+
+
+_connection: Optional[Connection] = None
+
+
+def init() -> None:
+    """Start communication between the instances; with one there is nothing to start. A Session does it, too.
+
+    Raises:
+        RuntimeError, ValueError: the launcher's environment is half set, or wrong.
+    """
+    getInstanceIndex()
+    getNumTotalReplicas()
+    seconds()
+    if getNumInstances() > 1:
+        connect()
+
+
+def seconds() -> int:
+    """How long an instance waits for others at a collective. ValueError if the variable is no positive number."""
+    found = number_from_environment(TIMEOUT, SECONDS)
+    if found < 1:
+        raise ValueError(f"environment variable {TIMEOUT}: got {found}; expected at least 1 second.")
+    return found
+
+
+def connect() -> Connection:
+    """Open the connections of this process, once.
+
+    Raises:
+        RuntimeError: the launcher's address is missing, or its port is in use.
+        InstanceError: not all instances came in time.
+    """
+    global _connection
+    if _connection is None:
+        _connection = _open(getInstanceIndex(), getNumInstances())
+    return _connection
+
+
+def _open(index: int, instances: int) -> Connection:
+    distributed = importlib.import_module("torch.distributed")
+    short, long = timedelta(seconds=seconds()), timedelta(seconds=PATIENT_SECONDS)
+    store = _store(distributed, index, instances)
+    if not distributed.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if importlib.import_module("torch").cuda.is_available() else "gloo"
+        with reaching_others("opening connections"):
+            distributed.init_process_group(backend, store=store, rank=index, world_size=instances, timeout=short)
+    atexit.register(distributed.destroy_process_group)  # else its threads outlive what they use
+    return Connection(distributed, store, distributed.new_group(backend="gloo", timeout=long))
+
+
+def _store(distributed: Any, index: int, instances: int) -> Any:
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise RuntimeError(
+            f"popdist: got RANK and WORLD_SIZE without {', '.join(missing)}; expected all of the launcher's variables. "
+            "Start the program with torchrun or poprun."
+        )
+    host, port = os.environ["MASTER_ADDR"], number_from_environment("MASTER_PORT", 0)
+    is_master = index == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    join = timedelta(seconds=max(JOIN_SECONDS, seconds()))
+    try:
+        store = distributed.TCPStore(host, port, None, is_master, timeout=join, wait_for_workers=False)
+    except RuntimeError as error:
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
+            raise RuntimeError(
+                f"popdist: got MASTER_PORT={port} on {host}, which is in use; expected a free port. Choose another "
+                "(poprun --master-port), or none: poprun finds one."
+            ) from None
+        raise InstanceError(f"popdist: instance {index} cannot reach {host}:{port}: {error}") from None
+    store = distributed.PrefixStore("popdist", store)
+    store.set(f"joined/{index}", "yes")
+    for other in range(instances):
+        try:
+            store.wait([f"joined/{other}"], join)
+        except RuntimeError as error:
+            raise InstanceError(
+                f"popdist: instance {index} waited {join.total_seconds():g} s for instance {other} to start; expected "
+                f"all {instances} instances ({error})."
+            ) from None
+    return store
+
+
+@contextmanager
+def reaching_others(what: str) -> Iterator[None]:
+    """Turn the transport's errors in the body into an `InstanceError` that says what was going on."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, InstanceError):
+            raise
+        if "imed out" not in str(error):
+            time.sleep(AFTERMATH_SECONDS)
+        raise InstanceError(
+            f"popdist: instance {getInstanceIndex()} of {getNumInstances()}, {what}: {_in_words(error)} Look at the "
+            f"other instances' errors first. A wait that is long for good reason: set {TIMEOUT} (seconds)."
+        ) from error
+
+
+def _in_words(error: Exception) -> str:
+    text = str(error).strip().splitlines()[0]
+    if "imed out" in text:
+        return f"an instance did not answer in time; expected all to get here ({text})."
+    return f"an instance is gone ({text})."
+
+
+def gather(value: Any, what: str = "gathering values") -> List[Any]:
+    """Every instance's value, by instance. For small values that pickle."""
+    return _gather(value, what, None)
+
+
+def gather_patiently(value: Any, what: str = "gathering values") -> List[Any]:
+    """As `gather`, where one instance may take up to an hour longer than the others."""
+    return _gather(value, what, "patient")
+
+
+def _gather(value: Any, what: str, group: Optional[str]) -> List[Any]:
+    instances = getNumInstances()
+    if instances == 1:
+        return [value]
+    connection = connect()
+    values: List[Any] = [None] * instances
+    with reaching_others(what):
+        connection.distributed.all_gather_object(values, value, group=connection.patient if group else None)
+    return values
+
+
+def barrier(what: str = "waiting at a barrier") -> None:
+    """Wait until every instance has come here; one may take up to an hour longer than the others."""
+    gather_patiently(None, what)
+
+
+def difference(text: str) -> Optional[str]:
+    """Where an instance's text first differs from instance 0's, in words, the same on every instance; None: nowhere."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    if len(set(gather_patiently(digest, "comparing programs"))) == 1:
+        return None
+    texts = [shared.splitlines() for shared in gather_patiently(text, "comparing programs")]
+    instance = next(i for i, lines in enumerate(texts) if lines != texts[0])
+    first, other = texts[0], texts[instance]
+    line = next((i for i, (a, b) in enumerate(zip(first, other)) if a != b), min(len(first), len(other)))
+    shown = [lines[line].strip() if line < len(lines) else "nothing more" for lines in (first, other)]
+    return f"instance 0 has '{shown[0]}', instance {instance} has '{shown[1]}' (line {line + 1})"

@@ -1,0 +1,195 @@
+"""Collectives over several processes: what members of a group in other processes contribute.
+
+Each process sends what its replicas bring to the processes that need it, and runs the same kernel on the operands of
+all members in group order. So the numbers do not depend on which process a replica lives in.
+
+Messages go from process to process, are posted as soon as a group's replicas in a process have arrived, and carry the
+place in the program and the group as their tag. So nobody waits for anything but the members of its own group.
+"""
+
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, Collection, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from popdist import exchange
+
+from popxl_engine.machine.lockstep import Rendezvous, waits
+
+TAGS = 2**31
+"""Tags of messages are below."""
+NOTE_SECONDS = 5.0
+"""How long an instance that gives up waits for the others to say where they are."""
+
+
+@dataclass(eq=False)
+class Exchange:
+    """One group's collective under way."""
+
+    arrivals: Dict[int, Rendezvous]
+    """Of the members in this process."""
+    operands: List[Dict[int, torch.Tensor]]
+    """For each operand, every member's. Those of other processes are filled as far as this one needs them."""
+    incoming: List[Tuple[torch.Tensor, List[torch.Tensor]]] = field(default_factory=list)
+    """Messages, and the parts of operands that each fills, as bytes."""
+    works: List[Tuple[Any, torch.Tensor]] = field(default_factory=list)
+    """Transfers that must end, with their messages."""
+    done: "Optional[Future[None]]" = None
+    """The wait for them, where a thread does it."""
+
+    @property
+    def first(self) -> Rendezvous:
+        """One of the arrivals."""
+        return next(iter(self.arrivals.values()))
+
+    def wait(self) -> None:
+        """Wait until everything is received and sent."""
+        for work, _ in self.works:
+            work.wait()
+
+    def results(self) -> Dict[int, Any]:
+        """Results of the members in this process."""
+        for message, targets in self.incoming:
+            if len(targets) > 1:
+                for target, part in zip(targets, message.split([t.numel() for t in targets])):
+                    target.copy_(part)
+        members = self.first.members
+        results = self.first.combine(*([operand[m] for m in members] for operand in self.operands))
+        return {m: results[members.index(m)] for m in self.arrivals}
+
+
+class Fabric:
+    """This process's way to the replicas of the others.
+
+    Args:
+        replicas: number over all processes, which hold equal, consecutive shares.
+        local: replicas of this process.
+    """
+
+    def __init__(self, replicas: int, local: range):
+        self.replicas, self.local = replicas, local
+        self.connection = exchange.connect()
+        self._pool: Optional[ThreadPoolExecutor] = None
+
+    def instance_of(self, replica: int) -> int:
+        """The process that a replica lives in."""
+        return replica // len(self.local)
+
+    @property
+    def instance(self) -> int:
+        """This process."""
+        return self.instance_of(self.local[0])
+
+    def begin(self, arrivals: Dict[int, Rendezvous]) -> Exchange:
+        """Post what this process's members of a group bring, and what they need of the others. Waits for nothing."""
+        first = next(iter(arrivals.values()))
+        operands = [{m: a.operands[i].contiguous() for m, a in arrivals.items()} for i in range(len(first.operands))]
+        found = Exchange(arrivals, operands)
+        others: Dict[int, List[int]] = {}
+        for member in first.members:
+            if member not in self.local:
+                others.setdefault(self.instance_of(member), []).append(member)
+        with exchange.reaching_others(f"at {first.describe}"):
+            for other, members in sorted(others.items()):
+                self._receive(found, other, members)
+            for other, members in sorted(others.items()):
+                self._send(found, other, members)
+        return found
+
+    def _receive(self, found: Exchange, other: int, members: Sequence[int]) -> None:
+        """Make room for another process's operands, and post the message that fills it."""
+        first, targets = found.first, []
+        for operand in found.operands:
+            like = next(operand[m] for m in found.arrivals)
+            for member in members:
+                operand[member] = like if first.reads == "own" else torch.empty_like(like)
+                targets += parts(operand[member], first, list(found.arrivals))
+        if size := sum(t.numel() for t in targets):
+            message = targets[0] if len(targets) == 1 else targets[0].new_empty(size)
+            found.works.append((self.connection.distributed.irecv(message, other, tag=self._tag(first)), message))
+            found.incoming.append((message, targets))
+
+    def _send(self, found: Exchange, other: int, members: Sequence[int]) -> None:
+        first = found.first
+        pieces = [p for operand in found.operands for m in found.arrivals for p in parts(operand[m], first, members)]
+        if sum(p.numel() for p in pieces):
+            message = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            found.works.append((self.connection.distributed.isend(message, other, tag=self._tag(first)), message))
+
+    def _tag(self, arrival: Rendezvous) -> int:
+        """Groups of one place are disjoint, so that the first member tells them apart."""
+        tag = arrival.number * self.replicas + arrival.members[0]
+        if tag >= TAGS:
+            raise OverflowError(
+                f"collectives: got place {arrival.number} of a program on {self.replicas} replicas; expected their "
+                f"product below {TAGS}. Repeat graphs instead of calling them."
+            )
+        return tag
+
+    def finish(self, abroad: Dict[Tuple[int, ...], Exchange]) -> Dict[int, Any]:
+        """Wait for one of the exchanges, take it out, and return its results by replica.
+
+        Where all are at one place of the program, the order is that of their groups; else the first that is done.
+        """
+        places = {found.first.number for found in abroad.values()}
+        members = min(abroad) if len(places) == 1 else self._first_done(abroad)
+        found = abroad[members]
+        try:
+            found.wait() if found.done is None else found.done.result()
+        except RuntimeError as error:
+            self._give_up(error, abroad.values())
+        del abroad[members]
+        return found.results()
+
+    def _first_done(self, abroad: Dict[Tuple[int, ...], Exchange]) -> Tuple[int, ...]:
+        """Replicas here that took different branches: one group's end may be what another waits for, elsewhere."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(len(self.local), thread_name_prefix="fabric")
+        waits_of = {}
+        for members, found in abroad.items():
+            found.done = found.done or self._pool.submit(found.wait)
+            waits_of[found.done] = members
+        done, _ = wait(waits_of, return_when=FIRST_COMPLETED)
+        return min(waits_of[future] for future in done)
+
+    def _give_up(self, error: RuntimeError, exchanges: Collection[Exchange]) -> None:
+        """Raise with where this process waits, and where the others do that have given up, too."""
+        here = waits({m: a for found in exchanges for m, a in found.arrivals.items()})
+        needed = {self.instance_of(m) for found in exchanges for m in found.first.members} - {self.instance}
+        notes = self._notes(here, needed)
+        with exchange.reaching_others("; ".join([here, *notes])):
+            raise error
+
+    def _notes(self, here: str, others: Collection[int]) -> List[str]:
+        """Leave a note of where this process waits, and collect those of others."""
+        store, notes, until = self.connection.store, {}, time.monotonic() + NOTE_SECONDS
+        try:
+            store.set(f"waits/{self.instance}", here)
+            while len(notes) < len(others) and time.monotonic() < until:
+                for other in others - notes.keys():
+                    if store.check([f"waits/{other}"]):
+                        notes[other] = store.get(f"waits/{other}").decode()
+                time.sleep(0.05)
+        except RuntimeError:  # the process that keeps the notes is the one that is gone
+            return []
+        return [f"in instance {other} {note}" for other, note in sorted(notes.items())]
+
+    def broadcast(self, value: Optional[torch.Tensor], like: torch.Tensor, replica: int) -> torch.Tensor:
+        """A replica's tensor in every process. Collective; ``value`` where the replica lives, None elsewhere."""
+        whole = torch.empty_like(like) if value is None else value.contiguous()
+        if whole.numel():
+            with exchange.reaching_others("reading variables"):
+                self.connection.distributed.broadcast(whole.reshape(-1).view(torch.uint8), self.instance_of(replica))
+        return whole
+
+
+def parts(t: torch.Tensor, arrival: Rendezvous, readers: Sequence[int]) -> List[torch.Tensor]:
+    """The bytes of a member's contiguous operand that some other members read, as views."""
+    flat = t.reshape(-1).view(torch.uint8)
+    if arrival.reads == "own":
+        return []
+    if arrival.reads == "all":
+        return [flat]
+    length = -(-t.numel() // len(arrival.members)) * t.element_size()
+    return [flat[i * length : (i + 1) * length] for i in map(arrival.members.index, readers)]
