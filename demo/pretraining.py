@@ -134,4 +134,7 @@ def show_files(folder: RunFolder, step: int) -> None:
 
 if __name__ == "__main__":
     with exit_on_user_error():
-        sys.exit(main(sys.argv[1:]))
+        try:
+            sys.exit(main(sys.argv[1:]))
+        except KeyboardInterrupt:
+            sys.exit(130)  # asked to stop at once: what was saved before stays

@@ -1,6 +1,7 @@
 """Logging to Weights & Biases from a thread of its own: training neither waits for it nor ends with it."""
 
 import logging
+import os
 import queue
 import threading
 from typing import Any, Optional
@@ -46,6 +47,8 @@ class WandbLog:
         try:
             import wandb  # slow to import, and needed by this thread only
 
+            if os.environ.get("WANDB_MODE", "online") == "online" and not wandb.login(prompt=False):
+                raise RuntimeError("no API key. Run `wandb login`, or set WANDB_MODE=offline")
             run = wandb.init(
                 project=self._config.logging.wandb_project,
                 name=self._config.logging.wandb_name or self._config.name,

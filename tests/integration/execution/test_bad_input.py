@@ -18,6 +18,7 @@ import pytest
 from data import example
 from data.records import RecordWriter
 
+pytestmark = pytest.mark.multi
 ROOT = Path(__file__).parents[3]
 SECONDS = 2.0
 """Limit where no training was asked for, processor time, on a machine that may be busy with other things."""

@@ -15,6 +15,7 @@ import pytest
 from data import example
 from data.records import RecordWriter
 
+pytestmark = pytest.mark.multi
 ROOT = Path(__file__).parents[3]
 STEPS, EVERY = 48, 6
 RECORDS = 37

@@ -146,6 +146,15 @@ def test_sixteen_bit_training_tracks_float32(precision):
     assert differences.max() < 0.1
 
 
+def test_remote_memory_on_files_gives_the_same_bits(tmp_path):
+    config = override(TRAINED, steps=5, warmup_steps=0)
+    (expected, expected_weights), (results, weights) = train(config), train(override(config, memmap_dir=str(tmp_path)))
+    assert any(tmp_path.iterdir())
+    assert results == expected
+    for name, array in expected_weights.items():
+        np.testing.assert_array_equal(weights[name], array, err_msg=name)
+
+
 def curve(config: Config) -> np.ndarray:
     """Losses of a run, running mean over 25 steps."""
     losses = [result.loss for result in train(config)[0]]
@@ -156,9 +165,9 @@ def curve(config: Config) -> np.ndarray:
 def test_bfloat16_with_stochastic_rounding_tracks_float32_over_500_steps():
     """The band is 0.01 nats around a curve that falls from 3.7 to 1.15.
 
-    Activations and weights have 8 bits of mantissa: one product is off by up to 2**-9, without a bias, which a mean over
-    hundreds of tokens takes to some thousandths of the loss. Updates below half a step of bfloat16 are where a bias
-    could come in: rounded to nearest they are lost, and the curve leaves the band.
+    Activations and weights have 8 bits of mantissa: one product is off by up to 2**-9, without a bias, which a mean
+    over hundreds of tokens takes to some thousandths of the loss. Updates below half a step of bfloat16 are where a
+    bias could come in: rounded to nearest they are lost, and the curve leaves the band.
     """
     config = override(TRAINED, steps=500, warmup_steps=20)
     expected = curve(config)

@@ -1,0 +1,146 @@
+"""The training job as a user runs it: what it prints and leaves."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import config as configuration
+from config import preset
+from data import example
+from data.records import RecordWriter
+from data.tokenisation import train_tokenizer
+from demo.pictures import smooth
+from demo.run_folder import choose_folder
+from demo.wandb_log import WandbLog
+
+pytestmark = pytest.mark.multi
+ROOT = Path(__file__).parents[3]
+TEXT = "the cat sat on the mat. the dog sat on the log. "
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Text, its tokenizer and a finished run on it."""
+    folder = tmp_path_factory.mktemp("demo")
+    tokenizer = train_tokenizer([TEXT * 20], 270)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    tokens = np.array(tokenizer.encode(TEXT * 40).ids)
+    for name in ("train", "validation"):
+        with RecordWriter(folder / f"{name}-0.tfrecord") as writer:
+            starts = np.random.default_rng(0).integers(0, tokens.size - 17, 64)
+            for payload in example.encode(np.stack([tokens[start : start + 17] for start in starts])):
+                writer.write(payload)
+    done = train(folder)
+    assert done.returncode == 0, done.stderr
+    (folder / "output.txt").write_text(done.stdout)
+    return folder
+
+
+def train(folder: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess:
+    words = (
+        f"--config tiny --name run --run_folder {folder}/runs --input_files {folder}/train-*.tfrecord "
+        f"--validation_files {folder}/validation-*.tfrecord --tokenizer {folder}/tokenizer.json --vocabulary_size 270 "
+        "--sequence_length 16 --steps 20 --validate_every 5 --validation_batches 2 --log_every 5 --checkpoint.every 10"
+    ).split()
+    return subprocess.run(
+        [sys.executable, str(ROOT / "demo/pretraining.py"), *words, *flags],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+def test_a_progress_line_tells_all_that_is_worth_knowing(folder):
+    lines = [line for line in (folder / "output.txt").read_text().splitlines() if line.startswith("step ")]
+    assert len(lines) == 4
+    pattern = (
+        r"step +\d+/20  loss \d\.\d+  validation \d\.\d+  lr \d\.\d+e-\d+  norm \d+\.\d+  "
+        r"[\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  .* left"
+    )
+    for line in lines:
+        assert re.fullmatch(pattern, line), line
+
+
+def test_a_run_leaves_its_configuration_metrics_picture_and_checkpoints(folder):
+    run = folder / "runs/run"
+    assert configuration.load(run / "config.yml").model.vocabulary_size == 270
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == list(range(1, 21))
+    assert [line["step"] for line in metrics if line["validation_loss"] is not None] == [5, 10, 15, 20]
+    assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.3
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step_00000010", "step_00000020"]
+
+
+def test_at_the_end_the_model_writes_and_everything_is_named(folder):
+    output = (folder / "output.txt").read_text()
+    end = output[output.rindex("step 20/20") :]
+    assert end.count("--- given:") == 2 and end.count("--- written:") == 2
+    given = end.split("--- given:\n")[1].split("\n--- written:")[0]
+    assert given.strip() and given.strip() in TEXT * 2
+    for name in ("metrics.jsonl", "loss.png", "checkpoints", "config.yml"):
+        assert str(folder / "runs/run" / name) in end
+
+
+def test_the_saved_configuration_runs_again(folder, tmp_path):
+    done = train(
+        folder, "--config", str(folder / "runs/run/config.yml"), "--run_folder", str(tmp_path), "--samples", "0"
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run/metrics.jsonl").read_text() == (folder / "runs/run/metrics.jsonl").read_text()
+
+
+def test_a_finished_run_that_is_continued_trains_no_more(folder):
+    before = (folder / "runs/run/metrics.jsonl").read_text()
+    done = train(folder, "--checkpoint.load", "auto", "--samples", "0")
+    assert done.returncode == 0, done.stderr
+    assert "continuing after step 20" in done.stdout and "step 20/20" not in done.stdout
+    assert (folder / "runs/run/metrics.jsonl").read_text() == before
+
+
+@pytest.mark.slow
+def test_wandb_offline_needs_no_network_and_a_wandb_that_fails_stops_nothing(folder, tmp_path):
+    flags = ("--run_folder", str(tmp_path), "--wandb", "--samples", "0")
+    done = train(folder, *flags, "--name", "offline", WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "offline/wandb").glob("offline-run-*"))
+    done = train(folder, *flags, "--name", "failing", WANDB_MODE="online", WANDB_API_KEY="", HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("wandb: RuntimeError: no API key") == 1, done.stderr
+    assert (tmp_path / "failing/metrics.jsonl").read_text() == (tmp_path / "offline/metrics.jsonl").read_text()
+
+
+def test_a_wandb_that_hangs_delays_no_step(monkeypatch, tmp_path):
+    monkeypatch.setattr(WandbLog, "_work", lambda self: time.sleep(5))
+    monkeypatch.setattr("demo.wandb_log.CLOSE_SECONDS", 0.2)
+    log = WandbLog(preset("tiny"), str(tmp_path))
+    begin = time.perf_counter()
+    for step in range(20000):
+        log.log({"step": step})
+    log.close()
+    assert time.perf_counter() - begin < 3
+
+
+def test_a_fresh_run_takes_a_folder_that_no_run_has(tmp_path):
+    settings = preset("tiny", run_folder=str(tmp_path))
+    names = []
+    for _ in range(3):
+        run, saved = choose_folder(settings)
+        assert saved is None
+        run.prepare(settings)
+        run.metrics.write_text("")
+        names.append(run.path.name)
+    assert names == ["tiny", "tiny-2", "tiny-3"]
+
+
+def test_the_smooth_curve_is_a_mean_of_what_came_before():
+    np.testing.assert_allclose(smooth(np.full(50, 2.5)), 2.5)
+    assert smooth(np.array([1.0, 2.0]))[1] == pytest.approx((0.95 * 1 + 2) / 1.95)
