@@ -66,6 +66,7 @@ def test_train_step_gives_both_the_same_micro_batches():
         assert phased.step(1)["loss"] == pytest.approx(plain.step(micro_batches), rel=1e-4)
 
 
+@pytest.mark.multi
 def test_train_step_holds_the_phased_step_to_its_bar():
     sizes = {**SIZES, "vocabulary_size": 30}
     flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]

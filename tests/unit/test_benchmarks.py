@@ -137,6 +137,7 @@ def test_missing_text_is_the_users_mistake(tmp_path):
     assert "none.txt" in done.stderr and "--text FILE" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.multi
 def test_train_step_prints_a_table_and_ends_with_json():
     sizes = {"layers": 1, "hidden_size": 16, "heads": 2, "sequence_length": 8, "vocabulary_size": 30}
     flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]

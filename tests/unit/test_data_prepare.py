@@ -300,6 +300,7 @@ def test_the_standard_library_is_read_once_per_file_without_installed_packages(t
         stdlib_source(tmp_path / "__pycache__/..//site-packages/none")
 
 
+@pytest.mark.multi
 def test_the_demo_command_prepares_what_the_model_can_train_on(tmp_path):
     arguments = ("stdlib", "--max_bytes", 300_000, "--sequence_length", 32, "--vocabulary_size", 400)
     outputs = [tmp_path / "one", tmp_path / "two"]
@@ -396,6 +397,7 @@ def test_a_disk_that_is_full_is_one_message_and_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
+@pytest.mark.multi
 def test_a_killed_preparation_leaves_nothing_that_counts_and_the_next_clears_it(tmp_path):
     arguments = ["stdlib", "--output", str(tmp_path / "out"), "--workers", "1"]
     small = ("--vocabulary_size", 300, "--sequence_length", 16, "--validation", 0)

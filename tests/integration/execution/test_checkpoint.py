@@ -39,7 +39,7 @@ def state_of(session) -> "dict[str, np.ndarray]":
         {},
         {"precision": "bfloat16", "stochastic_rounding": True},
         {"precision": "float16", "stochastic_rounding": True, "loss_scaling": 16.0},
-        {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2},
+        pytest.param({"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -56,6 +56,7 @@ def test_a_restored_session_goes_on_bitwise(changes, tmp_path):
         np.testing.assert_array_equal(array, weights[name], err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [(1, 1, 1), (1, 4, 2), (4, 1, 2)], ids=str)
 def test_a_checkpoint_loads_into_another_layout(layout, tmp_path):
     split = override(BASE, data_parallel=2, tensor_parallel_1=2, tensor_parallel_2=2, dropout=0.0)

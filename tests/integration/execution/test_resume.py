@@ -16,6 +16,7 @@ from data import example
 from data.records import RecordWriter
 
 pytestmark = pytest.mark.multi
+pytestmark = pytest.mark.multi
 ROOT = Path(__file__).parents[3]
 STEPS, EVERY = 48, 6
 RECORDS = 37
