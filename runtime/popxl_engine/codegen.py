@@ -114,6 +114,8 @@ class BlockWriter:
         self.generator, self.source, self.block, self.name = generator, generator.source, block, name
         self.python: Dict[Value, str] = {}
         self.keep: set[str] = set()
+        self.dying: List[str] = []
+        """Names that nothing needs after the instruction that is being written."""
 
     def write(self) -> None:
         """Append the function to the source."""
@@ -131,13 +133,14 @@ class BlockWriter:
         self.source.add(f"def {self.name}({', '.join(['r', *parameters])}):")
         path = None
         for position, instr in enumerate(block.instrs):
+            self.dying = last.get(position, [])
             if instr.path != path:
                 path = instr.path
                 self.source.add(f"    # {path or 'main'}")
             for i, line in enumerate(self._instr(instr)):
                 self.source.add(f"    {line}{'' if i else self._comment(instr)}", instr)
-            if dead := last.get(position):
-                self.source.add(f"    del {', '.join(dead)}")
+            if self.dying:
+                self.source.add(f"    del {', '.join(self.dying)}")
         results = ", ".join(self.python[v] for v in block.outputs)
         self.source.add(f"    return ({results}{',' if block.outputs else ''})")
         if yields(block):
@@ -222,6 +225,10 @@ class BlockWriter:
         carried = [self.python[v] for v in instr.outputs]
         for name, source, value in zip(carried, inputs, instr.outputs):
             yield f"{name} = {source if count else f'{source}.copy()' if value.host else self._clone(source)}"
+        replaced = set(inputs[: len(carried)]) - set(inputs[len(carried) :]) - set(carried)
+        if count and (gone := [n for n in self.dying if n in replaced]):
+            yield f"del {', '.join(gone)}"
+            self.dying = [n for n in self.dying if n not in gone]
         if count:
             yield from self._loop(instr, body, count, carried, inputs)
             yield from self._laid_out(instr)

@@ -3,11 +3,14 @@
 import linecache
 import os
 import types
+import weakref
 from typing import Any, Dict, FrozenSet, List, Optional, Sequence
 
 from popxl.ir import Ir
 
 from popxl_engine.aliasing import ALL_RULES
+from popxl_engine.cache import cache_folder, save_source
+from popxl_engine.checks import check_offsets
 from popxl_engine.codegen import Generator as SourceGenerator
 from popxl_engine.codegen import yields
 from popxl_engine.lowering import Block, Instr, Lowering, Rewrite
@@ -35,13 +38,19 @@ class Program:
     def __init__(self, ir: Ir, rules: FrozenSet[str] = ALL_RULES, rewrites: Optional[Sequence[str]] = None):
         chosen = enabled_rewrites() if rewrites is None else [REWRITES[name] for name in rewrites]
         self.block: Block = Lowering(chosen).main(ir.main_graph)
+        check_offsets(self.block, {})
         optimise(self.block, rules)
-        generator = SourceGenerator(rounds=bool(ir._pb_ir.getSessionOptions().enableStochasticRounding))
+        options = ir._pb_ir.getSessionOptions()
+        generator = SourceGenerator(rounds=bool(options.enableStochasticRounding))
         name = generator.function(self.block)
         self.source = generator.source
-        self.filename = f"<popxl program {ir.id}>"
         text = self.source.text()
-        linecache.cache[self.filename] = (len(text), None, text.splitlines(True), self.filename)
+        folder = cache_folder(options)
+        path = save_source(folder, text) if folder is not None else None
+        self.filename = f"<popxl program {ir.id}>" if path is None else str(path)
+        if path is None:
+            linecache.cache[self.filename] = (len(text), None, text.splitlines(True), self.filename)
+            weakref.finalize(self, linecache.cache.pop, self.filename, None)
         names: Dict[str, Any] = dict(self.source.names)
         exec(compile(text, self.filename, "exec"), names)  # noqa: S102 - our own source
         self._main = names[name]

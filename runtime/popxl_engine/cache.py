@@ -1,0 +1,38 @@
+"""The cache folder: ``POPXL_CACHE_DIR``, or the session options ``enableEngineCaching`` and ``cachePath``.
+
+It holds the generated source of every program that was prepared, ``program_<hash of the source>.py``: to read, and for
+stack traces to point into. Nothing is read back from it; deleting it at any time is safe.
+"""
+
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Optional
+
+from popxl.options import SessionOptions
+
+logger = logging.getLogger("popxl")
+
+
+def cache_folder(options: SessionOptions) -> Optional[Path]:
+    """Where a program's source is written; None where caching is off or no folder is named."""
+    return Path(options.cachePath) if options.enableEngineCaching and options.cachePath else None
+
+
+def save_source(folder: Path, text: str) -> Optional[Path]:
+    """Write a program's source under the hash of its text, whole or not at all, and return its path.
+
+    A folder that cannot be written is a warning, and None.
+    """
+    path = folder / f"program_{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=path.stem, suffix=".part", delete=False) as file:
+            file.write(text)
+        os.replace(file.name, path)
+    except OSError as error:
+        logger.warning("cache: the program's source could not be written to %s (%s); going on without.", folder, error)
+        return None
+    return path
