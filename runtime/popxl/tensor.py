@@ -21,6 +21,8 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from popxl.remote_buffer import RemoteBuffer
+
     TensorByRef = Tensor
 else:
     TensorByRef = NewAliasAnnotation("TensorByRef", Tensor)
@@ -33,7 +35,7 @@ RetrievalMode = Literal["one_per_group", "all_replicas"]
 class RemotePlacement:
     """Where a remote variable's value lives. ``shard_over`` replicas of a group hold one piece each (1: whole)."""
 
-    buffer: "object"
+    buffer: "RemoteBuffer"
     offset: int
     shard_over: int = 1
 
@@ -145,7 +147,7 @@ def _refuse_scale(log2_scale: Optional[int], nan_on_overflow: Optional[bool]) ->
 
 def remote_variable(
     data: HostScalarTensor,
-    remote_buffer: "object",
+    remote_buffer: "RemoteBuffer",
     offset: int = 0,
     dtype: Optional[dtype] = None,
     name: Optional[str] = None,
@@ -157,22 +159,22 @@ def remote_variable(
 ) -> Variable:
     """A variable whose value lives in slot ``offset`` of a remote buffer. Only remote loads and stores reach it."""
     _refuse_scale(log2_scale, nan_on_overflow)
-    dtype = dtype or remote_buffer.tensor_dtype  # type: ignore[attr-defined]
+    dtype = dtype or remote_buffer.tensor_dtype
     result = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode)
-    remote_buffer.validate_tensor_matches_buffer(result)  # type: ignore[attr-defined]
+    remote_buffer.validate_tensor_matches_buffer(result)
     _place(result, remote_buffer, offset, 1)
     return result
 
 
-def _place(variable: Variable, buffer: "object", offset: int, shard_over: int) -> None:
+def _place(variable: Variable, buffer: "RemoteBuffer", offset: int, shard_over: int) -> None:
     variable._remote = RemotePlacement(buffer, offset, shard_over)
-    if buffer.entries <= offset:  # type: ignore[attr-defined]
-        buffer.entries = offset + 1  # type: ignore[attr-defined]
+    if buffer.entries <= offset:
+        buffer.entries = offset + 1
 
 
 def remote_replica_sharded_variable(
     data: HostScalarTensor,
-    remote_buffer: "object",
+    remote_buffer: "RemoteBuffer",
     offset: int = 0,
     dtype: Optional[dtype] = None,
     name: Optional[str] = None,
@@ -190,15 +192,15 @@ def remote_replica_sharded_variable(
     _refuse_scale(log2_scale, nan_on_overflow)
     if get_ir().replication_factor <= 1:
         raise ValueError("remote_replica_sharded_variable: got 1 replica; expected at least 2. Use remote_variable.")
-    dtype = dtype or remote_buffer.tensor_dtype  # type: ignore[attr-defined]
+    dtype = dtype or remote_buffer.tensor_dtype
     result = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode)
-    meta_shape, slot = remote_buffer.meta_shape, remote_buffer.tensor_shape  # type: ignore[attr-defined]
+    meta_shape, slot = remote_buffer.meta_shape, remote_buffer.tensor_shape
     if meta_shape not in ((), result.shape):
         raise ValueError(
             f"remote_replica_sharded_variable: got data of shape {list(result.shape)}; expected the buffer's "
             f"meta_shape {list(meta_shape)}."
         )
-    remote_buffer.meta_shape = result.shape  # type: ignore[attr-defined]
+    remote_buffer.meta_shape = result.shape
     _place(result, remote_buffer, offset, max(1, -(-result.nelms // int(np.prod(slot)))))
     return result
 
@@ -209,7 +211,7 @@ def replica_sharded_buffer(
     replica_grouping: Optional[ReplicaGrouping] = None,
     shard_over: Optional[int] = None,
     entries: int = 1,
-) -> "object":
+) -> "RemoteBuffer":
     """A remote buffer of 1-D shards: ceil(elements / shard_over) per slot, ``meta_shape`` the unsharded shape.
 
     Args:

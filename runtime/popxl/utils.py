@@ -74,7 +74,7 @@ def is_uniform(x: Any) -> bool:
 
 
 def to_host_value(x: HostScalarTensor, dtype: Optional[dtype] = None, downcast: bool = True) -> np.ndarray:
-    """As `to_numpy`, but one number seen everywhere stays so: large variables that start at zero take no host memory."""
+    """As `to_numpy`, but one number seen everywhere stays so: large variables of zeros take no host memory."""
     if isinstance(x, np.ndarray) and is_uniform(x):
         return np.broadcast_to(to_numpy(x[(0,) * x.ndim], dtype, downcast), x.shape)
     return to_numpy(x, dtype, downcast)

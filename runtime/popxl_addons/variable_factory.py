@@ -46,7 +46,7 @@ def _repeat_calls(source: Callable[[], HostTensor]) -> Iterator[HostTensor]:
         yield source()
 
 
-def _as_item(data: object, dtype: Optional[popxl.dtype]) -> np.ndarray:
+def _as_item(data: HostTensor, dtype: Optional[popxl.dtype]) -> np.ndarray:
     return to_host_value(data, dtype) if is_uniform(data) else to_numpy(data, dtype, copy=False)
 
 

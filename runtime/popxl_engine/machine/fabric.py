@@ -163,7 +163,8 @@ class Fabric:
 
     def _notes(self, here: str, others: Collection[int]) -> List[str]:
         """Leave a note of where this process waits, and collect those of others."""
-        store, notes, until = self.connection.store, {}, time.monotonic() + NOTE_SECONDS
+        notes: Dict[int, str] = {}
+        store, until = self.connection.store, time.monotonic() + NOTE_SECONDS
         try:
             store.set(f"waits/{self.instance}", here)
             while len(notes) < len(others) and time.monotonic() < until:

@@ -1,0 +1,60 @@
+"""What is known of a tensor before it exists."""
+
+from typing import Any, Dict, Iterable, Iterator, Mapping, Tuple
+
+import numpy as np
+
+from popxl.dtypes import dtype
+
+
+class TensorSpec(Mapping[str, Any]):
+    """Shape, dtype and, for a shard, the unsharded shape. Accepted wherever `Ir.create_graph` takes a tensor."""
+
+    __slots__ = ("shape", "dtype", "meta_shape")
+
+    def __init__(self, shape: Iterable[int], dtype: dtype, meta_shape: Iterable[int] = ()):
+        self.shape: Tuple[int, ...] = tuple(int(n) for n in shape)
+        self.dtype = dtype
+        self.meta_shape: Tuple[int, ...] = tuple(int(n) for n in meta_shape)
+
+    @property
+    def nelms(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self.nelms * self.dtype.itemsize
+
+    def to_dict(self) -> Dict[str, Any]:
+        """As a dict with keys shape, dtype, meta_shape."""
+        return {"shape": self.shape, "dtype": self.dtype, "meta_shape": self.meta_shape}
+
+    def to_tuple(self) -> Tuple[Tuple[int, ...], dtype, Tuple[int, ...]]:
+        """(shape, dtype, meta_shape)."""
+        return self.shape, self.dtype, self.meta_shape
+
+    def __getitem__(self, key: str) -> Any:
+        return self.to_dict()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("shape", "dtype", "meta_shape"))
+
+    def __len__(self) -> int:
+        return 3
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorSpec) and self.to_tuple() == other.to_tuple()
+
+    def __hash__(self) -> int:
+        return hash(self.to_tuple())
+
+    def __repr__(self) -> str:
+        shard = f" of {list(self.meta_shape)}" if self.meta_shape else ""
+        return f"{self.dtype.name}{list(self.shape)}{shard}"
