@@ -15,7 +15,8 @@ def check_offsets(block: Block, known: Dict[Value, int]) -> None:
     Raises:
         GraphError: an offset outside its buffer.
     """
-    known = {**known, **{v: int(c.host_value.reshape(-1)[0]) for c, v in block.constants.items() if c.nelms == 1}}
+    numbers = {v: c for c, v in block.constants.items() if c.nelms == 1 and c.dtype.is_int}
+    known = {**known, **{v: int(c.host_value.reshape(-1)[0]) for v, c in numbers.items()}}
     changed = changing(block)
     for instr in block.instrs:
         if instr.kind == "copy":
