@@ -140,7 +140,7 @@ def reaching_others(what: str) -> Iterator[None]:
         raise InstanceError(
             f"popdist: instance {getInstanceIndex()} of {getNumInstances()}, {what}: {_in_words(error)} Look at the "
             f"other instances' errors first. A wait that is long for good reason: set {TIMEOUT} (seconds)."
-        ) from error
+        ) from None
 
 
 def _in_words(error: Exception) -> str:

@@ -1,0 +1,167 @@
+"""``poprun``: the command line that starts the instances of a run on this machine, see `supervisor` for how they end.
+
+    poprun --num-replicas 8 --num-instances 4 python demo/pretraining.py --config tiny
+
+An instance is a process; it holds replicas / instances replicas. Instances get the variables that ``torchrun`` sets,
+and the number of replicas, so that programs run under either launcher. On several machines: the same command on each,
+with ``--nnodes``, ``--node-rank`` and the address of the first.
+"""
+
+import argparse
+import os
+import shutil
+import socket
+import sys
+from typing import Dict, List, Optional, Sequence
+
+from popdist.exchange import SECONDS, TIMEOUT
+from popdist.supervisor import GRACE_SECONDS, Supervisor
+
+USAGE_ERROR = 2
+"""Exit code where the command line cannot be used."""
+
+
+class LaunchError(ValueError):
+    """The command line asks for what cannot be."""
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Start, watch, and end the instances. Returns the exit code: that of the first that failed; 128 + a signal."""
+    options = parser().parse_args(arguments)
+    try:
+        check(options)
+        environments = [instance_environment(options, local) for local in range(local_instances(options))]
+    except LaunchError as error:
+        print(f"poprun: {error}", file=sys.stderr, flush=True)
+        return USAGE_ERROR
+    return Supervisor(options.program, environments, options.grace).run()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(
+        "poprun",
+        description="Start a program in several processes that run the replicas of one Ir together.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = found.add_argument
+    add("--num-replicas", type=int, metavar="N", help="replicas over all instances; default: one each")
+    add("--num-instances", type=int, default=1, metavar="N", help="processes over all machines")
+    add("--ipus-per-replica", type=int, default=1, metavar="N", help="virtual devices of each replica")
+    add("--nnodes", type=int, default=1, metavar="N", help="machines")
+    add("--node-rank", type=int, default=0, metavar="I", help="which machine this is, from 0")
+    add("--master-addr", metavar="HOST", help="address of machine 0; default: this machine")
+    add("--master-port", type=int, metavar="PORT", help="a free port there; default on one machine: found")
+    add("--rdzv-endpoint", metavar="HOST:PORT", help="both in one")
+    add("--timeout", type=int, metavar="S", help=f"seconds that a collective waits; default: {TIMEOUT} or {SECONDS}")
+    add("--grace", type=float, default=GRACE_SECONDS, metavar="S", help="seconds to finish after Ctrl-C or SIGTERM")
+    add("program", nargs=argparse.REMAINDER, help="what to run, with its arguments: python script.py ...")
+    return found
+
+
+def check(options: argparse.Namespace) -> None:
+    """Fill in what follows from other options. LaunchError with what to change."""
+    if options.program[:1] == ["--"]:
+        options.program = options.program[1:]
+    if not options.program:
+        raise LaunchError("got no program; expected one after the options: poprun --num-instances 2 python script.py.")
+    if shutil.which(options.program[0]) is None:
+        raise LaunchError(f"got program {options.program[0]!r}, which is not found; expected a command on the PATH.")
+    for name in ("num_instances", "nnodes", "ipus_per_replica", "timeout", "num_replicas"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise LaunchError(f"--{name.replace('_', '-')}: got {value}; expected at least 1.")
+    instances = options.num_instances
+    options.num_replicas = options.num_replicas or instances
+    if options.num_replicas % instances:
+        raise LaunchError(
+            f"--num-replicas: got {options.num_replicas} for {instances} instances; expected a multiple of the "
+            f"instances. Use --num-replicas {-(-options.num_replicas // instances) * instances}, or another number of "
+            "instances."
+        )
+    if instances % options.nnodes:
+        raise LaunchError(
+            f"--num-instances: got {instances} on {options.nnodes} machines; expected a multiple of them."
+        )
+    if not 0 <= options.node_rank < options.nnodes:
+        raise LaunchError(f"--node-rank: got {options.node_rank}; expected 0 to {options.nnodes - 1}.")
+    _check_address(options)
+
+
+def _check_address(options: argparse.Namespace) -> None:
+    if options.rdzv_endpoint:
+        host, _, port = options.rdzv_endpoint.rpartition(":")
+        if not host or not port.isdigit():
+            raise LaunchError(f"--rdzv-endpoint: got {options.rdzv_endpoint!r}; expected HOST:PORT.")
+        options.master_addr, options.master_port = host, int(port)
+    if options.nnodes > 1 and (options.master_addr is None or options.master_port is None):
+        raise LaunchError(
+            f"got {options.nnodes} machines without the first one's address; expected --rdzv-endpoint HOST:PORT, the "
+            "same on all."
+        )
+    options.master_addr = options.master_addr or "127.0.0.1"
+    if options.master_port is None:
+        options.master_port = _free_port()
+    elif not 0 < options.master_port < 2**16:
+        raise LaunchError(f"--master-port: got {options.master_port}; expected 1 to {2**16 - 1}.")
+    elif options.node_rank == 0 and not _is_free(options.master_port):
+        raise LaunchError(
+            f"--master-port: got {options.master_port}, which is in use; expected a free port. Choose another, or "
+            "leave it out on a single machine."
+        )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just closed is free
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def local_instances(options: argparse.Namespace) -> int:
+    """Instances on this machine."""
+    return int(options.num_instances // options.nnodes)
+
+
+def instance_environment(options: argparse.Namespace, local: int) -> Dict[str, str]:
+    """The environment of one instance of this machine. Threads are divided evenly unless their number is set."""
+    share = local_instances(options)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC_")}
+    environment.update(
+        RANK=str(options.node_rank * share + local),
+        WORLD_SIZE=str(options.num_instances),
+        LOCAL_RANK=str(local),
+        LOCAL_WORLD_SIZE=str(share),
+        GROUP_RANK=str(options.node_rank),
+        MASTER_ADDR=options.master_addr,
+        MASTER_PORT=str(options.master_port),
+        POPDIST_NUM_TOTAL_REPLICAS=str(options.num_replicas),
+        POPDIST_NUM_IPUS_PER_REPLICA=str(options.ipus_per_replica),
+    )
+    if options.timeout is not None:
+        environment[TIMEOUT] = str(options.timeout)
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // share)))
+    if options.nnodes == 1 and "lo" in _interfaces():
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return environment
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _interfaces() -> List[str]:
+    return [name for _, name in socket.if_nameindex()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
