@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterable, Mapping, Optional, Protocol, Set, Tuple,
 import numpy as np
 import popdist
 from popart import DeviceInfo
+from popdist import exchange
 
 from popxl.ir import Ir
 from popxl.session_checks import check_keys, checked_data, is_file, is_writable_file
@@ -43,6 +44,10 @@ class EngineProtocol(Protocol):
 
 class Session:
     """A frozen Ir on a device. Use it as a context manager to attach; nested blocks act once.
+
+    In a program over several processes (``Ir(replication="popdist")`` under a launcher) every process makes the same
+    calls in the same order: making a session, blocks, runs, reads and writes of variables. Variables start from, and
+    are written with, the same host data in all; reads give the same values in all; instance 0 writes files.
 
     State exists once: the host's values move into the engine when the first Session of an Ir is made, and what runs
     change is then the host's value too. So a block that an exception leaves keeps what ran before it. With
@@ -249,7 +254,7 @@ class Session:
         if self._host is None:
             self._engine.write(variable, data)
         elif is_file(variable):
-            self._host[variable][...] = data
+            self._fill_file(variable, data)
         else:
             self._host[variable] = np.array(data)
 
@@ -264,7 +269,7 @@ class Session:
             if holder is not self or self._host is not None:
                 self._engine.write(variable, value)
             if is_writable_file(variable) and holder._host is None:
-                variable.host_value[...] = value  # type: ignore[index]
+                self._fill_file(variable, value)
             host[variable] = variable.host_value if is_file(variable) else value  # type: ignore[assignment]
         self._host = None if self.weights_to_host_on_exit else host
         self._ir._holder, self._changed = self, False
@@ -282,7 +287,15 @@ class Session:
     def _write_file(self, variable: Variable) -> None:
         """Bring a memory-mapped variable's file up to date, unless it is the very memory that the engine works on."""
         if not self._engine.is_file(variable):
-            variable.host_value[...] = self._engine.read(variable)  # type: ignore[index]
+            self._fill_file(variable, self._engine.read(variable))
+
+    def _fill_file(self, variable: Variable, data: np.ndarray) -> None:
+        """Instance 0 writes the file that all processes of a program map; the others wait."""
+        is_shared = self._ir.replication_factor > self._ir.instance_replication_factor
+        if not is_shared or popdist.getInstanceIndex() == 0:
+            variable.host_value[...] = data  # type: ignore[index]
+        if is_shared:
+            exchange.barrier(f"waiting for the file of %{variable.name}")
 
     def weights_to_host(self) -> None:
         """Make the device's values the host's.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Optio
 import numpy as np
 import popdist
 import popxl
+from popdist import exchange
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl.tensor import HostTensor, Variable
 from popxl.utils import is_uniform, to_host_value, to_numpy
@@ -154,20 +155,17 @@ class VariableFactory:
     ) -> np.memmap:
         """The same as the raw file ``<name>.npy`` in a directory, mapped into memory.
 
+        In a program of several instances they all map one file, which instance 0 writes: the directory must be one that
+        all of them see.
+
         Args:
             read_only_if_exists: map an existing file read-only instead of writing it anew.
         Raises:
             ValueError: an existing file of another size.
-            RuntimeError: in a program of several instances, which cannot wait for each other here.
         """
-        if popdist.getNumInstances() > 1:
-            raise RuntimeError(
-                f"variable '{name}': got memmap_dir in a program of {popdist.getNumInstances()} instances; expected "
-                "one. "
-                "Leave memmap_dir out, or start one process."
-            )
         path, shape, dtype = Path(memmap_dir) / f"{name}.npy", self.shape_on_host, self.dtype.as_numpy()
-        if read_only_if_exists and path.exists():
+        exists = exchange.gather_patiently(path.exists())[0] if read_only_if_exists else False
+        if exists:
             expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
             if path.stat().st_size != expected:
                 raise ValueError(
@@ -175,11 +173,14 @@ class VariableFactory:
                     f"{dtype}{list(shape)}. Remove the file, or choose another memmap_dir."
                 )
             return np.memmap(path, dtype, "r", shape=shape)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        mapped = np.memmap(path, dtype, "w+", shape=shape)
-        if not empty:
-            mapped[...] = self.next_data()
-        return mapped
+        data = None if empty else self.next_data()  # on every instance: later variables take the items after these
+        if popdist.getInstanceIndex() == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            mapped = np.memmap(path, dtype, "w+", shape=shape)
+            if data is not None:
+                mapped[...] = data
+        exchange.barrier(f"waiting for {path}")
+        return mapped if popdist.getInstanceIndex() == 0 else np.memmap(path, dtype, "r+", shape=shape)
 
     def _next_item(self) -> np.ndarray:
         item = _as_item(next(self.data_iter), self.dtype)

@@ -19,7 +19,7 @@ from popxl_engine.machine.lockstep import Rendezvous, waits
 
 TAGS = 2**31
 """Tags of messages are below."""
-NOTE_SECONDS = 5.0
+NOTE_SECONDS = 3.0
 """How long an instance that gives up waits for the others to say where they are."""
 
 
@@ -173,8 +173,9 @@ class Fabric:
                         notes[other] = store.get(f"waits/{other}").decode()
                 time.sleep(0.05)
         except RuntimeError:  # the process that keeps the notes is the one that is gone
-            return []
-        return [f"in instance {other} {note}" for other, note in sorted(notes.items())]
+            pass
+        silent = "it has not said where it is"
+        return [f"in instance {other} {notes.get(other, silent)}" for other in sorted(others)]
 
     def broadcast(self, value: Optional[torch.Tensor], like: torch.Tensor, replica: int) -> torch.Tensor:
         """A replica's tensor in every process. Collective; ``value`` where the replica lives, None elsewhere."""
