@@ -149,6 +149,7 @@ def summarise(name: str, runs: list[Measurement]) -> Figures:
         "validation_loss": statistics.fmean(losses),
         "validation_losses": losses,
         "milliseconds_per_step": 1e3 * statistics.median(second for run in runs for second in run.seconds),
+        "cpu_milliseconds_per_step": 1e3 * statistics.median(second for run in runs for second in run.cpu_seconds),
         "spread": max(run.spread for run in runs),
         "peak_bytes": max(run.peak_bytes for run in runs),
     }
@@ -177,12 +178,12 @@ def main() -> int:
             print(f"seed {seed}: {run.name} ends at validation loss {run.finish['validation_loss']:.4f}", flush=True)
     figures = {name: summarise(name, seeds) for name, seeds in runs.items()}
     rows = [
-        [name, f"{f['validation_loss']:.4f}", f"{f['milliseconds_per_step']:.2f}", f"{100 * f['spread']:.0f} %"]
-        + [gib(f["peak_bytes"])]
+        [name, f"{f['validation_loss']:.4f}", f"{f['milliseconds_per_step']:.2f}"]
+        + [f"{f['cpu_milliseconds_per_step']:.2f}", f"{100 * f['spread']:.0f} %", gib(f["peak_bytes"])]
         for name, f in figures.items()
     ]
     print()
-    print(table(["variant", "validation loss", "ms/step", "spread", "peak memory"], rows))
+    print(table(["variant", "validation loss", "ms/step", "cpu ms/step", "spread", "peak memory"], rows))
     result: Figures = {"benchmark": "shakespeare", "machine": machine(), "variants": figures}
     result |= {"steps": arguments.steps, "seeds": arguments.seeds, "bar": verdict(figures)}
     if result["bar"] is not None:
