@@ -1,4 +1,4 @@
-"""Draws `imgs/phases.png` from the training program: what each phase of a step loads and stores, and how often it runs."""
+"""Draws `imgs/phases.png` from the training program: what each phase of a step loads and stores, how often it runs."""
 
 import sys
 from pathlib import Path

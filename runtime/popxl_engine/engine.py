@@ -15,8 +15,8 @@ from popxl.tensor import Variable
 from popxl_engine.interpreter import Cell, Interpreter
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.machine import place
-from popxl_engine.machine.fabric import Fabric
 from popxl_engine.machine.allocator import keep_freed_memory
+from popxl_engine.machine.fabric import Fabric
 from popxl_engine.machine.lockstep import Program as Running
 from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.machine import Machine

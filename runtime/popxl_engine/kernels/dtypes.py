@@ -1,4 +1,4 @@
-"""popxl's element types in torch, and arithmetic on the unsigned integers that torch stores but does not compute with."""
+"""popxl's element types in torch, and arithmetic on unsigned integers, which torch stores but does not compute with."""
 
 from typing import Dict
 
@@ -30,7 +30,9 @@ LIMITED = (torch.uint16, torch.uint32, torch.uint64)
 def torch_dtype(dtype: dtypes.dtype) -> torch.dtype:
     """The torch type of tensors of a popxl type. TypeError if torch has none."""
     if dtype not in TORCH:
-        raise TypeError(f"engine: got dtype {dtype.name}; expected one that torch stores: {', '.join(t.name for t in TORCH)}.")
+        raise TypeError(
+            f"engine: got dtype {dtype.name}; expected one that torch stores: {', '.join(t.name for t in TORCH)}."
+        )
     return TORCH[dtype]
 
 

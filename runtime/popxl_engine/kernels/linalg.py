@@ -22,10 +22,10 @@ def multiplies_natively(dtype: torch.dtype) -> bool:
 
 @functools.cache
 def prefers_onednn() -> bool:
-    """Whether float32 products of matrices are faster in oneDNN than in torch.mm: MKL leaves AVX-512 alone on AMD's CPUs.
+    """Whether float32 products of matrices are faster in oneDNN than in torch.mm.
 
-    Decided by the kind of CPU, not by measuring, so that the same machine gives the same bits. Measured in
-    benchmarks/NOTES.md, 2026-11-20: twice as fast.
+    MKL leaves AVX-512 alone on AMD's CPUs. Decided by the kind of CPU, not by measuring, so that the same machine gives
+    the same bits. Measured in benchmarks/NOTES.md, 2026-11-20: twice as fast.
     """
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False

@@ -19,13 +19,13 @@ ALTERNATES: Dict[str, Dict[str, Kernel]] = {}
 def kernel(name: str, device: Optional[str] = None) -> Callable[[Kernel], Kernel]:
     """Register the kernel of op ``name``, or with ``device`` a faster alternate for that device type.
 
-    A kernel takes the op's parameters, tensors as torch tensors, and returns one tensor, a list or tuple of them, or None.
-    It may return a view of an operand only where the op declares ``views``. Three kinds of op differ:
+    A kernel takes the op's parameters, tensors as torch tensors, and returns one tensor, a list or tuple of them, or
+    None. It may return a view of an operand only where the op declares ``views``. Three kinds of op differ:
 
     - an op that ``writes`` changes that operand in place and returns it;
     - an op with host or remote effects gets ``replica``, the machine's handle, as first parameter;
-    - a collective gets, for each tensor parameter, the list of that operand on every member of the group, in group order, and
-      returns the list of every member's result.
+    - a collective gets, for each tensor parameter, the list of that operand on every member of the group, in group
+      order, and returns the list of every member's result.
     """
 
     def register(fn: Kernel) -> Kernel:

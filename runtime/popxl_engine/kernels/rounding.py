@@ -99,7 +99,7 @@ def update(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def update_part(t: torch.Tensor, value: torch.Tensor, seed: Optional[torch.Tensor], start: int) -> torch.Tensor:
-    """As `update` for a part of a tensor whose first element has index ``start`` in it, with the whole update's seed."""
+    """As `update` for a part of a tensor whose first element has index ``start`` in it, with the whole one's seed."""
     return t.copy_(round_to(t.dtype, value, seed, Updates.offset + start))
 
 

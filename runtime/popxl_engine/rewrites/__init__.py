@@ -1,7 +1,7 @@
-"""Fusion: rules that replace a few steps of one graph by one faster step. May import the core's records and torch kernels.
+"""Fusion: rules that replace a few steps of one graph by one faster step. May import the core's records and kernels.
 
-`REWRITES` lists them in the order in which they run; ``POPXL_REWRITES=-name,-name`` switches some off. To add one: a file here
-with a function ``(steps, graph) -> steps`` and its fused kernel, and its line in the list.
+`REWRITES` lists them in the order in which they run; ``POPXL_REWRITES=-name,-name`` switches some off. To add one: a
+file here with a function ``(steps, graph) -> steps`` and its fused kernel, and its line in the list.
 """
 
 from typing import Callable, Dict, List

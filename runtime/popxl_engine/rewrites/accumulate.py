@@ -39,7 +39,7 @@ def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, s
 
 
 def accumulate_rows_(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, step: Any) -> torch.Tensor:
-    """t = t * step / (step + 1), then dy / (step + 1) added to the rows that indices name; others outside are dropped."""
+    """t = t * step / (step + 1), then dy / (step + 1) added to rows by their indices; indices outside are dropped."""
     old, new = shares(step)
     flat = indices.reshape(-1).to(torch.int64)
     rows = dy.reshape(flat.numel(), -1).to(t.dtype)
@@ -63,7 +63,9 @@ def _accumulated(found: Steps, index: int, name: str) -> Optional[Tuple[int, Dic
     made = found.made_by(a["X"], name)
     if made is None or found.writes_between(made, index):
         return None
-    if any(t in (a["t"], a["step"]) for i in range(made + 1, index) for t in flatten(found.steps[i].arguments.values())):
+    if any(
+        t in (a["t"], a["step"]) for i in range(made + 1, index) for t in flatten(found.steps[i].arguments.values())
+    ):
         return None
     return made, a
 

@@ -11,7 +11,7 @@ from popxl_engine.rewrites.match import Steps, fused, scalar_constant
 from popxl_engine.steps import Step
 
 CHUNK = 1 << 17
-"""Elements worked on at a time by each thread, so that a scaled gradient is still in the cache when the update reads it."""
+"""Elements worked on at a time by each thread: a scaled gradient is still in the cache when the update reads it."""
 
 
 def adamw_(
@@ -27,7 +27,7 @@ def adamw_(
     epsilon: Any,
     weight_decay: Any,
 ) -> torch.Tensor:
-    """One AdamW step with gradient ``grad * scale``; ``step`` has been counted already. Writes var, first and second."""
+    """One AdamW step with gradient ``grad * scale``; ``step`` is counted already. Writes var, first and second."""
     options: Dict[str, Any] = {
         "lr": -float(minus_lr), "beta1": float(beta1), "beta2": float(beta2), "eps": float(epsilon),
         "weight_decay": float(weight_decay or 0.0), "amsgrad": False, "maximize": False,

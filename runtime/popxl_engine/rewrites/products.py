@@ -19,7 +19,7 @@ def linear(lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor) -> torch.Te
 
 
 def scores(lhs: torch.Tensor, rhs: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """lhs @ rhs * scale + mask, without the two passes over the result: [..., m, k], [..., k, n], [m, n] -> [..., m, n]."""
+    """lhs @ rhs * scale + mask in one pass over the result: [..., m, k], [..., k, n], [m, n] -> [..., m, n]."""
     if lhs.dtype in NARROW:
         return product(lhs, rhs, lhs.dtype).mul_(scale).add_(mask)
     shape = (*lhs.shape[:-1], rhs.shape[-1])
@@ -40,7 +40,13 @@ def fuse_bias(steps: List[Step], graph: Graph) -> List[Step]:
         for side, other in (("lhs", "rhs"), ("rhs", "lhs")):
             y, bias = step.arguments[side], step.arguments[other]
             made = found.made_by(y, "matmul")
-            if made is None or bias.rank != 1 or y.rank != 2 or bias.shape != y.shape[1:] or found.writes_between(made, i):
+            if (
+                made is None
+                or bias.rank != 1
+                or y.rank != 2
+                or bias.shape != y.shape[1:]
+                or found.writes_between(made, i)
+            ):
                 continue
             a = steps[made].arguments
             if a["output_type"] is None and a["lhs"].rank == a["rhs"].rank == 2 and y.dtype.is_floating_point:
