@@ -106,6 +106,16 @@ def test_a_finished_run_that_is_continued_trains_no_more(folder):
     assert (folder / "runs/run/metrics.jsonl").read_text() == before
 
 
+def test_a_run_can_go_back_to_an_older_checkpoint_and_leaves_the_newer_ones(folder):
+    run = folder / "runs/run"
+    newer = {path.name for path in (run / "checkpoints").iterdir()}
+    done = train(folder, "--checkpoint.load", str(run / "checkpoints/step_00000010"), "--samples", "0")
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (run / "checkpoints").iterdir()} == newer
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert (folder / "runs/run-2/metrics.jsonl").read_text().splitlines() == lines[10:]
+
+
 @pytest.mark.slow
 def test_wandb_offline_needs_no_network_and_a_wandb_that_fails_stops_nothing(folder, tmp_path):
     flags = ("--run_folder", str(tmp_path), "--wandb", "--samples", "0")
