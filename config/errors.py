@@ -1,5 +1,7 @@
 """Errors that are the user's to fix, and how an entry point reports them."""
 
+import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,9 +32,20 @@ class ConfigError(UserError):
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turn a `UserError` in the body into its message on stderr and exit code 2; every other error travels on."""
+    """End an entry point without a traceback where the user can tell what happened.
+
+    A `UserError` in the body becomes its message on stderr and exit code 2. Ctrl-C becomes exit code 130, and a reader
+    of the output that went away (`... | head`) exit code 141, as shells report them. Every other error travels on.
+    """
     try:
         yield
+        sys.stdout.flush()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(USER_ERROR_EXIT_CODE)
+    except KeyboardInterrupt:
+        print("stopped.", file=sys.stderr, flush=True)
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its exit
+        sys.exit(128 + signal.SIGPIPE)

@@ -28,6 +28,8 @@ class Dataset(Protocol):
 
     sequence_length: int
     vocabulary_size: int
+    info: dict[str, Any] | None
+    """What preparation says about the data, if it left something."""
 
     def __len__(self) -> int: ...
 
@@ -42,6 +44,8 @@ class Dataset(Protocol):
 def find_files(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
     """Return the files that paths, folders (their `*.tfrecord`) and globs stand for, each once, ordered by name.
 
+    The indices beside the files, which a wide glob matches too, are left out.
+
     Raises:
         DataError: if a pattern matches nothing.
     """
@@ -51,7 +55,8 @@ def find_files(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
         if path.is_dir():
             matches = list(path.glob("*.tfrecord"))
         else:
-            matches = [path] if path.exists() else [Path(name) for name in glob.glob(str(path), recursive=True)]
+            globbed = (Path(name) for name in glob.glob(str(path), recursive=True))
+            matches = [path] if path.exists() else [name for name in globbed if name.suffix != ".tfindex"]
         if not matches:
             raise DataError(
                 f"input files: got '{pattern}', which matches no file; expected TFRecord files. "

@@ -23,8 +23,8 @@ def partial_folder(target: Path) -> Iterator[Path]:
             with _locked(left):
                 shutil.rmtree(left, ignore_errors=True)
     folder = target.parent / f"{prefix}{os.getpid()}-{time.time_ns()}"
-    folder.mkdir()
     try:
+        folder.mkdir()
         with _locked(folder):
             yield folder
     finally:

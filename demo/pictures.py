@@ -29,8 +29,11 @@ def draw_losses(metrics: "list[dict[str, Any]]", path: Path, title: str) -> None
     axes.grid(alpha=0.3)
     axes.legend()
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    figure.savefig(partial, format="png")
-    os.replace(partial, path)
+    try:
+        figure.savefig(partial, format="png")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def smooth(values: np.ndarray) -> np.ndarray:

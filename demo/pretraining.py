@@ -7,8 +7,10 @@ if __name__ == "__main__":  # run as a script: the repository's packages are bes
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Optional
 
 import numpy as np
@@ -19,14 +21,15 @@ from config import Config, ConfigError, UserError, exit_on_user_error, parse_com
 from data import DataError, Dataset, SyntheticDataset, TokenDataset
 from demo.pictures import draw_losses
 from demo.run_folder import RunFolder, choose_folder
-from demo.text import read_tokenizer, write_samples
+from demo.text import MARK, read_tokenizer, whole_lines, write_samples
 from demo.training_run import TrainingRun
 from execution.metrics import read_metrics
 from utils.log import set_up_logging
 from utils.units import si
 
-PROMPT_TOKENS = 24
-SAMPLE_TOKENS = 64
+_LOG = logging.getLogger(__name__)
+PROMPT_TOKENS = 64
+SAMPLE_TOKENS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     with data_errors_are_user_errors():
         data, validation_data = open_data(config)
         tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
-        check_tokenizer(config, tokenizer)
+        check_tokenizer(config, tokenizer, data)
         folder, saved = choose_folder(config)
         if saved is not None and saved.position.step > config.training.steps:
             raise ConfigError(
@@ -91,12 +94,20 @@ def open_data(config: Config) -> "tuple[Dataset, Optional[Dataset]]":
     )
 
 
-def check_tokenizer(config: Config, tokenizer: Optional[Tokenizer]) -> None:
-    """Refuse a tokenizer with tokens that the model does not have."""
-    if tokenizer is not None and tokenizer.get_vocab_size() > config.model.vocabulary_size:
+def check_tokenizer(config: Config, tokenizer: Optional[Tokenizer], data: Dataset) -> None:
+    """Refuse a tokenizer that cannot have made the data, or has tokens that the model does not have."""
+    if tokenizer is None:
+        return
+    tokens = max(tokenizer.get_vocab().values()) + 1
+    if tokens > config.model.vocabulary_size:
         raise UserError(
-            f"--tokenizer: got {config.data.tokenizer} with {tokenizer.get_vocab_size()} tokens; expected at most "
+            f"--tokenizer: got {config.data.tokenizer} with {tokens} tokens; expected at most "
             f"vocabulary_size = {config.model.vocabulary_size}. Use the tokenizer that made the data."
+        )
+    if data.info is not None and tokens != data.info["vocabulary_size"]:
+        raise UserError(
+            f"--tokenizer: got {config.data.tokenizer} with {tokens} tokens; expected the data's "
+            f"{data.info['vocabulary_size']}. Use the tokenizer.json beside the data."
         )
 
 
@@ -104,20 +115,24 @@ def finish(run: TrainingRun, tokenizer: Optional[Tokenizer], data: Dataset, samp
     """Draw the losses, let the model write, and say where everything is."""
     metrics = read_metrics(run.folder.metrics)
     if metrics:
-        draw_losses(metrics, run.folder.picture, run.config.name)
+        try:
+            draw_losses(metrics, run.folder.picture, run.config.name)
+        except OSError as error:  # everything that matters is saved
+            _LOG.warning("%s: not drawn: '%s'. Check the space on the disk.", run.folder.picture, error.strerror)
     if tokenizer is not None and samples > 0:
         show_samples(run, tokenizer, data, samples)
     show_files(run.folder, run.step)
 
 
 def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples: int) -> None:
-    """Print texts that the model writes, each after the beginning of a sample of the data."""
+    """Print texts that the model writes, each after some lines of the data."""
     length = min(PROMPT_TOKENS, run.config.model.sequence_length // 2)
     numbers = [index * (len(data) // samples) for index in range(samples)]
-    prompts = [data.read(np.array([number]))[0, :length].tolist() for number in numbers]
+    prompts = [whole_lines(data.read(np.array([number]))[0, :length].tolist(), tokenizer) for number in numbers]
     texts = write_samples(run.session, run.config, tokenizer, prompts, SAMPLE_TOKENS)
-    for prompt, text in zip(prompts, texts):
-        print(f"\n--- given:\n{tokenizer.decode(prompt)}\n--- written:\n{text}")
+    for number, text in enumerate(texts, start=1):
+        print(f"\nSample {number}: after {MARK} the model goes on with the text before it.\n")
+        print(indent(text, "    | ", lambda line: True))
 
 
 def show_files(folder: RunFolder, step: int) -> None:
@@ -134,7 +149,4 @@ def show_files(folder: RunFolder, step: int) -> None:
 
 if __name__ == "__main__":
     with exit_on_user_error():
-        try:
-            sys.exit(main(sys.argv[1:]))
-        except KeyboardInterrupt:
-            sys.exit(130)  # asked to stop at once: what was saved before stays
+        sys.exit(main(sys.argv[1:]))

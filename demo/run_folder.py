@@ -1,11 +1,18 @@
 """The folder that a run leaves: config.yml, metrics.jsonl, loss.png, checkpoints."""
 
+import fcntl
+import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
 from config import Config, UserError, to_yaml
 from execution.checkpoint import SavedRun, checkpoints_in, find
+
+_LOG = logging.getLogger(__name__)
+_locks: "dict[Path, int]" = {}
+"""Descriptors of the folders that this process writes to; their locks end with the process, however it ends."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +38,20 @@ class RunFolder:
         return self.path / "loss.png"
 
     def prepare(self, config: Config) -> None:
-        """Make the folder and write the configuration.
+        """Make the folder, keep other runs out of it, and write the configuration.
 
         Raises:
-            UserError: the folder takes no files.
+            UserError: the folder takes no files, or another run writes to it now.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.config.write_text(to_yaml(config), encoding="utf-8")
+            _lock(self.path)
+            partial = self.path / f".config.yml.{os.getpid()}"
+            try:
+                partial.write_text(to_yaml(config), encoding="utf-8")
+                os.replace(partial, self.config)
+            finally:
+                partial.unlink(missing_ok=True)
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
@@ -79,7 +92,38 @@ def _unused(root: Path, config: Config) -> RunFolder:
             "empty folder. Choose another, or continue that run with --checkpoint.load auto."
         )
     number, path = 1, root / config.name
-    while (path / "metrics.jsonl").exists() or checkpoints_in(path / "checkpoints"):
+    while (path / "metrics.jsonl").exists() or checkpoints_in(path / "checkpoints") or _is_locked(path):
         number += 1
         path = root / f"{config.name}-{number}"
     return _folder(path, config)
+
+
+def _lock(folder: Path) -> None:
+    """Take a run's folder for this process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise UserError(
+            f"{folder}: got a folder that another run is writing to; expected one of our own. "
+            "Wait for that run to end, or choose another --name."
+        ) from error
+    except OSError as error:
+        _LOG.warning("%s: this file system has no locks (%s); start no second run here.", folder, error.strerror)
+    _locks[folder] = descriptor
+
+
+def _is_locked(folder: Path) -> bool:
+    if not folder.is_dir():
+        return False
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # told when this run takes its folder
+        return False
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,5 +1,6 @@
 """Text that a trained model writes."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ TEMPERATURE = 0.8
 """Below one makes likely tokens likelier still."""
 TOP = 40
 """Tokens that are chosen from: the likeliest ones."""
+MARK = "»"
+"""Stands where the given text ends."""
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
@@ -37,7 +40,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 def write_samples(
     training: addons.TaskSession, config: Config, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], tokens: int
 ) -> "list[str]":
-    """What the model makes of each prompt: up to so many tokens more, without the prompt.
+    """Each prompt and what the model makes of it, up to so many tokens more, with a mark between the two.
 
     The end of a text ends it, and so does the model's sequence length. The same weights write the same texts.
     """
@@ -63,7 +66,22 @@ def write_samples(
                     open_texts.discard(i)
                 else:
                     texts[i].append(token)
-    return [tokenizer.decode(text[len(prompt) :]) for text, prompt in zip(texts, prompts)]
+    return [_marked(tokenizer, prompt, text) for prompt, text in zip(prompts, texts)]
+
+
+def whole_lines(tokens: Sequence[int], tokenizer: Tokenizer) -> "list[int]":
+    """The part of some tokens that begins and ends where a line does; all of them where they hold no whole line."""
+    breaks = [index for index, token in enumerate(tokens) if "\n" in tokenizer.decode([token])]
+    if len(breaks) < 2:
+        return list(tokens)
+    return list(tokens[breaks[0] + 1 : breaks[-1] + 1])
+
+
+def _marked(tokenizer: Tokenizer, prompt: Sequence[int], text: Sequence[int]) -> str:
+    """Decode all at once, for a character may span the two parts."""
+    whole = tokenizer.decode(list(text))
+    given = os.path.commonprefix([tokenizer.decode(list(prompt)), whole])
+    return given + MARK + whole[len(given) :].rstrip()
 
 
 def _next_scores(session: addons.TaskSession, config: Config, texts: "list[list[int]]") -> np.ndarray:

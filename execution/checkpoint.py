@@ -243,7 +243,8 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
             raise TypeError("step and data")
         for entry in manifest["files"].values():
             int(entry["bytes"]), str(entry["sha256"])
-        manifest["config"]["model"], manifest["config"]["training"], manifest["seed"], manifest["format"]
+        manifest["config"]["model"], manifest["config"]["training"], manifest["format"]
+        np.asarray(manifest["seed"], np.uint32)
         int(manifest["runs"])
     except FileNotFoundError as error:
         raise UserError(
@@ -252,7 +253,7 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
         ) from error
     except OSError as error:
         raise _damaged(path, f"'{error.strerror}'", "a readable file") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise _damaged(path, "no valid description", "the JSON that saving wrote") from error
     if manifest["format"] != FORMAT:
         raise UserError(

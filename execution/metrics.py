@@ -1,5 +1,6 @@
 """How much work a step is, and the file of metrics that a run leaves."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -38,31 +39,49 @@ class MetricsFile:
         try:
             kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= steps_done]
             partial = path.with_name(f".{path.name}.{os.getpid()}")
-            with open(partial, "w", encoding="utf-8") as file:
-                file.writelines(kept)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
+            try:
+                with open(partial, "w", encoding="utf-8") as file:
+                    file.writelines(kept)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
             self._file = open(path, "a", encoding="utf-8")
         except OSError as error:
-            raise UserError(
-                f"{path}: got '{error.strerror}' while writing; expected a folder that takes files. "
-                "Check its permissions and the space on the disk, or choose another --run_folder."
-            ) from error
+            raise _unwritable(path, error) from error
 
     def write(self, values: "dict[str, Any]") -> None:
-        """Append a line; floats keep every digit."""
-        self._file.write(json.dumps(values) + "\n")
-        self._file.flush()
+        """Append a line; floats keep every digit.
+
+        Raises:
+            UserError: the disk is full; the lines before stay.
+        """
+        try:
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
 
     def sync(self) -> None:
-        """Bring what was written onto the disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Bring what was written onto the disk; raises as `write` does."""
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; what a full disk did not take is given up, as `write` has said."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path}: got '{error.strerror}' while writing; expected a folder that takes files. "
+        "Check its permissions and the space on the disk, or choose another --run_folder."
+    )
 
 
 def read_metrics(path: Path) -> "list[dict[str, Any]]":

@@ -1,0 +1,151 @@
+"""Faults that are injected into files, and commands run as real processes."""
+
+import ctypes
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+
+from data import example
+from data.records import RecordWriter
+
+ROOT = Path(__file__).parents[1]
+RECORDS = "tokens/train-00000.tfrecord"
+Fault = Callable[[Path], object]
+"""Changes the folder that holds text, tokens and a finished run."""
+
+
+def nothing(folder: Path) -> None:
+    """All is well with the files; the command is at fault."""
+
+
+def damaged(name: str, change: Callable[[bytes], bytes]) -> Fault:
+    """A file whose bytes were changed."""
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
+def flipped(place: int) -> Callable[[bytes], bytes]:
+    return lambda content: content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+
+
+def cut_off(content: bytes) -> bytes:
+    return content[:-5]
+
+
+def emptied(content: bytes) -> bytes:
+    return b""
+
+
+def written(name: str, text: str) -> Fault:
+    return lambda folder: (folder / name).write_text(text, encoding="utf-8")
+
+
+def missing(name: str) -> Fault:
+    return lambda folder: (folder / name).unlink()
+
+
+def without_index(fault: Fault) -> Fault:
+    return lambda folder: (missing("tokens/train-00000.tfindex")(folder), fault(folder))
+
+
+def records(payloads: "list[bytes]") -> Fault:
+    """Token files of these records, each with right checksums."""
+
+    def inject(folder: Path) -> None:
+        with RecordWriter(folder / RECORDS) as writer:
+            for payload in payloads:
+                writer.write(payload)
+
+    return inject
+
+
+def tokens(*ids: int) -> "list[bytes]":
+    return example.encode(np.array([ids]))
+
+
+def of_floats() -> bytes:
+    """A record whose feature is a list of floats: field 2 of a Feature, not 3."""
+    (payload,) = tokens(*range(12))
+    assert payload.count(b"\x1a") == 1
+    return payload.replace(b"\x1a", b"\x12")
+
+
+def below_zero() -> bytes:
+    """A record whose last token is -1, in protobuf a varint of ten bytes."""
+    minus_one = b"\xff" * 9 + b"\x01"
+    (payload,) = tokens(*range(8), *[127] * 10)
+    return payload.replace(b"\x7f" * 10, minus_one)
+
+
+def json_changed(name: str, **values: object) -> Fault:
+    def inject(folder: Path) -> None:
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**content, **values}))
+
+    return inject
+
+
+def read_only(name: str) -> Fault:
+    return lambda folder: (folder / name).chmod(0o555)
+
+
+def run(folder: Path, command: str, largest_file: Optional[int] = None) -> "tuple[subprocess.CompletedProcess, float]":
+    """Run a command of the table in a folder. Returns what it left and the processor time it took, in seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words, environment = read(command)
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=limited(largest_file),
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def read(command: str) -> "tuple[list[str], dict[str, str]]":
+    """The words and the environment of a command."""
+    programs = {"{train}": ROOT / "demo/pretraining.py", "{prepare}": ROOT / "data/prepare.py"}
+    environment, words = {**os.environ, "OMP_NUM_THREADS": "1"}, []
+    for word in command.split():
+        name, is_setting, value = word.partition("=")
+        if word in programs:
+            words += [sys.executable, str(programs[word])]
+        elif is_setting and not words:
+            environment[name] = value
+        else:
+            words.append(word)
+    return words, environment
+
+
+def limited(largest_file: Optional[int]) -> Callable[[], None]:
+    """What a new process does before its command: obey permissions even if it is root, and have a small disk."""
+
+    def apply() -> None:
+        if os.geteuid() == 0:
+            drop_from_bounding_set, override_permissions, search_permissions = 24, 1, 2  # linux/prctl.h, capability.h
+            for capability in (override_permissions, search_permissions):
+                if ctypes.CDLL(None).prctl(drop_from_bounding_set, capability, 0, 0, 0):
+                    raise OSError("root without CAP_SETPCAP cannot give up its rights; run the tests as another user")
+        if largest_file is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+
+    return apply
+
+
+def hashes(folder: Path, below: str = "") -> "dict[str, str]":
+    """Every file below a folder with the hash of its content, and every folder."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in sorted((folder / below).rglob("*"))
+    }

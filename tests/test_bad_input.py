@@ -1,0 +1,306 @@
+"""What users may get wrong, as a table of (command, injected fault, exit code, words), run as real processes.
+
+One message, no traceback, nothing changed that was there before, and an answer at once where no training was asked for.
+"""
+
+import re
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+import pytest
+
+from tests.faults import (
+    RECORDS,
+    Fault,
+    below_zero,
+    cut_off,
+    damaged,
+    emptied,
+    flipped,
+    hashes,
+    json_changed,
+    missing,
+    nothing,
+    of_floats,
+    read,
+    read_only,
+    records,
+    run,
+    tokens,
+    without_index,
+    written,
+)  # fmt: skip
+
+pytestmark = pytest.mark.slow
+SECONDS = 2.0
+"""Limit for an answer, in processor time, as the machine may be busy with other things."""
+
+TRAIN = "{train} --config tiny --name run --sequence_length 8 --vocabulary_size 300 --steps 4 --checkpoint.every 2"
+DATA = "--input_files tokens/train-00000.tfrecord"
+RUN = f"{TRAIN} {DATA}"
+RESUME = f"{RUN} --checkpoint.load auto --steps 6"
+PREPARE = "{prepare} text text --sequence_length 8 --vocabulary_size 300 --workers 1"
+NEWEST = "runs/run/checkpoints/step_00000004"
+MANIFEST = f"{NEWEST}/checkpoint.json"
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    command: str
+    says: "tuple[str, ...]"
+    fault: Fault = nothing
+    code: int = 2
+    largest_file: Optional[int] = None
+    """Bytes that a file may have: what a full disk is to a process."""
+    asks_for_training: bool = False
+    """Found while training; such a run may take its time, and leaves a run folder."""
+
+
+SEVERAL = ("5 problems", "hidden_size: got 64", "global_batch_size: got 8", "max_positions = 4", "warmup_steps: got 9",
+           "minimum_learning_rate: got 1")  # fmt: skip
+ROWS = [
+    # The command line and configuration files
+    Row("unknown flag", f"{RUN} --layer 3", ("--layer: unknown flag", "Did you mean '--layers'?")),
+    Row("word without a flag", RUN.replace("--config", "3 --config"), ("3: got a word without a flag",)),
+    Row("flag without its value", f"{RUN} --layers", ("--layers: got no value", "--layers VALUE")),
+    Row("wrong type", f"{RUN} --layers many --dropout x", ("--layers: got 'many'", "whole number", "--dropout: got")),
+    Row("out of range", f"{RUN} --dropout 1.5 --steps 0", ("dropout: got 1.5", "below 1", "steps: got 0")),
+    Row("several impossible combinations", f"{RUN} --heads 5 --micro_batch_size 3 --max_positions 4 --warmup_steps 9 "
+        "--minimum_learning_rate 1", SEVERAL),
+    Row("tensor parallelism that does not divide", f"{RUN} --tensor_parallel_1 3",
+        ("heads: got 4", "tensor_parallel_1 = 3")),
+    Row("validation without files", f"{RUN} --validate_every 2", ("validation_files: got none", "--validate_every 0")),
+    Row("unknown preset", f"{RUN} --config tny", ("--config: unknown preset 'tny'", "Did you mean 'tiny'?")),
+    Row("no such configuration file", f"{RUN} --config my.yml", ("my.yml", "No such file")),
+    Row("unknown key in a file", f"{RUN} --config my.yml",
+        ("config.execution: unknown key 'micro_batch'. Did you mean 'micro_batch_size'?",),
+        written("my.yml", "execution: {micro_batch: 2}")),
+    Row("wrong type in a file", f"{RUN} --config my.yml",
+        ("layers: got 'two'", "whole number"), written("my.yml", "model: {layers: two}")),
+    Row("file that is no YAML", f"{RUN} --config my.yml", ("my.yml",), written("my.yml", "model: {layers: [")),
+    Row("unknown option of preparation", f"{PREPARE} --output new --sequence 8", ("--sequence",)),
+    # Token files
+    Row("no such file", f"{TRAIN} --input_files nothing*.tfrecord",
+        ("nothing*.tfrecord", "matches no file", "data/prepare.py")),
+    Row("folder without token files", f"{TRAIN} --input_files text", ("text", "matches no file")),
+    Row("empty file", RUN, (RECORDS, "empty file"), damaged(RECORDS, emptied)),
+    Row("file that was cut off", RUN,
+        (RECORDS, "was cut off", "bytes before the file ends"), damaged(RECORDS, cut_off)),
+    Row("file that was cut off, without index", RUN, (RECORDS, "was cut off", "bytes before the file ends"),
+        without_index(damaged(RECORDS, cut_off))),
+    Row("flipped bit in a record", RUN, (RECORDS, "record 0: got data with checksum"), damaged(RECORDS, flipped(30))),
+    Row("flipped bit in a length", RUN,
+        (RECORDS, "record 0: got a length with checksum"), damaged(RECORDS, flipped(0))),
+    Row("flipped bit in a later record", RUN,
+        (RECORDS, "checksum", "prepare it again"), damaged(RECORDS, flipped(-30))),
+    Row("text in place of records", RUN, (RECORDS, "no TFRecord file"),
+        without_index(written(RECORDS, "once upon a time there was a file of text"))),
+    Row("another feature", RUN, ("no feature 'input_ids'", "features found: 'input_idx'"),
+        records([payload.replace(b"input_ids", b"input_idx") for payload in tokens(*range(9))])),
+    Row("feature of another type", RUN, ("'input_ids' of type float", "int64"), records([of_floats()])),
+    Row("record that is no Example", RUN, ("record 0", "no protobuf Example"), records([b"\xff" * 20])),
+    Row("short sequences", RUN, ("got 5 tokens; expected at least 9", "sequence_length"), records(tokens(*range(5)))),
+    Row("ids beyond the vocabulary", RUN,
+        ("got token id 300; expected 0 to 299", "vocabulary_size"), records(tokens(*range(292, 301)))),
+    Row("negative ids", RUN, ("got token id -1; expected 0 to 299",), records([below_zero()])),
+    Row("prepared with a larger vocabulary", RUN.replace("300", "280"), ("dataset.json", "vocabulary_size 300", "280")),
+    Row("damaged description of the data", RUN,
+        ("dataset.json", "no valid description"), damaged("tokens/dataset.json", cut_off)),
+    Row("damaged validation file", f"{RUN} --validate_every 2 --validation_files tokens/validation-*.tfrecord",
+        ("validation-00000.tfrecord", "checksum"), damaged("tokens/validation-00000.tfrecord", flipped(30))),
+    # Tokenizers
+    Row("no such tokenizer", f"{RUN} --tokenizer no.json", ("--tokenizer: got no.json", "No such file")),
+    Row("tokenizer that is none", f"{RUN} --tokenizer {RECORDS}",
+        (f"--tokenizer: got {RECORDS}", "expected a tokenizer.json")),
+    Row("tokenizer of a larger vocabulary", f"{RUN} --tokenizer other.json",
+        ("--tokenizer: got other.json with 320 tokens", "300"),
+        lambda folder: shutil.copy(folder / "larger/tokenizer.json", folder / "other.json")),
+    Row("tokenizer of other data", f"{RUN.replace('300', '320')} --tokenizer larger/tokenizer.json",
+        ("with 320 tokens; expected the data's 300", "beside the data")),
+    # Checkpoints
+    Row("no such checkpoint", f"{RUN} --checkpoint.load nowhere", ("nowhere: got no checkpoint", "step_<n>")),
+    Row("checkpoint of another model", f"{RESUME} --hidden_size 32 --layers 3",
+        ("hidden_size 64, not 32", "layers 2, not 3", "config.yml")),
+    Row("checkpoint of another batch size", f"{RESUME} --global_batch_size 16", ("global_batch_size 8, not 16",)),
+    Row("checkpoint beyond the last step", f"{RUN} --checkpoint.load auto --steps 2",
+        ("steps: got 2; expected at least 4",)),
+    Row("description that was cut off", RESUME,
+        ("checkpoint.json", "damaged", "older one"), damaged(MANIFEST, cut_off)),
+    Row("description that says something else", RESUME,
+        ("checkpoint.json", "damaged"), written(MANIFEST, '{"step": 4}')),
+    Row("description that is no object", RESUME, ("checkpoint.json", "damaged"), written(MANIFEST, "[1, 2]")),
+    Row("description with a wrong step", RESUME, ("checkpoint.json", "damaged"), json_changed(MANIFEST, step="four")),
+    Row("description of another format", RESUME, ("format 99; expected 1",), json_changed(MANIFEST, format=99)),
+    Row("description without a layer", RESUME, ("checkpoint.json", "damaged"), json_changed(MANIFEST, files={})),
+    Row("description without a seed", RESUME, ("checkpoint.json", "damaged"), json_changed(MANIFEST, seed="none")),
+    Row("weights that were cut off", RESUME, ("decoder.1.safetensors", "bytes; expected", "older one"),
+        damaged(f"{NEWEST}/decoder.1.safetensors", cut_off)),
+    Row("flipped bit in weights", RESUME,
+        ("head.safetensors", "SHA-256", "damaged"), damaged(f"{NEWEST}/head.safetensors", flipped(-9))),
+    Row("missing weights", RESUME,
+        ("embedding.safetensors", "No such file"), missing(f"{NEWEST}/embedding.safetensors")),
+    Row("folder that holds a checkpoint's name only", RESUME, ("step_00000009: got no checkpoint",),
+        lambda folder: (folder / "runs/run/checkpoints/step_00000009").mkdir()),
+    # Folders that take no files
+    Row("run folder below a file", f"{RUN} --run_folder text/1.txt/runs",
+        ("text/1.txt/runs", "Not a directory", "--run_folder")),
+    Row("read-only folder of runs", f"{RUN} --name new",
+        ("runs/new: got 'Permission denied'", "--run_folder"), read_only("runs")),
+    Row("read-only run folder", RESUME, ("runs/run", "Permission denied"), read_only("runs/run")),
+    Row("checkpoint folder of another run", f"{RUN} --name new --checkpoint.save runs/run/checkpoints",
+        ("--checkpoint.save: got runs/run/checkpoints", "another run", "empty folder")),
+    Row("read-only folder of checkpoints", RESUME,
+        ("step_00000006: got 'Permission denied' while saving", "--checkpoint.save"),
+        read_only("runs/run/checkpoints"), asks_for_training=True),
+    Row("preparation into a read-only folder", f"{PREPARE} --output closed/new",
+        ("closed", "Permission denied", "--output"),
+        lambda folder: ((folder / "closed").mkdir(), read_only("closed")(folder))),
+    Row("preparation into a folder of something else", f"{PREPARE} --output text",
+        ("text: got something not made by data/prepare.py",)),
+    Row("preparation over other data", f"{PREPARE} --output larger", ("larger", "--overwrite")),
+    # Full disks
+    Row("full disk at the start", RESUME, ("runs/run: got 'File too large'", "space on the disk"), largest_file=500),
+    Row("full disk at a checkpoint", RESUME,
+        ("step_00000006: got", "while saving", "Free space on the disk"), largest_file=40_000,
+        asks_for_training=True),
+    Row("full disk between checkpoints", f"{RUN} --name new --steps 40 --checkpoint.every 0",
+        ("runs/new/metrics.jsonl: got 'File too large'",), largest_file=3000, asks_for_training=True),
+    Row("full disk during preparation", f"{PREPARE} --output new", ("File too large", "--output"), largest_file=8000),
+    # Text
+    Row("no text", "{prepare} text nothing --output new", ("nothing",)),
+    Row("too little text", "{prepare} text text/1.txt --output new --vocabulary_size 300 --workers 1",
+        ("expected at least 2",)),
+    Row("vocabulary smaller than bytes", PREPARE.replace("300", "100") + " --output new",
+        ("vocabulary_size: got 100; expected at least 257",)),
+    Row("checking a damaged file", "{prepare} check " + RECORDS, (RECORDS, "checksum"), damaged(RECORDS, flipped(-30))),
+    # The environment
+    Row("unknown log level", f"MODEL_LOG_LEVEL=loud {RUN}", ("MODEL_LOG_LEVEL: got 'LOUD'", "unset it")),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A folder with text, two preparations of it and a finished run. Its name has a space."""
+    folder = tmp_path_factory.mktemp("made") / "a folder"
+    (folder / "text").mkdir(parents=True)
+    for number in range(12):
+        words = "the cat sat on a mat and saw seven more cats run past over there before they slept again ".split()
+        text = "".join(f"{words[(number + i) % len(words)]} {i * number}\n" for i in range(60))
+        (folder / f"text/{number}.txt").write_text(text, encoding="utf-8")
+    for command in (
+        f"{PREPARE} --output tokens",
+        f"{PREPARE.replace('300', '320')} --output larger",
+        f"{RUN} --validation_files tokens/validation-*.tfrecord --tokenizer tokens/tokenizer.json --validate_every 4",
+    ):
+        done, _ = run(folder, command)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture
+def copy(made, tmp_path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "a copy"))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_mistake_is_told_in_one_message_and_changes_nothing(row, copy):
+    row.fault(copy)
+    before = hashes(copy)
+    done, seconds = run(copy, row.command, row.largest_file)
+    assert done.returncode == row.code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr and len(re.findall("^.*?error: ", done.stderr, re.M)) == 1, done.stderr
+    for words in row.says:
+        assert words in done.stderr, done.stderr
+    after = hashes(copy)
+    if row.asks_for_training:
+        kept = [name for name in before if not name.startswith("runs/run/") or "checkpoints" in name]
+        assert {name: after.get(name) for name in kept} == {name: before[name] for name in kept}
+        assert hashes(copy, "runs/run/checkpoints").keys() <= before.keys()
+    else:
+        assert after == before
+        assert seconds < SECONDS, f"{seconds:.1f} s of processor time"
+
+
+def test_auto_starts_afresh_where_there_is_no_checkpoint(copy):
+    shutil.rmtree(copy / "runs")
+    done, _ = run(copy, f"{RUN} --checkpoint.load auto --steps 2")
+    assert done.returncode == 0, done.stderr
+    assert (copy / "runs/run/checkpoints/step_00000002/checkpoint.json").exists()
+
+
+def test_a_second_run_of_a_name_takes_a_folder_of_its_own(copy):
+    before = hashes(copy, "runs/run")
+    done, _ = run(copy, f"{RUN} --steps 2")
+    assert done.returncode == 0 and "run folder runs/run-2" in done.stdout, done.stderr
+    assert hashes(copy, "runs/run") == before
+    assert (copy / "runs/run-2/checkpoints/step_00000002/checkpoint.json").exists()
+
+
+def start(folder: Path, command: str) -> subprocess.Popen:
+    words, environment = read(command)
+    return subprocess.Popen(
+        words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> None:
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+
+
+def test_two_runs_do_not_write_to_one_folder_at_once(copy):
+    first = start(copy, f"{RESUME} --steps 100000")
+    try:
+        wait_for(copy / "runs/run/checkpoints/step_00000006", first)
+        second, _ = run(copy, f"{RESUME} --steps 100000")
+        assert second.returncode == 2, second.stdout
+        assert "runs/run: got a folder that another run is writing to" in second.stderr
+        assert "Traceback" not in second.stderr
+    finally:
+        first.send_signal(signal.SIGINT)
+        output, errors = first.communicate(timeout=60)
+    assert first.returncode == 130, errors
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_run_that_is_told_to_stop_saves_and_can_go_on(number, code, copy):
+    process = start(copy, f"{RUN} --name stopped --steps 100000 --checkpoint.every 0")
+    wait_for(copy / "runs/stopped/metrics.jsonl", process)
+    while (copy / "runs/stopped/metrics.jsonl").read_text().count("\n") < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors and "stopping after this step" in errors
+    (saved,) = (copy / "runs/stopped/checkpoints").iterdir()
+    step = int(saved.name.removeprefix("step_"))
+    assert f"After step {step}:" in output
+    goes_on, _ = run(copy, f"{RUN} --name stopped --steps {step + 2} --checkpoint.load auto")
+    assert goes_on.returncode == 0 and f"continuing after step {step}" in goes_on.stdout, goes_on.stderr
+
+
+def test_ctrl_c_while_preparing_leaves_nothing(copy):
+    before = hashes(copy)
+    process = start(copy, f"{PREPARE.replace('300', '301')} --output new")
+    while not any(copy.glob(".new.partial-*")):
+        assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors and "nothing half-made is left" in errors
+    assert hashes(copy) == before
+
+
+def test_a_reader_that_goes_away_ends_the_output_quietly(copy):
+    process = start(copy, "{train} --help")
+    process.stdout.close()
+    with process.stderr as errors:
+        assert process.wait(timeout=60) == 141 and errors.read() == ""
