@@ -18,6 +18,7 @@ from data.records import RecordWriter
 from data.tokenisation import train_tokenizer
 from demo.pictures import smooth
 from demo.run_folder import choose_folder
+from demo.text import whole_lines
 from demo.wandb_log import WandbLog
 
 pytestmark = pytest.mark.multi
@@ -83,11 +84,19 @@ def test_a_run_leaves_its_configuration_metrics_picture_and_checkpoints(folder):
 def test_at_the_end_the_model_writes_and_everything_is_named(folder):
     output = (folder / "output.txt").read_text()
     end = output[output.rindex("step 20/20") :]
-    assert end.count("--- given:") == 2 and end.count("--- written:") == 2
-    given = end.split("--- given:\n")[1].split("\n--- written:")[0]
-    assert given.strip() and given.strip() in TEXT * 2
+    samples = re.findall(r"^    \| (.*)»(.*)$", end, re.MULTILINE)
+    assert len(samples) == 2
+    for given, written in samples:
+        assert given.strip() in TEXT * 2 and given.strip() and written.strip()
     for name in ("metrics.jsonl", "loss.png", "checkpoints", "config.yml"):
         assert str(folder / "runs/run" / name) in end
+
+
+def test_prompts_are_whole_lines_where_there_are_any():
+    tokenizer = train_tokenizer(["def f():\n    return 1\n"], 257)
+    tokens = tokenizer.encode("nd\nfor a in b:\n    print(a)\n    a").ids
+    assert tokenizer.decode(whole_lines(tokens, tokenizer)) == "for a in b:\n    print(a)\n"
+    assert whole_lines(tokens[:2], tokenizer) == tokens[:2]
 
 
 def test_the_saved_configuration_runs_again(folder, tmp_path):
