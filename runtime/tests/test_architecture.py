@@ -22,6 +22,7 @@ NOUNS = tuple(
         "values",
         "extensions",
         "generator",
+        "utils",
     )
 )
 """What memory and replicas need to know of a program: its values, no graphs and no ops."""
