@@ -11,6 +11,7 @@ row. It is removed (the two classes are joined) unless one of these rules keeps 
 - `slots_read`: the host still owns the slots of its streams;
 - `views_written`: the result is written, and an alias form views it, which may need elements that lie next to each
 other;
+- `operands_apart`: an operand shares storage with one that the same op writes (`optimise` inserts this copy);
 - `outputs_apart`: what a body returns shares no storage with its inputs, with state, or with another output.
 
 A remote buffer is a storage like others, except that a row may be changed early when its own store follows:
@@ -37,6 +38,7 @@ ALL_RULES = frozenset(
         "others_read",
         "slots_read",
         "views_written",
+        "operands_apart",
         "outputs_apart",
         "own_row",
         "rows_between",

@@ -1,6 +1,6 @@
 """The engine's passes over a lowered program, in order: dead code, then copies."""
 
-from typing import Any, Dict, FrozenSet, Set
+from typing import Any, Dict, FrozenSet, List, Set
 
 from popxl_engine.aliasing import ALL_RULES, Aliasing, hard_edges
 from popxl_engine.lowering import Block, Instr, Value
@@ -14,6 +14,8 @@ def optimise(block: Block, rules: FrozenSet[str] = ALL_RULES) -> None:
         for body in instr.bodies:
             optimise(body, rules)
     remove_dead_code(block)
+    if "operands_apart" in rules:
+        separate_operands(block)
     Aliasing(block, rules).run()
 
 
@@ -30,6 +32,31 @@ def remove_dead_code(block: Block) -> None:
             kept.append(instr)
             live |= {groups.get(v, v) for v in instr.inputs()}
     block.instrs = kept[::-1]
+
+
+def separate_operands(block: Block) -> None:
+    """Copy operands that share storage with one that the same op writes: kernels may write before they have read all."""
+    groups = _hard_groups(block)
+    instrs: List[Instr] = []
+    for instr in block.instrs:
+        if instr.definition is not None and instr.definition.writes and not instr.host:
+            written = {groups.get(v, v) for v in instr.written()}
+            for name, argument in instr.arguments.items():
+                if name not in instr.definition.writes:
+                    instr.arguments[name] = _apart(argument, written, groups, instrs)
+        instrs.append(instr)
+    block.instrs = instrs
+
+
+def _apart(argument: Any, written: Set[Value], groups: Dict[Value, Value], instrs: List[Instr]) -> Any:
+    """An argument with copies, appended to ``instrs``, of the values that share storage with written ones."""
+    if isinstance(argument, (tuple, list)):
+        return tuple(_apart(a, written, groups, instrs) for a in argument)
+    if not isinstance(argument, Value) or groups.get(argument, argument) not in written:
+        return argument
+    result = Value(f"{argument.name}_before_{len(instrs)}", argument.spec, argument.host, argument.sharding)
+    instrs.append(Instr("copy", {"t": argument}, [result], host=argument.host, own=True))
+    return result
 
 
 def has_lasting_effect(instr: Instr) -> bool:

@@ -15,7 +15,8 @@ from popxl.values import Tensor
 SHAPES = ((2, 3), (3, 2), (6,))
 KINDS = (
     "add", "add_", "mul", "reshape", "reshape_", "transpose", "transpose_", "slice", "detach", "call", "repeat",
-    "load", "store", "load_change_store", "host_load", "variable", "constant", "conditional", "count",
+    "load", "store", "load_change_store", "host_load", "variable", "constant", "conditional", "count", "slice_", "split",
+    "copy_", "load_",
 )  # fmt: skip
 COLLECTIVES = ("all_reduce", "all_reduce_", "all_gather", "reduce_scatter", "sharded_slice")
 """Kinds for programs on several replicas."""
@@ -145,6 +146,25 @@ class Builder:
     def do_slice(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         x = pool.pick(a, (6,))
         pool.add(ops.concat([x[3:], x[:3]]))
+
+    def do_slice_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        x = pool.pick(a, (6,))
+        part = ops.slice_(x, b % 4, b % 4 + 3)
+        ops.add_(part, part) if c % 2 else ops.add_(part, ops.slice_(pool.pick(c, (6,)), c % 4, c % 4 + 3))
+
+    def do_split(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        first, second = ops.split(pool.pick(a, (6,)), 2)
+        ops.add_(second if b % 2 else first, first)
+        pool.add(ops.concat([second, first]))
+
+    def do_copy_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        x = pool.pick(a)
+        pool.add(ops.var_updates.copy_var_update_(x, pool.pick(b, x.shape)), [x])
+
+    def do_load_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        buffer = self.buffers[a % 3]
+        x = pool.pick(c, buffer.tensor_shape)
+        pool.add(ops.remote_load_(buffer, b % ROWS, x), [x])
 
     def do_detach(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         x = pool.pick(a)
