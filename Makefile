@@ -1,8 +1,11 @@
 # Everything runs in .venv, which is made once and reused. `make PYTHON=python3.12 ...` chooses another Python (3.10+),
-# `make PIP_ARGS="--index-url ..." ...` another package index (README.md: CPU and CUDA builds of torch).
+# `make PIP_ARGS="--index-url ..." ...` another package index (README.md: CPU and CUDA builds of torch), and
+# `make demo DEMO_ARGS="--steps 100"` other settings (PREPARE_ARGS: other data).
 
 PYTHON ?= python3
 PIP_ARGS ?=
+PREPARE_ARGS ?=
+DEMO_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -17,12 +20,12 @@ help:
 	@echo "make test    every test that needs no GPU"
 	@echo "make check   format, lint, types and the fast tests"
 	@echo "make bench   every benchmark, one after the other"
-	@echo "make docs    the generated parts of README.md and the pictures in imgs/"
+	@echo "make docs    the generated parts of the READMEs and the pictures in imgs/"
 	@echo "make format  format and tidy the sources"
 	@echo "make clean   delete .venv and caches; runs and prepared text stay"
 
 demo: $(INSTALLED)
-	$(BIN)/python data/prepare.py stdlib --output $(TEXT)
+	$(BIN)/python data/prepare.py stdlib --output $(TEXT) --overwrite $(PREPARE_ARGS)
 	$(BIN)/python demo/pretraining.py --config demo --tokenizer $(TEXT)/tokenizer.json \
 	    --input_files '$(TEXT)/train-*.tfrecord' --validation_files '$(TEXT)/validation-*.tfrecord'
 
@@ -45,6 +48,7 @@ bench: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m utils.readme
+	$(BIN)/python imgs/draw_phases.py
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
