@@ -10,6 +10,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TEXT := data/files/stdlib
+# Two processes on two cores, each with one thread; `make WORKERS=8 test` where there are more.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test check format bench docs clean
@@ -30,13 +33,13 @@ demo: $(INSTALLED)
 	    --input_files '$(TEXT)/train-*.tfrecord' --validation_files '$(TEXT)/validation-*.tfrecord'
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not gpu"
+	$(PYTEST) -m "not gpu"
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest -m "not gpu and not slow and not multi"
+	$(PYTEST) -m "not gpu and not slow and not multi"
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
