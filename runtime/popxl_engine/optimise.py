@@ -35,7 +35,7 @@ def remove_dead_code(block: Block) -> None:
 
 
 def separate_operands(block: Block) -> None:
-    """Copy operands that share storage with one that the same op writes: kernels may write before they have read all."""
+    """Copy operands that share storage with one that the same op writes: kernels may write before all is read."""
     groups = _hard_groups(block)
     instrs: List[Instr] = []
     for instr in block.instrs:

@@ -15,8 +15,8 @@ from popxl.values import Tensor
 SHAPES = ((2, 3), (3, 2), (6,))
 KINDS = (
     "add", "add_", "mul", "reshape", "reshape_", "transpose", "transpose_", "slice", "detach", "call", "repeat",
-    "load", "store", "load_change_store", "host_load", "variable", "constant", "conditional", "count", "slice_", "split",
-    "copy_", "load_",
+    "load", "store", "load_change_store", "host_load", "variable", "constant", "conditional", "count", "slice_",
+    "split", "copy_", "load_",
 )  # fmt: skip
 COLLECTIVES = ("all_reduce", "all_reduce_", "all_gather", "reduce_scatter", "sharded_slice")
 """Kinds for programs on several replicas."""
