@@ -158,7 +158,7 @@ class SyntheticDataset:
     def __init__(self, sequence_length: int, vocabulary_size: int, seed: int = 0, samples: int = 2**32) -> None:
         self.sequence_length = sequence_length
         self.vocabulary_size = vocabulary_size
-        self.info = None
+        self.info: dict[str, Any] | None = None
         self._samples = samples
         self._seed = seed
 
