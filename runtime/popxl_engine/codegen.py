@@ -13,7 +13,7 @@ from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.lowering import Block, Instr, Value
 from popxl_engine.machine.place import enter
 from popxl_engine.stochastic import NARROW, TRANSFERS, rounded
-from popxl_engine.support import Meeting, clone, to_device, to_host, viewed
+from popxl_engine.support import Meeting, clone, copied, to_device, to_host, viewed
 
 PLAIN = (int, float, bool, str, type(None))
 
@@ -209,11 +209,11 @@ class BlockWriter:
 
     def _laid_out(self, instr: Instr) -> Iterator[str]:
         """Several results, each laid out as its views need it."""
-        names = [self.python[v] for v in instr.outputs]
-        if instr.own:
-            yield f"{self._targets(instr)}{', '.join(self._clone(n) for n in names)}"
-        elif instr.contiguous:
-            yield f"{self._targets(instr)}{', '.join(f'{n}.contiguous()' for n in names)}"
+        alias = instr.definition is not None and instr.definition.alias
+        for value in instr.outputs if instr.own or instr.contiguous and not alias else ():
+            name = self.python[value]
+            plain = f"{name}.copy()" if value.host else self._clone(name) if instr.own else f"{name}.contiguous()"
+            yield f"{name} = {plain}"
 
     def _call_block(self, body: Block, inputs: str) -> str:
         call = f"{self.generator.function(body)}(r{inputs})"
@@ -290,20 +290,18 @@ class BlockWriter:
         assert definition is not None
         rule = self.source.bind(f"host_{definition.name}", definition.host)
         call = f"{rule}({', '.join(self._arguments(instr, host=True))})"
-        array = self.source.bind("to_host", to_host)
+        new = instr.own or instr.contiguous and not definition.alias or not definition.views
+        array = self.source.bind("copied", copied) if new else self.source.bind("to_host", to_host)
         dtypes = [self.source.bind("a", v.spec.dtype.as_numpy()) for v in instr.outputs]
         if definition.writes:
             target = self.python[instr.arguments[definition.writes[0]]]
             yield f"{target}[...] = {call}"
         elif len(instr.outputs) == 1:
-            copy = ".copy()" if instr.own else ""
-            yield f"{self.python[instr.outputs[0]]} = {array}({call}, {dtypes[0]}){copy}"
+            yield f"{self.python[instr.outputs[0]]} = {self._viewed(instr, f'{array}({call}, {dtypes[0]})')}"
         else:
-            copy = ".copy()" if instr.own else ""
-            targets = self._targets(instr)
-            yield f"{targets}{call}"
+            yield f"{self._targets(instr)}{call}"
             for value, dtype in zip(instr.outputs, dtypes):
-                yield f"{self.python[value]} = {array}({self.python[value]}, {dtype}){copy}"
+                yield f"{self.python[value]} = {array}({self.python[value]}, {dtype})"
 
     def _op(self, instr: Instr) -> Iterator[str]:
         definition = instr.definition
@@ -353,10 +351,16 @@ class BlockWriter:
     def _finished(self, instr: Instr, call: str) -> str:
         if instr.own:
             return self._clone(call)
-        if instr.shared and instr.definition is not None:
-            operands = list(_values([instr.arguments[p] for p in instr.definition.views]))
-            return f"{self.source.bind('viewed', viewed)}({call}, {self.python[operands[0]]})"
-        return f"{call}.contiguous()" if instr.contiguous else call
+        if instr.contiguous and not instr.shared:
+            return f"{call}.contiguous()"
+        return self._viewed(instr, call)
+
+    def _viewed(self, instr: Instr, expression: str) -> str:
+        """The result of an alias form, which must be a view where it is written through."""
+        if not instr.shared or instr.definition is None:
+            return expression
+        source = next(_values([instr.arguments[p] for p in instr.definition.views]))
+        return f"{self.source.bind('viewed', viewed)}({expression}, {self.python[source]})"
 
     def _collective(self, instr: Instr, kernel: str) -> Iterator[str]:
         assert instr.definition is not None and instr.source is not None

@@ -287,6 +287,7 @@ class BlockBuilder:
         self._check_host(body, inputs)
         inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
         outputs = [self.lowering.new(t.name, t.spec, v.host, v.sharding) for t, v in zip(step.outputs, body.outputs)]
+        self.roots.update((v, (graph, i)) for i, v in enumerate(outputs))
         arguments = {"repeat_count": step.arguments["repeat_count"], "inputs": tuple(inputs)}
         instr = Instr("repeat", arguments, outputs, source=step.source, bodies=(body,), path=path, place=place)
         self.block.instrs.append(instr)

@@ -18,6 +18,11 @@ def to_host(result: Any, dtype: Any) -> np.ndarray:
     return np.asarray(result, dtype=dtype)
 
 
+def copied(result: Any, dtype: Any) -> np.ndarray:
+    """As `to_host`, in memory of its own."""
+    return np.array(result, dtype=dtype, order="C")
+
+
 def to_device(value: np.ndarray) -> torch.Tensor:
     """A host value as a tensor of its own."""
     return torch.from_numpy(np.array(value))
@@ -28,14 +33,17 @@ def clone(t: torch.Tensor) -> torch.Tensor:
     return t.clone(memory_format=torch.contiguous_format)
 
 
-def viewed(result: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+def viewed(result: Any, source: Any) -> Any:
     """The result of an alias form whose storage is written: it must share storage with its source."""
-    if result.numel() and result.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():
+    if isinstance(result, np.ndarray):
+        shares = not result.size or np.shares_memory(result, source)
+    else:
+        shares = not result.numel() or result.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+    if not shares:
         raise RuntimeError(
-            f"got a view of shape {list(result.shape)} of a tensor with shape {list(source.shape)} and strides "
-            f"{list(source.stride())}; expected "
-            "one that needs no copy, because it is written through. Use the out-of-place form, or reshape before "
-            "transposing."
+            f"got a view of shape {list(result.shape)} of a tensor of shape {list(source.shape)} whose elements do not "
+            "lie in memory in that order; expected a view without a copy, because it is written through. Use the "
+            "out-of-place form, or reshape before transposing."
         )
     return result
 
@@ -62,4 +70,6 @@ class Meeting:
         """This replica's arrival."""
         reads = READS.get(self.op.definition.name, "all")
         members = self.members[replica.index]
+        if reads != "own":
+            replica.traffic.meet(self.op.definition.name, members, operands)
         return Rendezvous(self, members, operands, combine, self.describe, self.number, reads)

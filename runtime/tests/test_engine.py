@@ -45,11 +45,15 @@ def observe(built: Built, interpret: bool, rules: FrozenSet[str] = ALL_RULES) ->
 
 
 def differences(
-    steps: Sequence[Step], graphs: Sequence[Sequence[Step]], rules: FrozenSet[str] = ALL_RULES, replicas: int = 1
+    steps: Sequence[Step],
+    graphs: Sequence[Sequence[Step]],
+    rules: FrozenSet[str] = ALL_RULES,
+    replicas: int = 1,
+    dtype: popxl.dtype = popxl.float32,
 ) -> List[str]:
     """Names of values that differ between engine and interpreter."""
-    expected = observe(build(steps, graphs, replicas), interpret=True)
-    found = observe(build(steps, graphs, replicas), interpret=False, rules=rules)
+    expected = observe(build(steps, graphs, replicas, dtype), interpret=True)
+    found = observe(build(steps, graphs, replicas, dtype), interpret=False, rules=rules)
     pairs = ((i, n, a[n], b[n]) for i, (a, b) in enumerate(zip(expected, found)) for n in a)
     return [f"run {i}: {n}" for i, n, a, b in pairs if not np.array_equal(a, b, equal_nan=True)]
 
@@ -58,6 +62,12 @@ def differences(
 @given(programs(KINDS))
 def test_engine_equals_interpreter_bit_for_bit(program: Any) -> None:
     assert differences(*program) == []
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(programs(KINDS))
+def test_engine_equals_interpreter_on_integers_that_live_on_the_host(program: Any) -> None:
+    assert differences(*program, dtype=popxl.int32) == []
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
