@@ -8,6 +8,7 @@ import popxl
 import pytest
 from popxl import extensions, ops
 from popxl.ops import collectives, var_updates
+from popxl_addons.optimizers import AdamOptimizerStep
 from popxl_engine.engine import Engine
 from random_programs import COLLECTIVES, KINDS, build
 
@@ -197,3 +198,30 @@ def test_engine_and_interpreter_round_alike(replicas: int) -> None:
                 np.testing.assert_array_equal(a[name], b[name], err_msg=name)
         rounded += any(np.any(np.abs(v) > 256) for a in expected for v in a.values())
     assert rounded, "no program came to numbers that bfloat16 rounds"
+
+
+def adamw(shards: bool, size: int = 1001) -> np.ndarray:
+    """A variable after two steps of AdamW, whole or in shards."""
+    rng = np.random.default_rng(0)
+    ir = new_ir(4)
+    with ir.main_graph:
+        data = rng.normal(size=size).astype(np.float32)
+        gradient = popxl.constant(rng.normal(size=size).astype(np.float32))
+        if shards:
+            v, target = popxl.replica_sharded_variable(data, popxl.bfloat16)
+            gradient = collectives.replica_sharded_slice(gradient)
+        else:
+            v = target = popxl.variable(data, popxl.bfloat16)
+        facts, step = AdamOptimizerStep().create_graph(
+            target, gradient, lr=1e-3, first_order_dtype=popxl.float32, loss_scaling=2.0
+        )
+        step.bind(facts.init()).call(target, gradient)
+    return after(ir, v, 2)
+
+
+def test_fused_adamw_draws_for_shards_what_it_draws_for_the_whole(monkeypatch: Any) -> None:
+    monkeypatch.setattr("popxl_engine.rewrites.adam.CHUNK", 64)
+    whole = adamw(shards=False)
+    np.testing.assert_array_equal(adamw(shards=True), whole)
+    monkeypatch.setenv("POPXL_INTERPRET", "1")
+    np.testing.assert_allclose(adamw(shards=False), whole, rtol=2**-6, atol=2**-8)
