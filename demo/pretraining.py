@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from textwrap import indent
 from typing import Optional
 
@@ -23,8 +24,11 @@ from demo.pictures import draw_losses
 from demo.run_folder import RunFolder, choose_folder
 from demo.text import MARK, read_tokenizer, whole_lines, write_samples
 from demo.training_run import TrainingRun
+from execution.checkpoint import SavedRun
+from execution.host import data_share
 from execution.metrics import read_metrics
 from utils.log import set_up_logging
+from utils.runtime import gather
 from utils.units import si
 
 _LOG = logging.getLogger(__name__)
@@ -45,15 +49,12 @@ def main(arguments: Sequence[str]) -> int:
     config, options = parse_command_line(
         arguments, program="demo/pretraining.py: pretrain a GPT", default="gpt3_2.7B_pod64", options=Options
     )
-    is_leader = popdist.getInstanceIndex() == 0
-    set_up_logging(is_leader)
-    if popdist.isPopdistEnvSet():
-        validate(config, replicas=popdist.getNumTotalReplicas())
+    is_leader = check_instances(config)
     with data_errors_are_user_errors():
         data, validation_data = open_data(config)
         tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
         check_tokenizer(config, tokenizer, data)
-        folder, saved = choose_folder(config)
+        folder, saved = choose_together(config)
         if saved is not None and saved.position.step > config.training.steps:
             raise ConfigError(
                 [
@@ -61,15 +62,53 @@ def main(arguments: Sequence[str]) -> int:
                     " Train for more steps, or load an older checkpoint."
                 ]
             )
-        folder.prepare(config)
-        print(to_yaml(config))
-        print(f"{si(config.model.parameters)} parameters, run folder {folder.path}")
-        if saved is not None:
-            print(f"continuing after step {saved.position.step}, from {saved.folder}")
+        if is_leader:
+            folder.prepare(config)
+            print(to_yaml(config))
+            print(f"{si(config.model.parameters)} parameters, run folder {folder.path}")
+            if saved is not None:
+                print(f"continuing after step {saved.position.step}, from {saved.folder}")
         run = TrainingRun(config, folder, data, validation_data, saved)
         signal = run.run()
         finish(run, tokenizer, validation_data or data, options.samples if signal is None else 0)
     return 0 if signal is None else 128 + signal
+
+
+def check_instances(config: Config) -> bool:
+    """Whether this process is instance 0, which speaks for all.
+
+    Raises:
+        UserError: the launcher's variables do not fit the configuration, or it is not the same in all processes.
+    """
+    try:
+        is_leader, instances = popdist.getInstanceIndex() == 0, popdist.getNumInstances()
+        replicas = popdist.getNumTotalReplicas()
+    except (RuntimeError, ValueError) as error:
+        raise UserError(str(error)) from error
+    set_up_logging(is_leader)
+    if popdist.isPopdistEnvSet():
+        validate(config, replicas=replicas)
+        data_share(config)
+    texts = [text.splitlines() for text in gather(to_yaml(config), instances, patiently=True)]
+    for number, lines in enumerate(texts):
+        for ours, theirs in zip_longest(texts[0], lines, fillvalue=""):
+            if ours != theirs:
+                raise UserError(
+                    f"instances: got '{theirs.strip()}' in instance {number} and '{ours.strip()}' in instance 0; "
+                    "expected one configuration. Start all with the same command line."
+                )
+    return is_leader
+
+
+def choose_together(config: Config) -> "tuple[RunFolder, Optional[SavedRun]]":
+    """The run's folder and checkpoint, as instance 0 finds them."""
+    instances, is_leader = popdist.getNumInstances(), popdist.getInstanceIndex() == 0
+    folder, saved = choose_folder(config) if is_leader else (None, None)
+    found = (folder, saved.folder if saved is not None else None)
+    folder, checkpoint = gather(found, instances, patiently=True)[0]
+    if not is_leader and checkpoint is not None:
+        saved = SavedRun(checkpoint, config)
+    return folder, saved
 
 
 @contextlib.contextmanager
@@ -113,7 +152,7 @@ def check_tokenizer(config: Config, tokenizer: Optional[Tokenizer], data: Datase
 
 def finish(run: TrainingRun, tokenizer: Optional[Tokenizer], data: Dataset, samples: int) -> None:
     """Draw the losses, let the model write, and say where everything is."""
-    metrics = read_metrics(run.folder.metrics)
+    metrics = read_metrics(run.folder.metrics) if run.is_leader else []
     if metrics:
         try:
             draw_losses(metrics, run.folder.picture, run.config.name)
@@ -121,7 +160,8 @@ def finish(run: TrainingRun, tokenizer: Optional[Tokenizer], data: Dataset, samp
             _LOG.warning("%s: not drawn: '%s'. Check the space on the disk.", run.folder.picture, error.strerror)
     if tokenizer is not None and samples > 0:
         show_samples(run, tokenizer, data, samples)
-    show_files(run.folder, run.step)
+    if run.is_leader:
+        show_files(run.folder, run.step)
 
 
 def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples: int) -> None:
@@ -130,7 +170,7 @@ def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples:
     numbers = [index * (len(data) // samples) for index in range(samples)]
     prompts = [whole_lines(data.read(np.array([number]))[0, :length].tolist(), tokenizer) for number in numbers]
     texts = write_samples(run.session, run.config, tokenizer, prompts, SAMPLE_TOKENS)
-    for number, text in enumerate(texts, start=1):
+    for number, text in enumerate(texts if run.is_leader else (), start=1):
         print(f"\nSample {number}: after {MARK} the model goes on with the text before it.\n")
         print(indent(text, "    | ", lambda line: True))
 

@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any, Optional
 
 import numpy as np
+import popdist
 import popxl_addons as addons
 
 from config import Config, learning_rate
@@ -15,11 +16,12 @@ from demo.progress import Progress
 from demo.run_folder import RunFolder
 from demo.wandb_log import WandbLog
 from execution.checkpoint import Position, SavedRun, save
-from execution.host import StepResult, run_steps
+from execution.host import StepResult, data_share, run_steps
 from execution.inference import evaluate, evaluation
 from execution.metrics import MetricsFile
 from execution.pretraining import pretraining
 from execution.variables import copy_weights
+from utils.runtime import gather
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,6 +48,11 @@ class Interruption:
         self.signal = number
         _LOG.info("stopping after this step; once more to stop at once")
 
+    def agree(self) -> Optional[int]:
+        """The signal that some process of the run got, if one did: all stop after the same step."""
+        found = [number for number in gather(self.signal, popdist.getNumInstances()) if number is not None]
+        return found[0] if found else None
+
 
 class Validation:
     """The loss on held-out text: always the same batches, by a forward-only program with the training weights."""
@@ -65,7 +72,10 @@ class Validation:
 
 
 class TrainingRun:
-    """A run from its first step, or from a checkpoint, to its last."""
+    """A run from its first step, or from a checkpoint, to its last.
+
+    Over several processes each has one, and instance 0's leaves the run's files and prints.
+    """
 
     def __init__(
         self,
@@ -88,9 +98,10 @@ class TrainingRun:
         self.loader = _loader(config, data, shuffle=True)
         needs_validation = config.training.validate_every > 0 and validation_data is not None
         self.validation = Validation(config, validation_data) if needs_validation and validation_data else None
-        self.metrics = MetricsFile(folder.metrics, self.step)
+        self.is_leader = popdist.getInstanceIndex() == 0
+        self.metrics = MetricsFile(folder.metrics, self.step) if self.is_leader else None
         self.progress = Progress(config, self.step)
-        self.wandb = WandbLog(config, str(folder.path)) if config.logging.wandb else None
+        self.wandb = WandbLog(config, str(folder.path)) if config.logging.wandb and self.is_leader else None
         self._saved_step = self.step if saved is not None else None
         self._last_validation: Optional[float] = None
 
@@ -99,15 +110,18 @@ class TrainingRun:
         with Interruption() as interruption:
             try:
                 with self.session:
-                    while self.step < self.config.training.steps and interruption.signal is None:
+                    signal_received = interruption.agree()
+                    while self.step < self.config.training.steps and signal_received is None:
                         self._advance()
+                        signal_received = interruption.agree()
                     self._save()
             finally:
                 self.loader.close()
-                self.metrics.close()
+                if self.metrics is not None:
+                    self.metrics.close()
                 if self.wandb is not None:
                     self.wandb.close()
-        return interruption.signal
+        return signal_received
 
     def _advance(self) -> None:
         """One session run, then what is due after it."""
@@ -129,6 +143,8 @@ class TrainingRun:
         validation = None
         if self.validation is not None and (self.step % every == 0 or last):
             validation = self._last_validation = self.validation.loss(self.session)
+        if self.metrics is None:
+            return
         values = {
             "step": self.step,
             "loss": result.loss,
@@ -147,17 +163,21 @@ class TrainingRun:
         """Write a checkpoint, unless this step has one. Metrics up to it are on the disk first."""
         if self._saved_step == self.step:
             return
-        self.metrics.sync()
+        if self.metrics is not None:
+            self.metrics.sync()
         save(self.session, self.config, self.folder.checkpoints, Position(self.step, self.data.fingerprint))
         self._saved_step = self.step
 
 
 def _loader(config: Config, dataset: Dataset, *, shuffle: bool) -> BatchLoader:
+    share = data_share(config)
     return BatchLoader(
         dataset,
         config.training.global_batch_size,
         seed=config.training.seed,
         shuffle=shuffle,
+        instance=share.index,
+        instances=share.count,
         accumulation_steps=config.gradient_accumulation,
         prefetch=2 if shuffle else 0,
     )

@@ -11,7 +11,7 @@ import popxl_addons as addons
 
 from config import Config, UserError, parse_command_line, validate
 from data import BatchLoader, SyntheticDataset
-from execution.host import run_steps
+from execution.host import data_share, run_steps
 from execution.metrics import flops_per_step
 from utils.log import set_up_logging
 from utils.units import duration, si
@@ -46,8 +46,16 @@ def measure(program: Callable[[Config], addons.TaskSession], config: Config, opt
     iterations, training = config.execution.device_iterations, config.training
     data = SyntheticDataset(config.model.sequence_length, config.model.vocabulary_size, training.seed)
     samples = training.global_batch_size * iterations
-    session, times, loss = program(config), [], 0.0
-    with session, BatchLoader(data, samples, seed=training.seed) as loader:
+    session, times, loss, share = program(config), [], 0.0, data_share(config)
+    loader = BatchLoader(
+        data,
+        samples,
+        seed=training.seed,
+        instance=share.index,
+        instances=share.count,
+        accumulation_steps=config.gradient_accumulation * iterations,
+    )
+    with session, loader:
         for number in range(options.unmeasured_runs + options.measured_runs):
             words, labels = loader.batch(number)
             begin = time.perf_counter()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
+import popdist
 import popxl
 import popxl_addons as addons
 from popxl.tensor import Variable
@@ -26,7 +27,7 @@ from config import Config, UserError, numerics_hash, to_mapping
 from data.folders import flush_folder, partial_folder, publish
 from execution.variables import write
 from modelling import Table, model_table
-from utils.runtime import run_count, set_run_count
+from utils.runtime import gather, run_count, set_run_count
 
 FORMAT = 1
 MANIFEST = "checkpoint.json"
@@ -58,12 +59,27 @@ def checkpoints_in(folder: Path) -> "list[Path]":
 def save(session: addons.TaskSession, config: Config, folder: Path, position: Position) -> Path:
     """Write a checkpoint into a folder, then delete those beyond the newest `checkpoint.keep`.
 
+    Over several processes all call this, since each holds a part; instance 0 writes, and the others wait for it.
+
     Raises:
         UserError: the folder takes no files or the disk is full; what was saved before stays.
     """
     target = folder / folder_name(position.step)
-    if target.exists():
+    instances = popdist.getNumInstances()
+    if gather(target.exists(), instances, patiently=True)[0]:
         return target
+    if popdist.getInstanceIndex() == 0:
+        _save(session, config, target, position)
+    else:
+        for variables in _layer_variables(session, config).values():
+            session.get_tensors_data(variables.values())
+        session.get_tensor_data(session.state.seed)
+    gather(None, instances, patiently=True)
+    return target
+
+
+def _save(session: addons.TaskSession, config: Config, target: Path, position: Position) -> None:
+    folder = target.parent
     try:
         for left in folder.glob(".step_*"):  # of runs that were killed while saving
             shutil.rmtree(left, ignore_errors=True)
@@ -78,7 +94,6 @@ def save(session: addons.TaskSession, config: Config, folder: Path, position: Po
             f"{target}: got '{reason}' while saving; expected a folder that takes the checkpoint. "
             "Free space on the disk or set --checkpoint.save to another folder, and continue with --checkpoint.load."
         ) from error
-    return target
 
 
 def _write(session: addons.TaskSession, config: Config, folder: Path, position: Position) -> None:

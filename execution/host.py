@@ -4,10 +4,54 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import popdist
 import popxl_addons as addons
+from popxl import DeviceToHostStream
 from popxl_addons.array_munging import tensor_parallel_input
 
-from config import Config
+from config import Config, UserError
+from utils.runtime import gather
+
+
+@dataclass(frozen=True)
+class DataShare:
+    """Which part of each accumulation step's samples this process's replicas read: part `index` of `count`."""
+
+    index: int = 0
+    count: int = 1
+
+
+def data_share(config: Config) -> DataShare:
+    """The share of this process. Processes that together hold one copy of the model read the same samples.
+
+    Raises:
+        UserError: a process would hold one copy of the model and a part of another.
+    """
+    execution, instances = config.execution, popdist.getNumInstances()
+    tensor_parallel = execution.tensor_parallel_1 * execution.tensor_parallel_2
+    local = execution.replication_factor // instances
+    if local % tensor_parallel == 0:
+        return DataShare(popdist.getInstanceIndex(), instances)
+    if tensor_parallel % local:
+        raise UserError(
+            f"instances: got {instances} with {local} replicas each; expected a divisor or a multiple of "
+            f"tensor_parallel_1 * tensor_parallel_2 = {tensor_parallel} replicas. Choose another number of instances."
+        )
+    return DataShare(popdist.getInstanceIndex() * local // tensor_parallel, execution.data_parallel)
+
+
+def own_samples(samples: np.ndarray, config: Config) -> np.ndarray:
+    """This process's samples of a global batch: [global_batch_size, ...] -> [samples, ...], in the same order."""
+    share = data_share(config)
+    parts = samples.reshape(config.gradient_accumulation, share.count, -1, *samples.shape[1:])
+    return parts[:, share.index].reshape(-1, *samples.shape[1:])
+
+
+def all_replicas(session: addons.TaskSession, stream: DeviceToHostStream, array: np.ndarray) -> np.ndarray:
+    """A stream's output over all processes: this one's array -> [transfers, replicas, *shape]."""
+    ir = session.ir
+    own = array.reshape(-1, ir.instance_replication_factor, *stream.shape)
+    return np.concatenate(gather(own, ir.replication_factor // ir.instance_replication_factor), axis=1)
 
 
 def token_array(session: addons.TaskSession, name: str, tokens: np.ndarray, config: Config) -> np.ndarray:
@@ -18,9 +62,10 @@ def token_array(session: addons.TaskSession, name: str, tokens: np.ndarray, conf
             by data-parallel replica. In a program over several processes: this process's samples.
     """
     execution = config.execution
-    tensor_parallel = execution.tensor_parallel_1 * execution.tensor_parallel_2
+    local = session.ir.instance_replication_factor
+    copies = min(execution.tensor_parallel_1 * execution.tensor_parallel_2, local)
     micro_batches = tokens.reshape(-1, execution.micro_batch_size * tokens.shape[1])
-    laid_out = tensor_parallel_input(micro_batches, tensor_parallel, session.ir.instance_replication_factor)
+    laid_out = tensor_parallel_input(micro_batches, copies, local)
     shape = session._full_input_shape(session.inputs[name].shape)
     return np.ascontiguousarray(laid_out, dtype=np.int32).reshape(shape)
 
@@ -49,7 +94,8 @@ def run_steps(
     """Run the session once: as many optimizer steps as the program's device iterations.
 
     Args:
-        words, labels: int [device_iterations * global_batch_size, sequence].
+        words, labels: int [device_iterations * global_batch_size, sequence]; in a program over several processes,
+            this process's share (`data_share`) of each accumulation step.
         learning_rates: one per optimizer step.
     """
     outputs = session.run(
@@ -60,6 +106,7 @@ def run_steps(
         }
     )
     steps = len(learning_rates)
-    losses = outputs[session.outputs.loss].reshape(steps, -1).mean(axis=1, dtype=np.float64)
+    loss = all_replicas(session, session.outputs.loss, outputs[session.outputs.loss])
+    losses = loss.reshape(steps, -1).mean(axis=1, dtype=np.float64)
     norms = outputs[session.outputs.gradient_norm].reshape(session.ir.num_host_transfers, -1)[:steps, 0]
     return [StepResult(float(loss), float(norm)) for loss, norm in zip(losses, norms)]

@@ -14,7 +14,7 @@ from config import Config
 from execution import phases
 from execution.batch_serialisation import Connections
 from execution.graphs import TrainingStep
-from execution.host import token_array
+from execution.host import all_replicas, own_samples, token_array
 from execution.layer_graphs import activation_spec, fwd_graphs, words_spec
 from execution.pretraining import make_ir
 from execution.variables import make_variables
@@ -33,14 +33,18 @@ def evaluation(config: Config) -> addons.TaskSession:
 
 
 def evaluate(session: addons.TaskSession, config: Config, words: np.ndarray, labels: np.ndarray) -> float:
-    """Mean loss of one global batch. words, labels: int [global_batch_size, sequence]."""
+    """Mean loss of one global batch.
+
+    Args:
+        words, labels: int [global_batch_size, sequence]; over several processes this one's share, as in `run_steps`.
+    """
     outputs = session.run(
         {
             session.inputs.words: token_array(session, "words", words, config),
             session.inputs.labels: token_array(session, "labels", labels, config),
         }
     )
-    return float(outputs[session.outputs.loss].mean(dtype=np.float64))
+    return float(all_replicas(session, session.outputs.loss, outputs[session.outputs.loss]).mean(dtype=np.float64))
 
 
 def generation(config: Config, rows: int) -> addons.TaskSession:
@@ -60,7 +64,7 @@ def generation(config: Config, rows: int) -> addons.TaskSession:
 
 
 def logits(session: addons.TaskSession, config: Config, words: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Logits of chosen rows, float32 [micro-batches, rows, vocabulary].
+    """Logits of chosen rows, float32 [micro-batches, rows, vocabulary], the same in every process.
 
     Args:
         words: int [global_batch_size, sequence].
@@ -68,13 +72,14 @@ def logits(session: addons.TaskSession, config: Config, words: np.ndarray, rows:
     """
     outputs = session.run(
         {
-            session.inputs.words: token_array(session, "words", words, config),
-            session.inputs.rows: token_rows(session, rows, config),
+            session.inputs.words: token_array(session, "words", own_samples(words, config), config),
+            session.inputs.rows: token_rows(session, own_samples(rows, config), config),
         }
     )
     execution = config.execution
     shape = (-1, execution.tensor_parallel_1, execution.tensor_parallel_2, *session.outputs.logits.shape)
-    pieces = outputs[session.outputs.logits].reshape(shape)[:, :, 0]  # identical over tp2
+    found = all_replicas(session, session.outputs.logits, outputs[session.outputs.logits])
+    pieces = found.reshape(shape)[:, :, 0]  # identical over tp2
     whole = np.concatenate([pieces[:, i] for i in range(execution.tensor_parallel_1)], axis=-1)
     return whole[..., : config.model.vocabulary_size]
 

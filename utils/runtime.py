@@ -1,7 +1,8 @@
 """The one door to what goes beyond PopXL. Where its extensions are missing, plain PopXL serves."""
 
+import importlib
 import inspect
-from typing import Optional
+from typing import Any, Optional
 
 import popxl
 import popxl_addons as addons
@@ -37,6 +38,19 @@ def accumulator_options(weights: popxl.dtype) -> dict[str, popxl.dtype]:
     if weights is popxl.float32 or "accumulator_dtype" not in parameters:
         return {}
     return {"accumulator_dtype": popxl.float32}
+
+
+def gather(value: Any, instances: int, patiently: bool = False) -> list[Any]:
+    """Every process's value, by instance; all processes must call it. Plain PopXL leaves that to MPI.
+
+    Args:
+        patiently: a process may take long to get here, since it does what only it does.
+    """
+    if instances == 1:
+        return [value]
+    if hasattr(extensions, "gather"):
+        return extensions.gather(value, patiently)
+    return list(importlib.import_module("mpi4py.MPI").COMM_WORLD.allgather(value))
 
 
 def run_count(session: popxl.Session) -> int:

@@ -1,11 +1,24 @@
 """What goes beyond PopXL. Applications reach it through one small module that falls back to plain PopXL."""
 
+from typing import Any, List
+
+from popdist import exchange
+
 from popxl.dtypes import bfloat16
 from popxl.printer import to_text
 from popxl.session import Session
 from popxl.verify import verify
 
-__all__ = ["bfloat16", "run_count", "set_run_count", "to_text", "verify"]
+__all__ = ["bfloat16", "gather", "run_count", "set_run_count", "to_text", "verify"]
+
+
+def gather(value: Any, patiently: bool = False) -> List[Any]:
+    """Every instance's value (one that pickles), by instance. All instances must call it, in the same order.
+
+    Args:
+        patiently: one may take up to an hour longer to get here than the others; else what collectives allow.
+    """
+    return exchange.gather_patiently(value) if patiently else exchange.gather(value)
 
 
 def run_count(session: Session) -> int:

@@ -178,11 +178,15 @@ class Fabric:
         return [f"in instance {other} {notes.get(other, silent)}" for other in sorted(others)]
 
     def broadcast(self, value: Optional[torch.Tensor], like: torch.Tensor, replica: int) -> torch.Tensor:
-        """A replica's tensor in every process. Collective; ``value`` where the replica lives, None elsewhere."""
+        """A replica's tensor in every process. Collective; ``value`` where the replica lives, None elsewhere.
+
+        Patient: one process may write what it has read to a disk meanwhile.
+        """
         whole = torch.empty_like(like) if value is None else value.contiguous()
         if whole.numel():
             with exchange.reaching_others("reading variables"):
-                self.connection.distributed.broadcast(whole.reshape(-1).view(torch.uint8), self.instance_of(replica))
+                flat, source = whole.reshape(-1).view(torch.uint8), self.instance_of(replica)
+                self.connection.distributed.broadcast(flat, source, group=self.connection.patient)
         return whole
 
 
