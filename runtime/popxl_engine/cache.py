@@ -7,7 +7,6 @@ stack traces to point into. Nothing is read back from it; deleting it at any tim
 import hashlib
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import Optional
 
@@ -29,9 +28,9 @@ def save_source(folder: Path, text: str) -> Optional[Path]:
     path = folder / f"program_{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=path.stem, suffix=".part", delete=False) as file:
-            file.write(text)
-        os.replace(file.name, path)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        part.write_text(text)
+        os.replace(part, path)
     except OSError as error:
         logger.warning("cache: the program's source could not be written to %s (%s); going on without.", folder, error)
         return None
