@@ -1,0 +1,152 @@
+"""Programs on eight replicas that tests run in one process and in several: ``python process_programs.py FILE`` in each.
+
+No part of them knows how the replicas are split.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import popdist
+import popxl
+import popxl_addons as addons
+from popxl import ops
+from popxl.extensions import gather
+from popxl.ops.collectives import (
+    replica_sharded_slice,
+    replicated_all_gather,
+    replicated_all_reduce,
+    replicated_all_reduce_,
+    replicated_reduce_scatter,
+    replicated_slice,
+)
+
+REPLICAS = 8
+SHAPE = (8, 3)
+ASSIGNMENTS = {
+    "all": [0] * 8,
+    "pairs": [0, 0, 1, 1, 2, 2, 3, 3],
+    "across": [0, 1, 2, 3, 0, 1, 2, 3],
+    "strided": [0, 1, 0, 1, 0, 1, 0, 1],
+}
+IRREGULAR = [0, 1, 1, 0, 2, 3, 3, 2]
+"""For variables; collectives need a constant stride."""
+
+
+def in_place(t, group):
+    u = t * 2.0
+    replicated_all_reduce_(u, "add", group)
+    return u
+
+
+COLLECTIVES = {
+    "sum": lambda t, group: replicated_all_reduce(t, "add", group),
+    "mean": lambda t, group: replicated_all_reduce(t, "mean", group),
+    "max": lambda t, group: replicated_all_reduce(t, "max", group),
+    "square_add": lambda t, group: replicated_all_reduce(t, "square_add", group),
+    "in_place": in_place,
+    "scatter": lambda t, group: replicated_reduce_scatter(t[:7], "add", group),
+    "gather": lambda t, group: replicated_all_gather(t, 1, group),
+    "shard": lambda t, group: replica_sharded_slice(t[:7], group),
+    "slice": lambda t, group: replicated_slice(t, 0, group),
+}
+DTYPES = (popxl.float16, popxl.bfloat16, popxl.uint32, popxl.bool)
+
+
+def values(*shape):
+    """One array per replica."""
+    return np.random.default_rng(3).uniform(-1, 1, (REPLICAS, *shape)).astype(np.float32)
+
+
+class Outputs:
+    """Streams of results by name."""
+
+    def __init__(self):
+        self.streams = {}
+
+    def store(self, name, t):
+        self.streams[name] = popxl.d2h_stream(t.shape, t.dtype, name)
+        ops.host_store(self.streams[name], t)
+
+
+def each_collective(ir, x, outputs):
+    for group_name, assignment in ASSIGNMENTS.items():
+        group = ir.replica_grouping_from_assignments(assignment)
+        for name, fn in COLLECTIVES.items():
+            outputs.store(f"{name}/{group_name}", fn(x, group))
+    for dtype in DTYPES:
+        positive = popxl.constant(100.0) * (x + 1.0)
+        t = ops.greater(x, popxl.constant(0.8)) if dtype is popxl.bool else ops.cast(positive, dtype)
+        outputs.store(f"dtype/{dtype.name}", replicated_all_reduce(t, "or" if dtype is popxl.bool else "add"))
+
+
+def two_branches(ir, x, outputs):
+    """Groups over several processes that take different branches, each with its own collectives."""
+    across = ir.replica_grouping_from_assignments(ASSIGNMENTS["across"])
+    flag = popxl.variable(np.array([True, False, True, False]), popxl.bool, "flag", replica_grouping=across)
+
+    def then(t):
+        return replicated_all_reduce(replicated_all_reduce(t, "max", across) + t, "add", across)
+
+    def otherwise(t):
+        return replicated_all_reduce(t, "mean", across)
+
+    spec = x.spec
+    graphs = [ir.create_graph(fn, spec) for fn in (then, otherwise)]
+    (y,) = ops.conditional(flag, *graphs, then_inputs=[x], else_inputs=[x])
+    outputs.store("branches", y)
+
+
+def make_variables(ir, x, memmap_dir):
+    """Variables of every kind, changed differently by each replica."""
+    pairs = ir.replica_grouping_from_assignments(ASSIGNMENTS["pairs"])
+    across = ir.replica_grouping_from_assignments(ASSIGNMENTS["across"])
+    irregular = ir.replica_grouping_from_assignments(IRREGULAR)
+    zeros = np.zeros(SHAPE, np.float32)
+    found = {
+        "own": popxl.variable(values(*SHAPE), name="own", replica_grouping=ir.replica_grouping(1, 1)),
+        "one": popxl.variable(zeros, name="one"),
+        "every": popxl.variable(zeros, name="every", retrieval_mode="all_replicas"),
+        "irregular": popxl.variable(np.stack([zeros] * 4), name="irregular", replica_grouping=irregular),
+        "paired": popxl.variable(np.stack([zeros] * 4), name="paired", replica_grouping=pairs),
+    }
+    for variable in found.values():
+        ops.var_updates.accumulate_(variable, x)
+    found["sharded"], shard = popxl.replica_sharded_variable(values(*SHAPE)[0], name="sharded")
+    ops.var_updates.accumulate_(shard, replica_sharded_slice(x))
+    buffer = popxl.replica_sharded_buffer((4, *SHAPE), popxl.float32, across)
+    data = values(*SHAPE)[:4]
+    found["remote"] = popxl.remote_replica_sharded_variable(data, buffer, 0, name="remote", replica_grouping=across)
+    ops.remote_store(buffer, 0, ops.remote_load(buffer, 0) + replica_sharded_slice(x, across))
+    factory = addons.VariableFactory(lambda: values(*SHAPE)[0], name="file")
+    found["file"] = factory.create_remote_tensor(popxl.remote_buffer(SHAPE, popxl.float32), 0, memmap_dir=memmap_dir)
+    return found
+
+
+def results(memmap_dir):
+    """What all of it gives: streams as ``[replicas, *shape]``, variables as the host reads them, by name."""
+    ir = popxl.Ir(replication="popdist" if popdist.isPopdistEnvSet() else REPLICAS)
+    outputs = Outputs()
+    with ir.main_graph, popxl.in_sequence():
+        into = popxl.h2d_stream(SHAPE, popxl.float32, "x")
+        x = ops.host_load(into)
+        each_collective(ir, x, outputs)
+        two_branches(ir, x, outputs)
+        variables = make_variables(ir, x, memmap_dir)
+    local = ir.instance_replication_factor
+    first = popdist.getInstanceIndex() * local
+    session = popxl.Session(ir, "cpu")
+    with session:
+        found = session.run({into: values(*SHAPE)[first : first + local]})
+        read = session.get_tensors_data(variables.values())
+    named = {name: found[stream].reshape(local, *stream.shape) for name, stream in outputs.streams.items()}
+    parts = gather(named)
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in named}
+    return {**whole, **{f"variable/{name}": np.array(read[v]) for name, v in variables.items()}}
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    given = results(str(target.parent / "files"))
+    if popdist.getInstanceIndex() == 0:
+        np.savez(target, **given)

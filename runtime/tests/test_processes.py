@@ -1,0 +1,283 @@
+"""Replicas over several processes: the same numbers as in one, and runs that end together."""
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import process_programs as programs
+import pytest
+from popdist import launcher
+from process_programs import ASSIGNMENTS, REPLICAS, results, values
+from processes import finish, is_alive, launch, start
+
+pytestmark = pytest.mark.multi
+
+SCRIPT = Path(programs.__file__)
+
+
+@pytest.fixture(scope="module")
+def in_one_process(tmp_path_factory):
+    return results(str(tmp_path_factory.mktemp("one")))
+
+
+def in_processes(folder, options, module="popdist.launcher", **environment):
+    ended = launch(options, [SCRIPT, folder / "results.npz"], module, **environment)
+    assert ended.code == 0, ended.said
+    with np.load(folder / "results.npz") as found:
+        return dict(found)
+
+
+@pytest.mark.parametrize(
+    "options, module, environment",
+    [
+        (["--num-replicas", REPLICAS, "--num-instances", 2], "popdist.launcher", {}),
+        (["--num-replicas", REPLICAS, "--num-instances", 4], "popdist.launcher", {}),
+        (
+            ["--standalone", "--nproc-per-node", 2],
+            "torch.distributed.run",
+            {"POPXL_INTERPRET": "1", "POPDIST_NUM_TOTAL_REPLICAS": str(REPLICAS)},
+        ),
+    ],
+    ids=["poprun-2", "poprun-4", "torchrun-2-interpreted"],
+)
+def test_numbers_do_not_depend_on_how_replicas_are_split_over_processes(
+    in_one_process, tmp_path, options, module, environment
+):
+    found = in_processes(tmp_path, options, module, **environment)
+    assert found.keys() == in_one_process.keys()
+    different = [name for name, array in found.items() if array.tobytes() != in_one_process[name].tobytes()]
+    assert not different
+    check_against_numpy(found)
+    file = np.fromfile(tmp_path / "files" / "file.npy", np.float32)
+    np.testing.assert_array_equal(file.reshape(programs.SHAPE), values(*programs.SHAPE)[0])
+
+
+def shards(array, size):
+    flat = array[:7].reshape(-1)
+    length = -(-flat.size // size)
+    return np.pad(flat, (0, length * size - flat.size)).reshape(size, length)
+
+
+ORACLES = {
+    "sum": lambda x, i: x.sum(0),
+    "mean": lambda x, i: x.mean(0),
+    "max": lambda x, i: x.max(0),
+    "square_add": lambda x, i: (x**2).sum(0),
+    "in_place": lambda x, i: 2 * x.sum(0),
+    "scatter": lambda x, i: shards(x.sum(0), len(x))[i],
+    "gather": lambda x, i: np.concatenate(list(x), 1),
+    "shard": lambda x, i: shards(x[i], len(x))[i],
+    "slice": lambda x, i: np.split(x[i], len(x))[i].squeeze(0) if len(x) == 8 else np.split(x[i], len(x))[i],
+}
+"""From the operands of a group and a position in it to that member's result."""
+
+
+def check_against_numpy(found):
+    x = values(*programs.SHAPE)
+    for group_name, assignment in ASSIGNMENTS.items():
+        for replica, group in enumerate(assignment):
+            members = [r for r in range(REPLICAS) if assignment[r] == group]
+            for name, oracle in ORACLES.items():
+                expected = oracle(x[members], members.index(replica))
+                np.testing.assert_allclose(found[f"{name}/{group_name}"][replica], expected, rtol=1e-5, atol=1e-6)
+    for replica in range(REPLICAS):
+        pair = x[[replica % 4, replica % 4 + 4]]
+        expected = pair.mean(0) if replica % 2 else (pair.max(0) + pair).sum(0)
+        np.testing.assert_allclose(found["branches"][replica], expected, rtol=1e-5, atol=1e-6)
+    expected = {
+        "own": 2 * x,
+        "one": x[0],
+        "every": x,
+        "irregular": x[[0, 1, 4, 5]],
+        "paired": x[::2],
+        "sharded": x[0] + np.concatenate([np.split(x[r].reshape(-1), 8)[r] for r in range(8)]).reshape(x[0].shape),
+        "file": x[0],
+    }
+    halves = x.reshape(2, 4, 2, 12)  # member m of group g is replica 4 * m + g
+    change = np.stack([np.concatenate([halves[m, g, m] for m in range(2)]) for g in range(4)])
+    expected["remote"] = x[:4] + change.reshape(4, *programs.SHAPE)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[f"variable/{name}"], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+# How runs end. Programs without collectives need no torch, and start at once.
+
+RANKED = "import os, signal, sys, time; rank = int(os.environ['RANK']); "
+NOTED = RANKED + "open(os.path.join(os.environ['NOTES'], str(os.getpid())), 'w').close(); "
+
+
+def left_over(folder):
+    """Instances that wrote their process number to a folder and still run."""
+    return [name for name in os.listdir(folder) if is_alive(name)]
+
+
+FAILURES = {
+    "an exit code": ("sys.exit('boom') if rank == 1 else time.sleep(90)", 1, r"[1] boom"),
+    "silence": ("sys.exit(7) if rank == 1 else time.sleep(90)", 7, "ended with exit code 7, without a message"),
+    "a kill": ("os.kill(os.getpid(), 9) if rank == 1 else time.sleep(90)", 137, "was killed by SIGKILL"),
+    "a stop": ("os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else time.sleep(90)", 137, "was stopped"),
+    "a deaf one": (
+        "signal.signal(15, signal.SIG_IGN); sys.exit('boom') if rank == 0 else time.sleep(90)",
+        1,
+        "boom",
+    ),
+    "what follows from a kill": (
+        "os.kill(os.getpid(), 9) if rank == 2 else (time.sleep(0.2), sys.exit('lost instance 2'))",
+        137,
+        "instance 2 (process ",
+    ),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_one_failing_instance_ends_all_and_has_the_last_word(failure, tmp_path):
+    code, exit_code, says = FAILURES[failure]
+    ended = launch(["--num-instances", 3], ["-c", NOTED + code], NOTES=str(tmp_path))
+    assert ended.code == exit_code
+    assert says in ended.last_line
+    assert ended.seconds < 30
+    assert len(os.listdir(tmp_path)) == 3 and not left_over(tmp_path)
+
+
+def test_what_all_instances_say_when_they_fail_alike_is_said_once():
+    ended = launch(["--num-instances", 3], ["-c", RANKED + "sys.exit('error: a wrong value')"])
+    assert ended.code == 1
+    assert ended.said.count("error: a wrong value") == 1
+
+
+def test_instances_that_succeed_pass_on_what_they_say():
+    ended = launch(["--num-instances", 2], ["-c", RANKED + "print('warning', rank, file=sys.stderr)"])
+    assert ended.code == 0
+    assert sorted(ended.said.splitlines()) == ["[1] warning 1", "warning 0"]
+
+
+def wait_for_instances(folder, count):
+    until = time.monotonic() + 30
+    while len(os.listdir(folder)) < count and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_launcher_reaches_instances_which_may_finish(number, tmp_path):
+    handle = f"signal.signal({number:d}, lambda *_: (print('saved', rank, file=sys.stderr), sys.exit(0))); "
+    process = start(["--num-instances", 2], ["-c", RANKED + handle + NOTED + "time.sleep(90)"], NOTES=str(tmp_path))
+    begin = time.monotonic()
+    wait_for_instances(tmp_path, 2)
+    process.send_signal(number)
+    ended = finish(process, begin)
+    assert ended.code == 128 + number
+    assert sorted(ended.said.splitlines()) == ["[1] saved 1", "saved 0"]
+    assert not left_over(tmp_path)
+
+
+def test_instances_that_do_not_finish_after_a_signal_are_ended(tmp_path):
+    code = RANKED + "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + NOTED + "time.sleep(90)"
+    process = start(["--num-instances", 2, "--grace", 0.5], ["-c", code], NOTES=str(tmp_path))
+    begin = time.monotonic()
+    wait_for_instances(tmp_path, 2)
+    process.terminate()
+    assert finish(process, begin).code == 128 + signal.SIGTERM
+    assert not left_over(tmp_path)
+
+
+def test_instances_end_where_the_launcher_is_killed(tmp_path):
+    process = start(["--num-instances", 2], ["-c", NOTED + "time.sleep(90)"], NOTES=str(tmp_path))
+    begin = time.monotonic()
+    wait_for_instances(tmp_path, 2)
+    process.kill()
+    assert finish(process, begin).code == -signal.SIGKILL
+    until = time.monotonic() + 10
+    while left_over(tmp_path) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not left_over(tmp_path)
+
+
+COLLECTIVE = """
+import os, sys, time
+import numpy as np
+import popxl, popdist
+from popxl.ops.collectives import replicated_all_reduce_
+mode, rank = sys.argv[1], popdist.getInstanceIndex()
+ir = popxl.Ir(replication="popdist")
+with ir.main_graph:
+    replicated_all_reduce_(popxl.variable(np.ones(4 + (mode == "program" and rank)), name="w"), "mean")
+with popxl.Session(ir, "cpu") as session:
+    session.run()
+    if rank == 1 and mode == "exception":
+        raise ValueError("bad luck")
+    if rank == 1 and mode == "hang":
+        time.sleep(90)
+    session.run()
+"""
+
+
+@pytest.mark.parametrize(
+    "mode, says",
+    [
+        ("exception", "[1] [rank1]: ValueError: bad luck"),
+        ("hang", "replica 0 waits at %replicated_all_reduce_"),
+        ("program", "instance 0 has '%w: float32[4] = variable', instance 1 has '%w: float32[5] = variable'"),
+    ],
+)
+def test_errors_around_collectives_name_their_cause(mode, says):
+    ended = launch(["--num-instances", 2, "--timeout", 3], ["-c", COLLECTIVE, mode])
+    assert ended.code == 1
+    assert says in ended.last_line
+    assert ended.said.count("Traceback") == 1
+    if mode == "hang":
+        assert "in instance 1 it has not said where it is" in ended.last_line
+
+
+def test_a_port_in_use_is_refused_at_once(capsys):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert launcher.main(["--num-instances", "2", "--master-port", str(port), "true"]) == 2
+    assert f"got {port}, which is in use; expected a free port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command, says",
+    [
+        ("--num-instances 2", "got no program; expected one after the options"),
+        ("--num-instances 2 no-such-program", "'no-such-program', which is not found"),
+        ("--num-instances 0 true", "--num-instances: got 0; expected at least 1"),
+        ("--num-replicas 5 --num-instances 2 true", "got 5 for 2 instances; expected a multiple of the instances. Use"),
+        ("--num-instances 3 --nnodes 2 --rdzv-endpoint a:1 true", "got 3 on 2 machines"),
+        ("--num-instances 2 --nnodes 2 true", "without the first one's address"),
+        ("--num-instances 2 --nnodes 2 --node-rank 2 true", "--node-rank: got 2; expected 0 to 1"),
+        ("--rdzv-endpoint host true", "--rdzv-endpoint: got 'host'; expected HOST:PORT"),
+        ("--master-port 70000 true", "--master-port: got 70000"),
+    ],
+)
+def test_command_lines_that_cannot_run_are_refused_in_one_sentence(command, says, capsys):
+    assert launcher.main(command.split()) == 2
+    said = capsys.readouterr().err
+    assert says in said and len(said.splitlines()) == 1
+
+
+def environments(command, monkeypatch):
+    options = launcher.parser().parse_args(command.split())
+    launcher.check(options)
+    return [launcher.instance_environment(options, local) for local in range(launcher.local_instances(options))]
+
+
+def test_threads_are_divided_evenly_unless_the_user_says_how_many(monkeypatch):
+    monkeypatch.setattr(launcher, "_cores", lambda: 16)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert {e["OMP_NUM_THREADS"] for e in environments("--num-instances 3 true", monkeypatch)} == {"5"}
+    assert {e["OMP_NUM_THREADS"] for e in environments("--num-instances 32 true", monkeypatch)} == {"1"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert {e["OMP_NUM_THREADS"] for e in environments("--num-instances 3 true", monkeypatch)} == {"2"}
+
+
+def test_each_machine_starts_its_own_share_of_the_instances(monkeypatch):
+    command = "--num-replicas 8 --num-instances 4 --nnodes 2 --node-rank 1 --rdzv-endpoint first:29500 true"
+    found = environments(command, monkeypatch)
+    assert [(e["RANK"], e["LOCAL_RANK"]) for e in found] == [("2", "0"), ("3", "1")]
+    assert {(e["WORLD_SIZE"], e["MASTER_ADDR"], e["MASTER_PORT"]) for e in found} == {("4", "first", "29500")}
+    assert {e["POPDIST_NUM_TOTAL_REPLICAS"] for e in found} == {"8"}
