@@ -5,11 +5,28 @@ from typing import Any, List
 from popdist import exchange
 
 from popxl.dtypes import bfloat16
+from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, measure, phase_time, plan, sequence
 from popxl.printer import to_text
 from popxl.session import Session
 from popxl.verify import verify
 
-__all__ = ["bfloat16", "gather", "run_count", "set_run_count", "to_text", "verify"]
+__all__ = [
+    "Event",
+    "Machine",
+    "Phase",
+    "PhaseTime",
+    "Plan",
+    "bfloat16",
+    "gather",
+    "measure",
+    "phase_time",
+    "plan",
+    "run_count",
+    "sequence",
+    "set_run_count",
+    "to_text",
+    "verify",
+]
 
 
 def gather(value: Any, patiently: bool = False) -> List[Any]:

@@ -216,6 +216,8 @@ class Interpreter:
         if len(members) == 1:
             return combine(*([t] for t in operands))[0]
         reads = READS.get(op.definition.name, "all")
+        if self.replica is not None and reads != "own":
+            self.replica.traffic.meet(op.definition.name, members, operands)
         result = yield Rendezvous(op, members, operands, combine, f"{op} built at {op.where}", self.number(op), reads)
         return result
 

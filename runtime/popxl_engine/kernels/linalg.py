@@ -45,6 +45,7 @@ def matrix_product(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Te
     if not lhs.is_cuda:
         rhs = dense(rhs)
     if lhs.dtype == torch.float32 and not lhs.is_cuda and prefers_onednn() and lhs.numel() and rhs.numel():
+        lhs = lhs.contiguous()  # oneDNN would do it inside, where plans of memory do not see it
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(lhs, rhs.t(), bias, "none", [], "")
         return result
     return torch.mm(lhs, rhs) if bias is None else torch.addmm(bias, lhs, rhs)

@@ -25,6 +25,11 @@ class Rows:
         """Bytes of one row, without padding."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole buffer."""
+        return self._stride * self.entries
+
     def adopt(self, index: int, row: torch.Tensor) -> None:
         """Use the caller's memory as a row."""
         self._rows[index] = row
@@ -43,7 +48,7 @@ class Rows:
                 "buffer with more entries."
             )
         if self._slab is None:
-            self._slab = allocate(self._stride * self.entries)
+            self._slab = allocate(self.nbytes)
         start = index * self._stride
         return self._slab[start : start + self.row_bytes].view(self.dtype).view(self.shape)
 

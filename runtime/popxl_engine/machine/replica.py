@@ -1,6 +1,7 @@
 """What one replica of this process owns: its variables, its remote rows, and its place in the streams of a run."""
 
-from typing import Any, Dict, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterable, Mapping, Tuple
 
 import numpy as np
 import torch
@@ -14,6 +15,23 @@ from popxl_engine.machine.memory import Rows
 Arrays = Mapping[Stream, torch.Tensor]
 
 
+@dataclass
+class Traffic:
+    """What a replica has moved since it was made, in bytes. A row stored to its own place counts, though it is free."""
+
+    loads: int = 0
+    loaded: int = 0
+    stores: int = 0
+    stored: int = 0
+    collectives: Dict[Tuple[str, Tuple[int, ...]], Tuple[int, int]] = field(default_factory=dict)
+    """(op, members of the group) -> (times met, bytes that this replica brought)."""
+
+    def meet(self, name: str, members: Tuple[int, ...], operands: Iterable[torch.Tensor]) -> None:
+        """Count a collective."""
+        times, brought = self.collectives.get((name, members), (0, 0))
+        self.collectives[name, members] = times + 1, brought + sum(t.nbytes for t in operands)
+
+
 class Replica:
     """The machine's handle: kernels with host or remote effects get it as their first parameter."""
 
@@ -25,6 +43,7 @@ class Replica:
         """Variables, and shards of variables, that live on the device."""
         self.place = 0
         """Where the program is: a number made from the run, and from the loops and branches that it is in."""
+        self.traffic = Traffic()
         self._inputs: Arrays = {}
         self._outputs: Arrays = {}
         self._position: Dict[Stream, int] = {}
@@ -56,11 +75,16 @@ class Replica:
 
     def remote_load(self, buffer: RemoteBuffer, offset: int) -> torch.Tensor:
         """Row ``offset`` itself; whoever needs it unchanged copies."""
-        return self.rows[buffer].row(offset)
+        row = self.rows[buffer].row(offset)
+        self.traffic.loads += 1
+        self.traffic.loaded += row.nbytes
+        return row
 
     def remote_store(self, buffer: RemoteBuffer, offset: int, t: torch.Tensor) -> None:
         """Write row ``offset``. Storing a row into itself is free."""
         row = self.rows[buffer].row(offset)
+        self.traffic.stores += 1
+        self.traffic.stored += row.nbytes
         if row.data_ptr() != t.data_ptr() or row.numel() == 0:
             row.copy_(t)
 

@@ -1,0 +1,199 @@
+"""What a program will cost: work, memory and traffic of each phase, and the time that a machine needs for them.
+
+A phase is a graph that the main graph calls or repeats; its name is the function's. Everything is per replica and for
+one step, all repeats of the phase together, unless its name says otherwise.
+"""
+
+import importlib
+from dataclasses import dataclass
+from typing import Dict, Iterator, Protocol, Tuple, cast
+
+from popxl.ir import Ir
+
+PLANNER = "popxl_engine.planner"
+PRODUCTS = ("matmul",)
+"""Ops whose FLOPs count as matrix products."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """All calls of one collective over groups of one size and stride."""
+
+    op: str
+    group_size: int
+    stride: int
+    """Distance between consecutive members of a group."""
+    calls: int
+    brought_bytes: int
+    """Bytes of this replica's operands."""
+    sent_bytes: int
+    """Bytes that this replica sends in a ring of n members: 2 (n-1)/n of an all-reduce's operand, (n-1)/n of a
+    reduce-scatter's operand or an all-gather's result."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a step."""
+
+    name: str
+    runs: int
+    """How often the main graph runs it in a step."""
+    flops_by_op: Dict[str, int]
+    """FLOPs of each kind of op."""
+    loads: int
+    loaded_bytes: int
+    """From remote memory."""
+    stores: int
+    stored_bytes: int
+    """To remote memory."""
+    host_bytes: int
+    """To and from the host's streams."""
+    peak_bytes: int
+    """Most bytes of device memory that are in use at a time, those that the main graph keeps included."""
+    collectives: Tuple[Collective, ...]
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations."""
+        return sum(self.flops_by_op.values())
+
+    @property
+    def product_flops(self) -> int:
+        """Those of matrix products: 2 m k n each."""
+        return sum(self.flops_by_op.get(name, 0) for name in PRODUCTS)
+
+    @property
+    def remote_bytes(self) -> int:
+        """To and from remote memory."""
+        return self.loaded_bytes + self.stored_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        """Sent to other replicas."""
+        return sum(c.sent_bytes for c in self.collectives)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one step of a program costs each of its replicas."""
+
+    replicas: int
+    steps: int
+    """Steps in one run of a session."""
+    phases: Tuple[Phase, ...]
+    """In the order in which a step first reaches them. What the main graph does by itself is "main"."""
+    remote_memory_bytes: int
+    """Remote memory that one replica holds."""
+    buffers: Dict[str, int]
+    """Bytes of each remote buffer, by number, shape of a row and type."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Device memory of one replica."""
+        return max(phase.peak_bytes for phase in self.phases)
+
+    @property
+    def total_remote_memory_bytes(self) -> int:
+        """Remote memory of all replicas together."""
+        return self.remote_memory_bytes * self.replicas
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Speeds of one replica's device and of its connections."""
+
+    flops: float
+    """Of matrix products, FLOP/s."""
+    link: float
+    """To the other replicas, bytes/s that one replica sends."""
+    remote: float
+    """To remote memory, bytes/s, both directions together."""
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """Seconds of one phase in one step."""
+
+    compute: float
+    link: float
+    remote: float
+
+    @property
+    def seconds(self) -> float:
+        """Rows come and go while the device computes; products wait for the collectives between them."""
+        return max(self.compute + self.link, self.remote)
+
+    @property
+    def limit(self) -> float:
+        """The physical limit: the larger of work over the device's rate and rows over remote memory's."""
+        return max(self.compute, self.remote)
+
+    @property
+    def bound(self) -> str:
+        """What takes longest: "compute", "links" or "remote"."""
+        times = {"compute": self.compute, "links": self.link, "remote": self.remote}
+        return max(times, key=lambda name: times[name])
+
+
+def phase_time(phase: Phase, machine: Machine) -> PhaseTime:
+    """The times of a phase on a machine."""
+    return PhaseTime(phase.flops / machine.flops, phase.sent_bytes / machine.link, phase.remote_bytes / machine.remote)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a replica does at a definite point of a step."""
+
+    phase: str
+    kind: str
+    """"load" or "store" of a remote row, or "collective"."""
+    name: str
+    """The collective's op; the buffer's number for rows."""
+    row: int = 0
+    """Of the buffer."""
+
+
+class Planner(Protocol):
+    """What the engine's planner offers."""
+
+    def make_plan(self, ir: Ir, borrows_rows: bool) -> Plan:
+        """See `plan`."""
+
+    def sequence(self, ir: Ir, replica: int) -> Iterator[Event]:
+        """See `sequence`."""
+
+    def measure(self) -> Machine:
+        """See `measure`."""
+
+
+def _planner() -> Planner:
+    return cast(Planner, importlib.import_module(PLANNER))
+
+
+def plan(ir: Ir, borrows_rows: bool = False) -> Plan:
+    """Plan one step of a program, without its data: nothing of the program's size is allocated.
+
+    FLOPs, traffic and calls follow from the graphs. Peak memory is found by a rehearsal: the compiled program runs on
+    tensors that have shapes and no memory, each loop twice.
+
+    Args:
+        borrows_rows: whether remote rows and stream slots are used where they lie, as on a CPU; else loads take
+            memory on the device.
+    Raises:
+        GraphError: an op whose cost depends on values that only exist when the program runs.
+    """
+    return _planner().make_plan(ir, borrows_rows)
+
+
+def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
+    """Every remote row and collective of one run on a replica, in order: the main graph on host scalars alone.
+
+    Raises:
+        GraphError: a row's number, or a branch around transfers, depends on values that only exist on the device.
+    """
+    return _planner().sequence(ir, replica)
+
+
+def measure() -> Machine:
+    """The speeds of this machine, measured in about a second: a product, and copies of memory."""
+    return _planner().measure()

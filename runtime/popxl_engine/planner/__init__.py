@@ -1,0 +1,10 @@
+"""What a program will cost, found without running it: work and traffic, peak memory, and the order of transfers.
+
+May import the rest of the engine. `popxl.plan` loads this package by name and defines what it returns.
+"""
+
+from popxl_engine.planner.making import make_plan
+from popxl_engine.planner.measuring import measure
+from popxl_engine.planner.sequence import sequence
+
+__all__ = ["make_plan", "measure", "sequence"]

@@ -1,0 +1,98 @@
+"""Work and traffic of a lowered program, counted without running it: a loop's body once, times its repeats."""
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterable, Tuple
+
+from popxl.op_records import Op, op_cost
+from popxl.replica_grouping import ReplicaGrouping
+
+from popxl_engine.codegen import meets
+from popxl_engine.kernels.collectives import READS
+from popxl_engine.lowering import Block, Instr
+
+Group = Tuple[str, int, int]
+"""Op, size of its groups, their stride."""
+
+
+@dataclass
+class Costs:
+    """Sums over instructions."""
+
+    flops: Dict[str, int] = field(default_factory=dict)
+    loads: int = 0
+    loaded: int = 0
+    stores: int = 0
+    stored: int = 0
+    host: int = 0
+    collectives: Dict[Group, Tuple[int, int, int]] = field(default_factory=dict)
+    """Calls, bytes brought, bytes sent."""
+
+    def add(self, other: "Costs", times: int = 1) -> None:
+        """Add another sum ``times`` times."""
+        for name, flops in other.flops.items():
+            self.flops[name] = self.flops.get(name, 0) + times * flops
+        for name in ("loads", "loaded", "stores", "stored", "host"):
+            setattr(self, name, getattr(self, name) + times * getattr(other, name))
+        for group, numbers in other.collectives.items():
+            before = self.collectives.get(group, (0, 0, 0))
+            calls, brought, sent = (b + times * n for b, n in zip(before, numbers))
+            self.collectives[group] = calls, brought, sent
+
+    @property
+    def weight(self) -> Tuple[int, int]:
+        """What makes one branch dearer than another."""
+        moved = self.loaded + self.stored + sum(sent for _, _, sent in self.collectives.values())
+        return sum(self.flops.values()), moved
+
+
+class Counter:
+    """Counts costs. ``dearer``: for each conditional, whether its first branch costs more; that one is counted."""
+
+    def __init__(self) -> None:
+        self.dearer: Dict[Op, bool] = {}
+        self._bodies: Dict[Block, Costs] = {}
+
+    def count(self, instrs: Iterable[Instr]) -> Costs:
+        """The costs of instructions, with all repeats of their bodies."""
+        costs = Costs()
+        for instr in instrs:
+            if instr.kind == "repeat":
+                costs.add(self._body(instr.bodies[0]), instr.arguments["repeat_count"])
+            elif instr.kind == "conditional":
+                then, other = (self._body(body) for body in instr.bodies)
+                assert instr.source is not None
+                self.dearer[instr.source] = then.weight >= other.weight
+                costs.add(then if self.dearer[instr.source] else other)
+            elif instr.kind == "op":
+                _add_op(costs, instr)
+        return costs
+
+    def _body(self, body: Block) -> Costs:
+        if body not in self._bodies:
+            self._bodies[body] = self.count(body.instrs)
+        return self._bodies[body]
+
+
+def _add_op(costs: Costs, instr: Instr) -> None:
+    op, definition = instr.source, instr.definition
+    assert op is not None and definition is not None
+    cost = op_cost(op)
+    if cost.flops and not instr.host:
+        costs.flops[definition.name] = costs.flops.get(definition.name, 0) + cost.flops
+    assert cost.bytes is not None
+    if "remote" in definition.effects:
+        if "load" in definition.name:
+            costs.loads, costs.loaded = costs.loads + 1, costs.loaded + cost.bytes
+        else:
+            costs.stores, costs.stored = costs.stores + 1, costs.stored + cost.bytes
+    elif "host" in definition.effects:
+        costs.host += cost.bytes
+    elif meets(instr) and READS.get(definition.name) != "own":
+        brought = sum(t.spec.nbytes for t in op.inputs)
+        costs.add(Costs(collectives={_group(op): (1, brought, cost.bytes)}))
+
+
+def _group(op: Op) -> Group:
+    given: Any = op.arguments.get("group")
+    group: ReplicaGrouping = given if given is not None else op.graph.ir.replica_grouping()
+    return op.definition.name, group.group_size, group.stride

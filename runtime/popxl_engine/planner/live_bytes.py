@@ -1,0 +1,75 @@
+"""Counts the bytes of tensors that are alive, as they come and go."""
+
+import weakref
+from typing import Any, Dict, Iterable, Iterator, Optional, Sequence, Tuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+STAND_IN = 0.5
+"""Stands for numbers that only exist on a device: neither of those, 0 and 1, that kernels have shortcuts for."""
+
+
+class LiveBytes(TorchDispatchMode):
+    """While active, every tensor that an operation makes counts until its memory is given up.
+
+    Tensors are expected to be on the meta device: they have shapes and no memory. A number that a kernel asks of one
+    reads as `STAND_IN`, an integer as 0, a truth as False.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = 0
+        self.peaks: Dict[str, int] = {}
+        """Most bytes alive at a time, by phase."""
+        self.phase: Optional[str] = None
+        self._known: Dict[int, "weakref.ref[Any]"] = {}
+
+    def enter(self, phase: str) -> None:
+        """What comes next counts for a phase."""
+        self.phase = phase
+        self._note()
+
+    def _note(self) -> None:
+        if self.phase is not None:
+            self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.live)
+
+    def add(self, t: torch.Tensor, counts: bool = True) -> None:
+        """Count a tensor's storage, or with ``counts=False`` keep its storage out of the count."""
+        storage = t.untyped_storage()
+        key, nbytes = storage._cdata, storage.nbytes() if counts else 0
+        if key in self._known:
+            return
+
+        def gone(_: Any) -> None:
+            del self._known[key]
+            self.live -= nbytes
+
+        self._known[key] = weakref.ref(storage, gone)
+        self.live += nbytes
+        self._note()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[Any], args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            dtype = args[0].dtype
+            return STAND_IN if dtype.is_floating_point else False if dtype is torch.bool else 0
+        result = func(*args, **(kwargs or {}))
+        for t in tensors_in((result,)):
+            self.add(t)
+        return result
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among values and their lists and tuples."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+
+
+def on_meta(t: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same shape, type and strides without memory."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")

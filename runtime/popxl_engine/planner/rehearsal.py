@@ -1,0 +1,215 @@
+"""The compiled program run on tensors without memory, to see how much memory it would use.
+
+The very source that a run executes is executed here, so that what is a view, what is dropped when, and what kernels
+need on the way are those of a run. Loops run twice, for the second time starts with what the first one leaves.
+"""
+
+import inspect
+import linecache
+import sys
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
+
+import numpy as np
+import torch
+from popxl.errors import GraphError
+from popxl.ir import Ir
+from popxl.op_records import OPS, Op, OpDefinition
+from popxl.remote_buffer import RemoteBuffer
+from popxl.streams import Stream
+from popxl.values import TensorSpec
+from torch.utils._python_dispatch import _disable_current_modes
+
+from popxl_engine.codegen import Generator, yields
+from popxl_engine.kernels.collectives import READS
+from popxl_engine.kernels.dtypes import torch_dtype
+from popxl_engine.kernels.registry import FUSED, kernel_for
+from popxl_engine.lowering import Block, Instr, Lowering
+from popxl_engine.optimise import optimise
+from popxl_engine.planner.live_bytes import LiveBytes, on_meta
+from popxl_engine.planner.phases import in_phases, step_of
+from popxl_engine.program import enabled_rewrites
+from popxl_engine.support import Meeting, to_device
+
+ROUNDS = 2
+"""Iterations of a loop that are run."""
+
+
+def enter_phase(replica: Any, name: str) -> None:
+    """Kernel of the marks between phases."""
+    replica.bytes.enter(name)
+
+
+def _mark(name: str) -> None: ...
+
+
+MARK = OpDefinition("enter_phase", _mark, inspect.signature(_mark), effects=frozenset({"host"}))
+FUSED[MARK.name] = enter_phase
+
+
+def peak_bytes(ir: Ir, borrows_rows: bool, dearer: Mapping[Op, bool]) -> Dict[str, int]:
+    """Most bytes of device memory that are in use at a time on one replica, by phase.
+
+    Args:
+        borrows_rows: whether remote rows and stream slots take no device memory.
+        dearer: for each conditional, whether its first branch is the one to run.
+    """
+    block = Lowering(enabled_rewrites()).main(ir.main_graph)
+    optimise(block)
+    _mark_phases(ir, block)
+    _shorten(block)
+    generator = Generator(rounds=bool(ir._pb_ir.getSessionOptions().enableStochasticRounding))
+    name = generator.function(block)
+    with torch.device("meta"), LiveBytes() as live:
+        replica = Stage(live, borrows_rows)
+        names = _props(generator, live, dearer)
+        state: List[Any] = []
+        for t, value in block.state.items():
+            array = np.zeros(t.shape, t.dtype.as_numpy())
+            state.append(array if value.host else empty(t.spec))
+        text, filename = generator.source.text(), f"<rehearsal of popxl program {ir.id}>"
+        linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+        try:
+            exec(compile(text, filename, "exec"), names)  # noqa: S102 - our own source
+            _run(names[name], replica, state, yields(block))
+        except (NotImplementedError, RuntimeError) as error:
+            raise _located(error, generator, filename) from error
+        finally:
+            del linecache.cache[filename]
+    return live.peaks
+
+
+def empty(spec: TensorSpec) -> torch.Tensor:
+    """A tensor of that shape and type on the current device."""
+    return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
+
+
+class Stage:
+    """Stands in for a replica: transfers give tensors of the right shape."""
+
+    def __init__(self, live: LiveBytes, borrows_rows: bool):
+        self.bytes, self.borrows = live, borrows_rows
+        self.place = self.index = 0
+
+    def _received(self, shape: Tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if not self.borrows:
+            return torch.empty(shape, dtype=dtype)
+        row = on_meta_uncounted(shape, dtype)
+        self.bytes.add(row, counts=False)
+        return row
+
+    def host_load(self, stream: Stream) -> torch.Tensor:
+        """A slot of an input stream."""
+        return self._received(stream.shape, torch_dtype(stream.dtype))
+
+    def host_store(self, stream: Stream, t: torch.Tensor) -> None:
+        """Nothing."""
+
+    def remote_load(self, buffer: RemoteBuffer, offset: int) -> torch.Tensor:
+        """A row."""
+        return self._received(buffer.tensor_shape, torch_dtype(buffer.tensor_dtype))
+
+    def remote_store(self, buffer: RemoteBuffer, offset: int, t: torch.Tensor) -> None:
+        """Nothing."""
+
+
+def on_meta_uncounted(shape: Tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor that a mode around does not see."""
+    with _disable_current_modes():
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+
+class Rehearsed:
+    """Stands in for a `Meeting`: nobody else comes."""
+
+    def __init__(self, meeting: Meeting):
+        self.meeting = meeting
+
+    def arrive(self, replica: Stage, operands: Tuple[torch.Tensor, ...], combine: Any) -> Iterator[torch.Tensor]:
+        """What the collective gives: memory of its own, or for slices a view of the operand."""
+        op = self.meeting.op
+        if READS.get(op.definition.name) == "own":
+            (spec,) = (t.spec for t in op.outputs)
+            return operands[0].reshape(-1)[: spec.nelms].view(spec.shape)  # type: ignore[return-value]
+        results = tuple(empty(t.spec) for t in op.outputs)
+        return results[0] if len(results) == 1 else results  # type: ignore[return-value]
+
+
+def _run(main: Any, replica: Stage, state: List[Any], is_generator: bool) -> None:
+    if not is_generator:
+        main(replica, *state)
+        return
+    running, value = main(replica, *state), None
+    while True:
+        try:
+            value = running.send(value)
+        except StopIteration:
+            return
+
+
+def _props(generator: Generator, live: LiveBytes, dearer: Mapping[Op, bool]) -> Dict[str, Any]:
+    """The names that the source refers to, with what has memory or waits for others replaced."""
+    printing = {kernel_for(definition) for definition in OPS.values() if "print" in definition.effects}
+    names: Dict[str, Any] = {}
+    for name, value in generator.source.names.items():
+        if isinstance(value, torch.Tensor):
+            names[name] = on_meta(value)
+        elif isinstance(value, Meeting):
+            names[name] = Rehearsed(value)
+        elif callable(value) and value in printing:
+            names[name] = _unprinted
+        else:
+            names[name] = _to_meta if value is to_device else value
+    names["bool"] = _Truth(generator.source.instrs, dearer)
+    return names
+
+
+def _unprinted(t: torch.Tensor, *options: Any, **more: Any) -> torch.Tensor:
+    return t
+
+
+def _to_meta(value: np.ndarray) -> torch.Tensor:
+    return on_meta(torch.from_numpy(np.array(value)))
+
+
+class _Truth:
+    """What branches ask: a value on the host as it is, one on the device by the dearer branch."""
+
+    def __init__(self, instrs: Dict[int, Instr], dearer: Mapping[Op, bool]):
+        self.instrs, self.dearer = instrs, dearer
+
+    def __call__(self, condition: Any) -> bool:
+        if not isinstance(condition, torch.Tensor):
+            return bool(condition)
+        op = self.instrs[sys._getframe(1).f_lineno].source
+        assert op is not None
+        return self.dearer[op]
+
+
+def _mark_phases(ir: Ir, block: Block) -> None:
+    graph, inner, _ = step_of(ir, block)
+    marked, current = [], None
+    for phase, instr in in_phases(graph, inner):
+        if phase != current:
+            marked.append(Instr("op", {"name": phase}, [], MARK))
+        marked.append(instr)
+        current = phase
+    inner.instrs = marked
+
+
+def _shorten(block: Block) -> None:
+    for instr in block.instrs:
+        if instr.kind == "repeat":
+            instr.arguments["repeat_count"] = min(ROUNDS, instr.arguments["repeat_count"])
+        for body in instr.bodies:
+            _shorten(body)
+
+
+def _located(error: Exception, generator: Generator, filename: str) -> Exception:
+    trace, found = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == filename:
+            found = generator.source.instrs.get(trace.tb_lineno, found)
+        trace = trace.tb_next
+    op = found.source if found is not None else None
+    where = f"{op} in graph '{op.graph.name or 'main'}', built at {op.where}" if op is not None else "the program"
+    return GraphError(f"plan: while rehearsing {where}: {error}")

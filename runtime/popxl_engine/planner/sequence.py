@@ -1,0 +1,143 @@
+"""The order of remote rows and collectives, found by running a lowered program on host scalars alone."""
+
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+import numpy as np
+from popxl.errors import GraphError
+from popxl.ir import Ir
+from popxl.op_records import call_arguments
+from popxl.plan import Event
+
+from popxl_engine.codegen import meets
+from popxl_engine.kernels.collectives import READS
+from popxl_engine.lowering import Block, Instr, Lowering, Value
+from popxl_engine.optimise import optimise
+from popxl_engine.planner.phases import MAIN, in_phases, step_of
+
+Scalars = Dict[Value, np.ndarray]
+
+
+def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
+    """See `popxl.plan.sequence`. Small integer variables have their initial values."""
+    block = Lowering().main(ir.main_graph)
+    optimise(block)
+    graph, inner, _ = step_of(ir, block)
+    phases = {id(instr): phase for phase, instr in in_phases(graph, inner)}
+    scalars: Scalars = {}
+    for variable in ir.main_graph.variables:
+        value = block.state.get(variable)
+        if value is not None and value.host and variable.host_value is not None:
+            grouping = variable.replica_grouping
+            values = variable.host_value if grouping.num_groups > 1 else variable.host_value[np.newaxis]
+            scalars[value] = np.array(values[grouping.assignment[replica]])
+    yield from Walk(phases).block(block, scalars)
+
+
+class Walk:
+    """Goes through blocks. ``phases``: of the instructions that start one, by their identity."""
+
+    def __init__(self, phases: Dict[int, str]):
+        self.phases, self.phase = phases, MAIN
+        self._silent: Dict[Block, bool] = {}
+
+    def block(self, block: Block, scalars: Scalars) -> Iterator[Event]:
+        """What happens in a block; its host scalars are added to those of its inputs."""
+        for constant, value in block.constants.items():
+            if value.host:
+                scalars[value] = np.array(constant.host_value).reshape(constant.shape)
+        for instr in block.instrs:
+            self.phase = self.phases.get(id(instr), self.phase)
+            if instr.kind == "copy":
+                if instr.outputs[0].host and instr.arguments["t"] in scalars:
+                    scalar = scalars[instr.arguments["t"]]
+                    scalars[instr.outputs[0]] = scalar.copy() if instr.own else scalar
+            elif instr.kind == "repeat":
+                yield from self._repeat(instr, scalars)
+            elif instr.kind == "conditional":
+                yield from self._conditional(instr, scalars)
+            elif instr.host:
+                _evaluate(instr, scalars)
+            else:
+                yield from self._op(instr, scalars)
+
+    def _repeat(self, instr: Instr, scalars: Scalars) -> Iterator[Event]:
+        body, inputs = instr.bodies[0], list(instr.arguments["inputs"])
+        given: List[Optional[np.ndarray]] = [scalars.get(v) for v in inputs]
+        count = instr.arguments["repeat_count"]
+        if self._is_silent(body) and not any(v.host for v in instr.outputs):
+            return
+        for _ in range(count):
+            inner: Scalars = {v: g for v, g in zip(body.inputs, given) if g is not None}
+            yield from self.block(body, inner)
+            given[: len(body.outputs)] = [inner.get(v) for v in body.outputs]
+        for value, result in zip(instr.outputs, given):
+            if result is not None and value.host:
+                scalars[value] = result
+
+    def _conditional(self, instr: Instr, scalars: Scalars) -> Iterator[Event]:
+        if all(self._is_silent(body) for body in instr.bodies):
+            return
+        condition = scalars.get(instr.arguments["cond"])
+        if condition is None:
+            raise GraphError(_unknown(instr, "a branch around transfers whose condition is on the device"))
+        branch = "then" if condition else "else"
+        body = instr.bodies[0 if condition else 1]
+        inputs: Sequence[Value] = instr.arguments[f"{branch}_inputs"]
+        yield from self.block(body, {b: scalars[v] for b, v in zip(body.inputs, inputs) if v in scalars})
+
+    def _op(self, instr: Instr, scalars: Scalars) -> Iterator[Event]:
+        definition, arguments = instr.definition, instr.arguments
+        assert definition is not None
+        if "remote" in definition.effects:
+            row: Any = arguments["offset"]
+            if isinstance(row, Value):
+                if row not in scalars:
+                    raise GraphError(_unknown(instr, "a row whose number is on the device"))
+                row = scalars[row]
+            kind = "load" if "load" in definition.name else "store"
+            name = str(arguments["remote_buffer"].remote_buffer_id)
+            yield Event(self.phase, kind, name, int(np.asarray(row).reshape(())))
+        elif meets(instr) and READS.get(definition.name) != "own":
+            yield Event(self.phase, "collective", definition.name)
+
+    def _is_silent(self, block: Block) -> bool:
+        """Whether a block moves nothing."""
+        if block not in self._silent:
+            self._silent[block] = not any(
+                instr.effects & {"remote"} or meets(instr) or any(not self._is_silent(b) for b in instr.bodies)
+                for instr in block.instrs
+            )
+        return self._silent[block]
+
+
+def _evaluate(instr: Instr, scalars: Scalars) -> None:
+    definition = instr.definition
+    assert definition is not None and definition.host is not None
+    if any(v not in scalars for v in instr.inputs()):
+        return
+    args, kwargs = call_arguments(definition, {n: _filled(a, scalars) for n, a in instr.arguments.items()})
+    result = definition.host(*args, **kwargs)
+    if definition.writes:
+        target = scalars[instr.arguments[definition.writes[0]]]
+        target[...] = result
+        scalars[instr.outputs[0]] = target
+        return
+    for value, found in zip(instr.outputs, [result] if len(instr.outputs) == 1 else result):
+        scalars[value] = np.array(found, dtype=value.spec.dtype.as_numpy())
+
+
+def _filled(argument: Any, scalars: Scalars) -> Any:
+    if isinstance(argument, Value):
+        return scalars[argument]
+    if isinstance(argument, (tuple, list)):
+        return tuple(_filled(a, scalars) for a in argument)
+    return argument
+
+
+def _unknown(instr: Instr, what: str) -> str:
+    op = instr.source
+    assert op is not None
+    return (
+        f"sequence: got {what}: {op} in graph '{op.graph.name or 'main'}', built at {op.where}; expected it to follow "
+        "from constants and loop counters. Compute it from small integers."
+    )
