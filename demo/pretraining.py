@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from config import Config, ConfigError, UserError, exit_on_user_error, parse_command_line, to_yaml, validate
 from data import DataError, Dataset, SyntheticDataset, TokenDataset
+from demo.memory import check_memory
 from demo.pictures import draw_losses
 from demo.run_folder import RunFolder, choose_folder
 from demo.text import MARK, read_tokenizer, whole_lines, write_samples
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         arguments, program="demo/pretraining.py: pretrain a GPT", default="gpt3_2.7B_pod64", options=Options
     )
     is_leader = check_instances(config)
+    check_memory(config, popdist.getNumInstances())
     with data_errors_are_user_errors():
         data, validation_data = open_data(config)
         tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None

@@ -102,6 +102,7 @@ class TrainingRun:
         self.metrics = MetricsFile(folder.metrics, self.step) if self.is_leader else None
         self.progress = Progress(config, self.step)
         self.wandb = WandbLog(config, str(folder.path)) if config.logging.wandb and self.is_leader else None
+        self._first_step = self.step
         self._saved_step = self.step if saved is not None else None
         self._last_validation: Optional[float] = None
 
@@ -155,7 +156,8 @@ class TrainingRun:
         self.metrics.write(values)
         if self.wandb is not None:
             self.wandb.log({**values, "tokens_per_second": self.progress.tokens_per_second})
-        if self.step % self.config.logging.log_every == 0 or validation is not None or last:
+        is_first = self.step == self._first_step + 1
+        if self.step % self.config.logging.log_every == 0 or validation is not None or is_first or last:
             line = self.progress.line(self.step, result.loss, self._last_validation, rate, result.gradient_norm)
             print(line, flush=True)
 

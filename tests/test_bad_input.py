@@ -85,6 +85,8 @@ ROWS = [
         ("layers: got 'two'", "whole number"), written("my.yml", "model: {layers: two}")),
     Row("file that is no YAML", f"{RUN} --config my.yml", ("my.yml",), written("my.yml", "model: {layers: [")),
     Row("unknown option of preparation", f"{PREPARE} --output new --sequence 8", ("--sequence",)),
+    Row("state larger than the machine's memory", "{train} --config gpt3_175B_pod256",
+        ("memory: got", "for the state of gpt3_175B_pod256", "--memmap_dir")),
     # Token files
     Row("no such file", f"{TRAIN} --input_files nothing*.tfrecord",
         ("nothing*.tfrecord", "matches no file", "data/prepare.py")),

@@ -1,0 +1,46 @@
+"""Whether a run's state fits this machine, told before anything is made."""
+
+import os
+from pathlib import Path
+
+from config import Config, UserError
+from utils.units import bytes_text
+
+MOMENTS_AND_GRADIENT = 3 * 4
+"""Bytes per parameter beside the weight itself: two float32 moments of Adam, and a float32 gradient."""
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def state_bytes(config: Config) -> int:
+    """What all replicas together hold in host memory, at least: parameters and activations between layers, once."""
+    model, training = config.model, config.training
+    width = 4 if model.precision == "float32" else 2
+    rows = 2 * model.layers  # of x and of dx, at least
+    activations = rows * training.global_batch_size * model.sequence_length * model.hidden_size * width
+    return model.parameters * (width + MOMENTS_AND_GRADIENT) + activations
+
+
+def machine_bytes() -> int:
+    """Memory that this process may use."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(physical, int(CGROUP_LIMIT.read_text()))
+    except (OSError, ValueError):  # no such file, or "max"
+        return physical
+
+
+def check_memory(config: Config, instances: int) -> None:
+    """Refuse a run whose state alone is more than this machine's memory.
+
+    Processes are taken to be on machines of their own, so that nothing is refused that might run.
+
+    Raises:
+        UserError: it does not fit, and no files are to hold it.
+    """
+    needed, there = state_bytes(config) // instances, machine_bytes()
+    if config.execution.memmap_dir is None and needed > there:
+        raise UserError(
+            f"memory: got {bytes_text(there)} on this machine; expected at least {bytes_text(needed)} for the state of "
+            f"{config.name}. Choose a smaller model or batch, set --memmap_dir to a folder on a fast disk, or start "
+            "more processes on other machines."
+        )
