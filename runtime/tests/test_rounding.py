@@ -76,18 +76,18 @@ def test_without_a_seed_rounding_is_to_nearest(dtype: torch.dtype) -> None:
 def test_small_updates_are_not_lost_when_they_are_rounded_stochastically(dtype: torch.dtype) -> None:
     """A thousand steps, each a twentieth of the spacing of bfloat16 at one: rounding to nearest would lose them all."""
     step, steps = 2.0**-7 / 20, 1000
-    delta = torch.full((256,), step)
-    weight = torch.ones(256, dtype=dtype)
+    delta = torch.full((4096,), step)
+    weight = torch.ones(4096, dtype=dtype)
     counter = count()
     with Updates.rounded_stochastically(lambda: seed(next(counter))):
         for _ in range(steps):
             KERNELS["scaled_add_"](weight, delta, 1.0, 1.0)
     assert next(counter) == steps
     assert float(weight.double().mean()) == pytest.approx(1 + steps * step, rel=2e-3)
-    stuck = torch.ones(256, dtype=torch.bfloat16)
+    stuck = torch.ones(4096, dtype=torch.bfloat16)
     for _ in range(steps):
         KERNELS["scaled_add_"](stuck, delta, 1.0, 1.0)
-    assert torch.equal(stuck, torch.ones(256, dtype=torch.bfloat16))
+    assert torch.equal(stuck, torch.ones(4096, dtype=torch.bfloat16))
 
 
 UPDATES = {

@@ -1,49 +1,69 @@
 """The one place where a wide result becomes a 16-bit weight: rounded to nearest, or stochastically."""
 
 from contextlib import contextmanager
-from typing import Callable, Iterator, Optional, Tuple
+from typing import Callable, Iterator, Optional, Tuple, Union
 
 import torch
 
-from popxl_engine.kernels.generator import blocks
+from popxl_engine.kernels.generator import draws
 
 NARROW = (torch.float16, torch.bfloat16)
 """Types that are computed in float32 and rounded once."""
 
 
-def round_to(dtype: torch.dtype, x: torch.Tensor, seed: Optional[torch.Tensor] = None, offset: int = 0) -> torch.Tensor:
-    """Round float32 to a 16-bit type: to nearest, or with a seed stochastically.
+PERIOD = 1 << 16
+"""Elements after which `Noise` uses its draws again, each time shifted by another draw."""
+
+
+class Noise:
+    """16 random bits for each element of a tensor, int16 from -32768 to 32767: a function of seed and index alone.
+
+    Element i gets 16 bits of draw (i mod PERIOD) div 2 (the lower half for even i), plus the lower 16 bits of draw
+    PERIOD / 2 + i div PERIOD, modulo 2**16. Each element's bits are uniform and new with every seed, which is what
+    rounding without bias needs, and a large tensor costs one period of draws. (The shift is Cranley and Patterson's
+    rotation, 1976, SIAM J. Numer. Anal. 13.)
+
+    Args:
+        seed: uint32 [2], on the device where the bits are needed.
+        length: elements from index 0 on that bits may be asked for.
+    """
+
+    def __init__(self, seed: torch.Tensor, length: int) -> None:
+        self._seed = seed
+        self._base = draws(seed, (min(length, PERIOD) + 1) // 2).view(torch.int16)
+
+    def blocks(self, count: int, offset: int) -> Iterator[Tuple[slice, torch.Tensor]]:
+        """Bits of elements offset .. offset + count - 1, period by period: (part of these, its bits)."""
+        first, end = offset // PERIOD, offset + count
+        shifts = draws(self._seed, -(-end // PERIOD) - first, PERIOD // 2 + first).to(torch.int16)
+        for shift, start in zip(shifts, range(first * PERIOD, end, PERIOD)):
+            low, high = max(offset, start), min(end, start + PERIOD)
+            yield slice(low - offset, high - offset), self._base[low - start : high - start] + shift
+
+
+def round_to(
+    dtype: torch.dtype, x: torch.Tensor, noise: Union[None, torch.Tensor, Noise] = None, offset: int = 0
+) -> torch.Tensor:
+    """Round float32 to a 16-bit type: to nearest, or with noise stochastically.
 
     Stochastic rounding moves x to one of its two neighbours, with a probability in proportion to the distance from the
     other: the expected result is x. Numbers that the type holds stay as they are, so do infinities and NaN.
 
     Args:
-        seed: uint32 [2], on x's device. Other types than float32 to 16 bits are rounded to nearest all the same.
-        offset: index of x's first element in the tensor that the seed is for; for a shard not zero.
+        noise: a seed, uint32 [2] on x's device, or its `Noise`. Other types than float32 to 16 bits are rounded to
+            nearest all the same.
+        offset: index of x's first element in the tensor that the noise is for; for a shard not zero.
     """
-    if seed is None or dtype not in NARROW or x.dtype != torch.float32:
+    if noise is None or dtype not in NARROW or x.dtype != torch.float32:
         return x.to(dtype)
+    if isinstance(noise, torch.Tensor):
+        noise = Noise(noise, offset + x.numel())
     result = torch.empty(x.shape, dtype=dtype, device=x.device)
     flat, source = result.view(-1), x.reshape(-1)
     round_part = _to_bfloat16 if dtype == torch.bfloat16 else _to_float16
-    for part, noise in noise_blocks(seed, source.numel(), x.device, offset):
-        flat[part] = round_part(source[part], noise)
+    for part, bits in noise.blocks(source.numel(), offset):
+        flat[part] = round_part(source[part], bits)
     return result
-
-
-def noise_blocks(
-    seed: torch.Tensor, count: int, device: torch.device, offset: int
-) -> Iterator[Tuple[slice, torch.Tensor]]:
-    """16 random bits for each element, block by block: (part of the tensor, int16 from -32768 to 32767).
-
-    Draw i of the seed serves elements 2i (its lower half) and 2i + 1.
-    """
-    first = offset // 2
-    skip = offset - 2 * first
-    for words, values in blocks(seed, (skip + count + 1) // 2, device, first):
-        start, stop = 2 * words.start - skip, 2 * words.stop - skip
-        bits = values.contiguous().view(torch.int16)[max(0, -start) : min(stop, count) - start]
-        yield slice(max(0, start), min(stop, count)), bits
 
 
 def _to_bfloat16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
@@ -86,21 +106,23 @@ class Updates:
             cls.next_seed, cls.offset = before
 
 
-def update_seed(t: torch.Tensor) -> Optional[torch.Tensor]:
-    """The seed with which an update of ``t`` rounds; None: to nearest."""
-    return Updates.next_seed() if t.dtype in NARROW and Updates.next_seed is not None else None
+def update_noise(t: torch.Tensor) -> Optional[Noise]:
+    """The noise with which an update of ``t`` rounds; None: to nearest."""
+    if t.dtype not in NARROW or Updates.next_seed is None:
+        return None
+    return Noise(Updates.next_seed(), Updates.offset + t.numel())
 
 
 def update(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Write an update's result into ``t``, rounded to its type, and return ``t``."""
     if t.dtype in NARROW and value.dtype == torch.float32:
-        return update_part(t, value, update_seed(t), 0)
+        return update_part(t, value, update_noise(t), 0)
     return t.copy_(value)
 
 
-def update_part(t: torch.Tensor, value: torch.Tensor, seed: Optional[torch.Tensor], start: int) -> torch.Tensor:
-    """As `update` for a part of a tensor whose first element has index ``start`` in it, with the whole one's seed."""
-    return t.copy_(round_to(t.dtype, value, seed, Updates.offset + start))
+def update_part(t: torch.Tensor, value: torch.Tensor, noise: Optional[Noise], start: int) -> torch.Tensor:
+    """As `update` for a part of a tensor whose first element has index ``start`` in it, with the whole update's noise."""
+    return t.copy_(round_to(t.dtype, value, noise, Updates.offset + start))
 
 
 def widened(t: torch.Tensor) -> torch.Tensor:

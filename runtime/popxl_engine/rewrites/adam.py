@@ -6,7 +6,7 @@ import torch
 from popxl.graph import Graph
 from popxl.values import Tensor
 
-from popxl_engine.kernels.rounding import update_part, update_seed
+from popxl_engine.kernels.rounding import update_noise, update_part
 from popxl_engine.rewrites.match import Steps, fused, scalar_constant
 from popxl_engine.steps import Step
 
@@ -37,7 +37,7 @@ def adamw_(
         return _strided(var, grad, scale, first, second, step, minus_lr, beta1, beta2, epsilon, weight_decay)
     flat = [t.view(-1) for t in (var, first, second)]
     gradient = grad.reshape(-1)
-    steps, seed, size = [step.reshape(())], update_seed(var), CHUNK * torch.get_num_threads()
+    steps, noise, size = [step.reshape(())], update_noise(var), CHUNK * torch.get_num_threads()
     for start in range(0, var.numel(), size):
         weight, m, v = (t[start : start + size] for t in flat)
         g = gradient[start : start + size].to(torch.float32)
@@ -46,7 +46,7 @@ def adamw_(
         wide = weight.to(torch.float32)
         torch._fused_adamw_([wide], [g], [m], [v], [], steps, **options)
         if wide is not weight:
-            update_part(weight, wide, seed, start)
+            update_part(weight, wide, noise, start)
     return var
 
 
