@@ -120,6 +120,18 @@ def test_weights_from_host_after_a_run_says_that_there_is_nothing_to_go_back_to(
         assert session.get_tensor_data(v) == 1
 
 
+def test_a_block_that_an_exception_leaves_keeps_what_ran_before_it() -> None:
+    for to_host, kept in ((True, 1), (False, 0)):
+        ir, v, out = counter()
+        session = popxl.Session(ir, weights_to_host_on_exit=to_host)
+        with pytest.raises(KeyError), session:
+            session.run()
+            raise KeyError("a mistake")
+        assert not session.is_attached and session.get_tensor_data(v) == kept
+        with session:
+            assert session.run()[out] == kept + 1
+
+
 # Several sessions of one Ir
 
 
