@@ -1,0 +1,113 @@
+"""The training job in several processes: the same run as in one, whoever holds which replica."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.multi
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "demo" / "pretraining.py"
+REPLICAS = 8
+SECONDS = 180
+FLAGS = (
+    "--config tiny --data_parallel 2 --tensor_parallel_1 2 --tensor_parallel_2 2 --global_batch_size 16 --steps 4 "
+    "--checkpoint.every 2 --checkpoint.keep 2 --validate_every 2 --validation_batches 1 --log_every 1"
+).split()
+
+
+def command(instances, *flags, options=()):
+    program = [sys.executable, str(SCRIPT), *FLAGS, *map(str, flags)]
+    if instances == 1:
+        return program
+    sizes = ["--num-replicas", REPLICAS, "--num-instances", instances]
+    return [sys.executable, "-m", "popdist.launcher", *map(str, sizes), *options, *program]
+
+
+def environment():
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(("RANK", "WORLD_SIZE", "POPDIST_"))}
+    return {**plain, "OMP_NUM_THREADS": "1"}
+
+
+def train(folder, instances, *flags):
+    words = command(instances, "--run_folder", folder, *flags)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, env=environment())
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def files_of(run, step):
+    """Contents of a checkpoint, of all that is not about how it was made."""
+    folder = run / "tiny" / "checkpoints" / f"step_{step:08d}"
+    tensors = {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+    manifest = json.loads((folder / "checkpoint.json").read_text())
+    return tensors, {key: manifest[key] for key in ("step", "seed", "data", "files")}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A run of eight replicas in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    train(folder, 1)
+    return folder
+
+
+def test_two_processes_with_state_in_files_give_the_run_of_one_bitwise(alone, tmp_path):
+    done = train(tmp_path, 2, "--memmap_dir", tmp_path / "state")
+    metrics = (tmp_path / "tiny" / "metrics.jsonl").read_text()
+    assert metrics == (alone / "tiny" / "metrics.jsonl").read_text()
+    assert len(metrics.splitlines()) == 4
+    for step in (2, 4):
+        assert files_of(tmp_path, step) == files_of(alone, step)
+    assert [line.split("  ")[0] for line in done.stdout.splitlines() if line.startswith("step ")] == [
+        f"step {step}/4" for step in (1, 2, 3, 4)
+    ]
+    assert any((tmp_path / "state").iterdir())
+
+
+def test_four_processes_go_on_where_one_has_stopped_bitwise(alone, tmp_path):
+    train(tmp_path, 4, "--checkpoint.load", alone / "tiny" / "checkpoints" / "step_00000002")
+    metrics = (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()
+    assert metrics == (alone / "tiny" / "metrics.jsonl").read_text().splitlines()[2:]
+    assert files_of(tmp_path, 4) == files_of(alone, 4)
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path):
+    words = command(2, "--run_folder", tmp_path, "--steps", 10000, "--checkpoint.every", 0, "--validate_every", 0)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    metrics = tmp_path / "tiny" / "metrics.jsonl"
+    until = time.monotonic() + SECONDS
+    try:
+        while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < until:
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    steps = len(metrics.read_text().splitlines())
+    assert [path.name for path in (tmp_path / "tiny" / "checkpoints").iterdir()] == [f"step_{steps:08d}"]
+    assert f"After step {steps}:" in out
+
+
+@pytest.mark.parametrize(
+    "flags, says",
+    [
+        (["--data_parallel", "1"], "replicas: got 8 from the launcher; expected data_parallel * tensor_parallel_1"),
+        (["--learning_rate", "0.00${RANK}1"], "expected one configuration. Start all with the same command line."),
+    ],
+    ids=["replicas", "configurations"],
+)
+def test_what_does_not_fit_together_is_said_once_and_writes_nothing(flags, says, tmp_path):
+    program = " ".join([sys.executable, str(SCRIPT), *FLAGS, "--run_folder", str(tmp_path / "runs"), *flags])
+    words = [*command(2)[:7], "sh", "-c", f"exec {program}"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, env=environment())
+    assert done.returncode == 2
+    assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
