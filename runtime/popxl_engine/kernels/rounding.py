@@ -121,7 +121,7 @@ def update(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def update_part(t: torch.Tensor, value: torch.Tensor, noise: Optional[Noise], start: int) -> torch.Tensor:
-    """As `update` for a part of a tensor whose first element has index ``start`` in it, with the whole update's noise."""
+    """As `update` for a part of a tensor whose first element has index ``start`` in it, with its noise."""
     return t.copy_(round_to(t.dtype, value, noise, Updates.offset + start))
 
 
