@@ -240,7 +240,7 @@ class BlockWriter:
             yield f"for _ in range({count}):"
             yield f"    {call}"
             return
-        outer = f"place_{carried[0] if carried else inputs[0]}"
+        outer = f"place_{len(self.source.lines)}"
         yield f"{outer} = r.place"
         yield f"for i in range({count}):"
         yield f"    r.place = {self.source.bind('enter', enter)}({outer}, ({self._numbers(instr)} i))"
@@ -253,7 +253,7 @@ class BlockWriter:
 
     def _conditional(self, instr: Instr) -> Iterator[str]:
         inside = self.generator.rounds and any(draws(body) for body in instr.bodies)
-        outer = f"place_{self.python[instr.arguments['cond']]}"
+        outer = f"place_{len(self.source.lines)}"
         if inside:
             yield f"{outer} = r.place"
             yield f"r.place = {self.source.bind('enter', enter)}(r.place, ({self._numbers(instr)}))"

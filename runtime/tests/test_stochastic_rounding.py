@@ -103,6 +103,25 @@ def test_updates_of_one_run_draw_apart_also_in_loops_and_calls() -> None:
         assert len(np.unique(session.run()[out], axis=0)) == 4
 
 
+@pytest.mark.parametrize("interpret", ["0", "1"])
+def test_rows_updated_in_a_loop_without_operands_draw_anew_each_time(interpret: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv("POPXL_INTERPRET", interpret)
+    ir = new_ir()
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((512,), popxl.bfloat16, 1)
+        v = popxl.remote_variable(np.ones(512, np.float32), buffer, 0)
+
+        def body() -> None:
+            x = ops.remote_load(buffer, 0)
+            var_updates.accumulate_(x, popxl.constant(np.full(512, SMALL, np.float32)))
+            ops.remote_store(buffer, 0, x)
+
+        ops.repeat(ir.create_graph(body), 8)
+    values = after(ir, v, 2)
+    assert abs(values.mean() - (1 + 16 * SMALL)) < 4 * np.sqrt(16 * SMALL * 2**-7 / 512)
+    assert len(np.unique(values)) > 2
+
+
 def test_replicas_in_lockstep_draw_the_same_each() -> None:
     alone = after(*adding(size=64), 3)
     np.testing.assert_array_equal(after(*adding(size=64, replicas=4), 3), np.tile(alone, (4, 1)))
