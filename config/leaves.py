@@ -152,7 +152,15 @@ def _read_type(hint: Any) -> dict[str, Any]:
 
 @cache
 def field_docstrings(record: type) -> dict[str, str]:
-    """The string that follows each field in the class's source, by field name."""
+    """The string that follows each field in the source of the class, or of one that it derives from, by field name."""
+    docs: dict[str, str] = {}
+    for owner in reversed(record.__mro__):
+        if is_dataclass(owner):
+            docs.update(_own_docstrings(owner))
+    return docs
+
+
+def _own_docstrings(record: type) -> dict[str, str]:
     (definition,) = ast.parse(dedent(inspect.getsource(record))).body
     assert isinstance(definition, ast.ClassDef)
     docs = {}

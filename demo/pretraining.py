@@ -28,6 +28,8 @@ from demo.training_run import TrainingRun
 from execution.checkpoint import SavedRun
 from execution.host import data_share
 from execution.metrics import read_metrics
+from execution.planning import PlanOptions, plan_and_show
+from execution.pretraining import training_program
 from utils.log import set_up_logging
 from utils.runtime import gather
 from utils.units import si
@@ -38,8 +40,8 @@ SAMPLE_TOKENS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """What this program prints at the end."""
+class Options(PlanOptions):
+    """What this program prints at the end, or plans instead of running."""
 
     samples: int = 2
     """Texts that the model writes at the end, where there is a tokenizer; 0: none."""
@@ -51,6 +53,9 @@ def main(arguments: Sequence[str]) -> int:
         arguments, program="demo/pretraining.py: pretrain a GPT", default="gpt3_2.7B_pod64", options=Options
     )
     is_leader = check_instances(config)
+    if options.is_plan():
+        plan_and_show(training_program, config, options)
+        return 0
     check_memory(config, popdist.getNumInstances())
     with data_errors_are_user_errors():
         data, validation_data = open_data(config)

@@ -13,13 +13,14 @@ from config import Config, UserError, parse_command_line, validate
 from data import BatchLoader, SyntheticDataset
 from execution.host import data_share, run_steps
 from execution.metrics import flops_per_step
+from execution.planning import Build, PlanOptions, plan_and_show
 from utils.log import set_up_logging
 from utils.units import duration, si
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """What is measured."""
+class Options(PlanOptions):
+    """What is measured, or planned."""
 
     measured_runs: int = 5
     """Runs of the session that are timed."""
@@ -72,8 +73,13 @@ def measure(program: Callable[[Config], addons.TaskSession], config: Config, opt
     )
 
 
-def main(program: Callable[[Config], addons.TaskSession], arguments: Sequence[str]) -> None:
-    """Print the speed of a preset's training program, as a table and, in the last line, as JSON."""
+def main(program: Callable[[Config], addons.TaskSession], build: Build, arguments: Sequence[str]) -> None:
+    """Print the speed of a preset's training program, as a table and, in the last line, as JSON; or plan it.
+
+    Args:
+        program: the session.
+        build: the program by itself, for plans.
+    """
     config, options = parse_command_line(
         arguments,
         program="execution/pretraining.py: speed of the training program on synthetic data",
@@ -88,6 +94,9 @@ def main(program: Callable[[Config], addons.TaskSession], arguments: Sequence[st
     set_up_logging(popdist.getInstanceIndex() == 0)
     if popdist.isPopdistEnvSet():
         validate(config, replicas=popdist.getNumTotalReplicas())
+    if options.is_plan():
+        plan_and_show(build, config, options)
+        return
     speed = measure(program, config, options)
     if popdist.getInstanceIndex() != 0:
         return

@@ -12,6 +12,7 @@ import popdist
 import popxl
 import popxl_addons as addons
 from popxl import Tensor, ops
+from popxl_addons.named_tensors import NamedTensors
 
 from config import Config, exit_on_user_error
 from execution import benchmark, phases
@@ -32,6 +33,14 @@ def pretraining(config: Config) -> addons.TaskSession:
     One run is `device_iterations` optimizer steps. Its inputs are `words`, `labels` and `learning_rate`, its outputs
     `loss` (per micro-batch) and `gradient_norm`; see `execution.host.run_steps`.
     """
+    ir, streams, state = training_program(config)
+    session = addons.TaskSession(streams.inputs, streams.outputs, state, 1, ir)
+    write_initial_weights(session, config)
+    return session
+
+
+def training_program(config: Config) -> "Tuple[popxl.Ir, Connections, NamedTensors]":
+    """The program of a training run, its streams and its state. Variables are one number each until weights come."""
     ir = make_ir(config)
     with ir.main_graph:
         step = training_step(config, ir)
@@ -42,10 +51,7 @@ def pretraining(config: Config) -> addons.TaskSession:
             run_phases(ir, step, seed)
     addons.repeat_graph(ir.main_graph, config.execution.device_iterations)
     ir.num_host_transfers = config.execution.device_iterations * config.gradient_accumulation
-    streams = step.connections
-    session = addons.TaskSession(streams.inputs, streams.outputs, state, 1, ir)
-    write_initial_weights(session, config)
-    return session
+    return ir, step.connections, state
 
 
 def make_ir(config: Config) -> popxl.Ir:
@@ -108,4 +114,4 @@ def run_phases(ir: popxl.Ir, step: TrainingStep, seed: Tensor) -> None:
 
 if __name__ == "__main__":
     with exit_on_user_error():
-        benchmark.main(pretraining, sys.argv[1:])
+        benchmark.main(pretraining, training_program, sys.argv[1:])

@@ -62,3 +62,14 @@ def set_run_count(session: popxl.Session, count: int) -> None:
     """Let a session go on as one that has run so often; plain PopXL has no such thing."""
     if hasattr(extensions, "set_run_count"):
         extensions.set_run_count(session, count)
+
+
+def planner() -> Any:
+    """What plans programs: `plan`, `phase_time`, `measure` and `Machine` of `popxl.extensions`.
+
+    Raises:
+        UserError: if this PopXL has no planner.
+    """
+    if not hasattr(extensions, "plan"):
+        raise UserError("--plan: got a PopXL without a planner; expected this repository's. Install runtime/.")
+    return extensions

@@ -24,7 +24,11 @@ def bytes_text(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span in its two largest units, such as "3 h 5 min"; under ten seconds with two decimals."""
+    """A time span in its two largest units, such as "3 h 5 min"; short ones with decimals, in s, ms or µs."""
+    if 0 < seconds < 0.9995e-3:
+        return f"{_three_figures(seconds * 1e6)} µs"
+    if 0 < seconds < 0.0995:
+        return f"{_three_figures(seconds * 1e3)} ms"
     if seconds < 9.995:
         return f"{seconds:.2f} s"
     whole = round(seconds)

@@ -37,6 +37,9 @@ def test_bytes_have_binary_prefixes(count, text):
     "seconds, text",
     [
         (0.5, "0.50 s"),
+        (0, "0.00 s"),
+        (0.0123, "12.3 ms"),
+        (2e-5, "20.0 µs"),
         (43, "43 s"),
         (59.6, "1 min 0 s"),
         (320, "5 min 20 s"),

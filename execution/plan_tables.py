@@ -1,0 +1,133 @@
+"""A plan as text: a line per phase, a line per collective, and the totals."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from config import Execution
+from utils.units import bytes_text, duration, si
+
+if TYPE_CHECKING:
+    from execution.planning import RunPlan
+
+ASSUMPTIONS = (
+    "Per replica and step. Every FLOP at the device's speed; rows come and go while the device computes; collectives "
+    "are waited for.\nA ring of n sends 2 (n-1)/n of an all-reduce's tensor, (n-1)/n of an all-gather's or a "
+    "reduce-scatter's.\nPhysical limit of a phase: the larger of FLOPs and remote bytes over their speeds."
+)
+
+
+def plan_text(found: "RunPlan") -> str:
+    """The whole plan."""
+    return "\n\n".join([_head(found), _phases(found), _collectives(found), _totals(found), ASSUMPTIONS])
+
+
+def _head(found: "RunPlan") -> str:
+    execution, machine = found.config.execution, found.machine
+    layout = f"{execution.data_parallel} x {execution.tensor_parallel_1} x {execution.tensor_parallel_2}"
+    speeds = (
+        ("device", "device_tflops", si(machine.flops, "FLOP/s")),
+        ("links", "link_gbps", si(machine.link, "B/s")),
+        ("remote memory", "remote_gbps", si(machine.remote, "B/s")),
+    )
+    told = ", ".join(f"{name} {text}{' (measured here)' * (flag in found.measured)}" for name, flag, text in speeds)
+    return (
+        f"plan of {found.config.name}: {si(found.config.model.parameters)} parameters, {found.config.model.precision}, "
+        f"{found.program.replicas} replicas (dp x tp1 x tp2 = {layout}), "
+        f"{found.config.gradient_accumulation} micro-batches per step\n{told}"
+    )
+
+
+def _phases(found: "RunPlan") -> str:
+    heads = ("phase", "runs", "FLOP", "peak memory", "from remote", "to remote", "sent", "compute", "links", "remote")
+    rows = [(*heads, "bound")]
+    for phase, time in zip(found.program.phases, found.times):
+        rows.append(
+            (
+                phase.name,
+                str(phase.runs),
+                si(phase.flops),
+                bytes_text(phase.peak_bytes),
+                bytes_text(phase.loaded_bytes),
+                bytes_text(phase.stored_bytes),
+                bytes_text(phase.sent_bytes),
+                duration(time.compute),
+                duration(time.link),
+                duration(time.remote),
+                time.bound if time.seconds else "-",
+            )
+        )
+    phases, times = found.program.phases, found.times
+    rows.append(
+        (
+            "step",
+            "",
+            si(sum(p.flops for p in phases)),
+            bytes_text(found.program.peak_bytes),
+            bytes_text(sum(p.loaded_bytes for p in phases)),
+            bytes_text(sum(p.stored_bytes for p in phases)),
+            bytes_text(sum(p.sent_bytes for p in phases)),
+            duration(sum(t.compute for t in times)),
+            duration(sum(t.link for t in times)),
+            duration(sum(t.remote for t in times)),
+            found.bound,
+        )
+    )
+    return table(rows)
+
+
+def _collectives(found: "RunPlan") -> str:
+    rows = [("phase", "collective", "group", "calls", "brought", "sent")]
+    for phase in found.program.phases:
+        for c in phase.collectives:
+            group = group_name(c.group_size, c.stride, found.config.execution)
+            sizes = (bytes_text(c.brought_bytes), bytes_text(c.sent_bytes))
+            rows.append((phase.name, c.op.removeprefix("replicated_"), group, str(c.calls), *sizes))
+    return table(rows, numbers_from=3) if len(rows) > 1 else "no collectives: each replica is alone"
+
+
+def group_name(size: int, stride: int, execution: Execution) -> str:
+    """A group by what it is for, with its size."""
+    tp1, tp2, dp = execution.tensor_parallel_1, execution.tensor_parallel_2, execution.data_parallel
+    known = (
+        ("tp2", tp2, 1),
+        ("tp1", tp1, tp2),
+        ("dp", dp, tp1 * tp2),
+        ("all", tp1 * tp2 * dp, 1),
+        ("tp1 x tp2", tp1 * tp2, 1),
+        ("dp x tp1", dp * tp1, tp2),
+    )
+    name = next((name for name, *group in known if group == [size, stride]), f"stride {stride}")
+    return f"{name} ({size})"
+
+
+def _totals(found: "RunPlan") -> str:
+    program, config = found.program, found.config
+    slowest = max(zip(found.times, program.phases), key=lambda pair: pair[0].seconds)
+    lines = (
+        ("device memory", f"{bytes_text(program.peak_bytes)} at peak on each replica"),
+        (
+            "remote memory",
+            f"{bytes_text(program.remote_memory_bytes)} per replica, "
+            f"{bytes_text(program.total_remote_memory_bytes)} in total",
+        ),
+        ("step", f"{duration(found.seconds)} for {si(config.tokens_per_step, 'tokens')}, bound by {found.bound}"),
+        ("longest phase", f"{slowest[1].name}, {duration(slowest[0].seconds)}, bound by {slowest[0].bound}"),
+        ("throughput", si(found.tokens_per_second, "tokens/s")),
+        ("of the limit", f"{found.limit / found.seconds:.1%} of the physical limit, {duration(found.limit)} per step"),
+        ("utilisation", f"{found.utilisation:.1%} of the devices' speed, recomputation not counted"),
+        ("whole run", f"{config.training.steps} steps, {duration(found.seconds * config.training.steps)}"),
+    )
+    return "\n".join(f"{name:<15}{text}" for name, text in lines)
+
+
+def table(rows: "Sequence[Sequence[str]]", numbers_from: int = 1) -> str:
+    """Cells in columns, the first ones to the left and numbers to the right; a line under the heads."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = (
+            cell.ljust(width) if i < numbers_from else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths))
+        )
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
