@@ -45,6 +45,8 @@ def reduce(ts: Tensors, op: str) -> torch.Tensor:
 
 
 READS: Dict[str, str] = {
+    "replicated_all_reduce": "elements",
+    "replicated_all_reduce_": "elements",
     "replicated_reduce_scatter": "shard",
     "replica_sharded_slice": "own",
     "replicated_slice": "own",

@@ -1,5 +1,6 @@
 """Elementwise functions and activations."""
 
+import math
 from typing import Callable
 
 import torch
@@ -30,9 +31,27 @@ def grad(name: str, fn: Grad) -> None:
     kernel(name)(run)
 
 
+GELU = math.sqrt(8 / math.pi)
+"""Twice the factor of the tanh form's argument: (1 + tanh(u)) / 2 is sigmoid(2u)."""
+PIECE = 1 << 20
+"""Elements of a large tensor that `gelu` has float32 copies of at a time."""
+
+
+def gelu(t: torch.Tensor) -> torch.Tensor:
+    """t * sigmoid(2u) with u = sqrt(2 / pi) * (t + 0.044715 t**3): the tanh form, whose sigmoid is quicker on CPUs."""
+    if t.is_cuda or t.dtype == torch.float64:
+        return F.gelu(t, approximate="tanh")
+    result = torch.empty(t.shape, dtype=t.dtype, device=t.device)
+    for piece, source in zip(result.view(-1).split(PIECE), t.reshape(-1).split(PIECE)):
+        x = source.to(torch.float32)
+        twice_u = torch.mul(x, x).mul_(0.044715 * GELU).add_(GELU).mul_(x)
+        piece.copy_(twice_u.sigmoid_().mul_(x))
+    return result
+
+
 for _name in ("exp", "log", "log2", "sqrt", "sin", "cos", "tanh", "ceil", "floor", "relu"):
     unary(_name, getattr(torch, _name))
-unary("gelu", lambda t: F.gelu(t, approximate="tanh"))
+unary("gelu", gelu)
 unary("geluerf", F.gelu)
 unary("swish", F.silu)
 

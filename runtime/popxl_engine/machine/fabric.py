@@ -19,8 +19,14 @@ from popxl_engine.machine.lockstep import Rendezvous, waits
 
 TAGS = 2**31
 """Tags of messages are below."""
+SPLIT_BYTES = 2**14
+"""Reductions from this size on are split over the processes of the group: one more message, each shorter."""
 NOTE_SECONDS = 3.0
 """How long an instance that gives up waits for the others to say where they are."""
+
+
+class Lost(RuntimeError):
+    """A transfer did not end."""
 
 
 @dataclass(eq=False)
@@ -31,32 +37,44 @@ class Exchange:
     """Of the members in this process."""
     operands: List[Dict[int, torch.Tensor]]
     """For each operand, every member's. Those of other processes are filled as far as this one needs them."""
+    ranges: Dict[int, Tuple[int, int]]
+    """Where each process reduces a range of the elements for all: that range, by process."""
     incoming: List[Tuple[torch.Tensor, List[torch.Tensor]]] = field(default_factory=list)
     """Messages, and the parts of operands that each fills, as bytes."""
     works: List[Tuple[Any, torch.Tensor]] = field(default_factory=list)
     """Transfers that must end, with their messages."""
-    done: "Optional[Future[None]]" = None
-    """The wait for them, where a thread does it."""
+    done: "Optional[Future[Dict[int, Any]]]" = None
+    """The results, where a thread waits for them."""
 
     @property
     def first(self) -> Rendezvous:
         """One of the arrivals."""
         return next(iter(self.arrivals.values()))
 
-    def wait(self) -> None:
-        """Wait until everything is received and sent."""
-        for work, _ in self.works:
-            work.wait()
+    def parts(self, t: torch.Tensor, instance: int, readers: Sequence[int]) -> List[torch.Tensor]:
+        """The bytes of a member's contiguous operand that a process needs for its members, as views."""
+        flat, reads, members = t.reshape(-1).view(torch.uint8), self.first.reads, self.first.members
+        if reads == "own":
+            return []
+        if self.ranges:
+            begin, end = self.ranges[instance]
+            return [flat[begin * t.element_size() : end * t.element_size()]]
+        if reads != "shard":
+            return [flat]
+        length = -(-t.numel() // len(members)) * t.element_size()
+        return [flat[i * length : (i + 1) * length] for i in map(members.index, readers)]
 
-    def results(self) -> Dict[int, Any]:
-        """Results of the members in this process."""
+    def wait(self) -> None:
+        """Wait until everything is received and sent, and put messages of several parts in their places."""
+        for work, _ in self.works:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise Lost(str(error)) from None
         for message, targets in self.incoming:
             if len(targets) > 1:
                 for target, part in zip(targets, message.split([t.numel() for t in targets])):
                     target.copy_(part)
-        members = self.first.members
-        results = self.first.combine(*([operand[m] for m in members] for operand in self.operands))
-        return {m: results[members.index(m)] for m in self.arrivals}
 
 
 class Fabric:
@@ -85,37 +103,57 @@ class Fabric:
         """Post what this process's members of a group bring, and what they need of the others. Waits for nothing."""
         first = next(iter(arrivals.values()))
         operands = [{m: a.operands[i].contiguous() for m, a in arrivals.items()} for i in range(len(first.operands))]
-        found = Exchange(arrivals, operands)
-        others: Dict[int, List[int]] = {}
-        for member in first.members:
-            if member not in self.local:
-                others.setdefault(self.instance_of(member), []).append(member)
+        found = Exchange(arrivals, operands, self._ranges(first))
+        others = {other: members for other, members in self._homes(first).items() if other != self.instance}
         with exchange.reaching_others(f"at {first.describe}"):
-            for other, members in sorted(others.items()):
-                self._receive(found, other, members)
-            for other, members in sorted(others.items()):
-                self._send(found, other, members)
+            for other, members in others.items():
+                self._receive_operands(found, other, members)
+            for other, members in others.items():
+                pieces = [p for t in operands for m in arrivals for p in found.parts(t[m], other, members)]
+                if pieces:
+                    self._send(found, other, pieces[0] if len(pieces) == 1 else torch.cat(pieces))
         return found
 
-    def _receive(self, found: Exchange, other: int, members: Sequence[int]) -> None:
+    def _homes(self, arrival: Rendezvous) -> Dict[int, List[int]]:
+        """Processes of a group, each with its members."""
+        homes: Dict[int, List[int]] = {}
+        for member in arrival.members:
+            homes.setdefault(self.instance_of(member), []).append(member)
+        return dict(sorted(homes.items()))
+
+    def _ranges(self, arrival: Rendezvous) -> Dict[int, Tuple[int, int]]:
+        """For large reductions: the elements that each process reduces for all, so that less travels."""
+        t = arrival.operands[0]
+        if arrival.reads != "elements" or t.numel() * t.element_size() < SPLIT_BYTES:
+            return {}
+        homes = self._homes(arrival)
+        length = -(-t.numel() // len(homes))
+        bounds = [min(i * length, t.numel()) for i in range(len(homes) + 1)]
+        return {home: (bounds[i], bounds[i + 1]) for i, home in enumerate(homes)}
+
+    def _receive_operands(self, found: Exchange, other: int, members: Sequence[int]) -> None:
         """Make room for another process's operands, and post the message that fills it."""
-        first, targets = found.first, []
+        targets: List[torch.Tensor] = []
         for operand in found.operands:
             like = next(operand[m] for m in found.arrivals)
             for member in members:
-                operand[member] = like if first.reads == "own" else torch.empty_like(like)
-                targets += parts(operand[member], first, list(found.arrivals))
-        if size := sum(t.numel() for t in targets):
+                operand[member] = like if found.first.reads == "own" else torch.empty_like(like)
+                targets += found.parts(operand[member], self.instance, list(found.arrivals))
+        if targets:
+            size = sum(t.numel() for t in targets)
             message = targets[0] if len(targets) == 1 else targets[0].new_empty(size)
-            found.works.append((self.connection.distributed.irecv(message, other, tag=self._tag(first)), message))
+            self._receive(found, other, message)
             found.incoming.append((message, targets))
 
-    def _send(self, found: Exchange, other: int, members: Sequence[int]) -> None:
-        first = found.first
-        pieces = [p for operand in found.operands for m in found.arrivals for p in parts(operand[m], first, members)]
-        if sum(p.numel() for p in pieces):
-            message = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-            found.works.append((self.connection.distributed.isend(message, other, tag=self._tag(first)), message))
+    def _receive(self, found: Exchange, other: int, message: torch.Tensor) -> None:
+        if message.numel():
+            work = self.connection.distributed.irecv(message, other, tag=self._tag(found.first))
+            found.works.append((work, message))
+
+    def _send(self, found: Exchange, other: int, message: torch.Tensor) -> None:
+        if message.numel():
+            work = self.connection.distributed.isend(message, other, tag=self._tag(found.first))
+            found.works.append((work, message))
 
     def _tag(self, arrival: Rendezvous) -> int:
         """Groups of one place are disjoint, so that the first member tells them apart."""
@@ -136,11 +174,37 @@ class Fabric:
         members = min(abroad) if len(places) == 1 else self._first_done(abroad)
         found = abroad[members]
         try:
-            found.wait() if found.done is None else found.done.result()
-        except RuntimeError as error:
+            results = self._results(found) if found.done is None else found.done.result()
+        except Lost as error:
             self._give_up(error, abroad.values())
         del abroad[members]
-        return found.results()
+        return results
+
+    def _results(self, found: Exchange) -> Dict[int, Any]:
+        """Wait for an exchange and combine: results of the members in this process."""
+        found.wait()
+        first, members = found.first, found.first.members
+        if found.ranges:
+            return self._joined(found)
+        results = first.combine(*([operand[m] for m in members] for operand in found.operands))
+        return {m: results[members.index(m)] for m in found.arrivals}
+
+    def _joined(self, found: Exchange) -> Dict[int, Any]:
+        """Reduce this process's range of the elements, give it to the others, and take theirs."""
+        operand, members, (begin, end) = found.operands[0], found.first.members, found.ranges[self.instance]
+        own, *copies = found.arrivals
+        pieces = [operand[m].reshape(-1)[begin:end] for m in members]
+        whole = torch.empty_like(operand[own])
+        flat = whole.reshape(-1)
+        flat[begin:end] = found.first.combine(pieces)[members.index(own)]
+        second = Exchange(found.arrivals, [{own: whole}], found.ranges)
+        with exchange.reaching_others(f"at {found.first.describe}"):
+            for other in found.ranges.keys() - {self.instance}:
+                self._receive(second, other, *second.parts(whole, other, ()))
+            for other in found.ranges.keys() - {self.instance}:
+                self._send(second, other, *second.parts(whole, self.instance, ()))
+        second.wait()
+        return {own: whole, **{m: whole.clone() for m in copies}}
 
     def _first_done(self, abroad: Dict[Tuple[int, ...], Exchange]) -> Tuple[int, ...]:
         """Replicas here that took different branches: one group's end may be what another waits for, elsewhere."""
@@ -148,12 +212,12 @@ class Fabric:
             self._pool = ThreadPoolExecutor(len(self.local), thread_name_prefix="fabric")
         waits_of = {}
         for members, found in abroad.items():
-            found.done = found.done or self._pool.submit(found.wait)
+            found.done = found.done or self._pool.submit(self._results, found)
             waits_of[found.done] = members
         done, _ = wait(waits_of, return_when=FIRST_COMPLETED)
         return min(waits_of[future] for future in done)
 
-    def _give_up(self, error: RuntimeError, exchanges: Collection[Exchange]) -> None:
+    def _give_up(self, error: Lost, exchanges: Collection[Exchange]) -> None:
         """Raise with where this process waits, and where the others do that have given up, too."""
         here = waits({m: a for found in exchanges for m, a in found.arrivals.items()})
         needed = {self.instance_of(m) for found in exchanges for m in found.first.members} - {self.instance}
@@ -188,14 +252,3 @@ class Fabric:
                 flat, source = whole.reshape(-1).view(torch.uint8), self.instance_of(replica)
                 self.connection.distributed.broadcast(flat, source, group=self.connection.patient)
         return whole
-
-
-def parts(t: torch.Tensor, arrival: Rendezvous, readers: Sequence[int]) -> List[torch.Tensor]:
-    """The bytes of a member's contiguous operand that some other members read, as views."""
-    flat = t.reshape(-1).view(torch.uint8)
-    if arrival.reads == "own":
-        return []
-    if arrival.reads == "all":
-        return [flat]
-    length = -(-t.numel() // len(arrival.members)) * t.element_size()
-    return [flat[i * length : (i + 1) * length] for i in map(arrival.members.index, readers)]

@@ -30,9 +30,9 @@ class Rendezvous:
     reads: str = "all"
 
 
-Reads = ("all", "shard", "own")
-"""What of the members' operands member i's result depends on: everything; the i-th of as many flat pieces as there are
-members; only its own operand."""
+Reads = ("all", "elements", "shard", "own")
+"""What of the members' operands member i's result depends on: everything; for each element the same elements, alike for
+all members; the i-th of as many flat pieces as there are members; only its own operand."""
 
 Program = Generator[Rendezvous, Any, Any]
 

@@ -20,8 +20,8 @@ def linear(lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor) -> torch.Te
 
 def scores(lhs: torch.Tensor, rhs: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     """lhs @ rhs * scale + mask in one pass over the result: [..., m, k], [..., k, n], [m, n] -> [..., m, n]."""
-    if lhs.dtype in NARROW:
-        return product(lhs, rhs, lhs.dtype).mul_(scale).add_(mask)
+    if lhs.dtype in NARROW and not (lhs.is_cuda or multiplies_natively(lhs.dtype)):
+        return product(lhs, rhs, torch.float32).mul_(scale).add_(mask).to(lhs.dtype)
     shape = (*lhs.shape[:-1], rhs.shape[-1])
     left, right = lhs.reshape(-1, *lhs.shape[-2:]), rhs.reshape(-1, *rhs.shape[-2:])
     return torch.baddbmm(mask.expand(left.shape[0], *mask.shape), left, right, alpha=scale).reshape(shape)
