@@ -20,13 +20,13 @@ from tokenizers import Tokenizer
 
 from config import Config, ConfigError, UserError, exit_on_user_error, parse_command_line, to_yaml, validate
 from data import DataError, Dataset, SyntheticDataset, TokenDataset
-from demo.memory import check_memory
 from demo.pictures import draw_losses
 from demo.run_folder import RunFolder, choose_folder
 from demo.text import MARK, read_tokenizer, whole_lines, write_samples
 from demo.training_run import TrainingRun
 from execution.checkpoint import SavedRun
 from execution.host import data_share
+from execution.memory import check_memory
 from execution.metrics import read_metrics
 from execution.planning import PlanOptions, plan_and_show
 from execution.pretraining import training_program

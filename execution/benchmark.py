@@ -12,6 +12,7 @@ import popxl_addons as addons
 from config import Config, UserError, parse_command_line, validate
 from data import BatchLoader, SyntheticDataset
 from execution.host import data_share, run_steps
+from execution.memory import check_memory
 from execution.metrics import flops_per_step
 from execution.planning import Build, PlanOptions, plan_and_show
 from utils.log import set_up_logging
@@ -97,6 +98,7 @@ def main(program: Callable[[Config], addons.TaskSession], build: Build, argument
     if options.is_plan():
         plan_and_show(build, config, options)
         return
+    check_memory(config, popdist.getNumInstances())
     speed = measure(program, config, options)
     if popdist.getInstanceIndex() != 0:
         return

@@ -115,7 +115,8 @@ def run(folder: Path, command: str, largest_file: Optional[int] = None) -> "tupl
 
 def read(command: str) -> "tuple[list[str], dict[str, str]]":
     """The words and the environment of a command."""
-    programs = {"{train}": ROOT / "demo/pretraining.py", "{prepare}": ROOT / "data/prepare.py"}
+    files = {"{train}": "demo/pretraining.py", "{bench}": "execution/pretraining.py", "{prepare}": "data/prepare.py"}
+    programs = {name: ROOT / file for name, file in files.items()}
     environment, words = {**os.environ, "OMP_NUM_THREADS": "1"}, []
     for word in command.split():
         name, is_setting, value = word.partition("=")

@@ -87,6 +87,9 @@ ROWS = [
     Row("unknown option of preparation", f"{PREPARE} --output new --sequence 8", ("--sequence",)),
     Row("state larger than the machine's memory", "{train} --config gpt3_175B_pod256",
         ("memory: got", "for the state of gpt3_175B_pod256", "--memmap_dir")),
+    Row("unknown flag of the benchmark", "{bench} --layer 3", ("--layer: unknown flag", "Did you mean '--layers'?")),
+    Row("nothing to measure", "{bench} --measured_runs 0", ("measured_runs", "got 0")),
+    Row("benchmark larger than the memory", "{bench} --config gpt3_175B_pod256", ("memory: got", "--memmap_dir")),
     # Token files
     Row("no such file", f"{TRAIN} --input_files nothing*.tfrecord",
         ("nothing*.tfrecord", "matches no file", "data/prepare.py")),
