@@ -147,7 +147,7 @@ def _in_words(error: Exception) -> str:
     text = str(error).strip().splitlines()[0]
     if "imed out" in text:
         return f"an instance did not answer in time; expected all to get here ({text})."
-    return f"an instance is gone ({text})."
+    return f"an instance is gone ({text.split('. This is typically')[0]})."
 
 
 def gather(value: Any, what: str = "gathering values") -> List[Any]:

@@ -69,6 +69,16 @@ class Outputs:
         ops.host_store(self.streams[name], t)
 
 
+def large_reductions(ir, x, outputs):
+    """Large enough to be split over processes, into uneven parts."""
+    large = popxl.constant(np.linspace(-1, 1, 9001, dtype=np.float32)) * x[0, 0]
+    for group_name in ("all", "strided"):
+        group = ir.replica_grouping_from_assignments(ASSIGNMENTS[group_name])
+        for op in ("mean", "square_add"):
+            outputs.store(f"large/{op}/{group_name}", replicated_all_reduce(large, op, group))
+    outputs.store("large/in_place", in_place(ops.cast(large, popxl.bfloat16), None))
+
+
 def each_collective(ir, x, outputs):
     for group_name, assignment in ASSIGNMENTS.items():
         group = ir.replica_grouping_from_assignments(assignment)
@@ -131,6 +141,7 @@ def results(memmap_dir):
         into = popxl.h2d_stream(SHAPE, popxl.float32, "x")
         x = ops.host_load(into)
         each_collective(ir, x, outputs)
+        large_reductions(ir, x, outputs)
         two_branches(ir, x, outputs)
         variables = make_variables(ir, x, memmap_dir)
     local = ir.instance_replication_factor

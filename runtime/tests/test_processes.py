@@ -83,6 +83,9 @@ def check_against_numpy(found):
             for name, oracle in ORACLES.items():
                 expected = oracle(x[members], members.index(replica))
                 np.testing.assert_allclose(found[f"{name}/{group_name}"][replica], expected, rtol=1e-5, atol=1e-6)
+    line, firsts = np.linspace(-1, 1, 9001, dtype=np.float32), x[:, 0, 0]
+    np.testing.assert_allclose(found["large/mean/all"][5], line * firsts.mean(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found["large/square_add/strided"][1], line**2 * (firsts[1::2] ** 2).sum(), rtol=1e-4)
     for replica in range(REPLICAS):
         pair = x[[replica % 4, replica % 4 + 4]]
         expected = pair.mean(0) if replica % 2 else (pair.max(0) + pair).sum(0)
