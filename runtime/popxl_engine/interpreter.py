@@ -189,7 +189,8 @@ class Interpreter:
             with self.rounding(op, env):
                 result = run(*args, **kwargs)
         for parameter in op.definition.writes:
-            env[op.arguments[parameter]].write(copies[parameter])
+            written = result if "collective" in op.definition.effects else copies[parameter]
+            env[op.arguments[parameter]].write(written)
         cells = [Cell.new(t) for t in as_results(result)]
         if cells and op.definition.writes:
             cells[0] = env[op.arguments[op.definition.writes[0]]]
