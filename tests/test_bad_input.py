@@ -293,6 +293,7 @@ def test_a_run_that_is_told_to_stop_saves_and_can_go_on(number, code, copy):
 
 
 def test_ctrl_c_while_preparing_leaves_nothing(copy):
+    (copy / "text/long.txt").write_text("a text that is not read before the signal comes\n" * 100_000)
     before = hashes(copy)
     process = start(copy, f"{PREPARE.replace('300', '301')} --output new")
     while not any(copy.glob(".new.partial-*")):
