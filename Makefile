@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo    prepare real text, train a small GPT on it for about five minutes, show what it learned"
+	@echo "make demo    prepare real text, train a small GPT on it for about four minutes, show what it learned"
 	@echo "make test    every test that needs no GPU"
 	@echo "make check   format, lint, types and the fast tests"
 	@echo "make bench   every benchmark, one after the other"
@@ -30,7 +30,7 @@ help:
 demo: $(INSTALLED)
 	$(BIN)/python data/prepare.py stdlib --output $(TEXT) --overwrite $(PREPARE_ARGS)
 	$(BIN)/python demo/pretraining.py --config demo --tokenizer $(TEXT)/tokenizer.json \
-	    --input_files '$(TEXT)/train-*.tfrecord' --validation_files '$(TEXT)/validation-*.tfrecord'
+	    --input_files '$(TEXT)/train-*.tfrecord' --validation_files '$(TEXT)/validation-*.tfrecord' $(DEMO_ARGS)
 
 test: $(INSTALLED)
 	$(PYTEST) -m "not gpu"
@@ -63,6 +63,7 @@ $(INSTALLED): requirements.txt runtime/pyproject.toml
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	    echo "make: $(PYTHON) cannot make virtual environments; expected its modules venv and ensurepip." \
 	         "Run: sudo apt install python3-venv" >&2; exit 2; }
+	@echo "Installing what requirements.txt pins into $(VENV); the first time this takes a few minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(PIP_ARGS) -r requirements.txt
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -r requirements.txt
 	@touch $@

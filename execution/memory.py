@@ -42,5 +42,5 @@ def check_memory(config: Config, instances: int) -> None:
         raise UserError(
             f"memory: got {bytes_text(there)} on this machine; expected at least {bytes_text(needed)} for the state of "
             f"{config.name}. Choose a smaller model or batch, set --memmap_dir to a folder on a fast disk, or start "
-            "more processes on other machines."
+            "more processes on other machines; --plan shows where the memory goes."
         )

@@ -1,5 +1,6 @@
 """Draws `imgs/phases.png` from the training program: what each phase of a step loads and stores, how often it runs."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Set, Tuple
@@ -23,11 +24,13 @@ LOAD, STORE, INK, BOX = "#2b6cb0", "#c05621", "#1a202c", "#edf2f7"
 LANES = (
     "host streams",
     "weights",
-    "x: activations kept",
+    "x: activations",
+    "kept words and seeds",
     "dx: their gradients",
     "gradients of weights",
     "optimizer state",
 )
+HOST, WEIGHTS, X, KEPT, DX, GRADIENTS, STATE = LANES
 
 Moves = Dict[Tuple[str, str], bool]
 """(lane, "load" or "store") that a phase makes."""
@@ -44,13 +47,13 @@ def program(config: Config) -> Tuple[popxl.Ir, TrainingStep]:
 
 
 def lanes_of(step: TrainingStep) -> Dict[Any, str]:
-    """The lane of each remote buffer of the step."""
-    lanes: Dict[Any, str] = {step.connections.buffers["x"]: LANES[2], step.connections.buffers["dx"]: LANES[3]}
+    """The lane of each remote buffer of the step, but those that keep words and seeds for the backward pass."""
+    lanes: Dict[Any, str] = {step.connections.buffers["x"]: X, step.connections.buffers["dx"]: DX}
     for layer in (step.embedding, step.decoder, step.head):
         for tree, lane in (
-            (layer.weights.buffers, LANES[1]),
-            (layer.trained.gradients, LANES[4]),
-            (layer.trained.state, LANES[5]),
+            (layer.weights.buffers, WEIGHTS),
+            (layer.trained.gradients, GRADIENTS),
+            (layer.trained.state, STATE),
         ):
             for buffer in tree.values_flat():
                 lanes.setdefault(buffer, lane)
@@ -63,9 +66,9 @@ def transfers(graph: popxl.Graph, lanes: Dict[Any, str]) -> Set[Tuple[str, str]]
     for op in graph.ops:
         kind = op.definition.name
         if kind in ("host_load", "host_store"):
-            found.add((LANES[0], kind.removeprefix("host_")))
+            found.add((HOST, kind.removeprefix("host_")))
         elif kind in ("remote_load", "remote_store"):
-            found.add((lanes.get(op.arguments["remote_buffer"], LANES[2]), kind.removeprefix("remote_")))
+            found.add((lanes.get(op.arguments["remote_buffer"], KEPT), kind.removeprefix("remote_")))
         for called, _ in op.called():
             found |= transfers(called, lanes)
     return found
@@ -79,6 +82,19 @@ def phases(ir: popxl.Ir, step: TrainingStep) -> List[Tuple[str, int, Set[Tuple[s
         for op in ir.main_graph.ops
         for graph, _ in op.called()
     ]
+
+
+def description(found: List[Tuple[str, int, Set[Tuple[str, str]]]]) -> str:
+    """What a picture of these phases shows, as JSON; it stands in the file beside the pixels, which depend on fonts."""
+    return json.dumps([[name, times, sorted(moves)] for name, times, moves in found])
+
+
+def drawn_from(file: Path) -> str:
+    """The description of what a picture shows."""
+    from PIL import Image
+
+    with Image.open(file) as image:
+        return str(image.info["Description"])
 
 
 def draw(found: List[Tuple[str, int, Set[Tuple[str, str]]]], layers: int, file: Path) -> None:
@@ -124,7 +140,7 @@ def draw(found: List[Tuple[str, int, Set[Tuple[str, str]]]], layers: int, file: 
     axes.set_ylim(-0.85, top + 0.9)
     axes.axis("off")
     figure.tight_layout()
-    figure.savefig(file, metadata={"Software": None})
+    figure.savefig(file, metadata={"Software": None, "Description": description(found)})
     plt.close(figure)
 
 

@@ -1,8 +1,10 @@
-"""The generated parts of README.md: `python -m utils.readme` writes them anew from the code.
+"""The generated parts of README.md and runtime/README.md: `python -m utils.readme` writes them anew from the code.
 
-A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; a new one is an entry of `PARTS`.
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; a new one is an entry of `PAGES`.
 """
 
+import importlib
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,10 @@ from pathlib import Path
 from config import UserError, exit_on_user_error, preset, preset_names, reference
 from utils.units import si
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+API = ROOT / "runtime" / "tests" / "public_names.json"
+"""The names of the original API, by module."""
 _PART = re.compile(r"(<!-- generated: (?P<name>[\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -38,30 +43,64 @@ def presets_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def missing_names() -> dict[str, list[str]]:
+    """Names of the original API that the runtime does not have yet, by module; an empty list is a whole module."""
+    modules: dict[str, dict[str, object]] = json.loads(API.read_text(encoding="utf-8"))["modules"]
+    missing = {}
+    for module, names in modules.items():
+        try:
+            found = importlib.import_module(module)
+        except ImportError:
+            missing[module] = []
+            continue
+        lost = [name for name in names if not hasattr(found, name)]
+        if lost:
+            missing[module] = lost
+    return missing
+
+
+def missing_table() -> str:
+    """The missing names as a Markdown table, with how many of all there are."""
+    modules: dict[str, dict[str, object]] = json.loads(API.read_text(encoding="utf-8"))["modules"]
+    missing = missing_names()
+    lost = sum(len(names or modules[module]) for module, names in missing.items())
+    everything = sum(map(len, modules.values()))
+    lines = [f"{everything - lost} of {everything} names are there. Missing:", "", "| module | names |", "|---|---|"]
+    lines += [
+        f"| `{module}` | {', '.join(f'`{name}`' for name in sorted(names)) or 'the whole module'} |"
+        for module, names in missing.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
 PARTS: dict[str, Callable[[], str]] = {"presets": presets_table, "settings": reference}
+PAGES: dict[Path, dict[str, Callable[[], str]]] = {
+    README: PARTS,
+    ROOT / "runtime" / "README.md": {"missing names": missing_table},
+}
 
 
-def with_generated_parts(text: str) -> str:
-    """The text with every generated part written anew.
+def with_generated_parts(text: str, page: Path = README) -> str:
+    """The text of a page with every generated part written anew.
 
     Raises:
         UserError: if a part has an unknown name or is missing.
     """
-    found = [match["name"] for match in _PART.finditer(text)]
-    if sorted(found) != sorted(PARTS):
-        raise UserError(
-            f"README.md: got generated parts {found}; expected {list(PARTS)}, each once. Restore the marks."
-        )
-    return _PART.sub(lambda match: f"{match[1]}\n{PARTS[match['name']]()}\n{match[3]}", text)
+    parts, found = PAGES[page], [match["name"] for match in _PART.finditer(text)]
+    if sorted(found) != sorted(parts):
+        where = page.relative_to(ROOT)
+        raise UserError(f"{where}: got generated parts {found}; expected {list(parts)}, each once. Restore the marks.")
+    return _PART.sub(lambda match: f"{match[1]}\n{parts[match['name']]()}\n{match[3]}", text)
 
 
 def main() -> None:
-    """Rewrite README.md if it is out of date."""
-    before = README.read_text(encoding="utf-8")
-    after = with_generated_parts(before)
-    if after != before:
-        README.write_text(after, encoding="utf-8")
-    print(f"{README.name}: {'written' if after != before else 'up to date'}")
+    """Rewrite the pages that are out of date."""
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = with_generated_parts(before, page)
+        if after != before:
+            page.write_text(after, encoding="utf-8")
+        print(f"{page.relative_to(ROOT)}: {'written' if after != before else 'up to date'}")
 
 
 if __name__ == "__main__":
