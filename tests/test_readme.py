@@ -38,7 +38,6 @@ SHORTER = {
     # The launcher by its module: an environment made before it has no `poprun`.
     "poprun ...": "{python} -m popdist.launcher --num-replicas 8 --num-instances 2 {python} demo/pretraining.py "
     "--config tiny --data_parallel 2 --tensor_parallel_1 2 --tensor_parallel_2 2 --steps 2",
-    "python demo/pretraining.py --config gpt3_2.7B_pod64 --plan": "+",
     "python demo/pretraining.py --config gpt3_2.7B_pod64 ...": "+ {small} --steps 1 --global_batch_size 4 "
     "--vocabulary_size 300 --validate_every 0",
     "python benchmarks/train_step.py": "+ --dtypes float32 --rounds 2 --warmup 1 --variants phased eager --layers 1 "
