@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
 ASSUMPTIONS = (
     "Per replica and step. Every FLOP at the device's speed; rows come and go while the device computes; collectives "
-    "are waited for.\nA ring of n sends 2 (n-1)/n of an all-reduce's tensor, (n-1)/n of an all-gather's or a "
-    "reduce-scatter's.\nPhysical limit of a phase: the larger of FLOPs and remote bytes over their speeds."
+    "are waited for.\nPeak memory: of a device with memory of its own; a CPU uses remote rows where they lie. "
+    "Remote memory: of the buffers that a phase reaches.\n"
+    "A ring of n sends 2 (n-1)/n of an all-reduce's tensor, (n-1)/n of an all-gather's or a reduce-scatter's.\n"
+    "Physical limit of a phase: the larger of FLOPs and remote bytes over their speeds."
 )
 
 
@@ -22,7 +24,7 @@ def plan_text(found: "RunPlan") -> str:
 
 
 def _head(found: "RunPlan") -> str:
-    execution, machine = found.config.execution, found.machine
+    execution, machine, replicas = found.config.execution, found.machine, found.program.replicas
     layout = f"{execution.data_parallel} x {execution.tensor_parallel_1} x {execution.tensor_parallel_2}"
     speeds = (
         ("device", "device_tflops", si(machine.flops, "FLOP/s")),
@@ -32,13 +34,25 @@ def _head(found: "RunPlan") -> str:
     told = ", ".join(f"{name} {text}{' (measured here)' * (flag in found.measured)}" for name, flag, text in speeds)
     return (
         f"plan of {found.config.name}: {si(found.config.model.parameters)} parameters, {found.config.model.precision}, "
-        f"{found.program.replicas} replicas (dp x tp1 x tp2 = {layout}), "
+        f"{replicas} replica{'s' * (replicas > 1)} (dp x tp1 x tp2 = {layout}), "
         f"{found.config.gradient_accumulation} micro-batches per step\n{told}"
     )
 
 
 def _phases(found: "RunPlan") -> str:
-    heads = ("phase", "runs", "FLOP", "peak memory", "from remote", "to remote", "sent", "compute", "links", "remote")
+    heads = (
+        "phase",
+        "runs",
+        "FLOP",
+        "peak memory",
+        "remote memory",
+        "from remote",
+        "to remote",
+        "sent",
+        "compute",
+        "links",
+        "remote",
+    )
     rows = [(*heads, "bound")]
     for phase, time in zip(found.program.phases, found.times):
         rows.append(
@@ -47,6 +61,7 @@ def _phases(found: "RunPlan") -> str:
                 str(phase.runs),
                 si(phase.flops),
                 bytes_text(phase.peak_bytes),
+                bytes_text(phase.remote_memory_bytes),
                 bytes_text(phase.loaded_bytes),
                 bytes_text(phase.stored_bytes),
                 bytes_text(phase.sent_bytes),
@@ -63,6 +78,7 @@ def _phases(found: "RunPlan") -> str:
             "",
             si(sum(p.flops for p in phases)),
             bytes_text(found.program.peak_bytes),
+            bytes_text(found.program.remote_memory_bytes),
             bytes_text(sum(p.loaded_bytes for p in phases)),
             bytes_text(sum(p.stored_bytes for p in phases)),
             bytes_text(sum(p.sent_bytes for p in phases)),

@@ -140,6 +140,7 @@ def as_json(found: RunPlan) -> "dict[str, Any]":
     phases = []
     for phase, time in zip(program.phases, found.times):
         values = asdict(phase) | {"flops": phase.flops, "product_flops": phase.product_flops}
+        values["remote_memory_bytes_total"] = phase.remote_memory_bytes * program.replicas
         values |= {"sent_bytes": phase.sent_bytes, "compute_seconds": time.compute, "link_seconds": time.link}
         values |= {"remote_seconds": time.remote, "seconds": time.seconds, "limit_seconds": time.limit}
         phases.append(values | {"bound": time.bound})

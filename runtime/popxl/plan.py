@@ -50,6 +50,8 @@ class Phase:
     """To and from the host's streams."""
     peak_bytes: int
     """Most bytes of device memory that are in use at a time, those that the main graph keeps included."""
+    remote_memory_bytes: int
+    """Remote memory, on one replica, of the buffers that the phase loads from or stores to."""
     collectives: Tuple[Collective, ...]
 
     @property

@@ -1,10 +1,11 @@
 """Puts a plan together."""
 
-from typing import Dict, List, Tuple
+from typing import Dict, List, Set, Tuple
 
 from popxl.graph import Graph
 from popxl.ir import Ir
 from popxl.plan import Collective, Phase, Plan
+from popxl.remote_buffer import RemoteBuffer
 
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.lowering import Block, Instr, Lowering
@@ -24,18 +25,17 @@ def make_plan(ir: Ir, borrows_rows: bool = False) -> Plan:
     costs = {name: counter.count(instrs) for name, instrs in grouped.items()}
     peaks = peak_bytes(ir, borrows_rows, counter.dearer)
     runs = _runs(graph)
-    buffers = {
-        f"{b.remote_buffer_id}: {b.entries} x {b.tensor_dtype.name}{list(b.tensor_shape)}": Rows(
-            b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries
-        ).nbytes
-        for b in ir.remote_buffers
-    }
+    buffers = {b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries).nbytes for b in ir.remote_buffers}
+    reached = {name: sum(buffers[b] for b in _reached(instrs)) for name, instrs in grouped.items()}
     return Plan(
         replicas=ir.replication_factor,
         steps=steps,
-        phases=tuple(_phase(name, runs.get(name, 1), costs[name], peaks.get(name, 0)) for name in costs),
+        phases=tuple(_phase(name, runs.get(name, 1), costs[name], peaks.get(name, 0), reached[name]) for name in costs),
         remote_memory_bytes=sum(buffers.values()),
-        buffers=buffers,
+        buffers={
+            f"{b.remote_buffer_id}: {b.entries} x {b.tensor_dtype.name}{list(b.tensor_shape)}": nbytes
+            for b, nbytes in buffers.items()
+        },
     )
 
 
@@ -44,6 +44,12 @@ def _grouped(graph: Graph, block: Block) -> Dict[str, List[Instr]]:
     for name, instr in in_phases(graph, block):
         found.setdefault(name, []).append(instr)
     return found
+
+
+def _reached(instrs: List[Instr]) -> Set[RemoteBuffer]:
+    """Remote buffers that instructions load from or store to, in bodies too."""
+    around = Block("", instrs=instrs)
+    return around.buffers("remote_load") | around.buffers("remote_store")
 
 
 def _runs(graph: Graph) -> Dict[str, int]:
@@ -56,7 +62,7 @@ def _runs(graph: Graph) -> Dict[str, int]:
     return runs
 
 
-def _phase(name: str, runs: int, costs: Costs, peak: int) -> Phase:
+def _phase(name: str, runs: int, costs: Costs, peak: int, reached: int) -> Phase:
     collectives: List[Tuple[Tuple[str, int, int], Tuple[int, int, int]]] = sorted(costs.collectives.items())
     return Phase(
         name=name,
@@ -68,5 +74,6 @@ def _phase(name: str, runs: int, costs: Costs, peak: int) -> Phase:
         stored_bytes=costs.stored,
         host_bytes=costs.host,
         peak_bytes=peak,
+        remote_memory_bytes=reached,
         collectives=tuple(Collective(*group, *numbers) for group, numbers in collectives),
     )
