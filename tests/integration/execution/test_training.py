@@ -136,6 +136,7 @@ def test_dropout_in_recomputation_drops_what_the_forward_pass_dropped():
         np.testing.assert_array_equal(array, again_weights[name], err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_sixteen_bit_training_tracks_float32(precision):
     scaling = {"loss_scaling": 64.0, "stochastic_rounding": True}
