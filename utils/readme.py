@@ -46,7 +46,7 @@ def presets_table() -> str:
 def missing_names() -> dict[str, list[str]]:
     """Names of the original API that the runtime does not have yet, by module; an empty list is a whole module."""
     modules: dict[str, dict[str, object]] = json.loads(API.read_text(encoding="utf-8"))["modules"]
-    missing = {}
+    missing: dict[str, list[str]] = {}
     for module, names in modules.items():
         try:
             found = importlib.import_module(module)
