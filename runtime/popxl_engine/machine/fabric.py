@@ -7,6 +7,7 @@ Messages go from process to process, are posted as soon as a group's replicas in
 place in the program and the group as their tag. So nobody waits for anything but the members of its own group.
 """
 
+import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -226,20 +227,28 @@ class Fabric:
             raise error
 
     def _notes(self, here: str, others: Collection[int]) -> List[str]:
-        """Leave a note of where this process waits, and collect those of others."""
+        """Leave a note of where this process waits, and collect those of others.
+
+        In a thread that is left behind where it gets stuck: the link to the process that keeps them may be cut.
+        """
         notes: Dict[int, str] = {}
+        collecting = threading.Thread(target=self._collect, args=(here, others, notes), daemon=True)
+        collecting.start()
+        collecting.join(NOTE_SECONDS)
+        silent = "it has not said where it is"
+        return [f"in instance {other} {notes.get(other, silent)}" for other in sorted(others)]
+
+    def _collect(self, here: str, others: Collection[int], notes: Dict[int, str]) -> None:
         store, until = self.connection.store, time.monotonic() + NOTE_SECONDS
         try:
             store.set(f"waits/{self.instance}", here)
             while len(notes) < len(others) and time.monotonic() < until:
-                for other in others - notes.keys():
+                for other in set(others) - notes.keys():
                     if store.check([f"waits/{other}"]):
                         notes[other] = store.get(f"waits/{other}").decode()
                 time.sleep(0.05)
-        except RuntimeError:  # the process that keeps the notes is the one that is gone
-            pass
-        silent = "it has not said where it is"
-        return [f"in instance {other} {notes.get(other, silent)}" for other in sorted(others)]
+        except RuntimeError:
+            return  # no more notes
 
     def broadcast(self, value: Optional[torch.Tensor], like: torch.Tensor, replica: int) -> torch.Tensor:
         """A replica's tensor in every process. Collective; ``value`` where the replica lives, None elsewhere.
