@@ -51,7 +51,7 @@ def squares64(first: int, counters: int, key: torch.Tensor, device: torch.device
 
     A block is overwritten by the next one.
     """
-    size = min(counters, CPU_BLOCK * torch.get_num_threads() if device.type == "cpu" else LARGE_BLOCK)
+    size = min(counters, LARGE_BLOCK if device.type == "cuda" else CPU_BLOCK * torch.get_num_threads())
     multiples = torch.arange(size, dtype=torch.int64, device=device) * key
     x, y, z, half, t = (torch.empty_like(multiples) for _ in range(5))
     for start in range(first, first + counters, size):

@@ -19,7 +19,8 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.live = 0
+        self.live = self.highest = 0
+        """Bytes alive now, and the most since `begin`."""
         self.peaks: Dict[str, int] = {}
         """Most bytes alive at a time, by phase."""
         self.phase: Optional[str] = None
@@ -30,7 +31,19 @@ class LiveBytes(TorchDispatchMode):
         self.phase = phase
         self._note()
 
+    def begin(self) -> int:
+        """Look for the highest count from here on; returns the present one."""
+        self.highest = self.live
+        return self.live
+
+    def touch(self, more: int) -> None:
+        """Count more bytes for a moment."""
+        self.live += more
+        self._note()
+        self.live -= more
+
     def _note(self) -> None:
+        self.highest = max(self.highest, self.live)
         if self.phase is not None:
             self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.live)
 

@@ -27,9 +27,12 @@ from popxl_engine.lowering import Block, Instr, Lowering
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.live_bytes import LiveBytes, on_meta
 from popxl_engine.planner.phases import in_phases, step_of
+from popxl_engine.planner.remembered import Remembered
 from popxl_engine.program import enabled_rewrites
 from popxl_engine.support import Meeting, to_device
 
+NOT_REMEMBERED = {"host", "remote", "collective"}
+"""Effects of ops whose kernels are called with more than tensors and numbers."""
 ROUNDS = 2
 """Iterations of a loop that are run."""
 
@@ -149,6 +152,7 @@ def _run(main: Any, replica: Stage, state: List[Any], is_generator: bool) -> Non
 def _props(generator: Generator, live: LiveBytes, dearer: Mapping[Op, bool]) -> Dict[str, Any]:
     """The names that the source refers to, with what has memory or waits for others replaced."""
     printing = {kernel_for(definition) for definition in OPS.values() if "print" in definition.effects}
+    transfers = {kernel_for(definition) for definition in (*OPS.values(), MARK) if definition.effects & NOT_REMEMBERED}
     names: Dict[str, Any] = {}
     for name, value in generator.source.names.items():
         if isinstance(value, torch.Tensor):
@@ -157,6 +161,8 @@ def _props(generator: Generator, live: LiveBytes, dearer: Mapping[Op, bool]) -> 
             names[name] = Rehearsed(value)
         elif callable(value) and value in printing:
             names[name] = _unprinted
+        elif name.startswith("k_") and value not in transfers:
+            names[name] = Remembered(value, live)
         else:
             names[name] = _to_meta if value is to_device else value
     names["bool"] = _Truth(generator.source.instrs, dearer)

@@ -144,6 +144,24 @@ def test_a_ring_sends_its_share_of_what_it_moves():
             assert c.sent_bytes == pytest.approx(share[c.op] * c.brought_bytes, abs=c.calls)
 
 
+def test_the_sequence_of_rows_is_that_of_a_run(monkeypatch):
+    config, seen = configuration((1, 2, 1), device_iterations=2), []
+    for kind in ("load", "store"):
+        original = getattr(Replica, f"remote_{kind}")
+
+        def noted(replica, buffer, row, *rest, kind=kind, original=original):
+            if replica.index == 1:
+                seen.append((kind, str(buffer.remote_buffer_id), row))
+            return original(replica, buffer, row, *rest)
+
+        monkeypatch.setattr(Replica, f"remote_{kind}", noted)
+    session = pretraining(config)
+    with session:
+        run_steps(session, config, *step_arrays(config))
+    events = extensions.sequence(training_program(config)[0], replica=1)
+    assert [(e.kind, e.name, e.row) for e in events if e.kind != "collective"] == seen
+
+
 # Memory
 
 
