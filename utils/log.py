@@ -32,3 +32,4 @@ def set_up_logging(is_leader: bool = True) -> None:
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S", level=level, force=True
     )
+    logging.getLogger("torch").setLevel(logging.WARNING)  # tells of its own caches
