@@ -39,10 +39,9 @@ class Remembered:
             return self.kernel(*args, **kwargs)
         before = self.live.begin()
         result = self.kernel(*args, **kwargs)
-        results = _results(result, operands)
-        self._known[key] = None if results is None else (
-            self.live.highest - before, isinstance(result, torch.Tensor), results
-        )  # fmt: skip
+        made = _results(result, operands)
+        needed, is_one = self.live.highest - before, isinstance(result, torch.Tensor)
+        self._known[key] = None if made is None else (needed, is_one, made)
         return result
 
 

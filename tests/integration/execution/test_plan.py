@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from popxl import extensions
 from popxl_engine.machine.replica import Replica
+from popxl_engine.planner import rehearsal
 from torch.profiler import ProfilerActivity, profile
 
 from config import Config, UserError, parse_command_line, preset, preset_names
@@ -205,6 +206,14 @@ def test_peak_memory_is_within_five_percent_of_a_run(changes, borrows, monkeypat
         run_steps(session, config, *arrays)
         measured = allocated_peak(lambda: run_steps(session, config, *arrays))
     assert measured == pytest.approx(expected, rel=0.05)
+
+
+def test_remembering_what_kernels_need_changes_no_peak(monkeypatch):
+    changes = {"dropout": 0.1, "precision": "bfloat16", "stochastic_rounding": True, "attention_serialisation": 11}
+    config = configuration((2, 2, 1), **changes)
+    remembered = planned(config).program
+    monkeypatch.setattr(rehearsal, "Remembered", lambda kernel, live: kernel)
+    assert planned(config).program == remembered
 
 
 def test_replicas_of_one_process_need_no_more_than_their_plans_together():
