@@ -63,7 +63,7 @@ def test_a_progress_line_tells_all_that_is_worth_knowing(folder):
     lines = [line for line in (folder / "output.txt").read_text().splitlines() if line.startswith("step ")]
     assert [int(line.split("/")[0].split()[1]) for line in lines] == [1, 5, 10, 15, 20]
     pattern = (
-        r"step +\d+/20  loss \d\.\d+  validation \d\.\d+  lr \d\.\d+e-\d+  norm \d+\.\d+  "
+        r"step +\d+/20  loss \d\.\d+  validation (\d\.\d+|-)  lr \d\.\d+e-\d+  norm \d+\.\d+  "
         r"[\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  .* left"
     )
     for line in lines:
