@@ -198,8 +198,7 @@ class Session:
         if not downcast and isinstance(given, np.dtype) and downcast_np_dtypes.get(given) == stream.dtype.as_numpy():
             raise ValueError(
                 f"Session.run: got {given} data for input stream '{stream.tensor_id}' of {stream.spec}; expected "
-                f"{stream.dtype.as_numpy()}. "
-                "Convert it, or pass downcast_inputs=True."
+                f"{stream.dtype.as_numpy()}. Convert it, or pass downcast_inputs=True."
             )
         array = np.asarray(value) if isinstance(value, np.memmap) else value
         array = to_numpy(array, stream.dtype, copy=False)
@@ -229,9 +228,8 @@ class Session:
             return
         raise ValueError(
             f"Session.run: got an {kind} array of shape {list(shape)} for stream '{stream.tensor_id}' of "
-            f"{stream.spec}; expected "
-            f"{list(self._full_input_shape(stream.shape))}: {self._ir.num_host_transfers} transfers, "
-            f"{self._ir.instance_replication_factor} replicas in this process."
+            f"{stream.spec}; expected {list(self._full_input_shape(stream.shape))}: {self._ir.num_host_transfers} "
+            f"transfers, {self._ir.instance_replication_factor} replicas in this process."
         )
 
     def _check_attached(self, what: str) -> None:
@@ -305,9 +303,8 @@ class Session:
         self._check_attached("weights_to_host")
         if self._read_only:
             raise Exception(
-                f"Session.weights_to_host: got read-only memory-mapped variable %{self._read_only[0].name}; expected "
-                "a writable one. "
-                "Open its file with mode 'r+'."
+                f"Session.weights_to_host: got read-only memory-mapped variable %{self._read_only[0].name}; expected a "
+                "writable one. Open its file with mode 'r+'."
             )
         self._download()
 
@@ -327,8 +324,8 @@ class Session:
         elif self._changed:
             raise RuntimeError(
                 "Session.weights_from_host: got a call after a run; expected it before, because state exists once and "
-                "the run has changed it. "
-                "Make the Session with weights_to_host_on_exit=False, which keeps the host's values apart."
+                "the run has changed it. Make the Session with weights_to_host_on_exit=False, which keeps the host's "
+                "values apart."
             )
 
     def get_tensor_data(self, tensor: Union[Variable, Constant]) -> np.ndarray:

@@ -27,8 +27,8 @@ def check_keys(kind: str, given: Mapping[Any, Any], expected: List[Any]) -> None
         found = ", ".join(getattr(s, "tensor_id", repr(s)) for s in unexpected) or "none"
         raise ValueError(
             f"Session.run: got unexpected {kind} streams: {found}; missing: "
-            f"{', '.join(s.tensor_id for s in missing) or 'none'}. Pass exactly "
-            f"the program's {len(expected)} {kind} streams."
+            f"{', '.join(s.tensor_id for s in missing) or 'none'}. Pass exactly the program's {len(expected)} {kind} "
+            "streams."
         )
 
 

@@ -91,9 +91,8 @@ class Module(popxl.Module):
         """Run ``build`` inline, in the current graph."""
         if self.implements_grad_graph and self._grad_inlining_error != "none":
             message = (
-                f"{type(self).__name__}: got an inline call of a module with build_grad, which autodiff would not "
-                "use; expected "
-                "call_module or create_graph. Pass grad_inlining_error='none' if no gradient is needed."
+                f"{type(self).__name__}: got an inline call of a module with build_grad, which autodiff would not use; "
+                "expected call_module or create_graph. Pass grad_inlining_error='none' if no gradient is needed."
             )
             if self._grad_inlining_error == "error":
                 raise ValueError(message)

@@ -40,8 +40,7 @@ def create_remote_buffer(
         if elements % shard_over:
             raise ValueError(
                 f"create_remote_buffer: got {elements} elements {list(shape)} and shard_over {shard_over}; expected a "
-                "divisor of the "
-                "elements. Pass shard_over=1 to keep the value whole."
+                "divisor of the elements. Pass shard_over=1 to keep the value whole."
             )
         shape, meta_shape = (elements // shard_over,), shape
     buffer = popxl.remote_buffer(shape, spec.dtype, entries)

@@ -65,8 +65,7 @@ class WeightsDict(MutableMapping[popxl.tensor.Variable, np.ndarray]):
         if value.dtype != dtype or value.shape != shape:
             raise ValueError(
                 f"WeightsDict: got {value.dtype}{list(value.shape)} for variable '{variable.name}'; expected "
-                f"{dtype}{list(shape)}. "
-                "Convert or reshape the array first."
+                f"{dtype}{list(shape)}. Convert or reshape the array first."
             )
         self._values[variable] = value
 

@@ -80,8 +80,7 @@ class VariableFactory:
         except Exception as error:
             raise ValueError(
                 f"variable '{name}': got a data source that fails ({type(error).__name__}: {error}); expected a "
-                "function "
-                "that returns an array, or an iterable of arrays."
+                "function that returns an array, or an iterable of arrays."
             ) from error
         self.name = name
         self.dtype = dtype or popxl.dtype.as_dtype(first.dtype)

@@ -155,8 +155,7 @@ class Aliasing:
                 if others and self.of(value).writes:
                     raise GraphError(
                         f"repeat: got {value} and {others[0]}, two views of one tensor, by reference; expected "
-                        "different tensors. Pass the "
-                        "tensor once and make the view inside."
+                        "different tensors. Pass the tensor once and make the view inside."
                     )
 
     def identity(self, value: Value) -> Value:

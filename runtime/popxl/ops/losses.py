@@ -17,8 +17,7 @@ def _loss_spec(name: str, probs: Tensor, labels: Tensor, reduction: str) -> Tens
     if probs.rank < 1 or labels.shape != probs.shape[:-1]:
         raise ShapeError(
             f"{name}: got probs {probs.spec} and labels {labels.spec}; expected labels of shape "
-            f"{list(probs.shape[:-1])}, one for "
-            "each row of classes. Reshape one of them."
+            f"{list(probs.shape[:-1])}, one for each row of classes. Reshape one of them."
         )
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{name}: got reduction {reduction!r}; expected 'mean', 'sum' or 'none'.")
@@ -88,8 +87,7 @@ def nll_loss_with_softmax_grad(
     if isinstance(loss_grad, Tensor) and loss_grad.nelms != 1 and loss_grad.shape != loss.shape:
         raise ShapeError(
             f"nll_loss_with_softmax_grad: got loss_grad {loss_grad.spec}; expected a number, one element, or the "
-            f"loss's shape "
-            f"{list(loss.shape)}."
+            f"loss's shape {list(loss.shape)}."
         )
     return loss, probs.spec
 

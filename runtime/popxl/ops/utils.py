@@ -28,8 +28,7 @@ def check_in_graph(graph: Graph, *args: Tensor, **tensors: Tensor) -> None:
         if t not in graph:
             raise ValueError(
                 f"check_in_graph: got {name} = %{t.name} from graph '{t._graph.name or 'main'}'; expected a tensor of "
-                f"graph "
-                f"'{graph.name or 'main'}'. Pass it in as a graph input."
+                f"graph '{graph.name or 'main'}'. Pass it in as a graph input."
             )
 
 

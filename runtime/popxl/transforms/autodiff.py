@@ -239,8 +239,7 @@ class GradientBuilder:
         """Why a called graph's gradient graph lacks the gradient of its tensor ``t``."""
         return self.run.missing.get(t) or (
             f"expected the gradient graph given for '{t._graph.name}' in called_graphs_grad_info to return the "
-            "gradient "
-            f"of %{t.name}."
+            f"gradient of %{t.name}."
         )
 
     def _producible(self) -> Sequence[Tensor]:

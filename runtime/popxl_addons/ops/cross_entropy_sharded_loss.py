@@ -32,8 +32,7 @@ def logsumexp_and_pick(logits: Tensor, indices: Tensor) -> Tuple[TensorSpec, Ten
     if not logits.dtype.is_floating_point or not indices.dtype.is_int:
         raise DTypeError(
             f"logsumexp_and_pick: got logits {logits.spec} and indices {indices.spec}; expected floating-point logits "
-            "and "
-            "integer indices. Cast them first."
+            "and integer indices. Cast them first."
         )
     wide = popxl.float64 if logits.dtype is popxl.float64 else popxl.float32
     return TensorSpec(indices.shape, wide), TensorSpec(indices.shape, wide)

@@ -4,16 +4,16 @@ import dataclasses
 from typing import Any, Callable, Dict
 
 from popxl import Tensor
-from popxl.opdef import emit
+from popxl.opdef import OpFunction, emit
 
 Rule = Callable[[Tensor], Tensor]
 
 
-def with_gradient(op: Callable[..., Tensor], arguments: Dict[str, Any], rule: Rule) -> Tensor:
+def with_gradient(op: OpFunction[..., Tensor], arguments: Dict[str, Any], rule: Rule) -> Tensor:
     """Add a one-result op of one tensor to the current graph, with the gradient ``rule(dy) -> dx``."""
 
     def vjp(dy: Tensor, y: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return rule(dy)
 
-    definition = dataclasses.replace(op.definition, vjp=vjp, differentiable=True)  # type: ignore[attr-defined]
+    definition = dataclasses.replace(op.definition, vjp=vjp, differentiable=True)
     return emit(definition, arguments).outputs[0]

@@ -180,8 +180,7 @@ def batch_serialise_fwd_and_grad(
             if t not in grad_loads:
                 raise ValueError(
                     f"batch_serialise_fwd_and_grad: got no load handle for %{t.name}, the gradient of %{source.name}; "
-                    "expected one. "
-                    "Add it to load_handles."
+                    "expected one. Add it to load_handles."
                 )
         elif t in grad_loads:
             continue
@@ -230,9 +229,8 @@ def _activation_handle(
     if source not in fwd_stores:
         if source not in fwd.inputs and source not in fwd.outputs:
             raise RuntimeError(
-                f"batch_serialise_fwd_and_grad: got activation %{source.name}, which graph '{fwd.name}' does not "
-                "give; expected an input "
-                "or output of it. Make the gradient by autodiff of this graph."
+                f"batch_serialise_fwd_and_grad: got activation %{source.name}, which graph '{fwd.name}' does not give; "
+                "expected an input or output of it. Make the gradient by autodiff of this graph."
             )
         group = groups.get(source)
         buffer = batch_serial_buffer(source, steps, rows, group)

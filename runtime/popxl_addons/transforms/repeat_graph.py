@@ -21,8 +21,7 @@ def repeat_graph(graph: popxl.Graph, repeat_count: int) -> popxl.Graph:
     if graph.outputs:
         raise ValueError(
             f"repeat_graph: got graph '{graph.name}' with {len(graph.outputs)} outputs; expected none. Use ops.repeat "
-            "for a graph "
-            "whose outputs feed its next iteration."
+            "for a graph whose outputs feed its next iteration."
         )
     body_ops = graph.ops
     made_here = {t for op in body_ops for t in op.outputs} | set(graph.constants)

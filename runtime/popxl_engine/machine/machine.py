@@ -127,7 +127,7 @@ class Machine:
         piece = self._held(variable, holder or self.replicas[0])
         if self.fabric is not None:
             piece = self.fabric.broadcast(piece if holder is not None else None, piece, index)
-        return as_array(piece)  # type: ignore[no-any-return]
+        return as_array(piece)
 
     @staticmethod
     def _held(variable: Variable, replica: Replica) -> torch.Tensor:

@@ -59,8 +59,8 @@ class Replica:
         if position >= array.shape[0]:
             raise RuntimeError(
                 f"stream '{stream.tensor_id}': got transfer {position + 1} of a run whose arrays hold "
-                f"{array.shape[0]}; expected no more. "
-                "Set ir.num_host_transfers to the number of loads and stores that one run makes."
+                f"{array.shape[0]}; expected no more. Set ir.num_host_transfers to the number of loads and stores that "
+                "one run makes."
             )
         self._position[stream] = position + 1
         return array[position]

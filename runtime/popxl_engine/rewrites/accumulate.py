@@ -27,7 +27,7 @@ def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, s
     """t = t * step / (step + 1) + lhs @ rhs / (step + 1), without a temporary of t's size."""
     old, new = shares(step)
     if t.dtype in NARROW or not t.is_floating_point():
-        return KERNELS["accumulate_mean_"](t, product(lhs, rhs, lhs.dtype), step)  # type: ignore[no-any-return]
+        return KERNELS["accumulate_mean_"](t, product(lhs, rhs, lhs.dtype), step)
     for start in range(0, t.shape[0], ROWS_AT_A_TIME):
         rows = slice(start, start + ROWS_AT_A_TIME)
         value = product(lhs[rows], rhs, lhs.dtype)
