@@ -20,11 +20,14 @@ from popdist.environment import (
     getNumTotalReplicas,
     number_from_environment,
 )
+from popdist.pulse import Pulse
 
 TIMEOUT = "POPDIST_TIMEOUT"
 """Environment variable: seconds that an instance waits for others at a collective before the run ends."""
 SECONDS, JOIN_SECONDS, PATIENT_SECONDS = 60, 300, 3600
 """Defaults: at collectives; for all to start; while one instance does what only it does, such as writing files."""
+PULSE_SECONDS = 10
+"""How much longer than at a collective an instance may be silent altogether: what waits there can say more."""
 AFTERMATH_SECONDS = 3.0
 """An instance that lost another waits so long before it says so: the other's own error comes first, and alone where the
 launcher ends the run meanwhile."""
@@ -91,7 +94,11 @@ def _open(index: int, instances: int) -> Connection:
         backend = "cpu:gloo,cuda:nccl" if importlib.import_module("torch").cuda.is_available() else "gloo"
         with reaching_others("opening connections"):
             distributed.init_process_group(backend, store=store, rank=index, world_size=instances, timeout=short)
+    silence = seconds() + PULSE_SECONDS
+    group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=silence))
+    pulse = Pulse(importlib.import_module("torch"), distributed, group, index, instances, silence)
     atexit.register(distributed.destroy_process_group)  # else its threads outlive what they use
+    atexit.register(pulse.stop)  # runs first
     return Connection(distributed, store, distributed.new_group(backend="gloo", timeout=long))
 
 
