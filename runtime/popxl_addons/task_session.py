@@ -13,6 +13,7 @@ from typing import Any, Collection, Dict, Iterable, List, Literal, Mapping, Opti
 import numpy as np
 import popdist
 import popxl
+from popdist import exchange
 from popxl import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import Variable
 
@@ -135,14 +136,18 @@ class TaskSession(popxl.Session):
     # checkpoints
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write a checkpoint folder. Only instance 0 writes.
+        """Write a checkpoint folder. In a program over several processes all call this; instance 0 writes, others wait.
 
         Args:
             checkpoint_dir: its place; an older one there is replaced. "wandb://name" makes an artifact of it.
         """
         values = self.get_named_tensors_data().to_dict()  # every instance takes part in reading the variables
-        if popdist.getInstanceIndex() != 0:
-            return
+        if popdist.getInstanceIndex() == 0:
+            self._save(checkpoint_dir, values)
+        if self.ir.replication_factor > self.ir.instance_replication_factor:
+            exchange.barrier(f"waiting for {checkpoint_dir}")
+
+    def _save(self, checkpoint_dir: str, values: Mapping[str, np.ndarray]) -> None:
         if checkpoint_dir.startswith(WANDB_PREFIX):
             self._save_artifact(checkpoint_dir[len(WANDB_PREFIX) :], values)
             return
