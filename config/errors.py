@@ -1,5 +1,6 @@
 """Errors that are the user's to fix, and how an entry point reports them."""
 
+import errno
 import os
 import signal
 import sys
@@ -7,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 USER_ERROR_EXIT_CODE = 2
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What writing says where there is no more space."""
 
 
 class UserError(ValueError):
@@ -34,18 +37,35 @@ class ConfigError(UserError):
 def exit_on_user_error() -> Iterator[None]:
     """End an entry point without a traceback where the user can tell what happened.
 
-    A `UserError` in the body becomes its message on stderr and exit code 2. Ctrl-C becomes exit code 130, and a reader
-    of the output that went away (`... | head`) exit code 141, as shells report them. Every other error travels on.
+    A `UserError` in the body becomes its message on stderr and exit code 2, as does a disk that is full where nothing
+    nearer has said so. Ctrl-C becomes exit code 130, and a reader of the output that went away (`... | head`) exit code
+    141, as shells report them. Every other error travels on.
     """
     try:
-        yield
-        sys.stdout.flush()
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(USER_ERROR_EXIT_CODE)
+        _end(f"error: {error}", USER_ERROR_EXIT_CODE)
     except KeyboardInterrupt:
-        print("stopped.", file=sys.stderr, flush=True)
-        sys.exit(128 + signal.SIGINT)
+        _end("stopped.", 128 + signal.SIGINT)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its exit
+        _drop_output()
         sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _drop_output()
+        where = error.filename or "output"
+        _end(f"error: {where}: got '{error.strerror}'; expected space to write. Free some.", USER_ERROR_EXIT_CODE)
+
+
+def _end(message: str, code: int) -> None:
+    print(message, file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def _drop_output() -> None:
+    """Give up what is still to be printed, or Python complains about it once more at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

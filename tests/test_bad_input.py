@@ -305,8 +305,21 @@ def test_ctrl_c_while_preparing_leaves_nothing(copy):
     assert hashes(copy) == before
 
 
-def test_a_reader_that_goes_away_ends_the_output_quietly(copy):
-    process = start(copy, "{train} --help")
+@pytest.mark.parametrize("command", ["{train} --help", "{train} --config tiny --plan"], ids=["help", "plan"])
+def test_a_reader_that_goes_away_ends_the_output_quietly(command, copy):
+    process = start(copy, command)
     process.stdout.close()
     with process.stderr as errors:
         assert process.wait(timeout=60) == 141 and errors.read() == ""
+
+
+@pytest.mark.parametrize("command", [f"{RUN} --name new", "{train} --help"], ids=["a run", "help"])
+def test_output_that_a_full_disk_does_not_take_ends_in_words(command, copy):
+    words, environment = read(command)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, cwd=copy, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "error: output: got 'No space left on device'; expected space to write. Free some."
+    )
+    assert "Traceback" not in done.stderr
