@@ -250,8 +250,19 @@ def test_a_second_run_of_a_name_takes_a_folder_of_its_own(copy):
 def start(folder: Path, command: str) -> subprocess.Popen:
     words, environment = read(command)
     return subprocess.Popen(
-        words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        words,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_ctrl_c,
     )
+
+
+def hear_ctrl_c() -> None:
+    """As in a terminal: what a shell starts in the background ignores Ctrl-C, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for(path: Path, process: subprocess.Popen) -> None:
