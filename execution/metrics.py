@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator
 
 from config import Config, Model, UserError
 
@@ -103,9 +103,3 @@ def _is_object(line: str) -> bool:
         return isinstance(json.loads(line), dict)
     except ValueError:
         return False
-
-
-def last_value(metrics: "list[dict[str, Any]]", key: str) -> Optional[float]:
-    """The newest value of a metric."""
-    values = [line[key] for line in metrics if line.get(key) is not None]
-    return values[-1] if values else None

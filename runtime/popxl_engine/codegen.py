@@ -10,7 +10,7 @@ from popxl.replica_grouping import ReplicaGrouping
 
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import kernel_for
-from popxl_engine.lowering import Block, Instr, Value
+from popxl_engine.lowering import Block, Instr, Value, values_in
 from popxl_engine.machine.place import enter
 from popxl_engine.stochastic import NARROW, TRANSFERS, rounded
 from popxl_engine.support import Meeting, clone, copied, to_device, to_host, viewed
@@ -272,7 +272,7 @@ class BlockWriter:
         if isinstance(value, Value):
             name = self.python[value]
             return name if host or not value.host else f"{self.source.bind('to_device', to_device)}({name})"
-        if isinstance(value, (tuple, list)) and any(True for _ in _values(value)):
+        if isinstance(value, (tuple, list)) and any(True for _ in values_in(value)):
             return "(" + "".join(f"{self._argument(v, host)}, " for v in value) + ")"
         if isinstance(value, PLAIN) and value == value and value not in (float("inf"), float("-inf")):
             return repr(value)
@@ -359,7 +359,7 @@ class BlockWriter:
         """The result of an alias form, which must be a view where it is written through."""
         if not instr.shared or instr.definition is None:
             return expression
-        source = next(_values([instr.arguments[p] for p in instr.definition.views]))
+        source = next(values_in([instr.arguments[p] for p in instr.definition.views]))
         return f"{self.source.bind('viewed', viewed)}({expression}, {self.python[source]})"
 
     def _collective(self, instr: Instr, kernel: str) -> Iterator[str]:
@@ -387,11 +387,3 @@ class BlockWriter:
             yield f"{names[0]} = {self._finished(instr, call)}"
         else:
             yield f"{self._targets(instr)}{call}"
-
-
-def _values(arguments: Any) -> Iterator[Value]:
-    for a in arguments:
-        if isinstance(a, Value):
-            yield a
-        elif isinstance(a, (list, tuple)):
-            yield from _values(a)

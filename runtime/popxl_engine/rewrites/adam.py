@@ -63,8 +63,6 @@ def _strided(
 
 ADAMW = fused(adamw_, writes=("var", "first", "second"))
 
-ORDER = ("accumulate_moving_average_", "accumulate_moving_average_square_", "adam_updater", "scaled_add_")
-
 
 def fuse_adam(steps: List[Step], graph: Graph) -> List[Step]:
     """Both moments, Adam's update and its subtraction from the weight, as `AdamOptimizerStep` builds them."""
