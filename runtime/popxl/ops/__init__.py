@@ -78,6 +78,7 @@ from popxl.ops.reductions import (
     argmax,
     argmin,
     cumsum,
+    histogram,
     l1,
     l2,
     lamb_square,
@@ -93,6 +94,7 @@ from popxl.ops.reductions import (
 )
 from popxl.ops.remote import remote_load, remote_load_, remote_store
 from popxl.ops.repeat import repeat, repeat_with_info
+from popxl.ops.scattering import grouped_scatter_reduce, groupedgather, scatter_reduce
 from popxl.ops.shape import (
     concat,
     concat_,

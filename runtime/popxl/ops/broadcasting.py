@@ -4,9 +4,10 @@ from typing import Tuple
 
 import numpy as np
 
+from popxl import dtypes
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
-from popxl.values import Tensor, TensorSpec
+from popxl.values import Tensor, TensorSpec, make_constant
 
 
 @op
@@ -44,6 +45,13 @@ def broadcast_to_vjp(dy: Tensor, y: Tensor, t: Tensor, shape: Tuple[int, ...], n
 def broadcast_to_cost(y: Tensor, t: Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...]) -> Cost:
     """Moves data only."""
     return Cost()
+
+
+def positions_along(shape: Tuple[int, ...], axis: int) -> Tensor:
+    """0, 1, .. along an axis, the same over the others: int32 of ``shape``."""
+    line = [-1 if a == axis % len(shape) else 1 for a in range(len(shape))]
+    positions = np.arange(shape[axis], dtype=np.int32).reshape(line)
+    return broadcast_to(make_constant(positions, dtypes.int32, None), shape)
 
 
 @op(name="sum_to")

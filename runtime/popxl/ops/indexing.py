@@ -8,8 +8,9 @@ from popxl import dtypes
 from popxl.errors import DTypeError, GraphError, ShapeError
 from popxl.opdef import Cost, inplace, op
 from popxl.ops.arithmetic import mul, sub
-from popxl.ops.broadcasting import sum_to
+from popxl.ops.broadcasting import positions_along, sum_to
 from popxl.ops.checks import broadcast_shape, check_same_dtype, normalise_axis
+from popxl.ops.comparison import equal
 from popxl.ops.creation import zeros
 from popxl.ops.shape import concat, moves_data, reshape
 from popxl.values import Constant, Tensor, TensorSpec, make_constant
@@ -23,7 +24,8 @@ def check_indices(name: str, parameter: str, indices: Tensor) -> None:
         raise DTypeError(f"{name}: got {parameter} {indices.spec}; expected integers. Cast them to popxl.int32.")
 
 
-def _scalar(value: float, dtype: dtypes.dtype) -> Constant:
+def scalar(value: float, dtype: dtypes.dtype) -> Constant:
+    """A constant of shape []."""
     return make_constant(np.full((), value, dtype.as_numpy()), dtype, None)
 
 
@@ -164,8 +166,12 @@ def scatter_vjp(
     axis: int,
     available_memory_proportion: Proportion,
 ) -> Tuple[Tensor, None, Tensor]:
-    """No gradient for what was overwritten; values get what stands in their places."""
-    return scatter(dy, indices, zeros(values.spec), axis), None, take_along_axis(dy, indices, axis)
+    """No gradient for what was overwritten, in t and among values that share a place."""
+    positions = positions_along(indices.shape, axis)
+    kept = scatter(zeros(TensorSpec(t.shape, dtypes.int32)), indices, positions, axis)
+    is_kept = equal(take_along_axis(kept, indices, axis), positions)
+    given = where(is_kept, take_along_axis(dy, indices, axis), scalar(0, dy.dtype))
+    return scatter(dy, indices, zeros(values.spec), axis), None, given
 
 
 @op
@@ -254,7 +260,7 @@ def where(condition: Tensor, lhs: Tensor, rhs: Tensor) -> TensorSpec:
 @where.vjp
 def where_vjp(dy: Tensor, y: Tensor, condition: Tensor, lhs: Tensor, rhs: Tensor) -> Tuple[None, Tensor, Tensor]:
     """The gradient goes to the side that was taken."""
-    zero = _scalar(0, dy.dtype)
+    zero = scalar(0, dy.dtype)
     return None, sum_to(where(condition, dy, zero), lhs.shape), sum_to(where(condition, zero, dy), rhs.shape)
 
 

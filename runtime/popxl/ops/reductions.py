@@ -4,7 +4,7 @@
 """
 
 import math
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import numpy as np
 
@@ -277,3 +277,31 @@ def lamb_square(t: Tensor) -> TensorSpec:
 
 
 lamb_square.cost(lambda y, t: Cost(flops=2 * t.nelms))
+
+
+# Counts
+
+
+@op(differentiable=False)
+def histogram(t: Tensor, levels: List[float], absolute_of_input: bool) -> TensorSpec:
+    """How many elements lie between levels: bin 0 below levels[0], bin i from levels[i - 1] to below levels[i], the
+    last bin from the last level on.
+
+    Shapes: t [a], floating point -> [len(levels) + 1], uint32.
+    Args:
+        levels: bounds of the bins, rounded to t's dtype when they are compared. NaN counts above them all.
+        absolute_of_input: count absolute values.
+    Raises:
+        ValueError: unless each level is larger than the one before.
+        DTypeError: if t is not floating point.
+    """
+    check_floating("histogram", t=t)
+    if any(not low < high for low, high in zip(levels, levels[1:])):
+        raise ValueError(f"histogram: got levels {list(levels)}; expected each larger than the one before.")
+    return TensorSpec((len(levels) + 1,), dtypes.uint32)
+
+
+@histogram.cost
+def histogram_cost(y: Tensor, t: Tensor, levels: List[float], absolute_of_input: bool) -> Cost:
+    """A binary search among the levels per element."""
+    return Cost(flops=t.nelms * (len(levels) + 1).bit_length())

@@ -1,6 +1,6 @@
 """Reductions over axes, and running sums. 16-bit types accumulate in float32."""
 
-from typing import Callable, Iterable, Optional, Tuple, Union
+from typing import Callable, Iterable, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -173,3 +173,12 @@ def cumsum_grad(dy: torch.Tensor, dim: int) -> torch.Tensor:
 def lamb_square(t: torch.Tensor) -> torch.Tensor:
     """Sum of squares in float32."""
     return t.to(torch.float32).square().sum()
+
+
+@kernel("histogram")
+def histogram(t: torch.Tensor, levels: Sequence[float], absolute_of_input: bool) -> torch.Tensor:
+    """Find each element's bin, count."""
+    bounds = widened(torch.tensor(levels, dtype=torch.float64).to(t.dtype)).to(t.device)
+    values = widened(t.abs() if absolute_of_input else t).reshape(-1)
+    counts = torch.bincount(torch.bucketize(values, bounds, right=True), minlength=len(levels) + 1)
+    return counts.to(torch.uint32)

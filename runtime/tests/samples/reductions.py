@@ -109,6 +109,16 @@ def exclusive_products(dy, t, axis, keepdims):
 GROWING = Operand((4096,), low=0.5, high=1.5)
 """Terms of about one: a sum kept in 16 bits would stop growing at 256 or 2048."""
 
+LEVELS = [-1.0, 0.5, 1.25]
+
+
+def counted(t, levels, absolute_of_input):
+    """How many elements each half-open interval between levels holds."""
+    values = np.abs(t) if absolute_of_input else t
+    bounds = [-np.inf, *levels, np.inf]
+    return np.array([((values >= low) & (values < high)).sum() for low, high in zip(bounds, bounds[1:])], np.uint32)
+
+
 SAMPLES = [
     *(sample for name, (fn, values) in ORACLES.items() for sample in samples_of(name, fn, values)),
     *positions("argmax", np.argmax),
@@ -175,6 +185,26 @@ SAMPLES = [
     Sample(
         "lamb_square", operands=(Operand((300,), low=20.0, high=30.0),), oracle=lambda t: (t**2).sum()
     ),  # beyond float16
+    Sample("histogram", operands=((4, 5),), attrs={"levels": LEVELS, "absolute_of_input": False}, oracle=counted),
+    Sample(
+        "histogram",
+        operands=(Operand((4, 5), layout="transposed"),),
+        attrs={"levels": LEVELS, "absolute_of_input": True},
+        oracle=counted,
+    ),
+    Sample(
+        "histogram",
+        operands=(np.array([[0.5, -1.0, 1.25], [-0.5, 0.25, -1.25]]),),
+        attrs={"levels": LEVELS, "absolute_of_input": False},
+        oracle=counted,
+    ),
+    Sample("histogram", operands=((7,),), attrs={"levels": [], "absolute_of_input": False}, oracle=counted),
+    Sample(
+        "histogram",
+        operands=(np.array([0.7, 0.1]),),
+        attrs={"levels": [0.1, 0.7], "absolute_of_input": False},
+        oracle=lambda t, **attrs: np.array([0, 1, 1], np.uint32),  # a number equals its own level in every dtype
+    ),
 ]
 
 REFUSALS = [
@@ -199,4 +229,21 @@ REFUSALS = [
     ),
     Refusal("mean", operands=(INTEGERS,), error=DTypeError, says="expected floating point"),
     Refusal("lamb_square", operands=(INTEGERS,), error=DTypeError, says="expected floating point"),
+    *(
+        Refusal(
+            "histogram",
+            operands=((3,),),
+            attrs={"levels": levels, "absolute_of_input": False},
+            error=ValueError,
+            says="each larger than the one before",
+        )
+        for levels in ([1.0, 1.0], [0.0, 2.0, 1.0], [0.0, float("nan")])
+    ),
+    Refusal(
+        "histogram",
+        operands=(INTEGERS,),
+        attrs={"levels": [1.0], "absolute_of_input": False},
+        error=DTypeError,
+        says="expected floating point",
+    ),
 ]

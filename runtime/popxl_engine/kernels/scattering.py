@@ -1,0 +1,65 @@
+"""Combining what shares an index, and gathers that go group by group."""
+
+from typing import Optional, Tuple
+
+import torch
+
+from popxl_engine.kernels.dtypes import LIMITED, as_signed
+from popxl_engine.kernels.indexing import LOW_PRECISION, gather, gather_grad
+from popxl_engine.kernels.registry import kernel
+
+TORCH = {"sum": "sum", "max": "amax", "min": "amin"}
+"""torch's names of the reductions."""
+
+
+def _wide(t: torch.Tensor) -> torch.Tensor:
+    """In a type that torch reduces in: 16 bits add in float32."""
+    wide = torch.float32 if t.dtype in LOW_PRECISION else torch.int64 if t.dtype in LIMITED else t.dtype
+    return t.to(wide)
+
+
+def _last(data: torch.Tensor, index: torch.Tensor, start: torch.Tensor, axis: int) -> torch.Tensor:
+    """start, overwritten by the last element along the axis of each slot: the same on every device."""
+    positions = torch.arange(data.shape[axis], device=data.device)
+    positions = positions.view((-1,) + (1,) * (data.ndim - axis - 1)).expand(data.shape)
+    last = torch.full(start.shape, -1, device=data.device).scatter_reduce_(axis, index, positions, "amax")
+    return torch.where(last >= 0, data.gather(axis, last.clamp(min=0)), start)
+
+
+@kernel("scatter_reduce")
+def scatter_reduce(
+    data: torch.Tensor,
+    indices: torch.Tensor,
+    initial_values: Optional[torch.Tensor],
+    reduction: str,
+    axis: int,
+    axis_size: int,
+) -> torch.Tensor:
+    """torch.scatter_reduce; slots without elements or initial values are 0."""
+    index = indices.to(torch.int64).expand(data.shape)
+    if initial_values is None:
+        shape = (*data.shape[:axis], axis_size, *data.shape[axis + 1 :])
+        start = torch.zeros(shape, dtype=data.dtype, device=data.device)
+    else:
+        start = initial_values
+    if reduction == "none":
+        return _last(as_signed(data), index, as_signed(start), axis).view(data.dtype)
+    total = _wide(start).scatter_reduce(
+        axis, index, _wide(data), TORCH[reduction], include_self=initial_values is not None
+    )
+    return total.to(data.dtype)
+
+
+@kernel("groupedgather")
+def groupedgather(t: torch.Tensor, indices: torch.Tensor, axis: int, zero_OOR: bool) -> torch.Tensor:
+    """Group after group."""
+    taken = [gather(group, i, axis - 1, None, zero_OOR) for group, i in zip(as_signed(t), indices)]
+    return torch.stack(taken).view(t.dtype)
+
+
+@kernel("groupedgather_grad")
+def groupedgather_grad(
+    dy: torch.Tensor, indices: torch.Tensor, shape: Tuple[int, ...], axis: int, zero_OOR: bool
+) -> torch.Tensor:
+    """Group after group."""
+    return torch.stack([gather_grad(d, i, tuple(shape[1:]), axis - 1, zero_OOR) for d, i in zip(dy, indices)])

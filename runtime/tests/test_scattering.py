@@ -1,0 +1,100 @@
+"""What the tables of scattering ops cannot say: equal values, indices outside, and one group."""
+
+import numpy as np
+import popxl
+import pytest
+import torch
+from popxl import ops
+from popxl.transforms.autodiff import autodiff
+from popxl_engine.interpreter import run_graph
+
+ROWS = np.array([2, 0, 2, 0, 2], np.int32)
+
+
+def evaluate(fn, *arrays):
+    """A function of tensors, on arrays."""
+    specs = [popxl.TensorSpec(a.shape, popxl.dtype.as_dtype(a.dtype)) for a in arrays]
+    graph = popxl.Ir().create_graph(fn, *specs)
+    return [r.numpy() for r in run_graph(graph, [torch.from_numpy(a.copy()) for a in arrays])]
+
+
+def gradients(fn, dy, *arrays):
+    """Gradients of a function of floating-point tensors."""
+    specs = [popxl.TensorSpec(a.shape, popxl.dtype.as_dtype(a.dtype)) for a in arrays]
+    graph = popxl.Ir().create_graph(fn, *specs)
+    info = autodiff(graph)
+    given = [torch.from_numpy(a.copy()) for a in arrays]
+    values = dict(zip(graph.outputs, run_graph(graph, given))) | dict(zip(graph.inputs, given))
+    inputs = [
+        torch.from_numpy(dy) if c.connection_type.name == "FwdGrad" else values[c.fwd_tensor]
+        for c in info.expected_inputs
+    ]
+    return [r.numpy() for r in run_graph(info.graph, inputs)]
+
+
+@pytest.mark.parametrize("reduction", ["max", "min"])
+@pytest.mark.parametrize("start", [False, True])
+def test_equal_extremes_share_the_gradient_as_in_torch(reduction, start):
+    data = np.array([[1, 5], [3, 3], [1, 5], [3, 2], [1, 4]], np.float64)
+    initial = np.array([[3, 3], [7, 7], [1, 5]], np.float64)
+    dy = np.arange(1, 7, dtype=np.float64).reshape(3, 2)
+    arrays = [data, initial] if start else [data]
+
+    def ours(t, first=None):
+        indices = popxl.constant(ROWS)
+        return ops.scatter_reduce(t, indices, reduction, first, axis_size=3)
+
+    leaves = [torch.from_numpy(a).requires_grad_() for a in arrays]
+    first = leaves[1] if start else torch.zeros(3, 2, dtype=torch.float64)
+    index = torch.from_numpy(ROWS).long()[:, None].expand(5, 2)
+    result = first.scatter_reduce(0, index, leaves[0], f"a{reduction}", include_self=start)
+    result.backward(torch.from_numpy(dy))
+    for got, leaf in zip(gradients(ours, dy, *arrays), leaves):
+        np.testing.assert_allclose(got, leaf.grad.numpy(), rtol=1e-12)
+
+
+def test_of_elements_that_share_a_place_the_last_one_is_kept_and_gets_the_gradient():
+    data, dy = np.arange(1.0, 6.0), np.array([10.0, 20.0, 30.0])
+    (result,) = evaluate(lambda t: ops.scatter_reduce(t, popxl.constant(ROWS), "none", axis_size=3), data)
+    np.testing.assert_array_equal(result, [4, 0, 5])
+    (given,) = gradients(lambda t: ops.scatter_reduce(t, popxl.constant(ROWS), "none", axis_size=3), dy, data)
+    np.testing.assert_array_equal(given, [0, 0, 0, 10, 30])
+    zero = np.zeros(3)
+    placed = lambda t, v: ops.scatter(t, popxl.constant(ROWS), v)  # noqa: E731
+    np.testing.assert_array_equal(evaluate(placed, zero, data)[0], [4, 0, 5])
+    kept, given = gradients(placed, dy, zero, data)
+    np.testing.assert_array_equal(kept, [0, 20, 0])
+    np.testing.assert_array_equal(given, [0, 0, 0, 10, 30])
+
+
+@pytest.mark.parametrize("index", [-1, 4])
+@pytest.mark.parametrize("reduction", ["sum", "max", "none"])
+def test_indices_outside_are_an_error_when_they_are_used(index, reduction):
+    def fn(t, i):
+        return ops.scatter_reduce(t, i, reduction, axis_size=4)
+
+    with pytest.raises((IndexError, RuntimeError), match="while executing .*scatter_reduce"):
+        evaluate(fn, np.ones((2, 3)), np.array([0, index], np.int32))
+
+
+def test_an_index_outside_its_group_does_not_read_the_next_one():
+    t = np.arange(12.0).reshape(2, 3, 2)
+    with pytest.raises(IndexError, match="while executing .*groupedgather"):
+        evaluate(lambda x, i: ops.groupedgather(x, i, 1, 2), t, np.array([[3], [0]], np.int32))
+
+
+@pytest.mark.parametrize("group_size", [1, None])
+def test_one_group_is_no_group(group_size):
+    t, indices = np.arange(6.0).reshape(3, 2), np.array([[2, 0], [1, 1]], np.int32)
+    (result,) = evaluate(lambda x, i: ops.groupedgather(x, i, group_size=group_size), t, indices)
+    np.testing.assert_array_equal(result, t[indices])
+
+
+def test_scattering_in_groups_adds_no_op_for_each_group():
+    ir = popxl.Ir()
+    data, indices = popxl.TensorSpec((4, 6, 3), popxl.float32), popxl.TensorSpec((4, 6), popxl.int32)
+    graph = ir.create_graph(
+        lambda t, i: ops.grouped_scatter_reduce(t, i, "sum", axis=1, axis_size=2, group_size=4), data, indices
+    )
+    assert [op.definition.name for op in graph.ops] == ["reshape", "scatter_reduce"]
+    assert graph.outputs[0].shape == (4, 2, 3)
