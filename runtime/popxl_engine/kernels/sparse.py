@@ -1,0 +1,17 @@
+"""Products with sparse matrices."""
+
+import torch
+
+from popxl_engine.kernels.registry import kernel
+from popxl_engine.kernels.rounding import widened
+
+
+@kernel("sparse_matmul")
+def sparse_matmul(
+    lhs: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, output_cols: int
+) -> torch.Tensor:
+    """torch's product of a sparse matrix, transposed, with lhs's rows as columns."""
+    places = torch.stack([columns, rows]).to(torch.int64)
+    transposed = torch.sparse_coo_tensor(places, widened(values), (output_cols, lhs.shape[-1]), check_invariants=True)
+    result = transposed @ widened(lhs).reshape(-1, lhs.shape[-1]).T
+    return result.T.reshape((*lhs.shape[:-1], output_cols)).to(lhs.dtype)
