@@ -112,7 +112,9 @@ def group_name(size: int, stride: int, execution: Execution) -> str:
         ("tp1 x tp2", tp1 * tp2, 1),
         ("dp x tp1", dp * tp1, tp2),
     )
-    name = next((name for name, *group in known if group == [size, stride]), f"stride {stride}")
+    name = next((name for name, *group in known if group == [size, stride]), None)
+    if name is None:
+        name = f"stride {stride}" if stride else "no one stride"
     return f"{name} ({size})"
 
 

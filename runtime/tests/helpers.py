@@ -26,6 +26,11 @@ ROOM = 0.05
 """Distance of operands from kinks, and from each other where they must be distinct."""
 
 
+def grouping(ir: popxl.Ir, digits: str) -> popxl.ReplicaGrouping:
+    """The grouping in which replica i is in the group of the i-th digit."""
+    return ir.replica_grouping_from_assignments([int(digit) for digit in digits])
+
+
 def public_function(name: str) -> Callable[..., Any]:
     """The function that users call for an op; for ops outside the API the one that declares it."""
     for module in (ops, var_updates, getattr(ops, "collectives", None)):

@@ -20,6 +20,11 @@ from popxl.ops.collectives import (
     replicated_reduce_scatter,
     replicated_slice,
 )
+from popxl.transforms.autodiff import autodiff
+from popxl_addons.ops.replicated_all_reduce_TP import (
+    replicated_all_reduce_identical_grad_inputs,
+    replicated_all_reduce_identical_inputs,
+)
 
 REPLICAS = 8
 SHAPE = (8, 3)
@@ -28,9 +33,9 @@ ASSIGNMENTS = {
     "pairs": [0, 0, 1, 1, 2, 2, 3, 3],
     "across": [0, 1, 2, 3, 0, 1, 2, 3],
     "strided": [0, 1, 0, 1, 0, 1, 0, 1],
+    "mirrored": [0, 1, 1, 0, 2, 3, 3, 2],
+    "scattered": [0, 0, 0, 1, 0, 1, 1, 1],
 }
-IRREGULAR = [0, 1, 1, 0, 2, 3, 3, 2]
-"""For variables; collectives need a constant stride."""
 
 
 def in_place(t, group):
@@ -50,6 +55,14 @@ COLLECTIVES = {
     "shard": lambda t, group: replica_sharded_slice(t[:7], group),
     "slice": lambda t, group: replicated_slice(t, 0, group),
 }
+DIFFERENTIABLE = {
+    "identical_inputs": lambda t, group: replicated_all_reduce_identical_inputs(t, group=group),
+    "identical_grad_inputs": lambda t, group: replicated_all_reduce_identical_grad_inputs(t, group=group),
+    "gather": lambda t, group: replicated_all_gather(t, 1, group),
+    "shard": lambda t, group: replica_sharded_slice(t[:7], group),
+    "slice": lambda t, group: replicated_slice(t, 0, group),
+}
+GRADIENT_GROUPS = ("strided", "mirrored", "scattered")
 DTYPES = (popxl.float16, popxl.bfloat16, popxl.uint32, popxl.bool)
 
 
@@ -90,6 +103,18 @@ def each_collective(ir, x, outputs):
         outputs.store(f"dtype/{dtype.name}", replicated_all_reduce(t, "or" if dtype is popxl.bool else "add"))
 
 
+def gradients(ir, x, outputs):
+    """Of the sum of squares of a collective's result."""
+    for group_name in GRADIENT_GROUPS:
+        group = ir.replica_grouping_from_assignments(ASSIGNMENTS[group_name])
+        for name, fn in DIFFERENTIABLE.items():
+            graph = ir.create_graph(lambda t: fn(t, group), x)
+            info = autodiff(graph)
+            call = ops.call_with_info(graph, x)
+            (dx,) = ops.call(info.graph, call.outputs[0] * 2.0, inputs_dict=info.inputs_dict(call))
+            outputs.store(f"gradient/{name}/{group_name}", dx)
+
+
 def two_branches(ir, x, outputs):
     """Groups over several processes that take different branches, each with its own collectives."""
     across = ir.replica_grouping_from_assignments(ASSIGNMENTS["across"])
@@ -111,13 +136,13 @@ def make_variables(ir, x, memmap_dir):
     """Variables of every kind, changed differently by each replica."""
     pairs = ir.replica_grouping_from_assignments(ASSIGNMENTS["pairs"])
     across = ir.replica_grouping_from_assignments(ASSIGNMENTS["across"])
-    irregular = ir.replica_grouping_from_assignments(IRREGULAR)
+    mirrored = ir.replica_grouping_from_assignments(ASSIGNMENTS["mirrored"])
     zeros = np.zeros(SHAPE, np.float32)
     found = {
         "own": popxl.variable(values(*SHAPE), name="own", replica_grouping=ir.replica_grouping(1, 1)),
         "one": popxl.variable(zeros, name="one"),
         "every": popxl.variable(zeros, name="every", retrieval_mode="all_replicas"),
-        "irregular": popxl.variable(np.stack([zeros] * 4), name="irregular", replica_grouping=irregular),
+        "mirrored": popxl.variable(np.stack([zeros] * 4), name="mirrored", replica_grouping=mirrored),
         "paired": popxl.variable(np.stack([zeros] * 4), name="paired", replica_grouping=pairs),
     }
     for variable in found.values():
@@ -141,6 +166,7 @@ def results(memmap_dir):
         into = popxl.h2d_stream(SHAPE, popxl.float32, "x")
         x = ops.host_load(into)
         each_collective(ir, x, outputs)
+        gradients(ir, x, outputs)
         large_reductions(ir, x, outputs)
         two_branches(ir, x, outputs)
         variables = make_variables(ir, x, memmap_dir)

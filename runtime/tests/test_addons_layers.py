@@ -6,6 +6,7 @@ import popxl_addons as addons
 import pytest
 import torch
 from addons_programs import normal, run_program, run_session, store_all
+from helpers import grouping
 from popart import popart_exception
 from popxl import ops
 from popxl_addons.layers import Embedding, LayerNorm, LayerNormDistributed, Linear
@@ -22,6 +23,13 @@ from popxl_addons.testing_utils import TensorInput, run_module
 
 R = 4
 N, C = 6, 8
+over_groups = pytest.mark.parametrize("digits", ["0000", "0011", "0110"])
+"""For each replica its group; the last have no constant stride."""
+
+
+def places_of(digits):
+    """Each replica's position in its group."""
+    return [digits[:r].count(digit) for r, digit in enumerate(digits)]
 
 
 def gradients_of(layer, *args, variables=None, dy=None):
@@ -126,17 +134,22 @@ def names_of(ir):
     return [op.definition.name for graph in ir.graphs for op in graph.ops]
 
 
-def test_distributed_layer_norm_normalises_whole_rows_with_one_all_reduce_each_way():
+@over_groups
+def test_distributed_layer_norm_normalises_whole_rows_with_one_all_reduce_each_way(digits):
     x, w, b, dy = normal(N, C) * 3 + 1, normal(C, seed=1), normal(C, seed=2), normal(N, C, seed=3)
-    cut = lambda a: addons.array_munging.shard(a, R, -1)  # noqa: E731
+    size, places = digits.count("0"), places_of(digits)
+    cut = lambda a: addons.array_munging.shard(a, size, -1)[places]  # noqa: E731
     ir, (y, dx, dw, db) = sharded_program(
-        lambda t, w, b, group: layer_norm_distributed(t, w, b, 1e-5, group), cut(x), cut(w), cut(b), dy=cut(dy)
+        lambda t, w, b, group: layer_norm_distributed(t, w, b, 1e-5, group),
+        *map(cut, (x, w, b)),
+        dy=cut(dy),
+        grouping=lambda ir: grouping(ir, digits),
     )
     tx, tw, tb = (torch.tensor(a, requires_grad=True) for a in (x, w, b))
     ty = torch.nn.functional.layer_norm(tx, (C,), tw, tb)
     ty.backward(torch.tensor(dy))
     for got, expected in ((y, ty.detach()), (dx, tx.grad), (dw, tw.grad), (db, tb.grad)):
-        np.testing.assert_allclose(addons.array_munging.unshard(got, -1), expected.numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(got, cut(expected.numpy()), rtol=1e-4, atol=1e-5)
     assert names_of(ir).count("replicated_all_reduce") == 2
 
 
@@ -151,18 +164,20 @@ def test_the_layer_has_its_slice_of_gain_and_bias_and_costs_nothing_more_in_a_gr
         assert [op.definition.name for op in graph.graph.ops] == ["layer_norm"]
 
 
+@over_groups
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("ignore", [None, 5])
-def test_sharded_cross_entropy_equals_torchs_on_every_replica(reduction, ignore):
+def test_sharded_cross_entropy_equals_torchs_on_every_replica(reduction, ignore, digits):
+    size, places = digits.count("0"), places_of(digits)
     logits, labels = normal(N, 12) * 4, np.array([0, 5, 11, 3, 5, 8])
     tl = torch.tensor(logits, requires_grad=True)
     extra = {} if ignore is None else {"ignore_index": ignore}
     loss = torch.nn.functional.cross_entropy(tl, torch.tensor(labels), reduction=reduction, **extra)
     dy = normal(N, seed=4) if reduction == "none" else np.float32(2.5)
     loss.backward(torch.tensor(dy))
-    offsets = 3 * np.arange(R)
+    offsets = 12 // size * np.array(places)
     shifted = (labels[None] - offsets[:, None]).astype(np.int32)
-    args = [addons.array_munging.shard(logits, R, -1), shifted]
+    args = [addons.array_munging.shard(logits, size, -1)[places], shifted]
     if ignore is not None:
         args.append((ignore - offsets).astype(np.int32))
 
@@ -171,10 +186,11 @@ def test_sharded_cross_entropy_equals_torchs_on_every_replica(reduction, ignore)
         ignored = tensors[2] if ignore is not None else None
         return cross_entropy_sharded_loss(tensors[0], tensors[1], ignored, group, reduction)
 
-    ir, (got, gradient) = sharded_program(fn, *args, dy=dy)
+    ir, (got, gradient) = sharded_program(fn, *args, dy=dy, grouping=lambda ir: grouping(ir, digits))
     for replica in range(R):
         np.testing.assert_allclose(got[replica], loss.detach().numpy(), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(addons.array_munging.unshard(gradient, -1), tl.grad.numpy(), rtol=1e-4, atol=1e-6)
+    expected = addons.array_munging.shard(tl.grad.numpy(), size, -1)[places]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
     assert names_of(ir).count("replicated_all_reduce") == 3
 
 

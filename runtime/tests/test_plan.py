@@ -84,6 +84,16 @@ def test_work_and_traffic_are_those_of_the_graphs():
     )
 
 
+def test_groups_without_a_constant_stride_are_told_by_a_stride_of_zero():
+    ir = popxl.Ir(REPLICAS)
+    with ir.main_graph:
+        x = ops.host_load(popxl.h2d_stream((N,), popxl.float32, "x"))
+        mirrored = ir.replica_grouping_from_assignments([0, 1, 1, 0])
+        ops.host_store(popxl.d2h_stream((N,), popxl.float32), collectives.replicated_all_reduce(x, group=mirrored))
+    (found,) = plan(ir).phases[0].collectives
+    assert (found.group_size, found.stride, found.calls, found.brought_bytes) == (2, 0, 1, 4 * N)
+
+
 @pytest.mark.parametrize("interpret", ["0", "1"], ids=["engine", "interpreter"])
 def test_traffic_equals_the_counters_of_a_run(interpret: str, monkeypatch: Any):
     monkeypatch.setenv("POPXL_INTERPRET", interpret)

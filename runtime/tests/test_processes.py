@@ -10,7 +10,7 @@ import numpy as np
 import process_programs as programs
 import pytest
 from popdist import launcher
-from process_programs import ASSIGNMENTS, REPLICAS, results, values
+from process_programs import ASSIGNMENTS, GRADIENT_GROUPS, REPLICAS, results, values
 from processes import finish, is_alive, launch, start
 
 pytestmark = pytest.mark.multi
@@ -73,6 +73,16 @@ ORACLES = {
     "slice": lambda x, i: np.split(x[i], len(x))[i].squeeze(0) if len(x) == 8 else np.split(x[i], len(x))[i],
 }
 """From the operands of a group and a position in it to that member's result."""
+GRADIENTS = {
+    "identical_inputs": lambda x, i: 2 * x.sum(0),
+    "identical_grad_inputs": lambda x, i: 2 * x.sum(0),
+    "gather": lambda x, i: 2 * x[i],
+    "shard": lambda x, i: np.concatenate(
+        [2 * np.concatenate([shards(x[m], len(x))[m] for m in range(len(x))])[:21].reshape(7, 3), np.zeros((1, 3))]
+    ),
+    "slice": lambda x, i: 2 * np.concatenate([np.split(x[m], len(x))[m] for m in range(len(x))]),
+}
+"""The same for the gradient of the sum of the result's squares, by the operand."""
 
 
 def check_against_numpy(found):
@@ -83,6 +93,9 @@ def check_against_numpy(found):
             for name, oracle in ORACLES.items():
                 expected = oracle(x[members], members.index(replica))
                 np.testing.assert_allclose(found[f"{name}/{group_name}"][replica], expected, rtol=1e-5, atol=1e-6)
+            for name, oracle in GRADIENTS.items() if group_name in GRADIENT_GROUPS else ():
+                expected = oracle(x[members], members.index(replica))
+                np.testing.assert_allclose(found[f"gradient/{name}/{group_name}"][replica], expected, rtol=1e-5)
     line, firsts = np.linspace(-1, 1, 9001, dtype=np.float32), x[:, 0, 0]
     np.testing.assert_allclose(found["large/mean/all"][5], line * firsts.mean(), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found["large/square_add/strided"][1], line**2 * (firsts[1::2] ** 2).sum(), rtol=1e-4)
@@ -94,7 +107,7 @@ def check_against_numpy(found):
         "own": 2 * x,
         "one": x[0],
         "every": x,
-        "irregular": x[[0, 1, 4, 5]],
+        "mirrored": x[[0, 1, 4, 5]],
         "paired": x[::2],
         "sharded": x[0] + np.concatenate([np.split(x[r].reshape(-1), 8)[r] for r in range(8)]).reshape(x[0].shape),
         "file": x[0],

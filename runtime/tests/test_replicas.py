@@ -6,13 +6,16 @@ import numpy as np
 import popxl
 import popxl_addons.ops.replicated_all_reduce_TP as tensor_parallel
 import pytest
+from helpers import grouping
 from popxl import ops
 from popxl.errors import GraphError
 from popxl.ops import collectives
 from popxl.transforms.autodiff import autodiff
 
-REPLICAS_AND_GROUPS = [(2, 1, 2), (4, 1, 4), (4, 2, 2), (4, 1, 2), (8, 1, 8), (8, 2, 4), (8, 4, 2), (8, 2, 2)]
-over_groups = pytest.mark.parametrize("replicas, stride, size", REPLICAS_AND_GROUPS)
+GROUPS = ["00", "0000", "0101", "0011", "00000000", "01010101", "01230123", "01012323"]
+IRREGULAR = ["0110", "010212", "00010111", "01102332"]
+"""Without a constant stride."""
+over_groups = pytest.mark.parametrize("digits", GROUPS + IRREGULAR)
 
 
 @pytest.fixture(params=["engine", "interpreter"], autouse=True)
@@ -48,10 +51,9 @@ def values(replicas: int, *shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(replicas, *shape)).astype(np.float32)
 
 
-def members(replicas: int, stride: int, size: int) -> List[List[int]]:
+def members(digits: str) -> List[List[int]]:
     """For each replica, its group."""
-    groups = popxl.Ir(replicas).replica_grouping(stride, size)
-    return [groups.groups[g] for g in groups.assignment]
+    return [[r for r, digit in enumerate(digits) if digit == own] for own in digits]
 
 
 def shard(x: np.ndarray, i: int, size: int) -> np.ndarray:
@@ -69,9 +71,11 @@ def by_group(x: np.ndarray, groups: List[List[int]], fn: Callable[[np.ndarray, i
 
 
 @over_groups
-def test_every_collective_of_a_program_is_its_numpy_statement(replicas: int, stride: int, size: int) -> None:
+def test_every_collective_of_a_program_is_its_numpy_statement(digits: str) -> None:
+    replicas, size = len(digits), digits.count("0")
+
     def build(ir: popxl.Ir, x: popxl.Tensor) -> Sequence[popxl.Tensor]:
-        group = ir.replica_grouping(stride, size)
+        group = grouping(ir, digits)
         reduced = [collectives.replicated_all_reduce(x, op, group) for op in REDUCE]
         written = collectives.replicated_all_reduce_(x * 2.0, "add", group)
         piece = collectives.replicated_reduce_scatter(x, "add", group, True)
@@ -88,7 +92,7 @@ def test_every_collective_of_a_program_is_its_numpy_statement(replicas: int, str
             x,
         ]
 
-    x, groups = values(replicas, 3, 8), members(replicas, stride, size)
+    x, groups = values(replicas, 3, 8), members(digits)
     *reduced, written, piece, sliced, whole, concat, stacked, slice_, after = run(replicas, build, x)
     for found, fn in zip(reduced, REDUCE.values()):
         np.testing.assert_allclose(found, by_group(x, groups, lambda g, i: fn(g)), rtol=1e-5, atol=1e-6)
@@ -163,13 +167,13 @@ GRADIENTS: Dict[str, Tuple[Callable[[popxl.Tensor, Any], popxl.Tensor], Gradient
 
 @over_groups
 @pytest.mark.parametrize("name", sorted(GRADIENTS))
-def test_gradients_of_collectives_are_as_documented(name: str, replicas: int, stride: int, size: int) -> None:
+def test_gradients_of_collectives_are_as_documented(name: str, digits: str) -> None:
     forward, expected = GRADIENTS[name]
+    replicas, size, groups = len(digits), digits.count("0"), members(digits)
     x = values(replicas, 2, 8)
-    groups = members(replicas, stride, size)
 
     def build(ir: popxl.Ir, x: popxl.Tensor, dy: popxl.Tensor) -> Sequence[popxl.Tensor]:
-        group = ir.replica_grouping(stride, size)
+        group = grouping(ir, digits)
         graph = ir.create_graph(lambda t: forward(t, group), x)
         info = autodiff(graph)
         call = ops.call_with_info(graph, x)

@@ -11,7 +11,7 @@ from popxl_engine.kernels.collectives import READS
 from popxl_engine.lowering import Block, Instr
 
 Group = Tuple[str, int, int]
-"""Op, size of its groups, their stride."""
+"""Op, size of its groups, their stride (0 where they have no constant one)."""
 
 
 @dataclass
@@ -95,4 +95,4 @@ def _add_op(costs: Costs, instr: Instr) -> None:
 def _group(op: Op) -> Group:
     given: Any = op.arguments.get("group")
     group: ReplicaGrouping = given if given is not None else op.graph.ir.replica_grouping()
-    return op.definition.name, group.group_size, group.stride
+    return op.definition.name, group.group_size, group.stride if group.is_const else 0

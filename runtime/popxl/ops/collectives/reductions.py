@@ -56,7 +56,7 @@ def resolve_group(name: str, t: Tensor, group: Optional[ReplicaGrouping]) -> Rep
 
     Raises:
         TypeError: for something that is no grouping.
-        GraphError: a grouping of another Ir, or one without a constant stride.
+        GraphError: a grouping of another Ir.
     """
     if group is None:
         return t.ir.replica_grouping()
@@ -68,9 +68,5 @@ def resolve_group(name: str, t: Tensor, group: Optional[ReplicaGrouping]) -> Rep
     if group._ir is not t.ir:
         raise GraphError(
             f"{name}: got a group of Ir {group._ir.id}; expected one of Ir {t.ir.id}, which holds %{t.name}."
-        )
-    if not group.is_const:
-        raise GraphError(
-            f"{name}: got {group}; expected a group with a constant stride, which collectives need. Use group.const_rg."
         )
     return group

@@ -1,4 +1,5 @@
-"""Collectives over the replicas of a group. Member i of a group is the i-th in increasing order of replicas.
+"""Collectives over the replicas of a group, of any `ReplicaGrouping`. Member i of a group is the i-th in increasing
+order of replicas.
 
 Shards follow one layout: flatten row-major, pad with zeros at the end, cut into group-size equal pieces; member i holds
 piece i.
@@ -41,7 +42,7 @@ def replicated_all_reduce(t: Tensor, op: CollectiveOps = "add", group: Optional[
     Args:
         group: default: all replicas.
     Raises:
-        ValueError: for an unknown reduction, a group of another Ir, or one without a constant stride.
+        ValueError: for an unknown reduction, or a group of another Ir.
         DTypeError: for a reduction that t's dtype does not have.
     """
     check_reduction("replicated_all_reduce", t, op)
@@ -72,7 +73,7 @@ def replicated_reduce_scatter(
         group: default: all replicas.
         configure_output_for_replicated_tensor_sharding: give the result t's shape as its meta_shape.
     Raises:
-        ValueError: for an unknown reduction, a group of another Ir, or one without a constant stride.
+        ValueError: for an unknown reduction, or a group of another Ir.
         DTypeError: for a reduction that t's dtype does not have.
     """
     check_reduction("replicated_reduce_scatter", t, op)
@@ -95,7 +96,7 @@ def replica_sharded_slice(t: Tensor, group: Optional[ReplicaGrouping] = None) ->
     Args:
         group: default: all replicas.
     Raises:
-        ValueError: for a group of another Ir, or one without a constant stride.
+        ValueError: for a group of another Ir.
     """
     size = resolve_group("replica_sharded_slice", t, group).group_size
     return TensorSpec((shard_length(t.nelms, size),), t.dtype, t.shape)
@@ -177,7 +178,7 @@ def replicated_all_gather(
         group: default: all replicas.
     Raises:
         ValueError: for another output_shape, an axis that is no int or that t lacks, "meta_shape" for a tensor that has
-            none or that is not one of group-size shards of it, a group of another Ir, or one without a constant stride.
+            none or that is not one of group-size shards of it, or a group of another Ir.
     """
     if not isinstance(t, Tensor):
         raise TypeError(f"replicated_all_gather: got t = {type(t).__name__}; expected a popxl.Tensor.")
