@@ -1,4 +1,4 @@
-"""The few names of the native layer that PopXL programs import: the exception, devices, a logger, enumerations.
+"""The few names of the native layer that PopXL programs import: exceptions, devices, sessions, a logger, enumerations.
 
 Imports nothing of ours. To add a name, put it into the file of its kind and list it here.
 """
@@ -15,6 +15,7 @@ from popart.enums import (
 )
 from popart.errors import popart_exception, poplar_application_runtime_error
 from popart.log import getLogger
+from popart.session import DataFlow, InferenceSession, PyStepIO, PyWeightsIO
 
 VERSION = "0.1.0"
 
@@ -27,11 +28,15 @@ def versionString() -> str:  # noqa: N802 - the native layer's name
 __all__ = [
     "AnchorReturnType",
     "CommGroupType",
+    "DataFlow",
     "DataType",
     "DeviceConnectionType",
     "DeviceInfo",
     "DeviceManager",
     "DeviceType",
+    "InferenceSession",
+    "PyStepIO",
+    "PyWeightsIO",
     "ReductionType",
     "VariableRetrievalMode",
     "VariableSettings",

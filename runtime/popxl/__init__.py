@@ -5,7 +5,7 @@ The nouns are files here; ops are in ``ops/``, graph transforms in ``transforms/
 
 from popxl import ops, streams, tensor, utils
 from popxl.context import (
-    gcg, get_current_graph, get_ir, get_main_graph, gir, gmg, in_sequence, io_tiles, ipu, name_scope,
+    ExecutionContext, gcg, get_current_graph, get_ir, get_main_graph, gir, gmg, in_sequence, io_tiles, ipu, name_scope,
 )  # fmt: skip
 from popxl.dtypes import (
     bfloat16, bool, complex64, complex128, dtype, float, float8_143, float8_152, float16, float32, float64, half, int8,
@@ -23,6 +23,6 @@ from popxl.tensor import (
     Tensor, TensorByRef, TensorSpec, constant, graph_input, graph_output, remote_replica_sharded_variable,
     remote_variable, replica_sharded_buffer, replica_sharded_variable, variable,
 )  # fmt: skip
-from popxl.tensorlocation import ReplicatedTensorSharding, TensorLocation, TensorStorage
+from popxl.tensorlocation import ReplicatedTensorSharding, TensorLocation, TensorStorage, TileSet
 
 from popxl import transforms  # noqa: E402 - needs the ops

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import ContextDecorator, contextmanager
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Literal, Optional, Tuple, Union
 
 if TYPE_CHECKING:
@@ -9,6 +10,16 @@ if TYPE_CHECKING:
     from popxl.ir import Ir
 
 Hook = Callable[[Any], Any]
+
+
+class ExecutionContext(Enum):
+    """When an op runs: with the program, or while weights travel between host and device."""
+
+    Normal = 0
+    WeightsFromHostFragment = 1
+    WeightsToHostFragment = 2
+    OptimizerFromHostFragment = 3
+    Subgraph = 4
 
 
 class Hooks:

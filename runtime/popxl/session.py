@@ -2,15 +2,16 @@
 
 import importlib
 from types import TracebackType
-from typing import Any, Dict, Iterable, Mapping, Optional, Protocol, Set, Tuple, Type, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Set, Tuple, Type, Union
 
 import numpy as np
 import popdist
-from popart import DeviceInfo
+from popart import DeviceInfo, InferenceSession
 from popdist import exchange
 
 from popxl.ir import Ir
-from popxl.session_checks import check_keys, checked_data, is_file, is_writable_file
+from popxl.options import IrInternals
+from popxl.session_checks import check_keys, checked_data, device_of, is_file, is_writable_file
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Variable
 from popxl.utils import HostScalarTensor, downcast_np_dtypes, to_numpy
@@ -20,7 +21,6 @@ h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
 d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
 
 ENGINE = "popxl_engine.engine"
-DEVICES = ("ipu_hw", "ipu_model", "cpu")
 
 
 class EngineProtocol(Protocol):
@@ -69,10 +69,7 @@ class Session:
         device_desc: Union[str, DeviceInfo] = "cpu",
         weights_to_host_on_exit: bool = True,
     ) -> None:
-        if not isinstance(device_desc, DeviceInfo) and device_desc not in DEVICES:
-            raise ValueError(
-                f"Session: got device_desc {device_desc!r}; expected one of {', '.join(DEVICES)}, or a DeviceInfo."
-            )
+        self._device = device_of(device_desc)
         if not ir.main_graph.ops:
             raise RuntimeError(
                 "Session: got a program without ops in its main graph; expected at least one. Build it first."
@@ -80,7 +77,8 @@ class Session:
         self._ir = ir
         ir._freeze()
         ir._pb_ir.getSessionOptions().report_ignored()
-        self._depth = 0
+        self._was_attached_stack: List[bool] = []
+        """One entry for each open block; interactive programs pop it to leave a block by hand."""
         self._inputs = sorted(ir.get_all_h2d_streams(), key=lambda s: s.tensor_id)
         self._outputs = sorted(ir.get_all_d2h_streams(), key=lambda s: s.tensor_id)
         self._read_only = [v for v in self._variables() if is_file(v) and not is_writable_file(v)]
@@ -110,12 +108,22 @@ class Session:
     @property
     def is_attached(self) -> bool:
         """Whether a ``with session:`` block is open."""
-        return self._depth > 0
+        return bool(self._was_attached_stack)
+
+    @property
+    def _pb_session(self) -> InferenceSession:
+        """This session as the native layer shows it."""
+        return InferenceSession.over(self, self._ir._pb_ir.getDataFlow())
+
+    def _set_device(self, device: DeviceInfo) -> None:
+        """Name another device; all run on this machine's."""
+        self._device = device
 
     def __enter__(self) -> "Session":
-        if self._depth == 0:
+        if not self.is_attached:
             self._attach()
-        self._depth += 1
+            self._device.attach()
+        self._was_attached_stack.append(self.is_attached)
         return self
 
     def __exit__(
@@ -124,8 +132,11 @@ class Session:
         exc_value: Optional[BaseException],
         exc_tb: Optional[TracebackType],
     ) -> None:
-        self._depth -= 1
-        if self._depth == 0 and exc_type is None and self.weights_to_host_on_exit:
+        self._was_attached_stack.pop()
+        if self.is_attached:
+            return
+        self._device.detach()
+        if exc_type is None and self.weights_to_host_on_exit:
             self._host = None
             self._download()
 
@@ -384,3 +395,6 @@ class Session:
             holder._set_host_value(variable, data)
             if self.is_attached and (holder is not self or self._host is not None):
                 self._engine.write(variable, data)
+
+
+IrInternals.session_type = Session

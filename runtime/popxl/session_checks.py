@@ -1,12 +1,26 @@
 """What a Session checks of the arrays that it is given."""
 
-from typing import Any, List, Mapping
+from typing import Any, List, Mapping, Union
 
 import numpy as np
+from popart import DeviceInfo, DeviceType
 
 from popxl.tensor import Variable
 from popxl.utils import HostScalarTensor, round_to_bfloat16, to_numpy
 from popxl.values import Tensor
+
+DEVICES = {"ipu_hw": DeviceType.Ipu, "ipu_model": DeviceType.IpuModel, "cpu": DeviceType.Cpu}
+
+
+def device_of(description: Union[str, DeviceInfo]) -> DeviceInfo:
+    """The device that a Session is asked for. ValueError for an unknown name."""
+    if isinstance(description, DeviceInfo):
+        return description
+    if description not in DEVICES:
+        raise ValueError(
+            f"Session: got device_desc {description!r}; expected one of {', '.join(DEVICES)}, or a DeviceInfo."
+        )
+    return DeviceInfo(DEVICES[description])
 
 
 def is_file(variable: Variable) -> bool:

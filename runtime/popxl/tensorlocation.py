@@ -17,6 +17,14 @@ class ReplicatedTensorSharding(Enum):
     Off = "Off"
 
 
+class TileSet(Enum):
+    """The part of a device that holds a tensor: for computing, or for transfers. Placement only."""
+
+    Compute = "compute"
+    IO = "io"
+    Undefined = "undefined"
+
+
 class TensorLocation:
     """A storage and whether the tensor is sharded."""
 
