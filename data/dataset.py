@@ -73,34 +73,52 @@ class TokenDataset:
     Opening checks the first record of every file (and every checksum of small data sets), and the vocabulary size in
     `dataset.json` where preparation left one. An index that is missing is made, beside the file if the folder takes it.
 
+    Several instances share that work: each opens and checks every `instances`-th file. It opens another when it first
+    reads one of its samples, or at once where no `dataset.json` says how many there are.
+
     Args:
         files: paths, folders or globs, as `find_files` takes them.
         sequence_length: tokens per sample the model sees (a sample has one more, for the labels).
         vocabulary_size: the model's; ids must be smaller.
+        instance, instances: which process of a run this is, and of how many.
     Raises:
         DataError: also while reading, for damage that opening did not look for.
     """
 
-    def __init__(self, files: str | Path | Sequence[str | Path], sequence_length: int, vocabulary_size: int) -> None:
+    def __init__(
+        self,
+        files: str | Path | Sequence[str | Path],
+        sequence_length: int,
+        vocabulary_size: int,
+        *,
+        instance: int = 0,
+        instances: int = 1,
+    ) -> None:
         self.sequence_length = sequence_length
         self.vocabulary_size = vocabulary_size
         paths = find_files(files)
         if not paths:
             raise DataError("input files: got none; expected TFRecord files. Name some, or use synthetic data.")
-        self.info = _read_info(paths, vocabulary_size)
-        self.files = [RecordFile(path) for path in paths]
+        infos = _read_infos(paths, vocabulary_size)
+        self.info = infos[paths[0].parent]
+        own = range(instance, len(paths), instances)
+        self.files = [
+            RecordFile(path, None if number in own else _known_records(path, infos[path.parent]))
+            for number, path in enumerate(paths)
+        ]
         self._ends = np.cumsum([len(file) for file in self.files])
         self._map = functools.lru_cache(maxsize=_MAPPED_FILES)(lambda number: self.files[number].map())
-        longest = max(self._tokens(number, 0).size for number in range(len(self.files)))
+        longest = max((self._tokens(number, 0).size for number in own), default=0)
         if longest > sequence_length + 1:
             _LOG.warning(
                 "%s: records have up to %d tokens, the model uses the first %d of each. Prepare the data with "
                 "--sequence_length %d to use all.", paths[0].parent, longest, sequence_length + 1, sequence_length
             )  # fmt: skip
         if sum(file.size for file in self.files) <= VERIFIED_BYTES:
-            self.verify()
-        for file in self.files:
-            file.save_index()
+            for number in own:
+                self.files[number].verify()
+        for number in own:
+            self.files[number].save_index()
 
     info: dict[str, Any] | None
     """Content of the `dataset.json` beside the first file (see `preparation.py`), if it is there."""
@@ -122,11 +140,6 @@ class TokenDataset:
             first = self._ends[number] - len(self.files[number])
             row[:] = self._tokens(int(number), int(sample - first))[: row.size]
         return batch
-
-    def verify(self) -> None:
-        """Check both checksums of every record of every file."""
-        for file in self.files:
-            file.verify()
 
     def close(self) -> None:
         """Unmap the files."""
@@ -200,13 +213,23 @@ def read_info(folder: Path) -> dict[str, Any] | None:
     return info
 
 
-def _read_info(paths: list[Path], vocabulary_size: int) -> dict[str, Any] | None:
-    folders = list(dict.fromkeys(path.parent for path in paths))
-    infos = [read_info(folder) for folder in folders]
-    for folder, info in zip(folders, infos):
+def _read_infos(paths: list[Path], vocabulary_size: int) -> dict[Path, dict[str, Any] | None]:
+    """What `dataset.json` says in each of the files' folders."""
+    infos = {folder: read_info(folder) for folder in dict.fromkeys(path.parent for path in paths)}
+    for folder, info in infos.items():
         if info is not None and info["vocabulary_size"] > vocabulary_size:
             raise DataError(
                 f"{folder / 'dataset.json'}: got data with vocabulary_size {info['vocabulary_size']}; expected at most "
                 f"the model's, {vocabulary_size}. Set the model's to {info['vocabulary_size']} or more."
             )
-    return infos[0]
+    return infos
+
+
+def _known_records(path: Path, info: dict[str, Any] | None) -> int | None:
+    """How many records preparation wrote to a file; None where it does not say, or the file has another size."""
+    for split in (info or {}).get("splits", {}).values():
+        for file in split["files"]:
+            if file["name"] == path.name and file["bytes"] == path.stat().st_size:
+                records: int = file["records"]
+                return records
+    return None

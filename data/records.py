@@ -6,6 +6,7 @@ and its length, in bytes.
 Both are the formats of TensorFlow and of the `tfrecord` package.
 """
 
+import functools
 import hashlib
 import mmap
 import os
@@ -95,32 +96,45 @@ class RecordFile:
 
     Opening reads the index, or the frames' headers where there is none.
 
+    Args:
+        records: how many the file has, where that is known: then it is opened when one of them is first needed.
     Raises:
         DataError: if the file is missing, empty or unreadable, ends within a record, or its index does not fit it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, records: int | None = None) -> None:
         self.path = path
         try:
             self.size = path.stat().st_size
-            if self.size == 0:
-                raise DataError(f"{path}: got an empty file; expected TFRecords. Remove it or prepare it again.")
             self.has_index = index_path(path).exists()
-            offsets = _read_index(index_path(path), self.size) if self.has_index else None
-            self.offsets = _scan(path, self.map()) if offsets is None else offsets
-            if self.has_index and offsets is None:
-                raise DataError(
-                    f"{index_path(path)}: got an index that does not fit; expected {len(self)} records in "
-                    f"{self.size} bytes. Restore {path.name} if records are missing; if it is whole, delete the index."
-                )
         except OSError as error:
             raise unreadable(path, error) from error
+        if self.size == 0:
+            raise DataError(f"{path}: got an empty file; expected TFRecords. Remove it or prepare it again.")
+        self._records = records
+        if records is None:
+            self._records = len(self.offsets) - 1
 
-    offsets: np.ndarray
-    """int64 [records + 1]: where each record starts, and the file's size, in bytes."""
+    @functools.cached_property
+    def offsets(self) -> np.ndarray:
+        """int64 [records + 1]: where each record starts, and the file's size, in bytes."""
+        offsets = _read_index(index_path(self.path), self.size) if self.has_index else None
+        found = _scan(self.path, self.map()) if offsets is None else offsets
+        if self.has_index and offsets is None:
+            raise DataError(
+                f"{index_path(self.path)}: got an index that does not fit; expected {len(found) - 1} records in "
+                f"{self.size} bytes. Restore {self.path.name} if records are missing; if it is whole, delete the index."
+            )
+        if self._records is not None and len(found) - 1 != self._records:
+            raise DataError(
+                f"{self.path}: got {len(found) - 1} records; expected the {self._records} that dataset.json beside it "
+                "says. Restore the file from a copy or prepare it again."
+            )
+        return found
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        assert self._records is not None
+        return self._records
 
     def map(self) -> mmap.mmap:
         """Map the file into memory, read-only."""

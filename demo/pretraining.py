@@ -138,9 +138,10 @@ def open_data(config: Config) -> "tuple[Dataset, Optional[Dataset]]":
         seed = config.training.seed
         return SyntheticDataset(sequence, vocabulary, seed), SyntheticDataset(sequence, vocabulary, seed + 1)
     validation = config.data.validation_files
+    place = {"instance": popdist.getInstanceIndex(), "instances": popdist.getNumInstances()}
     return (
-        TokenDataset(config.data.input_files, sequence, vocabulary),
-        TokenDataset(validation, sequence, vocabulary) if validation else None,
+        TokenDataset(config.data.input_files, sequence, vocabulary, **place),
+        TokenDataset(validation, sequence, vocabulary, **place) if validation else None,
     )
 
 

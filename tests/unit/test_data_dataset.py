@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -194,6 +195,65 @@ def test_the_description_beside_the_files_is_checked_against_the_model(tmp_path)
         description.write_text(content)
         with pytest.raises(DataError, match="dataset.json: got no valid description"):
             TokenDataset(tmp_path, LENGTH, 100)
+
+
+def prepared(folder, counts):
+    """Files as preparation leaves them, with so many records each."""
+    files = []
+    for number, count in enumerate(counts):
+        path = write(folder / f"train-{number}.tfrecord", rows(count, first=10 * number))
+        RecordFile(path).save_index()
+        files.append({"name": path.name, "bytes": path.stat().st_size, "records": count})
+    description = {"vocabulary_size": VOCABULARY, "splits": {"train": {"files": files}}}
+    (folder / "dataset.json").write_text(json.dumps(description))
+    return [row for number, count in enumerate(counts) for row in rows(count, first=10 * number)]
+
+
+def open_files(folder):
+    """Numbers of the token files that this process has mapped."""
+    maps = Path("/proc/self/maps").read_text()
+    return {int(path.stem.split("-")[1]) for path in folder.glob("*.tfrecord") if str(path) in maps}
+
+
+def test_each_instance_opens_its_share_of_the_files_and_others_when_it_reads_them(tmp_path):
+    expected = prepared(tmp_path, [3, 2, 4, 1])
+    whole = TokenDataset(tmp_path, LENGTH, VOCABULARY)
+    whole.close()
+    for instance, own in enumerate(({0, 3}, {1}, {2})):
+        dataset = TokenDataset(tmp_path, LENGTH, VOCABULARY, instance=instance, instances=3)
+        assert open_files(tmp_path) == own and len(dataset) == 10
+        assert dataset.read(np.array([4])).tolist() == [expected[4]]
+        assert open_files(tmp_path) == own | {1}
+        assert dataset.read(np.arange(10)).tolist() == expected
+        assert dataset.fingerprint == whole.fingerprint
+        dataset.close()
+
+
+def test_an_instance_finds_damage_in_its_share_at_once_and_elsewhere_when_it_reads_there(tmp_path):
+    prepared(tmp_path, [3, 3])
+    flip(tmp_path / "train-1.tfrecord", -6)
+    with pytest.raises(DataError, match="train-1.tfrecord, record 2: got data with checksum"):
+        TokenDataset(tmp_path, LENGTH, VOCABULARY, instance=1, instances=2)
+    dataset = TokenDataset(tmp_path, LENGTH, VOCABULARY, instance=0, instances=2)
+    assert len(dataset.read(np.arange(5))) == 5
+    with pytest.raises(DataError, match="train-1.tfrecord, record 2: got data with checksum"):
+        dataset.read(np.array([5]))
+
+
+def test_an_instance_opens_files_at_once_whose_length_nobody_says(tmp_path):
+    expected = prepared(tmp_path, [3, 2])
+    (tmp_path / "dataset.json").unlink()
+    dataset = TokenDataset(tmp_path, LENGTH, VOCABULARY, instance=0, instances=2)
+    assert len(dataset) == 5 and dataset.read(np.arange(5)).tolist() == expected
+
+
+def test_a_file_with_other_records_than_the_description_says_is_named(tmp_path):
+    prepared(tmp_path, [3, 2])
+    description = tmp_path / "dataset.json"
+    description.write_text(description.read_text().replace('"records": 2', '"records": 7'))
+    dataset = TokenDataset(tmp_path, LENGTH, VOCABULARY, instance=0, instances=2)
+    with pytest.raises(DataError, match="train-1.tfrecord: got 2 records; expected the 7 that dataset.json"):
+        dataset.read(np.array([4]))
 
 
 def test_importing_the_room_loads_neither_tokenizers_nor_torch():
