@@ -1,8 +1,11 @@
 """Make a graph do what it does several times."""
 
+from typing import Iterable
+
 import popxl
 from popxl import ops
-from popxl.transforms.clone import clone_ops, remove_ops
+from popxl.opdef import Op
+from popxl.transforms.outline import outline
 
 from popxl_addons.utils import suffix_graph_name
 
@@ -23,14 +26,16 @@ def repeat_graph(graph: popxl.Graph, repeat_count: int) -> popxl.Graph:
             f"repeat_graph: got graph '{graph.name}' with {len(graph.outputs)} outputs; expected none. Use ops.repeat "
             "for a graph whose outputs feed its next iteration."
         )
-    body_ops = graph.ops
-    made_here = {t for op in body_ops for t in op.outputs} | set(graph.constants)
-    used = dict.fromkeys(t for op in body_ops for t in op.inputs if t not in made_here)
-    body = graph.ir.create_empty_graph(suffix_graph_name(graph.name or "main", "repeat"))
-    with body:
-        inputs = {t: popxl.graph_input(t.shape, t.dtype, t.name, True, t.meta_shape or None) for t in used}
-        clone_ops(graph, inputs)
-    remove_ops(graph, body_ops)
-    with graph:
-        ops.repeat(body, repeat_count, inputs_dict={inputs[t]: t for t in used})
+    repeat_ops(graph, graph.ops, repeat_count, "repeat")
     return graph
+
+
+def repeat_ops(graph: popxl.Graph, body: Iterable[Op], repeat_count: int, suffix: str) -> None:
+    """Changes the graph: a repeat of ``body``, in the order given, at its end in place of these ops.
+
+    Args:
+        suffix: of the repeat's graph's name.
+    """
+    repeated, inputs = outline(graph, body, suffix_graph_name(graph.name or "main", suffix))
+    with graph:
+        ops.repeat(repeated, repeat_count, inputs_dict=inputs)

@@ -1,0 +1,77 @@
+"""Moving ops of a graph into a graph of their own."""
+
+from typing import Dict, Iterable, List, Set, Tuple
+
+from popxl.errors import GraphError
+from popxl.graph import Graph
+from popxl.opdef import Op, map_tensors
+from popxl.tensor import graph_input
+from popxl.transforms.clone import clone_constant
+from popxl.values import Constant, Tensor
+
+
+def outline(graph: Graph, ops: Iterable[Op], name: str) -> Tuple[Graph, Dict[Tensor, Tensor]]:
+    """Changes the graph: moves ops, in the order given, and their results into a new graph without outputs.
+
+    What they use from outside becomes a by-reference input; constants are made anew. Nothing calls the new graph yet.
+    The moved tensors belong to it from then on, so that using one in ``graph`` is refused as that of any other graph's.
+
+    Returns:
+        (the new graph, {its input: the tensor of ``graph`` that it stands for}).
+    Raises:
+        GraphError: ``graph`` still needs a moved result, or an op would run before one that makes its operand.
+    """
+    moved = list(ops)
+    _check(graph, moved)
+    with graph.main_graph:
+        target = graph.ir.create_empty_graph(name)
+    results = {t for op in moved for t in op.outputs}
+    values: Dict[Tensor, Tensor] = {}
+    with target:
+        for op in moved:
+            for t in op.inputs:
+                if t not in results and t not in values:
+                    values[t] = _stand_in(t)
+    gone = set(moved)
+    graph._ops = [op for op in graph._ops if op not in gone]
+    for op in moved:
+        for argument, value in op.arguments.items():
+            op.set_argument(argument, map_tensors(value, lambda t: values.get(t, t)))
+        op.graph = target
+        target._ops.append(op)
+        for t in op.outputs:
+            _move(t, target)
+    return target, {inner: outer for outer, inner in values.items() if not isinstance(outer, Constant)}
+
+
+def _check(graph: Graph, moved: List[Op]) -> None:
+    graph._check_open("outline")
+    made_by = {t: op for op in moved for t in op.outputs}
+    staying = [(t, repr(op)) for op in set(graph.ops) - set(moved) for t in op.inputs]
+    for t, user in (*staying, *((t, "the outputs") for t in graph.outputs)):
+        if t in made_by:
+            raise GraphError(
+                f"outline: got %{t.name}, which {user} of graph '{graph.name or 'main'}' needs, among the results to "
+                "move; expected results that only moved ops use. Move what uses it too, or write it to a variable."
+            )
+    seen: Set[Op] = set()
+    for op in moved:
+        for t in op.inputs:
+            if t in made_by and made_by[t] not in seen:
+                raise GraphError(
+                    f"outline: got {op!r}, built at {op.where}, before the op that makes %{t.name}; expected it after."
+                )
+        seen.add(op)
+
+
+def _stand_in(t: Tensor) -> Tensor:
+    """What the current graph uses in place of an outside tensor."""
+    if isinstance(t, Constant):
+        return clone_constant(t)
+    return graph_input(t.shape, t.dtype, t.name, by_ref=True, meta_shape=t.meta_shape or None)
+
+
+def _move(t: Tensor, target: Graph) -> None:
+    del t._graph._tensors[t.name]
+    t._graph, t._name = target, target._unique(t.name, target._tensors)
+    target._tensors[t.name] = t
