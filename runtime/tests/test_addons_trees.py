@@ -9,7 +9,15 @@ import popxl
 import pytest
 from popxl_addons import array_munging as am
 from popxl_addons.dot_tree import DotTree, sanitise, to_mapping
-from popxl_addons.named_replica_grouping import NamedReplicaGrouping, fill_none_group, get_ild_replica_grouping
+from popxl_addons.named_replica_grouping import (
+    NamedReplicaGrouping,
+    fill_none_group,
+    get_ild_replica_grouping,
+    get_ild_size_from_popdist,
+    get_instance_replica_grouping,
+    is_cross_ild,
+    is_cross_instance,
+)
 from popxl_addons.utils import OrderedDict as IndexedDict
 from popxl_addons.utils import duplicate_items, flat_tensors, overrides, suffix_graph_name, timer
 
@@ -97,8 +105,30 @@ def test_groupings_by_name_and_the_part_inside_a_link_domain(monkeypatch):
         strided = ir.replica_grouping(stride=2, group_size=4)
         assert get_ild_replica_grouping(strided).assignment == [0, 1, 0, 1, 2, 3, 2, 3]
         assert get_ild_replica_grouping().assignment == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert fill_none_group(None, strided) is strided
+        assert is_cross_ild(strided) and not is_cross_ild(ir.replica_grouping(group_size=4))
+        assert get_ild_size_from_popdist() == 4
+        with pytest.raises(ValueError, match="expected the same part of a group in every domain"):
+            get_ild_replica_grouping(ir.replica_grouping_from_assignments([0, 1, 1, 1, 0, 0, 0, 1]))
+        monkeypatch.delitem(os.environ, "POPLAR_TARGET_OPTIONS")
+        assert get_ild_size_from_popdist() == 8 and not is_cross_ild(strided)
+    with popxl.Ir(replication=128).main_graph:
+        assert get_ild_size_from_popdist() == 64
+    assert fill_none_group(None, strided) is strided and fill_none_group(strided, None) is strided
     assert NamedReplicaGrouping.build_groups(["a.b", "c"], strided).a.b is strided
+
+
+def test_the_part_of_a_grouping_inside_a_process(monkeypatch):
+    """The second of two processes with four replicas each."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "POPDIST_NUM_TOTAL_REPLICAS": "8"}.items():
+        monkeypatch.setenv(name, value)
+    ir = popxl.Ir(replication="popdist")
+    with ir.main_graph:
+        strided, local = ir.replica_grouping(stride=2), ir.replica_grouping(stride=2, group_size=2)
+        assert get_instance_replica_grouping().assignment == [0, 0, 0, 0, 1, 1, 1, 1]
+        assert get_instance_replica_grouping(strided).assignment == [0, 1, 0, 1, 2, 3, 2, 3]
+        assert is_cross_instance(strided) and not is_cross_instance(local)
+        with pytest.raises(ValueError, match="get_instance_replica_grouping: got .* cut into unequal parts"):
+            get_instance_replica_grouping(ir.replica_grouping_from_assignments([0, 1, 1, 1, 0, 0, 0, 1]))
 
 
 def test_tensors_are_found_in_nested_containers_in_order():
