@@ -3,13 +3,13 @@
 The nouns are files here; ops are in ``ops/``, graph transforms in ``transforms/``. `Session` loads the engine by name.
 """
 
-from popxl import ops, streams, tensor, utils
+from popxl import fp8_utils, ops, streams, tensor, utils
 from popxl.context import (
     ExecutionContext, gcg, get_current_graph, get_ir, get_main_graph, gir, gmg, in_sequence, io_tiles, ipu, name_scope,
 )  # fmt: skip
 from popxl.dtypes import (
-    bfloat16, bool, complex64, complex128, dtype, float, float8_143, float8_152, float16, float32, float64, half, int8,
-    int16, int32, int64, uint8, uint16, uint32, uint64,
+    bfloat16, bool, complex64, complex128, double, dtype, float, float8_143, float8_152, float16, float32, float64,
+    half, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
 )  # fmt: skip
 from popxl.graph import Graph
 from popxl.ir import Ir

@@ -143,6 +143,7 @@ complex128 = dtype._make("complex128", "c", 128, np.complex128, "complex128")
 bfloat16._np = np.dtype(np.float32)
 half = float16
 float = float32
+double = float64
 
 _NP_TO_POPXL: Dict[Any, dtype] = {t._np: t for t in _BY_NAME.values() if t is not bfloat16}
 _PT_TO_POPXL: Dict[str, dtype] = {f"torch.{t._torch_name}": t for t in _BY_NAME.values() if t._torch_name}

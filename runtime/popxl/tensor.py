@@ -8,6 +8,7 @@ import numpy as np
 from popxl import dtypes
 from popxl.context import get_current_graph, get_ir, get_main_graph
 from popxl.dtypes import dtype
+from popxl.errors import DTypeError
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.typing_ import NewAliasAnnotation
 from popxl.utils import HostScalarTensor, HostTensor, ScalarType, to_host_value, to_numpy
@@ -87,6 +88,8 @@ def _make_variable(
     downcast: bool,
     grouping: Optional[ReplicaGrouping],
     retrieval: Optional[RetrievalMode],
+    log2_scale: Optional[int],
+    nan_on_overflow: Optional[bool],
 ) -> Variable:
     ir, graph = get_ir(), get_main_graph()
     if get_current_graph() is not graph:
@@ -99,7 +102,7 @@ def _make_variable(
     graph._check_open("variable")
     if dtype is None and hasattr(data, "dtype") and str(data.dtype) == "torch.bfloat16":
         dtype = dtypes.bfloat16
-    array = to_host_value(data, dtype, downcast)
+    array = to_host_value(data, dtype, downcast, log2_scale, nan_on_overflow)
     grouping = grouping or ir.replica_grouping()
     shape = array.shape
     if grouping.num_groups > 1:
@@ -133,16 +136,12 @@ def variable(
         dtype: None infers it from the data, 64-bit elements narrowed unless ``downcast`` is False.
         replica_grouping: replicas that share one value; default: all of them.
         retrieval_mode: what the host reads back: "one_per_group" (default) or "all_replicas".
+        log2_scale, nan_on_overflow: for numbers that become float8, as for `popxl.utils.to_numpy`.
     Raises:
         ValueError: outside the main graph, or data whose first axis is not the number of groups.
+        TypeError, RuntimeError: for float8 as `popxl.utils.to_numpy`.
     """
-    _refuse_scale(log2_scale, nan_on_overflow)
-    return _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode)
-
-
-def _refuse_scale(log2_scale: Optional[int], nan_on_overflow: Optional[bool]) -> None:
-    if log2_scale is not None or nan_on_overflow is not None:
-        raise RuntimeError("variable: got log2_scale or nan_on_overflow; expected them only with float8 data.")
+    return _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow)
 
 
 def remote_variable(
@@ -158,9 +157,8 @@ def remote_variable(
     nan_on_overflow: Optional[bool] = None,
 ) -> Variable:
     """A variable whose value lives in slot ``offset`` of a remote buffer. Only remote loads and stores reach it."""
-    _refuse_scale(log2_scale, nan_on_overflow)
     dtype = dtype or remote_buffer.tensor_dtype
-    result = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode)
+    result = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow)
     remote_buffer.validate_tensor_matches_buffer(result)
     _place(result, remote_buffer, offset, 1)
     return result
@@ -189,11 +187,10 @@ def remote_replica_sharded_variable(
     Raises:
         ValueError: with fewer than two replicas, or a buffer whose meta_shape is set to something else.
     """
-    _refuse_scale(log2_scale, nan_on_overflow)
     if get_ir().replication_factor <= 1:
         raise ValueError("remote_replica_sharded_variable: got 1 replica; expected at least 2. Use remote_variable.")
     dtype = dtype or remote_buffer.tensor_dtype
-    result = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode)
+    result = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow)
     meta_shape, slot = remote_buffer.meta_shape, remote_buffer.tensor_shape
     if meta_shape not in ((), result.shape):
         raise ValueError(
@@ -249,8 +246,7 @@ def replica_sharded_variable(
 
     The shard is filled from and flushed to the host value together with the other variables.
     """
-    _refuse_scale(log2_scale, nan_on_overflow)
-    whole = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode)
+    whole = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow)
     size = whole.replica_grouping.group_size
     shard_over = size if shard_over is None else shard_over
     if not 1 <= shard_over <= size or size % shard_over:
@@ -271,9 +267,10 @@ def constant(
     log2_scale: Optional[int] = None,
     nan_on_overflow: Optional[bool] = None,
 ) -> Constant:
-    """A constant of the current graph; dtype is inferred as for `variable`."""
-    _refuse_scale(log2_scale, nan_on_overflow)
-    array = to_numpy(data, dtype, downcast)
+    """A constant of the current graph; arguments as for `variable`. TypeError for float8 codes without dtype."""
+    array = to_numpy(data, dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
+    if dtype is None and array.dtype.names:
+        raise DTypeError(f"constant: got {array.dtype} data and no dtype; expected float8_143 or float8_152. Pass it.")
     return make_constant(array, dtype or dtypes.dtype.as_dtype(array.dtype), name)
 
 

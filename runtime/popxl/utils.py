@@ -5,6 +5,8 @@ from typing import Any, Iterable, Optional, Sequence, Union
 import numpy as np
 
 from popxl.dtypes import bfloat16, dtype
+from popxl.errors import DTypeError
+from popxl.fp8_utils import FORMATS, host_pow2scale_cast_to_fp8
 
 ScalarType = Union[int, float, bool]
 HostTensor = Union[np.ndarray, Iterable[ScalarType]]
@@ -38,14 +40,18 @@ def to_numpy(
     """A C-contiguous array from a number, list, torch tensor or array.
 
     Args:
-        dtype: element type of the result (float32 stands for bfloat16); None keeps x's own.
+        dtype: element type of the result (float32 stands for bfloat16); None keeps x's own. For a float8 type x holds
+            its codes already, or numbers of float16, float32 or float64.
         downcast: with no ``dtype``, narrow 64-bit elements to 32 bits.
         copy: False shares memory with ``x`` where nothing has to change.
+        log2_scale: numbers that become float8 are multiplied by 2 to this, from -32 to 31; default: 0.
+        nan_on_overflow: whether those too large for float8 become NaN (default), or else its largest number.
     Raises:
         ValueError: a memory-mapped array that would have to be converted.
-        RuntimeError: float8 arguments with another dtype.
+        TypeError: something else than codes or floating point for a float8 type.
+        RuntimeError: a scale out of range, or float8 arguments without numbers that become float8.
     """
-    if log2_scale is not None or nan_on_overflow is not None:
+    if dtype not in FORMATS and (log2_scale is not None or nan_on_overflow is not None):
         raise RuntimeError(
             f"to_numpy: got log2_scale or nan_on_overflow with dtype {dtype}; expected them only with float8 types."
         )
@@ -64,8 +70,25 @@ def to_numpy(
         return array
     if array.dtype == object:
         raise TypeError(f"to_numpy: got {type(x).__name__} of objects; expected numbers.")
+    if dtype in FORMATS and array.dtype != target:
+        array, copy = _to_float8(array, dtype, log2_scale, nan_on_overflow), False
+    elif log2_scale is not None or nan_on_overflow is not None:
+        raise RuntimeError(
+            f"to_numpy: got log2_scale or nan_on_overflow with codes of {dtype}; expected them with numbers to convert."
+        )
     result = np.array(array, dtype=target, order="C", copy=True) if copy else np.asarray(array, dtype=target, order="C")
     return round_to_bfloat16(result) if dtype is bfloat16 else result
+
+
+def _to_float8(
+    x: np.ndarray, dtype: Optional[dtype], log2_scale: Optional[int], nan_on_overflow: Optional[bool]
+) -> np.ndarray:
+    if x.dtype not in (np.float16, np.float32, np.float64):
+        raise DTypeError(
+            f"to_numpy: got {x.dtype} data for {dtype}; expected float16, float32 or float64, or the type's codes. "
+            "Convert it to floating point first."
+        )
+    return host_pow2scale_cast_to_fp8(x, dtype, log2_scale or 0, nan_on_overflow is not False)
 
 
 def is_uniform(x: Any) -> bool:
@@ -73,11 +96,18 @@ def is_uniform(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.size > 1 and not any(x.strides)
 
 
-def to_host_value(x: HostScalarTensor, dtype: Optional[dtype] = None, downcast: bool = True) -> np.ndarray:
+def to_host_value(
+    x: HostScalarTensor,
+    dtype: Optional[dtype] = None,
+    downcast: bool = True,
+    log2_scale: Optional[int] = None,
+    nan_on_overflow: Optional[bool] = None,
+) -> np.ndarray:
     """As `to_numpy`, but one number seen everywhere stays so: large variables of zeros take no host memory."""
     if isinstance(x, np.ndarray) and is_uniform(x):
-        return np.broadcast_to(to_numpy(x[(0,) * x.ndim], dtype, downcast), x.shape)
-    return to_numpy(x, dtype, downcast)
+        one = to_numpy(x[(0,) * x.ndim], dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
+        return np.broadcast_to(one, x.shape)
+    return to_numpy(x, dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
 
 
 def round_to_bfloat16(x: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from popxl_addons.graph_cache import GraphCache
 from popxl_addons.module import Module
 from popxl_addons.named_tensors import NamedTensors, print_named_tensors
 from popxl_addons.ops.cross_entropy import cross_entropy, cross_entropy_with_grad
+from popxl_addons.ops.fp8_amax_scale import fp8_amax_scale
 from popxl_addons.ops.streams import host_load, host_store
 from popxl_addons.remote import (
     create_remote_buffer,

@@ -88,6 +88,10 @@ class _VarGrads:
     def __setattr__(self, name: str, value: Tensor) -> None:
         self[name] = value
 
+    def is_required(self, name: str) -> bool:
+        """Whether a gradient of this variable is asked for."""
+        return name in self._required
+
     def __contains__(self, name: str) -> bool:
         return name in self._grads
 

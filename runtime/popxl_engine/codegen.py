@@ -4,11 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Iterator, List, Optional
 
 import numpy as np
-import torch
 from popxl.opdef import call_arguments
 from popxl.replica_grouping import ReplicaGrouping
 
-from popxl_engine.kernels.dtypes import torch_dtype
+from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.lowering import Block, Instr, Value, values_in
 from popxl_engine.machine.place import enter
@@ -76,7 +75,7 @@ class Generator:
         key = (constant, value.host)
         if key not in self._constants:
             array = np.array(constant.host_value).reshape(constant.shape)
-            on_host = array if value.host else torch.from_numpy(array).to(torch_dtype(constant.dtype))
+            on_host = array if value.host else from_numpy(array).to(torch_dtype(constant.dtype))
             self._constants[key] = self.source.bind("c", on_host)
         return self._constants[key]
 

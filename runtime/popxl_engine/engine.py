@@ -13,7 +13,7 @@ from popxl.streams import Stream
 from popxl.tensor import Variable
 
 from popxl_engine.interpreter import Cell, Interpreter
-from popxl_engine.kernels.dtypes import torch_dtype
+from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 from popxl_engine.machine import place
 from popxl_engine.machine.allocator import keep_freed_memory
 from popxl_engine.machine.fabric import Fabric
@@ -71,7 +71,7 @@ class Engine:
             device_inputs = {
                 stream: as_tensor(array[:, position]).to(torch_dtype(stream.dtype)) for stream, array in inputs.items()
             }
-            device_outputs = {stream: torch.from_numpy(array[:, position]) for stream, array in outputs.items()}
+            device_outputs = {stream: from_numpy(array[:, position]) for stream, array in outputs.items()}
             replica.begin(device_inputs, device_outputs, place.of_run(self.run_count))
             programs[replica.index] = self._program(replica)
         with torch.no_grad():

@@ -15,15 +15,12 @@ from popxl.values import Constant, Tensor
 
 import popxl_engine.kernels  # noqa: F401 - registers every kernel
 from popxl_engine.kernels.collectives import READS
-from popxl_engine.kernels.dtypes import torch_dtype
+from popxl_engine.kernels.dtypes import as_signed, from_numpy, torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.machine.lockstep import Rendezvous, run_lockstep
 from popxl_engine.machine.place import enter
 from popxl_engine.shards import Sharding, result_sharding
 from popxl_engine.stochastic import Positions, rounded
-
-SAME_BITS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""torch writes by index to signed integers only."""
 
 
 class Storage:
@@ -60,13 +57,12 @@ class Cell:
     def read(self) -> torch.Tensor:
         """A copy of the value."""
         root, offset = self.storage.root()
-        return root.data[self.index + offset].clone()
+        return as_signed(root.data)[self.index + offset].clone().view(root.data.dtype)
 
     def write(self, value: torch.Tensor) -> None:
         """Change the elements; every alias sees it."""
         root, offset = self.storage.root()
-        bits = SAME_BITS.get(value.dtype, value.dtype)
-        root.data.view(bits)[(self.index + offset).reshape(-1)] = value.reshape(-1).view(bits)
+        as_signed(root.data)[(self.index + offset).reshape(-1)] = as_signed(value.reshape(-1))
 
 
 def join(cells: Sequence[Cell]) -> List[Cell]:
@@ -85,7 +81,7 @@ def join(cells: Sequence[Cell]) -> List[Cell]:
 
 def constant_tensor(constant: Constant) -> torch.Tensor:
     """A constant's value on the device."""
-    return torch.from_numpy(np.array(constant.host_value)).to(torch_dtype(constant.dtype)).reshape(constant.shape)
+    return from_numpy(np.array(constant.host_value)).to(torch_dtype(constant.dtype)).reshape(constant.shape)
 
 
 Env = Dict[Tensor, Cell]

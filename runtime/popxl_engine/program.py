@@ -13,9 +13,10 @@ from popxl_engine.cache import cache_folder, save_source
 from popxl_engine.checks import check_offsets
 from popxl_engine.codegen import Generator as SourceGenerator
 from popxl_engine.codegen import yields
+from popxl_engine.kernels.dtypes import as_array
 from popxl_engine.lowering import Block, Instr, Lowering, Rewrite
 from popxl_engine.machine.lockstep import Program as Running
-from popxl_engine.machine.replica import Replica, as_array
+from popxl_engine.machine.replica import Replica
 from popxl_engine.optimise import optimise
 from popxl_engine.rewrites import REWRITES
 

@@ -5,7 +5,9 @@ from typing import Optional
 from popxl import dtypes
 from popxl.dtypes import dtype
 from popxl.errors import DTypeError
+from popxl.fp8_utils import FORMATS
 from popxl.opdef import Cost, op
+from popxl.ops.checks import check_float8, check_log2_scale, elementwise_cost
 from popxl.values import Tensor, TensorSpec
 
 
@@ -18,7 +20,7 @@ def cast(t: Tensor, data_type: dtype) -> TensorSpec:
         DTypeError: for a float8 type on either side; pow2scale_cast_to_fp8 and pow2scale_cast_from_fp8 convert those.
     """
     for what, given in (("t", t.dtype), ("data_type", data_type)):
-        if given in (dtypes.float8_143, dtypes.float8_152):
+        if given in FORMATS:
             raise DTypeError(
                 f"cast: got {what} {given.name}; expected a type of 16 bits or more. Use the pow2scale_cast ops for "
                 f"float8."
@@ -43,3 +45,55 @@ def cast_cost(y: Tensor, t: Tensor, data_type: dtype) -> Cost:
 def cast_if_needed(t: Tensor, data_type: dtype) -> Tensor:
     """`cast`, or ``t`` itself if it is of that dtype already."""
     return t if t.dtype is data_type else cast(t, data_type)
+
+
+WIDE = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+"""What float8 is made from, and cast to."""
+
+
+@op(differentiable=False)
+def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> TensorSpec:
+    """``t * 2**log2_scale``, rounded once to the nearest float8, ties to the even code.
+
+    Numbers beyond the type's largest (240 or 57344) become the largest, infinities too. NaN stays NaN.
+
+    Shapes: t [a], 16 or 32 bits wide; log2_scale [], int32 -> [a] of data_type.
+    Args:
+        log2_scale: from -32 to 31; another value is a ValueError when the program runs.
+        data_type: float8_143 or float8_152.
+    Raises:
+        DTypeError: for another data_type, another dtype of t, or a scale that is not int32.
+        ShapeError: if the scale is not a scalar.
+    Source: `popxl.fp8_utils` describes the formats.
+    """
+    name = "pow2scale_cast_to_fp8"
+    if t.dtype not in WIDE:
+        raise DTypeError(f"{name}: got t {t.spec}; expected float16, bfloat16 or float32. Cast it with ops.cast.")
+    if data_type not in FORMATS:
+        raise DTypeError(f"{name}: got data_type {data_type}; expected popxl.float8_143 or popxl.float8_152.")
+    check_log2_scale(name, log2_scale)
+    return TensorSpec(t.shape, data_type, t.meta_shape)
+
+
+@op(differentiable=False)
+def pow2scale_cast_from_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> TensorSpec:
+    """The number of each float8 code times ``2**log2_scale``, rounded once.
+
+    Shapes: t [a], float8; log2_scale [], int32 -> [a] of data_type.
+    Args:
+        log2_scale: from -32 to 31; another value is a ValueError when the program runs.
+        data_type: float16, bfloat16 or float32.
+    Raises:
+        DTypeError: for another data_type, a t that is not float8, or a scale that is not int32.
+        ShapeError: if the scale is not a scalar.
+    """
+    name = "pow2scale_cast_from_fp8"
+    check_float8(name, t=t)
+    if data_type not in WIDE:
+        raise DTypeError(f"{name}: got data_type {data_type}; expected popxl.float16, bfloat16 or float32.")
+    check_log2_scale(name, log2_scale)
+    return TensorSpec(t.shape, data_type, t.meta_shape)
+
+
+pow2scale_cast_to_fp8.cost(elementwise_cost)
+pow2scale_cast_from_fp8.cost(elementwise_cost)

@@ -5,7 +5,9 @@ from typing import Any, Callable, Iterable, Optional, Tuple, Union
 
 import numpy as np
 
+from popxl import dtypes
 from popxl.errors import DTypeError, ShapeError
+from popxl.fp8_utils import FORMATS
 from popxl.opdef import Cost, OpFunction, op
 from popxl.values import Tensor, TensorSpec
 
@@ -16,7 +18,7 @@ def check_numeric(name: str, **tensors: Tensor) -> None:
     """DTypeError unless every tensor holds numbers (bool does not count)."""
     for parameter, t in tensors.items():
         if not (t.dtype.is_int or t.dtype.is_floating_point or t.dtype.is_complex) or _is_float8(t):
-            raise DTypeError(f"{name}: got {parameter} {t.spec}; expected numbers. Cast it with ops.cast.")
+            raise DTypeError(f"{name}: got {parameter} {t.spec}; expected numbers. {_cast_of(t)}")
 
 
 def check_floating(name: str, **tensors: Tensor) -> None:
@@ -24,12 +26,41 @@ def check_floating(name: str, **tensors: Tensor) -> None:
     for parameter, t in tensors.items():
         if not t.dtype.is_floating_point or _is_float8(t):
             raise DTypeError(
-                f"{name}: got {parameter} {t.spec}; expected floating point of 16 bits or more. Cast it with ops.cast."
+                f"{name}: got {parameter} {t.spec}; expected floating point of 16 bits or more. {_cast_of(t)}"
             )
 
 
 def _is_float8(t: Tensor) -> bool:
-    return t.dtype.is_floating_point and t.dtype.itemsize == 1
+    return t.dtype in FORMATS
+
+
+def _cast_of(t: Tensor) -> str:
+    return f"Cast it with ops.{'pow2scale_cast_from_fp8' if _is_float8(t) else 'cast'}."
+
+
+def check_not_float8(name: str, **tensors: Tensor) -> None:
+    """DTypeError if a tensor is float8, which only casts and scaled products compute with."""
+    for parameter, t in tensors.items():
+        if _is_float8(t):
+            raise DTypeError(f"{name}: got {parameter} {t.spec}; expected another type than float8. {_cast_of(t)}")
+
+
+def check_float8(name: str, **tensors: Tensor) -> None:
+    """DTypeError unless every tensor is float8."""
+    for parameter, t in tensors.items():
+        if not _is_float8(t):
+            raise DTypeError(
+                f"{name}: got {parameter} {t.spec}; expected float8_143 or float8_152. Cast it with "
+                "ops.pow2scale_cast_to_fp8."
+            )
+
+
+def check_log2_scale(name: str, log2_scale: Tensor) -> None:
+    """DTypeError or ShapeError unless ``log2_scale`` is a scalar of int32."""
+    if log2_scale.dtype is not dtypes.int32:
+        raise DTypeError(f"{name}: got log2_scale {log2_scale.spec}; expected int32. Cast it with ops.cast.")
+    if log2_scale.shape:
+        raise ShapeError(f"{name}: got log2_scale {log2_scale.spec}; expected a scalar, shape []. Reshape it.")
 
 
 def check_same_dtype(name: str, **tensors: Tensor) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from popxl import dtypes
 from popxl.opdef import OpFunction, op
-from popxl.ops.checks import broadcast_shape, broadcast_spec, check_floating, elementwise_cost
+from popxl.ops.checks import broadcast_shape, broadcast_spec, check_floating, check_not_float8, elementwise_cost
 from popxl.values import Tensor, TensorSpec
 
 
@@ -20,9 +20,10 @@ def equal(lhs: Tensor, rhs: Tensor) -> TensorSpec:
 
     Shapes: lhs [a], rhs [b], one dtype -> [broadcast(a, b)], bool.
     Raises:
-        DTypeError: if the dtypes differ.
+        DTypeError: if the dtypes differ, or are float8.
         ShapeError: if the shapes do not broadcast.
     """
+    check_not_float8("equal", lhs=lhs, rhs=rhs)
     return _boolean(broadcast_spec("equal", lhs=lhs, rhs=rhs))
 
 
@@ -32,20 +33,22 @@ def greater(input: Tensor, other: Tensor) -> TensorSpec:
 
     Shapes: input [a], other [b], one dtype -> [broadcast(a, b)], bool.
     Raises:
-        DTypeError: if the dtypes differ.
+        DTypeError: if the dtypes differ, or are float8.
         ShapeError: if the shapes do not broadcast.
     """
+    check_not_float8("greater", input=input, other=other)
     return _boolean(broadcast_spec("greater", input=input, other=other))
 
 
 def _logical(name: str, doc: str, host: Any) -> OpFunction[..., Tensor]:
     def fn(lhs: Tensor, rhs: Tensor) -> TensorSpec:
+        check_not_float8(name, lhs=lhs, rhs=rhs)
         return TensorSpec(broadcast_shape(name, lhs=lhs, rhs=rhs), dtypes.bool)
 
     fn.__name__, fn.__module__ = name, __name__
     fn.__doc__ = (
-        f"{doc} Numbers are true where they are not zero.\n\nShapes: lhs [a], rhs [b], any dtypes -> [broadcast(a, "
-        f"b)], bool.\n"
+        f"{doc} Numbers are true where they are not zero.\n\nShapes: lhs [a], rhs [b], any dtypes but float8 -> "
+        f"[broadcast(a, b)], bool.\n"
         "Raises:\n    ShapeError: if the shapes do not broadcast."
     )
     return op(differentiable=False, host=host)(fn)
@@ -59,8 +62,9 @@ logical_or = _logical("logical_or", "Elementwise: one or both are true.", np.log
 def logical_not(t: Tensor) -> TensorSpec:
     """Elementwise: false where t is true, or a number that is not zero.
 
-    Shapes: t [a], any dtype -> [a], bool.
+    Shapes: t [a], any dtype but float8 -> [a], bool.
     """
+    check_not_float8("logical_not", t=t)
     return _boolean(t.spec)
 
 

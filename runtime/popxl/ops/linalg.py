@@ -10,7 +10,7 @@ from popxl.errors import DTypeError, ShapeError
 from popxl.opdef import Cost, op
 from popxl.ops.broadcasting import sum_to
 from popxl.ops.casting import cast_if_needed
-from popxl.ops.checks import check_numeric, check_same_dtype
+from popxl.ops.checks import check_float8, check_log2_scale, check_numeric, check_same_dtype
 from popxl.ops.shape import reshape, transpose
 from popxl.values import Tensor, TensorSpec
 
@@ -20,6 +20,25 @@ def _matrix_shapes(lhs: Tensor, rhs: Tensor) -> Tuple[Tuple[int, ...], Tuple[int
     left = (1, *lhs.shape) if lhs.rank == 1 else lhs.shape
     right = (*rhs.shape, 1) if rhs.rank == 1 else rhs.shape
     return left, right
+
+
+def _product_shape(name: str, lhs: Tensor, rhs: Tensor) -> Tuple[int, ...]:
+    """The shape of a matrix product. ShapeError if there is none."""
+    given = f"{name}: got lhs {lhs.spec} and rhs {rhs.spec}"
+    if not lhs.rank or not rhs.rank:
+        raise ShapeError(f"{given}; expected at least one axis each. Use ops.mul for scalars.")
+    left, right = _matrix_shapes(lhs, rhs)
+    if left[-1] != right[-2]:
+        raise ShapeError(
+            f"{given}; expected lhs's last axis equal to rhs's second-to-last. Transpose or reshape one operand."
+        )
+    try:
+        batch = np.broadcast_shapes(left[:-2], right[:-2])
+    except ValueError:
+        raise ShapeError(f"{given}; expected leading axes that broadcast: equal, or 1. Reshape one operand.") from None
+    rows = () if lhs.rank == 1 else (left[-2],)
+    columns = () if rhs.rank == 1 else (right[-1],)
+    return (*batch, *rows, *columns)
 
 
 @op
@@ -46,32 +65,14 @@ def matmul(
     """
     check_numeric("matmul", lhs=lhs, rhs=rhs)
     check_same_dtype("matmul", lhs=lhs, rhs=rhs)
-    if not lhs.rank or not rhs.rank:
-        raise ShapeError(
-            f"matmul: got lhs {lhs.spec} and rhs {rhs.spec}; expected at least one axis each. Use ops.mul for scalars."
-        )
-    left, right = _matrix_shapes(lhs, rhs)
-    if left[-1] != right[-2]:
-        raise ShapeError(
-            f"matmul: got lhs {lhs.spec} and rhs {rhs.spec}; expected lhs's last axis equal to rhs's second-to-last. "
-            "Transpose or reshape one operand."
-        )
+    shape = _product_shape("matmul", lhs, rhs)
     if partials_type not in (None, dtypes.float16, dtypes.float32):
         raise ValueError(f"matmul: got partials_type {partials_type!r}; expected float16 or float32.")
     if output_type is not None and output_type.is_floating_point != lhs.dtype.is_floating_point:
         raise DTypeError(
             f"matmul: got output_type {output_type.name} for lhs {lhs.spec}; expected a dtype of the same kind."
         )
-    try:
-        batch = np.broadcast_shapes(left[:-2], right[:-2])
-    except ValueError:
-        raise ShapeError(
-            f"matmul: got lhs {lhs.spec} and rhs {rhs.spec}; expected leading axes that broadcast: equal, or 1. "
-            f"Reshape one operand."
-        ) from None
-    rows = () if lhs.rank == 1 else (left[-2],)
-    columns = () if rhs.rank == 1 else (right[-1],)
-    return TensorSpec((*batch, *rows, *columns), output_type or lhs.dtype)
+    return TensorSpec(shape, output_type or lhs.dtype)
 
 
 def _swap(t: Tensor) -> Tensor:
@@ -114,3 +115,25 @@ def matmul_vjp(
 def matmul_cost(y: Tensor, lhs: Tensor, rhs: Tensor, *options: object) -> Cost:
     """A product and a sum for each term of each element."""
     return Cost(flops=2 * y.nelms * lhs.shape[-1])
+
+
+@op(differentiable=False)
+def matmul_pow2scaled(
+    lhs: Tensor, rhs: Tensor, log2_scale: Tensor, available_memory_proportion: Optional[float] = None
+) -> TensorSpec:
+    """Matrix product of float8 tensors times ``2**log2_scale``, accumulated in float32 and rounded once to float16.
+
+    Shapes: as for `matmul`; lhs and rhs float8, of one or both types; log2_scale [], int32 -> float16.
+    Args:
+        log2_scale: from -32 to 31; another value is a ValueError when the program runs.
+        available_memory_proportion: kept; has no effect here.
+    Raises:
+        ShapeError: as `matmul`, or if the scale is not a scalar.
+        DTypeError: if an operand is not float8, or the scale is not int32.
+    """
+    check_float8("matmul_pow2scaled", lhs=lhs, rhs=rhs)
+    check_log2_scale("matmul_pow2scaled", log2_scale)
+    return TensorSpec(_product_shape("matmul_pow2scaled", lhs, rhs), dtypes.float16)
+
+
+matmul_pow2scaled.cost(matmul_cost)

@@ -24,6 +24,10 @@ Scalar = Union[float, Tensor]
 
 def _update(name: str, t: Tensor, X: Tensor, **factors: Any) -> TensorSpec:
     check_numeric(name, t=t, X=X)
+    return _updated(name, t, X, **factors)
+
+
+def _updated(name: str, t: Tensor, X: Tensor, **factors: Any) -> TensorSpec:
     if t.shape != X.shape:
         raise ShapeError(f"{name}: got t {t.spec} and X {X.spec}; expected equal shapes. Reshape one of them.")
     for parameter, value in factors.items():
@@ -149,11 +153,14 @@ def sparse_accumulate_(
 def copy_var_update_(t: Tensor, X: Tensor) -> TensorSpec:
     """t = X, rounded to t's type.
 
-    Shapes: t and X [s], numbers -> [s].
+    Shapes: t and X [s], numbers or of one dtype -> [s].
     Raises:
         ShapeError: if t and X differ in shape.
+        DTypeError: if they differ in dtype and one is float8 or bool.
     """
-    return _update("copy_var_update_", t, X)
+    if t.dtype is not X.dtype:
+        check_numeric("copy_var_update_", t=t, X=X)
+    return _updated("copy_var_update_", t, X)
 
 
 for _op, _flops in (

@@ -7,3 +7,5 @@ from popxl_addons.layers.embedding import Embedding
 from popxl_addons.layers.layer_norm import LayerNorm
 from popxl_addons.layers.layer_norm_distributed import LayerNormDistributed
 from popxl_addons.layers.linear import Linear
+from popxl_addons.layers.linear_fp8 import LinearFP8
+from popxl_addons.layers.linear_gq import LinearGQ

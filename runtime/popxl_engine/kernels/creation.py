@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from popxl.dtypes import dtype as Dtype  # noqa: N812 - `dtype` is a parameter
 
-from popxl_engine.kernels.dtypes import torch_dtype
+from popxl_engine.kernels.dtypes import FLOAT8, torch_dtype
 from popxl_engine.kernels.registry import kernel
 
 
@@ -79,7 +79,7 @@ def print_tensor(
     """Print to stderr; the same elements."""
     if print_self:
         array: Any = t.detach().cpu()
-        array = (array.float() if array.dtype is torch.bfloat16 else array).numpy()
+        array = (array.float() if array.dtype in (torch.bfloat16, *FLOAT8) else array).numpy()
         text = format_array(
             array,
             summarise_threshold,

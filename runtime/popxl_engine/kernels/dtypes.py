@@ -1,7 +1,8 @@
-"""popxl's element types in torch, and arithmetic on unsigned integers, which torch stores but does not compute with."""
+"""popxl's element types in torch and on the host, and those that torch stores but does not compute with."""
 
-from typing import Dict
+from typing import Any, Dict
 
+import numpy as np
 import torch
 from popxl import dtypes
 
@@ -15,6 +16,8 @@ TORCH: Dict[dtypes.dtype, torch.dtype] = {
     dtypes.uint16: torch.uint16,
     dtypes.uint32: torch.uint32,
     dtypes.uint64: torch.uint64,
+    dtypes.float8_143: torch.float8_e4m3fnuz,
+    dtypes.float8_152: torch.float8_e5m2fnuz,
     dtypes.float16: torch.float16,
     dtypes.bfloat16: torch.bfloat16,
     dtypes.float32: torch.float32,
@@ -26,19 +29,40 @@ TORCH: Dict[dtypes.dtype, torch.dtype] = {
 LIMITED = (torch.uint16, torch.uint32, torch.uint64)
 """Types that torch stores without arithmetic: kernels compute in int64, which wraps to the same bits."""
 
+FLOAT8: Dict[torch.dtype, dtypes.dtype] = {
+    torch.float8_e4m3fnuz: dtypes.float8_143,
+    torch.float8_e5m2fnuz: dtypes.float8_152,
+}
+"""Types that torch stores and converts, without arithmetic. The codes are popxl's."""
+
 
 def torch_dtype(dtype: dtypes.dtype) -> torch.dtype:
-    """The torch type of tensors of a popxl type. TypeError if torch has none."""
-    if dtype not in TORCH:
-        raise TypeError(
-            f"engine: got dtype {dtype.name}; expected one that torch stores: {', '.join(t.name for t in TORCH)}."
-        )
+    """The torch type of tensors of a popxl type."""
     return TORCH[dtype]
 
 
-SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+SIGNED = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    **dict.fromkeys(FLOAT8, torch.int8),
+}
 
 
 def as_signed(t: torch.Tensor) -> torch.Tensor:
     """The same bits in a type that torch can index, flip and fill, for kernels that only move elements."""
     return t.view(SIGNED[t.dtype]) if t.dtype in SIGNED else t
+
+
+def from_numpy(array: np.ndarray) -> torch.Tensor:
+    """A host array's memory as a tensor."""
+    if array.dtype.names is None:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(np.uint8)).view(torch_dtype(dtypes.dtype.as_dtype(array.dtype)))
+
+
+def as_array(t: torch.Tensor) -> Any:
+    """A host tensor's memory as an array (float32 for bfloat16)."""
+    if t.dtype in FLOAT8:
+        return t.view(torch.uint8).numpy().view(FLOAT8[t.dtype].as_numpy())
+    return (t.float() if t.dtype is torch.bfloat16 else t).numpy()

@@ -7,6 +7,7 @@ from typing import Optional
 import torch
 from popxl import dtypes
 
+from popxl_engine.kernels.casting import power_of_two
 from popxl_engine.kernels.dtypes import LIMITED, torch_dtype
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import NARROW
@@ -74,3 +75,12 @@ def matmul(
 ) -> torch.Tensor:
     """lhs @ rhs."""
     return product(lhs, rhs, lhs.dtype if output_type is None else torch_dtype(output_type))
+
+
+@kernel("matmul_pow2scaled")
+def matmul_pow2scaled(
+    lhs: torch.Tensor, rhs: torch.Tensor, log2_scale: torch.Tensor, available_memory_proportion: Optional[float]
+) -> torch.Tensor:
+    """(lhs @ rhs) * 2**log2_scale in float32, where products of float8 are exact."""
+    wide = product(lhs.to(torch.float32), rhs.to(torch.float32), torch.float32)
+    return wide.mul_(power_of_two(log2_scale)).to(torch.float16)

@@ -11,10 +11,10 @@ from popxl.remote_buffer import RemoteBuffer
 from popxl.tensor import Variable
 from popxl.values import Tensor
 
-from popxl_engine.kernels.dtypes import torch_dtype
+from popxl_engine.kernels.dtypes import as_array, from_numpy, torch_dtype
 from popxl_engine.machine.fabric import Fabric
 from popxl_engine.machine.memory import Rows
-from popxl_engine.machine.replica import Replica, as_array, as_tensor
+from popxl_engine.machine.replica import Replica, as_tensor
 
 
 class Machine:
@@ -60,7 +60,7 @@ class Machine:
         value = (
             data[variable.replica_grouping.assignment[self.replicas[0].index]] if self._has_groups(variable) else data
         )
-        self.replicas[0].rows[place.buffer].adopt(place.offset, torch.from_numpy(value))
+        self.replicas[0].rows[place.buffer].adopt(place.offset, from_numpy(value))
         return True
 
     @staticmethod

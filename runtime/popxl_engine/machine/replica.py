@@ -10,6 +10,7 @@ from popxl.streams import Stream
 from popxl.utils import is_uniform
 from popxl.values import Tensor
 
+from popxl_engine.kernels.dtypes import from_numpy
 from popxl_engine.machine.memory import Rows
 
 Arrays = Mapping[Stream, torch.Tensor]
@@ -94,9 +95,4 @@ def as_tensor(array: Any) -> torch.Tensor:
     if is_uniform(array):
         return as_tensor(array[(0,) * array.ndim]).expand(array.shape)
     array = np.asarray(array, order="C")
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def as_array(t: torch.Tensor) -> Any:
-    """A host tensor's memory as a numpy array (float32 for bfloat16)."""
-    return (t.float() if t.dtype is torch.bfloat16 else t).numpy()
+    return from_numpy(array if array.flags.writeable else array.copy())

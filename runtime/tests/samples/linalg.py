@@ -26,6 +26,25 @@ SHAPES = [
     ((1, 1, 3, 4), (4, 2)),
 ]
 
+FLOAT8 = (popxl.float8_143, popxl.float8_152)
+
+
+def scaled_product(lhs, rhs, log2_scale):
+    return np.matmul(lhs, rhs) * 2.0**log2_scale
+
+
+def float8_sample(left, right, log2_scale, lhs=FLOAT8[0], rhs=FLOAT8[0]):
+    """Exact sums of exact products: the result is rounded once."""
+    return Sample(
+        "matmul_pow2scaled",
+        operands=(Operand(left, lhs), Operand(right, rhs), np.array(log2_scale, np.int32)),
+        oracle=scaled_product,
+        in_16_bits=False,  # operands and result have types of their own
+        rtol=0,
+        atol=0,
+    )
+
+
 SAMPLES = [
     *(Sample("matmul", operands=shapes, autograd=torch.matmul, oracle=np.matmul) for shapes in SHAPES),
     *(Sample("matmul", operands=shapes, autograd=torch.matmul, dtype=popxl.float64) for shapes in SHAPES[:3]),
@@ -82,6 +101,10 @@ SAMPLES = [
         oracle=np.matmul,
     ),
     Sample("matmul", operands=(np.array([[2**31, 1]], np.uint32), np.array([[3], [5]], np.uint32)), oracle=np.matmul),
+    *(float8_sample(left, right, -2) for left, right in SHAPES),
+    *(float8_sample((3, 4), (4, 5), by, lhs, rhs) for lhs in FLOAT8 for rhs in FLOAT8 for by in (-5, 0, 9)),
+    float8_sample((2, 4096), (4096, 3), 1),
+    float8_sample((0, 4), (4, 5), 0),
 ]
 
 REFUSALS = [
@@ -107,5 +130,29 @@ REFUSALS = [
         attrs={"output_type": popxl.int32},
         error=DTypeError,
         says="of the same kind",
+    ),
+    Refusal(
+        "matmul_pow2scaled",
+        operands=(Operand((3, 4), FLOAT8[0]), Operand((4, 5), popxl.float16), np.array(0, np.int32)),
+        error=DTypeError,
+        says="got rhs.*expected float8_143 or float8_152",
+    ),
+    Refusal(
+        "matmul_pow2scaled",
+        operands=(Operand((3, 4), FLOAT8[0]), Operand((4, 5), FLOAT8[0]), np.array(0, np.int64)),
+        error=DTypeError,
+        says="got log2_scale.*expected int32",
+    ),
+    Refusal(
+        "matmul_pow2scaled",
+        operands=(Operand((3, 4), FLOAT8[0]), Operand((4, 5), FLOAT8[0]), np.array([0], np.int32)),
+        error=ShapeError,
+        says="expected a scalar",
+    ),
+    Refusal(
+        "matmul_pow2scaled",
+        operands=(Operand((3, 4), FLOAT8[0]), Operand((3, 4), FLOAT8[1]), np.array(0, np.int32)),
+        error=ShapeError,
+        says="second-to-last",
     ),
 ]
