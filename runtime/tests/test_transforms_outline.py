@@ -80,6 +80,25 @@ def test_some_of_the_ops_may_move() -> None:
         verify(main.ir)
 
 
+def test_tensors_that_share_storage_outside_share_it_inside() -> None:
+    """v, a view of it, and the result of writing to it in place: one input, and every write is seen by all."""
+    with popxl.Ir().main_graph as main:
+        v = popxl.variable(np.zeros((2, 3), np.float32), name="v")
+        row = ops.slice_(v, 0, 1, axis=0).reshape_((3,))
+        written = ops.add_(v, popxl.constant(np.ones((2, 3), np.float32)))
+        seen = popxl.d2h_stream((2, 3), popxl.float32)
+        kept = len(main.ops)
+        ops.add_(row, popxl.constant(np.ones(3, np.float32)))
+        ops.var_updates.accumulator_scale_(written, 2.0)
+        body, inputs = outline(main, main.ops[kept:], "body")
+        assert list(inputs.values()) == [v]
+        ops.repeat(body, 2, inputs_dict=inputs)
+        ops.host_store(seen, v)
+        verify(main.ir)
+    with popxl.Session(main.ir) as session:
+        np.testing.assert_array_equal(session.run()[seen], [[10] * 3, [4] * 3])
+
+
 def test_ops_whose_results_are_needed_outside_or_earlier_stay() -> None:
     with popxl.Ir().main_graph as main:
         graph = main.ir.create_graph(lambda x: ops.exp(ops.sin(x)), X)

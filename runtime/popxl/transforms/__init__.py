@@ -7,3 +7,4 @@ from popxl.transforms.autodiff import ExpectedConnection, ExpectedConnectionType
 from popxl.transforms.clone import clone_ops, prune, remove_ops
 from popxl.transforms.decompose_sum import decompose_sum
 from popxl.transforms.merge_exchange import io_tile_exchange, merge_exchange
+from popxl.transforms.outline import outline

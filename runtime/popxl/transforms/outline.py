@@ -6,15 +6,17 @@ from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op, map_tensors
 from popxl.tensor import graph_input
-from popxl.transforms.clone import clone_constant
+from popxl.transforms.clone import clone_constant, clone_op
+from popxl.transforms.storage import aliased
 from popxl.values import Constant, Tensor
 
 
 def outline(graph: Graph, ops: Iterable[Op], name: str) -> Tuple[Graph, Dict[Tensor, Tensor]]:
     """Changes the graph: moves ops, in the order given, and their results into a new graph without outputs.
 
-    What they use from outside becomes a by-reference input; constants are made anew. Nothing calls the new graph yet.
-    The moved tensors belong to it from then on, so that using one in ``graph`` is refused as that of any other graph's.
+    What they use from outside becomes a by-reference input; constants, and views of outside tensors, are made anew.
+    Nothing calls the new graph yet. The moved tensors belong to it from then on, so that using one in ``graph`` is
+    refused as that of any other graph's.
 
     Returns:
         (the new graph, {its input: the tensor of ``graph`` that it stands for}).
@@ -30,8 +32,8 @@ def outline(graph: Graph, ops: Iterable[Op], name: str) -> Tuple[Graph, Dict[Ten
     with target:
         for op in moved:
             for t in op.inputs:
-                if t not in results and t not in values:
-                    values[t] = _stand_in(t)
+                if t not in results:
+                    _stand_in(t, values)
     gone = set(moved)
     graph._ops = [op for op in graph._ops if op not in gone]
     for op in moved:
@@ -41,7 +43,7 @@ def outline(graph: Graph, ops: Iterable[Op], name: str) -> Tuple[Graph, Dict[Ten
         target._ops.append(op)
         for t in op.outputs:
             _move(t, target)
-    return target, {inner: outer for outer, inner in values.items() if not isinstance(outer, Constant)}
+    return target, {values[t]: t for t in values if values[t] in target.inputs and not aliased(t)}
 
 
 def _check(graph: Graph, moved: List[Op]) -> None:
@@ -64,11 +66,21 @@ def _check(graph: Graph, moved: List[Op]) -> None:
         seen.add(op)
 
 
-def _stand_in(t: Tensor) -> Tensor:
-    """What the current graph uses in place of an outside tensor."""
-    if isinstance(t, Constant):
-        return clone_constant(t)
-    return graph_input(t.shape, t.dtype, t.name, by_ref=True, meta_shape=t.meta_shape or None)
+def _stand_in(t: Tensor, values: Dict[Tensor, Tensor]) -> Tensor:
+    """What the current graph uses in place of an outside tensor; ``values`` holds all of them, by tensor.
+
+    Tensors that share storage must share it inside too, so of each storage only the owner comes in.
+    """
+    if t not in values:
+        if isinstance(t, Constant):
+            values[t] = clone_constant(t)
+        elif t._op is not None and t._op.definition.alias:
+            values[t] = clone_op(t._op, lambda operand: _stand_in(operand, values)).outputs[0]
+        elif owners := aliased(t):
+            values[t] = _stand_in(owners[0], values)
+        else:
+            values[t] = graph_input(t.shape, t.dtype, t.name, by_ref=True, meta_shape=t.meta_shape or None)
+    return values[t]
 
 
 def _move(t: Tensor, target: Graph) -> None:
