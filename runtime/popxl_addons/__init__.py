@@ -1,8 +1,9 @@
 """PopXL's add-ons: modules, named tensors, transforms, sharding helpers, task sessions. May import public popxl only.
 
 Files: trees (``dot_tree``, ``named_*``), parameters (``variable_factory``, ``remote``, ``rts``), graphs (``graph``,
-``module``, ``graph_cache``, ``custom_grad``), ``transforms/``, ``ops/``, ``layers/``, ``optimizers/``, host side
-(``array_munging``, ``streams``, ``task_session``). To add a layer, op, transform or optimizer: one file in its folder.
+``module``, ``graph_cache``, ``custom_grad``, ``route_tensor``), ``transforms/``, ``ops/``, ``layers/``,
+``optimizers/``, host side (``array_munging``, ``streams``, ``task_session``), costs (``performance_utils``). To add a
+layer, op, transform or optimizer: one file in its folder.
 """
 
 import subprocess
@@ -15,10 +16,27 @@ from popxl_addons.dot_tree import DotTree
 from popxl_addons.graph import BoundGraph, GraphWithNamedArgs
 from popxl_addons.graph_cache import GraphCache
 from popxl_addons.module import Module
-from popxl_addons.named_tensors import NamedTensors, print_named_tensors
+from popxl_addons.named_replica_grouping import (
+    NamedReplicaGrouping,
+    fill_none_group,
+    get_ild_replica_grouping,
+    get_ild_size_from_popdist,
+    get_instance_replica_grouping,
+    is_cross_ild,
+    is_cross_instance,
+)
+from popxl_addons.named_tensors import NamedTensorData, NamedTensors, TensorMap, print_named_tensors
 from popxl_addons.ops.cross_entropy import cross_entropy, cross_entropy_with_grad
 from popxl_addons.ops.fp8_amax_scale import fp8_amax_scale
 from popxl_addons.ops.streams import host_load, host_store
+from popxl_addons.performance_utils import (
+    elementwise_binary_flops,
+    evaluate_FLOPs,
+    evaluate_ir_FLOPs,
+    format_flops_scientific,
+    print_FLOPs,
+    total_FLOPs,
+)
 from popxl_addons.remote import (
     create_remote_buffer,
     load_remote_graph,
@@ -26,12 +44,14 @@ from popxl_addons.remote import (
     named_variable_buffers,
     store_remote_graph,
 )
+from popxl_addons.route_tensor import is_subgraph, route_tensor_into_graph
 from popxl_addons.seed_variable import seed_variable
 from popxl_addons.streams import InputStreams, OutputStreams
 from popxl_addons.task_session import TaskSession
 from popxl_addons.transforms import (
     BatchSerialResult,
     RemoteHandle,
+    StageContext,
     autodiff,
     autodiff_with_accumulation,
     batch_serial_buffer,
@@ -39,7 +59,11 @@ from popxl_addons.transforms import (
     batch_serialise_fwd_and_grad,
     batch_serialise_non_overlapped,
     batch_serialise_overlapped,
+    disable_fc_pass,
+    enable_fc_pass,
+    pipelined_execution,
     recompute_graph,
+    remap_grad_info,
     repeat_graph,
     set_available_memory_proportion_by_ipu,
     set_graph_available_memory_proportion_by_ipu,
