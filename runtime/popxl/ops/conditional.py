@@ -60,11 +60,11 @@ class ConditionalSiteInfo(CallSiteInfo):
         return idx - 1 if in_then else idx - 1 - self._sizes()[0]
 
     def graph_to_parent_output_index(self, idx: int, then_branch: bool = True) -> int:
-        """Parent's index of an output: the same. IndexError if invalid."""
-        return self.parent_to_graph_output_index(idx)
+        """Parent's index of an output: the same for both branches. IndexError if invalid."""
+        return self.parent_to_graph_output_index(idx, then_branch)
 
-    def parent_to_graph_output_index(self, idx: int) -> int:
-        """Branch's index of an output: the same. IndexError if invalid."""
+    def parent_to_graph_output_index(self, idx: int, then_branch: bool = True) -> int:
+        """Branch's index of an output: the same in both. IndexError if invalid."""
         if not 0 <= idx < len(self.outputs):
             raise IndexError(f"conditional site: got output index {idx}; expected less than {len(self.outputs)}.")
         return idx
