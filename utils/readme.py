@@ -65,6 +65,8 @@ def missing_table() -> str:
     missing = missing_names()
     lost = sum(len(names or modules[module]) for module, names in missing.items())
     everything = sum(map(len, modules.values()))
+    if not missing:
+        return f"All {everything} names are there, with their signatures.\n"
     lines = [f"{everything - lost} of {everything} names are there. Missing:", "", "| module | names |", "|---|---|"]
     lines += [
         f"| `{module}` | {', '.join(f'`{name}`' for name in sorted(names)) or 'the whole module'} |"
