@@ -1,5 +1,6 @@
 """8-bit floating point: both formats against their published definition, on the host, in casts and in sessions."""
 
+from pathlib import Path
 from typing import Any, Callable, List
 
 import numpy as np
@@ -297,6 +298,21 @@ def test_sessions_stream_read_and_write_codes(
             session.write_variable_data(v, given)
 
 
+def test_a_file_of_codes_is_a_remote_variables_memory(tmp_path: Path) -> None:
+    dtype, codes = FLOAT8[0], CODES[:6].reshape(2, 3)
+    (tmp_path / "v").write_bytes(codes.tobytes())
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((2, 3), dtype)
+        data = np.memmap(tmp_path / "v", dtype.as_numpy(), "r+", shape=(2, 3))
+        v = popxl.remote_variable(data, buffer)
+        ops.remote_store(buffer, 0, ops.remote_load(buffer, 0)[::-1])
+    with popxl.Session(ir) as session:
+        session.run()
+        np.testing.assert_array_equal(codes_of(session.get_tensor_data(v)), codes[::-1])
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "v", np.uint8), codes[::-1].ravel())
+
+
 MOVES: Any = {
     "reshape": (lambda t: t.reshape((2, 128)), lambda a: a.reshape(2, 128)),
     "transpose": (lambda t: t.T, lambda a: a.T),
@@ -358,6 +374,7 @@ def test_arithmetic_on_float8_is_refused_when_the_program_is_built() -> None:
             lambda: ops.greater(t, t),
             lambda: ops.isnan(t),
             lambda: ops.logical_not(t),
+            lambda: ops.topk(t.reshape((1,)), 1, 0, True, True),
         ):
             with pytest.raises(DTypeError, match=r"got .*expected"):
                 call()
