@@ -30,6 +30,7 @@ from popxl.ops.call import CallSiteInfo, call, call_with_info
 from popxl.ops.casting import cast, pow2scale_cast_from_fp8, pow2scale_cast_to_fp8
 from popxl.ops.comparison import equal, greater, isfinite, isinf, isnan, logical_and, logical_not, logical_or
 from popxl.ops.conditional import ConditionalSiteInfo, conditional, conditional_with_info
+from popxl.ops.convolution import conv, conv_transpose
 from popxl.ops.creation import code_copy, init, io_tile_copy, ipu_copy, print_tensor, remote_code_load
 from popxl.ops.elementwise import (
     ceil,
@@ -63,9 +64,11 @@ from popxl.ops.indexing import (
     topk,
     where,
 )
+from popxl.ops.interpolation import interpolate, roi_align
 from popxl.ops.linalg import matmul, matmul_pow2scaled
 from popxl.ops.losses import nll_loss, nll_loss_with_softmax_grad
 from popxl.ops.normalisation import batch_norm_inference, group_norm, layer_norm, softmax
+from popxl.ops.pooling import average_pool, max_pool
 from popxl.ops.random import (
     create_random_seed,
     dropout,
