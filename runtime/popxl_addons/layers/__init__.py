@@ -3,7 +3,9 @@
 torch itself is never imported: its layers are only read.
 """
 
+from popxl_addons.layers.conv import Conv2D
 from popxl_addons.layers.embedding import Embedding
+from popxl_addons.layers.group_norm import GroupNorm
 from popxl_addons.layers.layer_norm import LayerNorm
 from popxl_addons.layers.layer_norm_distributed import LayerNormDistributed
 from popxl_addons.layers.linear import Linear
