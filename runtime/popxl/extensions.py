@@ -1,29 +1,38 @@
 """What goes beyond PopXL. Applications reach it through one small module that falls back to plain PopXL."""
 
-from typing import Any, List
+from typing import Any, ContextManager, List
 
 from popdist import exchange
 
 from popxl.dtypes import bfloat16
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, measure, phase_time, plan, sequence
 from popxl.printer import to_text
+from popxl.profile import LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
 from popxl.session import Session
 from popxl.verify import verify
 
 __all__ = [
+    "LANES",
+    "PHASES",
     "Event",
     "Machine",
     "Phase",
+    "PhaseProfile",
     "PhaseTime",
     "Plan",
+    "Profile",
+    "Span",
+    "Work",
     "bfloat16",
     "gather",
     "measure",
     "phase_time",
     "plan",
+    "profile",
     "run_count",
     "sequence",
     "set_run_count",
+    "timeline",
     "to_text",
     "verify",
 ]
@@ -36,6 +45,19 @@ def gather(value: Any, patiently: bool = False) -> List[Any]:
         patiently: one may take up to an hour longer to get here than the others; else what collectives allow.
     """
     return exchange.gather_patiently(value) if patiently else exchange.gather(value)
+
+
+def profile(session: Session) -> ContextManager[List[Profile]]:
+    """Record what the runs of a session do, and when: ``with profile(session) as profiles: session.run(...)``.
+
+    The list gets one `Profile` for each run when the block ends. The program runs with marks between its instructions,
+    and gives the same numbers; outside the block it has no marks. Times are those of the host's calls: on a CPU the
+    work itself. In a program over several processes each records its own replicas; `timeline` joins them.
+
+    Raises:
+        RuntimeError: the session interprets its program (``POPXL_INTERPRET``).
+    """
+    return session._engine.profile()
 
 
 def run_count(session: Session) -> int:

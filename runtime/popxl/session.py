@@ -2,7 +2,7 @@
 
 import importlib
 from types import TracebackType
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Set, Tuple, Type, Union
+from typing import Any, ContextManager, Dict, Iterable, List, Mapping, Optional, Protocol, Set, Tuple, Type, Union
 
 import numpy as np
 import popdist
@@ -11,6 +11,7 @@ from popdist import exchange
 
 from popxl.ir import Ir
 from popxl.options import IrInternals
+from popxl.profile import Profile
 from popxl.session_checks import check_keys, checked_data, device_of, is_file, is_writable_file
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Variable
@@ -40,6 +41,9 @@ class EngineProtocol(Protocol):
 
     def is_file(self, variable: Variable) -> bool:
         """Whether a memory-mapped variable's file is the memory that runs work on."""
+
+    def profile(self) -> ContextManager[List[Profile]]:
+        """See `popxl.extensions.profile`."""
 
 
 class Session:

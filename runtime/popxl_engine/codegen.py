@@ -67,8 +67,12 @@ class Generator:
                     self.function(body)
             name = f"block_{len(self._functions)}_" + "".join(c if c.isalnum() else "_" for c in block.name.strip("/"))
             self._functions[block] = name
-            BlockWriter(self, block, name).write()
+            self.write(block, name)
         return self._functions[block]
+
+    def write(self, block: Block, name: str) -> None:
+        """Append a block's function to the source."""
+        BlockWriter(self, block, name).write()
 
     def constant(self, constant: Any, value: Value) -> str:
         """A global name for a constant's array or tensor."""

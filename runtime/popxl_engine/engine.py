@@ -2,13 +2,15 @@
 
 import logging
 import os
-from typing import Any, Dict, Mapping, Optional
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional
 
 import numpy as np
 import torch
 from popdist.exchange import difference
 from popxl.ir import Ir
 from popxl.printer import to_text
+from popxl.profile import Profile
 from popxl.streams import Stream
 from popxl.tensor import Variable
 
@@ -21,6 +23,7 @@ from popxl_engine.machine.lockstep import Program as Running
 from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.machine import Machine
 from popxl_engine.machine.replica import Replica, as_tensor
+from popxl_engine.profiler import Recorder
 from popxl_engine.program import Program, enabled_rewrites
 from popxl_engine.shards import shardings
 
@@ -51,6 +54,7 @@ class Engine:
             interpret = os.environ.get("POPXL_INTERPRET", "0") not in ("", "0")
         self.ir = ir
         self.run_count = 0
+        self._around_run: Callable[[], ContextManager[None]] = nullcontext
         self.program = None if interpret else Program(ir, **options)
         self.fabric = Fabric(ir.replication_factor, replicas) if len(replicas) < ir.replication_factor else None
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric)
@@ -74,7 +78,7 @@ class Engine:
             device_outputs = {stream: from_numpy(array[:, position]) for stream, array in outputs.items()}
             replica.begin(device_inputs, device_outputs, place.of_run(self.run_count))
             programs[replica.index] = self._program(replica)
-        with torch.no_grad():
+        with torch.no_grad(), self._around_run():
             run_lockstep(programs, self.fabric)
         self.run_count += 1
 
@@ -89,6 +93,22 @@ class Engine:
         yield from Interpreter(replica, rounds, sharding).graph(self.ir.main_graph, [], cells)
         for tensor, cell in cells.items():
             replica.state[tensor].copy_(cell.read())
+
+    @contextmanager
+    def profile(self) -> Iterator[List[Profile]]:
+        """See `popxl.extensions.profile`."""
+        if self.program is None:
+            raise RuntimeError(
+                "profile: got a session that interprets its program; expected a compiled one. Unset POPXL_INTERPRET."
+            )
+        plain, recorder = self.program, Recorder(self.ir, self.program)
+        profiles: List[Profile] = []
+        self.program, self._around_run = recorder.program, recorder.run
+        try:
+            yield profiles
+        finally:
+            self.program, self._around_run = plain, nullcontext
+        profiles += recorder.profiles()
 
     def read(self, variable: Variable) -> np.ndarray:
         """A new array with a variable's current value, in its host shape. Every process must call it."""

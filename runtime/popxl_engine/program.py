@@ -1,5 +1,6 @@
 """A compiled program: generated source, loaded, with a way back from its lines to the user's ops."""
 
+import copy
 import linecache
 import os
 import types
@@ -42,13 +43,23 @@ class Program:
         check_offsets(self.block, {})
         optimise(self.block, rules)
         options = ir._pb_ir.getSessionOptions()
-        generator = SourceGenerator(rounds=bool(options.enableStochasticRounding))
+        self.rounds = bool(options.enableStochasticRounding)
+        self._folder = cache_folder(options)
+        self._write(SourceGenerator(rounds=self.rounds), f"<popxl program {ir.id}>")
+
+    def written_by(self, generator: SourceGenerator) -> "Program":
+        """The same instructions as another generator writes them."""
+        other = copy.copy(self)
+        other._write(generator, f"{self.filename} by {type(generator).__name__}")
+        return other
+
+    def _write(self, generator: SourceGenerator, title: str) -> None:
+        """Write and load the source. ``title``: its name in stack traces, where it is not in the cache folder."""
         name = generator.function(self.block)
         self.source = generator.source
         text = self.source.text()
-        folder = cache_folder(options)
-        path = save_source(folder, text) if folder is not None else None
-        self.filename = f"<popxl program {ir.id}>" if path is None else str(path)
+        path = save_source(self._folder, text) if self._folder is not None else None
+        self.filename = title if path is None else str(path)
         if path is None:
             linecache.cache[self.filename] = (len(text), None, text.splitlines(True), self.filename)
             weakref.finalize(self, linecache.cache.pop, self.filename, None)

@@ -12,7 +12,7 @@ from popxl_engine.lowering import Block, Instr, Lowering
 from popxl_engine.machine.memory import Rows
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.costs import Costs, Counter
-from popxl_engine.planner.phases import in_phases, short_name, step_of
+from popxl_engine.planner.phases import in_phases, runs_of, step_of
 from popxl_engine.planner.rehearsal import peak_bytes
 
 
@@ -24,7 +24,7 @@ def make_plan(ir: Ir, borrows_rows: bool = False) -> Plan:
     counter, grouped = Counter(), _grouped(graph, inner)
     costs = {name: counter.count(instrs) for name, instrs in grouped.items()}
     peaks = peak_bytes(ir, borrows_rows, counter.dearer)
-    runs = _runs(graph)
+    runs = runs_of(graph)
     buffers = {b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries).nbytes for b in ir.remote_buffers}
     reached = {name: sum(buffers[b] for b in _reached(instrs)) for name, instrs in grouped.items()}
     return Plan(
@@ -50,16 +50,6 @@ def _reached(instrs: List[Instr]) -> Set[RemoteBuffer]:
     """Remote buffers that instructions load from or store to, in bodies too."""
     around = Block("", instrs=instrs)
     return around.buffers("remote_load") | around.buffers("remote_store")
-
-
-def _runs(graph: Graph) -> Dict[str, int]:
-    """How often a graph calls each phase, repeats included."""
-    runs: Dict[str, int] = {}
-    for op in graph.ops:
-        for called, _ in op.called():
-            name = short_name(called)
-            runs[name] = runs.get(name, 0) + op.arguments.get("repeat_count", 1)
-    return runs
 
 
 def _phase(name: str, runs: int, costs: Costs, peak: int, reached: int) -> Phase:

@@ -1,6 +1,6 @@
 """Which instructions of a lowered program belong to which phase."""
 
-from typing import Iterator, List, Tuple
+from typing import Dict, Iterator, List, Tuple
 
 from popxl.graph import Graph
 from popxl.ir import Ir
@@ -34,6 +34,16 @@ def phase_names(graph: Graph) -> List[str]:
 def short_name(graph: Graph) -> str:
     """A graph's name without the number that makes it unique."""
     return graph.name.split("_subgraph(")[0]
+
+
+def runs_of(graph: Graph) -> Dict[str, int]:
+    """How often a graph calls each phase, repeats included."""
+    runs: Dict[str, int] = {}
+    for op in graph.ops:
+        for called, _ in op.called():
+            name = short_name(called)
+            runs[name] = runs.get(name, 0) + op.arguments.get("repeat_count", 1)
+    return runs
 
 
 def in_phases(graph: Graph, block: Block) -> Iterator[Tuple[str, Instr]]:

@@ -1,0 +1,166 @@
+"""What a session's run did and when: spans of time on each replica, and sums for each phase of a step."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+LANES = ("compute", "load", "store", "collectives", "host I/O")
+"""What a replica may be busy with: kernels, rows from and to remote memory, other replicas, streams."""
+PHASES = "phases"
+"""The lane of spans that hold others: the run, its steps, their phases, and every time that a loop goes round."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What was to be done."""
+
+    flops: int = 0
+    loaded_bytes: int = 0
+    """From remote memory."""
+    stored_bytes: int = 0
+    """To remote memory."""
+    host_bytes: int = 0
+    """To and from the host's streams."""
+    sent_bytes: int = 0
+    """To other replicas, in rings as `popxl.plan.Collective` counts them."""
+
+    @property
+    def remote_bytes(self) -> int:
+        """To and from remote memory."""
+        return self.loaded_bytes + self.stored_bytes
+
+    def times(self, count: int) -> "Work":
+        """The same work ``count`` times."""
+        return Work(**{name: count * amount for name, amount in asdict(self).items()})
+
+    def share(self, count: int) -> "Work":
+        """One of ``count`` equal parts."""
+        return Work(**{name: amount // count for name, amount in asdict(self).items()})
+
+    @staticmethod
+    def sum(works: "Iterable[Work]") -> "Work":
+        """All of it together."""
+        amounts: Dict[str, int] = {}
+        for work in works:
+            for name, amount in asdict(work).items():
+                amounts[name] = amounts.get(name, 0) + amount
+        return Work(**amounts)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that a replica did. Spans of one lane follow each other; in `PHASES` they lie inside each other."""
+
+    replica: int
+    lane: str
+    """One of `LANES`, or `PHASES`."""
+    name: str
+    begin: int
+    """Nanoseconds since 1970."""
+    end: int
+    work: Work = Work()
+    """In `PHASES` what the program asks for; of a kernel that of its op and of those that were fused into it."""
+    graph: str = ""
+    """The graphs around it, outermost first."""
+    op: str = ""
+    """Where the op was built."""
+    row: Optional[int] = None
+    """Of the remote buffer."""
+
+
+@dataclass(frozen=True)
+class PhaseProfile:
+    """One phase over a whole run, on the replicas of this process together."""
+
+    name: str
+    runs: int
+    """How often each replica ran it."""
+    work: Work
+    nanoseconds: Dict[str, int]
+    """For each of `LANES`. Replicas of a process take turns: no moment is counted twice, and "collectives" is the time
+    in which none of them could go on."""
+
+    @property
+    def seconds(self) -> float:
+        """Its share of the run."""
+        return sum(self.nanoseconds.values()) / 1e9
+
+    @property
+    def waits(self) -> "Dict[str, float]":
+        """For each lane but "compute" its share of the phase, the largest first."""
+        total = max(sum(self.nanoseconds.values()), 1)
+        lanes = sorted(LANES[1:], key=lambda lane: -self.nanoseconds[lane])
+        return {lane: self.nanoseconds[lane] / total for lane in lanes}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One run of a session, as this process saw it."""
+
+    replicas: Tuple[int, ...]
+    """Those of this process."""
+    steps: int
+    """Steps in the run: more than one where the main graph only repeats a graph."""
+    begin: int
+    end: int
+    """As in spans."""
+    phases: Tuple[PhaseProfile, ...]
+    """In the order of `popxl.plan.Plan`."""
+    spans: Tuple[Span, ...]
+    left_out: int
+    """Spans that are not there: of a run with very many, the shortest ones outside `PHASES`. Phases count them."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the run."""
+        return (self.end - self.begin) / 1e9
+
+
+def timeline(profiles: Sequence[Profile]) -> Dict[str, Any]:
+    """Profiles of one run, by process, in the trace-event format that ui.perfetto.dev and chrome://tracing open.
+
+    Replicas are its processes and lanes its threads. Clocks of different machines are taken as they are.
+    Source: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+    """
+    origin = min(profile.begin for profile in profiles)
+    events: List[Dict[str, Any]] = []
+    for profile in profiles:
+        for replica in profile.replicas:
+            events += _names(replica)
+        events += (_event(span, origin) for span in profile.spans)
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"spans left out": sum(profile.left_out for profile in profiles)},
+    }
+
+
+def _names(replica: int) -> Iterator[Dict[str, Any]]:
+    yield _told(replica, 0, "process_name", name=f"replica {replica}")
+    yield _told(replica, 0, "process_sort_index", sort_index=replica)
+    for number, lane in enumerate((PHASES, *LANES)):
+        yield _told(replica, number, "thread_name", name=lane)
+        yield _told(replica, number, "thread_sort_index", sort_index=number)
+
+
+def _told(replica: int, thread: int, what: str, **values: Any) -> Dict[str, Any]:
+    return {"ph": "M", "pid": replica, "tid": thread, "name": what, "args": values}
+
+
+def _event(span: Span, origin: int) -> Dict[str, Any]:
+    """A complete event; times are in microseconds."""
+    details: Dict[str, Any] = {name: amount for name, amount in asdict(span.work).items() if amount}
+    if span.work.flops and span.end > span.begin:
+        details["GFLOP/s"] = round(span.work.flops / (span.end - span.begin), 3)
+    if span.row is not None:
+        details["row"] = span.row
+    details |= {name: text for name, text in (("graph", span.graph), ("op", span.op)) if text}
+    return {
+        "ph": "X",
+        "pid": span.replica,
+        "tid": (PHASES, *LANES).index(span.lane),
+        "cat": span.lane,
+        "name": span.name,
+        "ts": (span.begin - origin) / 1000,
+        "dur": (span.end - span.begin) / 1000,
+        "args": details,
+    }

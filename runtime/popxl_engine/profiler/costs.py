@@ -1,0 +1,153 @@
+"""The work of a program's phases and loops as the planner counts it, and that of single instructions after fusion."""
+
+from dataclasses import replace
+from typing import Any, Dict, Iterator, List, Tuple
+
+from popxl.graph import Graph
+from popxl.ir import Ir
+from popxl.op_records import Op, OpDefinition, call_arguments, op_cost
+from popxl.profile import Work
+from popxl.values import Tensor, TensorSpec
+
+from popxl_engine.kernels.registry import FUSED
+from popxl_engine.lowering import Block, Instr, Lowering, Value
+from popxl_engine.optimise import optimise
+from popxl_engine.planner.costs import Costs, Counter
+from popxl_engine.planner.phases import in_phases, step_of
+
+Stretch = Tuple[str, int]
+"""A phase, and which of its stretches in a step: a phase that is called again later has several."""
+
+
+def as_work(costs: Costs) -> Work:
+    """The sums of the planner, per replica."""
+    sent = sum(sent for _, _, sent in costs.collectives.values())
+    return Work(sum(costs.flops.values()), costs.loaded, costs.stored, costs.host, sent)
+
+
+def stretches(graph: Graph, block: Block) -> Iterator[Tuple[Stretch, Instr]]:
+    """The instructions of the block that calls the phases, each with its phase's stretch."""
+    count: Dict[str, int] = {}
+    before = None
+    for phase, instr in in_phases(graph, block):
+        if phase != before:
+            count[phase] = count.get(phase, -1) + 1
+        before = phase
+        yield (phase, count[phase]), instr
+
+
+class PlannedWork:
+    """Work of the program before any fusion, as in plans: of phases in one step, and of loops with all their rounds."""
+
+    def __init__(self, ir: Ir):
+        block = Lowering().main(ir.main_graph)
+        optimise(block)
+        graph, inner, _ = step_of(ir, block)
+        self._counter = Counter()
+        grouped: Dict[Stretch, List[Instr]] = {}
+        for stretch, instr in stretches(graph, inner):
+            grouped.setdefault(stretch, []).append(instr)
+        self.stretches = {stretch: as_work(self._counter.count(instrs)) for stretch, instrs in grouped.items()}
+        loops = (instr for instr in _instructions(block) if instr.kind == "repeat")
+        self._loops = {loop_key(instr): as_work(self._counter.count([instr])) for instr in loops}
+
+    def loop(self, instr: Instr) -> Work:
+        """The work of a repeat in a program that may be fused."""
+        return self._loops.get(loop_key(instr), Work())
+
+    def phases(self) -> "Dict[str, Work]":
+        """The work of each phase in a step."""
+        names = dict.fromkeys(name for name, _ in self.stretches)
+        return {name: Work.sum(w for (n, _), w in self.stretches.items() if n == name) for name in names}
+
+
+def loop_key(instr: Instr) -> Tuple[str, Op]:
+    """What tells a repeat from all others of its program, however it is lowered."""
+    assert instr.source is not None
+    return instr.bodies[0].name, instr.source
+
+
+class InstructionWork:
+    """The work of single instructions. A fused one does that of its op and of the ops that are gone because of it."""
+
+    def __init__(self, block: Block):
+        self._counter = Counter()
+        self._gone: Dict[Op, List[Op]] = {}
+        """For the op of a fused instruction, the ops that it does beside."""
+        kept: Dict[Op, List[OpDefinition]] = {}
+        for instr in _instructions(block):
+            if instr.source is not None and instr.definition is not None:
+                kept.setdefault(instr.source, []).append(instr.definition)
+        for graph in {op.graph for op in kept}:
+            self._find_gone(graph, kept)
+
+    def _find_gone(self, graph: Graph, kept: Dict[Op, List[OpDefinition]]) -> None:
+        """Give each op that is gone to the first fused one that uses, maybe through others, what it makes or changes.
+
+        An op that stands for another one counts its FLOPs by itself, so that nothing passes it.
+        """
+        order = {op: i for i, op in enumerate(graph.ops)}
+        users: Dict[Tensor, List[Op]] = {}
+        home: Dict[Op, Op] = {}
+        for op in reversed(graph.ops):
+            definitions = kept.get(op, [])
+            later = [user for t in (*op.outputs, *op.written) for user in users.get(t, ()) if user in home]
+            if any(d is not op.definition for d in definitions):
+                home[op] = op
+            elif later:
+                home[op] = home[min(later, key=lambda user: order[user])]
+                if not definitions:
+                    self._gone.setdefault(home[op], []).append(op)
+            for t in op.inputs:
+                users.setdefault(t, []).append(op)
+
+    def of(self, instr: Instr) -> Work:
+        """An instruction's work, without that of its bodies."""
+        if instr.kind != "op" or instr.host:
+            return Work()
+        assert instr.definition is not None and instr.source is not None
+        counted = as_work(self._counter.count([instr]))
+        if instr.definition is instr.source.definition:
+            return counted
+        if instr.definition.name in FUSED:
+            gone = self._gone.get(instr.source, ())
+            return replace(counted, flops=counted.flops + sum(op_cost(op).flops for op in gone))
+        return replace(counted, flops=_own_flops(instr))
+
+
+def _own_flops(instr: Instr) -> int:
+    """The FLOPs of an op that stands for another one, from what it is given."""
+    definition = instr.definition
+    assert definition is not None
+    if definition.cost is None:
+        return 0
+    results = tuple(StandIn(v.spec.shape, v.spec.dtype) for v in instr.outputs)
+    args, kwargs = call_arguments(definition, {name: _known(a) for name, a in instr.arguments.items()})
+    flops: int = definition.cost(results[0] if len(results) == 1 else results, *args, **kwargs).flops
+    return flops
+
+
+class StandIn(TensorSpec):
+    """What cost rules ask of a tensor."""
+
+    @property
+    def spec(self) -> TensorSpec:
+        """The same."""
+        return self
+
+
+def _known(argument: Any) -> Any:
+    """An argument with what is known of values in their place."""
+    if isinstance(argument, Value):
+        return StandIn(argument.spec.shape, argument.spec.dtype)
+    if isinstance(argument, (tuple, list)):
+        return tuple(_known(a) for a in argument)
+    return argument
+
+
+def _instructions(block: Block) -> Iterator[Instr]:
+    """The instructions of a block and of its bodies."""
+    for instr in block.instrs:
+        yield instr
+        for body in instr.bodies:
+            yield from _instructions(body)

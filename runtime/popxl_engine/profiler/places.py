@@ -1,0 +1,116 @@
+"""Where each mark of a program stands: its lane and its work, and the phase and the loops around it."""
+
+from dataclasses import dataclass
+from typing import Dict, Iterator, List, Tuple, Union
+
+from popxl.ir import Ir
+from popxl.profile import Work
+
+from popxl_engine.codegen import meets
+from popxl_engine.lowering import Block, Instr
+from popxl_engine.planner.phases import MAIN, step_of
+from popxl_engine.profiler.costs import InstructionWork, PlannedWork, Stretch, stretches
+from popxl_engine.profiler.marking import Kind, Mark
+
+Frame = Union[Block, Stretch]
+"""What lasts longer than an instruction: one round of a loop's body, or a stretch of a phase."""
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """What is known of a mark before the program runs."""
+
+    kind: Kind
+    lane: str
+    name: str
+    phase: str
+    work: Work
+    frames: Tuple[Frame, ...]
+    """Around it, outermost first."""
+    positions: Dict[Block, int]
+    """For each block around it but branches, how far it has come: twice the instruction's position, and one more where
+    that instruction has ended."""
+    starts: Tuple[Block, ...]
+    """Bodies of the loop that begins here."""
+    graph: str
+    op: str
+
+
+class Places:
+    """The places of a program's marks, and names and work of what is around them."""
+
+    def __init__(self, ir: Ir, block: Block):
+        self.planned, self._instruction_work = PlannedWork(ir), InstructionWork(block)
+        self.graph, self.step, self.steps = step_of(ir, block)
+        self._stretches: Dict[int, Stretch] = {id(instr): s for s, instr in stretches(self.graph, self.step)}
+        self._around: Dict[Block, Tuple[Block, Instr]] = {}
+        self._positions: Dict[int, int] = {}
+        self._index(block)
+
+    def _index(self, block: Block) -> None:
+        for position, instr in enumerate(block.instrs):
+            self._positions[id(instr)] = position
+            for body in instr.bodies:
+                self._around[body] = block, instr
+                self._index(body)
+
+    def of(self, mark: Mark) -> Place:
+        """The place of a mark."""
+        instr = mark.instr
+        frames: List[Frame] = []
+        positions: Dict[Block, int] = {}
+        for block, around in reversed(list(self._chain(mark))):
+            kind = self._around[block][1].kind if block in self._around else None
+            if kind == "repeat":
+                frames.append(block)
+            if kind != "conditional":
+                has_ended = around is instr and mark.kind != "opened"
+                positions[block] = 2 * self._positions[id(around)] + has_ended
+            if block is self.step:
+                frames.append(self._stretches[id(around)])
+        phases = [frame[0] for frame in frames if isinstance(frame, tuple)]
+        return Place(
+            kind=mark.kind,
+            lane=lane_of(instr),
+            name=_name(instr),
+            phase=phases[0] if phases else MAIN,
+            work=self._instruction_work.of(instr),
+            frames=tuple(frames),
+            positions=positions,
+            starts=instr.bodies if mark.kind == "opened" else (),
+            graph=instr.path.strip("/"),
+            op=instr.source.where if instr.source is not None else "",
+        )
+
+    def _chain(self, mark: Mark) -> Iterator[Tuple[Block, Instr]]:
+        """The blocks around a mark, each with its instruction that the mark is in, innermost first."""
+        block, instr = mark.block, mark.instr
+        yield block, instr
+        while block in self._around:
+            block, instr = self._around[block]
+            yield block, instr
+
+    def frame(self, frame: Frame, number: int) -> Tuple[str, Work]:
+        """Name and work of a stretch, or of a round of a loop."""
+        if isinstance(frame, tuple):
+            return frame[0], self.planned.stretches.get(frame, Work())
+        _, loop = self._around[frame]
+        rounds = loop.arguments["repeat_count"]
+        name = "step" if frame is self.step else frame.name.rsplit("/", 1)[-1]
+        return f"{name} {number + 1} of {rounds}", self.planned.loop(loop).share(rounds)
+
+
+def lane_of(instr: Instr) -> str:
+    """Which of `LANES` an instruction is in."""
+    if "remote" in instr.effects:
+        return "load" if instr.definition is not None and "load" in instr.definition.name else "store"
+    if "host" in instr.effects:
+        return "host I/O"
+    return "collectives" if meets(instr) else "compute"
+
+
+def _name(instr: Instr) -> str:
+    if instr.definition is None:
+        return "copy"
+    buffer = instr.arguments.get("remote_buffer")
+    return instr.definition.name if buffer is None else f"{instr.definition.name} {buffer.remote_buffer_id}"

@@ -1,0 +1,178 @@
+"""From the log of a run to spans of time on every replica, and to sums for every phase."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import DefaultDict, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from popxl.profile import LANES, PHASES, PhaseProfile, Profile, Span, Work
+
+from popxl_engine.lowering import Block
+from popxl_engine.planner.phases import MAIN, runs_of
+from popxl_engine.profiler.marking import replica_of
+from popxl_engine.profiler.places import Frame, Place, Places
+
+SPANS = 100_000
+"""Spans outside `PHASES` that a profile keeps: what a browser shows without trouble."""
+FIRST = float("inf")
+"""Position of a block that has not begun."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """One run. Times are nanoseconds of one clock; ``to_system`` added to one gives the system's."""
+
+    begin: int
+    end: int
+    to_system: int
+    entries: Sequence[int]
+    """Numbers and times in turn."""
+    rows: Sequence[int]
+    """Rows of transfers from and to remote memory, in order."""
+
+
+@dataclass
+class Open:
+    """A frame that has not ended."""
+
+    frame: Optional[Frame]
+    """None: the run."""
+    begin: int
+    number: int = 0
+    """The round of a loop."""
+
+
+class Track:
+    """Follows one replica through the program."""
+
+    def __init__(self, replica: int, now: int, places: Places):
+        self.replica, self.now, self.places = replica, now, places
+        self.spans: List[Span] = []
+        """Of frames that have ended."""
+        self.waiting: Tuple[Place, int]
+        """Its last collective, and when it got there."""
+        self._open: List[Open] = [Open(None, now)]
+        self._last: Dict[Block, float] = {}
+        self._rounds: Dict[Block, int] = {}
+
+    def enter(self, place: Place) -> None:
+        """End the frames that a place is not in, and begin those that it is in; both at the time of the last mark."""
+        kept = 1
+        for opened, frame in zip(self._open[1:], place.frames):
+            if opened.frame != frame or self._is_new_round(frame, place):
+                break
+            kept += 1
+        self.leave(kept)
+        for frame in place.frames[kept - 1 :]:
+            number = 0
+            if isinstance(frame, Block):
+                number = self._rounds[frame] = self._rounds.get(frame, -1) + 1
+            self._open.append(Open(frame, self.now, number))
+        self._last.update(place.positions)
+        for body in place.starts:
+            self._last[body] = FIRST
+            self._rounds.pop(body, None)
+
+    def _is_new_round(self, frame: Frame, place: Place) -> bool:
+        """Whether a body starts again: what has ended in it does not end, and what has begun does not begin, twice."""
+        if not isinstance(frame, Block):
+            return False
+        position, last = place.positions[frame], self._last[frame]
+        return position < last or (position == last and position % 2 == 1)
+
+    def leave(self, kept: int = 0) -> None:
+        """End all frames but the first ones."""
+        while len(self._open) > kept:
+            opened = self._open.pop()
+            name, work = ("run", Work()) if opened.frame is None else self.places.frame(opened.frame, opened.number)
+            self.spans.append(Span(self.replica, PHASES, name, opened.begin, self.now, work))
+
+
+class Reading:
+    """One run's log, read from its begin to its end. Every moment goes to one phase and one lane."""
+
+    def __init__(self, places: Places, marks: Sequence[Place], log: Log):
+        self.places, self.log = places, log
+        self.tracks: Dict[int, Track] = {}
+        self.spent: DefaultDict[Tuple[str, str], int] = defaultdict(int)
+        self.leaves: List[Span] = []
+        self._rows = iter(log.rows)
+        self._last = log.begin
+        """The time of the last mark of any replica."""
+        self._read(marks)
+        for track in self.tracks.values():
+            track.leave()
+
+    def _read(self, marks: Sequence[Place]) -> None:
+        track: Optional[Track] = None
+        entries = self.log.entries
+        for number, time in zip(entries[::2], entries[1::2]):
+            if number < 0:
+                track = self._switch(*replica_of(number), time)
+                continue
+            assert track is not None, "a program begins with a replica"
+            place = marks[number]
+            track.enter(place)
+            if place.kind == "opened":
+                continue  # a loop takes no time by itself
+            self.spent[place.phase, place.lane] += time - self._last
+            if place.kind == "arrived":
+                track.waiting = place, track.now
+            else:
+                self._leaf(track, place, track.now, time)
+            self._last = track.now = time
+        self.spent[MAIN, "compute"] += self.log.end - self._last
+
+    def _switch(self, replica: int, goes_on: bool, time: int) -> Track:
+        """A replica goes on from a collective, or begins."""
+        if goes_on:
+            track = self.tracks[replica]
+            place, arrived = track.waiting
+            self.spent[place.phase, place.lane] += time - self._last
+            self._leaf(track, place, arrived, time)
+        else:
+            self.spent[MAIN, "compute"] += time - self._last
+            track = self.tracks[replica] = Track(replica, time, self.places)
+        self._last = track.now = time
+        return track
+
+    def _leaf(self, track: Track, place: Place, begin: int, end: int) -> None:
+        row = next(self._rows) if place.lane in ("load", "store") else None
+        self.leaves.append(
+            Span(track.replica, place.lane, place.name, begin, end, place.work, place.graph, place.op, row)
+        )
+
+    def profile(self) -> Profile:
+        """What the log says."""
+        places, steps = self.places, self.places.steps
+        runs = runs_of(places.graph)
+        phases = []
+        for name, work in places.planned.phases().items():
+            nanoseconds = {lane: self.spent[name, lane] for lane in LANES}
+            work = work.times(steps * len(self.tracks))
+            phases.append(PhaseProfile(name, runs.get(name, 1) * steps, work, nanoseconds))
+        frames = [span for track in self.tracks.values() for span in track.spans]
+        leaves, left_out = longest(self.leaves, SPANS)
+        shift = self.log.to_system
+        return Profile(
+            replicas=tuple(self.tracks),
+            steps=steps,
+            begin=self.log.begin + shift,
+            end=self.log.end + shift,
+            phases=tuple(phases),
+            spans=tuple(_shifted([*frames, *leaves], shift)),
+            left_out=left_out,
+        )
+
+
+def longest(spans: Sequence[Span], count: int) -> Tuple[Sequence[Span], int]:
+    """The longest of many spans, in their order, and how many are left out."""
+    if len(spans) <= count:
+        return spans, 0
+    shortest = sorted((span.end - span.begin for span in spans), reverse=True)[count]
+    kept = [span for span in spans if span.end - span.begin > shortest]
+    return kept, len(spans) - len(kept)
+
+
+def _shifted(spans: Sequence[Span], by: int) -> Iterator[Span]:
+    for s in spans:
+        yield Span(s.replica, s.lane, s.name, s.begin + by, s.end + by, s.work, s.graph, s.op, s.row)

@@ -1,0 +1,39 @@
+"""Records runs of a program, and reads them afterwards."""
+
+import time
+from contextlib import contextmanager
+from typing import Iterator, List
+
+from popxl.ir import Ir
+from popxl.profile import Profile
+
+from popxl_engine.profiler.marking import MarkedGenerator
+from popxl_engine.profiler.places import Places
+from popxl_engine.profiler.reading import Log, Reading
+from popxl_engine.program import Program
+
+
+class Recorder:
+    """A program with marks, to run in place of one without, and the logs of its runs."""
+
+    def __init__(self, ir: Ir, program: Program):
+        self._ir = ir
+        self._generator = MarkedGenerator(rounds=program.rounds)
+        self.program = program.written_by(self._generator)
+        self._logs: List[Log] = []
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Around a run of the program; one that fails leaves nothing."""
+        log, rows = self._generator.log, self._generator.rows
+        del log[:], rows[:]
+        begin = time.perf_counter_ns()
+        to_system = time.time_ns() - begin
+        yield
+        self._logs.append(Log(begin, time.perf_counter_ns(), to_system, log[:], rows[:]))
+
+    def profiles(self) -> List[Profile]:
+        """What the runs did."""
+        places = Places(self._ir, self.program.block)
+        marks = [places.of(mark) for mark in self._generator.marks]
+        return [Reading(places, marks, log).profile() for log in self._logs]
