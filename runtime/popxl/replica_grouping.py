@@ -1,6 +1,6 @@
 """Partitions of the replicas into equal groups, and their arithmetic."""
 
-from typing import TYPE_CHECKING, Any, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 if TYPE_CHECKING:
     from popxl.ir import Ir
@@ -47,6 +47,8 @@ class ReplicaGrouping:
     _assignment: List[int]
     _groups: List[List[int]]
     _stride: Optional[int]
+    _shard_groups: Dict[int, "ReplicaGrouping"]
+    """What `shard_groups` found, by number of pieces."""
 
     @classmethod
     def _from_assignment(cls, ir: "Ir", assignment: List[int]) -> "ReplicaGrouping":
@@ -61,6 +63,7 @@ class ReplicaGrouping:
         self._ir, self._assignment = ir, list(assignment)
         self._groups = [[r for r, g in enumerate(assignment) if g == n] for n in numbers]
         self._stride = _constant_stride(self._groups)
+        self._shard_groups = {}
         return self
 
     @property
@@ -149,3 +152,24 @@ class ReplicaGrouping:
         if self.is_const:
             return f"ReplicaGrouping(stride={self.stride}, group_size={self.group_size}, num_groups={self.num_groups})"
         return f"ReplicaGrouping(assignment={self._assignment})"
+
+
+def shard_groups(grouping: ReplicaGrouping, shard_over: int) -> ReplicaGrouping:
+    """The replicas that together hold one copy of a group's value that is cut into ``shard_over`` pieces.
+
+    Member i of a group of the result holds piece i. A group has several copies when it is larger: each run of
+    ``shard_over`` members has one; in a group without a constant stride, each run of members of `const_rg`, where those
+    are enough.
+    """
+    if shard_over == grouping.group_size:
+        return grouping
+    if shard_over not in grouping._shard_groups:
+        const = grouping.const_rg
+        base = grouping if const.group_size % shard_over else const
+        copies = base.group_size // shard_over
+        assignment = [0] * len(grouping._assignment)
+        for number, members in enumerate(base._groups):
+            for position, replica in enumerate(members):
+                assignment[replica] = number * copies + position // shard_over
+        grouping._shard_groups[shard_over] = grouping._renumbered(assignment)
+    return grouping._shard_groups[shard_over]

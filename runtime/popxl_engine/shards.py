@@ -5,16 +5,13 @@ from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
 
 from popxl.ir import Ir
 from popxl.opdef import OpDefinition
-from popxl.replica_grouping import ReplicaGrouping
+from popxl.replica_grouping import ReplicaGrouping, shard_groups
 from popxl.values import TensorSpec
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """A value of each group is cut into ``pieces`` equal pieces.
-
-    Member i of the group holds piece i modulo ``pieces``.
-    """
+    """A value of each group is cut into ``pieces`` equal pieces, as `popxl.replica_grouping.shard_groups` says."""
 
     grouping: ReplicaGrouping
     pieces: int
@@ -22,9 +19,9 @@ class Sharding:
     def starts(self, length: int) -> Tuple[int, ...]:
         """For each replica, where its piece of ``length`` elements starts in the unsharded tensor."""
         positions = [0] * len(self.grouping.assignment)
-        for members in self.grouping.groups:
+        for members in shard_groups(self.grouping, self.pieces).groups:
             for i, replica in enumerate(members):
-                positions[replica] = i % self.pieces
+                positions[replica] = i
         return tuple(p * length for p in positions)
 
 

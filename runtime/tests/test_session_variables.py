@@ -183,6 +183,24 @@ def test_sharded_remote_variables_are_whole_on_the_host() -> None:
         np.testing.assert_array_equal(session.get_tensor_data(v), data * 2)
 
 
+@pytest.mark.parametrize("replicas", [8, 16])
+@pytest.mark.parametrize("over_all", [False, True], ids=["over the refinement", "over the group"])
+def test_shards_of_a_group_without_a_constant_stride_gather_to_the_whole_again(replicas: int, over_all: bool) -> None:
+    ir = popxl.Ir(replicas)
+    with ir.main_graph:
+        groups = ir.replica_grouping(stride=2, group_size=2).transpose()  # 0 1 4 5 .. and 2 3 6 7 ..
+        assert not groups.is_const and groups.groups[0][:4] == [0, 1, 4, 5]
+        data = np.arange(2 * 24, dtype=np.float32).reshape(2, 24)
+        held = groups if over_all else groups.const_rg
+        v, piece = popxl.replica_sharded_variable(data, replica_grouping=groups, shard_over=held.group_size)
+        ops.var_updates.accumulate_(piece, popxl.constant(np.ones(piece.shape, np.float32)))
+        out = popxl.d2h_stream((24,), popxl.float32)
+        ops.host_store(out, collectives.replicated_all_gather(piece, group=held))
+    with popxl.Session(ir) as session:
+        np.testing.assert_array_equal(session.run()[out], data[groups.assignment] + 1)
+        np.testing.assert_array_equal(session.get_tensor_data(v), data + 1)
+
+
 # Files
 
 

@@ -8,6 +8,7 @@ from typing import Any, Iterable, List, Optional, Sequence, Set
 import numpy as np
 import torch
 from popxl.remote_buffer import RemoteBuffer
+from popxl.replica_grouping import shard_groups
 from popxl.tensor import Variable
 from popxl.values import Tensor
 
@@ -83,7 +84,10 @@ class Machine:
     def _pieces(self, variable: Variable, replica: Replica, value: torch.Tensor) -> Sequence[Any]:
         place = variable.location_info
         over = place.shard_over if place is not None else variable.shard_over
-        piece = shard(value, over, self._position(variable, replica) % over) if over > 1 else value
+        piece = value
+        if over > 1:
+            holders = self._holders(variable, over, replica.index)
+            piece = shard(value, over, holders.index(replica.index))
         if place is not None:
             return [(replica.rows[place.buffer].row(place.offset), piece)]
         home: Tensor = variable.shard if variable.shard is not None else variable
@@ -92,9 +96,10 @@ class Machine:
         return [(replica.state[home], piece.reshape(home.shape))]
 
     @staticmethod
-    def _position(variable: Variable, replica: Replica) -> int:
-        grouping = variable.replica_grouping
-        return grouping.groups[grouping.assignment[replica.index]].index(replica.index)
+    def _holders(variable: Variable, over: int, replica: int) -> List[int]:
+        """The replicas with which one holds a copy of a sharded variable's value, in the order of the pieces."""
+        groups = shard_groups(variable.replica_grouping, over)
+        return groups.groups[groups.assignment[replica]]
 
     def read(self, variable: Variable) -> np.ndarray:
         """A variable's value as a host array: one per group, or with retrieval mode "all_replicas" one per replica.
@@ -110,12 +115,7 @@ class Machine:
     def _whole(self, variable: Variable, index: int) -> np.ndarray:
         place = variable.location_info
         over = place.shard_over if place is not None else variable.shard_over
-        members = [index]
-        if over > 1:
-            grouping = variable.replica_grouping
-            group = grouping.groups[grouping.assignment[index]]
-            first = group.index(index) // over * over
-            members = group[first : first + over]
+        members = self._holders(variable, over, index) if over > 1 else [index]
         pieces = [self._piece(variable, m) for m in members]
         if over > 1:
             return np.concatenate(pieces)[: variable.nelms].reshape(variable.shape)
