@@ -302,11 +302,14 @@ class Tensor:
         if isinstance(key, tuple) and all(isinstance(k, (int, np.integer, slice)) for k in key):
             return self._basic_slice(key)
         if isinstance(key, (str, bool, type(None))) or not isinstance(key, (Tensor, np.ndarray, list, tuple)):
-            raise TypeError(
-                f"index: got {type(key).__name__} for %{self.name}; expected ints, slices, tuples of them, or an "
-                "integer or boolean tensor or array."
-            )
+            raise self._wrong_index(type(key).__name__)
         return self._gather_or_mask(key)
+
+    def _wrong_index(self, given: str) -> TypeError:
+        return TypeError(
+            f"index: got {given} for %{self.name}; expected ints, slices, tuples of them, or an integer or boolean "
+            "tensor or array."
+        )
 
     def _basic_slice(self, key: Tuple[Union[int, slice], ...]) -> "Tensor":
         if len(key) > self.rank:
@@ -332,13 +335,22 @@ class Tensor:
 
     def _gather_or_mask(self, key: Any) -> "Tensor":
         if not isinstance(key, Tensor):
-            data = to_numpy(key)
+            try:
+                data = to_numpy(key)
+            except (TypeError, ValueError):
+                raise self._wrong_index(repr(key)) from None
             key = make_constant(data, dtypes.dtype.as_dtype(data.dtype), None)
         if key.dtype is dtypes.bool:
+            padded = (1,) * (self.rank - key.rank) + key.shape
+            if len(padded) != self.rank or any(m not in (1, n) for m, n in zip(padded, self.shape)):
+                raise ValueError(
+                    f"index: got mask {key.spec} for %{self.name}: {self.spec}; expected one that broadcasts to its "
+                    "shape: False positions become zero."
+                )
             zero = make_constant(np.zeros((), self.dtype.as_numpy()), self.dtype, None)
             return Operators.table.where(key, self, zero)
         if not key.dtype.is_int:
-            raise TypeError(f"index: got %{key.name}: {key.spec} for %{self.name}; expected integers or booleans.")
+            raise self._wrong_index(f"%{key.name}: {key.spec}")
         return Operators.table.gather(self, key)
 
 

@@ -63,10 +63,23 @@ def test_boolean_masks_zero_what_they_do_not_choose():
         np.testing.assert_array_equal(result, np.where(mask, ARRAY, 0))
 
 
-@pytest.mark.parametrize("key", ["a", True, None, 1.5])
+@pytest.mark.parametrize("key", ["a", True, None, 1.5, (..., 0), (0, None), [[1], [2, 3]], [0.5]])
 def test_other_keys_are_refused(key):
-    with pytest.raises(TypeError, match="index: got"):
+    with pytest.raises(TypeError, match="index: got .*; expected ints, slices"):
         evaluate(lambda t: t[key], ARRAY)
+
+
+@pytest.mark.parametrize("shape", [(3,), (5, 1), (4, 1, 3), (1, 1, 1)])
+def test_smaller_masks_broadcast_to_the_tensor(shape):
+    mask = np.arange(np.prod(shape)).reshape(shape) % 2 == 0
+    _, (result,) = evaluate(lambda t: t[mask], ARRAY)
+    np.testing.assert_array_equal(result, np.where(mask, ARRAY, 0))
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 5), (2, 4, 5, 3), (4, 5, 2)])
+def test_masks_that_do_not_fit_the_tensor_are_refused(shape):
+    with pytest.raises(ValueError, match="expected one that broadcasts to its shape"):
+        evaluate(lambda t: t[np.ones(shape, bool)], ARRAY)
 
 
 def test_positions_outside_and_surplus_keys_are_refused():

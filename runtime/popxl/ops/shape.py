@@ -26,6 +26,8 @@ def moves_data(y: Any, *arguments: Any, **options: Any) -> Cost:
 
 def resolve_shape(name: str, t: Tensor, shape: Iterable[int]) -> Tuple[int, ...]:
     """``shape`` with its one -1 filled in. ShapeError unless t's elements fill it."""
+    if not isinstance(shape, Iterable):
+        raise TypeError(f"{name}: got shape {shape!r} for t {t.spec}; expected a list or tuple of sizes.")
     given = tuple(int(n) for n in shape)
     if any(n < -1 or n == 0 for n in given) or given.count(-1) > 1:
         raise ShapeError(f"{name}: got shape {list(given)} for t {t.spec}; expected positive sizes and at most one -1.")
@@ -44,6 +46,7 @@ def reshape(t: Tensor, shape: Tuple[int, ...]) -> TensorSpec:
         shape: sizes; one may be -1 and is filled in.
     Raises:
         ShapeError: for a size of 0 or below -1, several -1, or another number of elements.
+        TypeError: for a shape that is no list of sizes.
     """
     return TensorSpec(resolve_shape("reshape", t, shape), t.dtype)
 
@@ -267,12 +270,14 @@ def subsample(t: Tensor, strides: Union[int, Iterable[int]]) -> Tensor:
 
 
 def resolve_splits(t: Tensor, splits: Union[int, Sequence[int]], axis: int) -> Tuple[int, ...]:
-    """The length of each piece. ShapeError unless they fill the axis."""
+    """The length of each piece. ShapeError unless they fill the axis, TypeError for another kind of splits."""
     size = t.shape[normalise_axis("split", t, axis)]
     if isinstance(splits, (int, np.integer)):
         if splits < 1 or size % splits:
             raise ShapeError(f"split: got splits {splits} for axis {axis} of t {t.spec}; expected a divisor of {size}.")
         return (size // splits,) * int(splits)
+    if not isinstance(splits, Iterable):
+        raise TypeError(f"split: got splits {splits!r} for t {t.spec}; expected a whole number or a list of lengths.")
     lengths = tuple(int(n) for n in splits)
     if sum(lengths) != size or any(n < 1 for n in lengths):
         raise ShapeError(
@@ -293,6 +298,7 @@ def split(t: Tensor, splits: Union[int, List[int]], axis: int = 0) -> List[Tenso
 
     Raises:
         ShapeError: a number that does not divide the axis, or lengths that do not add up to it.
+        TypeError: splits that are neither.
     """
     lengths = resolve_splits(t, splits, axis)
     axis = axis % t.rank

@@ -4,7 +4,7 @@ from typing import Any, Iterable, List, Optional, Tuple
 
 import torch
 
-from popxl_engine.kernels.dtypes import as_signed
+from popxl_engine.kernels.dtypes import LIMITED, as_signed
 from popxl_engine.kernels.registry import kernel
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -88,8 +88,9 @@ def topk(
     available_memory_proportion: Optional[float],
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """torch.topk."""
-    values, positions = torch.topk(t, k, axis, largest, sorted)
-    return values, positions.to(torch.int32)
+    wide = t.to(torch.int64) if t.dtype in LIMITED else t
+    values, positions = torch.topk(wide, k, axis, largest, sorted)
+    return values.to(t.dtype), positions.to(torch.int32)
 
 
 @kernel("where")

@@ -151,6 +151,8 @@ SAMPLES = [
     Sample("topk", operands=(Operand((3, 6), distinct=True),), attrs={"k": 3, "axis": -1, "largest": True,
            "sorted": False},
            check=same_elements),
+    Sample("topk", operands=(np.array([[7, 2**32 - 1, 3], [0, 5, 9]], np.uint32),), attrs={"k": 2, "axis": 1,
+           "largest": False, "sorted": True}, oracle=sorted_topk),
     Sample("where", operands=(Operand((3, 4), popxl.bool), (3, 4), (3, 4)), oracle=np.where, autograd=torch.where),
     Sample("where", operands=(Operand((3, 1), popxl.bool), (4,), ()), oracle=np.where, autograd=torch.where),
     Sample("where", operands=(np.array([0, 2, 0], np.int32), (3,), Same(1)), oracle=np.where, autograd=lambda c, a,

@@ -54,6 +54,7 @@ SAMPLES = [
     Sample("squeeze", operands=((1, 3, 1),), attrs={"axes": [-1]}, oracle=lambda t, axes: t.squeeze(-1)),
     Sample("squeeze", operands=((1, 1),), attrs={"axes": [0, 1]}, oracle=lambda t, axes: t.reshape(())),
     Sample("squeeze", operands=((2, 3),), oracle=np.squeeze),
+    Sample("squeeze", operands=((1, 3),), attrs={"axes": []}, oracle=lambda t, axes: t),
     # Slices
     Sample("slice", operands=((4, 6),), attrs={"start": [1, 2], "stop": [3, 5]}, oracle=numpy_slice(slice(1, 3),
            slice(2, 5)),
@@ -109,6 +110,7 @@ REFUSALS = [
     Refusal("reshape", operands=((4, 6),), attrs={"shape": (5, 5)}, error=ShapeError, says="shape of 24 elements"),
     Refusal("reshape", operands=((4, 6),), attrs={"shape": (5, -1)}, error=ShapeError, says="shape of 24 elements"),
     Refusal("reshape_", operands=((4, 6),), attrs={"shape": (7,)}, error=ShapeError, says="shape of 24 elements"),
+    Refusal("reshape", operands=((4, 6),), attrs={"shape": 24}, error=TypeError, says="list or tuple of sizes"),
     Refusal("transpose", operands=((4, 6),), attrs={"permutation": (0, 2)}, error=ValueError, says="-2 <= axis < 2"),
     Refusal("transpose", operands=((4, 6),), attrs={"permutation": (0, 0)}, error=ShapeError,
             says="each of its 2 axes once"),
@@ -124,6 +126,7 @@ REFUSALS = [
     Refusal("slice", operands=((4, 6),), attrs={"start": 3, "stop": 2}, error=ShapeError, says="at least one element"),
     Refusal("split", operands=((4, 6),), attrs={"splits": 3}, error=ValueError, says="a divisor of 4"),
     Refusal("split", operands=((4, 6),), attrs={"splits": [1, 2]}, error=ValueError, says="add up to 4"),
+    Refusal("split", operands=((4, 6),), attrs={"splits": 2.0}, error=TypeError, says="a list of lengths"),
     Refusal("split", operands=((4, 6),), attrs={"splits": 2, "axis": 2}, error=ValueError, says="-2 <= axis < 2"),
     Refusal("concat", operands=([],), error=ShapeError, says="at least one"),
     Refusal("concat", operands=([(2, 3), (2, 4)],), error=ShapeError, says="equal sizes on all other axes"),
