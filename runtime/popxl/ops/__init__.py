@@ -31,6 +31,7 @@ from popxl.ops.casting import cast, pow2scale_cast_from_fp8, pow2scale_cast_to_f
 from popxl.ops.comparison import equal, greater, isfinite, isinf, isnan, logical_and, logical_not, logical_or
 from popxl.ops.conditional import ConditionalSiteInfo, conditional, conditional_with_info
 from popxl.ops.convolution import conv, conv_transpose
+from popxl.ops.convolution_pow2scaled import conv_pow2scaled, conv_transpose_pow2scaled
 from popxl.ops.creation import code_copy, init, io_tile_copy, ipu_copy, print_tensor, remote_code_load
 from popxl.ops.elementwise import (
     ceil,
