@@ -8,6 +8,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Dict, Iterator, Protocol, Tuple, cast
 
+from popxl.dtypes import dtype, float32
 from popxl.ir import Ir
 
 PLANNER = "popxl_engine.planner"
@@ -112,6 +113,22 @@ class Machine:
     """To remote memory, bytes/s, both directions together."""
 
 
+class Amounts(Protocol):
+    """What takes time on a machine: a `Phase`, or the `popxl.profile.Work` of a run."""
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations."""
+
+    @property
+    def remote_bytes(self) -> int:
+        """To and from remote memory."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Sent to other replicas."""
+
+
 @dataclass(frozen=True)
 class PhaseTime:
     """Seconds of one phase in one step."""
@@ -137,8 +154,8 @@ class PhaseTime:
         return max(times, key=lambda name: times[name])
 
 
-def phase_time(phase: Phase, machine: Machine) -> PhaseTime:
-    """The times of a phase on a machine."""
+def phase_time(phase: Amounts, machine: Machine) -> PhaseTime:
+    """The times of a phase, or of some other work, on a machine."""
     return PhaseTime(phase.flops / machine.flops, phase.sent_bytes / machine.link, phase.remote_bytes / machine.remote)
 
 
@@ -164,7 +181,7 @@ class Planner(Protocol):
     def sequence(self, ir: Ir, replica: int) -> Iterator[Event]:
         """See `sequence`."""
 
-    def measure(self) -> Machine:
+    def measure(self, data_type: dtype) -> Machine:
         """See `measure`."""
 
 
@@ -196,6 +213,10 @@ def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
     return _planner().sequence(ir, replica)
 
 
-def measure() -> Machine:
-    """The speeds of this machine, measured in about a second: a product, and copies of memory."""
-    return _planner().measure()
+def measure(data_type: dtype = float32) -> Machine:
+    """The speeds of this machine, measured in about a second: the best of a few products, and copies of memory.
+
+    Args:
+        data_type: of the products.
+    """
+    return _planner().measure(data_type)

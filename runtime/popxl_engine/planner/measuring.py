@@ -4,24 +4,31 @@ import time
 from typing import Callable
 
 import torch
+from popxl.dtypes import dtype, float32
 from popxl.plan import Machine
 
-from popxl_engine.kernels.linalg import matrix_product
+from popxl_engine.kernels.dtypes import torch_dtype
+from popxl_engine.kernels.linalg import product
 
-WIDTH = 1024
-"""Of the product's matrices: large enough to keep every core busy, small enough to be done in a moment."""
+WIDTHS = (512, 1024, 2048)
+"""Of the products' matrices: large enough to keep every core busy, small enough to be done in a moment."""
 COPIED_BYTES = 1 << 26
 SECONDS = 0.25
 """How long each speed is measured."""
 
 
-def measure() -> Machine:
+def measure(data_type: dtype = float32) -> Machine:
     """See `popxl.plan.measure`. Replicas of one process share memory: a link is a copy, and so is a remote row."""
-    lhs, rhs = torch.ones(WIDTH, WIDTH), torch.ones(WIDTH, WIDTH)
+    flops = max(_products(width, torch_dtype(data_type)) for width in WIDTHS)
     source, target = torch.ones(COPIED_BYTES, dtype=torch.uint8), torch.ones(COPIED_BYTES, dtype=torch.uint8)
-    products = _per_second(lambda: matrix_product(lhs, rhs))
     copies = _per_second(lambda: target.copy_(source))
-    return Machine(flops=products * 2 * WIDTH**3, link=copies * COPIED_BYTES, remote=copies * COPIED_BYTES)
+    return Machine(flops=flops, link=copies * COPIED_BYTES, remote=copies * COPIED_BYTES)
+
+
+def _products(width: int, data_type: torch.dtype) -> float:
+    """FLOP/s of products of square matrices."""
+    lhs, rhs = (torch.ones(width, width, dtype=data_type) for _ in range(2))
+    return 2 * width**3 * _per_second(lambda: product(lhs, rhs, data_type))
 
 
 def _per_second(work: Callable[[], object]) -> float:
