@@ -34,6 +34,7 @@ from execution.memory import check_memory
 from execution.metrics import read_metrics
 from execution.planning import PlanOptions, plan_and_show
 from execution.pretraining import training_program
+from execution.profiling import step_profiler
 from utils.log import set_up_logging
 from utils.runtime import gather
 from utils.units import si
@@ -45,7 +46,7 @@ SAMPLE_TOKENS = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options(PlanOptions):
-    """What this program prints at the end, or plans instead of running."""
+    """What this program prints at the end, profiles on the way, or plans instead of running."""
 
     samples: int = 2
     """Texts that the model writes at the end, where there is a tokenizer; 0: none."""
@@ -73,13 +74,14 @@ def main(arguments: Sequence[str]) -> int:
                     " Train for more steps, or load an older checkpoint."
                 ]
             )
+        profiler = step_profiler(config, options, folder.path)
         if is_leader:
             folder.prepare(config)
             print(to_yaml(config))
             print(f"{si(config.model.parameters)} parameters, run folder {folder.path}")
             if saved is not None:
                 print(f"continuing after step {saved.position.step}, from {saved.folder}")
-        run = TrainingRun(config, folder, data, validation_data, saved)
+        run = TrainingRun(config, folder, data, validation_data, saved, profiler)
         signal = run.run()
         finish(run, tokenizer, validation_data or data, options.samples if signal is None else 0)
     return 0 if signal is None else 128 + signal

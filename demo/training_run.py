@@ -3,6 +3,7 @@
 import logging
 import signal
 import time
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any, Optional
 
@@ -20,6 +21,7 @@ from execution.host import StepResult, data_share, run_steps
 from execution.inference import evaluate, evaluation
 from execution.metrics import MetricsFile
 from execution.pretraining import pretraining
+from execution.profiling import StepProfiler
 from execution.variables import copy_weights
 from utils.runtime import gather
 
@@ -84,6 +86,7 @@ class TrainingRun:
         data: Dataset,
         validation_data: Optional[Dataset],
         saved: Optional[SavedRun],
+        profiler: Optional[StepProfiler] = None,
     ):
         self.config = config
         self.folder = folder
@@ -101,6 +104,7 @@ class TrainingRun:
         self.is_leader = popdist.getInstanceIndex() == 0
         self.metrics = MetricsFile(folder.metrics, self.step) if self.is_leader else None
         self.progress = Progress(config, self.step)
+        self.profiler = profiler
         self.wandb = WandbLog(config, str(folder.path)) if config.logging.wandb and self.is_leader else None
         self._first_step = self.step
         self._saved_step = self.step if saved is not None else None
@@ -130,9 +134,12 @@ class TrainingRun:
         batches = [self.loader.batch(self.step + i) for i in range(iterations)]
         rates = [learning_rate(training, self.step + i) for i in range(iterations)]
         words, labels = (_joined([batch[part] for batch in batches]) for part in (0, 1))
-        begin = time.perf_counter()
-        results = run_steps(self.session, self.config, words, labels, rates)
-        self.progress.ran(iterations, time.perf_counter() - begin)
+        is_last = self.step + iterations >= training.steps
+        with nullcontext() if self.profiler is None else self.profiler.around(self.session, is_last):
+            begin = time.perf_counter()
+            results = run_steps(self.session, self.config, words, labels, rates)
+            seconds = time.perf_counter() - begin
+        self.progress.ran(iterations, seconds)
         for result, rate in zip(results, rates):
             self.step += 1
             self._record(result, rate)

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Optional
 
 import popdist
 import popxl_addons as addons
@@ -15,13 +16,14 @@ from execution.host import data_share, run_steps
 from execution.memory import check_memory
 from execution.metrics import flops_per_step
 from execution.planning import Build, PlanOptions, plan_and_show
+from execution.profiling import StepProfiler, step_profiler
 from utils.log import set_up_logging
 from utils.units import duration, si
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options(PlanOptions):
-    """What is measured, or planned."""
+    """What is measured, profiled or planned."""
 
     measured_runs: int = 5
     """Runs of the session that are timed."""
@@ -43,8 +45,13 @@ class Speed:
     """Of the last step."""
 
 
-def measure(program: Callable[[Config], addons.TaskSession], config: Config, options: Options) -> Speed:
-    """Run the training program and take the time."""
+def measure(
+    program: Callable[[Config], addons.TaskSession],
+    config: Config,
+    options: Options,
+    profiler: Optional[StepProfiler] = None,
+) -> Speed:
+    """Run the training program and take the time; then, with a profiler, once more."""
     iterations, training = config.execution.device_iterations, config.training
     data = SyntheticDataset(config.model.sequence_length, config.model.vocabulary_size, training.seed)
     samples = training.global_batch_size * iterations
@@ -63,6 +70,9 @@ def measure(program: Callable[[Config], addons.TaskSession], config: Config, opt
             begin = time.perf_counter()
             loss = run_steps(session, config, words, labels, [training.learning_rate] * iterations)[-1].loss
             times.append((time.perf_counter() - begin) / iterations)
+        if profiler is not None:
+            with profiler.around(session, is_last=True):
+                run_steps(session, config, words, labels, [training.learning_rate] * iterations)
     seconds = statistics.median(times[options.unmeasured_runs :])
     return Speed(
         config=config.name,
@@ -99,7 +109,7 @@ def main(program: Callable[[Config], addons.TaskSession], build: Build, argument
         plan_and_show(build, config, options)
         return
     check_memory(config, popdist.getNumInstances())
-    speed = measure(program, config, options)
+    speed = measure(program, config, options, step_profiler(config, options))
     if popdist.getInstanceIndex() != 0:
         return
     print(f"configuration   {config.name} ({si(config.model.parameters)} parameters, {config.model.precision})")

@@ -10,27 +10,39 @@ from typing import Any, Optional, Tuple
 import popdist
 import popxl
 
-from config import Config, UserError
+from config import Config, ConfigError, UserError
 from config.schema import Positive
 from execution.metrics import flops_per_step
 from execution.plan_picture import draw_plan
 from execution.plan_tables import plan_text
-from utils.runtime import planner
+from utils.runtime import data_type, planner
 
 Build = Callable[[Config], Tuple[popxl.Ir, Any, Any]]
 """Builds a configuration's program: the Ir first, what else comes is not needed."""
 SPEEDS = {"device_tflops": ("flops", 1e12), "link_gbps": ("link", 1e9), "remote_gbps": ("remote", 1e9)}
 """For each flag, the machine's speed that it gives, and its unit in FLOP/s or bytes/s."""
+USED_BY = {
+    "plan_folder": ("plan",),
+    "profile_folder": ("profile",),
+    "device_tflops": ("plan", "profile"),
+    "link_gbps": ("plan",),
+    "remote_gbps": ("plan", "profile"),
+}
+"""For each flag, the flags that make use of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOptions:
-    """What a plan is made for. Speeds that are not given are measured on this machine."""
+    """What a plan or a profile is made for. Speeds that are not given are measured on this machine."""
 
     plan: bool = False
     """Print what the run would need of memory, traffic and time, and stop; nothing of the model's size is allocated."""
     plan_folder: Optional[str] = None
     """Folder for plan.json and plan.png; none: the run's folder."""
+    profile: bool = False
+    """Record one step: a table, profile.json, profile.png, and timeline.json for ui.perfetto.dev or chrome://tracing."""
+    profile_folder: Optional[str] = None
+    """Folder for the files of a profile; none: the run's folder."""
     device_tflops: Optional[Positive] = None
     """Speed of one device on matrix products, in 1e12 FLOP/s; none: measured here."""
     link_gbps: Optional[Positive] = None
@@ -42,11 +54,17 @@ class PlanOptions:
         """Whether a plan is asked for.
 
         Raises:
-            UserError: flags of a plan without --plan.
+            ConfigError: flags that nothing makes use of, or a plan and a profile at once.
         """
-        given = [f"--{name}" for name in ("plan_folder", *SPEEDS) if getattr(self, name) is not None]
-        if given and not self.plan:
-            raise UserError(f"{', '.join(given)}: got a value without --plan; expected both or none. Add --plan.")
+        problems = []
+        for name, users in USED_BY.items():
+            if getattr(self, name) is not None and not any(getattr(self, user) for user in users):
+                flags = " or ".join(f"--{user}" for user in users)
+                problems.append(f"--{name}: got a value without {flags}; expected both or none. Add --{users[0]}.")
+        if self.plan and self.profile:
+            problems.append("--profile: got it with --plan, which runs nothing; expected one of them. Choose one.")
+        if problems:
+            raise ConfigError(problems)
         return self.plan
 
 
@@ -100,12 +118,20 @@ def make_run_plan(build: Build, config: Config, options: PlanOptions) -> RunPlan
     tools = planner()
     ir = build(replace(config, execution=replace(config.execution, memmap_dir=None)))[0]
     program = tools.plan(ir)
-    given = {flag: getattr(options, flag) for flag in SPEEDS}
-    known = {name: given[flag] * unit for flag, (name, unit) in SPEEDS.items() if given[flag] is not None}
-    machine = tools.Machine(**known) if len(known) == len(SPEEDS) else replace(tools.measure(), **known)
-    measured = tuple(flag for flag, value in given.items() if value is None)
+    machine, measured = speeds(config, options)
     times = tuple(tools.phase_time(phase, machine) for phase in program.phases)
     return RunPlan(config, program, machine, measured, times)
+
+
+def speeds(config: Config, options: PlanOptions) -> Tuple[Any, Tuple[str, ...]]:
+    """The machine that the options describe, and the flags of those speeds that were measured on this one."""
+    tools = planner()
+    given = {flag: getattr(options, flag) for flag in SPEEDS}
+    known = {name: given[flag] * unit for flag, (name, unit) in SPEEDS.items() if given[flag] is not None}
+    measured = tuple(flag for flag, value in given.items() if value is None)
+    if not measured:
+        return tools.Machine(**known), measured
+    return replace(tools.measure(data_type(config.model.precision)), **known), measured
 
 
 def plan_and_show(build: Build, config: Config, options: PlanOptions) -> None:
@@ -113,23 +139,24 @@ def plan_and_show(build: Build, config: Config, options: PlanOptions) -> None:
     if popdist.getInstanceIndex() != 0:
         return
     folder = Path(options.plan_folder) if options.plan_folder else Path(config.logging.run_folder) / config.name
-    with _written_to(folder):
+    with written_to(folder, "--plan_folder"):
         folder.mkdir(parents=True, exist_ok=True)
     found = make_run_plan(build, config, options)
     print(plan_text(found))
-    with _written_to(folder):
+    with written_to(folder, "--plan_folder"):
         (folder / "plan.json").write_text(json.dumps(as_json(found), indent=2) + "\n", encoding="utf-8")
         draw_plan(found, folder / "plan.png")
     print(f"\nwritten to {folder / 'plan.json'} and {folder / 'plan.png'}")
 
 
 @contextmanager
-def _written_to(folder: Path) -> Iterator[None]:
+def written_to(folder: Path, flag: str) -> Iterator[None]:
+    """Around what makes a folder or writes to it: where it cannot, the user hears so, and which flag names another."""
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"--plan_folder: got '{error.strerror}' while writing to {folder}; expected a folder that takes files. "
+            f"{flag}: got '{error.strerror}' while writing to {folder}; expected a folder that takes files. "
             "Check its permissions and the space on the disk, or choose another."
         ) from error
 

@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Optional
 
 import popxl
@@ -64,8 +66,25 @@ def set_run_count(session: popxl.Session, count: int) -> None:
         extensions.set_run_count(session, count)
 
 
+@contextmanager
+def profile(session: popxl.Session) -> Iterator[list[Any]]:
+    """A block around runs of a session, whose list gets a profile of each (`popxl.extensions.Profile`).
+
+    Raises:
+        UserError: if this PopXL does not profile, or the session is interpreted.
+    """
+    if not hasattr(extensions, "profile"):
+        raise UserError("--profile: got a PopXL that does not profile; expected this repository's. Install runtime/.")
+    with ExitStack() as stack:
+        try:
+            profiles = stack.enter_context(extensions.profile(session))
+        except RuntimeError as error:
+            raise UserError(f"--{error}") from error
+        yield profiles
+
+
 def planner() -> Any:
-    """What plans programs: `plan`, `phase_time`, `measure` and `Machine` of `popxl.extensions`.
+    """What plans and measures: `plan`, `phase_time`, `measure`, `Machine`, `timeline` of `popxl.extensions`.
 
     Raises:
         UserError: if this PopXL has no planner.

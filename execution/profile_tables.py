@@ -1,0 +1,110 @@
+"""A profile as text: a line per phase, and the whole step."""
+
+from typing import TYPE_CHECKING, Any
+
+from execution.plan_tables import table
+from utils.units import bytes_text, duration, si
+
+if TYPE_CHECKING:
+    from execution.profiling import RunProfile
+
+WORTH_TELLING = 0.01
+"""Share of a phase's time from which a wait is told."""
+EXPLANATION = (
+    "Per step, over the replicas of this process, which take turns. Limit: the larger of FLOPs and remote bytes over "
+    "the speeds above.\n"
+    "Waited for: shares of the phase's time in which no kernel of it ran. A CPU uses remote rows where they lie: "
+    "the kernels that read them\nspend the time, and loads take none."
+)
+HEADS = (
+    "phase",
+    "runs",
+    "time",
+    "of step",
+    "speed",
+    "from remote",
+    "to remote",
+    "limit",
+    "of limit",
+    "bound",
+    "waited for",
+)
+
+
+def profile_text(found: "RunProfile") -> str:
+    """The whole profile."""
+    return "\n\n".join([_head(found), _phases(found), EXPLANATION])
+
+
+def _head(found: "RunProfile") -> str:
+    config, record, machine = found.config, found.record, found.machine
+    speeds = (
+        ("device", "device_tflops", si(machine.flops, "FLOP/s")),
+        ("remote memory", "remote_gbps", si(machine.remote, "B/s")),
+    )
+    told = ", ".join(f"{name} {text}{' (measured here)' * (flag in found.measured)}" for name, flag, text in speeds)
+    here, everywhere = len(record.replicas), config.execution.replication_factor
+    replicas = f"{here} of " * (here < everywhere) + _counted(everywhere, "replica", "replicas")
+    accumulation = _counted(config.gradient_accumulation, "micro-batch", "micro-batches")
+    return (
+        f"profile of {config.name}: {si(config.model.parameters)} parameters, {config.model.precision}, {replicas}, "
+        f"{accumulation} per step, {duration(found.seconds)} a step\n{told}"
+    )
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
+
+
+def _phases(found: "RunProfile") -> str:
+    steps, phases = found.record.steps, found.record.phases
+    rows: "list[tuple[str, ...]]" = [HEADS]
+    for phase, time in zip(phases, found.limits):
+        rows.append(
+            (
+                phase.name,
+                str(phase.runs // steps),
+                duration(phase.seconds / steps),
+                f"{phase.seconds / found.record.seconds:.1%}",
+                speed(phase.work.flops, phase.seconds),
+                bytes_text(phase.work.loaded_bytes / steps),
+                bytes_text(phase.work.stored_bytes / steps),
+                duration(time.limit / steps),
+                f"{fraction(time.limit, phase.seconds):.1%}",
+                time.bound if time.limit else "-",
+                waits(phase),
+            )
+        )
+    works = [phase.work for phase in phases]
+    rows.append(
+        (
+            "step",
+            "",
+            duration(found.seconds),
+            "",
+            speed(sum(work.flops for work in works), found.record.seconds),
+            bytes_text(sum(work.loaded_bytes for work in works) / steps),
+            bytes_text(sum(work.stored_bytes for work in works) / steps),
+            duration(found.limit),
+            f"{fraction(found.limit, found.seconds):.1%}",
+            "",
+            "",
+        )
+    )
+    return table(rows)
+
+
+def speed(flops: float, seconds: float) -> str:
+    """FLOPs in some time."""
+    return si(flops / seconds, "FLOP/s") if flops and seconds else "-"
+
+
+def fraction(limit: float, seconds: float) -> float:
+    """How near some time comes to its limit."""
+    return limit / seconds if seconds else 0.0
+
+
+def waits(phase: Any) -> str:
+    """What a phase waited for, the longest first."""
+    found = [f"{lane} {share:.0%}" for lane, share in phase.waits.items() if share >= WORTH_TELLING]
+    return ", ".join(found) or "nothing"
