@@ -361,6 +361,22 @@ def test_ops_that_only_move_elements_move_codes(
         np.testing.assert_array_equal(codes_of(found[stream]), want, err_msg=name)
 
 
+@either_way
+def test_replicas_slice_and_gather_codes(interpret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POPXL_INTERPRET", interpret)
+    codes = CODES[:12].reshape(2, 6)
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph:
+        each = ir.replica_grouping(group_size=1)
+        t = popxl.variable(coded(codes, FLOAT8[0]), replica_grouping=each)
+        _, shard = popxl.replica_sharded_variable(coded(codes[0], FLOAT8[0]))
+        gathered = ops.collectives.replicated_all_gather
+        streams = store_all([gathered(t), ops.collectives.replica_sharded_slice(t), gathered(shard)])
+    found, _ = run_session(ir, {})
+    for stream, want in zip(streams, ([codes.ravel()] * 2, [codes[0, :3], codes[1, 3:]], [codes[0]] * 2)):
+        np.testing.assert_array_equal(codes_of(found[stream]), want)
+
+
 def test_arithmetic_on_float8_is_refused_when_the_program_is_built() -> None:
     with popxl.Ir().main_graph:
         t = popxl.variable(1.0, FLOAT8[0])
