@@ -291,6 +291,22 @@ def hard_edges(instr: Instr) -> Iterable[Tuple[Value, Value]]:
     return []
 
 
+def storage_groups(block: Block) -> Dict[Value, Value]:
+    """A representative for each value that shares storage with others by contract."""
+    parent: Dict[Value, Value] = {}
+
+    def find(v: Value) -> Value:
+        while v in parent:
+            v = parent[v]
+        return v
+
+    for instr in block.instrs:
+        for a, b in hard_edges(instr):
+            if find(a) is not find(b):
+                parent[find(b)] = find(a)
+    return {v: find(v) for v in parent}
+
+
 def _flat(argument: Any) -> List[Value]:
     return [argument] if isinstance(argument, Value) else list(argument)
 

@@ -24,7 +24,8 @@ from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.machine import Machine
 from popxl_engine.machine.replica import Replica, as_tensor
 from popxl_engine.profiler import Recorder
-from popxl_engine.program import Program, enabled_rewrites
+from popxl_engine.program import Program
+from popxl_engine.rewrites import enabled_rewrites
 from popxl_engine.shards import shardings
 
 logger = logging.getLogger("popxl")
@@ -126,7 +127,7 @@ class Engine:
 def check_same_program(ir: Ir, interpret: bool) -> None:
     """RuntimeError if the processes of a run have built different programs. Every process must call it."""
     rounding = ir._pb_ir.getSessionOptions().enableStochasticRounding
-    rewrites = "none, interpreted" if interpret else ", ".join(rule.__name__ for rule in enabled_rewrites())
+    rewrites = "none, interpreted" if interpret else ", ".join(enabled_rewrites())
     text = f"{to_text(ir)}\ntransfers per run: {ir.num_host_transfers}\n"
     text += f"stochastic rounding: {rounding}\nfusion rules: {rewrites}\n"
     if found := difference(text):

@@ -2,7 +2,7 @@
 
 from typing import Any, Dict, FrozenSet, List, Set
 
-from popxl_engine.aliasing import ALL_RULES, Aliasing, hard_edges
+from popxl_engine.aliasing import ALL_RULES, Aliasing, storage_groups
 from popxl_engine.lowering import Block, Instr, Value
 
 KEPT_EFFECTS = frozenset({"host", "remote", "print"})
@@ -21,7 +21,7 @@ def optimise(block: Block, rules: FrozenSet[str] = ALL_RULES) -> None:
 
 def remove_dead_code(block: Block) -> None:
     """Drop instructions whose results nobody reads and that have no lasting effect."""
-    groups = _hard_groups(block)
+    groups = storage_groups(block)
     live: Set[Any] = {groups.get(v, v) for v in block.outputs}
     live |= {groups.get(v, v) for v in block.state.values()}
     live |= {groups.get(block.inputs[i], block.inputs[i]) for i in block.by_ref}
@@ -36,7 +36,7 @@ def remove_dead_code(block: Block) -> None:
 
 def separate_operands(block: Block) -> None:
     """Copy operands that share storage with one that the same op writes: kernels may write before all is read."""
-    groups = _hard_groups(block)
+    groups = storage_groups(block)
     instrs: List[Instr] = []
     for instr in block.instrs:
         if instr.definition is not None and instr.definition.writes and not instr.host:
@@ -66,19 +66,3 @@ def has_lasting_effect(instr: Instr) -> bool:
     return bool(instr.effects & KEPT_EFFECTS) or any(
         has_lasting_effect(i) for body in instr.bodies for i in body.instrs
     )
-
-
-def _hard_groups(block: Block) -> Dict[Value, Value]:
-    """A representative for each value that shares storage with others by contract."""
-    parent: Dict[Value, Value] = {}
-
-    def find(v: Value) -> Value:
-        while v in parent:
-            v = parent[v]
-        return v
-
-    for instr in block.instrs:
-        for a, b in hard_edges(instr):
-            if find(a) is not find(b):
-                parent[find(b)] = find(a)
-    return {v: find(v) for v in parent}

@@ -2,7 +2,6 @@
 
 import copy
 import linecache
-import os
 import types
 import weakref
 from typing import Any, Dict, FrozenSet, List, Optional, Sequence
@@ -15,31 +14,18 @@ from popxl_engine.checks import check_offsets
 from popxl_engine.codegen import Generator as SourceGenerator
 from popxl_engine.codegen import yields
 from popxl_engine.kernels.dtypes import as_array
-from popxl_engine.lowering import Block, Instr, Lowering, Rewrite
+from popxl_engine.lowering import Block, Instr
 from popxl_engine.machine.lockstep import Program as Running
 from popxl_engine.machine.replica import Replica
 from popxl_engine.optimise import optimise
-from popxl_engine.rewrites import REWRITES
-
-
-def enabled_rewrites() -> List[Rewrite]:
-    """Every fusion except those that the environment switches off: ``POPXL_REWRITES=-bias,-adam``, or ``-all``."""
-    off = {name.strip().lstrip("-") for name in os.environ.get("POPXL_REWRITES", "").split(",") if name.strip()}
-    unknown = off - {*REWRITES, "all"}
-    if unknown:
-        raise ValueError(
-            f"POPXL_REWRITES: got {', '.join(sorted(unknown))}; expected '-name' for some of {', '.join(REWRITES)}, "
-            "or '-all'."
-        )
-    return [] if "all" in off else [fn for name, fn in REWRITES.items() if name not in off]
+from popxl_engine.rewrites import fused_program
 
 
 class Program:
     """The main graph of an Ir as one Python function per block. ``rules``: what keeps copies (tests take one away)."""
 
     def __init__(self, ir: Ir, rules: FrozenSet[str] = ALL_RULES, rewrites: Optional[Sequence[str]] = None):
-        chosen = enabled_rewrites() if rewrites is None else [REWRITES[name] for name in rewrites]
-        self.block: Block = Lowering(chosen).main(ir.main_graph)
+        self.block: Block = fused_program(ir.main_graph, rewrites)
         check_offsets(self.block, {})
         optimise(self.block, rules)
         options = ir._pb_ir.getSessionOptions()

@@ -11,6 +11,7 @@ from popxl import ops
 from popxl.ops import var_updates
 from popxl.values import Tensor
 from popxl_addons.layers import Embedding, Linear
+from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logsumexp_and_pick_grad
 from popxl_addons.optimizers import AdamOptimizerStep
 from popxl_engine.engine import Engine
 from popxl_engine.rewrites import REWRITES
@@ -345,6 +346,52 @@ def training(dtype: popxl.dtype) -> Callable[[popxl.Ir], Sequence[Tensor]]:
 def test_a_training_step_built_by_the_addons_is_fused_and_right(dtype: popxl.dtype) -> None:
     found = check(training(dtype), dtype, runs=3, scale=20)
     assert found == {"linear", "scores", "accumulate_product", "accumulate_rows", "adamw"}
+
+
+# Logits that are widened for their cross entropy
+
+
+def loss_and_gradient(dtype: popxl.dtype, twist: str) -> Callable[[popxl.Ir], Sequence[Tensor]]:
+    """Log-sum-exp of widened logits and its gradient, with a twist that the rule must see."""
+
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        y = popxl.variable(normal(6, 11), dtype, name="x") * 2.0
+        labels = popxl.variable(np.array([0, 10, 3, 3, 7, 1], np.int32))
+        wide = ops.cast(y, popxl.float32)
+        total, picked = logsumexp_and_pick(wide, labels)
+        if twist == "narrow is written":
+            ops.add_(y, y)
+        if twist == "wide is written":
+            ops.add_(wide, wide)
+        gradient = logsumexp_and_pick_grad(total, picked, total, wide, labels)
+        if twist == "gradient is written":
+            ops.add_(gradient, gradient)
+        result = ops.cast(gradient, dtype)
+        more = {"wide is read": [wide], "gradient is read": [gradient]}.get(twist, [])
+        return [total, picked, result, *more]
+
+    return build
+
+
+@pytest.mark.parametrize("dtype", [popxl.float16, popxl.bfloat16, popxl.float32], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    "twist, left",
+    [
+        ("", 0),
+        ("wide is read", 1),
+        ("narrow is written", 2),
+        ("wide is written", 2),
+        ("gradient is read", 2),
+        ("gradient is written", 2),
+    ],
+)
+def test_logits_that_are_widened_for_their_loss_stay_narrow(dtype: popxl.dtype, twist: str, left: int) -> None:
+    build = loss_and_gradient(dtype, twist)
+    expected, _ = observe(build, True)
+    found, engine = observe(build, False, rewrites=["narrow_logits"])
+    for name, (value, _) in expected.items():
+        np.testing.assert_array_equal(found[name][0], value)
+    assert engine.program.source.text().count("k_cast") == (2 if dtype is popxl.float32 else left)
 
 
 # Switching off

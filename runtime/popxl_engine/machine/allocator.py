@@ -23,4 +23,4 @@ def keep_freed_memory() -> bool:
         logger.debug("allocator: not glibc, left as it is")
         return False
     libc = ctypes.CDLL(None)
-    return bool(libc.mallopt(M_MMAP_MAX, 0)) and bool(libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+    return bool(libc.mallopt(M_MMAP_MAX, 0)) and bool(libc.mallopt(M_TRIM_THRESHOLD, -1))

@@ -7,7 +7,8 @@ need on the way are those of a run. Loops run twice, for the second time starts 
 import inspect
 import linecache
 import sys
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -23,12 +24,14 @@ from popxl_engine.codegen import Generator, yields
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import FUSED, kernel_for
-from popxl_engine.lowering import Block, Instr, Lowering
+from popxl_engine.lowering import Block, Instr
+from popxl_engine.machine.lockstep import run_lockstep
+from popxl_engine.machine.replica import Traffic
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.live_bytes import LiveBytes, on_meta
 from popxl_engine.planner.phases import in_phases, step_of
 from popxl_engine.planner.remembered import Remembered
-from popxl_engine.program import enabled_rewrites
+from popxl_engine.rewrites import fused_program
 from popxl_engine.support import Meeting, to_device
 
 NOT_REMEMBERED = {"host", "remote", "collective"}
@@ -49,31 +52,30 @@ MARK = OpDefinition("enter_phase", _mark, inspect.signature(_mark), effects=froz
 FUSED[MARK.name] = enter_phase
 
 
-def peak_bytes(ir: Ir, borrows_rows: bool, dearer: Mapping[Op, bool]) -> Dict[str, int]:
+def peak_bytes(ir: Ir, borrows_rows: bool, together: bool, dearer: Mapping[Op, bool]) -> Dict[str, int]:
     """Most bytes of device memory that are in use at a time on one replica, by phase.
 
     Args:
         borrows_rows: whether remote rows and stream slots take no device memory.
+        together: count all replicas, as one process runs them.
         dearer: for each conditional, whether its first branch is the one to run.
     """
-    block = Lowering(enabled_rewrites()).main(ir.main_graph)
+    block = fused_program(ir.main_graph)
     optimise(block)
     _mark_phases(ir, block)
     _shorten(block)
     generator = Generator(rounds=bool(ir._pb_ir.getSessionOptions().enableStochasticRounding))
     name = generator.function(block)
     with torch.device("meta"), LiveBytes() as live:
-        replica = Stage(live, borrows_rows)
-        names = _props(generator, live, dearer)
-        state: List[Any] = []
-        for t, value in block.state.items():
-            array = np.zeros(t.shape, t.dtype.as_numpy())
-            state.append(array if value.host else empty(t.spec))
+        replicas = [Stage(live, borrows_rows, index) for index in range(ir.replication_factor if together else 1)]
+        names = _props(generator, live, together, dearer)
+        states = [_state(block) for _ in replicas]
         text, filename = generator.source.text(), f"<rehearsal of popxl program {ir.id}>"
         linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
         try:
             exec(compile(text, filename, "exec"), names)  # noqa: S102 - our own source
-            _run(names[name], replica, state, yields(block))
+            mains = [partial(names[name], replica, *state) for replica, state in zip(replicas, states)]
+            _run(mains, yields(block), together)
         except (NotImplementedError, RuntimeError) as error:
             raise _located(error, generator, filename) from error
         finally:
@@ -86,12 +88,22 @@ def empty(spec: TensorSpec) -> torch.Tensor:
     return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
 
 
+def _state(block: Block) -> List[Any]:
+    """Variables of a replica."""
+    state: List[Any] = []
+    for t, value in block.state.items():
+        array = np.zeros(t.shape, t.dtype.as_numpy())
+        state.append(array if value.host else empty(t.spec))
+    return state
+
+
 class Stage:
     """Stands in for a replica: transfers give tensors of the right shape."""
 
-    def __init__(self, live: LiveBytes, borrows_rows: bool):
-        self.bytes, self.borrows = live, borrows_rows
-        self.place = self.index = 0
+    def __init__(self, live: LiveBytes, borrows_rows: bool, index: int):
+        self.bytes, self.borrows, self.index = live, borrows_rows, index
+        self.place = 0
+        self.traffic = Traffic()
 
     def _received(self, shape: Tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if not self.borrows:
@@ -137,11 +149,18 @@ class Rehearsed:
         return results[0] if len(results) == 1 else results  # type: ignore[return-value]
 
 
-def _run(main: Any, replica: Stage, state: List[Any], is_generator: bool) -> None:
-    if not is_generator:
-        main(replica, *state)
-        return
-    running, value = main(replica, *state), None
+def _run(mains: Sequence[Callable[..., Any]], are_generators: bool, together: bool) -> None:
+    if not are_generators:
+        for main in mains:
+            main()
+    elif together:
+        run_lockstep({replica: main() for replica, main in enumerate(mains)})
+    else:
+        _run_alone(mains[0]())
+
+
+def _run_alone(running: Any) -> None:
+    value = None
     while True:
         try:
             value = running.send(value)
@@ -149,7 +168,7 @@ def _run(main: Any, replica: Stage, state: List[Any], is_generator: bool) -> Non
             return
 
 
-def _props(generator: Generator, live: LiveBytes, dearer: Mapping[Op, bool]) -> Dict[str, Any]:
+def _props(generator: Generator, live: LiveBytes, together: bool, dearer: Mapping[Op, bool]) -> Dict[str, Any]:
     """The names that the source refers to, with what has memory or waits for others replaced."""
     printing = {kernel_for(definition) for definition in OPS.values() if "print" in definition.effects}
     transfers = {kernel_for(definition) for definition in (*OPS.values(), MARK) if definition.effects & NOT_REMEMBERED}
@@ -158,7 +177,7 @@ def _props(generator: Generator, live: LiveBytes, dearer: Mapping[Op, bool]) -> 
         if isinstance(value, torch.Tensor):
             names[name] = on_meta(value)
         elif isinstance(value, Meeting):
-            names[name] = Rehearsed(value)
+            names[name] = value if together else Rehearsed(value)
         elif callable(value) and value in printing:
             names[name] = _unprinted
         elif name.startswith("k_") and value not in transfers:

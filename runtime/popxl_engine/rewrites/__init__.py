@@ -1,16 +1,20 @@
 """Fusion: rules that replace a few steps of one graph by one faster step. May import the core's records and kernels.
 
-`REWRITES` lists them in the order in which they run; ``POPXL_REWRITES=-name,-name`` switches some off. To add one: a
-file here with a function ``(steps, graph) -> steps`` and its fused kernel, and its line in the list.
+`REWRITES` and `BLOCK_REWRITES` list them in the order in which they run; ``POPXL_REWRITES=-name,-name`` switches some
+off. To add one: a file here with a function ``(steps, graph) -> steps`` and its fused kernel, and its line in the list.
+A rule for steps that come from different graphs, as forward and gradient do, works on a block with its calls inlined.
 """
 
-from typing import Callable, Dict, List
+import os
+from typing import Callable, Dict, List, Optional, Sequence
 
 from popxl.graph import Graph
 
+from popxl_engine.lowering import Block, Lowering
 from popxl_engine.rewrites.accumulate import fuse_accumulated_products, fuse_accumulated_rows
 from popxl_engine.rewrites.adam import fuse_adam
 from popxl_engine.rewrites.identities import drop_casts, swap_transposed_products
+from popxl_engine.rewrites.narrow_logits import narrow_logits
 from popxl_engine.rewrites.products import fuse_bias, fuse_scores
 from popxl_engine.steps import Step
 
@@ -23,3 +27,34 @@ REWRITES: Dict[str, Callable[[List[Step], Graph], List[Step]]] = {
     "accumulated_rows": fuse_accumulated_rows,
     "adam": fuse_adam,
 }
+BLOCK_REWRITES: Dict[str, Callable[[Block], None]] = {"narrow_logits": narrow_logits}
+
+
+def enabled_rewrites() -> List[str]:
+    """Every fusion except those that the environment switches off: ``POPXL_REWRITES=-bias,-adam``, or ``-all``."""
+    every = [*REWRITES, *BLOCK_REWRITES]
+    off = {name.strip().lstrip("-") for name in os.environ.get("POPXL_REWRITES", "").split(",") if name.strip()}
+    unknown = off - {*every, "all"}
+    if unknown:
+        raise ValueError(
+            f"POPXL_REWRITES: got {', '.join(sorted(unknown))}; expected '-name' for some of {', '.join(every)}, "
+            "or '-all'."
+        )
+    return [] if "all" in off else [name for name in every if name not in off]
+
+
+def fused_program(graph: Graph, names: Optional[Sequence[str]] = None) -> Block:
+    """A main graph lowered with fusions; default: those that are enabled."""
+    chosen = enabled_rewrites() if names is None else names
+    block = Lowering([REWRITES[name] for name in REWRITES if name in chosen]).main(graph)
+    for name, rewrite in BLOCK_REWRITES.items():
+        if name in chosen:
+            _everywhere(rewrite, block)
+    return block
+
+
+def _everywhere(rewrite: Callable[[Block], None], block: Block) -> None:
+    for instr in block.instrs:
+        for body in instr.bodies:
+            _everywhere(rewrite, body)
+    rewrite(block)

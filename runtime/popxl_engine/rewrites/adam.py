@@ -1,12 +1,14 @@
 """AdamW's whole update in one pass over memory."""
 
+import math
 from typing import Any, Dict, List, Optional
 
 import torch
 from popxl.graph import Graph
 from popxl.values import Tensor
 
-from popxl_engine.kernels.rounding import update_noise, update_part
+from popxl_engine import native
+from popxl_engine.kernels.rounding import Updates, update_noise, update_part
 from popxl_engine.rewrites.match import Steps, fused, scalar_constant
 from popxl_engine.steps import Step
 
@@ -35,6 +37,8 @@ def adamw_(
     factor = 1.0 if scale is None else float(scale)
     if not (var.is_contiguous() and first.is_contiguous() and second.is_contiguous()):
         return _strided(var, grad, scale, first, second, step, minus_lr, beta1, beta2, epsilon, weight_decay)
+    if native.takes(var, grad, first, second) and first.dtype == second.dtype == torch.float32:
+        return _native(var, grad, factor, first, second, step, options)
     flat = [t.view(-1) for t in (var, first, second)]
     gradient = grad.reshape(-1)
     steps, noise, size = [step.reshape(())], update_noise(var), CHUNK * torch.get_num_threads()
@@ -47,6 +51,28 @@ def adamw_(
         torch._fused_adamw_([wide], [g], [m], [v], [], steps, **options)
         if wide is not weight:
             update_part(weight, wide, noise, start)
+    return var
+
+
+def _native(
+    var: torch.Tensor,
+    grad: torch.Tensor,
+    scale: float,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    step: Any,
+    options: Any,
+) -> torch.Tensor:
+    """`adamw_` in one pass over memory."""
+    lr, beta1, beta2, count = options["lr"], options["beta1"], options["beta2"], float(step)
+    noise = update_noise(var)
+    base, shifts, offset = (None, None, 0) if noise is None else noise.parts(var.numel(), Updates.offset)
+    numbers = (
+        scale, beta1, beta2, 1 - lr * options["weight_decay"],
+        lr / (1 - beta1**count), math.sqrt(1 - beta2**count), options["eps"],
+    )  # fmt: skip
+    operands = (var, grad, first, second, base, shifts)
+    native.call("adamw", (var.dtype, grad.dtype), *operands, offset, *numbers, var.numel())
     return var
 
 

@@ -1,0 +1,75 @@
+"""Ops that `popxl_engine.native` computes on CPUs in one pass over memory; plain kernels do what it does not take."""
+
+from typing import Any, Tuple
+
+import torch
+
+from popxl_engine import native
+from popxl_engine.kernels.registry import KERNELS, kernel
+
+
+@kernel("gelu", device="cpu")
+def gelu(t: torch.Tensor) -> torch.Tensor:
+    """GELU's tanh form, through a sigmoid."""
+    if not native.takes(t):
+        return KERNELS["gelu"](t)
+    result = torch.empty_like(t)
+    native.call("gelu", t.dtype, t, result, t.numel())
+    return result
+
+
+@kernel("gelu_grad", device="cpu")
+def gelu_grad(dy: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Its gradient."""
+    if not native.takes(dy, at) or dy.dtype != at.dtype:
+        return KERNELS["gelu_grad"](dy, at)
+    result = torch.empty_like(at)
+    native.call("gelu_grad", at.dtype, dy, at, result, at.numel())
+    return result
+
+
+def _rows(t: torch.Tensor) -> Tuple[int, int]:
+    return t.numel() // t.shape[-1], t.shape[-1]
+
+
+@kernel("logsumexp_and_pick", device="cpu")
+def logsumexp_and_pick(logits: torch.Tensor, indices: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Row by row, in float32."""
+    if not native.takes(logits) or not logits.numel():
+        result: Tuple[torch.Tensor, torch.Tensor] = KERNELS["logsumexp_and_pick"](logits, indices)
+        return result
+    total = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+    native.call("logsumexp", logits.dtype, logits, total, *_rows(logits))
+    wide = indices.to(torch.int64)
+    inside = (wide >= 0) & (wide < logits.shape[1])
+    picked = logits.gather(1, torch.where(inside, wide, 0)[:, None])[:, 0].to(torch.float32)
+    return total, torch.where(inside, picked, 0)
+
+
+@kernel("logsumexp_and_pick_grad", device="cpu")
+def logsumexp_and_pick_grad(
+    d_logsumexp: torch.Tensor,
+    d_picked: torch.Tensor,
+    logsumexp: torch.Tensor,
+    logits: torch.Tensor,
+    indices: torch.Tensor,
+) -> torch.Tensor:
+    """exp(logits - logsumexp) * d_logsumexp, plus d_picked at the index."""
+    numbers = (d_logsumexp, d_picked, logsumexp)
+    if not native.takes(logits) or not logits.numel() or any(t.dtype != torch.float32 for t in numbers):
+        return KERNELS["logsumexp_and_pick_grad"](d_logsumexp, d_picked, logsumexp, logits, indices)
+    result = torch.empty_like(logits)
+    scales, picked, totals = (t.contiguous() for t in numbers)
+    wide = indices.to(torch.int64).contiguous()
+    native.call("logsumexp_grad", logits.dtype, logits, totals, scales, picked, wide, result, *_rows(logits))
+    return result
+
+
+@kernel("accumulate_mean_", device="cpu")
+def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tensor:
+    """t = t * step / (step + 1) + X / (step + 1)."""
+    if t.dtype != torch.float32 or t.shape != X.shape or not native.takes(t, X):
+        return KERNELS["accumulate_mean_"](t, X, step)
+    count = float(step)
+    native.call("accumulate", X.dtype, t, X, count / (count + 1), 1 / (count + 1), t.numel())
+    return t

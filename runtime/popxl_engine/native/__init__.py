@@ -1,0 +1,9 @@
+"""Kernels in C++ for CPUs: passes over memory that PyTorch makes several of, or makes slowly.
+
+`kernels.cpp` is compiled once per machine (`library.py`), and `kernels/native.py` says which ops use it. Where there is
+no compiler the plain kernels run, and the log says so once.
+"""
+
+from popxl_engine.native.library import call, library, takes
+
+__all__ = ["call", "library", "takes"]

@@ -1,0 +1,194 @@
+// Kernels whose cost is passes over memory, in one pass each. Every element's result depends on nothing but the
+// operands, and every row's sum is taken in one order, so the number of threads does not change a bit.
+//
+// A function takes pointers to contiguous operands, sizes, numbers and the number of threads. Its name ends in the
+// element types of its operands: _f32, _bf16.
+#include <algorithm>
+#include <cmath>
+
+#include "numbers.h"
+
+using std::int64_t;
+
+namespace {
+
+constexpr int64_t PIECE = 1 << 14;  // elements that one thread takes at a time
+
+// Calls work(first, end) for pieces of 0 .. count.
+template <class Work>
+void in_pieces(int64_t count, int64_t piece, int threads, Work work) {
+  const int64_t pieces = (count + piece - 1) / piece;
+#pragma omp parallel for schedule(static) num_threads(threads) if (pieces > 1 && threads > 1)
+  for (int64_t i = 0; i < pieces; ++i) work(i * piece, std::min(count, (i + 1) * piece));
+}
+
+// Rows that make up about a piece.
+int64_t rows_per_piece(int64_t columns) { return std::max<int64_t>(1, PIECE / std::max<int64_t>(1, columns)); }
+
+// GELU's tanh form: x * sigmoid(2u), 2u = C (x + 0.044715 x**3).
+constexpr float C = 1.5957691216057308f, CUBIC = 0.044715f;
+
+template <class T>
+void gelu(const T* x, T* y, int64_t count, int threads) {
+  in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
+#pragma omp simd
+    for (int64_t i = first; i < end; ++i) {
+      const float t = wide(x[i]);
+      narrow(t * sigmoid(C * t * (1.0f + CUBIC * t * t)), y[i]);
+    }
+  });
+}
+
+template <class T>
+void gelu_grad(const T* dy, const T* x, T* dx, int64_t count, int threads) {
+  in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
+#pragma omp simd
+    for (int64_t i = first; i < end; ++i) {
+      const float t = wide(x[i]), square = t * t;
+      const float minus = -C * t * (1.0f + CUBIC * square);
+      const float e = exponential(minus > 88.0f ? 88.0f : minus), s = 1.0f / (1.0f + e);  // s(1 - s) = s * s * e
+      const float slope = s + t * s * (s * e) * C * (1.0f + 3.0f * CUBIC * square);
+      narrow(wide(dy[i]) * slope, dx[i]);
+    }
+  });
+}
+
+// total = old * total + share * value
+template <class T>
+void accumulate(float* total, const T* value, float old, float share, int64_t count, int threads) {
+  in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
+    if (old == 0.0f) {  // what was there may be anything
+#pragma omp simd
+      for (int64_t i = first; i < end; ++i) total[i] = share * wide(value[i]);
+    } else {
+#pragma omp simd
+      for (int64_t i = first; i < end; ++i) total[i] = old * total[i] + share * wide(value[i]);
+    }
+  });
+}
+
+struct Adam {
+  float scale, beta1, beta2, decay, step_size, root_correction, epsilon;
+};
+
+static inline float adam_element(const Adam& a, float w, float gradient, float& m, float& v) {
+  const float g = gradient * a.scale;
+  m = a.beta1 * m + (1.0f - a.beta1) * g;
+  v = a.beta2 * v + (1.0f - a.beta2) * g * g;
+  return w * a.decay - a.step_size * m / (std::sqrt(v) / a.root_correction + a.epsilon);
+}
+
+// Random bits of element i: base[i mod period] + shifts[i div period], as kernels/rounding.py says.
+constexpr int64_t PERIOD = 1 << 16;
+
+template <class G>
+void adamw(float* weight, const G* gradient, float* m, float* v, const Adam& a, const int16_t*, const int16_t*, int64_t,
+           int64_t count, int threads) {
+  in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
+#pragma omp simd
+    for (int64_t i = first; i < end; ++i) weight[i] = adam_element(a, weight[i], wide(gradient[i]), m[i], v[i]);
+  });
+}
+
+template <class G>
+void adamw(bfloat16* weight, const G* gradient, float* m, float* v, const Adam& a, const int16_t* base,
+           const int16_t* shifts, int64_t offset, int64_t count, int threads) {
+  in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
+    if (base == nullptr) {
+#pragma omp simd
+      for (int64_t i = first; i < end; ++i)
+        narrow(adam_element(a, wide(weight[i]), wide(gradient[i]), m[i], v[i]), weight[i]);
+      return;
+    }
+    for (int64_t start = first; start < end;) {  // up to the end of a period
+      const int64_t place = offset + start, period = place / PERIOD;
+      const int64_t stop = std::min(end, start + (period + 1) * PERIOD - place);
+      const int16_t* bits = base + place % PERIOD;
+      const int16_t shift = shifts[period - offset / PERIOD];
+#pragma omp simd
+      for (int64_t i = start; i < stop; ++i) {
+        const float updated = adam_element(a, wide(weight[i]), wide(gradient[i]), m[i], v[i]);
+        weight[i] = cut(updated, uint32_t(uint16_t(uint16_t(bits[i - start]) + uint16_t(shift)) ^ 0x8000u));
+      }
+      start = stop;
+    }
+  });
+}
+
+template <class T>
+float largest(const T* row, int64_t columns) {
+  float most = -INFINITY;
+#pragma omp simd reduction(max : most)
+  for (int64_t i = 0; i < columns; ++i) most = std::max(most, wide(row[i]));
+  return most;
+}
+
+// log(sum(exp(row))) of each row.
+template <class T>
+void logsumexp(const T* logits, float* totals, int64_t rows, int64_t columns, int threads) {
+  in_pieces(rows, rows_per_piece(columns), threads, [=](int64_t first, int64_t end) {
+    for (int64_t r = first; r < end; ++r) {
+      const T* row = logits + r * columns;
+      const float most = largest(row, columns), shift = std::isinf(most) ? 0.0f : most;
+      float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < columns; ++i) sum += exponential(wide(row[i]) - shift);
+      totals[r] = shift + std::log(sum);
+    }
+  });
+}
+
+// exp(logits - total) * scale for each row, plus `picked` at the row's index where that is valid.
+template <class T>
+void logsumexp_grad(const T* logits, const float* totals, const float* scales, const float* picked,
+                    const int64_t* indices, T* result, int64_t rows, int64_t columns, int threads) {
+  in_pieces(rows, rows_per_piece(columns), threads, [=](int64_t first, int64_t end) {
+    for (int64_t r = first; r < end; ++r) {
+      const T* row = logits + r * columns;
+      T* out = result + r * columns;
+      const float shift = totals[r] == -INFINITY ? 0.0f : totals[r], scale = scales[r];
+#pragma omp simd
+      for (int64_t i = 0; i < columns; ++i) narrow(exponential(wide(row[i]) - shift) * scale, out[i]);
+      const int64_t at = indices[r];
+      if (at >= 0 && at < columns) narrow(exponential(wide(row[at]) - shift) * scale + picked[r], out[at]);
+    }
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+#define FOR_TYPE(T, NAME)                                                                                            \
+  void gelu_##NAME(const T* x, T* y, int64_t count, int threads) { gelu(x, y, count, threads); }                     \
+  void gelu_grad_##NAME(const T* dy, const T* x, T* dx, int64_t count, int threads) {                                \
+    gelu_grad(dy, x, dx, count, threads);                                                                            \
+  }                                                                                                                  \
+  void accumulate_##NAME(float* total, const T* value, float old, float share, int64_t count, int threads) {         \
+    accumulate(total, value, old, share, count, threads);                                                            \
+  }                                                                                                                  \
+  void logsumexp_##NAME(const T* logits, float* totals, int64_t rows, int64_t columns, int threads) {                \
+    logsumexp(logits, totals, rows, columns, threads);                                                               \
+  }                                                                                                                  \
+  void logsumexp_grad_##NAME(const T* logits, const float* totals, const float* scales, const float* picked,         \
+                             const int64_t* indices, T* result, int64_t rows, int64_t columns, int threads) {        \
+    logsumexp_grad(logits, totals, scales, picked, indices, result, rows, columns, threads);                         \
+  }
+
+FOR_TYPE(float, f32)
+FOR_TYPE(bfloat16, bf16)
+
+#define FOR_TYPES(W, WEIGHT, G, GRADIENT)                                                                            \
+  void adamw_##WEIGHT##_##GRADIENT(W* weight, const G* gradient, float* m, float* v, const int16_t* base,            \
+                                   const int16_t* shifts, int64_t offset, float scale, float beta1, float beta2,     \
+                                   float decay, float step_size, float root_correction, float epsilon,               \
+                                   int64_t count, int threads) {                                                     \
+    const Adam a = {scale, beta1, beta2, decay, step_size, root_correction, epsilon};                                \
+    adamw(weight, gradient, m, v, a, base, shifts, offset, count, threads);                                          \
+  }
+
+FOR_TYPES(float, f32, float, f32)
+FOR_TYPES(float, f32, bfloat16, bf16)
+FOR_TYPES(bfloat16, bf16, float, f32)
+FOR_TYPES(bfloat16, bf16, bfloat16, bf16)
+}

@@ -1,0 +1,163 @@
+"""The compiled library: built when it is first needed, kept for later runs, called with tensors."""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import torch
+
+logger = logging.getLogger("popxl")
+
+SOURCES = ("numbers.h", "kernels.cpp")
+# Without contraction an element's bits do not depend on its place in a vector, on the vector's width or on the CPU.
+FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
+OPTIONAL_FLAGS = ("-march=native", "-mprefer-vector-width=512", "-fopenmp")
+"""What some compilers or CPUs do not know: tried all together, then one less from the end."""
+TIME_LIMIT = 120
+"""Seconds that compiling may take; it takes about two."""
+
+SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+KINDS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float}
+SIGNATURES = {
+    "gelu": "ppn",
+    "gelu_grad": "pppn",
+    "accumulate": "ppffn",
+    "logsumexp": "ppnn",
+    "logsumexp_grad": "ppppppnn",
+    "adamw": "ppppppnfffffffn",
+}
+"""Parameters of each function before the number of threads: pointers, sizes and numbers."""
+
+
+def takes(*tensors: torch.Tensor) -> bool:
+    """Whether the library can work on these: there is one, and they are contiguous, of its types, and on a CPU.
+
+    Tensors without memory pass too, so that plans see the memory that runs will use.
+    """
+    return library() is not None and all(
+        t.dtype in SUFFIXES and t.is_contiguous() and t.device.type in ("cpu", "meta") for t in tensors
+    )
+
+
+def call(name: str, dtypes: Any, *arguments: Any) -> None:
+    """Run a function on tensors that it `takes`, with as many threads as PyTorch uses.
+
+    Args:
+        name: of the function in `SIGNATURES`.
+        dtypes: of the operands that its name ends in, a tuple or one.
+        arguments: its parameters; tensors stand for their memory, None for no tensor.
+    """
+    if any(isinstance(a, torch.Tensor) and a.is_meta for a in arguments):
+        return
+    function = _functions()[(name, dtypes)]
+    function(*[a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments], torch.get_num_threads())
+
+
+@functools.cache
+def _functions() -> Dict[Any, Any]:
+    loaded = library()
+    assert loaded is not None, "callers ask `takes` first"
+    functions = {}
+    for name, kinds in SIGNATURES.items():
+        pairs = name == "adamw"
+        for a, suffix in SUFFIXES.items():
+            for b, second in SUFFIXES.items() if pairs else ((None, ""),):
+                function = getattr(loaded, f"{name}_{suffix}" + (f"_{second}" if pairs else ""))
+                function.argtypes = [*(KINDS[kind] for kind in kinds), ctypes.c_int]
+                function.restype = None
+                functions[(name, (a, b) if pairs else a)] = function
+    return functions
+
+
+@functools.cache
+def library() -> Optional[ctypes.CDLL]:
+    """The library, or None where it is switched off (``POPXL_NATIVE=0``) or cannot be built."""
+    if os.environ.get("POPXL_NATIVE", "1") == "0":
+        return None
+    sources = {name: (Path(__file__).parent / name).read_bytes() for name in SOURCES}
+    compiler = _compiler()
+    if compiler is None:
+        logger.warning("native kernels: no C++ compiler (CXX, c++, g++, clang++); the plain, slower ones are used.")
+        return None
+    key = hashlib.sha256(repr((sources, FLAGS, OPTIONAL_FLAGS, compiler, _machine())).encode()).hexdigest()[:16]
+    for folder in _folders():
+        try:
+            return ctypes.CDLL(str(_built(folder / f"kernels_{key}.so", compiler)))
+        except OSError as error:
+            logger.debug("native kernels: %s cannot be used (%s)", folder, error)
+        except subprocess.SubprocessError as error:
+            output = (getattr(error, "stderr", None) or "").strip()[-500:]
+            logger.warning("native kernels: not compiled (%s %s); the plain, slower ones are used.", error, output)
+            return None
+    logger.warning("native kernels: no folder to keep them in (set POPXL_CACHE_DIR); the plain, slower ones are used.")
+    return None
+
+
+def _compiler() -> Optional[List[str]]:
+    for command in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        words = shlex.split(command or "")
+        if words and shutil.which(words[0]):
+            return words
+    return None
+
+
+def _machine() -> str:
+    """What compiled code depends on: the architecture, and the instructions that this CPU has."""
+    features = sysconfig.get_platform() + platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return features + platform.processor()
+    return features + next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _folders() -> List[Path]:
+    """Where the library may be kept, the preferred place first; a private temporary folder is the last resort."""
+    named = os.environ.get("POPXL_CACHE_DIR")
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return [*([Path(named)] if named else []), caches / "popxl", Path(tempfile.gettempdir()) / f"popxl-{os.getuid()}"]
+
+
+def _built(path: Path, compiler: List[str]) -> Path:
+    """Compile to ``path`` unless it is there already, with a hash of the file at its end: loading a damaged one kills.
+
+    Raises:
+        OSError: the folder cannot be written, or belongs to somebody else.
+        subprocess.SubprocessError: the compiler fails with every set of flags, or takes too long.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.parent.stat().st_uid != os.getuid():
+        raise PermissionError(f"{path.parent} belongs to another user")
+    if path.exists() and _is_whole(path.read_bytes()):
+        return path
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        for count in range(len(OPTIONAL_FLAGS), -1, -1):
+            command = [*compiler, *FLAGS, *OPTIONAL_FLAGS[:count], str(Path(__file__).parent / "kernels.cpp")]
+            done = subprocess.run([*command, "-o", str(part)], capture_output=True, text=True, timeout=TIME_LIMIT)
+            if not done.returncode:
+                part.write_bytes(_sealed(part.read_bytes()))
+                os.replace(part, path)
+                return path
+        done.check_returncode()
+    finally:
+        part.unlink(missing_ok=True)
+    raise AssertionError("check_returncode raises")
+
+
+def _sealed(code: bytes) -> bytes:
+    return code + hashlib.sha256(code).digest()
+
+
+def _is_whole(content: bytes) -> bool:
+    return content == _sealed(content[: -hashlib.sha256().digest_size])

@@ -1,0 +1,66 @@
+// Element types, and functions of one number that compilers turn into vector instructions.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+template <class To, class From>
+static inline To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "same size");
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+static inline float wide(float x) { return x; }
+static inline float wide(bfloat16 x) { return bits_as<float>(uint32_t(x.bits) << 16); }
+
+static inline bool is_nan(float x) { return (bits_as<uint32_t>(x) & 0x7fffffffu) > 0x7f800000u; }
+
+// To bfloat16, adding `carry` to the 16 bits that are cut off: 0x7fff plus the last kept bit rounds to nearest even,
+// 16 random bits round stochastically.
+static inline bfloat16 cut(float x, uint32_t carry) {
+  const uint32_t bits = bits_as<uint32_t>(x);
+  return {uint16_t(is_nan(x) ? (bits >> 16) | 0x40u : (bits + carry) >> 16)};
+}
+
+static inline void narrow(float x, float& to) { to = x; }
+static inline void narrow(float x, bfloat16& to) { to = cut(x, 0x7fffu + ((bits_as<uint32_t>(x) >> 16) & 1u)); }
+
+// a * b + c, rounded once where the CPU can do so in one instruction. Written out, because compilers that contract
+// products and sums at will do it differently in vectors and in what is left over.
+static inline float fused(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// exp(x) to 2 units in the last place; what is below 2.5e-38 becomes zero. Coefficients: Cephes' expf (Moshier).
+static inline float exponential(float x) {
+  const float lowest = -86.6f, highest = 88.72284f, magic = 12582912.0f;  // magic: 1.5 * 2**23 rounds to integers
+  float clamped = x < lowest ? lowest : x;
+  clamped = clamped > highest ? highest : clamped;
+  const float shifted = fused(clamped, 1.44269504f, magic);
+  const float n = shifted - magic;
+  const float f = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, clamped));
+  float p = 1.9875691500e-4f;
+  p = fused(p, f, 1.3981999507e-3f);
+  p = fused(p, f, 8.3334519073e-3f);
+  p = fused(p, f, 4.1665795894e-2f);
+  p = fused(p, f, 1.6666665459e-1f);
+  p = fused(p, f, 5.0000001201e-1f);
+  p = fused(p * f, f, f) + 1.0f;
+  const uint32_t half_power = ((bits_as<uint32_t>(shifted) - 0x4b400000u) + 126u) << 23;  // 2**(n - 1)
+  float result = p * bits_as<float>(half_power) * 2.0f;
+  result = x < lowest ? 0.0f : result;
+  result = x > highest ? INFINITY : result;
+  return is_nan(x) ? x : result;
+}
+
+static inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }

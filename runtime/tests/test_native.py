@@ -1,0 +1,254 @@
+"""The compiled kernels: the plain ones' numbers, the same bits for any threads and place, and a way on without them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import numpy as np
+import pytest
+import torch
+from popxl_engine import native
+from popxl_engine.kernels.registry import ALTERNATES, KERNELS
+from popxl_engine.kernels.rounding import Noise, Updates, round_to
+from popxl_engine.rewrites.adam import adamw_
+
+NATIVE = ALTERNATES["cpu"]
+SPECIAL = [0.0, -0.0, 1e-30, -1e-30, 88.0, -88.0, 3e38, -3e38, float("inf"), float("-inf"), float("nan")]
+
+needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C++ compiler: the plain kernels run")
+both_types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 3, seed: int = 0) -> torch.Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))) * scale).to(dtype)
+
+
+def with_special(t: torch.Tensor) -> torch.Tensor:
+    flat = t.reshape(-1)
+    flat[: len(SPECIAL)] = torch.tensor(SPECIAL[: flat.numel()]).to(t.dtype)
+    return t
+
+
+def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
+    """Calls of each kernel: small, empty, uneven, longer than a piece, with special numbers."""
+    shapes = [(5,), (0,), (1,), (3, 7), (2, 33, 1031)]
+    calls: Dict[str, List[Tuple[Any, ...]]] = {
+        "gelu": [(with_special(random(*s, dtype=dtype)),) for s in shapes],
+        "gelu_grad": [(random(*s, dtype=dtype, seed=1), random(*s, dtype=dtype)) for s in shapes],
+        "accumulate_mean_": [
+            (random(*s), random(*s, dtype=dtype, seed=1), step)
+            for s in shapes
+            for step in (0.0, 2.0, torch.tensor(3.0), np.float32(1))
+        ],
+        "logsumexp_and_pick": [],
+        "logsumexp_and_pick_grad": [],
+    }
+    for rows, classes in ((1, 1), (4, 9), (3, 20011), (2000, 17)):
+        logits = random(rows, classes, dtype=dtype)
+        logits[0] = float("-inf")
+        logits[-1, 0] = 1e4
+        indices = torch.arange(rows, dtype=torch.int32) * 7 % (classes + 2) - 1  # some outside
+        calls["logsumexp_and_pick"].append((logits, indices))
+        total = KERNELS["logsumexp_and_pick"](logits, indices)[0]
+        calls["logsumexp_and_pick_grad"].append((random(rows), random(rows, seed=5), total, logits, indices))
+    return calls
+
+
+@both_types
+@pytest.mark.parametrize("name", sorted(NATIVE))
+def test_a_compiled_kernel_gives_the_plain_kernels_numbers(name: str, dtype: torch.dtype) -> None:
+    for call in operands(dtype)[name]:
+        copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in call]
+        found, expected = NATIVE[name](*copies), in_double(KERNELS[name], call)
+        tolerance = {"rtol": 1e-2, "atol": 1e-3} if dtype == torch.bfloat16 else {"rtol": 2e-6, "atol": 1e-6}
+        torch.testing.assert_close(found, expected, **tolerance, equal_nan=True, check_dtype=False)
+
+
+@both_types
+@pytest.mark.parametrize("name", sorted(NATIVE))
+def test_operands_that_the_library_does_not_take_go_to_the_plain_kernel(name: str, dtype: torch.dtype) -> None:
+    for call in operands(dtype)[name]:
+        wide = [a.to(torch.float64) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in call]
+        assert same(NATIVE[name](*clones(wide)), KERNELS[name](*clones(wide)))
+    x, y = random(8, 6, dtype=dtype), random(6, 8, dtype=dtype)
+    torch.testing.assert_close(NATIVE["gelu"](x.t()), NATIVE["gelu"](x).t())
+    torch.testing.assert_close(
+        NATIVE["gelu_grad"](y, x.t()), NATIVE["gelu_grad"](y, x.t().contiguous()), rtol=2e-2, atol=1e-3
+    )
+
+
+def in_double(kernel: Callable[..., Any], call: Tuple[Any, ...]) -> Any:
+    """The plain kernel's result in float64."""
+    return kernel(*(a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in call))
+
+
+def clones(call: Any) -> List[Any]:
+    return [a.clone() if isinstance(a, torch.Tensor) else a for a in call]
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple):
+        return all(same(x, y) for x, y in zip(a, b))
+    return a.dtype == b.dtype and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@both_types
+@pytest.mark.parametrize("name", sorted(NATIVE))
+def test_the_number_of_threads_does_not_change_a_bit(
+    name: str, dtype: torch.dtype, threads: Callable[[int], None]
+) -> None:
+    for call in operands(dtype)[name]:
+        results = []
+        for count in (1, 2, 3):
+            threads(count)
+            results.append(NATIVE[name](*clones(call)))
+        assert same(results[0], results[1]) and same(results[0], results[2])
+
+
+@both_types
+def test_an_elements_bits_do_not_depend_on_its_place(dtype: torch.dtype) -> None:
+    x, dy = random(4099, dtype=dtype), random(4099, dtype=dtype, seed=1)
+    total = random(4099)
+    for first, end in ((0, 1), (1, 18), (3, 4099), (4090, 4099)):
+        part = slice(first, end)
+        assert same(NATIVE["gelu"](x)[part], NATIVE["gelu"](x[part]))
+        assert same(NATIVE["gelu_grad"](dy, x)[part], NATIVE["gelu_grad"](dy[part], x[part]))
+        whole = NATIVE["accumulate_mean_"](total.clone(), x, 2.0)
+        assert same(whole[part], NATIVE["accumulate_mean_"](total.clone()[part], x[part], 2.0))
+
+
+@needs_compiler
+def test_exponentials_are_right_to_two_units_in_the_last_place() -> None:
+    x = torch.cat(
+        [torch.linspace(-86.5, 88.7, 200_001), random(100_000, scale=1), torch.tensor([0.0, -0.0, -86.7, -1e9])]
+    )
+    ones = torch.ones(1)
+    zero = torch.zeros(1)
+    found = NATIVE["logsumexp_and_pick_grad"](ones, zero, zero, x[None], torch.tensor([-1]))[0].double().numpy()
+    expected = np.exp(x.double().numpy())
+    expected[expected < 2.4e-38] = 0
+    assert np.max(np.abs(found - expected) / np.maximum(expected, 1e-38)) < 2 * 2**-23
+
+
+# AdamW
+
+
+def adam_state(weight: torch.dtype, gradient: torch.dtype, count: int) -> List[torch.Tensor]:
+    state = [random(count, dtype=weight, scale=0.1), random(count, dtype=gradient, seed=1)]
+    return [*state, random(count, seed=2), random(count, seed=3).square(), torch.tensor(4.0)]
+
+
+def update(state: List[torch.Tensor], scale: Any = 0.5) -> torch.Tensor:
+    var, grad, first, second, step = state
+    return adamw_(var, grad, scale, first, second, step, -1e-2, 0.9, 0.99, 1e-6, 0.1)
+
+
+@pytest.mark.parametrize("gradient", [torch.float32, torch.bfloat16])
+def test_adamw_is_torchs_own(gradient: torch.dtype) -> None:
+    var, grad, first, second, step = state = adam_state(torch.float32, gradient, 70_001)
+    expected = [t.double() for t in (var, grad * 0.5, first, second)]
+    torch._fused_adamw_(
+        *([t] for t in expected), [], [step.clone()], lr=1e-2, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-6,
+        amsgrad=False, maximize=False,
+    )  # fmt: skip
+    update(state)
+    for found, wanted in zip((var, first, second), (expected[0], expected[2], expected[3])):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("offset", [0, 5, 65_530, 200_000])
+def test_adamw_rounds_bfloat16_weights_with_the_noise_of_the_plain_kernel(offset: int) -> None:
+    narrow = adam_state(torch.bfloat16, torch.float32, 140_001)
+    wide = [narrow[0].float(), *clones(narrow[1:])]
+    seed = torch.tensor([3, 9], dtype=torch.uint32)
+    with Updates.rounded_stochastically(lambda: seed, offset):
+        found = update(narrow)
+    exact = update(wide)
+    expected = round_to(torch.bfloat16, exact, Noise(seed, offset + exact.numel()), offset)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, exact.to(torch.bfloat16))
+
+
+@needs_compiler
+def test_without_stochastic_rounding_adamw_rounds_to_nearest() -> None:
+    narrow = adam_state(torch.bfloat16, torch.bfloat16, 40_001)
+    wide = [narrow[0].float(), *clones(narrow[1:])]
+    assert torch.equal(update(narrow), update(wide).to(torch.bfloat16))
+
+
+# Without a compiler
+
+PROGRAM = """
+import logging, torch
+logging.basicConfig()
+from popxl_engine import native
+from popxl_engine.kernels.registry import ALTERNATES, KERNELS
+x = torch.linspace(-3, 3, 50)
+for _ in range(2):
+    found = ALTERNATES["cpu"]["gelu"](x)
+assert (native.library() is None) == torch.equal(found, KERNELS["gelu"](x))
+print("library", native.library() is not None)
+"""
+
+
+def run(tmp_path: Path, **environment: str) -> Tuple[str, str]:
+    variables = {**os.environ, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path), **environment}
+    for name in ("XDG_CACHE_HOME", "POPXL_CACHE_DIR"):
+        variables.pop(name, None) if name not in environment else None
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_without_a_compiler_the_plain_kernels_run_and_the_log_says_so_once(tmp_path: Path) -> None:
+    out, err = run(tmp_path, PATH=str(tmp_path), CXX="no-such-compiler")
+    assert out == "library False\n"
+    assert err.count("no C++ compiler") == 1
+
+
+def test_a_compiler_that_fails_is_reported_once_with_its_words(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho cannot do this >&2\nexit 1\n")
+    broken.chmod(0o755)
+    out, err = run(tmp_path, CXX=str(broken))
+    assert out == "library False\n"
+    assert err.count("not compiled") == 1 and "cannot do this" in err
+
+
+def test_the_library_is_switched_off_by_name(tmp_path: Path) -> None:
+    assert run(tmp_path, POPXL_NATIVE="0") == ("library False\n", "")
+
+
+@needs_compiler
+def test_the_library_is_built_once_and_found_again(tmp_path: Path) -> None:
+    out, _ = run(tmp_path, POPXL_CACHE_DIR=str(tmp_path / "cache"))
+    (built,) = (tmp_path / "cache").iterdir()
+    assert out == "library True\n" and built.suffix == ".so"
+    assert run(tmp_path, POPXL_CACHE_DIR=str(tmp_path / "cache"), PATH=os.environ["PATH"]) == ("library True\n", "")
+
+
+@needs_compiler
+def test_where_no_cache_can_be_written_another_folder_serves(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file where the home folder should be")
+    assert run(tmp_path, POPXL_CACHE_DIR=str(tmp_path / "home" / "cache")) == ("library True\n", "")
+    assert list(tmp_path.glob("popxl-*/kernels_*.so"))
+
+
+@needs_compiler
+def test_a_damaged_library_is_built_again(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    run(tmp_path, POPXL_CACHE_DIR=str(cache))
+    (built,) = cache.iterdir()
+    size = built.stat().st_size
+    built.write_bytes(built.read_bytes()[:1000])
+    assert run(tmp_path, POPXL_CACHE_DIR=str(cache)) == ("library True\n", "")
+    assert built.stat().st_size == size
