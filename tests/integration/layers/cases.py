@@ -4,7 +4,7 @@ An oracle takes the layer's whole parameters by name and the inputs, float64 ten
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,11 +30,12 @@ def norm(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tensor:
     return (x - mean) / torch.sqrt(variance + model.layer_norm_eps) * w[f"{prefix}weight"] + w[f"{prefix}bias"]
 
 
-def attention(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tensor:
+def attention(model: Model, w: Weights, x: Tensor, prefix: str = "", keep: "Tensor | None" = None) -> Tensor:
+    # keep: factor of each probability, [B, h, S, S]
     sequence, heads, size = model.sequence_length, model.heads, model.head_size
     projected = x @ w[f"{prefix}qkv.weight"] + w[f"{prefix}qkv.bias"]  # [B*S, 3*H]
     rows = []
-    for block in projected.split(sequence):  # one sequence of the micro-batch
+    for number, block in enumerate(projected.split(sequence)):  # one sequence of the micro-batch
         query, key, value = block.split(model.hidden_size, dim=1)
         results = []
         for head in range(heads):
@@ -42,6 +43,8 @@ def attention(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tensor:
             scores = query[:, columns] @ key[:, columns].T / math.sqrt(size)
             later = torch.arange(sequence)[:, None] < torch.arange(sequence)
             shares = torch.softmax(scores.masked_fill(later, -math.inf), dim=1)
+            if keep is not None:
+                shares = shares * keep[number, head]
             results.append(shares @ value[:, columns])
         rows.append(torch.cat(results, dim=1))
     return torch.cat(rows) @ w[f"{prefix}output.weight"] + w[f"{prefix}output.bias"]
@@ -53,9 +56,11 @@ def feed_forward(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tenso
     return y @ w[f"{prefix}down.weight"] + w[f"{prefix}down.bias"]
 
 
-def decoder(model: Model, w: Weights, x: Tensor) -> Tensor:
-    x = x + attention(model, w, norm(model, w, x, "attention_norm."), "attention.")
-    return x + feed_forward(model, w, norm(model, w, x, "feed_forward_norm."), "feed_forward.")
+def decoder(model: Model, w: Weights, x: Tensor, keep: "Sequence[Tensor] | None" = None) -> Tensor:
+    # keep: factors of the probabilities, [B, h, S, S], and of what each of the two branches adds, [N, H]
+    shares, first, second = keep or (None, 1.0, 1.0)
+    x = x + first * attention(model, w, norm(model, w, x, "attention_norm."), "attention.", shares)
+    return x + second * feed_forward(model, w, norm(model, w, x, "feed_forward_norm."), "feed_forward.")
 
 
 def embedding(model: Model, w: Weights, words: Tensor) -> Tensor:
