@@ -40,7 +40,9 @@ pytestmark = pytest.mark.slow
 SECONDS = 2.0
 """Limit for an answer, in processor time, as the machine may be busy with other things."""
 
-TRAIN = "{train} --config tiny --name run --sequence_length 8 --vocabulary_size 300 --steps 4 --checkpoint.every 2"
+ALONE = "--data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1"
+TRAIN = f"{{train}} --config tiny {ALONE} --name run --sequence_length 8 --vocabulary_size 300 --steps 4"
+TRAIN += " --checkpoint.every 2"
 DATA = "--input_files tokens/train-00000.tfrecord"
 RUN = f"{TRAIN} {DATA}"
 RESUME = f"{RUN} --checkpoint.load auto --steps 6"

@@ -22,6 +22,9 @@ def small(**values: object) -> Config:
         "max_positions": 16,
         "global_batch_size": 4,
         "dropout": 0.0,
+        "data_parallel": 1,
+        "tensor_parallel_1": 1,
+        "tensor_parallel_2": 1,
     }
     return preset("tiny", **{**defaults, **values})
 

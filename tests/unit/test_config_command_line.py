@@ -40,6 +40,9 @@ def other_value(leaf: config.Leaf):
         "learning_rate": 0.25,
         "dropout": 0.5,
         "minimum_learning_rate": 1e-6,
+        "data_parallel": 4,
+        "tensor_parallel_1": 4,
+        "tensor_parallel_2": 4,
     }
     if leaf.name in special:
         return special[leaf.name]

@@ -40,7 +40,7 @@ REFUSALS = [
     ),
     (
         {"micro_batch_size": 16},
-        "global_batch_size: got 8; expected a multiple of data_parallel * micro_batch_size = 16.",
+        "global_batch_size: got 8; expected a multiple of data_parallel * micro_batch_size = 32.",
     ),
     ({"minimum_learning_rate": 1.0}, "minimum_learning_rate: got 1; expected at most learning_rate = 0.001."),
     ({"warmup_steps": 21}, "warmup_steps: got 21; expected at most steps = 20."),
@@ -110,7 +110,7 @@ def test_a_wrong_leaf_is_not_blamed_on_others():
 
 
 def test_the_number_of_replicas_that_were_started_must_fit():
-    found = config.preset("tiny", data_parallel=2, tensor_parallel_1=2)
+    found = config.preset("tiny", data_parallel=2, tensor_parallel_1=2, tensor_parallel_2=1)
     config.validate(found, replicas=4)
     with pytest.raises(config.ConfigError) as caught:
         config.validate(found, replicas=8)

@@ -21,10 +21,7 @@ SCRIPT = ROOT / "demo" / "pretraining.py"
 TIMEOUT = 5
 """Seconds that a collective waits."""
 SECONDS = 120
-FLAGS = (
-    "--config tiny --data_parallel 2 --tensor_parallel_1 2 --tensor_parallel_2 2 --steps 24 "
-    "--checkpoint.every 2 --checkpoint.keep 100 --checkpoint.load auto"
-).split()
+FLAGS = "--config tiny --steps 24 --checkpoint.every 2 --checkpoint.keep 100 --checkpoint.load auto".split()
 
 
 def environment(**more):

@@ -6,12 +6,10 @@ import pytest
 from config import Config, override
 from execution import phases
 from execution.batch_serialisation import Connections
-from execution.host import run_steps
 from execution.inference import generation, logits
-from execution.pretraining import pretraining
-from execution.variables import read_gradients, write_whole_weights
-from modelling.hugging_face import hugging_face_name
+from execution.variables import write_whole_weights
 from tests.integration.gpt_oracle import Expected, distance, expect, random_batch, random_weights, small
+from tests.integration.runs import gradients_of, worst_distance
 
 TOLERANCE = 1e-5
 CASES = {
@@ -37,25 +35,8 @@ CASES = {
 }
 
 
-def gradients_of(config: Config, seed: int = 0) -> "tuple[float, dict[str, np.ndarray], float]":
-    """Loss, whole gradients under Hugging Face's names, and gradient norm of one step of the program."""
-    session = pretraining(config)
-    write_whole_weights(session, config, random_weights(config.model, seed).items())
-    words, labels = random_batch(config)
-    with session:
-        (result,) = run_steps(session, config, words, labels, [0.0])
-    gradients = {hugging_face_name(name): array for name, array in read_gradients(session, config).items()}
-    return result.loss, gradients, result.gradient_norm
-
-
 def expected_of(config: Config) -> Expected:
     return expect(config.model, random_weights(config.model), *random_batch(config))
-
-
-def worst_distance(got: "dict[str, np.ndarray]", expected: "dict[str, np.ndarray]") -> "tuple[float, str]":
-    """The largest distance over Hugging Face's tensors, and whose it is."""
-    assert got.keys() == expected.keys()
-    return max((distance(got[name], array), name) for name, array in expected.items())
 
 
 @pytest.mark.parametrize("case", CASES)

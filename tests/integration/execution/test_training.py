@@ -8,9 +8,10 @@ from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel
 from config import Config, learning_rate, override
 from execution.host import StepResult, run_steps
 from execution.pretraining import pretraining
-from execution.variables import read_weights, write_whole_weights
+from execution.variables import write_whole_weights
 from modelling.hugging_face import hugging_face_name
 from tests.integration.gpt_oracle import distance, random_weights, small
+from tests.integration.runs import batches, train
 
 STEPS = 50
 TRAINED = small(
@@ -29,32 +30,6 @@ TRAINED = small(
     max_norm=0.5,
     loss_scaling=64.0,
 )
-
-
-def batches(config: Config, seed: int = 5) -> "list[tuple[np.ndarray, np.ndarray]]":
-    """A text that can be learned, cut at random places: words and labels, int [batch, sequence] each."""
-    generator = np.random.default_rng(seed)
-    size, sequence = config.training.global_batch_size, config.model.sequence_length
-    text = np.cumsum(generator.integers(0, 3, 4000)) % config.model.vocabulary_size
-    found = []
-    for _ in range(config.training.steps):
-        starts = generator.integers(0, text.size - sequence - 1, size)
-        tokens = np.stack([text[start : start + sequence + 1] for start in starts])
-        found.append((tokens[:, :-1], tokens[:, 1:]))
-    return found
-
-
-def train(config: Config) -> "tuple[list[StepResult], dict[str, np.ndarray]]":
-    """Results of all steps, and the weights after them."""
-    session = pretraining(config)
-    write_whole_weights(session, config, random_weights(config.model).items())
-    data, iterations, results = batches(config), config.execution.device_iterations, []
-    with session:
-        for first in range(0, config.training.steps, iterations):
-            words, labels = (np.concatenate(part) for part in zip(*data[first : first + iterations]))
-            rates = [learning_rate(config.training, first + i) for i in range(iterations)]
-            results += run_steps(session, config, words, labels, rates)
-    return results, read_weights(session, config)
 
 
 def train_plainly(config: Config) -> "tuple[list[StepResult], dict[str, np.ndarray]]":

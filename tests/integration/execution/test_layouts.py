@@ -1,0 +1,141 @@
+"""The numbers of a run do not depend on its layout: replicas, replicated tensor sharding, recomputation.
+
+Float32, no dropout, every parameter at random. Processes are in test_processes.py.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from config import Config, override, preset
+from execution.host import StepResult
+from tests.integration.gpt_oracle import small
+from tests.integration.runs import gradients_of, train, worst_distance
+
+Grid = "tuple[int, int, int]"
+"""(dp, tp1, tp2)."""
+SMALL = small(hidden_size=16, heads=4, sequence_length=6, max_positions=7, global_batch_size=4)
+GRIDS = [grid for grid in itertools.product((1, 2, 4), repeat=3) if 1 < math.prod(grid) <= 16] + [(4, 4, 4)]
+
+
+def laid_out(config: Config, grid: Grid, **changes: object) -> Config:
+    names = ("data_parallel", "tensor_parallel_1", "tensor_parallel_2")
+    return override(config, **dict(zip(names, grid)), **changes)
+
+
+def marked(grids: "list[Grid]", quick: Callable[[Grid], bool]) -> list:
+    """Cases; those that are not quick are left to `make test`."""
+    return [pytest.param(grid, marks=[] if quick(grid) else [pytest.mark.slow], id=str(grid)) for grid in grids]
+
+
+# Gradients
+
+
+@pytest.fixture(scope="module")
+def alone() -> "tuple[float, dict[str, np.ndarray], float]":
+    """Loss, gradients and gradient norm of a single replica."""
+    return gradients_of(SMALL)
+
+
+def check_same(found: "tuple[float, dict[str, np.ndarray], float]", expected: "tuple[float, dict, float]") -> None:
+    assert found[0] == pytest.approx(expected[0], rel=1e-5)
+    worst = worst_distance(found[1], expected[1])
+    assert worst[0] < 1e-5, worst
+    assert found[2] == pytest.approx(expected[2], rel=1e-5)
+
+
+@pytest.mark.parametrize("grid", marked(GRIDS, lambda grid: math.prod(grid) <= 4 or grid == (2, 2, 2)))
+def test_loss_and_gradients_are_those_of_one_replica(grid, alone):
+    check_same(gradients_of(laid_out(SMALL, grid)), alone)
+
+
+@pytest.mark.parametrize("grid", [(1, 2, 2), pytest.param((2, 4, 1), marks=pytest.mark.slow)], ids=str)
+def test_a_padded_vocabulary_changes_nothing(grid):
+    whole = override(SMALL, vocabulary_size=50257, layers=1, global_batch_size=2)
+    assert whole.model.vocabulary_size % grid[1]
+    check_same(gradients_of(laid_out(whole, grid)), gradients_of(whole))
+
+
+# Training
+
+TRAINED = override(
+    SMALL, steps=20, learning_rate=3e-3, schedule="cosine", warmup_steps=2, weight_decay=0.2, max_norm=0.5
+)
+TRAINED_GRIDS = [(2, 2, 2), (4, 1, 1), (1, 1, 4), (2, 4, 1), (1, 2, 4), (1, 4, 2)]
+
+
+def losses(results: "list[StepResult]") -> "list[float]":
+    return [result.loss for result in results]
+
+
+@pytest.fixture(scope="module")
+def trained_alone() -> "list[StepResult]":
+    """Twenty steps on a single replica."""
+    results, _ = train(TRAINED)
+    assert any(result.gradient_norm > TRAINED.training.max_norm for result in results), "clipping is active"
+    return results
+
+
+@pytest.mark.parametrize("grid", marked(TRAINED_GRIDS, lambda grid: math.prod(grid) <= 4))
+def test_twenty_steps_have_the_losses_of_one_replica(grid, trained_alone):
+    results, _ = train(laid_out(TRAINED, grid))
+    np.testing.assert_allclose(losses(results), losses(trained_alone), rtol=1e-4)
+
+
+def check_bitwise(config: Config, one: "dict[str, object]", other: "dict[str, object]") -> None:
+    (first, first_weights), (second, second_weights) = (train(override(config, **changes)) for changes in (one, other))
+    assert losses(first) == losses(second)
+    for name, array in first_weights.items():
+        np.testing.assert_array_equal(array, second_weights[name], err_msg=name)
+
+
+BITWISE_GRIDS = marked([(1, 2, 2), (4, 1, 1), (2, 2, 2)], lambda grid: grid == (1, 2, 2))
+SHARDED, WHOLE = {"replicated_tensor_sharding": True}, {"replicated_tensor_sharding": False}
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 1e3], ids=["without clipping", "never clipped"])
+@pytest.mark.parametrize("grid", BITWISE_GRIDS)
+def test_replicated_tensor_sharding_changes_no_bit_where_nothing_is_clipped(grid, max_norm):
+    check_bitwise(laid_out(TRAINED, grid, steps=3, max_norm=max_norm), SHARDED, WHOLE)
+
+
+@pytest.mark.parametrize("grid", BITWISE_GRIDS)
+def test_replicated_tensor_sharding_changes_clipped_steps_by_rounding_of_the_norm_alone(grid):
+    config = laid_out(TRAINED, grid, steps=3, max_norm=0.01)
+    sharded, whole = (train(override(config, **changes))[0] for changes in (SHARDED, WHOLE))
+    assert all(result.gradient_norm > config.training.max_norm for result in whole)
+    np.testing.assert_allclose(losses(sharded), losses(whole), rtol=1e-6)
+    norms = ([result.gradient_norm for result in results] for results in (sharded, whole))
+    np.testing.assert_allclose(*norms, rtol=1e-6)
+
+
+@pytest.mark.parametrize("grid", BITWISE_GRIDS)
+def test_recomputation_changes_no_bit(grid):
+    check_bitwise(laid_out(TRAINED, grid, steps=3), {"recomputation": True}, {"recomputation": False})
+
+
+# The small preset
+
+
+@pytest.mark.parametrize(
+    "grid, heads",
+    [
+        pytest.param((2, 2, 2), 4, id="8 replicas"),
+        pytest.param((4, 4, 4), 4, marks=pytest.mark.slow, id="64 replicas"),
+        pytest.param((4, 8, 8), 8, marks=pytest.mark.slow, id="256 replicas"),
+    ],
+)
+def test_the_smallest_preset_trains_in_one_process(grid, heads):
+    config = preset("tiny", steps=3, heads=heads, learning_rate=1e-2)
+    results, _ = train(laid_out(config, grid))
+    assert losses(results)[-1] < losses(results)[0]
+    np.testing.assert_allclose(losses(results), losses(train(laid_out(config, (1, 1, 1)))[0]), rtol=1e-4)
+
+
+def test_the_smallest_preset_is_split_in_all_three_ways():
+    execution = preset("tiny").execution
+    assert (execution.data_parallel, execution.tensor_parallel_1, execution.tensor_parallel_2) == (2, 2, 2)
+    assert execution.replication_factor == 8
