@@ -44,9 +44,8 @@ def scatter_reduce(
         start = initial_values
     if reduction == "none":
         return _last(as_signed(data), index, as_signed(start), axis).view(data.dtype)
-    total = _wide(start).scatter_reduce(
-        axis, index, _wide(data), TORCH[reduction], include_self=initial_values is not None
-    )
+    takes_start = initial_values is not None or reduction == "sum"  # zeros change no sum, and torch is faster with them
+    total = _wide(start).scatter_reduce(axis, index, _wide(data), TORCH[reduction], include_self=takes_start)
     return total.to(data.dtype)
 
 
