@@ -180,5 +180,6 @@ def histogram(t: torch.Tensor, levels: Sequence[float], absolute_of_input: bool)
     """Find each element's bin, count."""
     bounds = widened(torch.tensor(levels, dtype=torch.float64).to(t.dtype)).to(t.device)
     values = widened(t.abs() if absolute_of_input else t).reshape(-1)
-    counts = torch.bincount(torch.bucketize(values, bounds, right=True), minlength=len(levels) + 1)
-    return counts.to(torch.uint32)
+    bins = torch.bucketize(values, bounds, right=True)
+    counts = torch.zeros(len(levels) + 1, dtype=torch.int64, device=t.device)
+    return counts.scatter_add_(0, bins, torch.ones_like(bins)).to(torch.uint32)
