@@ -79,7 +79,7 @@ def test_programs_have_marks_in_the_block_and_nowhere_else(tmp_path, monkeypatch
         (marked,) = set(tmp_path.glob("*.py")) - {plain}
         assert session._engine.program is not before
     assert session._engine.program is before and "perf_counter" not in str(before.source.names)
-    stamp = re.compile(r"^ +(note|row)_\d+g\(")
+    stamp = re.compile(r"^ +(log|rows)_\d+g\.append")
     texts = [[line for line in path.read_text().splitlines() if not stamp.match(line)] for path in (plain, marked)]
     assert len(texts[0]) == len(plain.read_text().splitlines()), "no marks where nobody asks for them"
     assert len(texts[0]) == len(texts[1]) < len(marked.read_text().splitlines()), "and nothing else where they are"

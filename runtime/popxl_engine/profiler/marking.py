@@ -3,17 +3,16 @@
 Marks stand between the lines that every program has. A program that is not profiled has none, and no room for them.
 """
 
-from array import array
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Iterator, List, Literal, Union
+from typing import Iterator, List, Literal, Optional, Tuple
 
 from popxl_engine.codegen import BlockWriter, Generator, meets
 from popxl_engine.lowering import Block, Instr
 from popxl_engine.planner.phases import MAIN
 
-Kind = Literal["done", "opened", "arrived"]
-"""An instruction has ended; a loop begins; a replica waits for others."""
+Kind = Literal["done", "opened"]
+"""An instruction has ended; a loop begins."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,39 +27,47 @@ class Mark:
 class MarkedGenerator(Generator):
     """Writes a program whose run fills ``log`` with numbers and times (in ns) in turn, and ``rows`` with remote rows.
 
-    Negative numbers say which replica goes on, see `replica_of`.
+    A number is a mark's. Where a replica begins, or goes on after a collective, it is negative and tells which replica
+    that is, see `unpacked`.
+
+    Args:
+        replicas: over all processes.
     """
 
-    def __init__(self, device: str = "cpu", rounds: bool = False):
-        super().__init__(device, rounds)
+    def __init__(self, replicas: int, rounds: bool = False):
+        super().__init__(rounds=rounds)
+        self.replicas = replicas
         self.marks: List[Mark] = []
-        self.log, self.rows = array("q"), array("q")
-        self.note = self.source.bind("note", self.log.append)
-        self.note_row = self.source.bind("row", self.rows.append)
-        self.now = self.source.bind("now", perf_counter_ns)
+        self.log: List[int] = []
+        self.rows: List[int] = []
+        self._log, self._rows = self.source.bind("log", self.log), self.source.bind("rows", self.rows)
+        self._now = self.source.bind("now", perf_counter_ns)
 
     def write(self, block: Block, name: str) -> None:
         """See `Generator`."""
         MarkingWriter(self, block, name).write()
 
-    def stamp(self, number: Union[int, str]) -> str:
-        """Source that notes a number and the time."""
-        return f"{self.note}({number}); {self.note}({self.now}())"
+    def _stamp(self, number: str) -> str:
+        return f"{self._log}.append({number}); {self._log}.append({self._now}())"
+
+    def begin(self) -> str:
+        """Source of the mark at which a replica begins."""
+        return self._stamp("-1 - r.index")
 
     def mark(self, kind: Kind, instr: Instr, block: Block) -> str:
         """Source of a mark."""
         self.marks.append(Mark(kind, instr, block))
-        return self.stamp(len(self.marks) - 1)
+        number = len(self.marks) - 1
+        return self._stamp(f"{-1 - len(self.marks) * self.replicas} - r.index" if meets(instr) else str(number))
 
+    def row(self, offset: str) -> str:
+        """Source that notes a row."""
+        return f"{self._rows}.append(int({offset}))"
 
-BEGINS, GOES_ON = "-2 * r.index - 1", "-2 * r.index - 2"
-"""The numbers of a replica that starts, and of one whose collective is complete."""
-
-
-def replica_of(number: int) -> "tuple[int, bool]":
-    """The replica of a negative number, and whether it goes on."""
-    replica, goes_on = divmod(-number - 1, 2)
-    return replica, bool(goes_on)
+    def unpacked(self, number: int) -> Tuple[int, Optional[int]]:
+        """The replica of a negative number, and the number of the collective's mark; None where the replica begins."""
+        count, replica = divmod(-1 - number, self.replicas)
+        return replica, count - 1 if count else None
 
 
 class MarkingWriter(BlockWriter):
@@ -71,21 +78,15 @@ class MarkingWriter(BlockWriter):
         self.marked = generator
 
     def _instr(self, instr: Instr) -> Iterator[str]:
-        mark = self.marked.mark
         if self.block.name == MAIN and instr is self.block.instrs[0]:
-            yield self.marked.stamp(BEGINS)
+            yield self.marked.begin()
         if instr.kind == "repeat":
-            yield mark("opened", instr, self.block)
+            yield self.marked.mark("opened", instr, self.block)
         if "remote" in instr.effects:
-            yield f"{self.marked.note_row}(int({self._argument(instr.arguments['offset'], True)}))"
-        if meets(instr):
-            yield mark("arrived", instr, self.block)
-            yield from super()._instr(instr)
-            yield self.marked.stamp(GOES_ON)
-        else:
-            yield from super()._instr(instr)
-            if not is_free(instr):
-                yield mark("done", instr, self.block)
+            yield self.marked.row(self._argument(instr.arguments["offset"], True))
+        yield from super()._instr(instr)
+        if not is_free(instr):
+            yield self.marked.mark("done", instr, self.block)
 
 
 def is_free(instr: Instr) -> bool:

@@ -2,17 +2,18 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import DefaultDict, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, DefaultDict, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from popxl.profile import LANES, PHASES, PhaseProfile, Profile, Span, Work
 
 from popxl_engine.lowering import Block
 from popxl_engine.planner.phases import MAIN, runs_of
-from popxl_engine.profiler.marking import replica_of
 from popxl_engine.profiler.places import Frame, Place, Places
 
 SPANS = 100_000
 """Spans outside `PHASES` that a profile keeps: what a browser shows without trouble."""
+Unpacked = Callable[[int], Tuple[int, Optional[int]]]
+"""See `MarkedGenerator.unpacked`."""
 FIRST = float("inf")
 """Position of a block that has not begun."""
 
@@ -48,8 +49,6 @@ class Track:
         self.replica, self.now, self.places = replica, now, places
         self.spans: List[Span] = []
         """Of frames that have ended."""
-        self.waiting: Tuple[Place, int]
-        """Its last collective, and when it got there."""
         self._open: List[Open] = [Open(None, now)]
         self._last: Dict[Block, float] = {}
         self._rounds: Dict[Block, int] = {}
@@ -90,8 +89,8 @@ class Track:
 class Reading:
     """One run's log, read from its begin to its end. Every moment goes to one phase and one lane."""
 
-    def __init__(self, places: Places, marks: Sequence[Place], log: Log):
-        self.places, self.log = places, log
+    def __init__(self, places: Places, marks: Sequence[Place], unpacked: Unpacked, log: Log):
+        self.places, self.unpacked, self.log = places, unpacked, log
         self.tracks: Dict[int, Track] = {}
         self.spent: DefaultDict[Tuple[str, str], int] = defaultdict(int)
         self.leaves: List[Span] = []
@@ -106,40 +105,31 @@ class Reading:
         track: Optional[Track] = None
         entries = self.log.entries
         for number, time in zip(entries[::2], entries[1::2]):
+            mark: Optional[int] = number
             if number < 0:
-                track = self._switch(*replica_of(number), time)
-                continue
+                replica, mark = self.unpacked(number)
+                track = self.tracks.setdefault(replica, Track(replica, time, self.places))
             assert track is not None, "a program begins with a replica"
-            place = marks[number]
+            if mark is None:
+                self._spend(MAIN, "compute", time)
+                continue
+            place = marks[mark]
             track.enter(place)
-            if place.kind == "opened":
-                continue  # a loop takes no time by itself
-            self.spent[place.phase, place.lane] += time - self._last
-            if place.kind == "arrived":
-                track.waiting = place, track.now
-            else:
-                self._leaf(track, place, track.now, time)
-            self._last = track.now = time
-        self.spent[MAIN, "compute"] += self.log.end - self._last
+            if place.kind == "done":  # a loop that begins takes no time by itself
+                self._spend(place.phase, place.lane, time)
+                self._leaf(track, place, time)
+        self._spend(MAIN, "compute", self.log.end)
 
-    def _switch(self, replica: int, goes_on: bool, time: int) -> Track:
-        """A replica goes on from a collective, or begins."""
-        if goes_on:
-            track = self.tracks[replica]
-            place, arrived = track.waiting
-            self.spent[place.phase, place.lane] += time - self._last
-            self._leaf(track, place, arrived, time)
-        else:
-            self.spent[MAIN, "compute"] += time - self._last
-            track = self.tracks[replica] = Track(replica, time, self.places)
-        self._last = track.now = time
-        return track
+    def _spend(self, phase: str, lane: str, until: int) -> None:
+        self.spent[phase, lane] += until - self._last
+        self._last = until
 
-    def _leaf(self, track: Track, place: Place, begin: int, end: int) -> None:
+    def _leaf(self, track: Track, place: Place, end: int) -> None:
+        """What a replica has done since its last mark. In a collective others run, too."""
         row = next(self._rows) if place.lane in ("load", "store") else None
-        self.leaves.append(
-            Span(track.replica, place.lane, place.name, begin, end, place.work, place.graph, place.op, row)
-        )
+        span = Span(track.replica, place.lane, place.name, track.now, end, place.work, place.graph, place.op, row)
+        self.leaves.append(span)
+        track.now = end
 
     def profile(self) -> Profile:
         """What the log says."""

@@ -18,7 +18,7 @@ class Recorder:
 
     def __init__(self, ir: Ir, program: Program):
         self._ir = ir
-        self._generator = MarkedGenerator(rounds=program.rounds)
+        self._generator = MarkedGenerator(ir.replication_factor, program.rounds)
         self.program = program.written_by(self._generator)
         self._logs: List[Log] = []
 
@@ -36,4 +36,4 @@ class Recorder:
         """What the runs did."""
         places = Places(self._ir, self.program.block)
         marks = [places.of(mark) for mark in self._generator.marks]
-        return [Reading(places, marks, log).profile() for log in self._logs]
+        return [Reading(places, marks, self._generator.unpacked, log).profile() for log in self._logs]
