@@ -171,6 +171,13 @@ ROWS = [
     Row("preparation into a folder of something else", f"{PREPARE} --output text",
         ("text: got something not made by data/prepare.py",)),
     Row("preparation over other data", f"{PREPARE} --output larger", ("larger", "--overwrite")),
+    Row("folder of a profile below a file", f"{RUN} --name new --profile --profile_folder text/1.txt/profile",
+        ("--profile_folder: got 'Not a directory'", "text/1.txt/profile", "Check its permissions")),
+    Row("read-only folder of a profile", "{bench} --config tiny --profile --profile_folder closed",
+        ("--profile_folder: got 'Permission denied'", "closed"),
+        lambda folder: ((folder / "closed").mkdir(), read_only("closed")(folder))),
+    Row("folder of a profile without a profile", f"{RUN} --profile_folder profile",
+        ("--profile_folder: got a value without --profile", "Add --profile")),
     # Full disks
     Row("full disk at the start", RESUME, ("runs/run: got 'File too large'", "space on the disk"), largest_file=500),
     Row("full disk at a checkpoint", RESUME,
@@ -178,6 +185,8 @@ ROWS = [
         asks_for_training=True),
     Row("full disk between checkpoints", f"{RUN} --name new --steps 40 --checkpoint.every 0",
         ("runs/new/metrics.jsonl: got 'File too large'",), largest_file=3000, asks_for_training=True),
+    Row("full disk at a profile", "{bench} --config tiny --profile --profile_folder profile --measured_runs 1",
+        ("--profile_folder: got 'File too large'", "space on the disk"), largest_file=3000, asks_for_training=True),
     Row("full disk during preparation", f"{PREPARE} --output new", ("File too large", "--output"), largest_file=8000),
     # Text
     Row("no text", "{prepare} text nothing --output new", ("nothing",)),
