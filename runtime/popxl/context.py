@@ -56,7 +56,13 @@ class Context:
         self._ipus: List[int] = []
         self._io_tiles = 0
         self._in_sequence: List[Union[bool, str]] = []
+        self._executions: List[ExecutionContext] = []
         self._hooks = Hooks()
+
+    @property
+    def execution(self) -> ExecutionContext:
+        """When the ops that are built now will run."""
+        return self._executions[-1] if self._executions else ExecutionContext.Normal
 
     @property
     def ipu_id(self) -> Optional[int]:
@@ -197,6 +203,25 @@ class in_sequence(ContextDecorator):  # noqa: N801 - PopXL's name
 
     def __exit__(self, *exc: Any) -> None:
         _CONTEXT._in_sequence.pop()
+
+
+@contextmanager
+def _execution_context(context: ExecutionContext) -> Iterator[None]:
+    """Ops of the main graph built inside run while weights travel between host and device, not with the program.
+
+    NotImplementedError for other contexts than Normal, WeightsFromHostFragment and WeightsToHostFragment. What may be
+    built inside is checked when a Session is made: see `popxl.transforms.fragments`.
+    """
+    fragments = (ExecutionContext.WeightsFromHostFragment, ExecutionContext.WeightsToHostFragment)
+    if context not in (ExecutionContext.Normal, *fragments):
+        raise NotImplementedError(
+            f"_execution_context: got {context}; expected Normal, WeightsFromHostFragment or WeightsToHostFragment."
+        )
+    _CONTEXT._executions.append(context)
+    try:
+        yield
+    finally:
+        _CONTEXT._executions.pop()
 
 
 @contextmanager

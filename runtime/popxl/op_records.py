@@ -77,7 +77,9 @@ OPS: Dict[str, OpDefinition] = {}
 class Op:
     """One op in a graph: a definition applied to arguments."""
 
-    __slots__ = ("definition", "arguments", "graph", "name", "source", "_inputs", "_outputs", "ipu", "io_tiles")
+    __slots__ = (
+        "definition", "arguments", "graph", "name", "source", "_inputs", "_outputs", "ipu", "io_tiles", "execution",
+    )  # fmt: skip
 
     def __init__(
         self, definition: OpDefinition, arguments: Dict[str, Any], graph: "Graph", name: str, source: Tuple[str, int]
@@ -90,7 +92,7 @@ class Op:
         self._inputs = tuple(flatten(arguments.values()))
         self._outputs: List[Tensor] = []
         context = get_current_context()
-        self.ipu, self.io_tiles = context.ipu_id, context.io_tile_set
+        self.ipu, self.io_tiles, self.execution = context.ipu_id, context.io_tile_set, context.execution
 
     @property
     def inputs(self) -> Tuple[Tensor, ...]:

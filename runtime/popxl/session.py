@@ -15,6 +15,7 @@ from popxl.profile import Profile
 from popxl.session_checks import check_keys, checked_data, device_of, is_file, is_writable_file
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Variable
+from popxl.transforms.fragments import arrange_fragments
 from popxl.utils import HostScalarTensor, downcast_np_dtypes, to_numpy
 from popxl.values import Constant
 
@@ -79,6 +80,7 @@ class Session:
                 "Session: got a program without ops in its main graph; expected at least one. Build it first."
             )
         self._ir = ir
+        arrange_fragments(ir)
         ir._freeze()
         ir._pb_ir.getSessionOptions().report_ignored()
         self._was_attached_stack: List[bool] = []
