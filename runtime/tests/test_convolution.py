@@ -1,16 +1,15 @@
-"""What sample tables cannot say of convolutions, pooling and regions: how much work they are, and errors in a run."""
+"""What sample tables cannot say of convolutions, pooling and interpolation: work, memory, rounding, errors in a run."""
 
 import popxl
 import pytest
 import torch
-from helpers import Program, build, make_case, run
+from helpers import Program, build, make_case, run, same_bits
 from popxl.opdef import op_cost
-from samples.convolution import SAMPLES
-from samples.interpolation import BATCH, regions
+from samples import convolution, interpolation, pooling
 from samples.sample import Sample
 from torch.utils.flop_counter import FlopCounterMode
 
-COUNTED = [s for s in SAMPLES if s.op in ("conv", "conv_transpose", "conv_weight_grad")]
+COUNTED = [s for s in convolution.SAMPLES if s.op in ("conv", "conv_transpose", "conv_weight_grad")]
 
 
 def flops_of_torch(program: Program) -> int:
@@ -29,22 +28,35 @@ def test_flops_of_convolutions_are_those_that_torch_counts(sample: Sample) -> No
 
 @pytest.mark.parametrize("index", [-1, 2])
 def test_a_region_of_an_image_that_does_not_exist_is_an_error_in_the_run(index: int) -> None:
-    program = build(make_case(regions((2, 2), 1.0, 1, batch=BATCH * 0 + index)))
+    program = build(make_case(interpolation.regions((2, 2), 1.0, 1, batch=0 * interpolation.BATCH + index)))
     with pytest.raises(IndexError, match="out of range"):
         run(program.graph, program.case.tensors)
 
 
 def test_hints_without_effect_stay_readable() -> None:
-    program = build(make_case(next(s for s in SAMPLES if s.op == "conv" and "partials_types" in s.attrs)))
+    program = build(make_case(next(s for s in convolution.SAMPLES if s.op == "conv" and "partials_types" in s.attrs)))
     assert program.op.arguments["partials_types"] == ("half",)
     assert program.op.arguments["available_memory_proportions"] == (0.4,)
     assert program.op.outputs[0].dtype is popxl.float32
 
 
-def test_kernels_of_16_bits_round_once_what_they_sum_in_float32() -> None:
-    ones = torch.full((1, 4096, 1, 1), 1.0, dtype=torch.bfloat16)
-    program = build(
-        make_case(Sample("conv", operands=(ones.float().numpy(),) * 2, autograd=torch.conv2d), popxl.bfloat16)
-    )
-    (result,) = run(program.graph, program.case.tensors)
-    assert result.item() == 4096  # a sum in bfloat16 stops at 256
+OURS = [s for table in (convolution, pooling, interpolation) for s in table.SAMPLES]
+NARROW = [s for s in OURS if s.dtype is popxl.float32 and s.in_16_bits]
+
+
+@pytest.mark.parametrize("sample", NARROW, ids=lambda s: s.op)
+def test_16_bit_results_are_those_of_float32_rounded_once(sample: Sample) -> None:
+    narrow, wide = make_case(sample, popxl.bfloat16), make_case(sample)
+    wide.tensors = [t.float() if t.is_floating_point() else t for t in narrow.tensors]
+    (rounded,) = run(build(wide).graph, wide.tensors)
+    (result,) = run(build(narrow).graph, narrow.tensors)
+    assert same_bits(result, rounded.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("sample", OURS, ids=lambda s: s.op)
+def test_results_are_in_memory_of_their_own(sample: Sample) -> None:
+    program = build(make_case(sample))
+    operands = program.case.tensors
+    (result,) = run(program.graph, operands)
+    storages = {t.untyped_storage().data_ptr() for t in operands if t.numel()}
+    assert result.untyped_storage().data_ptr() not in storages

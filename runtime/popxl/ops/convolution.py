@@ -203,10 +203,10 @@ def conv(
     Shapes: t [n, c, x...], weight [out, c / groups, k...], one floating-point type -> [n, out, y...] with
     y = floor((x + padding - dilation * (k - 1) - 1) / stride) + 1 on each spatial axis.
     Args:
-        stride: elements between windows, for each spatial axis; None: 1.
+        stride: elements from one window to the next, for each spatial axis; None: 1.
         padding: zeros around t: the begins of all spatial axes, then the ends; None: 0. For images: top, left, bottom,
             right.
-        dilation: elements between the weights' points, for each spatial axis; None: 1.
+        dilation: elements from one point of the weights to the next, for each spatial axis; None: 1.
         groups: how many equal groups of channels, each with its own outputs.
         pad_type: 'not_set': as padding says; 'valid': none; 'same_upper' or 'same_lower': as much as makes y =
             ceil(x / stride), halves on both sides, the odd one behind or before.
@@ -242,9 +242,9 @@ def conv_transpose(
     Shapes: t [n, c, x...], weight [c, out / groups, k...], one floating-point type -> [n, out, y...] with
     y = stride * (x - 1) + dilation * (k - 1) + 1 + output_padding - padding on each spatial axis.
     Args:
-        stride: elements of the result between those of t, for each spatial axis; None: 1.
+        stride: elements of the result from one of t's to the next, for each spatial axis; None: 1.
         padding: elements cut from the result: the begins of all spatial axes, then the ends; None: 0.
-        dilation: elements between the weights' points, for each spatial axis; None: 1.
+        dilation: elements from one point of the weights to the next, for each spatial axis; None: 1.
         groups: how many equal groups of channels, each with its own outputs.
         pad_type: 'not_set': as padding says; 'valid': none; 'same_upper' or 'same_lower': y = stride * x.
         output_padding: elements added at the end of each spatial axis, fewer than stride or dilation; (): 0.

@@ -103,12 +103,12 @@ _ARGUMENTS = """
     y = floor((x + padding - dilation * (kernel_size - 1) - 1) / stride) + 1 on each spatial axis.
     Args:
         kernel_size: elements of a window, for each spatial axis.
-        stride: elements between windows; None: 1, not kernel_size.
+        stride: elements from one window to the next; None: 1, not kernel_size.
         padding: places around t that windows may cover: the begins of all spatial axes, then the ends; None: 0. They
             hold nothing: padding neither wins nor counts.
         out_pads: zeros around the result, as padding; None: 0.
-        dilation: elements between those of a window; None: 1.
-        in_dilations: distance between t's elements, with padding in between; None: 1.
+        dilation: elements from one point of a window to the next; None: 1.
+        in_dilations: places from one of t's elements to the next, with padding in between; None: 1.
         auto_pad: 'not_set': as padding says; 'valid': none; 'same_upper' or 'same_lower': as much as makes y =
             ceil(x / stride), halves on both sides, the odd one behind or before.
         ceil_mode: whether a last window may reach beyond the end of the padding, if it starts before.{more}

@@ -157,6 +157,12 @@ INTERPOLATED = [
         )
         for mode in ("nearest", "linear", "cubic")
     ),
+    Sample(
+        "interpolate_grad",
+        operands=((2, 3),),
+        attrs={**ATTRS, "scale_factor": (1.0, 1.0), "shape": (2, 3), "mode": "linear"},
+        autograd=interpolate_grad,
+    ),  # nothing to do
 ]
 
 

@@ -146,8 +146,8 @@ TORCHS = [
     ((1, 1, 4, 3, 3), {"kernel_size": (2, 2, 3), "stride": (2, 1, 2), "padding": (0, 1, 1, 0, 1, 1)}),
     *CEIL,
 ]
-TIES = np.array([[0, 0, 1, 1], [0, 0, 1, 1], [2, 0, 2, 2]], np.float32).reshape(1, 1, 3, 4)
-"""Windows whose largest element is there twice or four times."""
+TIES = np.array([[0, 3, 1, 1], [3, 0, 1, 1], [2, 0, 2, 2]], np.float32).reshape(1, 1, 3, 4)
+"""Windows whose largest element is there twice (in the first, in neither the same row nor column) or four times."""
 TIED = (Window(3, 2, 1, 1, 0, 2), Window(4, 2, 1, 1, 0, 3))
 
 
@@ -173,6 +173,11 @@ SAMPLES = [
     *(sample("max_pool", shape, attrs, autograd=max_pool) for shape, attrs in (*COMMON, *CEIL)),
     *(sample("max_pool", shape, attrs, oracle=torchs("max_pool")) for shape, attrs in TORCHS),
     sample("max_pool", IMAGE, {"kernel_size": (2, 2), "storage_order": "column"}, autograd=max_pool),
+    *(
+        sample("max_pool", (1, 1, 4), {"kernel_size": (2,), "stride": (3,), "ceil_mode": True, "auto_pad": p},
+               autograd=max_pool)
+        for p in (*SAME, "valid")
+    ),
     sample("max_pool", (1, 1, 5), {"kernel_size": (2,), "stride": (1,), "dilation": (2,)}, oracle=torchs("max_pool")),
     *(
         Sample(op, operands=(Operand((2, 2, 3, 4), layout=layout, distinct=True),), attrs={"kernel_size": (2, 2)},
