@@ -144,7 +144,8 @@ def scatter(
 ) -> TensorSpec:
     """A copy of t with values written along an axis, element by element, as torch.scatter does.
 
-    ``result[.., indices[.., i, ..], ..] = values[.., i, ..]``. Where indices repeat, any one of the values is kept.
+    ``result[.., indices[.., i, ..], ..] = values[.., i, ..]``. Where indices repeat, one of the values is
+    kept, on CPUs the last, and it alone gets a gradient.
 
     Shapes: t [a], indices [b], integers, values [b], t's dtype -> [a].
     Raises:
