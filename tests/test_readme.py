@@ -37,11 +37,13 @@ SHORTER = {
     "python demo/pretraining.py --config runs/mine/config.yml ...": "+ --steps 6",
     # The launcher by its module: an environment made before it has no `poprun`.
     "poprun ...": "{python} -m popdist.launcher --num-replicas 8 --num-instances 2 {python} demo/pretraining.py "
-    "--config tiny --data_parallel 2 --tensor_parallel_1 2 --tensor_parallel_2 2 --steps 2",
+    "--config tiny --steps 2",
     "python demo/pretraining.py --config gpt3_2.7B_pod64 ...": "+ {small} --steps 1 --global_batch_size 4 "
     "--vocabulary_size 300 --validate_every 0",
     "python benchmarks/train_step.py": "+ --dtypes float32 --rounds 2 --warmup 1 --variants phased eager --layers 1 "
     "--hidden_size 32 --heads 2 --sequence_length 16 --vocabulary_size 64",
+    "python benchmarks/replicas.py": "+ --batch 8 --rounds 1 --warmup 1 --layers 1 --hidden_size 16 --heads 2 "
+    "--sequence_length 8 --vocabulary_size 64 --layouts '2 x 1 x 1' '1 x 2 x 1 in 2 processes'",
     "python benchmarks/shakespeare.py --text FILE": "{python} benchmarks/shakespeare.py --text letters.txt --steps 100 "
     "--seeds 1 --variants phased",
 }
@@ -176,7 +178,7 @@ def test_the_map_names_every_folder():
 
 
 def test_the_picture_shows_the_phases_of_the_program():
-    config = preset("tiny")
+    config = preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
     found = phases(*program(config))
     names = [name for name, _, _ in found]
     assert names == [
