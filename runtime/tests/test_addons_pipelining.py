@@ -10,6 +10,7 @@ import pytest
 import torch
 from addons_programs import normal, run_session
 from popxl import ops
+from popxl.context import _execution_context
 from popxl.errors import GraphError
 from popxl.extensions import verify
 
@@ -74,6 +75,40 @@ def forward_program(stages: int, steps: int, pipelined: bool) -> Any:
         ops.var_updates.accumulator_scale_(total, 3.0)
     verify(ir)
     return ir, stream, results, [*weights, total, seed]
+
+
+def repeated(steps: int, build: Any) -> None:
+    build()
+    addons.repeat_graph(popxl.gcg(), steps)
+
+
+def pipelined(steps: int, build: Any) -> None:
+    with addons.pipelined_execution(steps) as pipeline, pipeline.stage(0):
+        build()
+
+
+@pytest.mark.parametrize("several_times", [repeated, pipelined])
+def test_state_that_travels_with_the_weights_travels_once_per_run(several_times):
+    """A remote row that the program holds on the device: it is loaded before all steps and stored after them."""
+    contexts = popxl.ExecutionContext
+    with popxl.Ir().main_graph as main:
+        buffer = popxl.remote_buffer((2,), popxl.float32, 1)
+        variable = popxl.remote_variable(np.ones(2, np.float32), buffer, 0)
+
+        def build() -> None:
+            with _execution_context(contexts.WeightsFromHostFragment):
+                state = ops.remote_load(buffer, 0)
+            with _execution_context(contexts.WeightsToHostFragment):
+                ops.remote_store(buffer, 0, state)
+            ops.add_(state, popxl.constant(np.ones(2, np.float32)))
+
+        several_times(3, build)
+    session = popxl.Session(main.ir)
+    assert [op.definition.name for op in main.ops] == ["remote_load", "repeat", "remote_store"]
+    for run in (1, 2):
+        with session:
+            session.run()
+        np.testing.assert_array_equal(session.get_tensor_data(variable), [1 + 3 * run] * 2)
 
 
 @pytest.mark.parametrize("stages, steps", [(1, 2), (2, 4), (2, 7), (3, 6), (3, 8)])

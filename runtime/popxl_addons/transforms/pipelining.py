@@ -14,7 +14,7 @@ from popxl.opdef import Op
 from popxl.ops.call import CallSiteInfo
 from popxl.transforms.autodiff import GradGraphInfo
 
-from popxl_addons.transforms.repeat_graph import repeat_ops
+from popxl_addons.transforms.repeat_graph import repeat_ops, runs_with_the_program
 
 
 class StageContext:
@@ -69,6 +69,8 @@ class StageContext:
         }
 
     def _record(self, op: Op) -> None:
+        if not runs_with_the_program(op):
+            return
         if self._current is None:
             raise RuntimeError(
                 f"pipelined_execution: got {op!r}, made at {op.where} outside a stage; expected every op of the "
