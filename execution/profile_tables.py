@@ -12,7 +12,7 @@ WORTH_TELLING = 0.01
 """Share of a phase's time from which a wait is told."""
 EXPLANATION = (
     "Per step, over the replicas of this process, which take turns. Limit: the larger of FLOPs and remote bytes over "
-    "the speeds above.\n"
+    "the speeds above;\nrows that are still in a cache may beat it.\n"
     "Waited for: shares of the phase's time in which no kernel of it ran. A CPU uses remote rows where they lie: "
     "the kernels that read them\nspend the time, and loads take none."
 )

@@ -18,11 +18,15 @@ SECONDS = 0.25
 
 
 def measure(data_type: dtype = float32) -> Machine:
-    """See `popxl.plan.measure`. Replicas of one process share memory: a link is a copy, and so is a remote row."""
+    """See `popxl.plan.measure`.
+
+    Replicas of one process share memory: a link is a copy. Remote rows are used where they lie: what a copy reads and
+    what it writes both count.
+    """
     flops = max(_products(width, torch_dtype(data_type)) for width in WIDTHS)
     source, target = torch.ones(COPIED_BYTES, dtype=torch.uint8), torch.ones(COPIED_BYTES, dtype=torch.uint8)
     copies = _per_second(lambda: target.copy_(source))
-    return Machine(flops=flops, link=copies * COPIED_BYTES, remote=copies * COPIED_BYTES)
+    return Machine(flops=flops, link=copies * COPIED_BYTES, remote=2 * copies * COPIED_BYTES)
 
 
 def _products(width: int, data_type: torch.dtype) -> float:
