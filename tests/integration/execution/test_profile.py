@@ -20,7 +20,8 @@ from execution.profile_tables import profile_text
 from execution.profiling import RunProfile, StepProfiler, as_json, make_run_profile
 
 ROOT = Path(__file__).parents[3]
-ODD = {"hidden_size": 60, "heads": 6, "sequence_length": 11, "vocabulary_size": 97, "global_batch_size": 6}
+ALONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
+ODD = {**ALONE, "hidden_size": 60, "heads": 6, "sequence_length": 11, "vocabulary_size": 97, "global_batch_size": 6}
 NAMES = [
     "main", "embedding_fwd_phase", "decoder_fwd_phase", "head_phase", "decoder_bwd_phase", "embedding_bwd_phase",
     "decoder_optim_phase", "head_optim_phase",
@@ -81,7 +82,7 @@ def test_what_instructions_do_adds_up_to_the_plan(changes):
 
 
 def test_layers_are_spans_with_their_share_of_the_work():
-    found, _ = recorded(preset("tiny", layers=3))
+    found, _ = recorded(preset("tiny", **ALONE, layers=3))
     for phase in ("decoder_fwd_phase", "decoder_bwd_phase", "decoder_optim_phase"):
         (whole,) = [p for p in found.phases if p.name == phase]
         layers = [s for s in found.spans if s.lane == PHASES and s.name.startswith(f"{phase} ")]
@@ -90,7 +91,7 @@ def test_layers_are_spans_with_their_share_of_the_work():
 
 
 def test_losses_are_those_of_a_run_that_is_not_recorded():
-    config = preset("tiny", dropout=0.1, tensor_parallel_1=2)
+    config = preset("tiny", **{**ALONE, "tensor_parallel_1": 2, "dropout": 0.1})
     session = pretraining(config)
     with session:
         plain = run_steps(session, config, *step_arrays(config))
@@ -102,7 +103,7 @@ def test_losses_are_those_of_a_run_that_is_not_recorded():
 
 def made_up() -> RunProfile:
     """A profile of round numbers: two phases, two steps, on a machine of 1 TFLOP/s and 1 GB/s."""
-    config = preset("tiny", device_iterations=2)
+    config = preset("tiny", **ALONE, device_iterations=2)
     lanes = dict.fromkeys(LANES, 0)
     phases = (
         PhaseProfile("first_phase", 4, Work(10**12, 10**9, 0), {**lanes, "compute": 3 * 10**9, "store": 10**9}),
@@ -129,13 +130,15 @@ def test_times_are_set_beside_the_limit():
 
 def test_speeds_that_are_not_given_are_measured_in_the_precision_of_the_model():
     record = made_up().record
-    found = make_run_profile(preset("tiny", precision="bfloat16"), PlanOptions(profile=True, remote_gbps=2.0), record)
+    found = make_run_profile(
+        preset("tiny", **ALONE, precision="bfloat16"), PlanOptions(profile=True, remote_gbps=2.0), record
+    )
     assert found.measured == ("device_tflops", "link_gbps") and found.machine.remote == 2e9
     assert "FLOP/s (measured here), remote memory 2.00 GB/s\n" in profile_text(found)
 
 
 def test_one_run_is_recorded_and_files_are_left(tmp_path, capsys):
-    config = preset("tiny", tensor_parallel_1=2)
+    config = preset("tiny", **{**ALONE, "tensor_parallel_1": 2})
     profiler = StepProfiler(config, PlanOptions(profile=True, profile_folder=str(tmp_path / "new"), **SPEEDS))
     session = pretraining(config)
     with session:
@@ -161,7 +164,7 @@ def test_one_run_is_recorded_and_files_are_left(tmp_path, capsys):
 
 
 def test_of_few_runs_the_last_is_recorded(tmp_path, capsys):
-    config = preset("tiny")
+    config = preset("tiny", **ALONE)
     profiler = StepProfiler(config, PlanOptions(profile=True, **SPEEDS), tmp_path)
     session = pretraining(config)
     with session, profiler.around(session, is_last=True):
@@ -211,8 +214,8 @@ def test_the_benchmark_profiles_a_run_of_its_own(tmp_path):
 @pytest.mark.multi
 def test_processes_leave_one_timeline_of_all_replicas(tmp_path):
     launcher = ("-m", "popdist.launcher", "--num-replicas", "4", "--num-instances", "2", sys.executable)
-    flags = ("--config", "tiny", "--data_parallel", "2", "--tensor_parallel_1", "2", "--steps", "2", "--profile")
-    done = run(*launcher, str(ROOT / "demo/pretraining.py"), *flags, "--validate_every", "0", cwd=tmp_path)
+    flags = ("--config", "tiny", "--data_parallel", "2", "--tensor_parallel_1", "2", "--tensor_parallel_2", "1")
+    done = run(*launcher, str(ROOT / "demo/pretraining.py"), *flags, "--steps", "2", "--profile", cwd=tmp_path)
     assert done.stdout.count("profile of tiny") == 1 and "float32, 2 of 4 replicas" in done.stdout
     events = json.loads((tmp_path / "runs/tiny/timeline.json").read_text())["traceEvents"]
     complete = [event for event in events if event["ph"] == "X"]
@@ -244,7 +247,7 @@ def test_flags_that_make_no_sense_are_refused(flags, says):
 
 def test_an_interpreted_run_cannot_be_profiled(tmp_path, monkeypatch):
     monkeypatch.setenv("POPXL_INTERPRET", "1")
-    config = preset("tiny")
+    config = preset("tiny", **ALONE)
     profiler = StepProfiler(config, PlanOptions(profile=True), tmp_path)
     session = pretraining(config)
     with pytest.raises(UserError, match="--profile: got a session that interprets"):
