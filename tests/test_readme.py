@@ -40,6 +40,7 @@ SHORTER = {
     "--config tiny --steps 2",
     "python demo/pretraining.py --config gpt3_2.7B_pod64 ...": "+ {small} --steps 1 --global_batch_size 4 "
     "--vocabulary_size 300 --validate_every 0",
+    "python execution/pretraining.py --config demo --profile": "+ --layers 1 --sequence_length 16 --vocabulary_size 64",
     "python benchmarks/train_step.py": "+ --dtypes float32 --rounds 2 --warmup 1 --variants phased eager --layers 1 "
     "--hidden_size 32 --heads 2 --sequence_length 16 --vocabulary_size 64",
     "python benchmarks/replicas.py": "+ --batch 8 --rounds 1 --warmup 1 --layers 1 --hidden_size 16 --heads 2 "
@@ -123,6 +124,7 @@ def test_every_command_and_every_piece_of_code_runs(page, copy):
         assert run(f"{shlex.quote(sys.executable)} code_{number}.py", copy).strip(), text
     assert (copy / "runs/mine/checkpoints/step_00000006").is_dir()
     assert (copy / "runs/demo/loss.png").is_file()
+    assert (copy / "runs/demo/timeline.json").is_file()
     again = run(shorter("make demo", shlex.quote(sys.executable)), copy)
     assert "is there already" in again and "run folder runs/demo-2" in again
     assert "pytest" in printed["make test"] and "mypy" in printed["make check"]
