@@ -4,10 +4,10 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from popxl.graph import Graph
-from popxl.opdef import flatten
+from popxl.opdef import OPS, flatten
 
 from popxl_engine.kernels.linalg import product
-from popxl_engine.kernels.registry import ALTERNATES, KERNELS
+from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.kernels.rounding import NARROW
 from popxl_engine.rewrites.match import Steps, fused
 from popxl_engine.steps import Step
@@ -25,7 +25,7 @@ ROWS_AT_A_TIME = 2048
 
 def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, step: Any) -> torch.Tensor:
     """t = t * step / (step + 1) + lhs @ rhs / (step + 1), without a temporary of t's size."""
-    mean = ALTERNATES.get(t.device.type, {}).get("accumulate_mean_", KERNELS["accumulate_mean_"])
+    mean = kernel_for(OPS["accumulate_mean_"], "cuda" if t.is_cuda else "cpu")
     if t.dtype in NARROW or not t.is_floating_point():
         return mean(t, product(lhs, rhs, lhs.dtype), step)
     for start in range(0, t.shape[0], ROWS_AT_A_TIME):
