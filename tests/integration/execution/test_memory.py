@@ -1,0 +1,95 @@
+"""Remote memory of each replica falls as one over the replicas that share the state: read from what is in use."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from popxl_addons import TaskSession
+
+from config import preset
+from tests.integration.execution import memory_program
+from tests.integration.execution.memory_program import stepped
+
+ROOT = Path(__file__).parents[3]
+TOLERANCE = 0.03
+BYTES_PER_PARAMETER = 16
+"""Weight, gradient and two moments, float32, each of which exists once."""
+
+
+def held_bytes(session: TaskSession) -> "list[int]":
+    """For each replica, the memory behind its remote buffers."""
+    slabs = [[rows._slab for rows in replica.rows.values()] for replica in session._engine.machine.replicas]
+    return [sum(slab.nbytes for slab in of_replica if slab is not None) for of_replica in slabs]
+
+
+GRIDS = [
+    (1, 1, 1),
+    (2, 1, 1),
+    (1, 2, 1),
+    (1, 1, 2),
+    (4, 1, 1),
+    (1, 2, 2),
+    (2, 1, 2),
+    (8, 1, 1),
+    (1, 8, 1),
+    (1, 1, 8),
+    (2, 2, 2),
+]
+
+
+def sharded_bytes(dp: int, tp1: int, tp2: int, **changes: object) -> "list[int]":
+    sizes = {"hidden_size": 128, "heads": 8, "vocabulary_size": 512}
+    layout = {"data_parallel": dp, "tensor_parallel_1": tp1, "tensor_parallel_2": tp2}
+    return held_bytes(stepped(preset("tiny", **sizes, **layout, **changes)))
+
+
+@pytest.fixture(scope="module")
+def alone() -> int:
+    """Bytes that a single replica holds."""
+    (found,) = sharded_bytes(1, 1, 1)
+    return found
+
+
+@pytest.mark.parametrize("grid", GRIDS[1:], ids=str)
+def test_every_replica_holds_its_share_of_the_live_buffers(grid, alone):
+    found = sharded_bytes(*grid)
+    share = alone / np.prod(grid)
+    assert len(found) == np.prod(grid)
+    for held in found:
+        assert held == pytest.approx(share, rel=TOLERANCE)
+
+
+def test_without_sharding_every_replica_holds_all_that_it_shares(alone):
+    whole = sharded_bytes(4, 1, 1, replicated_tensor_sharding=False)
+    assert min(whole) > 0.9 * alone
+
+
+def grown_bytes(folder: Path, processes: int) -> "list[int]":
+    """For each process of a run with one replica in each, what its layers' state adds to its resident set."""
+    folder.mkdir()
+    program = [sys.executable, memory_program.__file__, str(folder)]
+    launcher = [sys.executable, "-m", "popdist.launcher", "--num-replicas", str(processes)]
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(("RANK", "WORLD_SIZE", "POPDIST_"))}
+    environment = {**plain, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [*launcher, "--num-instances", str(processes), *program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
+    assert len(found) == processes
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+def test_resident_sets_of_processes_grow_by_their_share(tmp_path):
+    grown = {processes: grown_bytes(tmp_path / str(processes), processes) for processes in (1, 2, 4, 8)}
+    (alone,) = grown[1]
+    shallow, _, deep = (memory_program.configuration(layers, 1).model.parameters for layers in memory_program.LAYERS)
+    assert alone == pytest.approx(BYTES_PER_PARAMETER * (deep - shallow), rel=TOLERANCE)
+    for processes, found in grown.items():
+        for held in found:
+            assert held == pytest.approx(alone / processes, rel=TOLERANCE), grown
