@@ -23,7 +23,7 @@ class Collective:
     op: str
     group_size: int
     stride: int
-    """Distance between consecutive members of a group."""
+    """Distance between consecutive members of a group; 0 where it is not constant."""
     calls: int
     brought_bytes: int
     """Bytes of this replica's operands."""
@@ -175,7 +175,7 @@ class Event:
 class Planner(Protocol):
     """What the engine's planner offers."""
 
-    def make_plan(self, ir: Ir, borrows_rows: bool) -> Plan:
+    def make_plan(self, ir: Ir, borrows_rows: bool, together: bool) -> Plan:
         """See `plan`."""
 
     def sequence(self, ir: Ir, replica: int) -> Iterator[Event]:
@@ -189,7 +189,7 @@ def _planner() -> Planner:
     return cast(Planner, importlib.import_module(PLANNER))
 
 
-def plan(ir: Ir, borrows_rows: bool = False) -> Plan:
+def plan(ir: Ir, borrows_rows: bool = False, together: bool = False) -> Plan:
     """Plan one step of a program, without its data: nothing of the program's size is allocated.
 
     FLOPs, traffic and calls follow from the graphs. Peak memory is found by a rehearsal: the compiled program runs on
@@ -198,10 +198,12 @@ def plan(ir: Ir, borrows_rows: bool = False) -> Plan:
     Args:
         borrows_rows: whether remote rows and stream slots are used where they lie, as on a CPU; else loads take
             memory on the device.
+        together: whether one process runs all replicas. Peak memory is then that of all together, which have theirs at
+            different moments; all other figures stay those of one replica.
     Raises:
         GraphError: an op whose cost depends on values that only exist when the program runs.
     """
-    return _planner().make_plan(ir, borrows_rows)
+    return _planner().make_plan(ir, borrows_rows, together)
 
 
 def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:

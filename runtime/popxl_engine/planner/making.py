@@ -16,14 +16,14 @@ from popxl_engine.planner.phases import in_phases, runs_of, step_of
 from popxl_engine.planner.rehearsal import peak_bytes
 
 
-def make_plan(ir: Ir, borrows_rows: bool = False) -> Plan:
+def make_plan(ir: Ir, borrows_rows: bool = False, together: bool = False) -> Plan:
     """See `popxl.plan.plan`."""
     block = Lowering().main(ir.main_graph)  # work and traffic are those of the program, before any fusion
     optimise(block)
     graph, inner, steps = step_of(ir, block)
     counter, grouped = Counter(), _grouped(graph, inner)
     costs = {name: counter.count(instrs) for name, instrs in grouped.items()}
-    peaks = peak_bytes(ir, borrows_rows, counter.dearer)
+    peaks = peak_bytes(ir, borrows_rows, together, counter.dearer)
     runs = runs_of(graph)
     buffers = {b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries).nbytes for b in ir.remote_buffers}
     reached = {name: sum(buffers[b] for b in _reached(instrs)) for name, instrs in grouped.items()}
