@@ -20,6 +20,9 @@ from execution.profiling import StepProfiler, step_profiler
 from utils.log import set_up_logging
 from utils.units import duration, si
 
+PROFILED_RUNS = 2
+"""Runs with a profiler; it keeps the last."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options(PlanOptions):
@@ -51,7 +54,7 @@ def measure(
     options: Options,
     profiler: Optional[StepProfiler] = None,
 ) -> Speed:
-    """Run the training program and take the time; then, with a profiler, once more."""
+    """Run the training program and take the time; then, with a profiler, run it again."""
     iterations, training = config.execution.device_iterations, config.training
     data = SyntheticDataset(config.model.sequence_length, config.model.vocabulary_size, training.seed)
     samples = training.global_batch_size * iterations
@@ -71,8 +74,9 @@ def measure(
             loss = run_steps(session, config, words, labels, [training.learning_rate] * iterations)[-1].loss
             times.append((time.perf_counter() - begin) / iterations)
         if profiler is not None:
-            with profiler.around(session, is_last=True):
-                run_steps(session, config, words, labels, [training.learning_rate] * iterations)
+            for number in range(PROFILED_RUNS):
+                with profiler.around(session, is_last=number + 1 == PROFILED_RUNS):
+                    run_steps(session, config, words, labels, [training.learning_rate] * iterations)
     seconds = statistics.median(times[options.unmeasured_runs :])
     return Speed(
         config=config.name,

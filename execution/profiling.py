@@ -19,7 +19,7 @@ from execution.profile_tables import profile_text
 from utils.runtime import gather, planner, profile
 
 WARM_UP = 2
-"""Runs of a session that are not recorded: they fill caches."""
+"""Runs of a session, with marks as well, before the one whose record counts: they fill caches."""
 FLAG = "--profile_folder"
 
 
@@ -56,7 +56,7 @@ def make_run_profile(config: Config, options: PlanOptions, record: Any) -> RunPr
 
 
 class StepProfiler:
-    """Records one run of a training session: the third, or the last of fewer.
+    """Keeps the record of one run of a training session: the third, or the last of fewer.
 
     Args:
         run_folder: takes the files unless the options name a folder; a run that has one makes it by itself.
@@ -76,15 +76,16 @@ class StepProfiler:
 
     @contextmanager
     def around(self, session: popxl.Session, is_last: bool) -> Iterator[None]:
-        """Around each run of the session. After the one that is recorded, the record is printed and written."""
-        self._runs += 1
-        if self._is_done or not (is_last or self._runs > WARM_UP):
+        """Around each run of the session. After the one whose record counts, that is printed and written."""
+        if self._is_done:
             yield
             return
         with profile(session) as records:
             yield
-        self._is_done = True
-        self._show(records[-1])
+        self._runs += 1
+        if self._runs > WARM_UP or is_last:
+            self._is_done = True
+            self._show(records[-1])
 
     def _show(self, record: Any) -> None:
         records = gather(record, popdist.getNumInstances(), patiently=True)

@@ -56,6 +56,7 @@ class Engine:
         self.ir = ir
         self.run_count = 0
         self._around_run: Callable[[], ContextManager[None]] = nullcontext
+        self._recorder: Optional[Recorder] = None
         self.program = None if interpret else Program(ir, **options)
         self.fabric = Fabric(ir.replication_factor, replicas) if len(replicas) < ir.replication_factor else None
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric)
@@ -102,14 +103,15 @@ class Engine:
             raise RuntimeError(
                 "profile: got a session that interprets its program; expected a compiled one. Unset POPXL_INTERPRET."
             )
-        plain, recorder = self.program, Recorder(self.ir, self.program)
+        plain = self.program
+        recorder = self._recorder = self._recorder or Recorder(self.ir, plain)
         profiles: List[Profile] = []
         self.program, self._around_run = recorder.program, recorder.run
         try:
             yield profiles
         finally:
             self.program, self._around_run = plain, nullcontext
-        profiles += recorder.profiles()
+            profiles += recorder.take()
 
     def read(self, variable: Variable) -> np.ndarray:
         """A new array with a variable's current value, in its host shape. Every process must call it."""

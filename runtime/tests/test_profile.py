@@ -77,7 +77,10 @@ def test_programs_have_marks_in_the_block_and_nowhere_else(tmp_path, monkeypatch
     before = session._engine.program
     with session, profile(session):
         (marked,) = set(tmp_path.glob("*.py")) - {plain}
-        assert session._engine.program is not before
+        recorded = session._engine.program
+        assert recorded is not before
+    with session, profile(session):
+        assert session._engine.program is recorded, "written once"
     assert session._engine.program is before and "perf_counter" not in str(before.source.names)
     stamp = re.compile(r"^ +(log|rows)_\d+g\.append")
     texts = [[line for line in path.read_text().splitlines() if not stamp.match(line)] for path in (plain, marked)]

@@ -2,13 +2,14 @@
 
 import time
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Iterator, List
 
 from popxl.ir import Ir
 from popxl.profile import Profile
 
 from popxl_engine.profiler.marking import MarkedGenerator
-from popxl_engine.profiler.places import Places
+from popxl_engine.profiler.places import Place, Places
 from popxl_engine.profiler.reading import Log, Reading
 from popxl_engine.program import Program
 
@@ -32,8 +33,15 @@ class Recorder:
         yield
         self._logs.append(Log(begin, time.perf_counter_ns(), to_system, log[:], rows[:]))
 
-    def profiles(self) -> List[Profile]:
-        """What the runs did."""
-        places = Places(self._ir, self.program.block)
-        marks = [places.of(mark) for mark in self._generator.marks]
-        return [Reading(places, marks, self._generator.unpacked, log).profile() for log in self._logs]
+    def take(self) -> List[Profile]:
+        """What the runs did since the last time."""
+        logs, self._logs = self._logs, []
+        return [Reading(self._places, self._marks, self._generator.unpacked, log).profile() for log in logs]
+
+    @cached_property
+    def _places(self) -> Places:
+        return Places(self._ir, self.program.block)
+
+    @cached_property
+    def _marks(self) -> List[Place]:
+        return [self._places.of(mark) for mark in self._generator.marks]
