@@ -106,6 +106,7 @@ class Profile:
     phases: Tuple[PhaseProfile, ...]
     """In the order of `popxl.plan.Plan`."""
     spans: Tuple[Span, ...]
+    """By the time at which they begin, those around others first: so viewers want them."""
     left_out: int
     """Spans that are not there: of a run with very many, the shortest ones outside `PHASES`. Phases count them."""
 

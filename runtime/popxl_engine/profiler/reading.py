@@ -48,7 +48,7 @@ class Track:
     def __init__(self, replica: int, now: int, places: Places):
         self.replica, self.now, self.places = replica, now, places
         self.spans: List[Span] = []
-        """Of frames that have ended."""
+        """Of frames that have ended: those within others before those."""
         self._open: List[Open] = [Open(None, now)]
         self._last: Dict[Block, float] = {}
         self._rounds: Dict[Block, int] = {}
@@ -140,7 +140,7 @@ class Reading:
             nanoseconds = {lane: self.spent[name, lane] for lane in LANES}
             work = work.times(steps * len(self.tracks))
             phases.append(PhaseProfile(name, runs.get(name, 1) * steps, work, nanoseconds))
-        frames = [span for track in self.tracks.values() for span in track.spans]
+        frames = [span for track in self.tracks.values() for span in reversed(track.spans)]
         leaves, left_out = longest(self.leaves, SPANS)
         shift = self.log.to_system
         return Profile(
@@ -149,7 +149,7 @@ class Reading:
             begin=self.log.begin + shift,
             end=self.log.end + shift,
             phases=tuple(phases),
-            spans=tuple(_shifted([*frames, *leaves], shift)),
+            spans=tuple(sorted(_shifted([*frames, *leaves], shift), key=lambda span: (span.begin, -span.end))),
             left_out=left_out,
         )
 
