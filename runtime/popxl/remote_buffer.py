@@ -1,6 +1,6 @@
 """Remote memory: arrays of equal slots beside the device, in host RAM or in files."""
 
-from typing import Iterable, Tuple
+from typing import Iterable, Optional, Tuple
 
 from popxl.context import get_ir
 from popxl.dtypes import dtype
@@ -23,6 +23,8 @@ class RemoteBuffer:
         """Redefine dtype, shape of a slot, and number of slots. ValueError when entries < 1."""
         self._dtype = tensor_dtype
         self._shape = tuple(int(n) for n in tensor_shape)
+        self._shard_over: Optional[int] = None
+        """Replicas that share one value, where the maker of a sharded buffer has said so."""
         self.entries = entries
 
     @property

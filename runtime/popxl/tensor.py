@@ -185,21 +185,37 @@ def remote_replica_sharded_variable(
     """As `remote_variable`, but each group's value is split over its replicas.
 
     Raises:
-        ValueError: with fewer than two replicas, or a buffer whose meta_shape is set to something else.
+        ValueError: with fewer than two replicas, a buffer whose meta_shape is set to something else, or slots that no
+            equal cut of the group's value fills.
     """
     if get_ir().replication_factor <= 1:
         raise ValueError("remote_replica_sharded_variable: got 1 replica; expected at least 2. Use remote_variable.")
     dtype = dtype or remote_buffer.tensor_dtype
     result = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow)
-    meta_shape, slot = remote_buffer.meta_shape, remote_buffer.tensor_shape
+    meta_shape = remote_buffer.meta_shape
     if meta_shape not in ((), result.shape):
         raise ValueError(
             f"remote_replica_sharded_variable: got data of shape {list(result.shape)}; expected the buffer's "
             f"meta_shape {list(meta_shape)}."
         )
+    pieces = _pieces(result, remote_buffer)
     remote_buffer.meta_shape = result.shape
-    _place(result, remote_buffer, offset, max(1, -(-result.nelms // int(np.prod(slot)))))
+    _place(result, remote_buffer, offset, pieces)
     return result
+
+
+def _pieces(variable: Variable, buffer: "RemoteBuffer") -> int:
+    """Replicas that hold a piece each: those that the buffer was made for, else as many as fill its slots."""
+    size, slot = variable.replica_grouping.group_size, int(np.prod(buffer.tensor_shape, dtype=np.int64))
+    made_for = [buffer._shard_over] if buffer._shard_over else range(size, 0, -1)
+    for pieces in made_for:
+        if size % pieces == 0 and -(-variable.nelms // pieces) == slot:
+            return pieces
+    raise ValueError(
+        f"remote_replica_sharded_variable: got {variable.nelms} elements for groups of {size} replicas, and a buffer "
+        f"with slots of {slot}; expected slots of ceil(elements / n), n a divisor of the group size. Make the buffer "
+        "with replica_sharded_buffer and the same replica_grouping."
+    )
 
 
 def replica_sharded_buffer(
@@ -227,7 +243,7 @@ def replica_sharded_buffer(
     whole = tuple(shape[1:]) if grouping.num_groups > 1 else tuple(shape)
     nelms = int(np.prod(whole, dtype=np.int64))
     buffer = get_ir()._new_buffer((-(-nelms // shard_over),), dtype, entries)
-    buffer.meta_shape = whole
+    buffer.meta_shape, buffer._shard_over = whole, shard_over
     return buffer
 
 

@@ -183,6 +183,37 @@ def test_sharded_remote_variables_are_whole_on_the_host() -> None:
         np.testing.assert_array_equal(session.get_tensor_data(v), data * 2)
 
 
+@pytest.mark.parametrize("elements, shard_over", [(9, None), (9, 2), (3, None), (3, 2), (3, 1)])
+@pytest.mark.parametrize("made_for_it", [True, False])
+def test_slots_of_a_sharded_remote_variable_are_padded(elements: int, shard_over: Any, made_for_it: bool) -> None:
+    ir = popxl.Ir(4)
+    data, over = np.arange(1, elements + 1, dtype=np.float32), shard_over or 4
+    with ir.main_graph:
+        if made_for_it:
+            buffer = popxl.replica_sharded_buffer((elements,), popxl.float32, shard_over=shard_over)
+        else:
+            buffer = popxl.remote_buffer((-(-elements // over),), popxl.float32)
+        v = popxl.remote_replica_sharded_variable(data, buffer)
+        piece = ops.remote_load(buffer, 0)
+        ops.remote_store(buffer, 0, piece * 2)
+        out = popxl.d2h_stream(piece.shape, piece.dtype)
+        ops.host_store(out, piece)
+    padded = np.zeros(over * piece.nelms)
+    padded[:elements] = data
+    with popxl.Session(ir) as session:
+        pieces = session.run()[out]
+        for r in range(4):
+            np.testing.assert_array_equal(pieces[r], padded.reshape(over, -1)[r % over])
+        np.testing.assert_array_equal(session.get_tensor_data(v), data * 2)
+
+
+def test_slots_that_no_cut_of_the_group_fills_are_refused() -> None:
+    with popxl.Ir(4).main_graph:
+        buffer = popxl.remote_buffer((3,), popxl.float32)
+        with pytest.raises(ValueError, match=r"8 elements for groups of 4 replicas, and a buffer with slots of 3"):
+            popxl.remote_replica_sharded_variable(np.zeros(8, np.float32), buffer)
+
+
 @pytest.mark.parametrize("replicas", [8, 16])
 @pytest.mark.parametrize("over_all", [False, True], ids=["over the refinement", "over the group"])
 def test_shards_of_a_group_without_a_constant_stride_gather_to_the_whole_again(replicas: int, over_all: bool) -> None:
