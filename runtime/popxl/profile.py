@@ -104,7 +104,7 @@ class Profile:
     end: int
     """As in spans."""
     phases: Tuple[PhaseProfile, ...]
-    """In the order of `popxl.plan.Plan`."""
+    """Those of `popxl.plan.Plan`, "main" always among them."""
     spans: Tuple[Span, ...]
     """By the time at which they begin, those around others first: so viewers want them."""
     left_out: int

@@ -237,6 +237,21 @@ def squared_phase(x: popxl.Tensor) -> popxl.Tensor:
     return x @ x
 
 
+def test_a_main_graph_that_only_calls_is_a_phase_too():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        w = popxl.variable(np.ones((2, 2), np.float32))
+        ops.call(ir.create_graph(growing_phase, w), w)
+    ((found,), session) = profiled(ir)
+    assert [(p.name, p.work.flops) for p in found.phases] == [("main", 0), ("growing_phase", 4)]
+    assert sum(sum(p.nanoseconds.values()) for p in found.phases) == found.end - found.begin
+    assert session.get_tensor_data(w).tolist() == [[2, 2], [2, 2]]
+
+
+def growing_phase(w: popxl.TensorByRef) -> None:
+    ops.add_(w, popxl.constant(1.0))
+
+
 @pytest.mark.parametrize("number", [1.0, -1.0])
 def test_of_a_branch_only_the_side_that_ran_is_there(number: float):
     ir = popxl.Ir()

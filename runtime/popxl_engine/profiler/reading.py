@@ -108,11 +108,13 @@ class Reading:
             mark: Optional[int] = number
             if number < 0:
                 replica, mark = self.unpacked(number)
-                track = self.tracks.setdefault(replica, Track(replica, time, self.places))
-            assert track is not None, "a program begins with a replica"
+                if mark is None:
+                    self.tracks[replica] = Track(replica, time, self.places)
+                    self._spend(MAIN, "compute", time)
+                track = self.tracks[replica]
             if mark is None:
-                self._spend(MAIN, "compute", time)
                 continue
+            assert track is not None, "a program begins with a replica"
             place = marks[mark]
             track.enter(place)
             if place.kind == "done":  # a loop that begins takes no time by itself
@@ -136,7 +138,7 @@ class Reading:
         places, steps = self.places, self.places.steps
         runs = runs_of(places.graph)
         phases = []
-        for name, work in places.planned.phases().items():
+        for name, work in {MAIN: Work(), **places.planned.phases()}.items():
             nanoseconds = {lane: self.spent[name, lane] for lane in LANES}
             work = work.times(steps * len(self.tracks))
             phases.append(PhaseProfile(name, runs.get(name, 1) * steps, work, nanoseconds))
