@@ -9,7 +9,9 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 import numpy as np
 import pytest
 import torch
+from popxl.generator import draws as host_draws
 from popxl_engine import native
+from popxl_engine.kernels import generator
 from popxl_engine.kernels.registry import ALTERNATES, KERNELS
 from popxl_engine.kernels.rounding import Noise, Updates, round_to
 from popxl_engine.rewrites.adam import adamw_
@@ -41,6 +43,11 @@ def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
             (random(*s), random(*s, dtype=dtype, seed=1), step)
             for s in shapes
             for step in (0.0, 2.0, torch.tensor(3.0), np.float32(1))
+        ],
+        "dropout": [
+            (with_special(random(*s, dtype=dtype)), torch.tensor([7, 11], dtype=torch.uint32), p)
+            for s in shapes
+            for p in (0.0, 0.1, 0.75)
         ],
         "logsumexp_and_pick": [],
         "logsumexp_and_pick_grad": [],
@@ -127,6 +134,26 @@ def test_an_elements_bits_do_not_depend_on_its_place(dtype: torch.dtype) -> None
 
 
 @needs_compiler
+@both_types
+@needs_compiler
+def test_dropout_is_the_plain_kernels_bit_for_bit(dtype: torch.dtype) -> None:
+    for call in operands(dtype)["dropout"]:
+        assert same(NATIVE["dropout"](*call), KERNELS["dropout"](*call))
+
+
+@needs_compiler
+def test_draws_are_those_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for offset, count in ((0, 1), (1, 70_003), (2**33, 11), (12345, 65_536)):
+        expected = host_draws(np.array([5, 4_000_000_000], np.uint32), count, offset)
+        seed = torch.tensor([5, 4_000_000_000], dtype=torch.uint32)
+        found = generator.draws(seed, count, offset)
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "library", lambda: None)
+            assert torch.equal(found, generator.draws(seed, count, offset))
+        np.testing.assert_array_equal(found.numpy().view(np.uint32), expected)
+
+
+@needs_compiler
 def test_exponentials_are_right_to_two_units_in_the_last_place() -> None:
     x = torch.cat(
         [torch.linspace(-86.5, 88.7, 200_001), random(100_000, scale=1), torch.tensor([0.0, -0.0, -86.7, -1e9])]
@@ -190,7 +217,9 @@ def test_without_stochastic_rounding_adamw_rounds_to_nearest() -> None:
 PROGRAM = """
 import logging, torch
 logging.basicConfig()
+from popxl.generator import draws as host_draws
 from popxl_engine import native
+from popxl_engine.kernels import generator
 from popxl_engine.kernels.registry import ALTERNATES, KERNELS
 x = torch.linspace(-3, 3, 50)
 for _ in range(2):

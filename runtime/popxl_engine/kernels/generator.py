@@ -9,6 +9,8 @@ from typing import Callable, Iterator, Tuple
 import torch
 from popxl.generator import GOLDEN, MURMUR_MULTIPLIERS, SPLITMIX_MULTIPLIERS
 
+from popxl_engine import native
+
 CPU_BLOCK = 1 << 15
 """Counters per block and thread on a CPU: six buffers of 256 KiB (3.5 ns per draw on one core; 5.5 at 2**13)."""
 LARGE_BLOCK = 1 << 22
@@ -52,6 +54,13 @@ def squares64(first: int, counters: int, key: torch.Tensor, device: torch.device
     A block is overwritten by the next one.
     """
     size = min(counters, LARGE_BLOCK if device.type == "cuda" else CPU_BLOCK * torch.get_num_threads())
+    if device.type != "cuda" and native.library() is not None:
+        words, number = torch.empty(size, dtype=torch.int64, device=device), int(key)
+        for start in range(first, first + counters, size):
+            count = min(size, first + counters - start)
+            native.call("random_words", (), words, number, start, count)
+            yield start, words[:count]
+        return
     multiples = torch.arange(size, dtype=torch.int64, device=device) * key
     x, y, z, half, t = (torch.empty_like(multiples) for _ in range(5))
     for start in range(first, first + counters, size):

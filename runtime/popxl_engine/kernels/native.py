@@ -5,6 +5,8 @@ from typing import Any, Tuple
 import torch
 
 from popxl_engine import native
+from popxl_engine.kernels import generator
+from popxl_engine.kernels.random import threshold
 from popxl_engine.kernels.registry import KERNELS, kernel
 
 
@@ -14,7 +16,7 @@ def gelu(t: torch.Tensor) -> torch.Tensor:
     if not native.takes(t):
         return KERNELS["gelu"](t)
     result = torch.empty_like(t)
-    native.call("gelu", t.dtype, t, result, t.numel())
+    native.call("gelu", (t.dtype,), t, result, t.numel())
     return result
 
 
@@ -24,12 +26,23 @@ def gelu_grad(dy: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     if not native.takes(dy, at) or dy.dtype != at.dtype:
         return KERNELS["gelu_grad"](dy, at)
     result = torch.empty_like(at)
-    native.call("gelu_grad", at.dtype, dy, at, result, at.numel())
+    native.call("gelu_grad", (at.dtype,), dy, at, result, at.numel())
     return result
 
 
 def _rows(t: torch.Tensor) -> Tuple[int, int]:
     return t.numel() // t.shape[-1], t.shape[-1]
+
+
+@kernel("dropout", device="cpu")
+def dropout(t: torch.Tensor, seed_tensor: torch.Tensor, p: float) -> torch.Tensor:
+    """Draw, compare, scale and zero in one pass."""
+    if not native.takes(t):
+        return KERNELS["dropout"](t, seed_tensor, p)
+    result = torch.empty_like(t)
+    seed_key = int(generator.key(seed_tensor))
+    native.call("dropout", (t.dtype,), t, result, seed_key, threshold(p), 1 / (1 - p), t.numel())
+    return result
 
 
 @kernel("logsumexp_and_pick", device="cpu")
@@ -39,7 +52,7 @@ def logsumexp_and_pick(logits: torch.Tensor, indices: torch.Tensor) -> Tuple[tor
         result: Tuple[torch.Tensor, torch.Tensor] = KERNELS["logsumexp_and_pick"](logits, indices)
         return result
     total = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
-    native.call("logsumexp", logits.dtype, logits, total, *_rows(logits))
+    native.call("logsumexp", (logits.dtype,), logits, total, *_rows(logits))
     wide = indices.to(torch.int64)
     inside = (wide >= 0) & (wide < logits.shape[1])
     picked = logits.gather(1, torch.where(inside, wide, 0)[:, None])[:, 0].to(torch.float32)
@@ -61,7 +74,7 @@ def logsumexp_and_pick_grad(
     result = torch.empty_like(logits)
     scales, picked, totals = (t.contiguous() for t in numbers)
     wide = indices.to(torch.int64).contiguous()
-    native.call("logsumexp_grad", logits.dtype, logits, totals, scales, picked, wide, result, *_rows(logits))
+    native.call("logsumexp_grad", (logits.dtype,), logits, totals, scales, picked, wide, result, *_rows(logits))
     return result
 
 
@@ -71,5 +84,5 @@ def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tenso
     if t.dtype != torch.float32 or t.shape != X.shape or not native.takes(t, X):
         return KERNELS["accumulate_mean_"](t, X, step)
     count = float(step)
-    native.call("accumulate", X.dtype, t, X, count / (count + 1), 1 / (count + 1), t.numel())
+    native.call("accumulate", (X.dtype,), t, X, count / (count + 1), 1 / (count + 1), t.numel())
     return t

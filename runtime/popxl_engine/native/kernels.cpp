@@ -155,9 +155,54 @@ void logsumexp_grad(const T* logits, const float* totals, const float* scales, c
   });
 }
 
+// Squares64 (Widynski 2020, arXiv:2004.06278): the output for a counter. popxl/generator.py says what draws are.
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "draws are read from words in memory");
+
+static inline uint64_t swap_halves(uint64_t x) { return (x >> 32) | (x << 32); }
+
+static inline uint64_t squares64(uint64_t counter, uint64_t key) {
+  const uint64_t y = counter * key, z = y + key;
+  uint64_t x = swap_halves(y * y + y);
+  x = swap_halves(x * x + z);
+  x = swap_halves(x * x + y);
+  const uint64_t t = x * x + z;
+  x = swap_halves(t);
+  return t ^ ((x * x + y) >> 32);
+}
+
+void fill_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, int threads) {
+  in_pieces(count, PIECE, threads, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) words[i] = squares64(first + uint64_t(i), key);
+  });
+}
+
+// x * scale where the element's draw, read as int32, is at least the threshold; else zero.
+template <class T>
+void dropout(const T* x, T* y, uint64_t key, int32_t threshold, float scale, int64_t count, int threads) {
+  constexpr int64_t COUNTERS = 256;
+  in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
+    uint64_t words[COUNTERS];
+    int32_t draws[2 * COUNTERS];
+    for (int64_t start = first; start < end; start += 2 * COUNTERS) {
+#pragma omp simd
+      for (int64_t i = 0; i < COUNTERS; ++i) words[i] = squares64(uint64_t(start / 2 + i), key);
+      std::memcpy(draws, words, sizeof(draws));  // the lower word first
+      const int64_t length = std::min(end - start, 2 * COUNTERS);
+#pragma omp simd
+      for (int64_t i = 0; i < length; ++i)
+        narrow(draws[i] >= threshold ? wide(x[start + i]) * scale : 0.0f, y[start + i]);
+    }
+  });
+}
+
 }  // namespace
 
 extern "C" {
+
+void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, int threads) {
+  fill_words(words, key, first, count, threads);
+}
 
 #define FOR_TYPE(T, NAME)                                                                                            \
   void gelu_##NAME(const T* x, T* y, int64_t count, int threads) { gelu(x, y, count, threads); }                     \
@@ -166,6 +211,9 @@ extern "C" {
   }                                                                                                                  \
   void accumulate_##NAME(float* total, const T* value, float old, float share, int64_t count, int threads) {         \
     accumulate(total, value, old, share, count, threads);                                                            \
+  }                                                                                                                  \
+  void dropout_##NAME(const T* x, T* y, uint64_t key, int64_t threshold, float scale, int64_t count, int threads) {  \
+    dropout(x, y, key, int32_t(threshold), scale, count, threads);                                                   \
   }                                                                                                                  \
   void logsumexp_##NAME(const T* logits, float* totals, int64_t rows, int64_t columns, int threads) {                \
     logsumexp(logits, totals, rows, columns, threads);                                                               \

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import platform
@@ -12,7 +13,7 @@ import subprocess
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
@@ -29,14 +30,17 @@ TIME_LIMIT = 120
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 KINDS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float}
 SIGNATURES = {
-    "gelu": "ppn",
-    "gelu_grad": "pppn",
-    "accumulate": "ppffn",
-    "logsumexp": "ppnn",
-    "logsumexp_grad": "ppppppnn",
-    "adamw": "ppppppnfffffffn",
+    "gelu": ("ppn", 1),
+    "gelu_grad": ("pppn", 1),
+    "accumulate": ("ppffn", 1),
+    "dropout": ("ppnnfn", 1),
+    "logsumexp": ("ppnn", 1),
+    "logsumexp_grad": ("ppppppnn", 1),
+    "adamw": ("ppppppnfffffffn", 2),
+    "random_words": ("pnnn", 0),
 }
-"""Parameters of each function before the number of threads: pointers, sizes and numbers."""
+"""Of each function: its parameters before the number of threads (pointers, sizes and numbers), and how many element
+types its name ends in."""
 
 
 def takes(*tensors: torch.Tensor) -> bool:
@@ -49,17 +53,17 @@ def takes(*tensors: torch.Tensor) -> bool:
     )
 
 
-def call(name: str, dtypes: Any, *arguments: Any) -> None:
+def call(name: str, dtypes: Tuple[torch.dtype, ...], *arguments: Any) -> None:
     """Run a function on tensors that it `takes`, with as many threads as PyTorch uses.
 
     Args:
         name: of the function in `SIGNATURES`.
-        dtypes: of the operands that its name ends in, a tuple or one.
+        dtypes: the element types that its name ends in.
         arguments: its parameters; tensors stand for their memory, None for no tensor.
     """
     if any(isinstance(a, torch.Tensor) and a.is_meta for a in arguments):
         return
-    function = _functions()[(name, dtypes)]
+    function = _functions()[(name, *dtypes)]
     function(*[a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments], torch.get_num_threads())
 
 
@@ -68,14 +72,12 @@ def _functions() -> Dict[Any, Any]:
     loaded = library()
     assert loaded is not None, "callers ask `takes` first"
     functions = {}
-    for name, kinds in SIGNATURES.items():
-        pairs = name == "adamw"
-        for a, suffix in SUFFIXES.items():
-            for b, second in SUFFIXES.items() if pairs else ((None, ""),):
-                function = getattr(loaded, f"{name}_{suffix}" + (f"_{second}" if pairs else ""))
-                function.argtypes = [*(KINDS[kind] for kind in kinds), ctypes.c_int]
-                function.restype = None
-                functions[(name, (a, b) if pairs else a)] = function
+    for name, (kinds, types) in SIGNATURES.items():
+        for dtypes in itertools.product(SUFFIXES, repeat=types):
+            function = getattr(loaded, "_".join([name, *(SUFFIXES[dtype] for dtype in dtypes)]))
+            function.argtypes = [*(KINDS[kind] for kind in kinds), ctypes.c_int]
+            function.restype = None
+            functions[(name, *dtypes)] = function
     return functions
 
 
