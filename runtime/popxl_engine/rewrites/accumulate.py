@@ -6,7 +6,7 @@ import torch
 from popxl.graph import Graph
 from popxl.opdef import OPS, flatten
 
-from popxl_engine.kernels.linalg import product
+from popxl_engine.kernels.linalg import prefers_onednn, product
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.kernels.rounding import NARROW
 from popxl_engine.rewrites.match import Steps, fused
@@ -28,6 +28,9 @@ def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, s
     mean = kernel_for(OPS["accumulate_mean_"], "cuda" if t.is_cuda else "cpu")
     if t.dtype in NARROW or not t.is_floating_point():
         return mean(t, product(lhs, rhs, lhs.dtype), step)
+    if t.dtype == lhs.dtype == torch.float32 and not prefers_onednn():
+        old, new = shares(step)
+        return t.addmm_(lhs, rhs, beta=old, alpha=new)
     for start in range(0, t.shape[0], ROWS_AT_A_TIME):
         rows = slice(start, start + ROWS_AT_A_TIME)
         mean(t[rows], product(lhs[rows], rhs, lhs.dtype), step)
