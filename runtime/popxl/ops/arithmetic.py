@@ -13,6 +13,7 @@ from popxl.ops.checks import (
     broadcast_spec,
     check_floating,
     check_numeric,
+    check_real,
     check_same_dtype,
     check_scalar,
     elementwise_cost,
@@ -57,11 +58,13 @@ add_ = inplace(add, "lhs")
 sub = binary("sub", "Broadcast difference, lhs - rhs.", _sub_vjp, np.subtract)
 mul = binary("mul", "Broadcast product.", _mul_vjp, np.multiply)
 div = binary("div", "Broadcast quotient; truncated towards zero for integers.", _div_vjp, _host_div)
-fmod = binary("fmod", "Broadcast remainder of C: it has the sign of lhs. Also for integers.", _fmod_vjp, np.fmod)
+fmod = binary(
+    "fmod", "Broadcast remainder of C: it has the sign of lhs. Also for integers.", _fmod_vjp, np.fmod, "real numbers"
+)
 
-negate: Any = unary("negate", "Elementwise -t.", lambda dy, y, t: negate(dy), host=np.negative, numeric=True)
-abs = unary("abs", "Elementwise absolute value.", lambda dy, y, t: mul(dy, sign(t)), host=np.abs, numeric=True)
-sign: Any = unary("sign", "Elementwise -1, 0 or 1.", lambda dy, y, t: None, host=np.sign, numeric=True)
+negate: Any = unary("negate", "Elementwise -t.", lambda dy, y, t: negate(dy), host=np.negative, takes="numbers")
+abs = unary("abs", "Elementwise absolute value.", lambda dy, y, t: mul(dy, sign(t)), host=np.abs, takes="real numbers")
+sign: Any = unary("sign", "Elementwise -1, 0 or 1.", lambda dy, y, t: None, host=np.sign, takes="real numbers")
 
 
 # Powers
@@ -130,14 +133,14 @@ def _named(ts: Tuple[Tensor, ...]) -> Any:
 def maximum(*ts: Tensor) -> TensorSpec:
     """Elementwise maximum of several tensors. Where several are largest they share the gradient evenly.
 
-    Shapes: each [a_i], numbers of one dtype -> [broadcast of all].
+    Shapes: each [a_i], real numbers of one dtype -> [broadcast of all].
     Raises:
         ShapeError: if there are none, or they do not broadcast.
-        DTypeError: if the dtypes differ or are bool.
+        DTypeError: if the dtypes differ or are not real numbers.
     """
     if not ts:
         raise ShapeError("maximum: got no tensors; expected at least one.")
-    check_numeric("maximum", **_named(ts))
+    check_real("maximum", **_named(ts))
     return broadcast_spec("maximum", **_named(ts))
 
 
@@ -191,11 +194,12 @@ scale.cost(elementwise_cost)
 def clip(t: Tensor, min: float = float("-inf"), max: float = float("inf")) -> TensorSpec:
     """Elementwise limit to [min, max].
 
-    Shapes: t [a], numbers -> [a].
+    Shapes: t [a], real numbers -> [a].
     Raises:
         ShapeError: if min > max.
+        DTypeError: if t is not real numbers.
     """
-    check_numeric("clip", t=t)
+    check_real("clip", t=t)
     if min > max:
         raise ShapeError(f"clip: got min {min} and max {max}; expected min <= max. Swap them.")
     return t.spec
@@ -227,9 +231,11 @@ clip_grad.cost(elementwise_cost)
 def increment_mod(t: Tensor, increment: float, modulus: float) -> TensorSpec:
     """Elementwise (t + increment) % modulus, with the remainder's sign that of the sum, as `fmod`.
 
-    Shapes: t [a], numbers -> [a].
+    Shapes: t [a], real numbers -> [a].
+    Raises:
+        DTypeError: if t is not real numbers.
     """
-    check_numeric("increment_mod", t=t)
+    check_real("increment_mod", t=t)
     return t.spec
 
 
@@ -263,7 +269,7 @@ def scaled_add(X: Tensor, Y: Tensor, a: Scalar = 1.0, b: Scalar = 1.0) -> Tensor
         ShapeError: if X and Y differ in shape, or a or b has several elements.
         DTypeError: if X and Y differ in dtype.
     """
-    check_numeric("scaled_add", X=X, Y=Y)
+    check_real("scaled_add", X=X, Y=Y)
     check_same_dtype("scaled_add", X=X, Y=Y)
     return _scaled_add_spec("scaled_add", X, Y, a, b)
 
@@ -298,7 +304,7 @@ def scaled_add_(X: Tensor, Y: Tensor, a: Scalar = 1.0, b: Scalar = 1.0) -> Tenso
     Raises:
         ShapeError: if X and Y differ in shape, or a or b has several elements.
     """
-    check_numeric("scaled_add_", X=X, Y=Y)
+    check_real("scaled_add_", X=X, Y=Y)
     return _scaled_add_spec("scaled_add_", X, Y, a, b)
 
 

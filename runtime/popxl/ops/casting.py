@@ -17,7 +17,8 @@ def cast(t: Tensor, data_type: dtype) -> TensorSpec:
 
     Shapes: t [a], any dtype but float8 -> [a] of data_type.
     Raises:
-        DTypeError: for a float8 type on either side; pow2scale_cast_to_fp8 and pow2scale_cast_from_fp8 convert those.
+        DTypeError: for a float8 type on either side, which pow2scale_cast_to_fp8 and pow2scale_cast_from_fp8 convert;
+            or from complex numbers to others.
     """
     for what, given in (("t", t.dtype), ("data_type", data_type)):
         if given in FORMATS:
@@ -25,6 +26,11 @@ def cast(t: Tensor, data_type: dtype) -> TensorSpec:
                 f"cast: got {what} {given.name}; expected a type of 16 bits or more. Use the pow2scale_cast ops for "
                 f"float8."
             )
+    if t.dtype.is_complex and not data_type.is_complex:
+        raise DTypeError(
+            f"cast: got t {t.spec} and data_type {data_type.name}; expected a complex type for complex numbers. Their "
+            "imaginary part has no place in another."
+        )
     return TensorSpec(t.shape, data_type, t.meta_shape)
 
 

@@ -1,7 +1,7 @@
 """What op declarations share: checks of operands, axes and broadcasting, and constructors of elementwise families."""
 
 import sys
-from typing import Any, Callable, Iterable, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Optional, Tuple, Union
 
 import numpy as np
 
@@ -21,6 +21,19 @@ def check_numeric(name: str, **tensors: Tensor) -> None:
             raise DTypeError(f"{name}: got {parameter} {t.spec}; expected numbers. {_cast_of(t)}")
 
 
+def check_real(name: str, **tensors: Tensor) -> None:
+    """DTypeError unless every tensor holds numbers that have an order."""
+    check_numeric(name, **tensors)
+    check_not_complex(name, **tensors)
+
+
+def check_not_complex(name: str, **tensors: Tensor) -> None:
+    """DTypeError if a tensor is complex, for ops that ask which element is larger."""
+    for parameter, t in tensors.items():
+        if t.dtype.is_complex:
+            raise DTypeError(f"{name}: got {parameter} {t.spec}; expected real numbers. Complex ones are not ordered.")
+
+
 def check_floating(name: str, **tensors: Tensor) -> None:
     """DTypeError unless every tensor is floating point of 16 bits or more."""
     for parameter, t in tensors.items():
@@ -28,6 +41,14 @@ def check_floating(name: str, **tensors: Tensor) -> None:
             raise DTypeError(
                 f"{name}: got {parameter} {t.spec}; expected floating point of 16 bits or more. {_cast_of(t)}"
             )
+
+
+OPERANDS: Dict[str, Callable[..., None]] = {
+    "numbers": check_numeric,
+    "real numbers": check_real,
+    "floating point": check_floating,
+}
+"""What an op may say that it takes, and the check of it."""
 
 
 def _is_float8(t: Tensor) -> bool:
@@ -131,26 +152,24 @@ def unary(
     doc: str,
     vjp: Callable[[Tensor, Tensor, Tensor], Optional[Tensor]],
     host: Any = None,
-    numeric: bool = False,
+    takes: str = "floating point",
     flops: int = 1,
 ) -> OpFunction[..., Tensor]:
     """Declare an elementwise op of one tensor: ``t [a] -> [a]``, of t's dtype.
 
     Args:
         vjp: ``(dy, y, t) -> gradient of t``, or None where it is zero everywhere.
-        numeric: whether integers are taken as well as floating point.
+        takes: a key of `OPERANDS`.
         flops: operations per element.
     """
-    check = check_numeric if numeric else check_floating
 
     def fn(t: Tensor) -> TensorSpec:
-        check(name, t=t)
+        OPERANDS[takes](name, t=t)
         return t.spec
 
-    kind = "numbers" if numeric else "floating point"
     family = sys._getframe(1)
     fn.__name__, fn.__module__ = name, family.f_globals["__name__"]
-    fn.__doc__ = f"{doc}\n\nShapes: t [a], {kind} -> [a], t's dtype.\nRaises:\n    DTypeError: if t is not {kind}."
+    fn.__doc__ = f"{doc}\n\nShapes: t [a], {takes} -> [a], t's dtype.\nRaises:\n    DTypeError: if t is not {takes}."
     result = op(host=host)(fn)
     result.definition.file = family.f_code.co_filename  # the family's, where its rules are to be found
     result.vjp(vjp)
@@ -159,23 +178,29 @@ def unary(
 
 
 def binary(
-    name: str, doc: str, vjp: Callable[..., Tuple[Optional[Tensor], Optional[Tensor]]], host: Any
+    name: str,
+    doc: str,
+    vjp: Callable[..., Tuple[Optional[Tensor], Optional[Tensor]]],
+    host: Any,
+    takes: str = "numbers",
 ) -> OpFunction[..., Tensor]:
     """Declare an elementwise op of two tensors of one dtype that broadcast against each other.
 
     Args:
         vjp: ``(dy, y, lhs, rhs) -> gradients of lhs and rhs``, in their shapes.
+        takes: a key of `OPERANDS`.
     """
 
     def fn(lhs: Tensor, rhs: Tensor) -> TensorSpec:
-        check_numeric(name, lhs=lhs, rhs=rhs)
+        OPERANDS[takes](name, lhs=lhs, rhs=rhs)
         return broadcast_spec(name, lhs=lhs, rhs=rhs)
 
     family = sys._getframe(1)
     fn.__name__, fn.__module__ = name, family.f_globals["__name__"]
     fn.__doc__ = (
-        f"{doc}\n\nShapes: lhs [a], rhs [b], numbers of one dtype -> [broadcast(a, b)], the same dtype.\n"
-        "Raises:\n    DTypeError: if the dtypes differ or are bool.\n    ShapeError: if the shapes do not broadcast."
+        f"{doc}\n\nShapes: lhs [a], rhs [b], {takes} of one dtype -> [broadcast(a, b)], the same dtype.\n"
+        f"Raises:\n    DTypeError: if the dtypes differ or are not {takes}.\n"
+        "    ShapeError: if the shapes do not broadcast."
     )
     result = op(host=host)(fn)
     result.definition.file = family.f_code.co_filename  # the family's, where its rules are to be found

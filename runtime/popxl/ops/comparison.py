@@ -6,7 +6,14 @@ import numpy as np
 
 from popxl import dtypes
 from popxl.opdef import OpFunction, op
-from popxl.ops.checks import broadcast_shape, broadcast_spec, check_floating, check_not_float8, elementwise_cost
+from popxl.ops.checks import (
+    broadcast_shape,
+    broadcast_spec,
+    check_floating,
+    check_not_complex,
+    check_not_float8,
+    elementwise_cost,
+)
 from popxl.values import Tensor, TensorSpec
 
 
@@ -33,10 +40,11 @@ def greater(input: Tensor, other: Tensor) -> TensorSpec:
 
     Shapes: input [a], other [b], one dtype -> [broadcast(a, b)], bool.
     Raises:
-        DTypeError: if the dtypes differ, or are float8.
+        DTypeError: if the dtypes differ, or are float8 or complex.
         ShapeError: if the shapes do not broadcast.
     """
     check_not_float8("greater", input=input, other=other)
+    check_not_complex("greater", input=input, other=other)
     return _boolean(broadcast_spec("greater", input=input, other=other))
 
 

@@ -9,7 +9,7 @@ from popxl.errors import DTypeError, GraphError, ShapeError
 from popxl.opdef import Cost, inplace, op
 from popxl.ops.arithmetic import mul, sub
 from popxl.ops.broadcasting import positions_along, sum_to
-from popxl.ops.checks import broadcast_shape, check_numeric, check_same_dtype, normalise_axis
+from popxl.ops.checks import broadcast_shape, check_real, check_same_dtype, normalise_axis
 from popxl.ops.comparison import equal
 from popxl.ops.creation import zeros
 from popxl.ops.shape import concat, moves_data, reshape
@@ -213,14 +213,14 @@ def topk(
 ) -> Tuple[TensorSpec, TensorSpec]:
     """The k largest (or smallest) values along an axis, and their int32 positions.
 
-    Shapes: t [a.., n, b..], numbers -> two of [a.., k, b..]: t's dtype, and int32.
+    Shapes: t [a.., n, b..], real numbers -> two of [a.., k, b..]: t's dtype, and int32.
     Args:
         sorted: whether they come in order, the extreme one first; otherwise in any order.
     Raises:
         ShapeError: for an axis that t lacks, or k outside 1 .. n.
-        DTypeError: if t is bool or float8.
+        DTypeError: if t is not real numbers.
     """
-    check_numeric("topk", t=t)
+    check_real("topk", t=t)
     axis = normalise_axis("topk", t, axis)
     if not 1 <= k <= t.shape[axis]:
         raise ShapeError(f"topk: got k {k} for axis {axis} of t {t.spec}; expected 1 <= k <= {t.shape[axis]}.")

@@ -13,7 +13,7 @@ from popxl.errors import ShapeError
 from popxl.opdef import Cost, OpFunction, op
 from popxl.ops.arithmetic import div, mul, scale, sign, sub
 from popxl.ops.broadcasting import broadcast_to
-from popxl.ops.checks import Axis, check_floating, check_numeric, normalise_axes, normalise_axis
+from popxl.ops.checks import OPERANDS, Axis, check_floating, check_numeric, check_real, normalise_axes, normalise_axis
 from popxl.ops.elementwise import exp
 from popxl.values import Tensor, TensorSpec
 
@@ -56,24 +56,27 @@ for _grad, _flops in ((extremum_grad, 3), (prod_grad, 4), (median_grad, 4), (l2_
 
 
 def _reduction(
-    name: str, doc: str, vjp: Vjp, host: Any = None, numeric: bool = False, flops: int = 1, nonempty: bool = False
+    name: str,
+    doc: str,
+    vjp: Vjp,
+    host: Any = None,
+    takes: str = "floating point",
+    flops: int = 1,
+    nonempty: bool = False,
 ) -> OpFunction[..., Tensor]:
-    check = check_numeric if numeric else check_floating
-
     def fn(t: Tensor, axis: Axis = None, keepdims: bool = False) -> TensorSpec:
-        check(name, t=t)
+        OPERANDS[takes](name, t=t)
         spec = _reduced(name, t, axis, keepdims)
         if nonempty and t.nelms == 0:
             raise ShapeError(f"{name}: got t {t.spec}; expected at least one element.")
         return spec
 
-    kind = "numbers" if numeric else "floating point"
     fn.__name__, fn.__module__ = name, __name__
     fn.__doc__ = (
-        f"{doc}\n\nShapes: t [a], {kind} -> a without the reduced axes, t's dtype.\n"
+        f"{doc}\n\nShapes: t [a], {takes} -> a without the reduced axes, t's dtype.\n"
         "Args:\n    axis: axis or axes to reduce, negative ones counted from the end; None: all.\n"
         "    keepdims: keep them with size 1.\n"
-        f"Raises:\n    ShapeError: for an axis that t lacks, or one given twice.\n    DTypeError: if t is not {kind}."
+        f"Raises:\n    ShapeError: for an axis that t lacks, or one given twice.\n    DTypeError: if t is not {takes}."
     )
     result = op(host=host)(fn)
     result.vjp(vjp)
@@ -122,7 +125,7 @@ sum = _reduction(
     "Sum.",
     lambda dy, y, t, axis, keepdims: _spread(dy, t, axis, keepdims),
     host=_keep_dtype(np.sum),
-    numeric=True,
+    takes="numbers",
 )
 mean = _reduction(
     "mean",
@@ -135,14 +138,14 @@ prod = _reduction(
     "Product.",
     lambda dy, y, t, axis, keepdims: prod_grad(dy, t, axis, keepdims),
     host=_keep_dtype(np.prod),
-    numeric=True,
+    takes="numbers",
 )
 max = _reduction(
     "max",
     "Maximum. Where several elements are largest they share the gradient evenly.",
     lambda dy, y, t, axis, keepdims: extremum_grad(dy, y, t, axis, keepdims),
     host=_host(np.max),
-    numeric=True,
+    takes="real numbers",
     nonempty=True,
 )
 min = _reduction(
@@ -150,7 +153,7 @@ min = _reduction(
     "Minimum. Where several elements are smallest they share the gradient evenly.",
     lambda dy, y, t, axis, keepdims: extremum_grad(dy, y, t, axis, keepdims),
     host=_host(np.min),
-    numeric=True,
+    takes="real numbers",
     nonempty=True,
 )
 l1 = _reduction(
@@ -176,7 +179,7 @@ median = _reduction(
     "median",
     "Median: of an even number of elements the lower of the two in the middle.",
     lambda dy, y, t, axis, keepdims: median_grad(dy, t, axis, keepdims),
-    numeric=True,
+    takes="real numbers",
     nonempty=True,
     flops=4,
 )
@@ -186,7 +189,7 @@ median = _reduction(
 
 
 def _positions(name: str, t: Tensor, dim: Optional[int], keepdim: Optional[bool]) -> TensorSpec:
-    check_numeric(name, t=t)
+    check_real(name, t=t)
     axes: Axis = None if dim is None else normalise_axis(name, t, dim)
     spec = _reduced(name, t, axes, bool(keepdim))
     if t.nelms == 0:
@@ -240,6 +243,7 @@ def cumsum(t: Tensor, dim: Optional[int] = 0) -> TensorSpec:
     Shapes: t [a], numbers -> [a].
     Raises:
         ShapeError: for an axis that t lacks.
+        DTypeError: if t is not numbers.
     """
     check_numeric("cumsum", t=t)
     normalise_axis("cumsum", t, dim or 0)

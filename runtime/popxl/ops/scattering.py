@@ -8,7 +8,7 @@ from popxl.opdef import Cost, op
 from popxl.ops.arithmetic import div
 from popxl.ops.broadcasting import broadcast_to, positions_along
 from popxl.ops.casting import cast
-from popxl.ops.checks import check_numeric, check_same_dtype, normalise_axis
+from popxl.ops.checks import check_numeric, check_real, check_same_dtype, normalise_axis
 from popxl.ops.comparison import equal, greater
 from popxl.ops.indexing import check_indices, gather, gather_cost, gather_grad_cost, scalar, take_along_axis, where
 from popxl.ops.shape import reshape
@@ -148,7 +148,7 @@ def _reduced(
         _check_tensor(name, parameter, t)
     if reduction not in REDUCTIONS:
         raise ValueError(f"{name}: got reduction {reduction!r}; expected one of {', '.join(map(repr, REDUCTIONS))}.")
-    check_numeric(name, data=data)
+    (check_real if reduction in ("max", "min") else check_numeric)(name, data=data)
     check_indices(name, "indices", indices)
     axis = normalise_axis(name, data, axis)
     _check_groups(name, "data", data, indices, axis, group_size)

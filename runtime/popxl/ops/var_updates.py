@@ -15,7 +15,7 @@ from popxl.context import get_current_graph
 from popxl.errors import DTypeError, ShapeError
 from popxl.opdef import Cost, op
 from popxl.ops.arithmetic import add_
-from popxl.ops.checks import check_floating, check_numeric, check_scalar, normalise_axis
+from popxl.ops.checks import check_floating, check_numeric, check_real, check_scalar, normalise_axis
 from popxl.ops.utils import check_in_graph
 from popxl.values import Tensor, TensorSpec, make_constant
 
@@ -23,7 +23,7 @@ Scalar = Union[float, Tensor]
 
 
 def _update(name: str, t: Tensor, X: Tensor, **factors: Any) -> TensorSpec:
-    check_numeric(name, t=t, X=X)
+    check_real(name, t=t, X=X)
     return _updated(name, t, X, **factors)
 
 
@@ -134,7 +134,7 @@ def sparse_accumulate_(
         ShapeError: if X does not have that shape, or f has several elements.
         DTypeError: if indices are not integers.
     """
-    check_numeric("sparse_accumulate_", t=t, X=X)
+    check_real("sparse_accumulate_", t=t, X=X)
     axis = normalise_axis("sparse_accumulate_", t, axis)
     if not indices.dtype.is_int:
         raise DTypeError(f"sparse_accumulate_: got indices {indices.spec}; expected integers. Cast them with ops.cast.")
@@ -159,7 +159,7 @@ def copy_var_update_(t: Tensor, X: Tensor) -> TensorSpec:
         DTypeError: if they differ in dtype and one is float8 or bool.
     """
     if t.dtype is not X.dtype:
-        check_numeric("copy_var_update_", t=t, X=X)
+        check_real("copy_var_update_", t=t, X=X)
     return _updated("copy_var_update_", t, X)
 
 
@@ -192,7 +192,9 @@ def weight_decay_is_required(weight_decay: Union[None, float, Tensor]) -> bool:
 
 
 def _moments(name: str, first: Tensor, second: Tensor, weight: Optional[Tensor], **factors: Any) -> TensorSpec:
-    check_floating(name, acc_first_order=first, acc_second_order=second)
+    check_floating(
+        name, acc_first_order=first, acc_second_order=second, **({} if weight is None else {"weight": weight})
+    )
     for parameter, other in (("acc_second_order", second), ("weight", weight)):
         if other is not None and other.shape != first.shape:
             raise ShapeError(

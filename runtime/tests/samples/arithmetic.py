@@ -171,6 +171,21 @@ def mixed(other):
 
 REFUSALS = [
     *(
+        Refusal(
+            name, operands=((3,),) * count, attrs=attrs, dtype=popxl.complex64, error=DTypeError, says="real numbers"
+        )
+        for name, count, attrs in (
+            ("abs", 1, {}),
+            ("sign", 1, {}),
+            ("clip", 1, {"min": 0.0}),
+            ("increment_mod", 1, {"increment": 1.0, "modulus": 3.0}),
+            ("fmod", 2, {}),
+            ("maximum", 2, {}),
+            ("scaled_add", 2, {}),
+            ("scaled_add_", 2, {}),
+        )
+    ),
+    *(
         refusal
         for name in ("add", "sub", "mul", "div", "fmod", "add_")
         for refusal in (

@@ -94,6 +94,14 @@ SAMPLES = [
 ]
 
 REFUSALS = [
+    Refusal(
+        "cast",
+        operands=((3,),),
+        attrs={"data_type": popxl.float32},
+        dtype=popxl.complex64,
+        error=DTypeError,
+        says="expected a complex type",
+    ),
     Refusal("cast", operands=((3,),), attrs={"data_type": popxl.float8_143}, error=DTypeError, says="pow2scale_cast"),
     *(
         Refusal(op, operands=(t, by), attrs={"data_type": to}, error=error, says=says)

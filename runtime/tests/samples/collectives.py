@@ -81,6 +81,8 @@ SAMPLES = [
 ]  # fmt: skip
 
 REFUSALS = [
+    Refusal("replicated_all_reduce", operands=((2,),), attrs={"op": "max"}, dtype=popxl.complex64, error=DTypeError,
+            says="expected real numbers"),
     Refusal("replicated_all_reduce", operands=((2,),), attrs={"op": "median"}, error=ValueError,
             says="expected one of add, mean"),
     Refusal("replicated_all_reduce", operands=((2,),), attrs={"op": "and"}, error=DTypeError, says="expected bool"),

@@ -55,6 +55,7 @@ SAMPLES = [
 ]
 
 REFUSALS = [
+    Refusal("greater", operands=((3,), (3,)), dtype=popxl.complex64, error=DTypeError, says="expected real numbers"),
     *(
         refusal
         for name in ("equal", "greater")

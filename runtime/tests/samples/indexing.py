@@ -171,6 +171,8 @@ SAMPLES = [
 ]  # fmt: skip
 
 REFUSALS = [
+    Refusal("topk", operands=((3,),), attrs={"k": 1, "axis": 0, "largest": True, "sorted": True}, error=DTypeError,
+            dtype=popxl.complex64, says="expected real numbers"),
     Refusal("gather", operands=((5, 3), (2,)), error=DTypeError, says="expected integers"),
     Refusal("gather", operands=((5, 3), INDICES), attrs={"axis": 2}, error=ShapeError, says="-2 <= axis < 2"),
     Refusal("scatter", operands=((4, 5), INDICES, (2, 2)), error=ShapeError, says="values of one shape"),

@@ -209,6 +209,10 @@ SAMPLES = [
 
 REFUSALS = [
     *(
+        Refusal(name, operands=((3,),), dtype=popxl.complex64, error=DTypeError, says="expected real numbers")
+        for name in ("max", "min", "median", "argmax", "argmin")
+    ),
+    *(
         refusal
         for name in ORACLES
         for refusal in (

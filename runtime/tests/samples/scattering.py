@@ -171,6 +171,8 @@ PAIR = {"data": (2, 4, 3), "indices": GROUPS}
 GATHER = ((3, 5, 2), np.array([[0, 4], [4, 4], [1, 3]], np.int32))
 
 REFUSALS = [
+    refuse({"data": Operand((6, 3), popxl.complex64), "indices": np.zeros(6, np.int32)}, use("max", 4), DTypeError,
+           "expected real numbers"),
     refuse(DATA, use("sum"), ValueError, "neither initial_values nor axis_size"),
     refuse(DATA, use("mean", 4), ValueError, "one of 'sum', 'max', 'min', 'none'"),
     refuse(DATA, use("sum", 0), ShapeError, "expected at least 1"),

@@ -164,6 +164,16 @@ SAMPLES = [
 STATE = {"acc_first_order": (3,), "acc_second_order": (3,)}
 
 REFUSALS = [
+    Refusal(
+        "accumulate_", operands=((3,), (3,)), dtype=popxl.complex64, error=DTypeError, says="expected real numbers"
+    ),
+    Refusal(
+        "adam_updater",
+        operands={"acc_first_order": (3,), "acc_second_order": (3,), "weight": Operand((3,), popxl.int32)},
+        attrs={"weight_decay": 0.1},
+        error=DTypeError,
+        says="got weight int32.*expected floating point",
+    ),
     *(
         Refusal(name, operands=((3,), (4,)), attrs=attrs, error=ShapeError, says="expected equal shapes")
         for name, attrs in (

@@ -38,13 +38,16 @@ def check_reduction(name: str, t: Tensor, op: CollectiveOps) -> None:
 
     Raises:
         ValueError: for an unknown reduction.
-        DTypeError: "and" and "or" of something else than bool, a mean of integers, others of bool.
+        DTypeError: "and" and "or" of something else than bool, a mean of integers, the largest of complex
+            numbers, others of bool.
     """
     operator = to_collective_op(op)
     if operator in (CollectiveOperator.logical_and, CollectiveOperator.logical_or):
         fits, expected = t.dtype is dtypes.bool, "bool"
     elif operator is CollectiveOperator.mean:
         fits, expected = t.dtype.is_floating_point, "floating point"
+    elif operator in (CollectiveOperator.max, CollectiveOperator.min):
+        fits, expected = t.dtype is not dtypes.bool and not t.dtype.is_complex, "real numbers"
     else:
         fits, expected = t.dtype is not dtypes.bool, "numbers"
     if not fits or (t.dtype.is_floating_point and t.dtype.itemsize == 1):

@@ -26,12 +26,6 @@ def shard_length(elements: int, group_size: int) -> int:
     return -(-elements // group_size)
 
 
-def _traffic(name: str, t: Tensor, group: Group, nbytes: int, times: int) -> int:
-    """Bytes that one replica sends when a ring passes ``nbytes`` of data ``times`` times through a group."""
-    size = resolve_group(name, t, group).group_size
-    return times * nbytes * (size - 1) // size
-
-
 @op(effects=("collective",), views=("t",), differentiable=False)
 def replicated_all_reduce(t: Tensor, op: CollectiveOps = "add", group: Optional[ReplicaGrouping] = None) -> TensorSpec:
     """Reduce over the group, element by element; every member gets the result.
@@ -56,7 +50,8 @@ replicated_all_reduce_ = inplace(replicated_all_reduce, "t")
 @replicated_all_reduce.cost
 def replicated_all_reduce_cost(y: Tensor, t: Tensor, op: str, group: Group) -> Cost:
     """Two passes of a ring."""
-    return Cost(flops=t.nelms, bytes=_traffic("replicated_all_reduce", t, group, t.spec.nbytes, 2))
+    size = resolve_group("replicated_all_reduce", t, group).group_size
+    return Cost(flops=t.nelms, bytes=2 * t.spec.nbytes * (size - 1) // size)
 
 
 @op(effects=("collective",), differentiable=False)
@@ -84,8 +79,9 @@ def replicated_reduce_scatter(
 
 @replicated_reduce_scatter.cost
 def replicated_reduce_scatter_cost(y: Tensor, t: Tensor, op: str, group: Group, configure: bool) -> Cost:
-    """One pass of a ring."""
-    return Cost(flops=t.nelms, bytes=_traffic("replicated_reduce_scatter", t, group, t.spec.nbytes, 1))
+    """One pass of a ring, which moves shards with their padding."""
+    size = resolve_group("replicated_reduce_scatter", t, group).group_size
+    return Cost(flops=t.nelms, bytes=(size - 1) * y.spec.nbytes)
 
 
 @op(effects=("collective",), views=("t",))
@@ -217,5 +213,6 @@ def replicated_all_gather_vjp(
 def replicated_all_gather_cost(
     y: Tensor, t: Tensor, axis: int, group: Group, output_shape: OutputShape, whole: Tuple[int, ...]
 ) -> Cost:
-    """One pass of a ring."""
-    return Cost(bytes=_traffic("replicated_all_gather", t, group, y.spec.nbytes, 1))
+    """One pass of a ring, which moves the members' tensors; shards with their padding."""
+    size = resolve_group("replicated_all_gather", t, group).group_size
+    return Cost(bytes=(size - 1) * t.spec.nbytes)
