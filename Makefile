@@ -23,7 +23,7 @@ help:
 	@echo "make test    every test that needs no GPU"
 	@echo "make check   format, lint, types and the fast tests"
 	@echo "make bench   every benchmark, one after the other"
-	@echo "make docs    the generated parts of the READMEs and the pictures in imgs/"
+	@echo "make docs    the generated parts of the READMEs, the page of ops and the pictures in imgs/"
 	@echo "make format  format and tidy the sources"
 	@echo "make clean   delete .venv and caches; runs and prepared text stay"
 
@@ -51,6 +51,7 @@ bench: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m utils.readme
+	$(BIN)/python runtime/tests/ops_page.py
 	$(BIN)/python imgs/draw_phases.py
 
 clean:

@@ -1,0 +1,42 @@
+"""The programs in examples/ print what the guide shows, each below a link to it."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+RUNTIME = Path(__file__).parents[1]
+EXAMPLES = sorted((RUNTIME / "examples").glob("*.py"))
+GUIDE = (RUNTIME / "README.md").read_text(encoding="utf-8")
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+TRAINED_LONG = {"bert_encoder.py": 0.1}
+"""Relative difference of numbers, where training multiplies the rounding errors of another machine."""
+
+
+def shown(name: str) -> str:
+    """The output in the guide."""
+    found = re.findall(rf"\]\(examples/{name}\)(?:(?!\]\(examples/).)*?^```text\n(.*?)^```$", GUIDE, re.DOTALL | re.M)
+    assert len(found) == 1, f"{name}: got {len(found)} outputs in runtime/README.md; expected one, below a link to it"
+    return found[0]
+
+
+def values(line: str) -> "list[float]":
+    return [float(number) for number in NUMBER.findall(line)]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_prints_what_the_guide_shows(path, capsys):
+    runpy.run_path(str(path), run_name="__main__")
+    printed = capsys.readouterr().out
+    for got, expected in zip(printed.splitlines(), shown(path.name).splitlines(), strict=True):
+        assert NUMBER.sub("#", got).split() == NUMBER.sub("#", expected).split(), f"printed:\n{printed}"
+        decimals = max((len(number.partition(".")[2]) for number in NUMBER.findall(got)), default=0)
+        slack = 1.01 * 10.0**-decimals if decimals else 0  # one in the last digit
+        wanted = pytest.approx(values(expected), rel=TRAINED_LONG.get(path.name, 1e-12), abs=slack)
+        assert values(got) == wanted, f"printed:\n{printed}"
+
+
+def test_the_guide_shows_every_example_and_no_other():
+    assert sorted(re.findall(r"\]\(examples/(\w+\.py)\)", GUIDE)) == [path.name for path in EXAMPLES]
+    assert set(TRAINED_LONG) <= {path.name for path in EXAMPLES}
