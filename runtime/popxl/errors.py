@@ -17,3 +17,7 @@ class DTypeError(popart_exception, TypeError):
 
 class GraphError(popart_exception, ValueError):
     """A program that cannot be built or transformed: a foreign tensor, a missing gradient, a mismatched call."""
+
+
+class RemoteMemoryError(RuntimeError):
+    """Remote memory in files: too little host memory or disk space, or a file that cannot be read or written."""

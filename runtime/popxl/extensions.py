@@ -1,13 +1,15 @@
 """What goes beyond PopXL. Applications reach it through one small module that falls back to plain PopXL."""
 
-from typing import Any, ContextManager, List
+from typing import Any, ContextManager, List, Optional
 
 from popdist import exchange
 
 from popxl.dtypes import bfloat16
+from popxl.errors import RemoteMemoryError
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, measure, phase_time, plan, sequence
 from popxl.printer import to_text
 from popxl.profile import LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
+from popxl.remote_files import FileTraffic, keep_remote_memory_in_files
 from popxl.session import Session
 from popxl.verify import verify
 
@@ -15,16 +17,20 @@ __all__ = [
     "LANES",
     "PHASES",
     "Event",
+    "FileTraffic",
     "Machine",
     "Phase",
     "PhaseProfile",
     "PhaseTime",
     "Plan",
     "Profile",
+    "RemoteMemoryError",
     "Span",
     "Work",
     "bfloat16",
+    "file_traffic",
     "gather",
+    "keep_remote_memory_in_files",
     "measure",
     "phase_time",
     "plan",
@@ -58,6 +64,14 @@ def profile(session: Session) -> ContextManager[List[Profile]]:
         RuntimeError: the session interprets its program (``POPXL_INTERPRET``).
     """
     return session._engine.profile()
+
+
+def file_traffic(session: Session) -> Optional[FileTraffic]:
+    """What a session has moved between files and memory so far; None where its remote memory is not in files.
+
+    In a program over several processes each counts what its own replicas move.
+    """
+    return session._engine.file_traffic()
 
 
 def run_count(session: Session) -> int:

@@ -36,6 +36,8 @@ class Ir:
         self._frozen = False
         self._holder: Any = None
         """The Session whose values of the variables are the host's, from the first Session on."""
+        self.remote_files: Any = None
+        """`RemoteFiles` of a program whose remote memory is larger than the host's."""
         self._num_host_transfers = 1
         self._pb_ir = IrInternals(self)
         if replication == "popdist":

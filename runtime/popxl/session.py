@@ -12,6 +12,7 @@ from popdist import exchange
 from popxl.ir import Ir
 from popxl.options import IrInternals
 from popxl.profile import Profile
+from popxl.remote_files import FileTraffic
 from popxl.session_checks import check_keys, checked_data, device_of, is_file, is_writable_file
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Variable
@@ -45,6 +46,9 @@ class EngineProtocol(Protocol):
 
     def profile(self) -> ContextManager[List[Profile]]:
         """See `popxl.extensions.profile`."""
+
+    def file_traffic(self) -> Optional[FileTraffic]:
+        """See `popxl.extensions.file_traffic`."""
 
 
 class Session:

@@ -11,11 +11,13 @@ from popdist.exchange import difference
 from popxl.ir import Ir
 from popxl.printer import to_text
 from popxl.profile import Profile
+from popxl.remote_files import FileTraffic
 from popxl.streams import Stream
 from popxl.tensor import Variable
 
 from popxl_engine.interpreter import Cell, Interpreter
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
+from popxl_engine.larger import tier_of
 from popxl_engine.machine import place
 from popxl_engine.machine.allocator import keep_freed_memory
 from popxl_engine.machine.fabric import Fabric
@@ -59,7 +61,8 @@ class Engine:
         self._recorder: Optional[Recorder] = None
         self.program = None if interpret else Program(ir, **options)
         self.fabric = Fabric(ir.replication_factor, replicas) if len(replicas) < ir.replication_factor else None
-        self.machine = Machine(ir.remote_buffers, replicas, self.fabric)
+        tier = tier_of(ir, self.program.block if self.program is not None else None)
+        self.machine = Machine(ir.remote_buffers, replicas, self.fabric, tier)
         if self.fabric is not None:
             check_same_program(ir, interpret)
         for variable in ir.main_graph.variables if fill else ():
@@ -80,7 +83,7 @@ class Engine:
             device_outputs = {stream: from_numpy(array[:, position]) for stream, array in outputs.items()}
             replica.begin(device_inputs, device_outputs, place.of_run(self.run_count))
             programs[replica.index] = self._program(replica)
-        with torch.no_grad(), self._around_run():
+        with torch.no_grad(), self.machine.run(), self._around_run():
             run_lockstep(programs, self.fabric)
         self.run_count += 1
 
@@ -120,6 +123,15 @@ class Engine:
     def write(self, variable: Variable, data: np.ndarray) -> None:
         """Set a variable from an array of its host shape."""
         self.machine.write(variable, data)
+
+    def file_traffic(self) -> Optional[FileTraffic]:
+        """See `popxl.extensions.file_traffic`."""
+        if not self.machine.caches:
+            return None
+        total = FileTraffic()
+        for cache in self.machine.caches:
+            total.add(cache.traffic)
+        return total
 
     def is_file(self, variable: Variable) -> bool:
         """Whether a memory-mapped variable's file is the memory that runs work on."""

@@ -16,6 +16,7 @@ NOUNS = tuple(
         "dtypes",
         "errors",
         "remote_buffer",
+        "remote_files",
         "replica_grouping",
         "streams",
         "tensor",

@@ -3,7 +3,9 @@
 Reading is collective in a program over several processes: each needs what the others hold.
 """
 
-from typing import Any, Iterable, List, Optional, Sequence, Set
+import weakref
+from contextlib import contextmanager
+from typing import Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Union
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from popxl_engine.kernels.dtypes import as_array, from_numpy, torch_dtype
 from popxl_engine.machine.fabric import Fabric
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import Replica, as_tensor
+from popxl_engine.machine.tier import Cache, FileRows, Tier, make_file_rows
 
 
 class Machine:
@@ -24,17 +27,49 @@ class Machine:
     Args:
         replicas: of this process.
         fabric: reaches the others.
+        tier: keeps remote rows in files.
     """
 
-    def __init__(self, buffers: Iterable[RemoteBuffer], replicas: Iterable[int], fabric: Optional[Fabric] = None):
-        buffers = tuple(buffers)
+    def __init__(
+        self,
+        buffers: Iterable[RemoteBuffer],
+        replicas: Iterable[int],
+        fabric: Optional[Fabric] = None,
+        tier: Optional[Tier] = None,
+    ):
+        buffers, replicas = tuple(buffers), tuple(replicas)
         self.fabric = fabric
+        self.caches: List[Cache] = []
+        """Of the replicas in order, where their rows are in files."""
         self.files: Set[Variable] = set()
         """Variables whose memory-mapped file is their row."""
-        self.replicas: List[Replica] = [
-            Replica(index, {b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries) for b in buffers})
-            for index in replicas
-        ]
+        self.replicas: List[Replica] = []
+        weakref.finalize(self, close, self.caches)
+        for index in replicas:
+            self.replicas.append(Replica(index, self._rows(buffers, tier, len(replicas))))
+
+    def _rows(
+        self, buffers: Sequence[RemoteBuffer], tier: Optional[Tier], replicas: int
+    ) -> Mapping[RemoteBuffer, Union[Rows, FileRows]]:
+        """A replica's remote memory."""
+        if tier is None:
+            return {b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries) for b in buffers}
+        rows, cache = make_file_rows(tier, buffers, replicas)
+        self.caches.append(cache)
+        return rows
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Around a run of all replicas."""
+        for cache in self.caches:
+            cache.begin()
+        try:
+            yield
+        finally:
+            for cache in self.caches:
+                cache.leave()
+        for cache in self.caches:
+            cache.check()
 
     def take_over(self, variable: Variable, adopt_file: bool = True) -> None:
         """Move a variable's host value into the replicas' memory.
@@ -56,12 +91,15 @@ class Machine:
         place, shared = variable.location_info, len(self.replicas) > 1 or variable.replica_grouping.group_size > 1
         if place is None or place.shard_over > 1 or shared or variable.dtype.as_numpy() != data.dtype:
             return False
+        rows = self.replicas[0].rows[place.buffer]
+        if not isinstance(rows, Rows):
+            return False
         if str(variable.dtype.name) == "bfloat16":
             return False
         value = (
             data[variable.replica_grouping.assignment[self.replicas[0].index]] if self._has_groups(variable) else data
         )
-        self.replicas[0].rows[place.buffer].adopt(place.offset, from_numpy(value))
+        rows.adopt(place.offset, from_numpy(value))
         return True
 
     @staticmethod
@@ -78,10 +116,6 @@ class Machine:
             self._place(variable, replica, as_tensor(value).reshape(variable.shape))
 
     def _place(self, variable: Variable, replica: Replica, value: torch.Tensor) -> None:
-        for target, piece in self._pieces(variable, replica, value):
-            target.copy_(piece)
-
-    def _pieces(self, variable: Variable, replica: Replica, value: torch.Tensor) -> Sequence[Any]:
         place = variable.location_info
         over = place.shard_over if place is not None else variable.shard_over
         piece = value
@@ -89,11 +123,13 @@ class Machine:
             holders = self._holders(variable, over, replica.index)
             piece = shard(value, over, holders.index(replica.index))
         if place is not None:
-            return [(replica.rows[place.buffer].row(place.offset), piece)]
+            rows = replica.rows[place.buffer]
+            rows.store(place.offset, piece.reshape(rows.shape))
+            return
         home: Tensor = variable.shard if variable.shard is not None else variable
         if home not in replica.state:
             replica.state[home] = torch.empty(home.shape, dtype=torch_dtype(home.dtype))
-        return [(replica.state[home], piece.reshape(home.shape))]
+        replica.state[home].copy_(piece.reshape(home.shape))
 
     @staticmethod
     def _holders(variable: Variable, over: int, replica: int) -> List[int]:
@@ -133,8 +169,14 @@ class Machine:
     def _held(variable: Variable, replica: Replica) -> torch.Tensor:
         place = variable.location_info
         if place is not None:
-            return replica.rows[place.buffer].row(place.offset)
+            return replica.rows[place.buffer].load(place.offset)
         return replica.state[variable.shard if variable.shard is not None else variable]
+
+
+def close(caches: Sequence[Cache]) -> None:
+    """End what works for a machine that is gone."""
+    for cache in caches:
+        cache.close()
 
 
 def shard(value: torch.Tensor, pieces: int, index: int) -> torch.Tensor:

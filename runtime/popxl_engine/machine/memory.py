@@ -41,12 +41,16 @@ class Rows:
             found = self._rows[index] = self._cut(index)
         return found
 
+    def load(self, index: int) -> torch.Tensor:
+        """The row itself; whoever needs it unchanged copies. IndexError outside the buffer."""
+        return self.row(index)
+
+    def store(self, index: int, t: torch.Tensor) -> None:
+        """Write a row. Storing a row into itself is free. IndexError outside the buffer."""
+        copy_apart(self.row(index), t)
+
     def _cut(self, index: int) -> torch.Tensor:
-        if not 0 <= index < self.entries:
-            raise IndexError(
-                f"remote buffer: got offset {index}; expected 0 <= offset < {self.entries} entries. Allocate the "
-                "buffer with more entries."
-            )
+        check_index(index, self.entries)
         if self._slab is None:
             self._slab = allocate(self.nbytes)
         start = index * self._stride
@@ -55,6 +59,21 @@ class Rows:
     @property
     def _stride(self) -> int:
         return -(-self.row_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def check_index(index: int, entries: int) -> None:
+    """IndexError for a row that a buffer does not have."""
+    if not 0 <= index < entries:
+        raise IndexError(
+            f"remote buffer: got offset {index}; expected 0 <= offset < {entries} entries. Allocate the buffer with "
+            "more entries."
+        )
+
+
+def copy_apart(row: torch.Tensor, t: torch.Tensor) -> None:
+    """Copy a tensor into a row, unless it is that row."""
+    if row.data_ptr() != t.data_ptr() or row.numel() == 0:
+        row.copy_(t)
 
 
 def allocate(nbytes: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """What one replica of this process owns: its variables, its remote rows, and its place in the streams of a run."""
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, Mapping, Tuple
+from typing import Any, Dict, Iterable, Mapping, Tuple, Union
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from popxl.values import Tensor
 
 from popxl_engine.kernels.dtypes import from_numpy
 from popxl_engine.machine.memory import Rows
+from popxl_engine.machine.tier import FileRows
 
 Arrays = Mapping[Stream, torch.Tensor]
 
@@ -36,7 +37,7 @@ class Traffic:
 class Replica:
     """The machine's handle: kernels with host or remote effects get it as their first parameter."""
 
-    def __init__(self, index: int, rows: Dict[RemoteBuffer, Rows]):
+    def __init__(self, index: int, rows: Mapping[RemoteBuffer, Union[Rows, FileRows]]):
         self.index = index
         """Among all replicas, over all processes."""
         self.rows = rows
@@ -76,18 +77,17 @@ class Replica:
 
     def remote_load(self, buffer: RemoteBuffer, offset: int) -> torch.Tensor:
         """Row ``offset`` itself; whoever needs it unchanged copies."""
-        row = self.rows[buffer].row(offset)
+        rows = self.rows[buffer]
         self.traffic.loads += 1
-        self.traffic.loaded += row.nbytes
-        return row
+        self.traffic.loaded += rows.row_bytes
+        return rows.load(offset)
 
     def remote_store(self, buffer: RemoteBuffer, offset: int, t: torch.Tensor) -> None:
         """Write row ``offset``. Storing a row into itself is free."""
-        row = self.rows[buffer].row(offset)
+        rows = self.rows[buffer]
         self.traffic.stores += 1
-        self.traffic.stored += row.nbytes
-        if row.data_ptr() != t.data_ptr() or row.numel() == 0:
-            row.copy_(t)
+        self.traffic.stored += rows.row_bytes
+        rows.store(offset, t)
 
 
 def as_tensor(array: Any) -> torch.Tensor:

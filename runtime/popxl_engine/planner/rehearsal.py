@@ -60,6 +60,18 @@ def peak_bytes(ir: Ir, borrows_rows: bool, together: bool, dearer: Mapping[Op, b
         together: count all replicas, as one process runs them.
         dearer: for each conditional, whether its first branch is the one to run.
     """
+
+    def stage(live: LiveBytes, index: int) -> Stage:
+        return Stage(live, borrows_rows, index)
+
+    live, _ = rehearse(ir, stage, together, dearer)
+    return live.peaks
+
+
+def rehearse(
+    ir: Ir, make_stage: "Callable[[LiveBytes, int], Stage]", together: bool, dearer: Mapping[Op, bool]
+) -> "Tuple[LiveBytes, List[Stage]]":
+    """Run a program on stages; returns the bytes that they counted, and the stages. Arguments as of `peak_bytes`."""
     block = fused_program(ir.main_graph)
     optimise(block)
     _mark_phases(ir, block)
@@ -67,7 +79,7 @@ def peak_bytes(ir: Ir, borrows_rows: bool, together: bool, dearer: Mapping[Op, b
     generator = Generator(rounds=bool(ir._pb_ir.getSessionOptions().enableStochasticRounding))
     name = generator.function(block)
     with torch.device("meta"), LiveBytes() as live:
-        replicas = [Stage(live, borrows_rows, index) for index in range(ir.replication_factor if together else 1)]
+        replicas = [make_stage(live, index) for index in range(ir.replication_factor if together else 1)]
         names = _props(generator, live, together, dearer)
         states = [_state(block) for _ in replicas]
         text, filename = generator.source.text(), f"<rehearsal of popxl program {ir.id}>"
@@ -80,7 +92,7 @@ def peak_bytes(ir: Ir, borrows_rows: bool, together: bool, dearer: Mapping[Op, b
             raise _located(error, generator, filename) from error
         finally:
             del linecache.cache[filename]
-    return live.peaks
+    return live, replicas
 
 
 def empty(spec: TensorSpec) -> torch.Tensor:

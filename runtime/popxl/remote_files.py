@@ -1,0 +1,71 @@
+"""Remote memory that is larger than the host's: rows in files, of which a part is in memory at a time."""
+
+from dataclasses import dataclass
+
+from popxl.ir import Ir
+
+
+@dataclass(frozen=True)
+class RemoteFiles:
+    """Where a program's remote memory lies."""
+
+    folder: str
+    """Takes one file for each replica, without a name: the system deletes it with the process, however that ends."""
+    memory: int
+    """Bytes of host memory for rows, in each process, over its replicas. All of it is taken when a Session is made."""
+
+
+@dataclass
+class FileTraffic:
+    """What a session has moved between files and memory since it was made, and what its program waited for."""
+
+    memory_bytes: int = 0
+    """Taken for rows, over this process's replicas."""
+    file_bytes: int = 0
+    """Reserved in files."""
+    is_direct: bool = True
+    """Whether files go past the system's page cache. Where they cannot, pages are dropped after each transfer."""
+    reads: int = 0
+    read_bytes: int = 0
+    read_seconds: float = 0.0
+    """In which a file was read."""
+    writes: int = 0
+    written_bytes: int = 0
+    write_seconds: float = 0.0
+    """In which a file was written."""
+    waited_for_reads: float = 0.0
+    """Seconds in which the program waited for a row that was being read, or that was in the queue for it."""
+    waited_for_writes: float = 0.0
+    """Seconds in which it waited for what was to be written before."""
+    waited_for_memory: float = 0.0
+    """Seconds in which it waited for rows in use to be given back."""
+
+    @property
+    def waited(self) -> float:
+        """Seconds in which the program waited."""
+        return self.waited_for_reads + self.waited_for_writes + self.waited_for_memory
+
+    def add(self, other: "FileTraffic") -> None:
+        """Count another replica's too."""
+        for name in vars(self):
+            own, theirs = getattr(self, name), getattr(other, name)
+            setattr(self, name, own and theirs if name == "is_direct" else own + theirs)
+
+
+def keep_remote_memory_in_files(ir: Ir, folder: str, memory: int) -> None:
+    """Let the sessions of a program keep remote rows in files, with ``memory`` bytes of host memory for those in use.
+
+    Rows are fetched before the program asks for them, in the order that it is known to take, and are written back
+    behind it. The numbers are those of a run in memory, bit for bit.
+
+    Args:
+        folder: on a local disk with space for all rows; it is made where it is missing.
+        memory: bytes, for each process.
+    Raises:
+        ValueError: a memory of no bytes. A Session raises `RemoteMemoryError` where it is too little for the program,
+            or where the folder does not take the files.
+    """
+    if isinstance(memory, bool) or not isinstance(memory, int) or memory < 1:
+        raise ValueError(f"keep_remote_memory_in_files: got memory {memory!r}; expected a number of bytes, at least 1.")
+    ir._check_open("keep_remote_memory_in_files")
+    ir.remote_files = RemoteFiles(folder, memory)

@@ -1,0 +1,107 @@
+"""Memory of a fixed size, cut into extents as rows come and go."""
+
+import mmap
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Callable, Deque, List, Optional, Tuple
+
+import numpy as np
+from popxl.errors import RemoteMemoryError
+
+NEVER = float("inf")
+LARGE = 8
+"""Rows of at least one part in so many of an arena are large for it."""
+
+Window = Tuple[int, int]
+"""Neighbouring extents, from one to before another."""
+
+
+@dataclass
+class Extent:
+    """A stretch of the arena: of a row, or free."""
+
+    start: int
+    size: int
+    row: Any = None
+    after: List[Any] = field(default_factory=list)
+    """Of a free one: what must be done before it is used."""
+
+
+class Arena:
+    """One block of memory that starts on a page, and is there from the beginning.
+
+    Raises:
+        RemoteMemoryError: the system does not give that much.
+    """
+
+    def __init__(self, nbytes: int):
+        try:
+            there = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+            self._memory = mmap.mmap(-1, max(nbytes, 1), flags=there)
+        except OSError as error:
+            raise RemoteMemoryError(
+                f"remote memory: got '{error.strerror}' for {nbytes} bytes of host memory; expected a system that has "
+                "them. Take less."
+            ) from error
+        self.view = memoryview(self._memory)
+        self.bytes = np.frombuffer(self._memory, np.uint8)
+        self.extents: List[Extent] = [Extent(0, nbytes)]
+
+    def find(self, size: int, worth: Callable[[Any], Optional[float]], above: float) -> Optional[Window]:
+        """The neighbouring extents that together hold ``size`` bytes and are missed least.
+
+        Args:
+            worth: of a row: the higher, the less it is missed; None where it must stay.
+            above: what no worth may fall to. Free extents are missed least of all.
+        Returns:
+            None where there are none. What is large for the arena takes free memory, or goes to the arena's beginning
+            or beside something as large, if it can, so that such rows leave room for each other.
+        """
+        is_large, best, found = size * LARGE >= len(self.bytes), (False, above, 0), None
+        lowest: Deque[Tuple[float, int]] = deque()
+        """Worths from the lowest on, each with its place, as far as they can still become the lowest of a window."""
+        left = total = 0
+        for right, extent in enumerate(self.extents):
+            value = NEVER if extent.row is None else worth(extent.row)
+            if value is None or value <= above:
+                left, total = right + 1, 0
+                lowest.clear()
+                continue
+            total += extent.size
+            while lowest and lowest[-1][0] >= value:
+                lowest.pop()
+            lowest.append((value, right))
+            while total - self.extents[left].size >= size:
+                total -= self.extents[left].size
+                left += 1
+            while lowest[0][1] < left:
+                lowest.popleft()
+            if total >= size:
+                is_apart = is_large and lowest[0][0] < NEVER and not self._is_beside(left, size)
+                score = (not is_apart, lowest[0][0], -total)
+                if score > best:
+                    best, found = score, (left, right + 1)
+        return found
+
+    def _is_beside(self, number: int, size: int) -> bool:
+        """Whether an extent is the first one, or comes after a row of at least so many bytes."""
+        before = self.extents[number - 1] if number else None
+        return before is None or before.row is not None and before.size >= size
+
+    def give(self, window: Window, size: int, row: Any, after: List[Any]) -> int:
+        """Give extents to a row. Returns where its memory starts.
+
+        Args:
+            after: what must be done before the memory is used; it goes with the part that is left over, too.
+        """
+        begin, end = window
+        start, rest = self.extents[begin].start, sum(e.size for e in self.extents[begin:end]) - size
+        cut = [Extent(start, size, row)]
+        if rest:
+            if end < len(self.extents) and self.extents[end].row is None:
+                after = [*after, *self.extents[end].after]
+                rest += self.extents[end].size
+                end += 1
+            cut.append(Extent(start + size, rest, after=after))
+        self.extents[begin:end] = cut
+        return start

@@ -1,0 +1,407 @@
+"""Rows between a file and an arena: which are in memory, which come next, and what must wait for what.
+
+A row leaves memory for one that is used sooner: among rows that nobody uses, those go whose next use is farthest
+(Belady 1966), as seen from where the other one is needed (Cao et al. 1995). One thread reads, ahead of the program and
+in its order, as far as there are rows to give up; another writes what rows that leave have changed. Three rules keep
+the contents right:
+
+- `reads_wait`: a row is not read from the file before what it had in memory is written there;
+- `pins`: a row stays where it is while a tensor borrows it;
+- `memory_waits`: memory is not used again before what was in it is written.
+
+Tests take each rule away and must fail.
+"""
+
+import threading
+import time
+from collections import deque
+from typing import Callable, Deque, FrozenSet, List, Optional, Sequence
+
+from popxl.errors import RemoteMemoryError
+from popxl.remote_files import FileTraffic
+
+from popxl_engine.machine.tier.arena import Arena, Window
+from popxl_engine.machine.tier.course import NEVER, Course
+from popxl_engine.machine.tier.store import Store
+
+ALL_RULES = frozenset({"reads_wait", "pins", "memory_waits"})
+MARGIN = 2
+"""Looking ahead leaves in memory what moves in the time before, up to one part in so many of the memory: else, with a
+course that goes round, the row that is missed least is the one used last, and nothing could be fetched before it is.
+"""
+
+
+class Row:
+    """What the cache knows of a row.
+
+    Args:
+        start: place in the file. size: bytes there and in memory, a multiple of the file's blocks.
+        carries: whether its contents may be asked for outside the course, or by a later run.
+    """
+
+    __slots__ = (
+        *("number", "start", "size", "carries", "place", "holds", "queued"),
+        *("dirty", "pins", "next", "last", "after"),
+    )
+
+    def __init__(self, number: int, start: int, size: int, carries: bool):
+        self.number, self.start, self.size, self.carries = number, start, size, carries
+        self.place: Optional[int] = None
+        """Where it lies in the arena."""
+        self.holds = False
+        """Whether its memory has its contents."""
+        self.queued = False
+        """Whether it is being read, or will be."""
+        self.dirty = False
+        """Whether its memory is newer than the file."""
+        self.pins = 0
+        self.next: float = NEVER
+        """Time of its next use; without a course, the later its last one was, the lower."""
+        self.last: Optional[Write] = None
+        """The write of its contents that was begun last."""
+        self.after: List[Write] = []
+        """Writes from the memory that is now its own."""
+
+
+class Write:
+    """A row's contents on their way to the file."""
+
+    __slots__ = ("row", "place", "is_done")
+
+    def __init__(self, row: Row, place: int):
+        self.row, self.place, self.is_done = row, place, False
+
+
+class Cache:
+    """The rows of one replica.
+
+    Args:
+        course: the rows of every run in order; without it rows come when they are asked for, and those go that were
+            not used for longest.
+        look_ahead: fetch rows before they are asked for.
+        rules: what keeps contents right (tests take one away).
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        arena: Arena,
+        store: Store,
+        course: Optional[Course] = None,
+        look_ahead: bool = True,
+        rules: FrozenSet[str] = ALL_RULES,
+    ):
+        self.rows, self.arena, self.store, self.rules = rows, arena, store, rules
+        self.course = course if course is not None and len(course) else None
+        self.traffic = FileTraffic(is_direct=store.is_direct)
+        self.now = 0
+        """Events of the course so far, over all runs."""
+        self._looks_ahead = look_ahead and self.course is not None
+        self._ahead = 0
+        """Time of the event that is looked at next."""
+        self._wanted: Optional[Row] = None
+        """What the program waits for."""
+        self._stalled_by: Optional[Row] = None
+        """What must be given back before looking ahead can go on."""
+        self._is_short = False
+        """Whether it goes on with any row that is given back, as there is little memory."""
+        self._margin = sum(e.size for e in arena.extents) // MARGIN
+        self._in_run = self._has_begun = self._is_closed = False
+        self._failure: Optional[Exception] = None
+        self._to_read: Deque[Row] = deque()
+        self._to_write: Deque[Write] = deque()
+        lock = threading.RLock()  # a borrowed tensor may go in the middle of anything, and then gives its row back
+        self._lock, self._progress = lock, threading.Condition(lock)
+        self._read_work, self._write_work = threading.Condition(lock), threading.Condition(lock)
+        self._locate()
+        self._threads = 2
+        """That have not ended."""
+        for work in (self._read_rows, self._write_rows):
+            threading.Thread(target=self._work, args=(work,), daemon=True).start()
+
+    # A program's side
+
+    def begin(self) -> None:
+        """A run begins. One that did not end is forgotten."""
+        with self._lock:
+            if self.course is not None and self.now % len(self.course):
+                self.now += len(self.course) - self.now % len(self.course)
+                self._locate()
+            self._in_run = self._has_begun = True
+            self._look_again()
+
+    def leave(self) -> None:
+        """A run has ended, or been given up."""
+        with self._lock:
+            self._in_run = False
+
+    def check(self) -> None:
+        """RemoteMemoryError if a transfer has failed."""
+        if self._failure is not None:
+            raise RemoteMemoryError(str(self._failure)) from self._failure
+
+    def borrow(self, row: Row) -> int:
+        """Pin a row with its contents in memory; returns its place there. `release` must follow."""
+        with self._lock:
+            self._advance(row, stores=False)
+            return self._pinned(row, fill=True)
+
+    def borrow_to_fill(self, row: Row) -> int:
+        """Pin a row whose contents do not matter, as they are replaced; `filled` must follow."""
+        with self._lock:
+            self._advance(row, stores=True)
+            return self._pinned(row, fill=False)
+
+    def filled(self, row: Row) -> None:
+        """A row that was pinned to be filled has its contents."""
+        with self._lock:
+            row.holds = row.dirty = True
+            self.release(row)
+
+    def release(self, row: Row) -> None:
+        """Give a row back."""
+        with self._lock:
+            row.pins -= 1
+            if not row.pins:
+                self._progress.notify_all()
+                if self._stalled_by is row or self._is_short and self._is_free(row):
+                    self._read_work.notify()
+
+    def close(self) -> None:
+        """Tell the threads to end; the last one gives the file up. Waits for nothing."""
+        with self._lock:
+            self._is_closed = True
+            for condition in (self._read_work, self._write_work, self._progress):
+                condition.notify_all()
+
+    # The order of things; all of it under the lock
+
+    def _locate(self) -> None:
+        """Set every row's next use as it is at the beginning of a run."""
+        self._ahead = self.now
+        if self.course is not None:
+            for row in self.rows:
+                row.next = self.course.next_use(row.number, self.now)
+
+    def _advance(self, row: Row, stores: bool) -> None:
+        """A row is asked for."""
+        if self.course is None:
+            self.now += 1
+            row.next = -self.now
+        elif self._in_run:
+            assert self.course.at(self.now) == (row.number, stores), "a run takes rows in the course's order"
+            self.now += 1
+            row.next = self.course.next_use(row.number, self.now)
+
+    def _worth(self, row: Row) -> Optional[float]:
+        """How little a row in memory is missed: the time of its next use. None where it must stay."""
+        pinned = row.pins > 0 and "pins" in self.rules
+        if pinned or row is self._wanted or row.queued or not self._has_memory(row):
+            return None
+        return NEVER if not row.holds or self._is_over(row, row.next) else row.next
+
+    def _is_over(self, row: Row, next_use: float) -> bool:
+        """Whether nobody will ask for a row's contents: its next use, in this run or the next one, replaces them."""
+        return not row.carries and self.course is not None and self.course.at(int(next_use))[1]
+
+    def _later_worth(self, row: Row) -> Optional[float]:
+        """How little a row is missed once the program is where it is looked ahead to. None where it was used last."""
+        assert self.course is not None
+        if self.course.moved(self.course.last_use(row.number, self._ahead), self._ahead) < self._margin:
+            return None
+        next_use = self.course.next_use(row.number, self._ahead)
+        return NEVER if self._is_over(row, next_use) else next_use
+
+    def _is_free(self, row: Row) -> bool:
+        """Whether a row has been used for the last time before where it is looked ahead to."""
+        return self._worth(row) is not None and row.next > self._ahead
+
+    def _has_memory(self, row: Row) -> bool:
+        """Whether what was in a row's memory before is written."""
+        if row.after and "memory_waits" in self.rules:
+            row.after = [write for write in row.after if not write.is_done]
+            return not row.after
+        return True
+
+    def _can_be_read(self, row: Row) -> bool:
+        is_written = row.last is None or row.last.is_done or "reads_wait" not in self.rules
+        return is_written and self._has_memory(row)
+
+    def _pinned(self, row: Row, fill: bool) -> int:
+        """Pin a row, and wait until its memory is there; returns its place."""
+        self._wanted = row
+        try:
+            self._bring(row, fill)
+        finally:
+            self._wanted = None
+        row.pins += 1
+        assert row.place is not None
+        return row.place
+
+    def _bring(self, row: Row, fill: bool) -> None:
+        """Wait until a row's memory is there: with its contents, or free to be filled."""
+        while True:
+            self.check()
+            if row.place is None:
+                if not self._make_room(row, above=-NEVER):
+                    self._check_room(row)
+                    self._wait("waited_for_memory")
+                    continue
+                self._look_again()
+            if row.holds or not (fill or row.queued) and self._has_memory(row):
+                return
+            if fill and not row.queued:
+                self._queue(row, first=True)
+            self._wait("waited_for_reads" if self._can_be_read(row) else "waited_for_writes")
+
+    def _look_again(self) -> None:
+        """Look ahead from here: rows may have gone that are needed soon."""
+        self._ahead, self._stalled_by = self.now, None
+        self._read_work.notify()
+
+    def _queue(self, row: Row, first: bool = False) -> None:
+        row.queued = True
+        (self._to_read.appendleft if first else self._to_read.append)(row)
+        self._read_work.notify()
+
+    def _make_room(self, row: Row, above: float) -> bool:
+        """Give a row memory, of rows that are used after a time. False where there are none."""
+        window = self.arena.find(row.size, self._worth, above)
+        if window is not None:
+            self._move_in(row, window)
+        return window is not None
+
+    def _move_in(self, row: Row, window: Window) -> None:
+        """Give a row memory in place of others."""
+        after: List[Write] = []
+        for extent in self.arena.extents[slice(*window)]:
+            after += extent.after if extent.row is None else self._leave(extent.row)
+        row.holds, row.after = False, [write for write in after if not write.is_done]
+        row.place = self.arena.give(window, row.size, row, row.after)
+
+    def _leave(self, row: Row) -> List[Write]:
+        """A row goes out of memory. Returns the writes that still need what it had there."""
+        place, writes = row.place, row.after
+        assert place is not None
+        if row.dirty and row.holds and not self._is_over(row, row.next):
+            row.last = Write(row, place)
+            writes = [*writes, row.last]
+            self._to_write.append(row.last)
+            self._write_work.notify()
+        row.place, row.holds, row.dirty, row.after = None, False, False, []
+        return writes
+
+    def _look_ahead(self) -> None:
+        """Give memory to the rows that come next, in order, and queue those whose contents are needed."""
+        if not (self._looks_ahead and self._has_begun) or self._failure is not None:
+            return
+        assert self.course is not None
+        if self._ahead < self.now:
+            self._ahead, self._stalled_by = self.now, None
+        if self._stalled_by is not None and not self._is_free(self._stalled_by):
+            return
+        while self._ahead < self.now + len(self.course):
+            number, stores = self.course.at(self._ahead)
+            row = self.rows[number]
+            if row.place is None:
+                if not self._make_room_later(row):
+                    return
+                if not stores:
+                    self._queue(row)
+            self._ahead += 1
+
+    def _make_room_later(self, row: Row) -> bool:
+        """Give memory to the row that is looked ahead to. False where others are to be used first."""
+        window = self.arena.find(row.size, self._later_worth, self._ahead)
+        self._is_short = window is None
+        if window is None:  # what is free now, though it may be missed sooner than others
+            self._stalled_by = None
+            return self._make_room(row, self._ahead)
+        inside = [extent.row for extent in self.arena.extents[slice(*window)] if extent.row is not None]
+        self._stalled_by = next((other for other in inside if not self._is_free(other)), None)
+        if self._stalled_by is None:
+            self._move_in(row, window)
+        return self._stalled_by is None
+
+    # Waiting, and what goes wrong
+
+    def _wait(self, what: str) -> None:
+        begin = time.perf_counter()
+        self._progress.wait()
+        setattr(self.traffic, what, getattr(self.traffic, what) + time.perf_counter() - begin)
+
+    def _check_room(self, row: Row) -> None:
+        """RemoteMemoryError if waiting for room would not end."""
+        if self._to_write or any(r.queued or not self._has_memory(r) for r in self._inside()):
+            return
+        pinned = sum(r.size for r in self._inside() if r.pins)
+        raise RemoteMemoryError(
+            f"remote memory: got {sum(e.size for e in self.arena.extents)} bytes of host memory, of which {pinned} are "
+            f"in use, for a row of {row.size}; expected room for it in one piece. Take more host memory."
+        )
+
+    def _inside(self) -> List[Row]:
+        return [extent.row for extent in self.arena.extents if extent.row is not None]
+
+    # The threads
+
+    def _work(self, work: Callable[[], None]) -> None:
+        work()
+        with self._lock:
+            self._threads -= 1
+            if not self._threads:
+                self.store.close()
+
+    def _read_rows(self) -> None:
+        while (row := self._next_read()) is not None:
+            assert row.place is not None
+            self._transfer("read", row, row.place)
+            with self._lock:
+                row.queued, row.holds, row.dirty = False, True, False
+                self._progress.notify_all()
+
+    def _next_read(self) -> Optional[Row]:
+        """The first row in the queue that may be read; waits for it. None at the end."""
+        with self._lock:
+            while not self._is_closed:
+                self._look_ahead()
+                for row in self._to_read:
+                    if self._can_be_read(row):
+                        self._to_read.remove(row)
+                        return row
+                self._read_work.wait()
+        return None
+
+    def _write_rows(self) -> None:
+        while (write := self._next_write()) is not None:
+            self._transfer("write", write.row, write.place)
+            with self._lock:
+                write.is_done = True
+                self._to_write.popleft()
+                self._progress.notify_all()
+                self._read_work.notify()
+
+    def _next_write(self) -> Optional[Write]:
+        with self._lock:
+            while not self._is_closed:
+                if self._to_write:
+                    return self._to_write[0]
+                self._write_work.wait()
+        return None
+
+    def _transfer(self, way: str, row: Row, place: int) -> None:
+        """Read or write a row, and count it. A failure is told to the program, and ends nothing by itself."""
+        begin = time.perf_counter()
+        try:
+            getattr(self.store, way)(row.start, self.arena.view[place : place + row.size])
+        except Exception as error:  # raised where the program next asks for a row
+            with self._lock:
+                self._failure = self._failure or error
+                self._progress.notify_all()
+        seconds, traffic = time.perf_counter() - begin, self.traffic
+        if way == "read":
+            traffic.reads, traffic.read_bytes = traffic.reads + 1, traffic.read_bytes + row.size
+            traffic.read_seconds += seconds
+        else:
+            traffic.writes, traffic.written_bytes = traffic.writes + 1, traffic.written_bytes + row.size
+            traffic.write_seconds += seconds

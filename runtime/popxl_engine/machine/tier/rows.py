@@ -1,0 +1,168 @@
+"""The remote buffers of a replica whose rows are in a file, and what decides which of them stay in memory."""
+
+import weakref
+from dataclasses import dataclass, field
+from typing import AbstractSet, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple, Union
+
+import torch
+from popxl.errors import RemoteMemoryError
+from popxl.remote_buffer import RemoteBuffer
+from popxl.remote_files import RemoteFiles
+
+from popxl_engine.kernels.dtypes import torch_dtype
+from popxl_engine.machine.memory import check_index, copy_apart
+from popxl_engine.machine.tier.arena import Arena
+from popxl_engine.machine.tier.cache import ALL_RULES, Cache, Row
+from popxl_engine.machine.tier.course import Course
+from popxl_engine.machine.tier.store import BLOCK, FileStore, Store
+
+STAYING = 8
+"""The smallest rows stay in memory, up to one part in so many of it: for them, the way to the disk is the cost."""
+
+RowId = Tuple[RemoteBuffer, int]
+
+
+def in_blocks(nbytes: int) -> int:
+    """Bytes that a row takes in memory and in a file."""
+    return -(-nbytes // BLOCK) * BLOCK
+
+
+@dataclass(frozen=True)
+class Tier:
+    """What is known of a program whose rows are in files."""
+
+    files: RemoteFiles
+    events: Optional[Sequence[Tuple[RowId, bool]]] = None
+    """The rows that a run takes, in order, and whether it stores; None where that is not certain."""
+    variables: AbstractSet[RowId] = frozenset()
+    """Rows that the host may read between runs."""
+    needed: Tuple[int, str] = (0, "")
+    """Bytes of rows that a replica has in use at a time, and where."""
+    look_ahead: bool = True
+    open_store: Callable[[str, int], Store] = FileStore
+    rules: FrozenSet[str] = field(default=ALL_RULES)
+
+
+class FileRows:
+    """The slots of one remote buffer on one replica, some of them in memory.
+
+    Args:
+        slots: for each row its tensor, or what the cache knows of it.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], dtype: torch.dtype, slots: Sequence[Union[torch.Tensor, Row]], cache: Cache
+    ):
+        self.shape, self.dtype = tuple(shape), dtype
+        self._slots, self._cache = slots, cache
+
+    @property
+    def entries(self) -> int:
+        """Number of rows."""
+        return len(self._slots)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, without padding."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def load(self, index: int) -> torch.Tensor:
+        """The row itself, which stays where it is as long as the tensor or a view of it lives. Waits for the file.
+
+        Raises:
+            IndexError: outside the buffer.
+            RemoteMemoryError: a transfer has failed.
+        """
+        check_index(index, self.entries)
+        slot = self._slots[index]
+        return slot if isinstance(slot, torch.Tensor) else self._borrowed(slot, self._cache.borrow(slot))
+
+    def store(self, index: int, t: torch.Tensor) -> None:
+        """Write a row. Storing a row into itself is free. Raises as `load`."""
+        check_index(index, self.entries)
+        slot = self._slots[index]
+        if isinstance(slot, torch.Tensor):
+            copy_apart(slot, t)
+            return
+        place = self._cache.borrow_to_fill(slot)
+        try:
+            copy_apart(self._tensor(self._cache.arena, place), t)
+        finally:
+            self._cache.filled(slot)
+
+    def _borrowed(self, row: Row, place: int) -> torch.Tensor:
+        memory = self._cache.arena.bytes[place : place + self.row_bytes]
+        weakref.finalize(memory, self._cache.release, row).atexit = False
+        return torch.from_numpy(memory).view(self.dtype).view(self.shape)
+
+    def _tensor(self, arena: Arena, place: int) -> torch.Tensor:
+        return torch.from_numpy(arena.bytes[place : place + self.row_bytes]).view(self.dtype).view(self.shape)
+
+
+def make_file_rows(
+    tier: Tier, buffers: Sequence[RemoteBuffer], replicas: int
+) -> Tuple[Dict[RemoteBuffer, FileRows], Cache]:
+    """The buffers of one of a process's replicas.
+
+    Raises:
+        RemoteMemoryError: too little memory for the program, or a folder that does not take the file.
+    """
+    memory = tier.files.memory // replicas // BLOCK * BLOCK
+    check_memory(tier, memory, replicas)
+    sizes = {(b, i): nbytes_of(b) for b in buffers for i in range(b.entries)}
+    staying = smallest(sizes, min(memory // STAYING, memory - tier.needed[0]))
+    moving = [row for row in sizes if row not in staying]
+    fixed = Arena(sum(in_blocks(sizes[row]) for row in staying))
+    arena = Arena(min(memory - len(fixed.bytes), sum(in_blocks(sizes[row]) for row in moving)))
+    numbers = {row: number for number, row in enumerate(moving)}
+    course = None
+    if tier.events is not None:
+        events = ((numbers[row], stores) for row, stores in tier.events if row in numbers)
+        course = Course(events, [in_blocks(sizes[row]) for row in moving])
+    rows, end = [], 0
+    for number, row in enumerate(moving):
+        carries = course is None or row in tier.variables or not course.begins_with_store(number)
+        rows.append(Row(number, end, in_blocks(sizes[row]), carries))
+        end += rows[-1].size
+    cache = Cache(rows, arena, tier.open_store(tier.files.folder, end), course, tier.look_ahead, tier.rules)
+    cache.traffic.memory_bytes, cache.traffic.file_bytes = len(fixed.bytes) + len(arena.bytes), end
+    held = _cut(fixed, staying)
+    slots = {b: [held[b, i] if (b, i) in held else rows[numbers[b, i]] for i in range(b.entries)] for b in buffers}
+    return {b: FileRows(b.tensor_shape, torch_dtype(b.tensor_dtype), slots[b], cache) for b in buffers}, cache
+
+
+def nbytes_of(buffer: RemoteBuffer) -> int:
+    """Bytes of one row."""
+    return torch.Size(buffer.tensor_shape).numel() * torch_dtype(buffer.tensor_dtype).itemsize
+
+
+def smallest(sizes: Dict[RowId, int], memory: int) -> List[RowId]:
+    """The smallest rows, as many as fit into some memory; those without elements in any case."""
+    found = []
+    for row, nbytes in sorted(sizes.items(), key=lambda item: item[1]):
+        memory -= in_blocks(nbytes)
+        if nbytes and memory < 0:
+            break
+        found.append(row)
+    return found
+
+
+def check_memory(tier: Tier, memory: int, replicas: int) -> None:
+    """RemoteMemoryError if a replica's memory does not hold the rows that its program uses at a time."""
+    needed, where = tier.needed
+    if memory < needed:
+        raise RemoteMemoryError(
+            f"remote memory: got {tier.files.memory} bytes of host memory; expected at least "
+            f"{needed * replicas} for the rows in use at a time in {where}. Take more, or smaller micro-batches."
+        )
+
+
+def _cut(arena: Arena, rows: Iterable[RowId]) -> Dict[RowId, torch.Tensor]:
+    """Memory for rows that stay, one after the other."""
+    found, place = {}, 0
+    for buffer, index in rows:
+        nbytes = nbytes_of(buffer)
+        memory = torch.from_numpy(arena.bytes[place : place + nbytes])
+        found[buffer, index] = memory.view(torch_dtype(buffer.tensor_dtype)).view(buffer.tensor_shape)
+        place += in_blocks(nbytes)
+    return found

@@ -1,0 +1,125 @@
+"""A file for a replica's rows. Its space is reserved at the start, and no name of it could outlive the process."""
+
+import errno
+import fcntl
+import mmap
+import os
+import tempfile
+from typing import Protocol
+
+from popxl.errors import RemoteMemoryError
+
+BLOCK = 4096
+"""Bytes; places and sizes of direct transfers are multiples of it."""
+NO_SUCH_WAY = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
+"""What a file system says that knows no files without a name, or no direct transfers."""
+
+
+class Store(Protocol):
+    """What rows are read from and written to."""
+
+    is_direct: bool
+    """Whether transfers go past the system's page cache."""
+
+    def read(self, start: int, into: memoryview) -> None:
+        """Fill a buffer with the bytes from a place on."""
+
+    def write(self, start: int, data: memoryview) -> None:
+        """Put bytes at a place."""
+
+    def close(self) -> None:
+        """Give the space back."""
+
+
+class FileStore:
+    """An unnamed file in a folder.
+
+    Args:
+        nbytes: reserved at once, so that a full disk is an error here and not later.
+        direct: go past the page cache where the file system can.
+    Raises:
+        RemoteMemoryError: the folder takes no such file; later, a transfer that failed.
+    """
+
+    def __init__(self, folder: str, nbytes: int, direct: bool = True):
+        self.folder = folder
+        try:
+            os.makedirs(folder, exist_ok=True)
+            self._file = _unnamed_file(folder)
+        except OSError as error:
+            raise self._error(error, "making a file", "a folder that takes files", "Choose another one") from error
+        try:
+            there = os.fstatvfs(self._file)
+            if nbytes > there.f_bavail * there.f_frsize:  # before others feel it that the disk is full
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if nbytes:
+                os.posix_fallocate(self._file, 0, nbytes)
+            self.is_direct = direct and nbytes >= BLOCK and _go_direct(self._file)
+        except OSError as error:
+            self.close()
+            what = f"reserving {nbytes} bytes for remote memory"
+            raise self._error(
+                error, what, "that much space", "Free some, or choose a folder on another disk"
+            ) from error
+
+    def read(self, start: int, into: memoryview) -> None:
+        """See `Store`."""
+        done = 0
+        try:
+            while done < len(into):
+                count = os.preadv(self._file, [into[done:]], start + done)
+                if count == 0:
+                    raise OSError(errno.EIO, "end of file")
+                done += count
+            if not self.is_direct:
+                os.posix_fadvise(self._file, start, len(into), os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise self._failed(error, "reading") from error
+
+    def write(self, start: int, data: memoryview) -> None:
+        """See `Store`."""
+        done = 0
+        try:
+            while done < len(data):
+                done += os.pwritev(self._file, [data[done:]], start + done)
+            if not self.is_direct:
+                os.fdatasync(self._file)
+                os.posix_fadvise(self._file, start, len(data), os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise self._failed(error, "writing") from error
+
+    def close(self) -> None:
+        """See `Store`."""
+        os.close(self._file)
+
+    def _failed(self, error: OSError, what: str) -> RemoteMemoryError:
+        return self._error(error, f"{what} remote memory", "a disk that works", "Go on from the last checkpoint")
+
+    def _error(self, error: OSError, what: str, expected: str, remedy: str) -> RemoteMemoryError:
+        return RemoteMemoryError(f"{self.folder}: got '{error.strerror}' while {what}; expected {expected}. {remedy}.")
+
+
+def _unnamed_file(folder: str) -> int:
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in NO_SUCH_WAY:
+            raise
+    file, path = tempfile.mkstemp(dir=folder)
+    os.unlink(path)
+    return file
+
+
+def _go_direct(file: int) -> bool:
+    """Switch the page cache off for a file, if it then takes and gives a block."""
+    flags = fcntl.fcntl(file, fcntl.F_GETFL)
+    with mmap.mmap(-1, BLOCK) as block:
+        try:
+            fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
+            if os.pwritev(file, [block], 0) == os.preadv(file, [block], 0) == BLOCK:
+                return True
+        except OSError as error:
+            if error.errno not in NO_SUCH_WAY:
+                raise
+    fcntl.fcntl(file, fcntl.F_SETFL, flags)
+    return False

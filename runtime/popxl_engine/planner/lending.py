@@ -1,0 +1,70 @@
+"""How much of remote memory a program has in its hands at a time."""
+
+import weakref
+from typing import Any, Callable, Dict, Tuple
+
+import torch
+from popxl.ir import Ir
+from popxl.remote_buffer import RemoteBuffer
+
+from popxl_engine.lowering import Lowering
+from popxl_engine.optimise import optimise
+from popxl_engine.planner.costs import Counter
+from popxl_engine.planner.live_bytes import LiveBytes
+from popxl_engine.planner.phases import MAIN
+from popxl_engine.planner.rehearsal import Stage, rehearse
+
+
+class Lender(Stage):
+    """Counts the rows that are borrowed: a row is, as long as a tensor has its memory.
+
+    Args:
+        nbytes: of a row of a buffer.
+    """
+
+    def __init__(self, live: LiveBytes, index: int, nbytes: Callable[[RemoteBuffer], int]):
+        super().__init__(live, borrows_rows=True, index=index)
+        self.peaks: Dict[str, int] = {}
+        """Most bytes of rows in use at a time, by phase."""
+        self._nbytes, self._lent = nbytes, 0
+        self._borrowed: "Dict[int, weakref.ref[Any]]" = {}
+
+    def remote_load(self, buffer: RemoteBuffer, offset: int) -> torch.Tensor:
+        """A row."""
+        row = super().remote_load(buffer, offset)
+        storage, nbytes = row.untyped_storage(), self._nbytes(buffer)
+        key = storage._cdata
+
+        def gone(_: Any) -> None:
+            del self._borrowed[key]
+            self._lent -= nbytes
+
+        self._borrowed[key] = weakref.ref(storage, gone)
+        self._lent += nbytes
+        self._note(0)
+        return row
+
+    def remote_store(self, buffer: RemoteBuffer, offset: int, t: torch.Tensor) -> None:
+        """A row that is not in use already is for a moment."""
+        self._note(0 if t.untyped_storage()._cdata in self._borrowed else self._nbytes(buffer))
+
+    def _note(self, more: int) -> None:
+        phase = self.bytes.phase or MAIN
+        self.peaks[phase] = max(self.peaks.get(phase, 0), self._lent + more)
+
+
+def rows_in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int]) -> Tuple[int, str]:
+    """Most bytes of remote rows that a replica uses at a time, and the phase in which it does.
+
+    Raises:
+        GraphError: a program that cannot be rehearsed.
+    """
+    block = Lowering().main(ir.main_graph)
+    optimise(block)
+    counter = Counter()
+    counter.count(block.instrs)
+    _, stages = rehearse(ir, lambda live, index: Lender(live, index, nbytes), False, counter.dearer)
+    (lender,) = stages
+    assert isinstance(lender, Lender)
+    phase = max(lender.peaks, key=lambda name: lender.peaks[name], default=MAIN)
+    return lender.peaks.get(phase, 0), phase

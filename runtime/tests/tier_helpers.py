@@ -1,0 +1,100 @@
+"""A cache over a link of known speed in place of a disk, and the same rows in plain memory to compare with."""
+
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+from popxl.errors import RemoteMemoryError
+from popxl_engine.machine.tier import ALL_RULES, BLOCK, Cache, Course
+from popxl_engine.machine.tier.arena import Arena
+from popxl_engine.machine.tier.cache import Row
+
+LOAD, STORE = False, True
+
+
+class Link:
+    """Memory behind a link: one transfer at a time, each takes latency + bytes / bandwidth, slept and not computed.
+
+    Args:
+        duplex: one transfer at a time each way.
+        bandwidth: bytes/s. latency: seconds.
+        fails_at: number of the transfer that fails, from 0.
+    """
+
+    is_direct = True
+
+    def __init__(self, nbytes, bandwidth=float("inf"), latency=0.0, duplex=False, fails_at=None):
+        self.memory, self.duplex = bytearray(nbytes), duplex
+        self.bandwidth, self.latency, self.fails_at = bandwidth, latency, fails_at
+        self.transfers, self.seconds, self.is_closed = 0, 0.0, False
+        self._lock, self._free = threading.Lock(), {"read": 0.0, "write": 0.0}
+
+    def read(self, start, into):
+        self._pass("read", len(into))
+        into[:] = self.memory[start : start + len(into)]
+
+    def write(self, start, data):
+        self._pass("write", len(data))
+        self.memory[start : start + len(data)] = data
+
+    def close(self):
+        self.is_closed = True
+
+    def _pass(self, way, nbytes):
+        with self._lock:
+            number, self.transfers = self.transfers, self.transfers + 1
+            seconds = self.latency + nbytes / self.bandwidth
+            self.seconds += seconds
+            lane = way if self.duplex else "read"
+            self._free[lane] = until = max(self._free[lane], time.perf_counter()) + seconds
+        if number == self.fails_at:
+            raise RemoteMemoryError("link: got 'Input/output error'; expected a link that works.")
+        while (left := until - time.perf_counter()) > 0:
+            time.sleep(left)
+
+
+class Rows:
+    """Rows of so many blocks each, in a cache with memory for so many blocks."""
+
+    def __init__(self, blocks, memory, events=None, carries=None, rules=ALL_RULES, look_ahead=True, **link):
+        starts = np.cumsum([0, *blocks]) * BLOCK
+        self.rows = [Row(i, int(starts[i]), n * BLOCK, carries is None or i in carries) for i, n in enumerate(blocks)]
+        self.link = Link(int(starts[-1]), **link)
+        course = Course(events, [row.size for row in self.rows]) if events else None
+        self.cache = Cache(self.rows, Arena(memory * BLOCK), self.link, course, look_ahead, rules)
+
+    @contextmanager
+    def borrowed(self, number):
+        """The row's memory, as numbers."""
+        row = self.rows[number]
+        place = self.cache.borrow(row)
+        try:
+            yield self.cache.arena.bytes[place : place + row.size].view(np.int64)
+        finally:
+            self.cache.release(row)
+
+    def store(self, number, value):
+        row = self.rows[number]
+        place = self.cache.borrow_to_fill(row)
+        self.cache.arena.bytes[place : place + row.size].view(np.int64)[:] = value
+        self.cache.filled(row)
+
+    @contextmanager
+    def run(self):
+        self.cache.begin()
+        try:
+            yield
+        finally:
+            self.cache.leave()
+        self.cache.check()
+
+    def take(self, events, work=lambda: None):
+        """One run that only takes rows."""
+        with self.run():
+            for number, stores in events:
+                if stores:
+                    self.store(number, number)
+                else:
+                    with self.borrowed(number):
+                        work()
