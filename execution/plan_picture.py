@@ -4,10 +4,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
 from utils.units import bytes_text, duration, si
 
 if TYPE_CHECKING:
@@ -21,6 +17,10 @@ HEIGHT = 0.26
 
 def draw_plan(found: "RunPlan", path: Path) -> None:
     """Write the picture to a PNG file, whole or not at all."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import, and few runs draw one
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     names = [phase.name.removesuffix("_phase").replace("_", " ") for phase in found.program.phases]
     figure = Figure(figsize=(11, 1.6 + 0.55 * len(names)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from execution.profile_tables import fraction, speed
 from utils.units import duration
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from execution.profiling import RunProfile
 
 COLOURS = {
@@ -34,6 +33,9 @@ NARROW = 0.07
 
 def draw_profile(found: "RunProfile", path: Path) -> None:
     """Write the picture to a PNG file, whole or not at all."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import, and few runs draw one
+    from matplotlib.figure import Figure
+
     record = found.record
     figure = Figure(figsize=(11, 4.6 + 0.38 * len(record.phases)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
@@ -50,7 +52,7 @@ def draw_profile(found: "RunProfile", path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _draw_lanes(axes: Axes, record: Any) -> None:
+def _draw_lanes(axes: "Axes", record: Any) -> None:
     """The first replica's run: phases as boxes, and below, for each lane, how much of each moment it was busy."""
     replica, length = record.replicas[0], (record.end - record.begin) / 1e9
     mine = [span for span in record.spans if span.replica == replica]
@@ -84,7 +86,7 @@ def busy(intervals: "list[tuple[int, int]]", edges: np.ndarray) -> np.ndarray:
     return np.clip(shares, 0, 1)
 
 
-def _draw_phases(axes: Axes, found: "RunProfile") -> None:
+def _draw_phases(axes: "Axes", found: "RunProfile") -> None:
     """For each phase its time by lanes, a line at its limit, and its speed."""
     record = found.record
     places = range(len(record.phases))

@@ -45,6 +45,7 @@ SHORTER = {
     "--hidden_size 32 --heads 2 --sequence_length 16 --vocabulary_size 64",
     "python benchmarks/replicas.py": "+ --batch 8 --rounds 1 --warmup 1 --layers 1 --hidden_size 16 --heads 2 "
     "--sequence_length 8 --vocabulary_size 64 --layouts '2 x 1 x 1' '1 x 2 x 1 in 2 processes'",
+    "python benchmarks/overhead.py": "+ --rounds 2",
     "python benchmarks/profiling.py": "+ --presets tiny --rounds 2",
     # They differ: diff says so with 1, and stops for a file that is not there with 2.
     "diff fused/*.py plain/*.py": "+ || test $? -eq 1",
