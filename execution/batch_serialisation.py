@@ -8,6 +8,7 @@ import popxl_addons as addons
 from popxl import ReplicaGrouping, Tensor, TensorSpec
 
 from execution.layer_plan import FromBuffer, FromStream, LayerPlan, Seed, ToBuffer, ToStream
+from execution.transfers import shard_spec
 
 IoMode = Literal["compute", "io", "io_overlapped"]
 Loads = Dict[Tensor, Union[popxl.HostToDeviceStream, addons.RemoteHandle]]
@@ -40,11 +41,8 @@ class Connections:
         shard_group: Optional[ReplicaGrouping] = None,
     ) -> "Connections":
         """Connections with one buffer per name; the transforms enlarge them to the rows that the plans reach."""
-        shards = 1 if shard_group is None else shard_group.group_size
-        elements = activation.shape[0] * activation.shape[1]
-        if elements % shards:
-            shards, shard_group = 1, None
-        buffers = {name: addons.create_remote_buffer(activation, steps, shard_over=shards) for name in names}
+        row = activation if shard_group is None else shard_spec(activation, shard_group)
+        buffers = {name: addons.create_remote_buffer(row, steps) for name in names}
         return cls(inputs, outputs, buffers, shard_group, steps, io_mode)
 
     def rows(self, place: Union[FromBuffer, ToBuffer]) -> addons.RemoteHandle:

@@ -6,6 +6,7 @@ import popxl
 import popxl_addons as addons
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
+from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
 from config import Config
@@ -20,7 +21,7 @@ from execution.layer_plan import (
     without_seed,
 )
 from execution.optimizer import Optimizer
-from execution.transfers import Gather, Load, Reduce, Store, selected
+from execution.transfers import Gather, Load, Reduce, Store, selected, shard_length, shard_spec
 from modelling import Layer, Layout, Table
 from modelling.attention import recomputing_gradients
 from modelling.decoder import DecoderBlock
@@ -147,7 +148,7 @@ def _weights(
     own = factories.copy()
     if tied_to is not None:
         own.pop(TIED)
-    buffers = addons.named_variable_buffers(own, rows, _sizes(groups, own))
+    buffers = _buffers(own, rows, groups)
     if tied_to is not None:
         buffers.insert(TIED, tied_to.weights.buffers[TIED])
     load = Load.of(buffers, rows)
@@ -170,7 +171,7 @@ def _training_graphs(
     own_sums = accumulators.accum.copy()
     if tied_to is not None:
         own_sums.pop(TIED)
-    gradients = addons.named_variable_buffers(own_sums, rows, _sizes(groups, own_sums))
+    gradients = _buffers(own_sums, rows, groups)
     names = tuple(table)
     weight_load = Load.of(selected(weights.buffers, names), rows)
     gradient_load = Load.of(selected(gradients, names), rows)
@@ -197,16 +198,22 @@ def _training_graphs(
 def _shard_groups(config: Config, layout: Layout, factories: NamedVariableFactories) -> NamedReplicaGrouping:
     """Over which replicas each variable's rows are cut (replicated tensor sharding): those that would hold the same.
 
-    A variable whose elements do not divide evenly is kept whole.
+    The last pieces are padded. A variable with so few elements that one piece would be all padding is kept whole.
     """
     groups = {}
     for name, factory in factories.to_dict().items():
-        group = factories.replica_groupings[name].const_rg
-        divides = ops.multiply_tuple(factory.shape) % group.group_size == 0
-        is_cut = config.execution.replicated_tensor_sharding and divides
+        holders = factories.replica_groupings[name]
+        group, elements = holders.const_rg, ops.multiply_tuple(factory.shape)
+        last = (group.group_size - 1) * shard_length(elements, group.group_size)  # where the last piece begins
+        is_cut = config.execution.replicated_tensor_sharding and last < elements >= holders.group_size
         groups[name] = group if is_cut else layout.alone
     return NamedReplicaGrouping.from_dict(groups)
 
 
-def _sizes(groups: NamedReplicaGrouping, factories: NamedVariableFactories) -> "dict[str, int]":
-    return {name: groups[name].group_size for name in factories.keys_flat()}
+def _buffers(factories: NamedVariableFactories, rows: int, groups: NamedReplicaGrouping) -> NamedRemoteBuffers:
+    """A buffer for each variable's shards over its group, or for the whole variable where that is one replica."""
+    found = {
+        name: addons.create_remote_buffer(shard_spec(TensorSpec(factory.shape, factory.dtype), groups[name]), rows)
+        for name, factory in factories.to_dict().items()
+    }
+    return NamedRemoteBuffers.from_dict(found)

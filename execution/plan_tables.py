@@ -13,7 +13,7 @@ ASSUMPTIONS = (
     "Per replica and step. Every FLOP at the device's speed; rows come and go while the device computes; collectives "
     "are waited for.\nPeak memory: of a device with memory of its own; a CPU uses remote rows where they lie. "
     "Remote memory: of the buffers that a phase reaches.\n"
-    "A ring of n sends 2 (n-1)/n of an all-reduce's tensor, (n-1)/n of an all-gather's or a reduce-scatter's.\n"
+    "A ring of n sends 2 (n-1)/n of an all-reduce's tensor, (n-1)/n of an all-gather's or a reduce-scatter's, padded.\n"
     "Physical limit of a phase: the larger of FLOPs and remote bytes over their speeds."
 )
 

@@ -5,11 +5,11 @@ from typing import Optional, Tuple, Union
 
 import popxl
 import popxl_addons as addons
-from popxl import ReplicaGrouping, Tensor
+from popxl import ReplicaGrouping, Tensor, TensorSpec, ops
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
-from popxl_addons.rts import all_gather_replica_sharded_graph, reduce_replica_sharded_graph
+from popxl_addons.rts import all_gather_replica_sharded_graph
 
 Row = Union[int, Tensor]
 
@@ -85,12 +85,38 @@ class Reduce:
         """Reduces tensors like these; each is cut over its own group."""
         if dp.group_size == 1 and all(group.group_size == 1 for group in shard_groups.values_flat()):
             return cls(None, ())
-        graph, names = reduce_replica_sharded_graph(tensors, "mean", shard_groups=shard_groups, replica_group=dp)
-        return cls(graph, tuple(names))
+        names, found = tensors.unpack()
+        graph = popxl.gir().create_empty_graph("reduce")
+        with graph:
+            inputs = [popxl.graph_input(t.shape, t.dtype, name) for name, t in zip(names, found)]
+            for name, t in zip(names, inputs):
+                popxl.graph_output(_reduced(t, shard_groups[name], dp))
+        return cls(addons.GraphWithNamedArgs(graph, NamedTensors.pack(names, inputs)), tuple(names))
 
     def __call__(self, tensors: NamedTensors) -> NamedTensors:
         """The reduced tensors, by the same names."""
         return tensors if self.graph is None else NamedTensors.pack(self.names, self.graph.bind(tensors).call())
+
+
+def _reduced(t: Tensor, shard_group: ReplicaGrouping, dp: ReplicaGrouping) -> Tensor:
+    """Mean over the data-parallel group, cut into shards."""
+    if shard_group.group_size > 1 and shard_group == dp:
+        return ops.collectives.replicated_reduce_scatter(t, "mean", dp, True)
+    if dp.group_size > 1:
+        t = ops.collectives.replicated_all_reduce(t, "mean", dp)
+    return ops.collectives.replica_sharded_slice(t, shard_group) if shard_group.group_size > 1 else t
+
+
+def shard_length(elements: int, group_size: int) -> int:
+    """Elements of a shard; the last shards are padded."""
+    return -(-elements // group_size)
+
+
+def shard_spec(whole: TensorSpec, group: ReplicaGrouping) -> TensorSpec:
+    """One replica's shard of a tensor: [shape] -> [ceil(elements / group size)]. In a group of one it is the tensor."""
+    if group.group_size == 1:
+        return whole
+    return TensorSpec((shard_length(ops.multiply_tuple(whole.shape), group.group_size),), whole.dtype, whole.shape)
 
 
 def selected(buffers: NamedRemoteBuffers, names: Tuple[str, ...]) -> NamedRemoteBuffers:

@@ -29,7 +29,7 @@ class Collective:
     """Bytes of this replica's operands."""
     sent_bytes: int
     """Bytes that this replica sends in a ring of n members: 2 (n-1)/n of an all-reduce's operand, (n-1)/n of a
-    reduce-scatter's operand or an all-gather's result."""
+    reduce-scatter's operand or an all-gather's result, padding of their shards included."""
 
 
 @dataclass(frozen=True)

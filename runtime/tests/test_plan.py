@@ -75,7 +75,7 @@ def test_work_and_traffic_are_those_of_the_graphs():
     gather, scatter = final.collectives
     length = -(-M * N // REPLICAS)
     assert (gather.brought_bytes, scatter.brought_bytes) == (4 * length, 4 * M * N)
-    assert (gather.sent_bytes, scatter.sent_bytes) == (4 * REPLICAS * length * 3 // 4, 4 * M * N * 3 // 4)
+    assert gather.sent_bytes == scatter.sent_bytes == 3 * 4 * length
     assert found.phases[0].host_bytes == 4 * M * K + 4
     assert (found.replicas, found.steps, found.total_remote_memory_bytes) == (
         REPLICAS,

@@ -59,6 +59,17 @@ def test_a_padded_vocabulary_changes_nothing(grid):
     check_same(gradients_of(laid_out(whole, grid)), gradients_of(whole))
 
 
+SIZES = {"hidden_size": 20, "sequence_length": 5, "global_batch_size": 6}
+ODD = override(SMALL, **SIZES)
+"""Neither weights nor activations divide evenly over groups of three or four."""
+ODD_GRIDS = marked([(3, 1, 1), (1, 4, 2), (3, 4, 2)], lambda grid: math.prod(grid) <= 8)
+
+
+@pytest.mark.parametrize("grid", ODD_GRIDS)
+def test_shards_that_are_padded_change_nothing(grid):
+    check_same(gradients_of(laid_out(ODD, grid)), gradients_of(ODD))
+
+
 # Training
 
 TRAINED = override(
@@ -110,6 +121,10 @@ def test_replicated_tensor_sharding_changes_clipped_steps_by_rounding_of_the_nor
     np.testing.assert_allclose(losses(sharded), losses(whole), rtol=1e-6)
     norms = ([result.gradient_norm for result in results] for results in (sharded, whole))
     np.testing.assert_allclose(*norms, rtol=1e-6)
+
+
+def test_padded_shards_change_no_bit():
+    check_bitwise(laid_out(override(TRAINED, **SIZES), (3, 1, 1), steps=3, max_norm=0.0), SHARDED, WHOLE)
 
 
 @pytest.mark.parametrize("grid", BITWISE_GRIDS)

@@ -1,5 +1,6 @@
 """Remote memory of each replica falls as one over the replicas that share the state: read from what is in use."""
 
+import functools
 import json
 import os
 import subprocess
@@ -27,8 +28,9 @@ def held_bytes(session: TaskSession) -> "list[int]":
 
 
 GRIDS = [
-    (1, 1, 1),
     (2, 1, 1),
+    (3, 1, 1),
+    (5, 1, 1),
     (1, 2, 1),
     (1, 1, 2),
     (4, 1, 1),
@@ -47,25 +49,26 @@ def sharded_bytes(dp: int, tp1: int, tp2: int, **changes: object) -> "list[int]"
     return held_bytes(stepped(preset("tiny", **sizes, **layout, **changes)))
 
 
-@pytest.fixture(scope="module")
-def alone() -> int:
+@functools.cache
+def alone(batch: int) -> int:
     """Bytes that a single replica holds."""
-    (found,) = sharded_bytes(1, 1, 1)
+    (found,) = sharded_bytes(1, 1, 1, global_batch_size=batch)
     return found
 
 
-@pytest.mark.parametrize("grid", GRIDS[1:], ids=str)
-def test_every_replica_holds_its_share_of_the_live_buffers(grid, alone):
-    found = sharded_bytes(*grid)
-    share = alone / np.prod(grid)
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_every_replica_holds_its_share_of_the_live_buffers(grid):
+    batch = 8 if 8 % grid[0] == 0 else 15
+    found = sharded_bytes(*grid, global_batch_size=batch)
+    share = alone(batch) / np.prod(grid)
     assert len(found) == np.prod(grid)
     for held in found:
         assert held == pytest.approx(share, rel=TOLERANCE)
 
 
-def test_without_sharding_every_replica_holds_all_that_it_shares(alone):
-    whole = sharded_bytes(4, 1, 1, replicated_tensor_sharding=False)
-    assert min(whole) > 0.9 * alone
+def test_without_sharding_every_replica_holds_all_that_it_shares():
+    whole = sharded_bytes(4, 1, 1, replicated_tensor_sharding=False, global_batch_size=8)
+    assert min(whole) > 0.9 * alone(8)
 
 
 def grown_bytes(folder: Path, processes: int) -> "list[int]":

@@ -177,9 +177,14 @@ def test_a_ring_sends_its_share_of_what_it_moves():
     for phase in planned(configuration((2, 2, 2))).program.phases:
         for c in phase.collectives:
             n = c.group_size
-            share = {"replicated_all_reduce": 2 * (n - 1) / n, "replicated_reduce_scatter": (n - 1) / n}
-            share["replicated_all_gather"] = n - 1  # of the shard: (n - 1) / n of the result
-            assert c.sent_bytes == pytest.approx(share[c.op] * c.brought_bytes, abs=c.calls)
+            if c.op == "replicated_all_gather":
+                assert c.sent_bytes == (n - 1) * c.brought_bytes  # (n - 1) / n of the result, and padding of shards
+            elif c.op == "replicated_reduce_scatter":
+                padding = c.calls * (n - 1) * 4  # less than an element for each shard
+                assert 0 <= c.sent_bytes - (n - 1) / n * c.brought_bytes <= padding
+            else:
+                assert c.op == "replicated_all_reduce"
+                assert c.sent_bytes == pytest.approx(2 * (n - 1) / n * c.brought_bytes, abs=c.calls)
 
 
 def test_the_sequence_of_rows_is_that_of_a_run(monkeypatch):
