@@ -285,28 +285,29 @@ def inplace(base: OpFunction[P, Tensor], parameter: str) -> OpFunction[P, Tensor
             )
         return target.spec
 
-    verb = f"Write the result of `{base_def.name}` to `{parameter}`"
-    return cast("OpFunction[P, Tensor]", _derive(base, infer, verb, writes=(parameter,), differentiable=False))
+    doc = f"Write the result of `{base_def.name}` to `{parameter}` and return it."
+    return cast("OpFunction[P, Tensor]", _derive(base, infer, doc, writes=(parameter,), differentiable=False))
 
 
 def alias(base: OpFunction[P, Tensor]) -> OpFunction[P, Tensor]:
     """The form ``base_`` of a view op whose result shares the operand's storage: writing to one writes to the other."""
     base_def = base.definition
+    doc = f"As `{base_def.name}`, but a view: writing to it writes to what it came from."
     result = _derive(
-        base, base_def.infer, f"As `{base_def.name}`, but a view of", views=base_def.views, alias=True,
+        base, base_def.infer, doc, views=base_def.views, alias=True,
         differentiable=base_def.differentiable,
     )  # fmt: skip
     result.definition.vjp = lambda *args, **kwargs: base_def.vjp(*args, **kwargs)  # type: ignore[misc]
     return cast("OpFunction[P, Tensor]", result)
 
 
-def _derive(base: OpFunction[P, Tensor], infer: Callable[..., Any], verb: str, **facts: Any) -> Any:
+def _derive(base: OpFunction[P, Tensor], infer: Callable[..., Any], doc: str, **facts: Any) -> Any:
     base_def = base.definition
 
     def fn(*args: Any, **kwargs: Any) -> None: ...
 
     fn.__name__, fn.__module__ = base_def.name + "_", base_def.module
-    fn.__doc__ = f"{verb} and return it.\n\n{inspect.getdoc(base) or ''}"
+    fn.__doc__ = f"{doc}\n\n{inspect.getdoc(base) or ''}"
     return declare(fn, OpDefinition(
         name=base_def.name + "_", infer=infer, signature=base_def.signature, host=base_def.host, random=base_def.random,
         effects=base_def.effects, base=base_def,

@@ -1,5 +1,8 @@
 """One paragraph per op, in family files. May import the core.
 
+Every op raises a TypeError for an operand that is no tensor, and a GraphError (a ValueError) for one of another graph
+than the current one. What else it refuses stands in its own documentation.
+
 To add an op: declare it in its family file here, write the kernel of the same name in ``popxl_engine/kernels``, and
 add a line to ``runtime/tests/samples``.
 """

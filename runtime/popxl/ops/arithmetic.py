@@ -267,7 +267,7 @@ def scaled_add(X: Tensor, Y: Tensor, a: Scalar = 1.0, b: Scalar = 1.0) -> Tensor
     Shapes: X and Y [s], numbers of one dtype; a and b numbers or tensors of one element -> [s], X's dtype.
     Raises:
         ShapeError: if X and Y differ in shape, or a or b has several elements.
-        DTypeError: if X and Y differ in dtype.
+        DTypeError: if X and Y differ in dtype, or are not real numbers.
     """
     check_real("scaled_add", X=X, Y=Y)
     check_same_dtype("scaled_add", X=X, Y=Y)
@@ -303,6 +303,7 @@ def scaled_add_(X: Tensor, Y: Tensor, a: Scalar = 1.0, b: Scalar = 1.0) -> Tenso
     Shapes: X and Y [s], numbers; Y may be of another width than X; a and b numbers or tensors of one element -> [s].
     Raises:
         ShapeError: if X and Y differ in shape, or a or b has several elements.
+        DTypeError: if X or Y is not real numbers.
     """
     check_real("scaled_add_", X=X, Y=Y)
     return _scaled_add_spec("scaled_add_", X, Y, a, b)

@@ -188,6 +188,7 @@ def call_with_info(
 ) -> CallSiteInfo:
     """As `call`, returning the `CallSiteInfo`.
 
+    Shapes: inputs and outputs of the graph's own shapes and dtypes.
     Raises:
         ValueError: too many or too few inputs (``check_inputs=False`` permits missing ones), a foreign tensor, an input
             twice, another shape or dtype.
@@ -205,11 +206,16 @@ def call(
 ) -> Tuple[Tensor, ...]:
     """Run a graph here.
 
+    Shapes: inputs and outputs of the graph's own shapes and dtypes.
+
     Inputs fill the graph's inputs from the first (lists are flattened, numbers become constants); ``inputs_dict`` gives
     the others, keyed by the graph's own tensors. By-reference inputs see the graph's writes, others never do.
 
     Returns:
         The outputs, always a tuple, those that autodiff appended included.
+    Raises:
+        ValueError: too many or too few inputs, a foreign tensor, an input twice, another shape or dtype.
+        TypeError: a value that is not convertible, or a graph that is none.
     """
     return call_with_info(graph, *inputs, inputs_dict=inputs_dict).outputs
 
@@ -221,7 +227,10 @@ def repeat_with_info(
     inputs_dict: Optional[Mapping[Tensor, Tensor]] = None,
     check_inputs: bool = True,
 ) -> CallSiteInfo:
-    """As `repeat`, returning the `CallSiteInfo`."""
+    """As `repeat`, returning the `CallSiteInfo`.
+
+    Shapes and errors: as for `repeat`; ``check_inputs=False`` permits missing inputs.
+    """
     _check_callable("repeat", graph)
     if repeat_count < 0:
         raise ValueError(f"repeat: got repeat_count {repeat_count}; expected 0 or more.")
@@ -251,12 +260,14 @@ def repeat(
 ) -> Tuple[Tensor, ...]:
     """Run a graph repeat_count times.
 
+    Shapes: inputs and outputs of the graph's own shapes and dtypes; its first outputs have those of its first inputs.
+
     Its N outputs become its first N inputs of the next iteration; other inputs keep the caller's value, except that
     writes to by-reference ones accumulate.
 
     Returns:
         The outputs of the last iteration; the first N inputs when the count is 0.
     Raises:
-        ValueError: negative count, or more outputs than inputs.
+        ValueError: negative count, more outputs than inputs, or inputs that do not match.
     """
     return repeat_with_info(graph, repeat_count, *inputs, inputs_dict=inputs_dict).outputs

@@ -57,7 +57,7 @@ def _logical(name: str, doc: str, host: Any) -> OpFunction[..., Tensor]:
     fn.__doc__ = (
         f"{doc} Numbers are true where they are not zero.\n\nShapes: lhs [a], rhs [b], any dtypes but float8 -> "
         f"[broadcast(a, b)], bool.\n"
-        "Raises:\n    ShapeError: if the shapes do not broadcast."
+        "Raises:\n    ShapeError: if the shapes do not broadcast.\n    DTypeError: if one is float8."
     )
     return op(differentiable=False, host=host)(fn)
 
@@ -71,6 +71,8 @@ def logical_not(t: Tensor) -> TensorSpec:
     """Elementwise: false where t is true, or a number that is not zero.
 
     Shapes: t [a], any dtype but float8 -> [a], bool.
+    Raises:
+        DTypeError: if t is float8.
     """
     check_not_float8("logical_not", t=t)
     return _boolean(t.spec)

@@ -111,7 +111,10 @@ def conditional_with_info(
     else_inputs_dict: Optional[Mapping[Tensor, Tensor]] = None,
     check_inputs: bool = True,
 ) -> ConditionalSiteInfo:
-    """As `conditional`, returning the `ConditionalSiteInfo`."""
+    """As `conditional`, returning the `ConditionalSiteInfo`.
+
+    Shapes and errors: as for `conditional`; ``check_inputs=False`` permits missing inputs.
+    """
     _check_callable("conditional", then_branch)
     _check_callable("conditional", else_branch)
     if then_branch._by_ref_inputs or else_branch._by_ref_inputs:
@@ -163,6 +166,7 @@ def conditional(
 ) -> Tuple[Tensor, ...]:
     """Run then_branch where the bool scalar is true, else_branch otherwise.
 
+    Shapes: cond [], bool; inputs of each branch as it has them -> outputs, of one spec in both branches.
     Raises:
         ValueError: the branches have different numbers of outputs, or inputs do not match.
         NotImplementedError: by-reference inputs.

@@ -35,6 +35,7 @@ def init(
 ) -> TensorSpec:
     """A new tensor, made afresh on every execution: zeros, or undefined contents that the program overwrites.
 
+    Shapes: -> shape, of dtype.
     Args:
         meta_shape: the unsharded shape, if the tensor is a shard.
     Raises:
@@ -76,7 +77,10 @@ def io_tile_copy_cost(y: Tensor, t: Tensor) -> Cost:
 
 
 def io_tile_copy(t: Tensor) -> Tensor:
-    """Copy between IO and compute tiles: here the same value, marked with the other tile set."""
+    """Copy between IO and compute tiles: here the same value, marked with the other tile set.
+
+    Shapes: t [a], any dtype -> [a], t's dtype.
+    """
     y: Tensor = _io_tile_copy(t)
     assert y._op is not None
     y._op.io_tiles = not (t._op is not None and t._op.io_tiles)
@@ -104,6 +108,7 @@ def ipu_copy_cost(y: Tensor, t: Tensor, destination: int, source: int) -> Cost:
 def ipu_copy(t: Tensor, destination: int, source: Optional[int] = None) -> Tensor:
     """Copy to another virtual device of the replica: here the same value, marked with that device.
 
+    Shapes: t [a], any dtype -> [a], t's dtype.
     Args:
         source: device of ``t``; default: that of the op that made it.
     Raises:
@@ -178,6 +183,7 @@ def print_tensor(
 ) -> Tensor:
     """Print a value to stderr whenever it is computed, on every replica, and return it for use downstream.
 
+    Shapes: t [a], any dtype -> [a], t's dtype.
     Args:
         title: what the value is called in print; default: the tensor's name.
         print_self: whether to print the value.

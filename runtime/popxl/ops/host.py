@@ -34,6 +34,7 @@ def host_load(h2d_stream: HostToDeviceStream, name: Optional[str] = None) -> Ten
 def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
     """Write a tensor to the next element of an output stream.
 
+    Shapes: t of the stream's shape and dtype -> nothing.
     Raises:
         TypeError: if d2h_stream is no output stream.
         ValueError: if t has another shape or dtype than the stream.

@@ -119,7 +119,10 @@ def tied_gather(
     available_memory_proportion: Optional[float] = None,
     zero_OOR: bool = False,
 ) -> Tensor:
-    """As `gather`; PopXL's variant keeps a matmul's layout for t, which makes no difference here."""
+    """As `gather`; PopXL's variant keeps a matmul's layout for t, which makes no difference here.
+
+    Shapes, arguments and errors: as for `gather`.
+    """
     return gather(t, indices, axis, available_memory_proportion, zero_OOR)
 
 
@@ -311,6 +314,7 @@ def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
     Raises:
         ShapeError: for values of another shape, or an axis outside -rank - 1 .. rank.
         ValueError: if num_classes is not a constant: the result's shape depends on it.
+        DTypeError: if t is not integers.
     """
     if not isinstance(num_classes, Constant) or num_classes.nelms != 1:
         raise GraphError(
@@ -349,6 +353,7 @@ def dynamic_slice(t: Tensor, index: Tensor, axes: List[int], sizes: List[int], n
         no_overlap: a hint, without effect here.
     Raises:
         ShapeError: if index, axes and sizes differ in number, or a size is longer than its axis.
+        DTypeError: if index is not integers.
     """
     return TensorSpec(_check_dynamic("dynamic_slice", t, index, axes, sizes), t.dtype)
 

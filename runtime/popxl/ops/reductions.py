@@ -122,7 +122,7 @@ def _host(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 sum = _reduction(
     "sum",
-    "Sum.",
+    "Sum over axes.",
     lambda dy, y, t, axis, keepdims: _spread(dy, t, axis, keepdims),
     host=_keep_dtype(np.sum),
     takes="numbers",
@@ -135,7 +135,7 @@ mean = _reduction(
 )
 prod = _reduction(
     "prod",
-    "Product.",
+    "Product over axes.",
     lambda dy, y, t, axis, keepdims: prod_grad(dy, t, axis, keepdims),
     host=_keep_dtype(np.prod),
     takes="numbers",
@@ -211,6 +211,7 @@ def argmax(t: Tensor, dim: Optional[int] = 0, keepdim: Optional[bool] = False) -
         keepdim: keep the axis with size 1.
     Raises:
         ShapeError: for an axis that t lacks, or a t without elements.
+        DTypeError: if t is not real numbers.
     """
     return _positions("argmax", t, dim, keepdim)
 
@@ -225,6 +226,7 @@ def argmin(t: Tensor, dim: Optional[int] = 0, keepdim: Optional[bool] = False) -
         keepdim: keep the axis with size 1.
     Raises:
         ShapeError: for an axis that t lacks, or a t without elements.
+        DTypeError: if t is not real numbers.
     """
     return _positions("argmin", t, dim, keepdim)
 
@@ -288,8 +290,9 @@ lamb_square.cost(lambda y, t: Cost(flops=2 * t.nelms))
 
 @op(differentiable=False)
 def histogram(t: Tensor, levels: List[float], absolute_of_input: bool) -> TensorSpec:
-    """How many elements lie between levels: bin 0 below levels[0], bin i from levels[i - 1] to below levels[i], the
-    last bin from the last level on.
+    """How many elements lie between levels.
+
+    Bin 0 counts those below levels[0], bin i those from levels[i - 1] to below levels[i], the last bin the rest.
 
     Shapes: t [a], floating point -> [len(levels) + 1], uint32.
     Args:

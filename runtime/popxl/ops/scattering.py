@@ -82,8 +82,7 @@ def scatter_reduce(
     enable_index_broadcast: int = True,
     available_memory_proportion: Optional[float] = None,
 ) -> Tensor:
-    """Combine what shares an index: slot k of the result along an axis is the reduction of all data at which the
-    indices say k.
+    """Combine what shares an index: slot k along an axis is the reduction of all data whose index is k.
 
     Shapes: data [a.., n, b..], numbers; indices, integers in [0, size): [n] for slices, or data's shape for elements;
         initial_values [a.., size, b..] -> [a.., size, b..], data's dtype.
@@ -98,7 +97,8 @@ def scatter_reduce(
     Raises:
         ValueError: neither initial_values nor axis_size, or another reduction.
         ShapeError: indices or initial values that do not fit data, or an axis that it lacks.
-        DTypeError: indices that are no integers, data that is bool, or initial values of another dtype.
+        DTypeError: indices that are no integers, data that the reduction does not take, or initial values
+            of another dtype.
     """
     return _reduced(
         "scatter_reduce", data, indices, reduction, initial_values, axis, axis_size, 1, enable_index_broadcast

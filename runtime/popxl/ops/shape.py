@@ -40,8 +40,9 @@ def resolve_shape(name: str, t: Tensor, shape: Iterable[int]) -> Tuple[int, ...]
 
 @op(views=("t",), host=lambda t, shape: np.reshape(t, shape))
 def reshape(t: Tensor, shape: Tuple[int, ...]) -> TensorSpec:
-    """Give the elements, in row-major order, a new shape: t [a] -> shape, of t's dtype.
+    """Give the elements, in row-major order, a new shape.
 
+    Shapes: t [a], any dtype -> shape, t's dtype.
     Args:
         shape: sizes; one may be -1 and is filled in.
     Raises:
@@ -62,12 +63,18 @@ reshape_ = alias(reshape)
 
 
 def flatten(t: Tensor) -> Tensor:
-    """Put the elements in one axis, in row-major order: t [a] -> [elements]."""
+    """Put the elements in one axis, in row-major order.
+
+    Shapes: t [a], any dtype -> [elements], t's dtype.
+    """
     return reshape(t, (-1,))
 
 
 def flatten_(t: Tensor) -> Tensor:
-    """As `flatten`, but a view of ``t``."""
+    """As `flatten`, but a view of ``t``: writing to it writes to t.
+
+    Shapes: t [a], any dtype -> [elements], t's dtype.
+    """
     return reshape_(t, (-1,))
 
 
@@ -90,6 +97,7 @@ def resolve_permutation(t: Tensor, permutation: Optional[Iterable[int]]) -> Tupl
 def transpose(t: Tensor, permutation: Optional[Tuple[int, ...]] = None) -> TensorSpec:
     """Permute the axes: axis i of the result is axis ``permutation[i]`` of t; by default they are reversed.
 
+    Shapes: t [a], any dtype -> t's sizes in the new order, t's dtype.
     Raises:
         ShapeError: for an axis that t lacks, or a list that is no permutation.
     """
@@ -122,6 +130,7 @@ def resolve_squeezed(t: Tensor, axes: Optional[Iterable[int]]) -> Tuple[int, ...
 def squeeze(t: Tensor, axes: Optional[List[int]] = None) -> TensorSpec:
     """Drop axes of size 1: all of them, or the given ones.
 
+    Shapes: t [a], any dtype -> a without those axes, t's dtype.
     Raises:
         ShapeError: for an axis that t lacks, that is named twice, or that is longer than 1.
     """
@@ -199,12 +208,12 @@ def slice(
     step: Optional[Union[int, List[Optional[int]]]] = None,
     axis: Optional[Union[int, List[int]]] = None,
 ) -> Tensor:
-    """Select elements by position, as Python slices do: negative positions count from the end, a negative step
-    reverses.
+    """Select elements by position, as Python slices do.
 
-    Entry i of the lists is for axis ``axis[i]``; without ``axis``, for axis i. None entries mean the whole axis. With
-    no arguments the result is t itself.
+    Negative positions count from the end, a negative step reverses. Entry i of the lists is for axis ``axis[i]``;
+    without ``axis``, for axis i. None entries mean the whole axis. With no arguments the result is t itself.
 
+    Shapes: t [a], any dtype -> on each axis the number of elements selected, t's dtype.
     Raises:
         ShapeError: lists of different lengths, an unknown axis, a step of 0, or an empty result.
     """
@@ -221,7 +230,10 @@ def slice_(
     step: Optional[Union[int, List[Optional[int]]]] = None,
     axis: Optional[Union[int, List[int]]] = None,
 ) -> Tensor:
-    """As `slice`, but a view of ``t``."""
+    """As `slice`, but a view of ``t``: writing to it writes to t.
+
+    Shapes and errors: as for `slice`.
+    """
     return t if start is stop is step is axis is None else _slice_(t, start, stop, step, axis)
 
 
@@ -252,9 +264,11 @@ slice_grad.cost(moves_data)
 
 
 def subsample(t: Tensor, strides: Union[int, Iterable[int]]) -> Tensor:
-    """Every n-th element of each axis: element i of axis a is t's element i * strides[a]. One number is for the first
-    axis.
+    """Every n-th element of each axis: element i of axis a is t's element i * strides[a].
 
+    Shapes: t [a], any dtype -> ceil(size / stride) on each axis, t's dtype.
+    Args:
+        strides: one for each of the first axes; a number is for the first axis.
     Raises:
         ShapeError: for more strides than axes, or a stride below 1.
     """
@@ -296,6 +310,7 @@ def _split_on_host(t: np.ndarray, splits: Union[int, Sequence[int]], axis: int) 
 def split(t: Tensor, splits: Union[int, List[int]], axis: int = 0) -> List[TensorSpec]:
     """Cut an axis into pieces: that many equal ones for a number, or pieces of the given lengths.
 
+    Shapes: t [a.., n, b..], any dtype -> list of [a.., length, b..], t's dtype.
     Raises:
         ShapeError: a number that does not divide the axis, or lengths that do not add up to it.
         TypeError: splits that are neither.
@@ -318,6 +333,7 @@ split.cost(moves_data)
 def concat(ts: Iterable[Tensor], axis: int = 0) -> TensorSpec:
     """Join tensors along an axis; their other axes and dtypes are equal.
 
+    Shapes: each [a.., n_i, b..], one dtype -> [a.., sum of n_i, b..], the same dtype.
     Raises:
         TypeError: for something that is no tensor, or different dtypes.
         ShapeError: for no tensors, or other axes that differ.
@@ -357,7 +373,10 @@ concat_ = alias(concat)
 
 @op(views=("t",), host=lambda t, output_name: t, names=lambda t, output_name: [output_name or "identity"])
 def identity(t: Tensor, output_name: Optional[str] = None) -> TensorSpec:
-    """A copy of a tensor, called ``output_name`` if that is given. Also known as `rename`."""
+    """A copy of a tensor, called ``output_name`` if that is given. Also known as `rename`.
+
+    Shapes: t [a], any dtype -> [a], t's dtype.
+    """
     return t.spec
 
 
@@ -373,7 +392,10 @@ rename = identity
 
 @op(views=("t",), host=lambda t: t)
 def detach(t: Tensor) -> TensorSpec:
-    """A copy of a tensor through which no gradient flows back."""
+    """A copy of a tensor through which no gradient flows back.
+
+    Shapes: t [a], any dtype -> [a], t's dtype.
+    """
     return t.spec
 
 

@@ -40,9 +40,10 @@ def _updated(name: str, t: Tensor, X: Tensor, **factors: Any) -> TensorSpec:
 def accumulate_(t: Tensor, X: Tensor, f: Optional[Scalar] = None) -> TensorSpec:
     """t += f * X, with f 1 if it is None.
 
-    Shapes: t and X [s], numbers -> [s].
+    Shapes: t and X [s], real numbers -> [s].
     Raises:
         ShapeError: if t and X differ in shape, or f has several elements.
+        DTypeError: if t or X is not real numbers.
     """
     return _update("accumulate_", t, X, f=f)
 
@@ -51,9 +52,10 @@ def accumulate_(t: Tensor, X: Tensor, f: Optional[Scalar] = None) -> TensorSpec:
 def accumulate_square_(t: Tensor, X: Tensor, f: Scalar = 1.0) -> TensorSpec:
     """t += f * X**2.
 
-    Shapes: t and X [s], numbers -> [s].
+    Shapes: t and X [s], real numbers -> [s].
     Raises:
         ShapeError: if t and X differ in shape, or f has several elements.
+        DTypeError: if t or X is not real numbers.
     """
     return _update("accumulate_square_", t, X, f=f)
 
@@ -67,6 +69,7 @@ def accumulate_mean_(t: Tensor, X: Tensor, step: Scalar) -> TensorSpec:
         step: how many values the mean holds already; 0 starts it anew.
     Raises:
         ShapeError: if t and X differ in shape, or step has several elements.
+        DTypeError: if t is not floating point, or X not real numbers.
     """
     check_floating("accumulate_mean_", t=t)
     return _update("accumulate_mean_", t, X, step=step)
@@ -79,6 +82,7 @@ def accumulate_moving_average_(t: Tensor, X: Tensor, f: Scalar) -> TensorSpec:
     Shapes: t and X [s], floating point -> [s].
     Raises:
         ShapeError: if t and X differ in shape, or f has several elements.
+        DTypeError: if t is not floating point, or X not real numbers.
     """
     check_floating("accumulate_moving_average_", t=t)
     return _update("accumulate_moving_average_", t, X, f=f)
@@ -91,6 +95,7 @@ def accumulate_moving_average_square_(t: Tensor, X: Tensor, f: Scalar) -> Tensor
     Shapes: t and X [s], floating point -> [s].
     Raises:
         ShapeError: if t and X differ in shape, or f has several elements.
+        DTypeError: if t is not floating point, or X not real numbers.
     """
     check_floating("accumulate_moving_average_square_", t=t)
     return _update("accumulate_moving_average_square_", t, X, f=f)
@@ -98,11 +103,12 @@ def accumulate_moving_average_square_(t: Tensor, X: Tensor, f: Scalar) -> Tensor
 
 @op(writes=("t",), differentiable=False)
 def accumulator_scale_(t: Tensor, f: Scalar) -> TensorSpec:
-    """t *= f.
+    """Scale an accumulator: t *= f.
 
     Shapes: t [s], floating point -> [s].
     Raises:
         ShapeError: if f has several elements.
+        DTypeError: if t is not floating point.
     """
     check_floating("accumulator_scale_", t=t)
     check_scalar("accumulator_scale_", "f", f)
@@ -114,6 +120,8 @@ def accumulator_zero_(t: Tensor) -> TensorSpec:
     """t = 0, whatever it held.
 
     Shapes: t [s], numbers -> [s].
+    Raises:
+        DTypeError: if t is not numbers.
     """
     check_numeric("accumulator_zero_", t=t)
     return t.spec
@@ -288,15 +296,16 @@ def adam_updater(
     """Adam's update, to be subtracted from the weight.
 
     It is m / (1 - β1**s) / (sqrt(v / (1 - β2**s)) + ε) + weight_decay * weight.
+
     Shapes: both moments and weight [a], floating point -> [a], weight's dtype if it decays, else the first moment's.
     Args:
         time_step: tensor of one element with the number of steps done. One is added to it in place, before it is used
-        as s.
-            None: no bias correction, both divisors are 1.
+            as s. None: no bias correction, both divisors are 1.
         weight_decay: decoupled from the gradient; None or 0: none.
     Raises:
         ValueError: for weight_decay without weight, or time_step without both betas.
         ShapeError: if the shapes differ, or a factor has several elements.
+        DTypeError: if a moment or the weight is not floating point.
     Source: Kingma and Ba 2014, arXiv:1412.6980, algorithm 1; Loshchilov and Hutter 2017, arXiv:1711.05101, for the
     decay.
     """
@@ -323,6 +332,7 @@ def lamb_updater(
 ) -> Tensor:
     """LAMB's update before its trust ratio, which `adam_var_update` applies: the same as `adam_updater`.
 
+    Shapes, arguments and errors: as for `adam_updater`.
     Raises:
         ValueError: for weight_decay without weight, or time_step without both betas.
     Source: You et al. 2019, arXiv:1904.00962, algorithm 2.
@@ -341,7 +351,7 @@ def adamax_updater(
 ) -> Tensor:
     """AdaMax's update: m / (1 - β1**s) / (v + ε) + weight_decay * weight, where v is a decayed maximum.
 
-    Shapes and arguments: as `adam_updater`, but time_step is needed.
+    Shapes, arguments and errors: as for `adam_updater`, but time_step is needed.
     Raises:
         ValueError: for weight_decay without weight, or without time_step.
     Source: Kingma and Ba 2014, arXiv:1412.6980, algorithm 2.
@@ -368,6 +378,7 @@ def create_adamupdater(
 ) -> Tensor:
     """The update of a mode: "adam", "lamb" or "adamax".
 
+    Shapes, arguments and errors: as for `adam_updater`.
     Args:
         ins: tensors that must be of the current graph; the operands are those given by name.
         mode: also an enumeration member of that name.

@@ -108,6 +108,7 @@ def all_reduce(ts: List[Tensor], ipus: Optional[List[int]] = None, op: Collectiv
     Raises:
         ValueError: a device that is not known, another number of devices than tensors, different shapes, or an unknown
             reduction.
+        DTypeError: different dtypes, or a reduction that they do not have.
     """
     devices = _devices("all_reduce", ts, ipus)
     return _place(_all_reduce(ts, devices, op), devices)
@@ -116,7 +117,10 @@ def all_reduce(ts: List[Tensor], ipus: Optional[List[int]] = None, op: Collectiv
 def all_reduce_identical_inputs(
     ts: List[Tensor], ipus: Optional[List[int]] = None, op: CollectiveOps = "add"
 ) -> List[Tensor]:
-    """The same tensors; backward, their gradients are reduced as `all_reduce` does. Raises as `all_reduce`."""
+    """The same tensors; backward, their gradients are reduced as `all_reduce` does.
+
+    Shapes, arguments and errors: as for `all_reduce`.
+    """
     devices = _devices("all_reduce_identical_inputs", ts, ipus)
     return _place(_identical_inputs(ts, devices, op), devices)
 
@@ -124,6 +128,9 @@ def all_reduce_identical_inputs(
 def all_reduce_identical_grad_inputs(
     ts: List[Tensor], ipus: Optional[List[int]] = None, op: CollectiveOps = "add"
 ) -> List[Tensor]:
-    """As `all_reduce`; backward, the gradients pass unchanged. Raises as `all_reduce`."""
+    """As `all_reduce`; backward, the gradients pass unchanged.
+
+    Shapes, arguments and errors: as for `all_reduce`.
+    """
     devices = _devices("all_reduce_identical_grad_inputs", ts, ipus)
     return _place(_identical_grad_inputs(ts, devices, op), devices)
