@@ -139,6 +139,24 @@ def test_sharded_slice_takes_the_members_own_piece_and_reduces_nothing(groups, s
         np.testing.assert_array_equal(results[r], shard_of(x[r], members.index(r), size))
 
 
+@pytest.mark.parametrize("shape", [(16,), (3, 7), (5, 5)])
+def test_squared_norms_of_shards_are_those_of_the_whole(shape):
+    x = values(*shape)
+    results = run_one(lambda t, ir: ops.lamb_square(replicated_reduce_scatter(t, "add", None, True)), x)
+    np.testing.assert_allclose(results, [(x.sum(0) ** 2).sum()] * REPLICAS, rtol=1e-5)
+    whole = run_one(lambda t, ir: ops.lamb_square(t), x)
+    np.testing.assert_allclose(whole, (x**2).reshape(REPLICAS, -1).sum(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("groups, shape", [("00112233", (16,)), ("01010101", (3,)), ("00000000", (3,))])
+def test_squared_norms_of_shards_on_unknown_replicas_are_refused(groups, shape):
+    def norm(t, ir):
+        return ops.lamb_square(replica_sharded_slice(t, grouping(ir, groups)))
+
+    with pytest.raises(ValueError, match=r"expected one of 8 shards.*replicated_all_reduce over the group"):
+        run_one(norm, values(*shape))
+
+
 def test_reduce_scatter_configured_for_sharding_carries_the_meta_shape():
     def fn(t, ir):
         shard = replicated_reduce_scatter(t, "mean", None, True)

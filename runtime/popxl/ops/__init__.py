@@ -69,6 +69,7 @@ from popxl.ops.indexing import (
     where,
 )
 from popxl.ops.interpolation import interpolate, roi_align
+from popxl.ops.lamb import lamb_square
 from popxl.ops.linalg import matmul, matmul_pow2scaled
 from popxl.ops.losses import nll_loss, nll_loss_with_softmax_grad
 from popxl.ops.normalisation import batch_norm_inference, group_norm, layer_norm, softmax
@@ -88,7 +89,6 @@ from popxl.ops.reductions import (
     histogram,
     l1,
     l2,
-    lamb_square,
     logsum,
     logsumexp,
     max,

@@ -270,10 +270,8 @@ cumsum_grad.cost(lambda y, dy, dim: Cost(flops=dy.nelms))
 
 @op(differentiable=False)
 def lamb_square(t: Tensor) -> TensorSpec:
-    """Sum of squares in float32: the squared norm that LAMB's trust ratio is made of.
+    """Sum of the squares of this replica's elements in float32. `popxl.ops.lamb` adds those of other shards.
 
-    Of a shard it is the sum over that shard; add the shards' sums with collectives.replicated_all_reduce over their
-    group.
     Shapes: t [a], floating point -> [], float32.
     Raises:
         DTypeError: if t is not floating point.
