@@ -20,6 +20,8 @@ from samples.sample import Operand, Same, Sample
 ELSEWHERE = frozenset({"control", "host", "remote", "collective", "print"})
 """Effects of ops that random_programs has kinds for, and printing."""
 FLOAT8 = (popxl.float8_143, popxl.float8_152)
+JOINING = "concat_"
+"""A view of several tensors, of which none may be written any more."""
 LIMIT = 8.0
 """Largest absolute value of operands: sums of them are exact, and powers are finite."""
 BETWEEN = 0.3711
@@ -85,14 +87,14 @@ class OpBuilder(Builder):
             values = case.tensors[i]
             return popxl.constant(values.float().numpy() if of is popxl.bfloat16 else values.numpy(), of)
         x = pool.pick(c)
-        writes = bool(OPS[case.sample.op].writes)
-        if c % 2 and not writes:
+        own = bool(OPS[case.sample.op].writes) or case.sample.op == JOINING  # operands that nothing else may have
+        if c % 2 and not own:
             ops.var_updates.copy_var_update_(x, ops.clip(x, -LIMIT, LIMIT))  # what else has it sees the change
         else:
             x = ops.clip(x, -LIMIT, LIMIT)
         low = spec.low if isinstance(spec, Operand) else -1.0
         x = fitted(ops.abs(x) + low if low >= 0 else x, shape)
-        return x.reshape(shape) if writes else x
+        return x.reshape(shape) if own else x
 
     def settled(self, t: Tensor, shape: Tuple[int, ...]) -> Tensor:
         """The nearest halves at most `LIMIT` from 0, in the pool's dtype and a shape of the pool; 0 for NaN."""
@@ -122,7 +124,7 @@ def is_joined(t: Tensor) -> bool:
     """Whether a tensor is, or is a view of, several tensors joined: it may not be written."""
     made = t._op
     return made is not None and (
-        made.definition.name == "concat_" or any(is_joined(s) for s in made.inputs if made.definition.views)
+        made.definition.name == JOINING or any(is_joined(s) for s in made.inputs if made.definition.views)
     )
 
 
