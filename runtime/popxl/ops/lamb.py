@@ -26,7 +26,7 @@ def lamb_square(t: Tensor) -> Tensor:
     if pieces != [replicas]:
         raise ShapeError(
             f"lamb_square: got %{t.name}: {t.spec}, a shard of {list(t.meta_shape)}; expected one of {replicas} "
-            "shards, one on each replica, or a whole tensor. Sum the squares of the shard with ops.sumsquare, and add them "
-            "with ops.collectives.replicated_all_reduce over the group that holds the shards."
+            "shards, one on each replica, or a whole tensor. Sum the squares of the shard with ops.sumsquare, and "
+            "add them with ops.collectives.replicated_all_reduce over the group that holds the shards."
         )
     return replicated_all_reduce(local, "add")
