@@ -95,7 +95,10 @@ class ConditionalSiteInfo(CallSiteInfo):
 
     def set_parent_input_modified(self, parent_tensor: Tensor, infer_modified_regions: bool = True) -> None:
         """By-reference inputs of conditionals do not exist. NotImplementedError."""
-        raise NotImplementedError("conditional: inputs by reference are not supported. Return the new value instead.")
+        raise NotImplementedError(
+            "conditional: got an input to be written; expected none: branches take no input by reference. Return the new "
+            "value instead."
+        )
 
 
 Inputs = Optional[Iterable[Union[Tensor, Iterable[Tensor]]]]
