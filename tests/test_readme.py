@@ -120,7 +120,7 @@ def test_every_command_and_every_piece_of_code_runs(page, copy):
     if page == RUNTIME_README:
         losses = re.findall(r"`(\d+\.\d+)`", page.read_text(encoding="utf-8"))[:3]
         for output in (output for command, output in printed.items() if command.endswith("program.py")):
-            assert output.split()[:3] == losses
+            assert output.split()[:3] == losses and blocks(page, "text")[0] in output
         assert len(list((copy / "cache").glob("*.py"))) == 1
         assert "fused_linear" in printed["diff fused/*.py plain/*.py"]
         return

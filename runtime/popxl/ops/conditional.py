@@ -96,8 +96,8 @@ class ConditionalSiteInfo(CallSiteInfo):
     def set_parent_input_modified(self, parent_tensor: Tensor, infer_modified_regions: bool = True) -> None:
         """By-reference inputs of conditionals do not exist. NotImplementedError."""
         raise NotImplementedError(
-            "conditional: got an input to be written; expected none: branches take no input by reference. Return the new "
-            "value instead."
+            "conditional: got an input to be written; expected none: branches take no input by reference. Return the "
+            "new value instead."
         )
 
 
