@@ -84,8 +84,8 @@ with ir.main_graph, popxl.in_sequence():
     gradients = grad.call(one, args=grad.grad_graph_info.inputs_dict(call))
     for name, gradient in zip(weights, gradients):
         adam = AdamOptimizerStep(cache=True)  # weights of one shape share a graph
-        state, step = adam.create_graph(variables[name], gradient, lr=4e-3, weight_decay=0.0)
-        step.bind(state.init()).call(variables[name], gradient)
+        state, update = adam.create_graph(variables[name], gradient, lr=4e-3, weight_decay=0.0)
+        update.bind(state.init()).call(variables[name], gradient)
 
 
 def batch(rng: np.random.Generator):

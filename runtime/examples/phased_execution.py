@@ -77,12 +77,24 @@ with ir.main_graph, popxl.in_sequence():
 
     # The graphs of all micro-batches: what passes between phases waits in buffers with one entry for each.
     y_buffer, dy_buffer = (addons.batch_serial_buffer(y, steps=MICRO_BATCHES) for _ in range(2))
-    loads = {x: images, dy: RemoteHandle(dy_buffer)}
     forward_all, backward_all = addons.batch_serialise_fwd_and_grad(
-        forward, backward, forward.args, MICRO_BATCHES, loads, {}, {y: RemoteHandle(y_buffer)}, io_mode="compute"
+        forward,
+        backward,
+        forward.args,
+        MICRO_BATCHES,
+        load_handles={x: images, dy: RemoteHandle(dy_buffer)},
+        store_streams={},
+        store_buffers={y: RemoteHandle(y_buffer)},
+        io_mode="compute",
     )
-    loads, stores = {head_x: RemoteHandle(y_buffer), label: labels}, {head_dx: RemoteHandle(dy_buffer)}
-    head_all = addons.batch_serialise(head, MICRO_BATCHES, loads, {loss: losses}, stores, io_mode="compute")
+    head_all = addons.batch_serialise(
+        head,
+        MICRO_BATCHES,
+        load_handles={head_x: RemoteHandle(y_buffer), label: labels},
+        store_streams={loss: losses},
+        store_buffers={head_dx: RemoteHandle(dy_buffer)},
+        io_mode="compute",
+    )
 
     # Phase 1: the first layer, forward.
     forward_all.graph.bind(fetch(buffers)).call(0)

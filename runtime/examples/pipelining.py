@@ -65,11 +65,11 @@ with ir.main_graph, popxl.in_sequence():
         ops.var_updates.accumulator_zero_(mean.mean_accum_counter)
 
 # The label is the largest of the first features.
-x = np.random.default_rng(0).normal(size=(MICRO_BATCHES, MICRO_BATCH, WIDTH)).astype(np.float32)
-labels = x[..., :CLASSES].argmax(-1).astype(np.int32)
+features = np.random.default_rng(0).normal(size=(MICRO_BATCHES, MICRO_BATCH, WIDTH)).astype(np.float32)
+labels = features[..., :CLASSES].argmax(-1).astype(np.int32)
 with popxl.Session(ir) as session:
     for step in range(61):
-        losses = session.run({x_stream: x, label_stream: labels})[loss_stream]
+        losses = session.run({x_stream: features, label_stream: labels})[loss_stream]
         if step % 20 == 0:
             print(f"step {step:2}: mean loss {losses.mean():.3f}, of each micro-batch", end=" ")
             print(" ".join(f"{loss:.2f}" for loss in losses))

@@ -20,7 +20,7 @@ with ir.main_graph, popxl.in_sequence():
 
     x = ops.host_load(x_stream)
     # For a variable a grouping says who shares a value: the first axis of the data counts the groups.
-    weight = popxl.variable([[1.0, 1.0], [10.0, 10.0]], popxl.float32, "weight", replica_grouping=pairs)
+    weight = popxl.variable(np.array([[1, 1], [10, 10]]), popxl.float32, "weight", replica_grouping=pairs)
     product = x * weight
     # For a collective it says who takes part. Without a group all replicas do.
     pair = collectives.replicated_all_reduce(product, "add", group=pairs)
