@@ -22,6 +22,8 @@ COLOURS = {
     "host I/O": "tab:red",
 }
 """Of lanes, from the top."""
+FILE_COLOURS = {"file reads": "tab:purple", "file writes": "tab:brown"}
+"""Of what threads do meanwhile, where there are any."""
 PHASE_COLOURS = ("#9ecae1", "#c7c7c7", "#fdd0a2", "#c7e9c0", "#dadaeb", "#fcbba1", "#f7f7b2", "#bdd7d0")
 SLICES = 1500
 """Of the run, for each of which a lane's share of the time is drawn."""
@@ -66,11 +68,13 @@ def _draw_lanes(axes: "Axes", record: Any) -> None:
                 axes.text(begin + width / 2, 0, plain(span.name), ha="center", va="center", fontsize=7)
     edges = np.linspace(record.begin, record.end, SLICES + 1)
     seconds = (edges - record.begin) / 1e9
-    for row, (lane, colour) in enumerate(COLOURS.items(), start=1):
+    used = {span.lane for span in mine}
+    colours = {**COLOURS, **{lane: colour for lane, colour in FILE_COLOURS.items() if lane in used}}
+    for row, (lane, colour) in enumerate(colours.items(), start=1):
         share = busy([(span.begin, span.end) for span in mine if span.lane == lane], edges)
         axes.stairs(row + 0.4 - 0.8 * share, seconds, baseline=row + 0.4, fill=True, color=colour)
-    axes.set_yticks(range(len(COLOURS) + 1), ["phases", *COLOURS])
-    axes.set(xlim=(0, length), ylim=(len(COLOURS) + 0.5, -0.5), xlabel="seconds")
+    axes.set_yticks(range(len(colours) + 1), ["phases", *colours])
+    axes.set(xlim=(0, length), ylim=(len(colours) + 0.5, -0.5), xlabel="seconds")
     axes.set_title(f"replica {replica}", fontsize=10)
     axes.grid(axis="x", alpha=0.3)
 

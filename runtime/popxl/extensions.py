@@ -8,12 +8,13 @@ from popxl.dtypes import bfloat16
 from popxl.errors import RemoteMemoryError
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, measure, phase_time, plan, sequence
 from popxl.printer import to_text
-from popxl.profile import LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
+from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
 from popxl.remote_files import FileTraffic, keep_remote_memory_in_files
 from popxl.session import Session
 from popxl.verify import verify
 
 __all__ = [
+    "FILES",
     "LANES",
     "PHASES",
     "Event",

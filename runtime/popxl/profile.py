@@ -5,8 +5,12 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tupl
 
 LANES = ("compute", "load", "store", "collectives", "host I/O")
 """What a replica may be busy with: kernels, rows from and to remote memory, other replicas, streams."""
+FILES = ("file reads", "file writes")
+"""What threads do meanwhile, where remote memory lies in files: the program waits for them in loads and stores only."""
 PHASES = "phases"
 """The lane of spans that hold others: the run, its steps, their phases, and every time that a loop goes round."""
+ROWS = (PHASES, *LANES, *FILES)
+"""Of a timeline, from the top."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Span:
 
     replica: int
     lane: str
-    """One of `LANES`, or `PHASES`."""
+    """One of `LANES`, of `FILES`, or `PHASES`."""
     name: str
     begin: int
     """Nanoseconds since 1970."""
@@ -125,8 +129,9 @@ def timeline(profiles: Sequence[Profile]) -> Dict[str, Any]:
     origin = min(profile.begin for profile in profiles)
     events: List[Dict[str, Any]] = []
     for profile in profiles:
+        used = {span.lane for span in profile.spans}
         for replica in profile.replicas:
-            events += _names(replica)
+            events += _names(replica, [lane for lane in ROWS if lane in used or lane not in FILES])
         events += (_event(span, origin) for span in profile.spans)
     return {
         "traceEvents": events,
@@ -135,12 +140,12 @@ def timeline(profiles: Sequence[Profile]) -> Dict[str, Any]:
     }
 
 
-def _names(replica: int) -> Iterator[Dict[str, Any]]:
+def _names(replica: int, lanes: Sequence[str]) -> Iterator[Dict[str, Any]]:
     yield _told(replica, 0, "process_name", name=f"replica {replica}")
     yield _told(replica, 0, "process_sort_index", sort_index=replica)
-    for number, lane in enumerate((PHASES, *LANES)):
-        yield _told(replica, number, "thread_name", name=lane)
-        yield _told(replica, number, "thread_sort_index", sort_index=number)
+    for lane in lanes:
+        yield _told(replica, ROWS.index(lane), "thread_name", name=lane)
+        yield _told(replica, ROWS.index(lane), "thread_sort_index", sort_index=ROWS.index(lane))
 
 
 def _told(replica: int, thread: int, what: str, **values: Any) -> Dict[str, Any]:
@@ -158,7 +163,7 @@ def _event(span: Span, origin: int) -> Dict[str, Any]:
     return {
         "ph": "X",
         "pid": span.replica,
-        "tid": (PHASES, *LANES).index(span.lane),
+        "tid": ROWS.index(span.lane),
         "cat": span.lane,
         "name": span.name,
         "ts": (span.begin - origin) / 1000,

@@ -107,7 +107,7 @@ class Engine:
                 "profile: got a session that interprets its program; expected a compiled one. Unset POPXL_INTERPRET."
             )
         plain = self.program
-        recorder = self._recorder = self._recorder or Recorder(self.ir, plain)
+        recorder = self._recorder = self._recorder or Recorder(self.ir, plain, self.machine)
         profiles: List[Profile] = []
         self.program, self._around_run = recorder.program, recorder.run
         try:

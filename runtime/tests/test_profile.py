@@ -11,11 +11,26 @@ import popxl
 import popxl_addons as addons
 import pytest
 from popxl import ops
-from popxl.extensions import LANES, PHASES, Profile, Span, Work, plan, profile, sequence, timeline
+from popxl.extensions import (
+    FILES,
+    LANES,
+    PHASES,
+    Profile,
+    Span,
+    Work,
+    file_traffic,
+    keep_remote_memory_in_files,
+    plan,
+    profile,
+    sequence,
+    timeline,
+)
 from popxl_engine.machine.replica import Replica
+from popxl_engine.machine.tier import BLOCK
 from popxl_engine.profiler import reading
 from popxl_engine.profiler.reading import longest
 from test_plan import REPLICAS, ROWS, program, row_phase
+from test_tier import program as rows_program
 
 
 def inputs_of(session: popxl.Session) -> Dict[Any, np.ndarray]:
@@ -312,6 +327,32 @@ def test_an_interpreted_session_is_refused(monkeypatch):
     with pytest.raises(RuntimeError, match="profile: got a session that interprets.*Unset POPXL_INTERPRET"):
         with session, profile(session):
             pass
+
+
+def test_where_rows_lie_in_files_reads_and_writes_are_spans_of_their_own(tmp_path):
+    ir, _ = rows_program(2)
+    keep_remote_memory_in_files(ir, str(tmp_path), 2 * 80_000)
+    session = popxl.Session(ir)
+    stores = [cache.store for cache in session._engine.machine.caches]
+    with session:
+        session.run()
+        before = file_traffic(session)
+        with profile(session) as profiles:
+            session.run()
+        after = file_traffic(session)
+    assert [cache.store for cache in session._engine.machine.caches] == stores
+    (found,) = profiles
+    for lane, moved in zip(FILES, (after.reads - before.reads, after.writes - before.writes)):
+        assert 0 < len([s for s in found.spans if s.lane == lane]) <= moved
+        for replica in found.replicas:
+            spans = of(found.spans, replica, lane)
+            assert spans and all(first.end <= second.begin for first, second in zip(spans, spans[1:]))
+            assert all(found.begin <= s.begin <= s.end <= found.end for s in spans)
+            assert all(int(s.name.split()[0]) % BLOCK == 0 and s.name.endswith(" bytes") for s in spans)
+    assert sum(sum(p.nanoseconds.values()) for p in found.phases) == found.end - found.begin
+    assert amounts([s for s in found.spans if s.lane in LANES]) == Work.sum(p.work for p in found.phases)
+    lanes = {e["args"]["name"] for e in timeline([found])["traceEvents"] if e["name"] == "thread_name"}
+    assert lanes == {PHASES, *LANES, *FILES}
 
 
 # The timeline

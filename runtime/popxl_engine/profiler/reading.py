@@ -4,10 +4,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Callable, DefaultDict, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from popxl.profile import LANES, PHASES, PhaseProfile, Profile, Span, Work
+from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work
 
 from popxl_engine.lowering import Block
 from popxl_engine.planner.phases import MAIN, runs_of
+from popxl_engine.profiler.files import Transfer
 from popxl_engine.profiler.places import Frame, Place, Places
 
 SPANS = 100_000
@@ -29,6 +30,8 @@ class Log:
     """Numbers and times in turn."""
     rows: Sequence[int]
     """Rows of transfers from and to remote memory, in order."""
+    transfers: Sequence[Transfer]
+    """Of files, by the threads that read and write them."""
 
 
 @dataclass
@@ -142,8 +145,15 @@ class Reading:
             nanoseconds = {lane: self.spent[name, lane] for lane in LANES}
             work = work.times(steps * len(self.tracks))
             phases.append(PhaseProfile(name, runs.get(name, 1) * steps, work, nanoseconds))
+        files = [
+            Span(
+                t.replica, FILES[0] if t.is_read else FILES[1], f"{t.nbytes} bytes", max(t.begin, self.log.begin), t.end
+            )
+            for t in self.log.transfers
+            if t.end <= self.log.end
+        ]
         frames = [span for track in self.tracks.values() for span in reversed(track.spans)]
-        leaves, left_out = longest(self.leaves, SPANS)
+        leaves, left_out = longest([*self.leaves, *files], SPANS)
         shift = self.log.to_system
         return Profile(
             replicas=tuple(self.tracks),

@@ -8,6 +8,8 @@ from typing import Iterator, List
 from popxl.ir import Ir
 from popxl.profile import Profile
 
+from popxl_engine.machine.machine import Machine
+from popxl_engine.profiler.files import watched
 from popxl_engine.profiler.marking import MarkedGenerator
 from popxl_engine.profiler.places import Place, Places
 from popxl_engine.profiler.reading import Log, Reading
@@ -17,8 +19,8 @@ from popxl_engine.program import Program
 class Recorder:
     """A program with marks, to run in place of one without, and the logs of its runs."""
 
-    def __init__(self, ir: Ir, program: Program):
-        self._ir = ir
+    def __init__(self, ir: Ir, program: Program, machine: Machine):
+        self._ir, self._machine = ir, machine
         self._generator = MarkedGenerator(ir.replication_factor, program.rounds)
         self.program = program.written_by(self._generator)
         self._logs: List[Log] = []
@@ -30,8 +32,9 @@ class Recorder:
         del log[:], rows[:]
         begin = time.perf_counter_ns()
         to_system = time.time_ns() - begin
-        yield
-        self._logs.append(Log(begin, time.perf_counter_ns(), to_system, log[:], rows[:]))
+        with watched(self._machine) as transfers:
+            yield
+        self._logs.append(Log(begin, time.perf_counter_ns(), to_system, log[:], rows[:], transfers[:]))
 
     def take(self) -> List[Profile]:
         """What the runs did since the last time."""
