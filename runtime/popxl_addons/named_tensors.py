@@ -3,9 +3,8 @@
 from typing import Dict, Mapping, Tuple
 
 import numpy as np
-from popxl import Tensor
+from popxl import Tensor, ops
 
-from popxl_addons.debugging import print_tensor
 from popxl_addons.dot_tree import DotTree
 
 TensorMap = Mapping[Tensor, Tensor]
@@ -34,6 +33,6 @@ class NamedTensors(DotTree[Tensor]):
 
 
 def print_named_tensors(named_tensors: NamedTensors) -> NamedTensors:
-    """Print every tensor when executed; returns the tensors to use downstream."""
+    """Print every tensor when executed, whatever MODEL_LOG_LEVEL says; returns the tensors to use downstream."""
     names = named_tensors.to_dict()
-    return NamedTensors.from_dict({name: print_tensor(t, title=name) for name, t in names.items()})
+    return NamedTensors.from_dict({name: ops.print_tensor(t, title=name) for name, t in names.items()})

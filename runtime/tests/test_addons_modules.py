@@ -11,7 +11,7 @@ from popxl import ops
 from popxl_addons.dot_tree import DotTree
 from popxl_addons.graph import BoundGraph
 from popxl_addons.graph_cache import GraphCache, function
-from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.named_tensors import NamedTensors, print_named_tensors
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
 
@@ -343,3 +343,14 @@ def test_tensors_print_only_at_the_chosen_level(monkeypatch, caplog):
         addons.print_text("hello", level="WARN")
         assert sum(op.definition.name == "print_tensor" for op in ir.main_graph.ops) == 2
         store_all([t])
+
+
+def test_named_tensors_are_printed_under_their_names(capfd):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        t = popxl.variable(np.array([1.5, 2], np.float32))
+        printed = print_named_tensors(NamedTensors.from_dict({"a.w": t, "b": t + 1}))
+        assert printed.keys_flat() == ["a.w", "b"]
+    with popxl.Session(ir) as session:
+        session.run()
+    assert capfd.readouterr().err == "a.w: [1.5 2. ]\nb: [2.5 3. ]\n"
