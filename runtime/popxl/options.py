@@ -1,6 +1,5 @@
 """The few internals of the original that programs reach for: ``ir._pb_ir`` and its session options."""
 
-import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, List, Tuple
 
@@ -9,8 +8,6 @@ from popart import DataFlow, DeviceInfo
 if TYPE_CHECKING:
     from popxl.graph import Graph
     from popxl.ir import Ir
-
-logger = logging.getLogger("popxl")
 
 EFFECTIVE = frozenset({"enableStochasticRounding", "enableEngineCaching", "cachePath", "numIOTiles"})
 """Options that this runtime reads. Every other one is kept and has no effect."""
@@ -32,17 +29,15 @@ class SessionOptions:
     globalReplicaOffset: int = 0
     engineOptions: Dict[str, str] = field(default_factory=dict)
 
-    def report_ignored(self) -> None:
-        """Log once, at DEBUG, which options were set and have no effect."""
+    def ignored(self) -> List[str]:
+        """Options that were set and have no effect."""
         plain = SessionOptions()
-        ignored = sorted(
+        return sorted(
             name
             for name, value in vars(self).items()
             if name not in EFFECTIVE and not name.startswith(("replicated", "global", "enableRepl", "enableDist"))
             and value != getattr(plain, name, object())
         )  # fmt: skip
-        if ignored:
-            logger.debug("session options without effect on this runtime: %s", ", ".join(ignored))
 
 
 class IrInternals:

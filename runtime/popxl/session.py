@@ -9,6 +9,7 @@ import popdist
 from popart import DeviceInfo, InferenceSession
 from popdist import exchange
 
+from popxl.hints import report_hints
 from popxl.ir import Ir
 from popxl.options import IrInternals
 from popxl.profile import Profile
@@ -86,7 +87,7 @@ class Session:
         self._ir = ir
         arrange_fragments(ir)
         ir._freeze()
-        ir._pb_ir.getSessionOptions().report_ignored()
+        report_hints(ir)
         self._was_attached_stack: List[bool] = []
         """One entry for each open block; interactive programs pop it to leave a block by hand."""
         self._inputs = sorted(ir.get_all_h2d_streams(), key=lambda s: s.tensor_id)
