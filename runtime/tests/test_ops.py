@@ -15,6 +15,7 @@ import torch
 from helpers import INDIRECT, Case, Program, build, make_case, needs_machine, public_function, run, same_bits, to_numpy
 from popxl.errors import DTypeError, GraphError
 from popxl.opdef import OPS, call_arguments, map_tensors, op_cost
+from popxl.testing import get_all_int_dtypes
 from popxl.transforms.autodiff import autodiff
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import KERNELS, kernel_for
@@ -310,8 +311,9 @@ HOST = sorted(n for n, d in OPS.items() if d.host is not None)
 @pytest.mark.parametrize("name", HOST)
 def test_host_evaluation_gives_the_kernels_integers(name: str) -> None:
     compared = 0
-    for sample in (s for s in SAMPLES if s.op == name):
-        case = make_case(sample, sample.dtype if sample.dtype.is_int else popxl.int32)
+    tried = [s for s in SAMPLES if s.op == name]
+    for sample, dtype in [(s, d) for s in tried for d in ([s.dtype] if s.dtype.is_int else get_all_int_dtypes())]:
+        case = make_case(sample, dtype)
         try:
             program = build(case)
         except DTypeError:
