@@ -113,6 +113,11 @@ def source_location() -> Tuple[str, int]:
 
 def check_operand(op_name: str, parameter: str, tensor: Tensor, graph: "Graph") -> None:
     """GraphError (a ValueError) if a tensor does not belong to the current graph."""
+    if tensor.ir is not graph.ir:
+        raise GraphError(
+            f"{op_name}: got {parameter} = %{tensor.name}: {tensor.spec} of Ir {tensor.ir.id}; expected a tensor of Ir "
+            f"{graph.ir.id}, whose graph '{graph.name or 'main'}' is current. Build a program in one Ir."
+        )
     if tensor._graph is not graph:
         raise GraphError(
             f"{op_name}: got {parameter} = %{tensor.name}: {tensor.spec} from graph '{tensor._graph.name or 'main'}'; "

@@ -79,6 +79,17 @@ def test_operators_of_different_dtypes_are_refused():
         evaluate(lambda x, i: x + i, Y, INTEGERS)
 
 
+def test_operands_of_another_program_are_refused_by_its_number():
+    programs = popxl.Ir(), popxl.Ir()
+    tensors = []
+    for ir in programs:
+        with ir.main_graph:
+            tensors.append(popxl.variable(1.0, name="x"))
+    first, second = (ir.id for ir in programs)
+    with programs[1].main_graph, pytest.raises(ValueError, match=rf"%x.* of Ir {first}; expected .* of Ir {second}"):
+        ops.add(tensors[1], tensors[0])
+
+
 # Optimizer updates
 
 
