@@ -41,6 +41,15 @@ class PhasedTrainer:
         return {}
 
 
+QUERIES = 256
+"""Queries at a time: more of them meet too many keys that come after them."""
+
+
+def pieces(sequence: int) -> int:
+    """Pieces of attention of about `QUERIES` queries that the sequence divides into."""
+    return next(count for count in range(max(1, sequence // QUERIES), 0, -1) if sequence % count == 0)
+
+
 class PhasedSteps(PhasedTrainer):
     """`train_step.py`'s workload; `batches.next` gives micro-batches."""
 
@@ -48,7 +57,12 @@ class PhasedSteps(PhasedTrainer):
         micro_batch, accumulation = options["micro_batch_size"], options["accumulation"]
         config = Config(
             name="train_step",
-            model=Model(**options["model"], dropout=options["dropout"], precision=options["dtype"]),
+            model=Model(
+                **options["model"],
+                dropout=options["dropout"],
+                precision=options["dtype"],
+                attention_serialisation=pieces(options["model"]["sequence_length"]),
+            ),
             training=Training(
                 steps=1000,
                 global_batch_size=micro_batch * accumulation,

@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Optional
 
-from config.bounds import AtLeast, Between, MoreThan
+from config.bounds import AtLeast, Between, Bytes, MoreThan
 
 Count = Annotated[int, AtLeast(1)]
 CountOrZero = Annotated[int, AtLeast(0)]
 Positive = Annotated[float, MoreThan(0.0)]
 PositiveOrZero = Annotated[float, AtLeast(0.0)]
 Fraction = Annotated[float, Between(0.0, 1.0)]
+Memory = Annotated[int, Bytes()]
 Seed = Annotated[int, Between(0, 2**32)]
 
 
@@ -34,7 +35,7 @@ class Model:
     dropout: Fraction = 0.1
     """Probability that a unit is dropped, for embeddings, attention probabilities and residual branches."""
     attention_serialisation: Count = 1
-    """Pieces the query sequence is cut into, one after the other, so that less of the score matrix is held at once."""
+    """Pieces the queries are cut into: less of the score matrix is held at once, and later keys cost nothing."""
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """Data type of weights and activations; sums, gradient accumulators and optimizer state are float32."""
     initial_std: Positive = 0.02
@@ -137,6 +138,9 @@ class Execution:
     """Split weights, gradients, optimizer state and stored activations over the replicas that would hold them twice."""
     memmap_dir: Optional[str] = None
     """Folder for files that hold the remote memory; none: host memory."""
+    host_memory: Optional[Memory] = None
+    """Memory of each process for rows of those files that are in use or come next, on a local disk (validation takes as
+    much again); none: the files are mapped into memory, and the system decides."""
     io_mode: Literal["compute", "io", "io_overlapped"] = "io"
     """How batch-serialised loops load and store: between computations, on their own, or overlapped with them."""
 

@@ -67,16 +67,17 @@ class Attention(Layer):
     def _attend_in_pieces(
         self, query: Tensor, key: Tensor, value: Tensor, mask: np.ndarray, seed: Optional[Tensor], pieces: int
     ) -> Tensor:
-        """One call of one graph per piece of the query sequence. See `recomputing_gradients`."""
+        """A call of a graph per piece of the queries, over the keys up to its end. See `recomputing_gradients`."""
         queries = ops.split(query, pieces, axis=2)  # [B, h, S/pieces, D]
-        masks = [popxl.constant(piece, self.dtype, "mask") for piece in np.split(mask, pieces)]
         seeds = (None,) * pieces if seed is None else ops.split_random_seed(seed, pieces)
-        arguments = (key, value, masks[0], seeds[0], self.model.dropout)
-        graph = popxl.gir().create_graph(attend, queries[0], *arguments)
+        length = query.shape[2] // pieces
         results = []
-        for piece_query, piece_mask, piece_seed in zip(queries, masks, seeds):
-            seeds_given = [] if piece_seed is None else [piece_seed]
-            results.append(ops.call(graph, piece_query, key, value, piece_mask, *seeds_given)[0])
+        for number, (piece_query, piece_seed) in enumerate(zip(queries, seeds)):
+            first, end = number * length, (number + 1) * length
+            piece_mask = popxl.constant(np.ascontiguousarray(mask[first:end, :end]), self.dtype, "mask")
+            tensors = (piece_query, key[:, :, :end], value[:, :, :end], piece_mask)
+            graph = popxl.gir().create_graph(attend, *tensors, piece_seed, self.model.dropout)
+            results += ops.call(graph, *tensors, *([] if piece_seed is None else [piece_seed]))
         return ops.concat(results, axis=2)
 
 
