@@ -10,6 +10,7 @@ from typing import Any, Callable, Type
 
 import numpy as np
 import popxl
+import popxl_addons as addons
 import pytest
 from popart import popart_exception
 from popxl import fp8_utils, ops
@@ -321,6 +322,54 @@ TRANSFORMS = [
 ]  # fmt: skip
 
 
+class ByHand(addons.Module):
+    """A layer with a gradient written by hand, which is no tensor."""
+
+    def build(self, x):
+        self.add_variable_input("w", lambda: np.ones(2, np.float32))
+        return x + 1
+
+    def build_grad(self, dy):
+        self.var_grad["w"] = 3.0
+        return dy
+
+
+class NamedOnly(ByHand):
+    def build_grad(self, *, dy):
+        return dy
+
+
+def module_graph(module: addons.Module = None) -> addons.GraphWithNamedArgs:
+    return (module or addons.layers.Linear(2)).create_graph(spec(3, 2))[1]
+
+
+def weight_of(value: np.ndarray):
+    addons.WeightsDict({popxl.variable(np.ones(2, np.float32)): value})
+
+
+def gradient_of_another_graph():
+    forward, other = module_graph(), module_graph()
+    gradient = other.autodiff(grads_required=other.args.tensors)
+    dy = gradient.graph.inputs[0]
+    loads = {dy: addons.RemoteHandle(addons.batch_serial_buffer(dy, 2))}
+    addons.batch_serialise_fwd_and_grad(forward, gradient, addons.NamedTensors(), 2, loads, {}, {}, io_mode="compute")
+
+
+ADDONS = [
+    Misuse("activations of another graph", RuntimeError, "Make the gradient by autodiff of", gradient_of_another_graph),
+    Misuse("a value of another type", ValueError, "expected float32", lambda: weight_of(np.ones(2, np.float64))),
+    Misuse("a value of another shape", ValueError, "got float32.3.*expected",
+           lambda: weight_of(np.ones(3, np.float32))),
+    Misuse("a method without a name", ValueError, "expected 'auto'", lambda: module_graph().autodiff(method="best")),
+    Misuse("no gradient by hand", ValueError, "with build_grad", lambda: module_graph().autodiff(method="build_grad")),
+    Misuse("no gradient graph", AttributeError, "result of an autodiff", lambda: module_graph().grad_graph_info),
+    Misuse("a cache and a gradient by hand", ValueError, "expected one of them", lambda: ByHand(cache=True)),
+    Misuse("a gradient that is no tensor", TypeError, "got float", lambda: module_graph(ByHand()).autodiff()),
+    Misuse("a gradient by hand with named parameters", TypeError, "positional",
+           lambda: module_graph(NamedOnly()).autodiff()),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("case", CONTEXT + GRAPHS, ids=lambda case: case.name)
 def test_programs_are_told_what_is_wrong_with_their_graphs(case):
     check(case)
@@ -343,4 +392,9 @@ def test_programs_are_told_what_is_wrong_with_their_remote_memory(case):
 
 @pytest.mark.parametrize("case", CALLS + TRANSFORMS, ids=lambda case: case.name)
 def test_programs_are_told_what_is_wrong_with_their_calls(case):
+    check(case)
+
+
+@pytest.mark.parametrize("case", ADDONS, ids=lambda case: case.name)
+def test_programs_are_told_what_is_wrong_with_their_modules(case):
     check(case)
