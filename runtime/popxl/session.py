@@ -335,7 +335,7 @@ class Session:
 
         Raises:
             ValueError: not attached.
-            RuntimeError: something has run since the host's values became the device's, so that there is nothing to go
+            RuntimeError: something has run since the host last had the device's values, so that there is nothing to go
                 back to.
         """
         self._check_attached("weights_from_host")
@@ -369,13 +369,10 @@ class Session:
         for tensor in tensors:
             if not isinstance(tensor, (Variable, Constant)):
                 raise TypeError(f"Session.get_tensors_data: got {tensor!r}; expected a Variable or Constant.")
-        if (
-            self.is_attached
-            and self._changed
-            and self._host is not None
-            and any(isinstance(t, Variable) for t in tensors)
-        ):
-            self._download()
+        if self.is_attached and self._changed and any(isinstance(t, Variable) for t in tensors):
+            if self._host is not None:
+                self._download()
+            self._changed = False  # what the host has now is what the device has
         for tensor in tensors:
             values[tensor] = self._value(tensor) if isinstance(tensor, Variable) else np.array(tensor.host_value)
         return values

@@ -120,6 +120,15 @@ def test_weights_from_host_after_a_run_says_that_there_is_nothing_to_go_back_to(
         assert session.get_tensor_data(v) == 1
 
 
+def test_weights_from_host_after_a_reading_changes_nothing() -> None:
+    ir, v, _ = counter()
+    with popxl.Session(ir) as session:
+        session.run()
+        before = session.get_tensor_data(v)
+        session.weights_from_host()
+        np.testing.assert_array_equal(session.get_tensor_data(v), before)
+
+
 def test_a_block_that_an_exception_leaves_keeps_what_ran_before_it() -> None:
     for to_host, kept in ((True, 1), (False, 0)):
         ir, v, out = counter()
