@@ -9,6 +9,7 @@ row. It is removed (the two classes are joined) unless one of these rules keeps 
 - `view_changes`: the view is written, and the source's storage is still read then;
 - `others_read`: inputs, constants and variables are read by the caller, by other calls, and in the next run;
 - `slots_read`: the host still owns the slots of its streams;
+- `members_read`: a collective's result is one tensor for all members of the group in this process;
 - `views_written`: the result is written, and an alias form views it, which may need elements that lie next to each
 other;
 - `operands_apart`: an operand shares storage with one that the same op writes (`optimise` inserts this copy);
@@ -26,6 +27,8 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
 
 from popxl.errors import GraphError
 
+from popxl_engine.codegen import meets
+from popxl_engine.kernels.collectives import SHARED
 from popxl_engine.lowering import Block, Instr, Value
 
 END = 1 << 60
@@ -37,6 +40,7 @@ ALL_RULES = frozenset(
         "view_changes",
         "others_read",
         "slots_read",
+        "members_read",
         "views_written",
         "operands_apart",
         "outputs_apart",
@@ -118,6 +122,8 @@ class Aliasing:
                 self.of(value).writes.append(position)
             if "slots_read" in self.rules and instr.definition is not None and instr.definition.name == "host_load":
                 self.of(instr.arguments["h2d_stream"]).reads.append(END)
+            if "members_read" in self.rules and is_shared(instr):
+                self.of(instr).reads.append(END)
             for buffer in touched(instr, "remote_load"):
                 self.of(buffer).reads += [position, END] if "others_read" in self.rules else [position]
             for buffer in touched(instr, "remote_store"):
@@ -311,8 +317,18 @@ def _flat(argument: Any) -> List[Value]:
     return [argument] if isinstance(argument, Value) else list(argument)
 
 
+def is_shared(instr: Instr) -> bool:
+    """Whether an instruction's result is other replicas' result, too."""
+    return instr.definition is not None and instr.definition.name in SHARED and meets(instr)
+
+
 def soft_source(instr: Instr) -> Any:
-    """The value or buffer that an instruction's result could be a view of; None where there is none."""
+    """What an instruction's result could be a view of: a value, a buffer, a stream, or what replicas share.
+
+    The last goes by the instruction itself. None where there is nothing.
+    """
+    if is_shared(instr):
+        return instr
     if instr.kind == "copy":
         return instr.arguments["t"]
     definition = instr.definition

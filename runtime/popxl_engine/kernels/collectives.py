@@ -1,7 +1,7 @@
 """Collectives: from the list of every member's operand to the list of every member's result.
 
-Results are separate tensors, so that a member may write to its own; alone in its group, a member gets a view of its
-operand.
+What is the same for all members is one tensor (`SHARED`), which nobody may write to; alone in its group, a member gets
+a view of its operand.
 """
 
 import math
@@ -52,28 +52,8 @@ READS: Dict[str, str] = {
     "replicated_slice": "own",
 }
 """What a member's result depends on (`machine.lockstep.Reads`), where it is not everything."""
-
-
-class Copies(Sequence[torch.Tensor]):
-    """One result for every member, each in memory of its own, made when it is asked for: some live elsewhere."""
-
-    def __init__(self, result: torch.Tensor, count: int):
-        self._result, self._count, self._taken = result, count, False
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, i: Any) -> Any:
-        if not 0 <= i < self._count:
-            raise IndexError(i)
-        result = self._result.clone() if self._taken else self._result
-        self._taken = True
-        return result
-
-
-def for_each(result: torch.Tensor, ts: Tensors) -> Sequence[torch.Tensor]:
-    """One result for every member, each in memory of its own."""
-    return Copies(result, len(ts))
+SHARED = frozenset({"replicated_all_reduce", "replicated_all_gather"})
+"""Ops whose result is one tensor for all members: who writes to it needs a copy."""
 
 
 def shards(t: torch.Tensor, count: int) -> List[torch.Tensor]:
@@ -86,9 +66,9 @@ def shards(t: torch.Tensor, count: int) -> List[torch.Tensor]:
 
 
 @kernel("replicated_all_reduce")
-def replicated_all_reduce(t: Tensors, op: str, group: Any) -> Sequence[torch.Tensor]:
+def replicated_all_reduce(t: Tensors, op: str, group: Any) -> List[torch.Tensor]:
     """The reduced tensor for every member."""
-    return for_each(reduce(t, op), t)
+    return [reduce(t, op)] * len(t)
 
 
 @kernel("replicated_all_reduce_")
@@ -123,7 +103,7 @@ def replicated_slice(t: Tensors, axis: int, group: Any) -> List[torch.Tensor]:
 @kernel("replicated_all_gather")
 def replicated_all_gather(
     t: Tensors, axis: int, group: Any, output_shape: str, whole: Tuple[int, ...]
-) -> Sequence[torch.Tensor]:
+) -> List[torch.Tensor]:
     """The members' tensors, joined."""
     if output_shape == "new_axis":
         joined = torch.stack(list(t)) if len(t) > 1 else t[0].unsqueeze(0)
@@ -131,7 +111,7 @@ def replicated_all_gather(
         joined = torch.cat(list(t), axis) if len(t) > 1 else t[0]
     if output_shape == "meta_shape":
         joined = joined.reshape(-1)[: math.prod(whole)].reshape(whole)
-    return for_each(joined, t)
+    return [joined] * len(t)
 
 
 @kernel("all_reduce")

@@ -193,7 +193,7 @@ class Fabric:
     def _joined(self, found: Exchange) -> Dict[int, Any]:
         """Reduce this process's range of the elements, give it to the others, and take theirs."""
         operand, members, (begin, end) = found.operands[0], found.first.members, found.ranges[self.instance]
-        own, *copies = found.arrivals
+        own = next(iter(found.arrivals))
         pieces = [operand[m].reshape(-1)[begin:end] for m in members]
         whole = torch.empty_like(operand[own])
         flat = whole.reshape(-1)
@@ -205,7 +205,7 @@ class Fabric:
             for other in found.ranges.keys() - {self.instance}:
                 self._send(second, other, *second.parts(whole, self.instance, ()))
         second.wait()
-        return {own: whole, **{m: whole.clone() for m in copies}}
+        return dict.fromkeys(found.arrivals, whole)
 
     def _first_done(self, abroad: Dict[Tuple[int, ...], Exchange]) -> Tuple[int, ...]:
         """Replicas here that took different branches: one group's end may be what another waits for, elsewhere."""
