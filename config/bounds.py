@@ -47,4 +47,27 @@ class Between:
         return f"at least {low} and below {high}"
 
 
-Bound = AtLeast | MoreThan | Between
+UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Amounts of memory from one byte on; as text they may have a unit: `24GiB`, `1.5 TiB`."""
+
+    def admits(self, value: float) -> bool:
+        """Whether the value is in range."""
+        return value >= 1
+
+    def read(self, text: str) -> int:
+        """The bytes that a text stands for; ValueError where it is none."""
+        number = text.rstrip("BKMGTi").rstrip()
+        unit = text[len(number) :].strip()
+        if unit not in UNITS:
+            raise ValueError(f"no unit of memory: {unit}")
+        return int(number) if unit == "" else int(float(number) * UNITS[unit])
+
+    def __str__(self) -> str:
+        return "of bytes, or with a unit (KiB, MiB, GiB, TiB)"
+
+
+Bound = AtLeast | MoreThan | Between | Bytes

@@ -10,7 +10,7 @@ from functools import cache
 from textwrap import dedent
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from config.bounds import AtLeast, Between, Bound, MoreThan
+from config.bounds import AtLeast, Between, Bound, Bytes, MoreThan
 from config.schema import Config
 
 TRUE_WORDS = {"true", "yes", "on", "1"}
@@ -47,7 +47,7 @@ class Leaf:
         else:
             words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[self.kind]
             if self.bound is not None:
-                words += f", {self.bound}"
+                words += f" {self.bound}" if isinstance(self.bound, Bytes) else f", {self.bound}"
         if self.is_list:
             words = "a list of texts"
         return f"{words}, or none" if self.optional else words
@@ -66,6 +66,8 @@ class Leaf:
             raise self._refusal(value)
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
+        if isinstance(self.bound, Bytes) and isinstance(value, str):
+            return self.parse(value)
         is_kind = isinstance(value, self.kind) and isinstance(value, bool) == (self.kind is bool)
         if not is_kind or not self._is_in_range(value):
             raise self._refusal(value)
@@ -82,8 +84,8 @@ class Leaf:
         if self.kind is str:
             return self.check(text)
         try:
-            value = self.kind(text)
-        except ValueError:
+            value = self.bound.read(text) if isinstance(self.bound, Bytes) else self.kind(text)
+        except (ValueError, OverflowError):
             raise self._refusal(text) from None
         return self.check(value)
 
@@ -140,7 +142,7 @@ def _read_type(hint: Any) -> dict[str, Any]:
         return {**_read_type(inner), "optional": True}
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
-        (bound,) = [note for note in notes if isinstance(note, (AtLeast, Between, MoreThan))]
+        (bound,) = [note for note in notes if isinstance(note, (AtLeast, Between, MoreThan, Bytes))]
         return {**_read_type(inner), "bound": bound}
     if get_origin(hint) is Literal:
         return {"kind": str, "choices": get_args(hint)}

@@ -20,6 +20,7 @@ NOT_NUMERIC_LEAVES = (
     ("execution", "device_iterations"),
     ("execution", "recomputation"),
     ("execution", "memmap_dir"),
+    ("execution", "host_memory"),
     ("execution", "io_mode"),
 )
 """Leaves for which the program gives the same bits whatever they are."""

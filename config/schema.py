@@ -139,8 +139,7 @@ class Execution:
     memmap_dir: Optional[str] = None
     """Folder for files that hold the remote memory; none: host memory."""
     host_memory: Optional[Memory] = None
-    """Memory of each process for rows of those files that are in use or come next, on a local disk (validation takes as
-    much again); none: the files are mapped into memory, and the system decides."""
+    """Memory of each process for rows of those files that are needed soon; none: the files are mapped into memory."""
     io_mode: Literal["compute", "io", "io_overlapped"] = "io"
     """How batch-serialised loops load and store: between computations, on their own, or overlapped with them."""
 

@@ -54,7 +54,7 @@ def check_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], 
 
 def combination_problems(config: Config, bad: Set[str], replicas: Optional[int] = None) -> list[str]:
     """Messages about combinations of leaves that are each fine by themselves; `bad` ones are not."""
-    rules = [_name, _model, _batch, _schedule, _iterations, _validation]
+    rules = [_name, _model, _batch, _schedule, _iterations, _validation, _files]
     found = [problem for rule in rules for problem in rule(config)]
     if replicas is not None:
         found += _replicas(config, replicas)
@@ -153,6 +153,16 @@ def _validation(config: Config) -> Iterator[Problem]:
             "validate_every input_files validation_files",
             f"validation_files: got none; expected files, for validate_every is {every}. "
             "Give --validation_files or use --validate_every 0.",
+        )
+
+
+def _files(config: Config) -> Iterator[Problem]:
+    execution = config.execution
+    if execution.host_memory is not None and execution.memmap_dir is None:
+        yield _problem(
+            "host_memory memmap_dir",
+            f"host_memory: got {execution.host_memory} while memmap_dir is none; expected a folder for what does not "
+            "fit. Give --memmap_dir.",
         )
 
 

@@ -36,7 +36,7 @@ from execution.planning import PlanOptions, plan_and_show
 from execution.pretraining import training_program
 from execution.profiling import step_profiler
 from utils.log import set_up_logging
-from utils.runtime import gather
+from utils.runtime import gather, remote_memory_errors_are_user_errors
 from utils.units import si
 
 _LOG = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         plan_and_show(training_program, config, options)
         return 0
     check_memory(config, popdist.getNumInstances())
-    with data_errors_are_user_errors():
+    with data_errors_are_user_errors(), remote_memory_errors_are_user_errors():
         data, validation_data = open_data(config)
         tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
         check_tokenizer(config, tokenizer, data)

@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Optional
+from typing import Any, Optional
 
 import popdist
 import popxl_addons as addons
@@ -18,7 +18,8 @@ from execution.metrics import flops_per_step
 from execution.planning import Build, PlanOptions, plan_and_show
 from execution.profiling import StepProfiler, step_profiler
 from utils.log import set_up_logging
-from utils.units import duration, si
+from utils.runtime import file_traffic, remote_memory_errors_are_user_errors
+from utils.units import bytes_text, duration, si
 
 PROFILED_RUNS = 2
 """Runs with a profiler; it keeps the last."""
@@ -35,6 +36,23 @@ class Options(PlanOptions):
 
 
 @dataclass(frozen=True)
+class FileUse:
+    """What this process moved between files and memory in the measured runs."""
+
+    memory_bytes: int
+    file_bytes: int
+    is_direct: bool
+    """Past the system's page cache."""
+    read_bytes_per_step: float
+    written_bytes_per_step: float
+    seconds_reading: float
+    """Per step, beside the computation or not."""
+    seconds_writing: float
+    waiting: float
+    """Share of the time in which the computation waited for rows."""
+
+
+@dataclass(frozen=True)
 class Speed:
     """The median of the measured runs."""
 
@@ -46,6 +64,8 @@ class Speed:
     """Of the model, recomputation not counted."""
     loss: float
     """Of the last step."""
+    files: Optional[FileUse] = None
+    """Where remote memory is in files."""
 
 
 def measure(
@@ -70,9 +90,12 @@ def measure(
     with session, loader:
         for number in range(options.unmeasured_runs + options.measured_runs):
             words, labels = loader.batch(number)
+            if number == options.unmeasured_runs:
+                before = file_traffic(session)
             begin = time.perf_counter()
             loss = run_steps(session, config, words, labels, [training.learning_rate] * iterations)[-1].loss
             times.append((time.perf_counter() - begin) / iterations)
+        files = file_use(before, file_traffic(session), times[options.unmeasured_runs :], iterations)
         if profiler is not None:
             for number in range(PROFILED_RUNS):
                 with profiler.around(session, is_last=number + 1 == PROFILED_RUNS):
@@ -85,6 +108,24 @@ def measure(
         samples_per_second=training.global_batch_size / seconds,
         tflops_per_second=flops_per_step(config) / seconds / 1e12,
         loss=loss,
+        files=files,
+    )
+
+
+def file_use(before: Optional[Any], after: Optional[Any], times: Sequence[float], iterations: int) -> Optional[FileUse]:
+    """What was moved between two readings of a session's traffic, in runs whose steps took these times, in seconds."""
+    if before is None or after is None:
+        return None
+    steps = len(times) * iterations
+    return FileUse(
+        memory_bytes=after.memory_bytes,
+        file_bytes=after.file_bytes,
+        is_direct=after.is_direct,
+        read_bytes_per_step=(after.read_bytes - before.read_bytes) / steps,
+        written_bytes_per_step=(after.written_bytes - before.written_bytes) / steps,
+        seconds_reading=(after.read_seconds - before.read_seconds) / steps,
+        seconds_writing=(after.write_seconds - before.write_seconds) / steps,
+        waiting=(after.waited - before.waited) / (sum(times) * iterations),
     )
 
 
@@ -113,11 +154,22 @@ def main(program: Callable[[Config], addons.TaskSession], build: Build, argument
         plan_and_show(build, config, options)
         return
     check_memory(config, popdist.getNumInstances())
-    speed = measure(program, config, options, step_profiler(config, options))
+    with remote_memory_errors_are_user_errors():
+        speed = measure(program, config, options, step_profiler(config, options))
     if popdist.getInstanceIndex() != 0:
         return
     print(f"configuration   {config.name} ({si(config.model.parameters)} parameters, {config.model.precision})")
     print(f"step time       {duration(speed.seconds_per_step)}")
     print(f"throughput      {si(speed.tokens_per_second, 'tokens/s')}, {si(speed.samples_per_second, 'samples/s')}")
     print(f"arithmetic      {si(speed.tflops_per_second * 1e12, 'FLOP/s')}")
+    if speed.files is not None:
+        print(files_line(speed.files))
     print(json.dumps(asdict(speed)))
+
+
+def files_line(files: FileUse) -> str:
+    """What was moved, for people."""
+    read, written = bytes_text(files.read_bytes_per_step), bytes_text(files.written_bytes_per_step)
+    way = "direct" if files.is_direct else "through the page cache"
+    moved = f"{read} read and {written} written a step, {way}"
+    return f"files           {moved}; {100 * files.waiting:.1f} % of the time spent waiting for them"

@@ -35,12 +35,18 @@ def check_memory(config: Config, instances: int) -> None:
     Processes are taken to be on machines of their own, so that nothing is refused that might run.
 
     Raises:
-        UserError: it does not fit, and no files are to hold it.
+        UserError: it does not fit, and no files are to hold it, or what is to be in memory of them does not fit.
     """
     needed, there = state_bytes(config) // instances, machine_bytes()
+    part = config.execution.host_memory
+    if part is not None and part > there:
+        raise UserError(
+            f"host_memory: got {bytes_text(part)}; expected at most the {bytes_text(there)} of this machine. Take "
+            "less, for the program needs memory beside it."
+        )
     if config.execution.memmap_dir is None and needed > there:
         raise UserError(
             f"memory: got {bytes_text(there)} on this machine; expected at least {bytes_text(needed)} for the state of "
-            f"{config.name}. Choose a smaller model or batch, set --memmap_dir to a folder on a fast disk, or start "
-            "more processes on other machines; --plan shows where the memory goes."
+            f"{config.name}. Choose a smaller model or batch, set --memmap_dir to a folder on a fast disk and "
+            "--host_memory, or start more processes on other machines; --plan shows where the memory goes."
         )

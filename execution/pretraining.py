@@ -23,6 +23,7 @@ from execution.transfers import Load, selected
 from execution.variables import make_variables, write_initial_weights
 from modelling import Layout
 from modelling.head import TIED
+from utils.runtime import keep_remote_memory_in_files
 
 SCALAR: "Tuple[int, ...]" = ()
 
@@ -62,6 +63,8 @@ def make_ir(config: Config) -> popxl.Ir:
     options = ir._pb_ir.getSessionOptions()
     options.numIOTiles = 32  # placement only; batch serialisation's io modes ask for some
     options.enableStochasticRounding = config.training.stochastic_rounding
+    if config.execution.host_memory is not None and config.execution.memmap_dir is not None:
+        keep_remote_memory_in_files(ir, config.execution.memmap_dir, config.execution.host_memory)
     return ir
 
 

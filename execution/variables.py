@@ -22,7 +22,8 @@ from modelling import initial_weights, model_table
 
 def make_variables(step: TrainingStep) -> NamedTensors:
     """Remote variables for everything that the step keeps. Call it in the main graph; returns the state's tree."""
-    memmap_dir = step.config.execution.memmap_dir
+    execution = step.config.execution
+    memmap_dir = execution.memmap_dir if execution.host_memory is None else None  # else the runtime has its own files
     state = NamedTensors(weights=NamedTensors())
     trained = step.head.update is not None
     if trained:

@@ -66,6 +66,31 @@ def set_run_count(session: popxl.Session, count: int) -> None:
         extensions.set_run_count(session, count)
 
 
+def keep_remote_memory_in_files(ir: popxl.Ir, folder: str, memory: int) -> None:
+    """Let the sessions of a program keep remote rows in files of a folder, with so many bytes of memory for them.
+
+    Raises:
+        UserError: if this PopXL cannot.
+    """
+    if not hasattr(extensions, "keep_remote_memory_in_files"):
+        raise UserError("--host_memory: got a PopXL without files; expected this repository's. Install runtime/.")
+    extensions.keep_remote_memory_in_files(ir, folder, memory)
+
+
+def file_traffic(session: popxl.Session) -> Optional[Any]:
+    """What a session has moved between files and memory (`popxl.extensions.FileTraffic`); None where it has none."""
+    return extensions.file_traffic(session) if hasattr(extensions, "file_traffic") else None
+
+
+@contextmanager
+def remote_memory_errors_are_user_errors() -> Iterator[None]:
+    """Too little memory, and a disk that is full or fails, are the user's to change."""
+    try:
+        yield
+    except getattr(extensions, "RemoteMemoryError", ()) as error:
+        raise UserError(str(error)) from error
+
+
 @contextmanager
 def profile(session: popxl.Session) -> Iterator[list[Any]]:
     """A block around runs of a session, whose list gets a profile of each (`popxl.extensions.Profile`).

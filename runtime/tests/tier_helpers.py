@@ -8,7 +8,7 @@ import numpy as np
 from popxl.errors import RemoteMemoryError
 from popxl_engine.machine.tier import ALL_RULES, BLOCK, Cache, Course
 from popxl_engine.machine.tier.arena import Arena
-from popxl_engine.machine.tier.cache import Row
+from popxl_engine.machine.tier.row import Row
 
 LOAD, STORE = False, True
 
@@ -68,16 +68,15 @@ class Rows:
     def borrowed(self, number):
         """The row's memory, as numbers."""
         row = self.rows[number]
-        place = self.cache.borrow(row)
+        memory = self.cache.borrow(row)
         try:
-            yield self.cache.arena.bytes[place : place + row.size].view(np.int64)
+            yield memory.view(np.int64)
         finally:
             self.cache.release(row)
 
     def store(self, number, value):
         row = self.rows[number]
-        place = self.cache.borrow_to_fill(row)
-        self.cache.arena.bytes[place : place + row.size].view(np.int64)[:] = value
+        self.cache.borrow_to_fill(row).view(np.int64)[:] = value
         self.cache.filled(row)
 
     @contextmanager

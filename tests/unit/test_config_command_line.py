@@ -55,6 +55,7 @@ def test_every_leaf_is_a_flag_in_every_spelling(leaf):
     word = shown(value)
     extra = " --input_files x" if leaf.name == "validation_files" else ""
     extra += " --global_batch_size 64" if leaf.section == "execution" else ""
+    extra += " --memmap_dir there" if leaf.name == "host_memory" else ""
     spellings = [f"--{leaf.name} {word}", f"--{leaf.path} {word}", f"--{leaf.name.replace('_', '-')} {word}"]
     if not leaf.is_list:
         spellings.append(f"--{leaf.name}={word}")
@@ -91,6 +92,25 @@ def test_none_stands_for_no_value():
     assert parse("--config demo --max_positions 256 --max_positions none").model.max_positions is None
     assert parse("--memmap_dir none").execution.memmap_dir is None
     assert parse("--input_files a b --input_files none").data.input_files == ()
+
+
+@pytest.mark.parametrize(
+    "text, count",
+    [
+        ("4096", 4096),
+        ("3KiB", 3072),
+        ("1.5MiB", 1572864),
+        ("2 GiB", 2**31),
+        ("1TiB", 2**40),
+        ("7B", 7),
+        ("1e2KiB", 102400),
+    ],
+)
+def test_memory_may_have_a_unit(text, count):
+    words = text.replace(" ", "")
+    assert parse(f"--host_memory {words} --memmap_dir there").execution.host_memory == count
+    values = {"execution": {"host_memory": text, "memmap_dir": "there"}}
+    assert config.from_mapping(values).execution.host_memory == count
 
 
 def test_lists_take_every_word_up_to_the_next_flag():

@@ -114,7 +114,7 @@ def test_a_saved_configuration_loads_equal(tmp_path):
     file = tmp_path / "config.yml"
     for name in config.preset_names():
         files = {"input_files": ("a b*.tfrecord", "ü"), "validation_files": ("'c",)}
-        before = config.preset(name, **files, memmap_dir="x: y", epsilon=1e-5)
+        before = config.preset(name, **files, memmap_dir="x: y", host_memory="3GiB", epsilon=1e-5)
         config.save(before, file)
         assert config.load(file) == before
 
@@ -149,6 +149,7 @@ NUMERIC = {
 NOT_NUMERIC = {
     "name": "other",
     "memmap_dir": "there",
+    "host_memory": "1GiB",
     "every": 5,
     "load": "auto",
     "log_every": 7,
@@ -161,7 +162,7 @@ NOT_NUMERIC = {
 
 @pytest.mark.parametrize("leaf", [*NUMERIC, *NOT_NUMERIC])
 def test_the_numerics_hash_changes_with_what_changes_numbers(leaf):
-    before = config.preset("tiny")
+    before = config.preset("tiny", memmap_dir="here")
     after = config.override(before, **{leaf: {**NUMERIC, **NOT_NUMERIC}[leaf]})
     assert (config.numerics_hash(before) != config.numerics_hash(after)) == (leaf in NUMERIC)
     assert config.config_hash(before) != config.config_hash(after)

@@ -28,23 +28,10 @@ class Extent:
 
 
 class Arena:
-    """One block of memory that starts on a page, and is there from the beginning.
-
-    Raises:
-        RemoteMemoryError: the system does not give that much.
-    """
+    """One block of memory that starts on a page, and is there from the beginning. Raises as `block_of`."""
 
     def __init__(self, nbytes: int):
-        try:
-            there = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-            self._memory = mmap.mmap(-1, max(nbytes, 1), flags=there)
-        except OSError as error:
-            raise RemoteMemoryError(
-                f"remote memory: got '{error.strerror}' for {nbytes} bytes of host memory; expected a system that has "
-                "them. Take less."
-            ) from error
-        self.view = memoryview(self._memory)
-        self.bytes = np.frombuffer(self._memory, np.uint8)
+        self.bytes, self._map = block_of(nbytes)
         self.extents: List[Extent] = [Extent(0, nbytes)]
 
     def find(self, size: int, worth: Callable[[Any], Optional[float]], above: float) -> Optional[Window]:
@@ -88,8 +75,8 @@ class Arena:
         before = self.extents[number - 1] if number else None
         return before is None or before.row is not None and before.size >= size
 
-    def give(self, window: Window, size: int, row: Any, after: List[Any]) -> int:
-        """Give extents to a row. Returns where its memory starts.
+    def give(self, window: Window, size: int, row: Any, after: List[Any]) -> np.ndarray:
+        """Give extents to a row. Returns its memory.
 
         Args:
             after: what must be done before the memory is used; it goes with the part that is left over, too.
@@ -104,4 +91,25 @@ class Arena:
                 end += 1
             cut.append(Extent(start + size, rest, after=after))
         self.extents[begin:end] = cut
-        return start
+        return self.bytes[start : start + size]
+
+    def give_up(self, extent: Extent) -> None:
+        """Let the system take the memory of an extent until it is used again; its contents are lost."""
+        self._map.madvise(mmap.MADV_DONTNEED, extent.start, extent.size)
+
+
+def block_of(nbytes: int) -> Tuple[np.ndarray, mmap.mmap]:
+    """Memory that starts on a page and is there at once.
+
+    Raises:
+        RemoteMemoryError: the system does not give that much.
+    """
+    there = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+    try:
+        memory = mmap.mmap(-1, max(nbytes, 1), flags=there)
+    except OSError as error:
+        raise RemoteMemoryError(
+            f"remote memory: got '{error.strerror}' for {nbytes} bytes of host memory; expected a system that has "
+            "them. Take less."
+        ) from error
+    return np.frombuffer(memory, np.uint8)[:nbytes], memory

@@ -17,11 +17,13 @@ import time
 from collections import deque
 from typing import Callable, Deque, FrozenSet, List, Optional, Sequence
 
+import numpy as np
 from popxl.errors import RemoteMemoryError
 from popxl.remote_files import FileTraffic
 
-from popxl_engine.machine.tier.arena import Arena, Window
+from popxl_engine.machine.tier.arena import Arena, Window, block_of
 from popxl_engine.machine.tier.course import NEVER, Course
+from popxl_engine.machine.tier.row import Row, Write
 from popxl_engine.machine.tier.store import Store
 
 ALL_RULES = frozenset({"reads_wait", "pins", "memory_waits"})
@@ -29,47 +31,6 @@ MARGIN = 2
 """Looking ahead leaves in memory what moves in the time before, up to one part in so many of the memory: else, with a
 course that goes round, the row that is missed least is the one used last, and nothing could be fetched before it is.
 """
-
-
-class Row:
-    """What the cache knows of a row.
-
-    Args:
-        start: place in the file. size: bytes there and in memory, a multiple of the file's blocks.
-        carries: whether its contents may be asked for outside the course, or by a later run.
-    """
-
-    __slots__ = (
-        *("number", "start", "size", "carries", "place", "holds", "queued"),
-        *("dirty", "pins", "next", "last", "after"),
-    )
-
-    def __init__(self, number: int, start: int, size: int, carries: bool):
-        self.number, self.start, self.size, self.carries = number, start, size, carries
-        self.place: Optional[int] = None
-        """Where it lies in the arena."""
-        self.holds = False
-        """Whether its memory has its contents."""
-        self.queued = False
-        """Whether it is being read, or will be."""
-        self.dirty = False
-        """Whether its memory is newer than the file."""
-        self.pins = 0
-        self.next: float = NEVER
-        """Time of its next use; without a course, the later its last one was, the lower."""
-        self.last: Optional[Write] = None
-        """The write of its contents that was begun last."""
-        self.after: List[Write] = []
-        """Writes from the memory that is now its own."""
-
-
-class Write:
-    """A row's contents on their way to the file."""
-
-    __slots__ = ("row", "place", "is_done")
-
-    def __init__(self, row: Row, place: int):
-        self.row, self.place, self.is_done = row, place, False
 
 
 class Cache:
@@ -101,6 +62,8 @@ class Cache:
         """Time of the event that is looked at next."""
         self._wanted: Optional[Row] = None
         """What the program waits for."""
+        self._is_cramped = False
+        """Whether it waits because rows in use leave no memory in one piece."""
         self._stalled_by: Optional[Row] = None
         """What must be given back before looking ahead can go on."""
         self._is_short = False
@@ -140,13 +103,13 @@ class Cache:
         if self._failure is not None:
             raise RemoteMemoryError(str(self._failure)) from self._failure
 
-    def borrow(self, row: Row) -> int:
-        """Pin a row with its contents in memory; returns its place there. `release` must follow."""
+    def borrow(self, row: Row) -> np.ndarray:
+        """Pin a row with its contents in memory; returns a view of its bytes. `release` must follow."""
         with self._lock:
             self._advance(row, stores=False)
             return self._pinned(row, fill=True)
 
-    def borrow_to_fill(self, row: Row) -> int:
+    def borrow_to_fill(self, row: Row) -> np.ndarray:
         """Pin a row whose contents do not matter, as they are replaced; `filled` must follow."""
         with self._lock:
             self._advance(row, stores=True)
@@ -227,27 +190,29 @@ class Cache:
         is_written = row.last is None or row.last.is_done or "reads_wait" not in self.rules
         return is_written and self._has_memory(row)
 
-    def _pinned(self, row: Row, fill: bool) -> int:
-        """Pin a row, and wait until its memory is there; returns its place."""
+    def _pinned(self, row: Row, fill: bool) -> np.ndarray:
+        """Pin a row, and wait until its memory is there."""
         self._wanted = row
         try:
             self._bring(row, fill)
         finally:
-            self._wanted = None
+            self._wanted, self._is_cramped = None, False
         row.pins += 1
-        assert row.place is not None
-        return row.place
+        assert row.memory is not None
+        return row.memory[:]
 
     def _bring(self, row: Row, fill: bool) -> None:
         """Wait until a row's memory is there: with its contents, or free to be filled."""
         while True:
             self.check()
-            if row.place is None:
-                if not self._make_room(row, above=-NEVER):
-                    self._check_room(row)
+            if row.memory is None:
+                if self._make_room(row, above=-NEVER):
+                    self._look_again()
+                elif self._is_quiet():
+                    self._make_room_apart(row)
+                else:
                     self._wait("waited_for_memory")
-                    continue
-                self._look_again()
+                continue
             if row.holds or not (fill or row.queued) and self._has_memory(row):
                 return
             if fill and not row.queued:
@@ -271,29 +236,63 @@ class Cache:
             self._move_in(row, window)
         return window is not None
 
+    def _make_room_apart(self, row: Row) -> None:
+        """Give a row memory beside the arena, for pieces of it that go back to the system meanwhile.
+
+        Where rows that are in use leave enough memory, but not in one piece. All others leave first; while they are
+        being written, this does nothing more, and is to be called again.
+
+        Raises:
+            RemoteMemoryError: there is not enough.
+        """
+        free = [e for e in self.arena.extents if e.row is None or self._worth(e.row) is not None]
+        if sum(extent.size for extent in free) < row.size:
+            pinned = sum(r.size for r in self._inside() if r.pins)
+            raise RemoteMemoryError(
+                f"remote memory: got {sum(e.size for e in self.arena.extents)} bytes of host memory, of which {pinned} "
+                f"are in use, for a row of {row.size}; expected room for it. Take more host memory."
+            )
+        for extent in free:
+            if extent.row is not None and extent.row.memory is not None:
+                writes = self._leave(extent.row)
+                extent.row, extent.after = None, writes
+        self._is_cramped = True
+        if self._to_write:
+            return
+        size = 0
+        for extent in free:
+            if size < row.size:
+                extent.row, extent.after, size = row, [], size + extent.size
+                self.arena.give_up(extent)
+        row.memory, row.is_apart, row.holds, row.after = block_of(row.size)[0], True, False, []
+
     def _move_in(self, row: Row, window: Window) -> None:
         """Give a row memory in place of others."""
         after: List[Write] = []
         for extent in self.arena.extents[slice(*window)]:
             after += extent.after if extent.row is None else self._leave(extent.row)
         row.holds, row.after = False, [write for write in after if not write.is_done]
-        row.place = self.arena.give(window, row.size, row, row.after)
+        row.memory = self.arena.give(window, row.size, row, row.after)
 
     def _leave(self, row: Row) -> List[Write]:
         """A row goes out of memory. Returns the writes that still need what it had there."""
-        place, writes = row.place, row.after
-        assert place is not None
+        writes = row.after
+        assert row.memory is not None
         if row.dirty and row.holds and not self._is_over(row, row.next):
-            row.last = Write(row, place)
+            row.last = Write(row, row.memory)
             writes = [*writes, row.last]
             self._to_write.append(row.last)
             self._write_work.notify()
-        row.place, row.holds, row.dirty, row.after = None, False, False, []
+        if row.is_apart:
+            for extent in self.arena.extents:
+                if extent.row is row:
+                    extent.row, extent.after = None, writes
+        row.memory, row.is_apart, row.holds, row.dirty, row.after = None, False, False, False, []
         return writes
 
     def _look_ahead(self) -> None:
         """Give memory to the rows that come next, in order, and queue those whose contents are needed."""
-        if not (self._looks_ahead and self._has_begun) or self._failure is not None:
+        if not (self._looks_ahead and self._has_begun) or self._is_cramped or self._failure is not None:
             return
         assert self.course is not None
         if self._ahead < self.now:
@@ -303,7 +302,7 @@ class Cache:
         while self._ahead < self.now + len(self.course):
             number, stores = self.course.at(self._ahead)
             row = self.rows[number]
-            if row.place is None:
+            if row.memory is None:
                 if not self._make_room_later(row):
                     return
                 if not stores:
@@ -330,18 +329,12 @@ class Cache:
         self._progress.wait()
         setattr(self.traffic, what, getattr(self.traffic, what) + time.perf_counter() - begin)
 
-    def _check_room(self, row: Row) -> None:
-        """RemoteMemoryError if waiting for room would not end."""
-        if self._to_write or any(r.queued or not self._has_memory(r) for r in self._inside()):
-            return
-        pinned = sum(r.size for r in self._inside() if r.pins)
-        raise RemoteMemoryError(
-            f"remote memory: got {sum(e.size for e in self.arena.extents)} bytes of host memory, of which {pinned} are "
-            f"in use, for a row of {row.size}; expected room for it in one piece. Take more host memory."
-        )
+    def _is_quiet(self) -> bool:
+        """Whether nothing is being moved that would make room."""
+        return not self._to_write and all(not r.queued and self._has_memory(r) for r in self._inside())
 
     def _inside(self) -> List[Row]:
-        return [extent.row for extent in self.arena.extents if extent.row is not None]
+        return list({id(e.row): e.row for e in self.arena.extents if e.row is not None}.values())
 
     # The threads
 
@@ -354,8 +347,8 @@ class Cache:
 
     def _read_rows(self) -> None:
         while (row := self._next_read()) is not None:
-            assert row.place is not None
-            self._transfer("read", row, row.place)
+            assert row.memory is not None
+            self._transfer("read", row, row.memory)
             with self._lock:
                 row.queued, row.holds, row.dirty = False, True, False
                 self._progress.notify_all()
@@ -374,9 +367,10 @@ class Cache:
 
     def _write_rows(self) -> None:
         while (write := self._next_write()) is not None:
-            self._transfer("write", write.row, write.place)
+            assert write.memory is not None
+            self._transfer("write", write.row, write.memory)
             with self._lock:
-                write.is_done = True
+                write.is_done, write.memory = True, None
                 self._to_write.popleft()
                 self._progress.notify_all()
                 self._read_work.notify()
@@ -389,11 +383,11 @@ class Cache:
                 self._write_work.wait()
         return None
 
-    def _transfer(self, way: str, row: Row, place: int) -> None:
+    def _transfer(self, way: str, row: Row, memory: np.ndarray) -> None:
         """Read or write a row, and count it. A failure is told to the program, and ends nothing by itself."""
         begin = time.perf_counter()
         try:
-            getattr(self.store, way)(row.start, self.arena.view[place : place + row.size])
+            getattr(self.store, way)(row.start, memory.data)
         except Exception as error:  # raised where the program next asks for a row
             with self._lock:
                 self._failure = self._failure or error

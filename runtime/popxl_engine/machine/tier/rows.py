@@ -4,6 +4,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import AbstractSet, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple, Union
 
+import numpy as np
 import torch
 from popxl.errors import RemoteMemoryError
 from popxl.remote_buffer import RemoteBuffer
@@ -12,8 +13,9 @@ from popxl.remote_files import RemoteFiles
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.machine.memory import check_index, copy_apart
 from popxl_engine.machine.tier.arena import Arena
-from popxl_engine.machine.tier.cache import ALL_RULES, Cache, Row
+from popxl_engine.machine.tier.cache import ALL_RULES, Cache
 from popxl_engine.machine.tier.course import Course
+from popxl_engine.machine.tier.row import Row
 from popxl_engine.machine.tier.store import BLOCK, FileStore, Store
 
 STAYING = 8
@@ -84,19 +86,20 @@ class FileRows:
         if isinstance(slot, torch.Tensor):
             copy_apart(slot, t)
             return
-        place = self._cache.borrow_to_fill(slot)
+        memory = self._cache.borrow_to_fill(slot)
         try:
-            copy_apart(self._tensor(self._cache.arena, place), t)
+            copy_apart(self._tensor(memory[: self.row_bytes]), t)
         finally:
             self._cache.filled(slot)
 
-    def _borrowed(self, row: Row, place: int) -> torch.Tensor:
-        memory = self._cache.arena.bytes[place : place + self.row_bytes]
-        weakref.finalize(memory, self._cache.release, row).atexit = False
-        return torch.from_numpy(memory).view(self.dtype).view(self.shape)
+    def _borrowed(self, row: Row, memory: np.ndarray) -> torch.Tensor:
+        """A tensor over a view that nobody else has: it goes with the last tensor that shares the storage."""
+        view = memory[: self.row_bytes]
+        weakref.finalize(view, self._cache.release, row).atexit = False
+        return self._tensor(view)
 
-    def _tensor(self, arena: Arena, place: int) -> torch.Tensor:
-        return torch.from_numpy(arena.bytes[place : place + self.row_bytes]).view(self.dtype).view(self.shape)
+    def _tensor(self, memory: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(memory).view(self.dtype).view(self.shape)
 
 
 def make_file_rows(

@@ -54,7 +54,7 @@ class FileStore:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if nbytes:
                 os.posix_fallocate(self._file, 0, nbytes)
-            self.is_direct = direct and nbytes >= BLOCK and _go_direct(self._file)
+            self.is_direct = direct and (not nbytes or _go_direct(self._file))
         except OSError as error:
             self.close()
             what = f"reserving {nbytes} bytes for remote memory"

@@ -1,0 +1,271 @@
+"""Training with state three times larger than the memory that the process may use, from files on a local disk.
+
+    python benchmarks/larger_than_memory.py                      # 235 M parameters, about 4 GB on the disk
+    python benchmarks/larger_than_memory.py --batches 2 --folder /another/disk
+
+The limit is a third of weights and optimizer state. Where the system lets us, a memory cgroup holds the process to it;
+else files go past the page cache, and the largest resident set is compared with it. The same steps in memory, without
+a limit, are the compute ceiling, and their losses must be the same bits. The disk's bandwidth is measured in the same
+run. A step can take no less than the larger of the two: "of the bound" is that over what it took.
+"""
+
+import argparse
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.harness import (  # noqa: E402
+    BenchmarkError,
+    Figures,
+    Measurement,
+    Variant,
+    gib,
+    machine,
+    main_or_worker,
+    measure,
+    print_json,
+    table,
+)
+
+SHARE = 3
+"""State over the limit, at least."""
+BAR = 0.8
+"""Of the bound, at least."""
+CGROUPS = Path("/sys/fs/cgroup")
+STATE_BYTES = {"bfloat16": 2 + 8, "float32": 4 + 8}
+"""Per parameter: the weight and Adam's two float32 moments."""
+BLOCK_MIB = 8
+"""Of a transfer, where the disk is measured."""
+
+
+class Larger:
+    """A training session whose rows are in files, or in memory."""
+
+    def __init__(self, options: Figures):
+        self.cgroup = join_cgroup(options["cgroup"], options["limit"]) if options["limit"] else False
+        from benchmarks.phased import PhasedTrainer
+        from config import Config, Execution, Model, Training
+        from utils.runtime import file_traffic
+
+        model, batch = Model(**options["model"], dropout=0.0), options["batch"]
+        training = Training(
+            steps=1000, global_batch_size=batch, learning_rate=1e-4, schedule="constant", stochastic_rounding=True
+        )
+        execution = Execution(memmap_dir=options["folder"], host_memory=options["host_memory"])
+        config = Config(name="larger_than_memory", model=model, training=training, execution=execution)
+        self.trainer = PhasedTrainer(config, tokens(batch, model.sequence_length, model.vocabulary_size))
+        self.traffic = lambda: file_traffic(self.trainer.session)
+
+    def step(self, count: int) -> Figures:
+        """Optimizer steps; the last loss, and what was moved and waited for in each."""
+        before = self.traffic()
+        figures = self.trainer.step(count)
+        after = self.traffic()
+        if after is None:
+            return figures
+        names = ("read_bytes", "written_bytes", "waited_for_reads", "waited_for_writes", "waited_for_memory", "waited")
+        moved = {name: (getattr(after, name) - getattr(before, name)) / count for name in names}
+        return {**figures, **moved, "is_direct": after.is_direct, "file_bytes": after.file_bytes}
+
+    def finish(self) -> Figures:
+        """Whether a cgroup held the process."""
+        return {"cgroup": self.cgroup}
+
+
+def tokens(batch: int, sequence: int, vocabulary: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Endless random (ids, labels), the same for all variants."""
+    random = np.random.default_rng(0)
+    while True:
+        rows = random.integers(0, vocabulary, (batch, sequence + 1))
+        yield rows[:, :-1], rows[:, 1:]
+
+
+def join_cgroup(name: str, limit: int) -> bool:
+    """Hold this process to some memory, page cache included. False where there is no cgroup v2 that lets us."""
+    folder = CGROUPS / name
+    if not (CGROUPS / "cgroup.controllers").exists():
+        return False
+    try:
+        folder.mkdir()
+        (folder / "memory.max").write_text(str(limit))
+        if (folder / "memory.swap.max").exists():
+            (folder / "memory.swap.max").write_text("0")
+        (folder / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def cgroups_removed(names: list[str]) -> Iterator[None]:
+    """Remove what the processes made, when they have ended."""
+    try:
+        yield
+    finally:
+        for name in names:
+            if (CGROUPS / name).is_dir():
+                (CGROUPS / name).rmdir()
+
+
+def disk_bandwidth(folder: str, mib: int) -> Figures:
+    """Bytes/s of reading, writing, and both at once, each the best of one, two and four threads a way."""
+    from popxl_engine.machine.tier import FileStore
+    from popxl_engine.machine.tier.arena import block_of
+
+    size = max(1, min(BLOCK_MIB, mib)) * 2**20
+    count = max(1, mib * 2**20 // size)
+    store = FileStore(folder, 2 * count * size)
+
+    def run(way: str, numbers: range) -> None:
+        block, _ = block_of(size)
+        for number in numbers:
+            getattr(store, way)(number * size, block.data)
+
+    def rate(ways: tuple[str, ...], threads: int) -> float:
+        jobs = [
+            threading.Thread(target=run, args=(way, range(half * count + first, (half + 1) * count, threads)))
+            for half, way in enumerate(ways)
+            for first in range(threads)
+        ]
+        begin = time.perf_counter()
+        for job in jobs:
+            job.start()
+        for job in jobs:
+            job.join()
+        return len(ways) * count * size / (time.perf_counter() - begin)
+
+    run("write", range(2 * count))  # else the first reads find nothing written
+    kinds = {"read": ("read",), "write": ("write",), "both": ("read", "write")}
+    found: Figures = {name: max(rate(ways, threads) for threads in (1, 2, 4)) for name, ways in kinds.items()}
+    found["is_direct"] = store.is_direct
+    store.close()
+    return found
+
+
+def variants_of(arguments: argparse.Namespace, batch: int, limit: int) -> list[Variant]:
+    """In memory, in files, and in files without looking ahead."""
+    sizes = ("layers", "hidden_size", "heads", "sequence_length", "vocabulary_size", "precision")
+    model = {name: getattr(arguments, name) for name in sizes}
+    plain = {"model": model, "batch": batch, "folder": None, "host_memory": None, "limit": None, "cgroup": ""}
+    found = [Variant(name="in memory", options=plain)]
+    for name, environment in (("in files", {}), ("in files, fetched when asked for", {"POPXL_LOOK_AHEAD": "0"})):
+        own = {"folder": arguments.folder, "host_memory": arguments.host_memory * 2**20, "limit": limit}
+        cgroup = f"larger_than_memory.{os.getpid()}.{batch}.{len(found)}"
+        found.append(Variant(name=name, options={**plain, **own, "cgroup": cgroup}, environment=environment))
+    return found
+
+
+def compare(measured: list[Measurement], tokens_per_step: int, disk: Figures, limit: int) -> dict[str, Figures]:
+    """Figures of each variant, beside the bound that the disk and the first variant, in memory, give."""
+    alone, found = measured[0], {}
+    for m in measured:
+        rounds = m.steps[-len(m.seconds) :]
+        moved, waited = (
+            float(np.median([step.get(name, 0.0) for step in rounds])) for name in ("read_bytes", "waited")
+        )
+        written = float(np.median([step.get("written_bytes", 0.0) for step in rounds]))
+        transfer = (moved + written) / disk["both"]
+        bound = max(alone.median, transfer)
+        found[m.name] = {
+            **m.figures(),
+            "tokens_per_s": tokens_per_step / m.median,
+            "transfer_seconds": transfer,
+            "of_bound": bound / m.median,
+            "waiting": waited / m.median,
+            "read_bytes": moved,
+            "written_bytes": written,
+            "within_limit": m is alone or m.peak_bytes <= limit,
+            "cgroup": m.finish["cgroup"],
+            "losses_equal": [step["loss"] for step in m.steps] == [step["loss"] for step in alone.steps],
+            "loss": m.steps[-1]["loss"],
+        }
+    return found
+
+
+def row(batch: int, name: str, figures: Figures) -> list[str]:
+    """A line of the table."""
+    return [
+        f"{batch}, {name}",
+        f"{figures['tokens_per_s']:.1f}",
+        f"{figures['seconds']:.3f}",
+        f"{100 * figures['spread']:.0f} %",
+        f"{100 * figures['of_bound']:.0f} %",
+        f"{100 * figures['waiting']:.0f} %",
+        gib(figures["read_bytes"]),
+        gib(figures["written_bytes"]),
+        gib(figures["peak_bytes"]),
+        "same" if figures["losses_equal"] else "DIFFERENT",
+    ]
+
+
+def main() -> int:
+    """Measure and print; exit code 0, or with `--check` 1 when a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sizes = {"layers": 18, "hidden_size": 1024, "heads": 16, "sequence_length": 512, "vocabulary_size": 8192}
+    for name, default in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--precision", default="bfloat16", choices=list(STATE_BYTES))
+    parser.add_argument("--batches", type=int, nargs="+", default=[2, 8], help="sequences of a step")
+    parser.add_argument("--rounds", type=int, default=5, help="measured steps of each variant")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them")
+    parser.add_argument("--host_memory", type=int, default=256, help="MiB of memory for rows")
+    parser.add_argument("--limit", type=int, help="MiB that the process may use; default: a third of the state")
+    parser.add_argument("--disk_mib", type=int, default=1024, help="MiB that are moved each way to measure the disk")
+    parser.add_argument("--folder", default=str(ROOT / "runs" / "larger_than_memory"), help="on the disk to use")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
+    arguments = parser.parse_args()
+
+    from config import Model
+
+    model = Model(**{name: getattr(arguments, name) for name in sizes})
+    state = model.parameters * STATE_BYTES[arguments.precision]
+    limit = state // SHARE if arguments.limit is None else arguments.limit * 2**20
+    disk = disk_bandwidth(arguments.folder, arguments.disk_mib)
+    rates = ", ".join(f"{name} {disk[name] / 1e9:.2f}" for name in ("read", "write", "both"))
+    print(f"{model.parameters / 1e6:.0f} M parameters, weights and optimizer state {gib(state)}, limit {gib(limit)}")
+    print(f"disk, GB/s: {rates}; {'direct' if disk['is_direct'] else 'through the page cache'}\n", flush=True)
+    figures: dict[int, dict[str, Figures]] = {}
+    rows = []
+    for batch in arguments.batches:
+        variants = variants_of(arguments, batch, limit)
+        with cgroups_removed([variant.options["cgroup"] for variant in variants if variant.options["cgroup"]]):
+            measured = measure(Path(__file__), variants, rounds=arguments.rounds, warmup=arguments.warmup)
+        figures[batch] = compare(measured, batch * model.sequence_length, disk, limit)
+        rows += [row(batch, variant.name, figures[batch][variant.name]) for variant in variants]
+    headers = ["sequences a step", "tokens/s", "s/step", "spread", "of bound", "waiting", "read", "written", "peak"]
+    print(table([*headers, "losses"], rows))
+    ours = [found["in files"] for found in figures.values()]
+    held = "held by a cgroup" if all(f["cgroup"] for f in ours) else "not held by a cgroup: compared with the peak"
+    in_limit = all(f["cgroup"] or f["within_limit"] for f in ours)
+    met = all(f["of_bound"] >= BAR for f in ours) and in_limit
+    print(f"\nlimit {gib(limit)}, {held}: {'kept' if in_limit else 'EXCEEDED'}")
+    print(f"bar: at least {100 * BAR:.0f} % of the bound within the limit: {'met' if met else 'missed'}")
+    if not all(f["losses_equal"] for found in figures.values() for f in found.values()):
+        raise BenchmarkError("losses: got others from files than in memory; expected the same bits")
+    print_json(
+        {
+            "benchmark": "larger_than_memory",
+            "machine": machine(),
+            "parameters": model.parameters,
+            "state_bytes": state,
+            "limit_bytes": limit,
+            "disk": disk,
+            "batches": figures,
+            "within_limit": in_limit,
+            "met": met,
+        }
+    )
+    return 1 if arguments.check and not met else 0
+
+
+if __name__ == "__main__":
+    main_or_worker(Larger, main)

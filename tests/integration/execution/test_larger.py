@@ -1,0 +1,183 @@
+"""Training with state larger than memory: the same bits as in memory, clean ends where the disk or the memory does not
+suffice, and runs that go on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from config import Config, UserError, override
+from execution.host import run_steps
+from execution.memory import check_memory
+from execution.pretraining import pretraining
+from tests.faults import limited, read
+from tests.integration.gpt_oracle import small
+from tests.integration.runs import batches, train
+from utils.runtime import file_traffic, remote_memory_errors_are_user_errors
+
+TRAINED = small(
+    layers=3,
+    hidden_size=48,
+    heads=4,
+    global_batch_size=8,
+    micro_batch_size=2,
+    steps=4,
+    dropout=0.2,
+    precision="bfloat16",
+    stochastic_rounding=True,
+    warmup_steps=0,
+    max_norm=0.5,
+)
+ENOUGH = 900_000
+"""Bytes that hold what the largest phase uses at a time, and not much more."""
+
+
+def with_files(config: Config, folder: Path, memory: object) -> Config:
+    return override(config, memmap_dir=str(folder), host_memory=memory)
+
+
+@pytest.fixture(scope="module")
+def in_memory():
+    return train(TRAINED)
+
+
+@pytest.mark.parametrize("memory", [ENOUGH, 1_300_000, "1GiB"])
+@pytest.mark.parametrize("changes", [{}, {"recomputation": False, "device_iterations": 2}], ids=["", "kept"])
+def test_losses_are_bitwise_those_of_the_run_in_memory(memory, changes, in_memory, tmp_path):
+    config = override(TRAINED, **changes)
+    expected, expected_weights = in_memory if not changes else train(config)
+    results, weights = train(with_files(config, tmp_path, memory))
+    assert results == expected
+    for name, array in expected_weights.items():
+        np.testing.assert_array_equal(weights[name], array, err_msg=name)
+    assert list(tmp_path.iterdir()) == [], "files have no names"
+
+
+def test_rows_really_come_from_files_and_never_take_more_than_their_memory(tmp_path):
+    config = with_files(TRAINED, tmp_path, ENOUGH)
+    session = pretraining(config)
+    with session:
+        for batch in batches(config):
+            before = file_traffic(session)
+            run_steps(session, config, *batch, [1e-3])
+    after = file_traffic(session)
+    assert after.memory_bytes <= ENOUGH < after.memory_bytes + 4096 and after.file_bytes > 1.5 * ENOUGH
+    assert after.read_bytes - before.read_bytes > after.file_bytes / 4
+    assert after.written_bytes - before.written_bytes > after.file_bytes / 4
+    assert 0 < after.waited
+
+
+def test_replicas_share_the_memory_of_their_process(in_memory, tmp_path):
+    config = override(TRAINED, data_parallel=2, steps=2)
+    expected, _ = train(config)
+    results, _ = train(with_files(config, tmp_path, 2 * ENOUGH))
+    assert results == expected
+
+
+def test_memory_for_less_than_one_layer_is_refused_with_the_number_that_suffices(tmp_path):
+    with pytest.raises(UserError, match="got 50000 bytes .* expected at least .* in phase") as refused:
+        with remote_memory_errors_are_user_errors():
+            train(with_files(TRAINED, tmp_path, 50_000))
+    enough = int(str(refused.value).split("at least ")[1].split()[0])
+    assert 50_000 < enough <= ENOUGH
+    results, _ = train(with_files(override(TRAINED, steps=1), tmp_path, enough))
+    assert results == train(override(TRAINED, steps=1))[0]
+
+
+def test_more_memory_than_the_machine_has_is_refused(tmp_path):
+    with pytest.raises(UserError, match="host_memory: got 1.00 PiB; expected at most the .* of this machine"):
+        check_memory(with_files(TRAINED, tmp_path, 2**50), 1)
+
+
+# Runs as processes
+
+FLAGS = (
+    "--config tiny --data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1 --hidden_size 48 --layers 3 "
+    "--dropout 0.1 --name run --run_folder runs --checkpoint.every 2 --validate_every 2 --validation_batches 1"
+)
+FILES = f"--memmap_dir rows --host_memory {ENOUGH}"
+
+
+def job(folder, flags, largest_file=None, code=0):
+    words, environment = read(f"{{train}} {FLAGS} {flags}")
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=limited(largest_file),
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+def test_a_run_goes_on_in_files_where_one_in_memory_stopped_and_back(tmp_path):
+    for steps, files in ((2, ""), (4, FILES), (6, "")):
+        job(tmp_path, f"--steps {steps} --schedule constant --checkpoint.load auto {files}")
+    job(tmp_path, "--steps 6 --schedule constant --name whole")
+    parts, whole = (tmp_path / f"runs/{name}/metrics.jsonl" for name in ("run", "whole"))
+    assert parts.read_text() == whole.read_text() and parts.read_text().count("\n") == 6
+
+
+FAILING = """
+import errno, os, sys
+from popxl_engine.machine.tier import store
+
+written, write = 0, os.pwritev
+def pwritev(file, data, start):
+    global written
+    written += 1
+    if written > {after}:
+        raise OSError(errno.{error}, os.strerror(errno.{error}))
+    return write(file, data, start)
+os.pwritev = pwritev
+
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(os.path.dirname(sys.argv[0])))
+import runpy
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("error, words", [("EIO", "Input/output error"), ("ENOSPC", "No space left on device")])
+def test_a_disk_that_fails_in_a_step_ends_the_run_in_words_and_leaves_its_checkpoint(error, words, tmp_path):
+    job(tmp_path, "--steps 2")
+    saved = tmp_path / "runs/run/checkpoints/step_00000002"
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING.format(error=error, after=400))
+    words_of_run, environment = read(
+        f"{{train}} {FLAGS} {FILES} --steps 2000 --checkpoint.load auto --checkpoint.every 0"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script), *words_of_run[1:]],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert f"got '{words}' while writing remote memory; expected a disk that works. Go on from the last" in done.stderr
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+    assert json.loads((saved / "checkpoint.json").read_text())["step"] == 2
+    job(tmp_path, "--steps 4 --checkpoint.load auto")
+
+
+@pytest.mark.multi
+def test_a_folder_that_takes_no_files_or_has_no_space_ends_the_run_at_its_start(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o555)
+    errors = job(tmp_path, FILES.replace("rows", "closed") + " --steps 2", code=2)
+    assert "closed: got 'Permission denied' while making a file; expected a folder that takes files" in errors
+    errors = job(tmp_path, f"{FILES} --steps 2", largest_file=1_000_000, code=2)
+    assert "rows: got 'File too large' while reserving" in errors and "expected that much space" in errors
