@@ -71,7 +71,7 @@ class Attention(Layer):
         queries = ops.split(query, pieces, axis=2)  # [B, h, S/pieces, D]
         seeds = (None,) * pieces if seed is None else ops.split_random_seed(seed, pieces)
         length = query.shape[2] // pieces
-        results = []
+        results: "list[Tensor]" = []
         for number, (piece_query, piece_seed) in enumerate(zip(queries, seeds)):
             first, end = number * length, (number + 1) * length
             piece_mask = popxl.constant(np.ascontiguousarray(mask[first:end, :end]), self.dtype, "mask")

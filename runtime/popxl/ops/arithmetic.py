@@ -190,7 +190,14 @@ def scale_vjp(dy: Tensor, y: Tensor, t: Tensor, factor: float) -> Tensor:
 scale.cost(elementwise_cost)
 
 
-@op(host=lambda t, min, max: np.clip(t, *(np.asarray(t).dtype.type(v) if np.isfinite(v) else None for v in (min, max))))
+def _clip_on_host(t: Any, min: float, max: float) -> Any:
+    t = np.asarray(t)
+    for bound, limit in ((min, np.maximum), (max, np.minimum)):
+        t = limit(t, t.dtype.type(bound)) if np.isfinite(bound) else t
+    return t
+
+
+@op(host=_clip_on_host)
 def clip(t: Tensor, min: float = float("-inf"), max: float = float("inf")) -> TensorSpec:
     """Elementwise limit to [min, max].
 

@@ -12,6 +12,10 @@ def sparse_matmul(
 ) -> torch.Tensor:
     """torch's product of a sparse matrix, transposed, with lhs's rows as columns."""
     places = torch.stack([columns, rows]).to(torch.int64)
-    transposed = torch.sparse_coo_tensor(places, widened(values), (output_cols, lhs.shape[-1]), check_invariants=True)
-    result = transposed @ widened(lhs).reshape(-1, lhs.shape[-1]).T
+    others = widened(lhs).reshape(-1, lhs.shape[-1]).T
+    if lhs.is_meta:  # plans cannot look into sparse tensors
+        result = others.new_empty(output_cols, others.shape[1])
+    else:
+        size = (output_cols, lhs.shape[-1])
+        result = torch.sparse_coo_tensor(places, widened(values), size, check_invariants=True) @ others
     return result.T.reshape((*lhs.shape[:-1], output_cols)).to(lhs.dtype)

@@ -15,6 +15,10 @@ def numpy_slice(*slices):
     return lambda t, **attrs: t[slices]
 
 
+def reshaped(t, shape):
+    return t.reshape(shape)
+
+
 def torch_split(t, splits, axis=0):
     return torch.split(t, t.shape[axis] // splits if isinstance(splits, int) else list(splits), axis)
 
@@ -34,14 +38,14 @@ UINT = np.array([[1, 2, 3], [4, 5, 6]], np.uint32)
 
 SAMPLES = [
     # Reshape
-    Sample("reshape", operands=((4, 6),), attrs={"shape": (3, 8)}, oracle=np.reshape, autograd=torch.reshape),
-    Sample("reshape", operands=((4, 6),), attrs={"shape": (2, -1, 3)}, oracle=np.reshape),
-    Sample("reshape", operands=((1, 1),), attrs={"shape": ()}, oracle=np.reshape),
-    Sample("reshape", operands=((),), attrs={"shape": (-1,)}, oracle=np.reshape),
-    Sample("reshape", operands=(TRANSPOSED,), attrs={"shape": (24,)}, oracle=np.reshape),
-    Sample("reshape", operands=(Operand((4, 6), layout="expanded"),), attrs={"shape": (2, 12)}, oracle=np.reshape),
-    Sample("reshape", operands=(UINT,), attrs={"shape": (-1, 2)}, oracle=np.reshape),
-    Sample("reshape_", operands=((4, 6),), attrs={"shape": (-1,)}, oracle=np.reshape),
+    Sample("reshape", operands=((4, 6),), attrs={"shape": (3, 8)}, oracle=reshaped, autograd=torch.reshape),
+    Sample("reshape", operands=((4, 6),), attrs={"shape": (2, -1, 3)}, oracle=reshaped),
+    Sample("reshape", operands=((1, 1),), attrs={"shape": ()}, oracle=reshaped),
+    Sample("reshape", operands=((),), attrs={"shape": (-1,)}, oracle=reshaped),
+    Sample("reshape", operands=(TRANSPOSED,), attrs={"shape": (24,)}, oracle=reshaped),
+    Sample("reshape", operands=(Operand((4, 6), layout="expanded"),), attrs={"shape": (2, 12)}, oracle=reshaped),
+    Sample("reshape", operands=(UINT,), attrs={"shape": (-1, 2)}, oracle=reshaped),
+    Sample("reshape_", operands=((4, 6),), attrs={"shape": (-1,)}, oracle=reshaped),
     # Permute and drop axes
     Sample("transpose", operands=((2, 3, 4),), oracle=np.transpose, autograd=lambda t: t.permute(2, 1, 0)),
     Sample("transpose", operands=((2, 3, 4),), attrs={"permutation": (1, 2, 0)}, oracle=lambda t,
