@@ -1,10 +1,13 @@
 """The compiled kernels: the plain ones' numbers, the same bits for any threads and place, and a way on without them."""
 
+import importlib
 import os
+import resource
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple, Type
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from popxl_engine.kernels.registry import ALTERNATES, KERNELS
 from popxl_engine.kernels.rounding import Noise, Updates, round_to
 from popxl_engine.rewrites.adam import adamw_
 
+library: Any = importlib.import_module("popxl_engine.native.library")  # its package has a function of this name
 NATIVE = ALTERNATES["cpu"]
 SPECIAL = [0.0, -0.0, 1e-30, -1e-30, 88.0, -88.0, 3e38, -3e38, float("inf"), float("-inf"), float("nan")]
 
@@ -135,10 +139,16 @@ def test_an_elements_bits_do_not_depend_on_its_place(dtype: torch.dtype) -> None
 
 @needs_compiler
 @both_types
-@needs_compiler
 def test_dropout_is_the_plain_kernels_bit_for_bit(dtype: torch.dtype) -> None:
     for call in operands(dtype)["dropout"]:
         assert same(NATIVE["dropout"](*call), KERNELS["dropout"](*call))
+
+
+@pytest.mark.parametrize("p", [1 - 1e-11, 1 - 2**-53])
+def test_dropout_with_a_probability_next_to_one_drops_all_but_every_2_to_the_32nd(p: float) -> None:
+    seed = torch.tensor([7, 11], dtype=torch.uint32)
+    for dropout in (NATIVE["dropout"], KERNELS["dropout"]):
+        assert not dropout(torch.ones(1000), seed, p).any()
 
 
 @needs_compiler
@@ -151,6 +161,16 @@ def test_draws_are_those_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(native, "library", lambda: None)
             assert torch.equal(found, generator.draws(seed, count, offset))
         np.testing.assert_array_equal(found.numpy().view(np.uint32), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_mean_that_starts_anew_forgets_what_overflowed_before(dtype: torch.dtype) -> None:
+    values = torch.tensor([1.0, 2.0, -3.0], dtype=dtype)
+    for kernel in (NATIVE["accumulate_mean_"], KERNELS["accumulate_mean_"]):
+        for step in (0.0, torch.tensor(0.0), np.float32(0)):
+            total = torch.tensor([float("inf"), float("nan"), 5.0], dtype=dtype)
+            assert torch.equal(kernel(total, values, step), values)
+            assert torch.equal(kernel(total, total, step), values)
 
 
 @needs_compiler
@@ -210,6 +230,110 @@ def test_without_stochastic_rounding_adamw_rounds_to_nearest() -> None:
     narrow = adam_state(torch.bfloat16, torch.bfloat16, 40_001)
     wide = [narrow[0].float(), *clones(narrow[1:])]
     assert torch.equal(update(narrow), update(wide).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("beta1, beta2, step", [(0.9, 0.99, 0.0), (1.0, 0.99, 1.0), (0.9, 1.0, 1.0)])
+def test_adamw_without_a_finite_correction_gives_torchs_infinities(beta1: float, beta2: float, step: float) -> None:
+    var, grad, first, second, _ = adam_state(torch.float32, torch.float32, 5)
+    count, plain = torch.tensor(step), clones([var, grad, first, second])
+    adamw_(var, grad, None, first, second, count, -1e-2, beta1, beta2, 1e-6, 0.1)
+    torch._fused_adamw_(
+        *([t] for t in plain), [], [count], lr=1e-2, beta1=beta1, beta2=beta2, weight_decay=0.1, eps=1e-6,
+        amsgrad=False, maximize=False,
+    )  # fmt: skip
+    for found, expected in zip((var, first, second), (plain[0], *plain[2:])):
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+# Building
+
+COMPILER = """
+for word; do
+  [ "$word" = "$REFUSED" ] && exit 1
+  [ "$before" = -o ] && to=$word
+  before=$word
+done
+echo "$@" >> "$(dirname "$0")/calls"
+echo code > "$to"
+sleep 0.05
+echo more >> "$to"
+"""
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> List[str]:
+    """One that writes some text, slowly, and refuses the flag that REFUSED names."""
+    script = tmp_path / "my compiler"
+    script.write_text(COMPILER)
+    return ["sh", str(script)]
+
+
+@pytest.mark.parametrize("refused", library.OPTIONAL_FLAGS)
+def test_a_flag_that_a_compiler_refuses_costs_no_other_flag(
+    compiler: List[str], refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REFUSED", refused)
+    library._built(tmp_path / "cache" / "kernels.so", compiler)
+    last = (tmp_path / "calls").read_text().splitlines()[-1].split()
+    assert "kernels.cpp" in " ".join(last)
+    assert {flag for flag in library.OPTIONAL_FLAGS if flag not in last} == {refused}
+
+
+def test_several_that_build_at_once_leave_one_whole_library(compiler: List[str], tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "kernels.so"
+    with ThreadPoolExecutor(6) as pool:
+        assert set(pool.map(lambda _: library._built(path, compiler), range(6))) == {path}
+    assert path.read_bytes() == library._sealed(b"code\nmore\n")
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_folder_that_everybody_may_write_to_is_not_used(compiler: List[str], tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    with pytest.raises(PermissionError, match="cache belongs to another user, or everybody may write to it"):
+        library._built(tmp_path / "cache" / "kernels.so", compiler)
+
+
+def test_a_folder_without_room_is_told_from_a_compiler_that_fails(compiler: List[str], tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (library.ROOM // 2, before[1]))
+    try:
+        with pytest.raises(OSError):
+            library._built(tmp_path / "cache" / "kernels.so", compiler)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_compiler_that_cannot_be_started_or_does_not_end_is_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "TIME_LIMIT", 0.1)
+    for command in (["sh", "-c", "exec sleep 5"], [str(tmp_path)]):
+        with pytest.raises(subprocess.SubprocessError):
+            library._built(tmp_path / "cache" / "kernels.so", command)
+        assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_user_without_home_or_temporary_folder_has_the_named_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(kind: Type[Exception]) -> Any:
+        raise kind("there is none")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("POPXL_CACHE_DIR", "cache")
+    monkeypatch.setattr(Path, "home", lambda: missing(RuntimeError))
+    monkeypatch.setattr(library.tempfile, "gettempdir", lambda: missing(FileNotFoundError))
+    assert library._folders() == [Path.cwd() / "cache"]
+    monkeypatch.delenv("POPXL_CACHE_DIR")
+    assert library._folders() == []
+
+
+def test_the_compilers_command_may_have_arguments_and_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", f"env 'MY NAME=x' {sys.executable}")
+    assert library._compiler() == ["env", "MY NAME=x", sys.executable]
+    monkeypatch.setenv("CXX", "env 'never closed")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert library._compiler() is None
 
 
 # Without a compiler

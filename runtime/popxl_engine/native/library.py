@@ -1,5 +1,6 @@
 """The compiled library: built when it is first needed, kept for later runs, called with tensors."""
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -9,11 +10,12 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -23,9 +25,11 @@ SOURCES = ("numbers.h", "kernels.cpp")
 # Without contraction an element's bits do not depend on its place in a vector, on the vector's width or on the CPU.
 FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
 OPTIONAL_FLAGS = ("-march=native", "-mprefer-vector-width=512", "-fopenmp")
-"""What some compilers or CPUs do not know: tried all together, then one less from the end."""
+"""What some compilers or CPUs do not know: tried all together, then those with which an empty file compiles."""
 TIME_LIMIT = 120
 """Seconds that compiling may take; it takes about two."""
+ROOM = 1 << 20
+"""Bytes that the library's folder must have room for; it is smaller."""
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 KINDS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float}
@@ -98,8 +102,7 @@ def library() -> Optional[ctypes.CDLL]:
         except OSError as error:
             logger.debug("native kernels: %s cannot be used (%s)", folder, error)
         except subprocess.SubprocessError as error:
-            output = (getattr(error, "stderr", None) or "").strip()[-500:]
-            logger.warning("native kernels: not compiled (%s %s); the plain, slower ones are used.", error, output)
+            logger.warning("native kernels: not compiled (%s); the plain, slower ones are used.", error)
             return None
     logger.warning("native kernels: no folder to keep them in (set POPXL_CACHE_DIR); the plain, slower ones are used.")
     return None
@@ -107,9 +110,10 @@ def library() -> Optional[ctypes.CDLL]:
 
 def _compiler() -> Optional[List[str]]:
     for command in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        words = shlex.split(command or "")
-        if words and shutil.which(words[0]):
-            return words
+        with contextlib.suppress(ValueError):  # CXX has a quote that nothing closes
+            words = shlex.split(command or "")
+            if words and shutil.which(words[0]):
+                return words
     return None
 
 
@@ -125,36 +129,60 @@ def _machine() -> str:
 
 def _folders() -> List[Path]:
     """Where the library may be kept, the preferred place first; a private temporary folder is the last resort."""
-    named = os.environ.get("POPXL_CACHE_DIR")
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return [*([Path(named)] if named else []), caches / "popxl", Path(tempfile.gettempdir()) / f"popxl-{os.getuid()}"]
+    folders = [Path(named)] if (named := os.environ.get("POPXL_CACHE_DIR")) else []
+    with contextlib.suppress(RuntimeError):  # the user has no home
+        folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "popxl")
+    with contextlib.suppress(OSError):  # no temporary folder can be written
+        folders.append(Path(tempfile.gettempdir()) / f"popxl-{os.getuid()}")
+    return [folder.absolute() for folder in folders]  # the loader looks up names without a folder elsewhere
 
 
 def _built(path: Path, compiler: List[str]) -> Path:
     """Compile to ``path`` unless it is there already, with a hash of the file at its end: loading a damaged one kills.
 
     Raises:
-        OSError: the folder cannot be written, or belongs to somebody else.
+        OSError: the folder cannot be written or is full, or somebody else may write what would be loaded from it.
         subprocess.SubprocessError: the compiler fails with every set of flags, or takes too long.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.parent.stat().st_uid != os.getuid():
-        raise PermissionError(f"{path.parent} belongs to another user")
+    status = path.parent.stat()
+    if status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH:
+        raise PermissionError(f"{path.parent} belongs to another user, or everybody may write to it")
     if path.exists() and _is_whole(path.read_bytes()):
         return path
-    part = path.with_suffix(f".{os.getpid()}.part")
+    # A name of its own: other threads, and machines that share the folder, may compile at the same time.
+    handle, name = tempfile.mkstemp(".part", f"{path.stem}.", path.parent)
+    part = Path(name)
     try:
-        for count in range(len(OPTIONAL_FLAGS), -1, -1):
-            command = [*compiler, *FLAGS, *OPTIONAL_FLAGS[:count], str(Path(__file__).parent / "kernels.cpp")]
-            done = subprocess.run([*command, "-o", str(part)], capture_output=True, text=True, timeout=TIME_LIMIT)
-            if not done.returncode:
-                part.write_bytes(_sealed(part.read_bytes()))
-                os.replace(part, path)
-                return path
-        done.check_returncode()
+        with open(handle, "wb") as file:
+            file.write(bytes(ROOM))  # a full folder is told from a compiler that fails
+        _compile(compiler, part)
+        part.write_bytes(_sealed(part.read_bytes()))
+        os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    raise AssertionError("check_returncode raises")
+    return path
+
+
+def _compile(compiler: List[str], to: Path) -> None:
+    source = str(Path(__file__).parent / "kernels.cpp")
+    done = _run(compiler, (*OPTIONAL_FLAGS, source), to)
+    if done.returncode:
+        empty = ("-x", "c++", os.devnull)
+        known = [flag for flag in OPTIONAL_FLAGS if not _run(compiler, (flag, *empty), to).returncode]
+        done = _run(compiler, (*known, source), to)
+    if done.returncode:
+        raise subprocess.SubprocessError(f"{shlex.join(done.args)}: {done.returncode} {done.stderr.strip()[-500:]}")
+
+
+def _run(compiler: List[str], arguments: Sequence[str], to: Path) -> "subprocess.CompletedProcess[str]":
+    command = [*compiler, *FLAGS, *arguments, "-o", str(to)]
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT
+        )
+    except OSError as error:
+        raise subprocess.SubprocessError(str(error)) from error
 
 
 def _sealed(code: bytes) -> bytes:
