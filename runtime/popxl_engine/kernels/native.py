@@ -23,7 +23,7 @@ def gelu(t: torch.Tensor) -> torch.Tensor:
 @kernel("gelu_grad", device="cpu")
 def gelu_grad(dy: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """Its gradient."""
-    if not native.takes(dy, at) or dy.dtype != at.dtype:
+    if not native.takes(dy, at) or dy.dtype != at.dtype or dy.shape != at.shape:
         return KERNELS["gelu_grad"](dy, at)
     result = torch.empty_like(at)
     native.call("gelu_grad", (at.dtype,), dy, at, result, at.numel())

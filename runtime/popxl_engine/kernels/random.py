@@ -13,7 +13,7 @@ from popxl_engine.kernels.registry import kernel
 
 def threshold(p: float) -> int:
     """p as the least int32 that is kept: a draw's bits, read as int32, are at least this with probability 1 - p."""
-    return round(p * 2**32) - 2**31
+    return min(round(p * 2**32), 2**32 - 1) - 2**31
 
 
 @kernel("dropout")

@@ -53,12 +53,15 @@ def accumulate_square_(t: torch.Tensor, X: torch.Tensor, f: Scalar) -> torch.Ten
 
 @kernel("accumulate_mean_")
 def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Scalar) -> torch.Tensor:
-    """t = t * step / (step + 1) + X / (step + 1)."""
-    step = factor(step)
+    """t = t * step / (step + 1) + X / (step + 1); with step 0, what was there may be infinite or NaN."""
+    step, value = factor(step), working(X, t)
     if isinstance(step, torch.Tensor):
         step = step.to(torch.float64)
+        torch.where(step == 0, value.to(t.dtype), t, out=t)
+    elif step == 0:
+        return update(t, value)
     new = 1 / (step + 1)
-    return mix(t, working(X, t), step * new, new)
+    return mix(t, value, step * new, new)
 
 
 def mix(t: torch.Tensor, value: torch.Tensor, old: Scalar, new: Scalar) -> torch.Tensor:

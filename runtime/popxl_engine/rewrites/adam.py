@@ -1,6 +1,5 @@
 """AdamW's whole update in one pass over memory."""
 
-import math
 from typing import Any, Dict, List, Optional
 
 import torch
@@ -9,6 +8,7 @@ from popxl.values import Tensor
 
 from popxl_engine import native
 from popxl_engine.kernels.rounding import Updates, update_noise, update_part
+from popxl_engine.kernels.var_updates import correction
 from popxl_engine.rewrites.match import Steps, fused, scalar_constant
 from popxl_engine.steps import Step
 
@@ -60,16 +60,16 @@ def _native(
     scale: float,
     first: torch.Tensor,
     second: torch.Tensor,
-    step: Any,
-    options: Any,
+    step: torch.Tensor,
+    options: Dict[str, Any],
 ) -> torch.Tensor:
     """`adamw_` in one pass over memory."""
-    lr, beta1, beta2, count = options["lr"], options["beta1"], options["beta2"], float(step)
+    lr, beta1, beta2 = options["lr"], options["beta1"], options["beta2"]
     noise = update_noise(var)
     base, shifts, offset = (None, None, 0) if noise is None else noise.parts(var.numel(), Updates.offset)
     numbers = (
         scale, beta1, beta2, 1 - lr * options["weight_decay"],
-        lr / (1 - beta1**count), math.sqrt(1 - beta2**count), options["eps"],
+        float(lr / correction(beta1, step)), float(correction(beta2, step).sqrt()), options["eps"],
     )  # fmt: skip
     operands = (var, grad, first, second, base, shifts)
     native.call("adamw", (var.dtype, grad.dtype), *operands, offset, *numbers, var.numel())
