@@ -358,6 +358,15 @@ def test_a_program_gives_the_same_bits_with_its_rows_in_files(memory, replicas, 
     assert traffic.read_bytes % BLOCK == 0 and traffic.file_bytes <= 2 * ENTRIES * 4 * BLOCK * replicas
 
 
+def test_looking_ahead_can_be_switched_off_by_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("POPXL_LOOK_AHEAD", "0")
+    got, traffic = results(120_000, tmp_path)
+    for a, b in zip(results()[0], got):
+        np.testing.assert_array_equal(a, b)
+    # Who fetches when asked waits for every read.
+    assert traffic.reads > 0 and traffic.waited_for_reads > 0.8 * traffic.read_seconds
+
+
 def test_a_memory_that_does_not_hold_what_is_in_use_says_how_much_does(tmp_path):
     with pytest.raises(RemoteMemoryError, match=r"got 20000 bytes .*; expected at least (\d+) .* in phase mixing") as e:
         results(20_000, tmp_path)
