@@ -2,11 +2,14 @@
 
 import dataclasses
 
+import popxl
 import pytest
 
-from config import Model
+from config import Execution, Model
+from modelling import Layout
+from modelling.attention import Attention
 from tests.integration.layers.cases import CASES, SPLITS, Case
-from tests.integration.layers.running import MODEL, check_equal, expected_outcome, run_layer, table_of
+from tests.integration.layers.running import MODEL, ROWS, check_equal, expected_outcome, run_layer, table_of
 
 
 def check(case: Case, model: Model, tp1: int, tp2: int) -> None:
@@ -23,3 +26,12 @@ def test_a_layer_equals_its_formula_on_every_split(name, split):
 @pytest.mark.parametrize("split", [(1, 1), (2, 2)], ids=str)
 def test_attention_in_pieces_equals_its_formula(pieces, split):
     check(CASES["attention"], dataclasses.replace(MODEL, attention_serialisation=pieces), *split)
+
+
+def test_a_piece_of_attention_gets_no_key_after_it():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        layer = Attention(dataclasses.replace(MODEL, attention_serialisation=3), Layout.of(ir, Execution()))
+        _, graph = layer.create_graph(popxl.TensorSpec((ROWS, MODEL.hidden_size), popxl.float32))
+    shapes = [[t.shape[2] for t in piece.inputs[:3]] for piece in graph.graph.called_graphs]
+    assert shapes == [[2, 2, 2], [2, 4, 4], [2, 6, 6]]  # query, key, value: along the sequence
