@@ -77,6 +77,15 @@ def test_a_compiled_kernel_gives_the_plain_kernels_numbers(name: str, dtype: tor
         torch.testing.assert_close(found, expected, **tolerance, equal_nan=True, check_dtype=False)
 
 
+@needs_compiler
+@both_types
+def test_gelus_slope_far_from_zero_is_zero_or_one(dtype: torch.dtype) -> None:
+    far = torch.tensor([10.0, 11.0, 1e4, 1e13, 1e20, 3e38, float("inf")]).to(dtype)
+    ones = torch.ones_like(far)
+    assert torch.equal(NATIVE["gelu_grad"](ones, far), ones)
+    assert NATIVE["gelu_grad"](ones, -far).abs().max() < 1e-35
+
+
 @both_types
 @pytest.mark.parametrize("name", sorted(NATIVE))
 def test_operands_that_the_library_does_not_take_go_to_the_plain_kernel(name: str, dtype: torch.dtype) -> None:

@@ -44,9 +44,10 @@ void gelu_grad(const T* dy, const T* x, T* dx, int64_t count, int threads) {
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
 #pragma omp simd
     for (int64_t i = first; i < end; ++i) {
-      const float t = wide(x[i]), square = t * t;
-      const float minus = -C * t * (1.0f + CUBIC * square);
-      const float e = exponential(minus > 88.0f ? 88.0f : minus), s = 1.0f / (1.0f + e);  // s(1 - s) = s * s * e
+      const float at = wide(x[i]);
+      const float t = at < -10.0f ? -10.0f : at > 10.0f ? 10.0f : at;  // further out the slope is 0 or 1
+      const float square = t * t;
+      const float e = exponential(-C * t * (1.0f + CUBIC * square)), s = 1.0f / (1.0f + e);  // s(1 - s) = s * s * e
       const float slope = s + t * s * (s * e) * C * (1.0f + 3.0f * CUBIC * square);
       narrow(wide(dy[i]) * slope, dx[i]);
     }
