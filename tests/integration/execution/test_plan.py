@@ -231,8 +231,14 @@ def copying(name: str, monkeypatch: Any) -> None:
     [
         {},
         {"dropout": 0.1, "attention_serialisation": 11, "micro_batch_size": 3},
-        {"precision": "bfloat16", "stochastic_rounding": True, "hidden_size": 90, "layers": 3},
-        {"precision": "float16", "recomputation": False, "loss_scaling": 128.0, "device_iterations": 2},
+        {"precision": "bfloat16", "stochastic_rounding": True, "hidden_size": 180, "layers": 3},
+        {
+            "precision": "float16",
+            "recomputation": False,
+            "loss_scaling": 128.0,
+            "device_iterations": 2,
+            "hidden_size": 180,
+        },
         {"vocabulary_size": 1511, "sequence_length": 37},
     ],
     ids=str,
