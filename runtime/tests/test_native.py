@@ -67,6 +67,7 @@ def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
     return calls
 
 
+@needs_compiler
 @both_types
 @pytest.mark.parametrize("name", sorted(NATIVE))
 def test_a_compiled_kernel_gives_the_plain_kernels_numbers(name: str, dtype: torch.dtype) -> None:
@@ -121,6 +122,7 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
+@needs_compiler
 @both_types
 @pytest.mark.parametrize("name", sorted(NATIVE))
 def test_the_number_of_threads_does_not_change_a_bit(
@@ -134,6 +136,7 @@ def test_the_number_of_threads_does_not_change_a_bit(
         assert same(results[0], results[1]) and same(results[0], results[2])
 
 
+@needs_compiler
 @both_types
 def test_an_elements_bits_do_not_depend_on_its_place(dtype: torch.dtype) -> None:
     x, dy = random(4099, dtype=dtype), random(4099, dtype=dtype, seed=1)
@@ -364,7 +367,7 @@ print("library", native.library() is not None)
 
 def run(tmp_path: Path, **environment: str) -> Tuple[str, str]:
     variables = {**os.environ, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path), **environment}
-    for name in ("XDG_CACHE_HOME", "POPXL_CACHE_DIR"):
+    for name in ("XDG_CACHE_HOME", "POPXL_CACHE_DIR", "POPXL_NATIVE"):
         variables.pop(name, None) if name not in environment else None
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=variables)
     assert done.returncode == 0, done.stderr
