@@ -8,6 +8,7 @@ import atexit
 import hashlib
 import importlib
 import os
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ class Connection:
 
 
 _connection: Optional[Connection] = None
+_lost: List[InstanceError] = []
+"""Of instances that are gone or do not answer."""
 
 
 def init() -> None:
@@ -97,9 +100,22 @@ def _open(index: int, instances: int) -> Connection:
     silence = seconds() + PULSE_SECONDS
     group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=silence))
     pulse = Pulse(importlib.import_module("torch"), distributed, group, index, instances, silence)
-    atexit.register(distributed.destroy_process_group)  # else its threads outlive what they use
-    atexit.register(pulse.stop)  # runs first
+    atexit.register(_leave, distributed, pulse)
     return Connection(distributed, store, distributed.new_group(backend="gloo", timeout=long))
+
+
+def _leave(distributed: Any, pulse: Pulse) -> None:
+    """Close the connections, or else threads outlive what they use.
+
+    Where another instance is lost they may wait for it still, and closing would abort the process; it has said what
+    there is to say, and ends.
+    """
+    pulse.stop()
+    if _lost:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    distributed.destroy_process_group()
 
 
 def _store(distributed: Any, index: int, instances: int) -> Any:
@@ -144,10 +160,12 @@ def reaching_others(what: str) -> Iterator[None]:
             raise
         if "imed out" not in str(error):
             time.sleep(AFTERMATH_SECONDS)
-        raise InstanceError(
+        lost = InstanceError(
             f"popdist: instance {getInstanceIndex()} of {getNumInstances()}, {what}: {_in_words(error)} Look at the "
             f"other instances' errors first. A wait that is long for good reason: set {TIMEOUT} (seconds)."
-        ) from None
+        )
+        _lost.append(lost)
+        raise lost from None
 
 
 def _in_words(error: Exception) -> str:
