@@ -7,6 +7,7 @@ import numpy as np
 import popxl
 import popxl_addons as addons
 import pytest
+import torch
 from popxl import ops
 from popxl.ops import var_updates
 from popxl.values import Tensor
@@ -392,6 +393,61 @@ def test_logits_that_are_widened_for_their_loss_stay_narrow(dtype: popxl.dtype, 
     for name, (value, kind) in expected.items():
         assert_close(found[name][0], value, kind, name)
     assert engine.program.source.text().count("k_cast") == (2 if dtype is popxl.float32 else left)
+
+
+# Zeros that nobody reads
+
+
+def means_in_a_loop(kind: str, twist: str) -> Callable[[popxl.Ir], Sequence[Tensor]]:
+    """A loop that accumulates a mean into fresh zeros, with a twist that the rule must see."""
+
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        x, dy = popxl.variable(normal(5, 6), name="x"), popxl.variable(normal(5, 4), name="dy")
+        ids = popxl.variable(np.array([1, 5, 1, 0, 2], np.int32))
+
+        def body(
+            total: popxl.TensorByRef, count: popxl.TensorByRef, x: Tensor, dy: Tensor, ids: Tensor
+        ) -> List[Tensor]:
+            if twist == "counted before":
+                ops.add_(count, popxl.constant(1.0))
+            if twist == "read before":
+                dy = dy + total[:5]
+            if kind == "product":
+                var_updates.accumulate_mean_(total, x.T @ dy, count)
+            elif kind == "rows":
+                var_updates.accumulate_mean_(total, ops.indexing.gather_grad(dy, ids, total.shape, 0, True), count)
+            else:
+                var_updates.accumulate_mean_(total, ops.concat([dy, dy[:1]]), count)
+            if twist != "counted before":
+                ops.add_(count, popxl.constant(1.0))
+            return []
+
+        total = ops.init((6, 4), popxl.float32, "total")
+        count = ops.init((), popxl.float32, "count")
+        graph = ir.create_graph(body, total, count, x, dy, ids)
+        if twist == "counter is not zero":
+            ops.add_(count, popxl.constant(2.0))
+        if twist == "read between":
+            ops.add_(x, ops.sum(total) + 1.0)
+        ops.repeat(graph, 3, total, count, x, dy, ids)
+        return [total]
+
+    return build
+
+
+@pytest.mark.parametrize("kind", ["product", "rows", "mean"])
+@pytest.mark.parametrize("twist", ["", "counted before", "read before", "counter is not zero", "read between"])
+def test_accumulators_are_cleared_only_where_their_zeros_are_read(kind: str, twist: str) -> None:
+    build = means_in_a_loop(kind, twist)
+    expected, _ = observe(build, True)
+    torch.use_deterministic_algorithms(True)  # memory that is not cleared holds NaN
+    try:
+        found, engine = observe(build, False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name, (value, dtype) in expected.items():
+        assert_close(found[name][0], value, dtype, name)
+    assert engine.program.source.text().count("'undef'") == (0 if twist else 1)
 
 
 # Switching off

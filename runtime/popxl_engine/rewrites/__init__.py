@@ -16,6 +16,7 @@ from popxl_engine.rewrites.adam import fuse_adam
 from popxl_engine.rewrites.identities import drop_casts, swap_transposed_products
 from popxl_engine.rewrites.narrow_logits import narrow_logits
 from popxl_engine.rewrites.products import fuse_bias, fuse_scores
+from popxl_engine.rewrites.unread_zeros import unread_zeros
 from popxl_engine.steps import Step
 
 REWRITES: Dict[str, Callable[[List[Step], Graph], List[Step]]] = {
@@ -27,7 +28,7 @@ REWRITES: Dict[str, Callable[[List[Step], Graph], List[Step]]] = {
     "accumulated_rows": fuse_accumulated_rows,
     "adam": fuse_adam,
 }
-BLOCK_REWRITES: Dict[str, Callable[[Block], None]] = {"narrow_logits": narrow_logits}
+BLOCK_REWRITES: Dict[str, Callable[[Block], None]] = {"narrow_logits": narrow_logits, "unread_zeros": unread_zeros}
 
 
 def enabled_rewrites() -> List[str]:

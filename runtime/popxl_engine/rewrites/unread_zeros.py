@@ -1,0 +1,60 @@
+"""Zeros that nobody reads: accumulators of a mean whose first value replaces what is there."""
+
+from typing import Dict, List, Optional
+
+from popxl_engine.aliasing import storage_groups
+from popxl_engine.lowering import Block, Instr, Value
+
+MEANS = ("accumulate_mean_", "fused_accumulate_product_", "fused_accumulate_rows_")
+"""Ops that replace ``t`` where ``step`` is zero, whatever it holds."""
+
+
+def unread_zeros(block: Block) -> None:
+    """Memory of an accumulator is not cleared where a loop takes it, with a counter at zero, and begins with a mean.
+
+    Both come fresh from `init`; the loop's body first meets the accumulator as the target of a mean, before it writes
+    the counter.
+    """
+    groups = storage_groups(block)
+    fresh: Dict[Value, Instr] = {}
+    """Zeros that nothing has met yet, by what shares their storage."""
+    for instr in block.instrs:
+        if _is_zeros(instr):
+            fresh[groups.get(instr.outputs[0], instr.outputs[0])] = instr
+            continue
+        if instr.kind == "repeat" and instr.arguments["repeat_count"] > 0:
+            body, values = instr.bodies[0], instr.arguments["inputs"]
+            for i in sorted(body.by_ref):
+                made = fresh.get(groups.get(values[i], values[i]))
+                step = _counter_of_first_mean(body, body.inputs[i])
+                counter = fresh.get(groups.get(values[step], values[step])) if step is not None else None
+                once = sum(groups.get(v, v) is groups.get(values[i], values[i]) for v in values) == 1
+                if made is not None and counter is not None and made is not counter and once:
+                    made.arguments["init_type"] = "undef"
+        for v in instr.inputs():
+            fresh.pop(groups.get(v, v), None)
+
+
+def _is_zeros(instr: Instr) -> bool:
+    definition = instr.definition
+    return definition is not None and definition.name == "init" and instr.arguments["init_type"] == "zero"
+
+
+def _counter_of_first_mean(body: Block, accumulator: Value) -> Optional[int]:
+    """The input that counts the mean by which a body first meets an accumulator, if it is not written before."""
+    groups = storage_groups(body)
+    target = groups.get(accumulator, accumulator)
+    written: List[Value] = []
+    for instr in body.instrs:
+        if any(groups.get(v, v) is target for v in instr.inputs()):
+            if instr.definition is None or instr.definition.name not in MEANS:
+                return None
+            others = [v for name, v in instr.arguments.items() if name != "t" and isinstance(v, Value)]
+            step = instr.arguments["step"]
+            if any(groups.get(v, v) is target for v in others) or not isinstance(step, Value):
+                return None
+            if groups.get(step, step) in written or step not in body.inputs:
+                return None
+            return body.inputs.index(step)
+        written += [groups.get(v, v) for v in instr.written()]
+    return None
