@@ -154,7 +154,7 @@ def test_the_output_shown_is_what_a_run_prints_today():
     (shown,) = blocks(README, "text")
     steps = [line for line in shown.splitlines() if line.startswith("step ")]
     pattern = (
-        r"step +\d+/1000  loss \d\.\d+  validation (\d\.\d+|-)  lr \d\.\d+e-\d+  norm \d+\.\d+  "
+        r"step +\d+/\d+  loss \d\.\d+  validation (\d\.\d+|-)  lr \d\.\d+e-\d+  norm \d+\.\d+  "
         r"[\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  .* left"
     )
     assert len(steps) > 3
