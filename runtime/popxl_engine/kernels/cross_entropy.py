@@ -26,6 +26,12 @@ def _inside(indices: torch.Tensor, classes: int) -> Tuple[torch.Tensor, torch.Te
     return torch.where(inside, wide, 0), inside
 
 
+def pick(logits: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Each row's logit at its index, in float32 at least; zero where the index is none of the classes."""
+    at, inside = _inside(indices, logits.shape[1])
+    return torch.where(inside, logits.gather(1, at[:, None])[:, 0].to(_wide(logits.dtype)), 0)
+
+
 @kernel("logsumexp_and_pick")
 def logsumexp_and_pick(logits: torch.Tensor, indices: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     """Row by row, in float32 at least."""
@@ -33,11 +39,7 @@ def logsumexp_and_pick(logits: torch.Tensor, indices: torch.Tensor) -> Tuple[tor
     total = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)
     for rows in _row_chunks(logits):
         torch.logsumexp(logits[rows].to(dtype), 1, out=total[rows])
-    if logits.shape[1] == 0:
-        return total, torch.zeros_like(total)
-    at, inside = _inside(indices, logits.shape[1])
-    picked = logits.gather(1, at[:, None])[:, 0].to(dtype)
-    return total, torch.where(inside, picked, 0)
+    return total, pick(logits, indices) if logits.shape[1] else torch.zeros_like(total)
 
 
 @kernel("logsumexp_and_pick_grad")

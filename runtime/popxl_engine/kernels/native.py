@@ -6,8 +6,10 @@ import torch
 
 from popxl_engine import native
 from popxl_engine.kernels import generator
+from popxl_engine.kernels.cross_entropy import pick
 from popxl_engine.kernels.random import threshold
 from popxl_engine.kernels.registry import KERNELS, kernel
+from popxl_engine.kernels.var_updates import shares
 
 
 @kernel("gelu", device="cpu")
@@ -53,10 +55,7 @@ def logsumexp_and_pick(logits: torch.Tensor, indices: torch.Tensor) -> Tuple[tor
         return result
     total = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     native.call("logsumexp", (logits.dtype,), logits, total, *_rows(logits))
-    wide = indices.to(torch.int64)
-    inside = (wide >= 0) & (wide < logits.shape[1])
-    picked = logits.gather(1, torch.where(inside, wide, 0)[:, None])[:, 0].to(torch.float32)
-    return total, torch.where(inside, picked, 0)
+    return total, pick(logits, indices)
 
 
 @kernel("logsumexp_and_pick_grad", device="cpu")
@@ -83,6 +82,5 @@ def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tenso
     """t = t * step / (step + 1) + X / (step + 1)."""
     if t.dtype != torch.float32 or t.shape != X.shape or not native.takes(t, X):
         return KERNELS["accumulate_mean_"](t, X, step)
-    count = float(step)
-    native.call("accumulate", (X.dtype,), t, X, count / (count + 1), 1 / (count + 1), t.numel())
+    native.call("accumulate", (X.dtype,), t, X, *shares(step), t.numel())
     return t

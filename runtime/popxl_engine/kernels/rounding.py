@@ -32,18 +32,18 @@ class Noise:
         self._seed = seed
         self._base = draws(seed, (min(length, PERIOD) + 1) // 2).view(torch.int16)
 
-    def parts(self, count: int, offset: int) -> Tuple[torch.Tensor, torch.Tensor, int]:
-        """What bits of elements offset .. offset + count - 1 are sums of: a period's, each period's shift, the offset.
+    def parts(self, count: int, offset: int) -> Tuple[torch.Tensor, torch.Tensor]:
+        """What bits of elements offset .. offset + count - 1 are sums of: a period's, and each period's shift.
 
         int16 [min(length, PERIOD)], and int16 for every period from that of element ``offset`` on.
         """
         first, end = offset // PERIOD, offset + count
         shifts = draws(self._seed, -(-end // PERIOD) - first, PERIOD // 2 + first).to(torch.int16)
-        return self._base, shifts, offset
+        return self._base, shifts
 
     def blocks(self, count: int, offset: int) -> Iterator[Tuple[slice, torch.Tensor]]:
         """Bits of elements offset .. offset + count - 1, period by period: (part of these, its bits)."""
-        base, shifts, _ = self.parts(count, offset)
+        base, shifts = self.parts(count, offset)
         first, end = offset // PERIOD, offset + count
         for shift, start in zip(shifts, range(first * PERIOD, end, PERIOD)):
             low, high = max(offset, start), min(end, start + PERIOD)

@@ -1,6 +1,6 @@
 """Updates in place. 16-bit tensors are updated in float32 and rounded once, by `rounding.update`."""
 
-from typing import Any, Optional, Union
+from typing import Any, Optional, Tuple, Union
 
 import torch
 
@@ -49,6 +49,12 @@ def accumulate_square_(t: torch.Tensor, X: torch.Tensor, f: Scalar) -> torch.Ten
         wide = working(X, t)
         return t.addcmul_(wide, wide, value=f)
     return add_scaled(t, working(X, t).square(), f)
+
+
+def shares(step: Any) -> Tuple[float, float]:
+    """The weights of the old mean and of the new value, for a count of values already in the mean."""
+    count = float(step)
+    return count / (count + 1), 1 / (count + 1)
 
 
 @kernel("accumulate_mean_")

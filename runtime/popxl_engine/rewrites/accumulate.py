@@ -9,15 +9,9 @@ from popxl.opdef import OPS, flatten
 from popxl_engine.kernels.linalg import prefers_onednn, product
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.kernels.rounding import NARROW
+from popxl_engine.kernels.var_updates import shares
 from popxl_engine.rewrites.match import Steps, fused
 from popxl_engine.steps import Step
-
-
-def shares(step: Any) -> Tuple[float, float]:
-    """The weights of the old mean and of the new value, for a count of values already in the mean."""
-    count = float(step)
-    return count / (count + 1), 1 / (count + 1)
-
 
 ROWS_AT_A_TIME = 2048
 """Rows of a product that are made before they are added to the accumulator (768 to 1280 rows are slow with AMX)."""

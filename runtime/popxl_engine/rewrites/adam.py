@@ -66,13 +66,13 @@ def _native(
     """`adamw_` in one pass over memory."""
     lr, beta1, beta2 = options["lr"], options["beta1"], options["beta2"]
     noise = update_noise(var)
-    base, shifts, offset = (None, None, 0) if noise is None else noise.parts(var.numel(), Updates.offset)
+    base, shifts = (None, None) if noise is None else noise.parts(var.numel(), Updates.offset)
     numbers = (
         scale, beta1, beta2, 1 - lr * options["weight_decay"],
         float(lr / correction(beta1, step)), float(correction(beta2, step).sqrt()), options["eps"],
     )  # fmt: skip
     operands = (var, grad, first, second, base, shifts)
-    native.call("adamw", (var.dtype, grad.dtype), *operands, offset, *numbers, var.numel())
+    native.call("adamw", (var.dtype, grad.dtype), *operands, Updates.offset, *numbers, var.numel())
     return var
 
 

@@ -6,8 +6,7 @@ from popxl import dtypes
 
 from popxl_engine.aliasing import storage_groups
 from popxl_engine.lowering import Block, Instr, Value
-
-NARROW = (dtypes.float16, dtypes.bfloat16)
+from popxl_engine.stochastic import NARROW
 
 
 def narrow_logits(block: Block) -> None:

@@ -24,9 +24,10 @@ def unread_zeros(block: Block) -> None:
             continue
         if instr.kind == "repeat" and instr.arguments["repeat_count"] > 0:
             body, values = instr.bodies[0], instr.arguments["inputs"]
+            inside = storage_groups(body)
             for i in sorted(body.by_ref):
                 made = fresh.get(groups.get(values[i], values[i]))
-                step = _counter_of_first_mean(body, body.inputs[i])
+                step = _counter_of_first_mean(body, inside, body.inputs[i])
                 counter = fresh.get(groups.get(values[step], values[step])) if step is not None else None
                 once = sum(groups.get(v, v) is groups.get(values[i], values[i]) for v in values) == 1
                 if made is not None and counter is not None and made is not counter and once:
@@ -40,9 +41,8 @@ def _is_zeros(instr: Instr) -> bool:
     return definition is not None and definition.name == "init" and instr.arguments["init_type"] == "zero"
 
 
-def _counter_of_first_mean(body: Block, accumulator: Value) -> Optional[int]:
+def _counter_of_first_mean(body: Block, groups: Dict[Value, Value], accumulator: Value) -> Optional[int]:
     """The input that counts the mean by which a body first meets an accumulator, if it is not written before."""
-    groups = storage_groups(body)
     target = groups.get(accumulator, accumulator)
     written: List[Value] = []
     for instr in body.instrs:
