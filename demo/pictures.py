@@ -1,10 +1,11 @@
 """The picture of a run's losses."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from utils.files import written_whole
 
 SMOOTHING = 0.95
 """Share of the running mean in each step of the smooth training curve."""
@@ -28,12 +29,8 @@ def draw_losses(metrics: "list[dict[str, Any]]", path: Path, title: str) -> None
     axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with written_whole(path) as partial:
         figure.savefig(partial, format="png")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def smooth(values: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Optional
 
 from config import Config, UserError, to_yaml
 from execution.checkpoint import SavedRun, checkpoints_in, find
+from utils.files import written_whole
 
 _LOG = logging.getLogger(__name__)
 _locks: "dict[Path, int]" = {}
@@ -46,12 +47,8 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             _lock(self.path)
-            partial = self.path / f".config.yml.{os.getpid()}"
-            try:
+            with written_whole(self.config) as partial:
                 partial.write_text(to_yaml(config), encoding="utf-8")
-                os.replace(partial, self.config)
-            finally:
-                partial.unlink(missing_ok=True)
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(

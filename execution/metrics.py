@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 from config import Config, Model, UserError
+from utils.files import written_whole
 
 
 def flops_per_token(model: Model) -> float:
@@ -38,15 +39,10 @@ class MetricsFile:
         self.path = path
         try:
             kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= steps_done]
-            partial = path.with_name(f".{path.name}.{os.getpid()}")
-            try:
-                with open(partial, "w", encoding="utf-8") as file:
-                    file.writelines(kept)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
+            with written_whole(path) as partial, open(partial, "w", encoding="utf-8") as file:
+                file.writelines(kept)
+                file.flush()
+                os.fsync(file.fileno())
             self._file = open(path, "a", encoding="utf-8")
         except OSError as error:
             raise _unwritable(path, error) from error

@@ -1,9 +1,9 @@
 """A plan as bars: the times of each phase, and the device memory that it needs."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from utils.files import written_whole
 from utils.units import bytes_text, duration, si
 
 if TYPE_CHECKING:
@@ -47,6 +47,5 @@ def draw_plan(found: "RunPlan", path: Path) -> None:
         f"{found.config.name}: {duration(found.seconds)} per step, {si(found.tokens_per_second, 'tokens/s')}, "
         f"{found.limit / found.seconds:.0%} of the limit"
     )
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    figure.savefig(partial, format="png")
-    os.replace(partial, path)
+    with written_whole(path) as partial:
+        figure.savefig(partial, format="png")

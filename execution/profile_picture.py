@@ -1,12 +1,12 @@
 """A profile as a picture: how busy each lane was over time, and the time of each phase beside its limit."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from execution.profile_tables import fraction, speed
+from utils.files import written_whole
 from utils.units import duration
 
 if TYPE_CHECKING:
@@ -46,12 +46,8 @@ def draw_profile(found: "RunProfile", path: Path) -> None:
     _draw_phases(bars, found)
     reached = f"{fraction(found.limit, found.seconds):.0%} of the limit"
     figure.suptitle(f"{found.config.name}: {duration(found.seconds)} a step, {reached}")
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with written_whole(path) as partial:
         figure.savefig(partial, format="png")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _draw_lanes(axes: "Axes", record: Any) -> None:

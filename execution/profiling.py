@@ -1,7 +1,6 @@
 """`--profile`: one step of a run, recorded: a timeline, a picture and a table."""
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from config import Config
 from execution.planning import PlanOptions, speeds, written_to
 from execution.profile_picture import draw_profile
 from execution.profile_tables import profile_text
+from utils.files import written_whole
 from utils.runtime import gather, planner, profile
 
 WARM_UP = 2
@@ -108,12 +108,8 @@ def step_profiler(config: Config, options: PlanOptions, run_folder: Optional[Pat
 
 def _write(path: Path, text: str) -> None:
     """Write a file, whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with written_whole(path) as partial:
         partial.write_text(text + "\n", encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def as_json(found: RunProfile) -> "dict[str, Any]":

@@ -13,7 +13,7 @@ from config import Config, UserError, override
 from execution.host import run_steps
 from execution.memory import check_memory
 from execution.pretraining import pretraining
-from tests.faults import limited, read
+from tests.faults import read, run
 from tests.integration.gpt_oracle import small
 from tests.integration.runs import batches, train
 from utils.runtime import file_traffic, remote_memory_errors_are_user_errors
@@ -102,16 +102,7 @@ FILES = f"--memmap_dir rows --host_memory {ENOUGH}"
 
 
 def job(folder, flags, largest_file=None, code=0):
-    words, environment = read(f"{{train}} {FLAGS} {flags}")
-    done = subprocess.run(
-        words,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        preexec_fn=limited(largest_file),
-    )
+    done, _ = run(folder, f"{{train}} {FLAGS} {flags}", largest_file)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr
