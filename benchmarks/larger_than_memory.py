@@ -119,17 +119,17 @@ def cgroups_removed(names: list[str]) -> Iterator[None]:
 
 def disk_bandwidth(folder: str, mib: int) -> Figures:
     """Bytes/s of reading, writing, and both at once, each the best of one, two and four threads a way."""
+    from popxl_engine.machine.device import Pages
     from popxl_engine.machine.tier import FileStore
-    from popxl_engine.machine.tier.arena import block_of
 
     size = max(1, min(BLOCK_MIB, mib)) * 2**20
     count = max(1, mib * 2**20 // size)
     store = FileStore(folder, 2 * count * size)
 
     def run(way: str, numbers: range) -> None:
-        block, _ = block_of(size)
+        block = Pages(size).bytes
         for number in numbers:
-            getattr(store, way)(number * size, block.data)
+            getattr(store, way)(number * size, block)
 
     def rate(ways: tuple[str, ...], threads: int) -> float:
         jobs = [

@@ -1,16 +1,18 @@
 """What goes beyond PopXL. Applications reach it through one small module that falls back to plain PopXL."""
 
-from typing import Any, ContextManager, List, Optional
+from typing import Any, ContextManager, List, Optional, Sequence
 
 from popdist import exchange
 
 from popxl.dtypes import bfloat16
 from popxl.errors import RemoteMemoryError
+from popxl.ops import concat, reshape
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, measure, phase_time, plan, sequence
 from popxl.printer import to_text
 from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
-from popxl.remote_files import FileTraffic, keep_remote_memory_in_files
+from popxl.remote_files import FileTraffic, keep_remote_memory_in_files, limit_device_memory
 from popxl.session import Session
+from popxl.tensor import Tensor
 from popxl.verify import verify
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "file_traffic",
     "gather",
     "keep_remote_memory_in_files",
+    "limit_device_memory",
     "measure",
     "phase_time",
     "plan",
@@ -39,6 +42,7 @@ __all__ = [
     "run_count",
     "sequence",
     "set_run_count",
+    "stack_seeds",
     "timeline",
     "to_text",
     "verify",
@@ -52,6 +56,16 @@ def gather(value: Any, patiently: bool = False) -> List[Any]:
         patiently: one may take up to an hour longer to get here than the others; else what collectives allow.
     """
     return exchange.gather_patiently(value) if patiently else exchange.gather(value)
+
+
+def stack_seeds(seeds: Sequence[Tensor]) -> Tensor:
+    """One tensor of n seeds, for tensors whose first axis is n equal parts: n times uint32 [2] -> uint32 [n, 2].
+
+    `ops.dropout` drops part i by seed i alone, the same elements as in a tensor that is only this part, and
+    `ops.split_random_seed` and `ops.create_random_seed` make the children of each. So several micro-batches run as one
+    with the masks that they have by themselves.
+    """
+    return concat([reshape(seed, (1, 2)) for seed in seeds])
 
 
 def profile(session: Session) -> ContextManager[List[Profile]]:

@@ -38,6 +38,8 @@ class Ir:
         """The Session whose values of the variables are the host's, from the first Session on."""
         self.remote_files: Any = None
         """`RemoteFiles` of a program whose remote memory is larger than the host's."""
+        self.device_memory: Union[None, int, float] = None
+        """What a program may take of a device's memory, see `limit_device_memory`."""
         self._num_host_transfers = 1
         self._pb_ir = IrInternals(self)
         if replication == "popdist":

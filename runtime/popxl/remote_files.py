@@ -1,6 +1,7 @@
-"""Remote memory that is larger than the host's: rows in files, of which a part is in memory at a time."""
+"""Remote memory that is larger than the host's or the device's, of which a part is there at a time."""
 
 from dataclasses import dataclass
+from typing import Union
 
 from popxl.ir import Ir
 
@@ -69,3 +70,27 @@ def keep_remote_memory_in_files(ir: Ir, folder: str, memory: int) -> None:
         raise ValueError(f"keep_remote_memory_in_files: got memory {memory!r}; expected a number of bytes, at least 1.")
     ir._check_open("keep_remote_memory_in_files")
     ir.remote_files = RemoteFiles(folder, memory)
+
+
+def limit_device_memory(ir: Ir, memory: Union[int, float]) -> None:
+    """Let the sessions of a program take so much of the device's memory, for remote rows and for all else it needs.
+
+    Rows stay on the device as far as there is room for them, those first that are used again soonest. The others wait
+    in the host's memory, are fetched before the program asks for them, and are written back behind it. The numbers do
+    not depend on the limit. Without one, a GPU gives what it has; a processor, which needs no memory but the host's,
+    moves rows only where there is a limit.
+
+    Args:
+        memory: bytes of each process, or on a GPU a share of it as a float.
+    Raises:
+        ValueError: no bytes, or a share that is not above 0 and at most 1. A Session raises `RemoteMemoryError` where
+            it is too little for the program, before it takes any.
+    """
+    is_share = isinstance(memory, float)
+    if isinstance(memory, bool) or not isinstance(memory, (int, float)) or not 0 < memory <= (1 if is_share else memory):
+        raise ValueError(
+            f"limit_device_memory: got {memory!r}; expected a number of bytes, at least 1, or a share as a float above "
+            "0 and at most 1."
+        )
+    ir._check_open("limit_device_memory")
+    ir.device_memory = memory

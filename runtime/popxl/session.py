@@ -14,7 +14,7 @@ from popxl.ir import Ir
 from popxl.options import IrInternals
 from popxl.profile import Profile
 from popxl.remote_files import FileTraffic
-from popxl.session_checks import check_keys, checked_data, device_of, is_file, is_writable_file
+from popxl.session_checks import check_keys, checked_data, device_of, engine_device, is_file, is_writable_file
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Variable
 from popxl.transforms.fragments import arrange_fragments
@@ -65,7 +65,9 @@ class Session:
     Ir take over from each other when they attach.
 
     Args:
-        device_desc: "cpu", "ipu_model", "ipu_hw" or a DeviceInfo; all run on this machine's devices.
+        device_desc: "cpu" or "ipu_model": this machine's processor; "ipu_hw": a GPU where there is one, else the
+            processor; a DeviceInfo of one of these; beyond PopXL "cuda", "cuda:N" and "auto". The environment variable
+            ``POPXL_DEVICE`` ("cpu", "cuda", …) goes before all of them.
         weights_to_host_on_exit: whether leaving keeps the variables' new values as the host's; forced off by a
             read-only memory-mapped variable.
     Raises:
@@ -100,7 +102,7 @@ class Session:
         self._engine: EngineProtocol = importlib.import_module(ENGINE).make_engine(
             ir,
             range(first, first + local),
-            "auto",
+            engine_device(device_desc),
             fill=is_first,
             adopt_files=is_first and self.weights_to_host_on_exit,
         )

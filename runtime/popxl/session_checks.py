@@ -1,5 +1,6 @@
 """What a Session checks of the arrays that it is given."""
 
+import os
 from typing import Any, List, Mapping, Union
 
 import numpy as np
@@ -10,17 +11,32 @@ from popxl.utils import HostScalarTensor, round_to_bfloat16, to_numpy
 from popxl.values import Tensor
 
 DEVICES = {"ipu_hw": DeviceType.Ipu, "ipu_model": DeviceType.IpuModel, "cpu": DeviceType.Cpu}
+OURS = ("auto", "cuda")
+"""Names beyond PopXL's: a GPU where there is one, and a GPU, or with ":N" one of several."""
 
 
 def device_of(description: Union[str, DeviceInfo]) -> DeviceInfo:
     """The device that a Session is asked for. ValueError for an unknown name."""
     if isinstance(description, DeviceInfo):
         return description
-    if description not in DEVICES:
+    if description not in DEVICES and description.partition(":")[0] not in OURS:
         raise ValueError(
-            f"Session: got device_desc {description!r}; expected one of {', '.join(DEVICES)}, or a DeviceInfo."
+            f"Session: got device_desc {description!r}; expected one of {', '.join(DEVICES)}, {', '.join(OURS)}, "
+            "cuda:N, or a DeviceInfo."
         )
-    return DeviceInfo(DEVICES[description])
+    return DeviceInfo(DEVICES.get(description, DeviceType.Ipu))
+
+
+def engine_device(description: Union[str, DeviceInfo]) -> str:
+    """What runs a Session: "cpu", "cuda", "cuda:N" or "auto". ``POPXL_DEVICE`` says it for all programs.
+
+    Hardware stands for a GPU where there is one, a model and a CPU for this machine's processor.
+    """
+    if chosen := os.environ.get("POPXL_DEVICE"):
+        return chosen
+    if isinstance(description, str) and description.partition(":")[0] in OURS:
+        return description
+    return "auto" if device_of(description).type is DeviceType.Ipu else "cpu"
 
 
 def is_file(variable: Variable) -> bool:

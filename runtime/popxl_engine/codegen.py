@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Iterator, List, Optional
 
 import numpy as np
+import torch
 from popxl.opdef import call_arguments
 from popxl.replica_grouping import ReplicaGrouping
 
@@ -12,8 +13,9 @@ from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.lowering import Block, Instr, Value, values_in
 from popxl_engine.machine.place import enter
 from popxl_engine.stochastic import NARROW, TRANSFERS, rounded
-from popxl_engine.support import Meeting, clone, copied, to_device, to_host, viewed
+from popxl_engine.support import Meeting, clone, copied, to_host, uploader, viewed
 
+CPU = torch.device("cpu")
 PLAIN = (int, float, bool, str, type(None))
 
 
@@ -79,8 +81,8 @@ class Generator:
         key = (constant, value.host)
         if key not in self._constants:
             array = np.array(constant.host_value).reshape(constant.shape)
-            on_host = array if value.host else from_numpy(array).to(torch_dtype(constant.dtype))
-            self._constants[key] = self.source.bind("c", on_host)
+            placed = array if value.host else from_numpy(array).to(self.device, torch_dtype(constant.dtype))
+            self._constants[key] = self.source.bind("c", placed)
         return self._constants[key]
 
 
@@ -201,11 +203,15 @@ class BlockWriter:
         if not instr.own:
             return
         if source.host and not result.host:
-            yield f"{self.python[result]} = {self.source.bind('to_device', to_device)}({self.python[source]})"
+            yield f"{self.python[result]} = {self._moved(self.python[source])}"
         elif source.host:
             yield f"{self.python[result]} = {self.python[source]}.copy()"
         else:
             yield f"{self.python[result]} = {self._clone(self.python[source])}"
+
+    def _moved(self, expression: str) -> str:
+        """A host value on the device."""
+        return f"{self.source.bind('to_device', uploader(self.generator.device))}({expression})"
 
     def _clone(self, expression: str) -> str:
         return f"{self.source.bind('clone', clone)}({expression})"
@@ -274,7 +280,7 @@ class BlockWriter:
         """An argument in the source: values by name, converted to where the instruction runs."""
         if isinstance(value, Value):
             name = self.python[value]
-            return name if host or not value.host else f"{self.source.bind('to_device', to_device)}({name})"
+            return name if host or not value.host else self._moved(name)
         if isinstance(value, (tuple, list)) and any(True for _ in values_in(value)):
             return "(" + "".join(f"{self._argument(v, host)}, " for v in value) + ")"
         if isinstance(value, PLAIN) and value == value and value not in (float("inf"), float("-inf")):
@@ -309,7 +315,7 @@ class BlockWriter:
     def _op(self, instr: Instr) -> Iterator[str]:
         definition = instr.definition
         assert definition is not None
-        kernel = self.source.bind(f"k_{definition.name}", kernel_for(definition, self.generator.device))
+        kernel = self.source.bind(f"k_{definition.name}", kernel_for(definition, self.generator.device.type))
         if "collective" in definition.effects:
             yield from self._collective(instr, kernel)
             return
@@ -329,13 +335,17 @@ class BlockWriter:
             yield from self._laid_out(instr)
 
     def _rounded(self, instr: Instr) -> str:
-        """The context that an update of a 16-bit tensor runs in."""
-        target = instr.written()[0]
-        start = "0"
-        if target.sharding is not None:
-            start = f"{self.source.bind('starts', target.sharding.starts(target.spec.nelms))}[r.index]"
-        place = f"{self.source.bind('enter', enter)}(r.place, ({self._numbers(instr)}))"
-        return f"{self.source.bind('rounded', rounded)}({place}, {start})"
+        """The context that an update of 16-bit tensors runs in."""
+        enter_, updates = self.source.bind("enter", enter), []
+        for target, position in zip(instr.written(), instr.positions or instr.place[-1:]):
+            if target.spec.dtype not in NARROW:
+                continue
+            start = "0"
+            if target.sharding is not None:
+                start = f"{self.source.bind('starts', target.sharding.starts(target.spec.nelms))}[r.index]"
+            numbers = "".join(f"{n}, " for n in (*instr.place[:-1], position))
+            updates.append(f"({enter_}(r.place, ({numbers})), {start})")
+        return f"{self.source.bind('rounded', rounded)}({', '.join(updates)})"
 
     @staticmethod
     def _returns_many(instr: Instr) -> bool:

@@ -3,7 +3,7 @@
 import logging
 import os
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -17,16 +17,18 @@ from popxl.tensor import Variable
 
 from popxl_engine.interpreter import Cell, Interpreter
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
-from popxl_engine.larger import tier_of
 from popxl_engine.machine import place
 from popxl_engine.machine.allocator import keep_freed_memory
+from popxl_engine.machine.device import PROCESSOR, Device, device_named
 from popxl_engine.machine.fabric import Fabric
 from popxl_engine.machine.lockstep import Program as Running
 from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.machine import Machine
+from popxl_engine.machine.memory import copy_apart
 from popxl_engine.machine.replica import Replica, as_tensor
 from popxl_engine.profiler import Recorder
 from popxl_engine.program import Program
+from popxl_engine.residency import tier_of
 from popxl_engine.rewrites import enabled_rewrites
 from popxl_engine.shards import shardings
 
@@ -39,6 +41,7 @@ class Engine:
     """Runs one frozen Ir. With ``POPXL_INTERPRET=1`` the naive interpreter runs it, op by op, copying always.
 
     Args:
+        device: where tensors live and kernels run.
         fill: move the variables' host values into the machine; without it they must be written before the first run.
         adopt_files: let writable memory-mapped variables be changed in their files by every run.
         options: for `Program`.
@@ -48,6 +51,7 @@ class Engine:
         self,
         ir: Ir,
         replicas: range,
+        device: Device = PROCESSOR,
         interpret: Optional[bool] = None,
         fill: bool = True,
         adopt_files: bool = True,
@@ -55,14 +59,14 @@ class Engine:
     ):
         if interpret is None:
             interpret = os.environ.get("POPXL_INTERPRET", "0") not in ("", "0")
-        self.ir = ir
+        self.ir, self.device = ir, device
         self.run_count = 0
         self._around_run: Callable[[], ContextManager[None]] = nullcontext
         self._recorder: Optional[Recorder] = None
-        self.program = None if interpret else Program(ir, **options)
+        self.program = None if interpret else Program(ir, device=device.where, **options)
         self.fabric = Fabric(ir.replication_factor, replicas) if len(replicas) < ir.replication_factor else None
-        tier = tier_of(ir, self.program.block if self.program is not None else None)
-        self.machine = Machine(ir.remote_buffers, replicas, self.fabric, tier)
+        tier = tier_of(ir, self.program.block if self.program is not None else None, device, len(replicas))
+        self.machine = Machine(ir.remote_buffers, replicas, self.fabric, tier, device)
         if self.fabric is not None:
             check_same_program(ir, interpret)
         for variable in ir.main_graph.variables if fill else ():
@@ -76,15 +80,21 @@ class Engine:
         """
         keep_freed_memory()
         programs: Dict[int, Running] = {}
+        received: List[Tuple[torch.Tensor, torch.Tensor]] = []
         for position, replica in enumerate(self.machine.replicas):
             device_inputs = {
-                stream: as_tensor(array[:, position]).to(torch_dtype(stream.dtype)) for stream, array in inputs.items()
+                stream: as_tensor(array[:, position]).to(self.device.where, torch_dtype(stream.dtype))
+                for stream, array in inputs.items()
             }
-            device_outputs = {stream: from_numpy(array[:, position]) for stream, array in outputs.items()}
+            results = {stream: from_numpy(array[:, position]) for stream, array in outputs.items()}
+            device_outputs = {stream: array.to(self.device.where) for stream, array in results.items()}
+            received += zip(results.values(), device_outputs.values())
             replica.begin(device_inputs, device_outputs, place.of_run(self.run_count))
             programs[replica.index] = self._program(replica)
-        with torch.no_grad(), self.machine.run(), self._around_run():
+        with torch.no_grad(), self.device.running(), self.machine.run(), self._around_run():
             run_lockstep(programs, self.fabric)
+        for array, on_device in received:
+            copy_apart(array, on_device)
         self.run_count += 1
 
     def _program(self, replica: Replica) -> Running:
@@ -152,5 +162,5 @@ def check_same_program(ir: Ir, interpret: bool) -> None:
 
 
 def make_engine(ir: Ir, replicas: range, device: str, fill: bool = True, adopt_files: bool = True) -> Engine:
-    """The engine for a frozen Ir on this process's replicas."""
-    return Engine(ir, replicas, fill=fill, adopt_files=adopt_files)
+    """The engine for a frozen Ir on this process's replicas. ``device``: as `device_named` knows it."""
+    return Engine(ir, replicas, device_named(device), fill=fill, adopt_files=adopt_files)

@@ -6,13 +6,14 @@ import types
 import weakref
 from typing import Any, Dict, FrozenSet, List, Optional, Sequence
 
+import torch
 from popxl.ir import Ir
 
 from popxl_engine.aliasing import ALL_RULES
 from popxl_engine.cache import cache_folder, save_source
 from popxl_engine.checks import check_offsets
+from popxl_engine.codegen import CPU, yields
 from popxl_engine.codegen import Generator as SourceGenerator
-from popxl_engine.codegen import yields
 from popxl_engine.kernels.dtypes import as_array
 from popxl_engine.lowering import Block, Instr
 from popxl_engine.machine.lockstep import Program as Running
@@ -22,16 +23,29 @@ from popxl_engine.rewrites import fused_program
 
 
 class Program:
-    """The main graph of an Ir as one Python function per block. ``rules``: what keeps copies (tests take one away)."""
+    """The main graph of an Ir as one Python function per block.
 
-    def __init__(self, ir: Ir, rules: FrozenSet[str] = ALL_RULES, rewrites: Optional[Sequence[str]] = None):
+    Args:
+        rules: what keeps copies (tests take one away).
+        rewrites: names of the fusion rules; all that are enabled where it is None.
+        device: where it runs.
+    """
+
+    def __init__(
+        self,
+        ir: Ir,
+        rules: FrozenSet[str] = ALL_RULES,
+        rewrites: Optional[Sequence[str]] = None,
+        device: torch.device = CPU,
+    ):
         self.block: Block = fused_program(ir.main_graph, rewrites)
         check_offsets(self.block, {})
         optimise(self.block, rules)
         options = ir._pb_ir.getSessionOptions()
         self.rounds = bool(options.enableStochasticRounding)
         self._folder = cache_folder(options)
-        self._write(SourceGenerator(rounds=self.rounds), f"<popxl program {ir.id}>")
+        self.device = device
+        self._write(SourceGenerator(device, self.rounds), f"<popxl program {ir.id}>")
 
     def written_by(self, generator: SourceGenerator) -> "Program":
         """The same instructions as another generator writes them."""
@@ -56,6 +70,9 @@ class Program:
 
     def start(self, replica: Replica) -> Running:
         """The program on one replica, as a generator that yields at collectives."""
+        for t, value in self.block.state.items():
+            if value.host:
+                replica.state[t] = replica.state[t].cpu()
         state: List[Any] = [
             as_array(replica.state[t]) if value.host else replica.state[t] for t, value in self.block.state.items()
         ]

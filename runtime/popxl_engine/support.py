@@ -1,8 +1,8 @@
 """What generated source calls beside kernels."""
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, List, Tuple
+from functools import cache, cached_property
+from typing import Any, Callable, List, Tuple
 
 import numpy as np
 import torch
@@ -26,6 +26,12 @@ def copied(result: Any, dtype: Any) -> np.ndarray:
 def to_device(value: np.ndarray) -> torch.Tensor:
     """A host value as a tensor of its own."""
     return torch.from_numpy(np.array(value))
+
+
+@cache
+def uploader(device: torch.device) -> Callable[[np.ndarray], torch.Tensor]:
+    """What makes of a host value a tensor of its own on a device."""
+    return to_device if device.type == "cpu" else lambda value: torch.from_numpy(np.array(value)).to(device)
 
 
 def clone(t: torch.Tensor) -> torch.Tensor:

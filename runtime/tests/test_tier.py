@@ -11,10 +11,10 @@ import pytest
 import torch
 from popxl import ops
 from popxl.errors import RemoteMemoryError
-from popxl.extensions import file_traffic, keep_remote_memory_in_files
+from popxl.extensions import file_traffic, keep_remote_memory_in_files, limit_device_memory
 from popxl_engine.machine.tier import ALL_RULES, BLOCK, Course, FileStore
 from popxl_engine.machine.tier.arena import Arena
-from tier_helpers import LOAD, STORE, Rows
+from tier_helpers import LOAD, STORE, Late, Rows
 
 ROWS = 12
 
@@ -39,14 +39,19 @@ def random_program(seed):
     return [*steps, *(("give back", row) for row in held)], events
 
 
-def wrong_rows(seed, rules=ALL_RULES, with_course=True, memory=15, runs=3):
+def wrong_rows(seed, rules=ALL_RULES, with_course=True, memory=15, runs=3, device=None):
     """Reads that a random program gets wrong, beside the same program on plain numbers."""
     steps, events = random_program(seed)
     blocks = [1 + (seed + i) % 3 for i in range(ROWS)]
     # Transfers of some milliseconds make whoever does not wait for them too early.
     link = {"latency": 0.0005, "bandwidth": BLOCK / 0.0005, "duplex": True}
-    rows = Rows(blocks, memory, events if with_course else None, rules=rules, **link)
-    expected, wrong, count = [0] * ROWS, 0, 0
+    rows = Rows(blocks, memory, events if with_course else None, rules=rules, device=device, **link)
+    expected, wrong, count = [0] * ROWS, [], 0
+
+    def check(number, memory_):
+        right = expected[number]
+        rows.device.ask(lambda: wrong.append(bool((memory_ != right).any())))
+
     for number in range(ROWS):
         rows.store(number, number)
         expected[number] = number
@@ -60,23 +65,26 @@ def wrong_rows(seed, rules=ALL_RULES, with_course=True, memory=15, runs=3):
                     expected[number] = count
                 elif what == "give back":
                     context, memory_ = held.pop(number)
-                    wrong += bool((memory_ != expected[number]).any())
+                    check(number, memory_)
                     context.__exit__(None, None, None)
                 elif what == "hold":
                     context = rows.borrowed(number)
                     held[number] = context, context.__enter__()
                 else:
                     with rows.borrowed(number) as memory_:
-                        wrong += bool((memory_ != expected[number]).any())
+                        check(number, memory_)
                         if what == "change":
-                            memory_ += 1
+                            rows.device.ask(lambda memory_=memory_: memory_.add_(1))
                             rows.store(number, memory_)
                             expected[number] += 1
     for number in range(ROWS):
         with rows.borrowed(number) as memory_:
-            wrong += bool((memory_ != expected[number]).any())
+            check(number, memory_)
+    if (fence := rows.device.fence()) is not None:
+        fence.wait()
     rows.cache.close()
-    return wrong
+    assert len(wrong) > 60 * runs // 4
+    return sum(wrong)
 
 
 @pytest.mark.parametrize("with_course", [True, False])
@@ -86,9 +94,15 @@ def test_random_programs_read_what_they_stored(with_course, memory):
         assert wrong_rows(seed, with_course=with_course, memory=memory) == 0
 
 
+@pytest.mark.parametrize("memory", [10, 15, 40])
+def test_random_programs_read_what_they_stored_on_a_device_that_works_behind_them(memory):
+    assert wrong_rows(0, memory=memory, device=Late(0.002)) == 0
+
+
 @pytest.mark.parametrize("rule", sorted(ALL_RULES))
 def test_without_a_rule_a_random_program_reads_what_it_did_not_store(rule):
-    assert any(wrong_rows(seed, ALL_RULES - {rule}) for seed in range(8))
+    device = Late(0.002) if rule == "fences" else None
+    assert any(wrong_rows(seed, ALL_RULES - {rule}, device=device) for seed in range(8))
 
 
 def sweep(count):
@@ -218,7 +232,7 @@ def test_a_course_knows_the_uses_of_a_row_before_and_after_any_time():
 
 def test_an_arena_takes_the_neighbours_that_are_missed_least():
     arena = Arena(6 * BLOCK)
-    arena.bytes = np.zeros(100 * BLOCK, np.uint8)  # nothing is large for it
+    arena.bytes = torch.zeros(100 * BLOCK, dtype=torch.uint8)  # nothing is large for it
     for name, size in (("a", 2), ("b", 1), ("c", 1), ("d", 2)):
         arena.give(arena.find(size * BLOCK, lambda row: None, 0), size * BLOCK, name, [])
     worths = {"a": 5, "b": 9, "c": 7, "d": 8}
@@ -270,10 +284,10 @@ def test_large_rows_lie_side_by_side_and_leave_room_for_each_other():
 def test_a_file_gives_back_what_it_took(direct, tmp_path):
     store = FileStore(str(tmp_path / "made"), 8 * BLOCK, direct)
     data = Arena(2 * BLOCK)
-    data.bytes[:] = np.random.default_rng(0).integers(0, 256, 2 * BLOCK)
-    store.write(3 * BLOCK, memoryview(data.bytes))
+    data.bytes.random_(0, 256)
+    store.write(3 * BLOCK, data.bytes)
     back = Arena(2 * BLOCK)
-    store.read(3 * BLOCK, memoryview(back.bytes))
+    store.read(3 * BLOCK, back.bytes)
     assert (back.bytes == data.bytes).all()
     assert not store.is_direct or direct
     assert os.listdir(tmp_path / "made") == [], "nothing that could outlive the process"
@@ -331,10 +345,12 @@ def mixing(n: popxl.Tensor, buffer: popxl.RemoteBuffer):
     return n + 1
 
 
-def results(memory=None, folder=None, replicas=1, runs=3):
+def results(memory=None, folder=None, replicas=1, runs=3, device_memory=None):
     ir, variables = program(replicas)
     if memory is not None:
         keep_remote_memory_in_files(ir, str(folder), memory)
+    if device_memory is not None:
+        limit_device_memory(ir, device_memory)
     session = popxl.Session(ir)
     with session:
         for _ in range(runs):
@@ -356,6 +372,37 @@ def test_a_program_gives_the_same_bits_with_its_rows_in_files(memory, replicas, 
     assert (traffic.reads > 0) == (traffic.writes > 0) == (memory < 10**7)
     assert traffic.memory_bytes <= memory * replicas
     assert traffic.read_bytes % BLOCK == 0 and traffic.file_bytes <= 2 * ENTRIES * 4 * BLOCK * replicas
+
+
+@pytest.mark.parametrize("interpret", ["0", "1"])
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("memory, with_files", [(120_000, False), (120_000, True), (10**7, False)])
+def test_a_program_gives_the_same_bits_on_a_device_with_less_memory(
+    memory, with_files, replicas, interpret, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("POPXL_INTERPRET", interpret)
+    files = (1, tmp_path) if with_files else ()
+    got, traffic = results(*files, replicas=replicas, device_memory=memory * replicas)
+    for a, b in zip(results(replicas=replicas)[0], got):
+        np.testing.assert_array_equal(a, b)
+    assert (traffic.reads > 0) == (traffic.writes > 0) == (memory < 10**7)
+    assert traffic.memory_bytes <= memory * replicas
+
+
+def test_a_device_memory_that_does_not_hold_what_is_in_use_says_how_much_does():
+    with pytest.raises(RemoteMemoryError, match=r"got 20000 bytes of cpu; expected at least \d+: (\d+) .* mixing") as e:
+        results(device_memory=20_000)
+    enough = int(str(e.value).split("at least ")[1].split(":")[0])
+    got, traffic = results(device_memory=enough)
+    assert traffic.reads > 0
+    for a, b in zip(results()[0], got):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("memory", [0, -5, True, 0.0, 1.5, "2"])
+def test_a_device_memory_that_is_neither_bytes_nor_a_share_is_refused(memory):
+    with pytest.raises(ValueError, match="expected a number of bytes, at least 1, or a share as a float above 0"):
+        limit_device_memory(popxl.Ir(), memory)
 
 
 def test_looking_ahead_can_be_switched_off_by_name(tmp_path, monkeypatch):

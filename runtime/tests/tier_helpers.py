@@ -1,11 +1,14 @@
 """A cache over a link of known speed in place of a disk, and the same rows in plain memory to compare with."""
 
+import queue
 import threading
 import time
 from contextlib import contextmanager
 
 import numpy as np
+import torch
 from popxl.errors import RemoteMemoryError
+from popxl_engine.machine.device import Processor
 from popxl_engine.machine.tier import ALL_RULES, BLOCK, Cache, Course
 from popxl_engine.machine.tier.arena import Arena
 from popxl_engine.machine.tier.row import Row
@@ -25,14 +28,14 @@ class Link:
     is_direct = True
 
     def __init__(self, nbytes, bandwidth=float("inf"), latency=0.0, duplex=False, fails_at=None):
-        self.memory, self.duplex = bytearray(nbytes), duplex
+        self.memory, self.duplex = torch.zeros(nbytes, dtype=torch.uint8), duplex
         self.bandwidth, self.latency, self.fails_at = bandwidth, latency, fails_at
         self.transfers, self.seconds, self.is_closed = 0, 0.0, False
         self._lock, self._free = threading.Lock(), {"read": 0.0, "write": 0.0}
 
     def read(self, start, into):
         self._pass("read", len(into))
-        into[:] = self.memory[start : start + len(into)]
+        into.copy_(self.memory[start : start + len(into)])
 
     def write(self, start, data):
         self._pass("write", len(data))
@@ -54,15 +57,62 @@ class Link:
             time.sleep(left)
 
 
+class Late(Processor):
+    """A device that does in order, and later, what it is asked for, as a GPU does: each request takes some seconds."""
+
+    def __init__(self, seconds):
+        self.seconds, self.requests = seconds, queue.Queue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def ask(self, request):
+        self.requests.put(request)
+
+    def fence(self):
+        passed = Passed()
+        self.requests.put(passed.event.set)
+        return passed
+
+    def _work(self):
+        while True:
+            request = self.requests.get()
+            if not isinstance(getattr(request, "__self__", None), threading.Event):
+                time.sleep(self.seconds)
+            request()
+
+
+class Passed:
+    """A fence of `Late`."""
+
+    def __init__(self):
+        self.event = threading.Event()
+
+    @property
+    def is_done(self):
+        return self.event.is_set()
+
+    def wait(self):
+        self.event.wait()
+
+
+class Prompt(Processor):
+    """A device that does at once what it is asked for."""
+
+    def ask(self, request):
+        request()
+
+
 class Rows:
     """Rows of so many blocks each, in a cache with memory for so many blocks."""
 
-    def __init__(self, blocks, memory, events=None, carries=None, rules=ALL_RULES, look_ahead=True, **link):
+    def __init__(
+        self, blocks, memory, events=None, carries=None, rules=ALL_RULES, look_ahead=True, device=None, **link
+    ):
         starts = np.cumsum([0, *blocks]) * BLOCK
         self.rows = [Row(i, int(starts[i]), n * BLOCK, carries is None or i in carries) for i, n in enumerate(blocks)]
         self.link = Link(int(starts[-1]), **link)
         course = Course(events, [row.size for row in self.rows]) if events else None
-        self.cache = Cache(self.rows, Arena(memory * BLOCK), self.link, course, look_ahead, rules)
+        self.device = device or Prompt()
+        self.cache = Cache(self.rows, Arena(memory * BLOCK), self.link, course, look_ahead, rules, self.device)
 
     @contextmanager
     def borrowed(self, number):
@@ -70,13 +120,14 @@ class Rows:
         row = self.rows[number]
         memory = self.cache.borrow(row)
         try:
-            yield memory.view(np.int64)
+            yield memory.view(torch.int64)
         finally:
             self.cache.release(row)
 
     def store(self, number, value):
         row = self.rows[number]
-        self.cache.borrow_to_fill(row).view(np.int64)[:] = value
+        memory = self.cache.borrow_to_fill(row).view(torch.int64)
+        self.device.ask(lambda: memory.copy_(torch.as_tensor(value)))
         self.cache.filled(row)
 
     @contextmanager

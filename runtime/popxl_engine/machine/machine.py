@@ -15,10 +15,11 @@ from popxl.tensor import Variable
 from popxl.values import Tensor
 
 from popxl_engine.kernels.dtypes import as_array, from_numpy, torch_dtype
+from popxl_engine.machine.device import PROCESSOR, Device
 from popxl_engine.machine.fabric import Fabric
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import Replica, as_tensor
-from popxl_engine.machine.tier import Cache, FileRows, Tier, make_file_rows
+from popxl_engine.machine.tier import Cache, MovingRows, Tier, make_moving_rows
 
 
 class Machine:
@@ -27,7 +28,8 @@ class Machine:
     Args:
         replicas: of this process.
         fabric: reaches the others.
-        tier: keeps remote rows in files.
+        tier: how remote rows come and go; without it they are used where they are.
+        device: where variables are.
     """
 
     def __init__(
@@ -36,11 +38,12 @@ class Machine:
         replicas: Iterable[int],
         fabric: Optional[Fabric] = None,
         tier: Optional[Tier] = None,
+        device: Device = PROCESSOR,
     ):
         buffers, replicas = tuple(buffers), tuple(replicas)
-        self.fabric = fabric
+        self.fabric, self.device = fabric, device
         self.caches: List[Cache] = []
-        """Of the replicas in order, where their rows are in files."""
+        """Of the replicas in order, where their rows come and go."""
         self.files: Set[Variable] = set()
         """Variables whose memory-mapped file is their row."""
         self.replicas: List[Replica] = []
@@ -50,11 +53,11 @@ class Machine:
 
     def _rows(
         self, buffers: Sequence[RemoteBuffer], tier: Optional[Tier], replicas: int
-    ) -> Mapping[RemoteBuffer, Union[Rows, FileRows]]:
+    ) -> Mapping[RemoteBuffer, Union[Rows, MovingRows]]:
         """A replica's remote memory."""
         if tier is None:
             return {b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries) for b in buffers}
-        rows, cache = make_file_rows(tier, buffers, replicas)
+        rows, cache = make_moving_rows(tier, buffers, replicas)
         self.caches.append(cache)
         return rows
 
@@ -128,7 +131,7 @@ class Machine:
             return
         home: Tensor = variable.shard if variable.shard is not None else variable
         if home not in replica.state:
-            replica.state[home] = torch.empty(home.shape, dtype=torch_dtype(home.dtype))
+            replica.state[home] = torch.empty(home.shape, dtype=torch_dtype(home.dtype), device=self.device.where)
         replica.state[home].copy_(piece.reshape(home.shape))
 
     @staticmethod
@@ -167,10 +170,11 @@ class Machine:
 
     @staticmethod
     def _held(variable: Variable, replica: Replica) -> torch.Tensor:
+        """On the host."""
         place = variable.location_info
         if place is not None:
-            return replica.rows[place.buffer].load(place.offset)
-        return replica.state[variable.shard if variable.shard is not None else variable]
+            return replica.rows[place.buffer].load(place.offset).cpu()
+        return replica.state[variable.shard if variable.shard is not None else variable].cpu()
 
 
 def close(caches: Sequence[Cache]) -> None:

@@ -12,7 +12,7 @@ from popxl.values import Tensor
 
 from popxl_engine.kernels.dtypes import from_numpy
 from popxl_engine.machine.memory import Rows
-from popxl_engine.machine.tier import FileRows
+from popxl_engine.machine.tier import MovingRows
 
 Arrays = Mapping[Stream, torch.Tensor]
 
@@ -37,7 +37,7 @@ class Traffic:
 class Replica:
     """The machine's handle: kernels with host or remote effects get it as their first parameter."""
 
-    def __init__(self, index: int, rows: Mapping[RemoteBuffer, Union[Rows, FileRows]]):
+    def __init__(self, index: int, rows: Mapping[RemoteBuffer, Union[Rows, MovingRows]]):
         self.index = index
         """Among all replicas, over all processes."""
         self.rows = rows

@@ -1,7 +1,8 @@
 """How much of remote memory a program has in its hands at a time."""
 
 import weakref
-from typing import Any, Callable, Dict, Tuple
+from dataclasses import dataclass
+from typing import Any, Callable, Dict
 
 import torch
 from popxl.ir import Ir
@@ -53,9 +54,23 @@ class Lender(Stage):
         self.peaks[phase] = max(self.peaks.get(phase, 0), self._lent + more)
 
 
-def rows_in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int]) -> Tuple[int, str]:
-    """Most bytes of remote rows that a replica uses at a time, and the phase in which it does.
+@dataclass(frozen=True)
+class InUse:
+    """Bytes that one replica needs at a time."""
 
+    rows: int
+    """Of remote rows, at most."""
+    phase: str
+    """Where it needs most of these."""
+    working: int
+    """Of everything else, at most: variables, constants, activations, what kernels need on the way."""
+
+
+def in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int]) -> InUse:
+    """What a replica of a program has in use at a time.
+
+    Args:
+        nbytes: that a row of a buffer takes.
     Raises:
         GraphError: a program that cannot be rehearsed.
     """
@@ -63,8 +78,8 @@ def rows_in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int]) -> Tuple[int, str
     optimise(block)
     counter = Counter()
     counter.count(block.instrs)
-    _, stages = rehearse(ir, lambda live, index: Lender(live, index, nbytes), False, counter.dearer)
+    live, stages = rehearse(ir, lambda live, index: Lender(live, index, nbytes), False, counter.dearer)
     (lender,) = stages
     assert isinstance(lender, Lender)
     phase = max(lender.peaks, key=lambda name: lender.peaks[name], default=MAIN)
-    return lender.peaks.get(phase, 0), phase
+    return InUse(lender.peaks.get(phase, 0), phase, max(live.peaks.values(), default=0))

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Callable, Iterator, List, Sequence
 
+import torch
 from popxl_engine.machine.machine import Machine
 from popxl_engine.machine.tier import Cache
 from popxl_engine.machine.tier.store import Store
@@ -28,11 +29,11 @@ class WatchedStore:
         self.store, self.replica, self.log = store, replica, log
         self.is_direct = store.is_direct
 
-    def read(self, start: int, into: memoryview) -> None:
+    def read(self, start: int, into: torch.Tensor) -> None:
         """See `Store`."""
         self._note(True, len(into), lambda: self.store.read(start, into))
 
-    def write(self, start: int, data: memoryview) -> None:
+    def write(self, start: int, data: torch.Tensor) -> None:
         """See `Store`."""
         self._note(False, len(data), lambda: self.store.write(start, data))
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Iterator, List, Literal, Optional, Tuple
 
+import torch
+
 from popxl_engine.codegen import BlockWriter, Generator, meets
 from popxl_engine.lowering import Block, Instr
 from popxl_engine.planner.phases import MAIN
@@ -34,8 +36,8 @@ class MarkedGenerator(Generator):
         replicas: over all processes.
     """
 
-    def __init__(self, replicas: int, rounds: bool = False):
-        super().__init__(rounds=rounds)
+    def __init__(self, replicas: int, device: torch.device, rounds: bool = False):
+        super().__init__(device, rounds)
         self.replicas = replicas
         self.marks: List[Mark] = []
         self.log: List[int] = []

@@ -21,7 +21,7 @@ class Recorder:
 
     def __init__(self, ir: Ir, program: Program, machine: Machine):
         self._ir, self._machine = ir, machine
-        self._generator = MarkedGenerator(ir.replication_factor, program.rounds)
+        self._generator = MarkedGenerator(ir.replication_factor, program.device, program.rounds)
         self.program = program.written_by(self._generator)
         self._logs: List[Log] = []
 

@@ -1,8 +1,15 @@
-"""Remote rows in files: fetched ahead of their use and written behind it, through memory of a fixed size."""
+"""Remote rows that come and go: fetched ahead of their use and written behind it, through memory of a fixed size.
+
+The memory is the host's and the store a file, or the memory is a device's and the store the host's.
+"""
 
 from popxl_engine.machine.tier.cache import ALL_RULES, Cache
 from popxl_engine.machine.tier.course import Course
-from popxl_engine.machine.tier.rows import FileRows, Tier, make_file_rows
+from popxl_engine.machine.tier.host import HostStore, StagedStore
+from popxl_engine.machine.tier.rows import MovingRows, Tier, make_moving_rows
 from popxl_engine.machine.tier.store import BLOCK, FileStore, Store
 
-__all__ = ["ALL_RULES", "BLOCK", "Cache", "Course", "FileRows", "FileStore", "Store", "Tier", "make_file_rows"]
+__all__ = [
+    *("ALL_RULES", "BLOCK", "Cache", "Course", "FileStore", "HostStore", "MovingRows", "StagedStore", "Store", "Tier"),
+    "make_moving_rows",
+]

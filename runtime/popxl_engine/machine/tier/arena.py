@@ -1,12 +1,12 @@
 """Memory of a fixed size, cut into extents as rows come and go."""
 
-import mmap
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Callable, Deque, List, Optional, Tuple
 
-import numpy as np
-from popxl.errors import RemoteMemoryError
+import torch
+
+from popxl_engine.machine.device import PROCESSOR, Device
 
 NEVER = float("inf")
 LARGE = 8
@@ -28,10 +28,11 @@ class Extent:
 
 
 class Arena:
-    """One block of memory that starts on a page, and is there from the beginning. Raises as `block_of`."""
+    """One block of a device's memory. Raises as `Device.memory`."""
 
-    def __init__(self, nbytes: int):
-        self.bytes, self._map = block_of(nbytes)
+    def __init__(self, nbytes: int, device: Device = PROCESSOR):
+        self._memory = device.memory(nbytes)
+        self.bytes = self._memory.bytes
         self.extents: List[Extent] = [Extent(0, nbytes)]
 
     def find(self, size: int, worth: Callable[[Any], Optional[float]], above: float) -> Optional[Window]:
@@ -75,7 +76,7 @@ class Arena:
         before = self.extents[number - 1] if number else None
         return before is None or before.row is not None and before.size >= size
 
-    def give(self, window: Window, size: int, row: Any, after: List[Any]) -> np.ndarray:
+    def give(self, window: Window, size: int, row: Any, after: List[Any]) -> torch.Tensor:
         """Give extents to a row. Returns its memory.
 
         Args:
@@ -95,21 +96,4 @@ class Arena:
 
     def give_up(self, extent: Extent) -> None:
         """Let the system take the memory of an extent until it is used again; its contents are lost."""
-        self._map.madvise(mmap.MADV_DONTNEED, extent.start, extent.size)
-
-
-def block_of(nbytes: int) -> Tuple[np.ndarray, mmap.mmap]:
-    """Memory that starts on a page and is there at once.
-
-    Raises:
-        RemoteMemoryError: the system does not give that much.
-    """
-    there = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-    try:
-        memory = mmap.mmap(-1, max(nbytes, 1), flags=there)
-    except OSError as error:
-        raise RemoteMemoryError(
-            f"remote memory: got '{error.strerror}' for {nbytes} bytes of host memory; expected a system that has "
-            "them. Take less."
-        ) from error
-    return np.frombuffer(memory, np.uint8)[:nbytes], memory
+        self._memory.give_up(extent.start, extent.size)

@@ -1,13 +1,15 @@
-"""Rows between a file and an arena: which are in memory, which come next, and what must wait for what.
+"""Rows between a store and an arena: which are in memory, which come next, and what must wait for what.
 
 A row leaves memory for one that is used sooner: among rows that nobody uses, those go whose next use is farthest
 (Belady 1966), as seen from where the other one is needed (Cao et al. 1995). One thread reads, ahead of the program and
-in its order, as far as there are rows to give up; another writes what rows that leave have changed. Three rules keep
+in its order, as far as there are rows to give up; another writes what rows that leave have changed. Four rules keep
 the contents right:
 
-- `reads_wait`: a row is not read from the file before what it had in memory is written there;
+- `reads_wait`: a row is not read from the store before what it had in memory is written there;
 - `pins`: a row stays where it is while a tensor borrows it;
-- `memory_waits`: memory is not used again before what was in it is written.
+- `memory_waits`: memory is not used again before what was in it is written;
+- `fences`: nothing is read into memory, or written from it, before the device has done what it was asked to do there.
+  What the program asks for itself needs no such wait, as the device keeps that order.
 
 Tests take each rule away and must fail.
 """
@@ -17,16 +19,17 @@ import time
 from collections import deque
 from typing import Callable, Deque, FrozenSet, List, Optional, Sequence
 
-import numpy as np
+import torch
 from popxl.errors import RemoteMemoryError
 from popxl.remote_files import FileTraffic
 
-from popxl_engine.machine.tier.arena import Arena, Window, block_of
+from popxl_engine.machine.device import PROCESSOR, Device, Fence
+from popxl_engine.machine.tier.arena import Arena, Window
 from popxl_engine.machine.tier.course import NEVER, Course
-from popxl_engine.machine.tier.row import Row, Write
+from popxl_engine.machine.tier.row import Before, Row, Write
 from popxl_engine.machine.tier.store import Store
 
-ALL_RULES = frozenset({"reads_wait", "pins", "memory_waits"})
+ALL_RULES = frozenset({"reads_wait", "pins", "memory_waits", "fences"})
 MARGIN = 2
 """Looking ahead leaves in memory what moves in the time before, up to one part in so many of the memory: else, with a
 course that goes round, the row that is missed least is the one used last, and nothing could be fetched before it is.
@@ -41,6 +44,7 @@ class Cache:
             not used for longest.
         look_ahead: fetch rows before they are asked for.
         rules: what keeps contents right (tests take one away).
+        device: where the arena is.
     """
 
     def __init__(
@@ -51,8 +55,10 @@ class Cache:
         course: Optional[Course] = None,
         look_ahead: bool = True,
         rules: FrozenSet[str] = ALL_RULES,
+        device: Device = PROCESSOR,
     ):
         self.rows, self.arena, self.store, self.rules = rows, arena, store, rules
+        self.device = device
         self.course = course if course is not None and len(course) else None
         self.traffic = FileTraffic(is_direct=store.is_direct)
         self.now = 0
@@ -103,13 +109,13 @@ class Cache:
         if self._failure is not None:
             raise RemoteMemoryError(str(self._failure)) from self._failure
 
-    def borrow(self, row: Row) -> np.ndarray:
-        """Pin a row with its contents in memory; returns a view of its bytes. `release` must follow."""
+    def borrow(self, row: Row) -> torch.Tensor:
+        """Pin a row with its contents in memory; returns its bytes. `release` must follow."""
         with self._lock:
             self._advance(row, stores=False)
             return self._pinned(row, fill=True)
 
-    def borrow_to_fill(self, row: Row) -> np.ndarray:
+    def borrow_to_fill(self, row: Row) -> torch.Tensor:
         """Pin a row whose contents do not matter, as they are replaced; `filled` must follow."""
         with self._lock:
             self._advance(row, stores=True)
@@ -126,6 +132,7 @@ class Cache:
         with self._lock:
             row.pins -= 1
             if not row.pins:
+                row.fence = self.device.fence()
                 self._progress.notify_all()
                 if self._stalled_by is row or self._is_short and self._is_free(row):
                     self._read_work.notify()
@@ -181,16 +188,20 @@ class Cache:
 
     def _has_memory(self, row: Row) -> bool:
         """Whether what was in a row's memory before is written."""
-        if row.after and "memory_waits" in self.rules:
-            row.after = [write for write in row.after if not write.is_done]
-            return not row.after
-        return True
+        if row.after:
+            row.after = [one for one in row.after if not one.is_done]
+        return "memory_waits" not in self.rules or not any(isinstance(one, Write) for one in row.after)
 
     def _can_be_read(self, row: Row) -> bool:
+        """Whether a row may be read, but for what the device still does with its memory."""
         is_written = row.last is None or row.last.is_done or "reads_wait" not in self.rules
         return is_written and self._has_memory(row)
 
-    def _pinned(self, row: Row, fill: bool) -> np.ndarray:
+    def _fences(self, row: Row) -> List[Fence]:
+        """What the device still does with a row's memory."""
+        return [one for one in row.after if not isinstance(one, Write)] if "fences" in self.rules else []
+
+    def _pinned(self, row: Row, fill: bool) -> torch.Tensor:
         """Pin a row, and wait until its memory is there."""
         self._wanted = row
         try:
@@ -199,7 +210,7 @@ class Cache:
             self._wanted, self._is_cramped = None, False
         row.pins += 1
         assert row.memory is not None
-        return row.memory[:]
+        return row.memory
 
     def _bring(self, row: Row, fill: bool) -> None:
         """Wait until a row's memory is there: with its contents, or free to be filled."""
@@ -254,41 +265,44 @@ class Cache:
             )
         for extent in free:
             if extent.row is not None and extent.row.memory is not None:
-                writes = self._leave(extent.row)
-                extent.row, extent.after = None, writes
+                before = self._leave(extent.row)
+                extent.row, extent.after = None, before
         self._is_cramped = True
         if self._to_write:
             return
         size = 0
         for extent in free:
             if size < row.size:
+                for one in extent.after:
+                    if not isinstance(one, Write):
+                        one.wait()
                 extent.row, extent.after, size = row, [], size + extent.size
                 self.arena.give_up(extent)
-        row.memory, row.is_apart, row.holds, row.after = block_of(row.size)[0], True, False, []
+        row.memory, row.is_apart, row.holds, row.after = self.device.memory(row.size).bytes, True, False, []
 
     def _move_in(self, row: Row, window: Window) -> None:
         """Give a row memory in place of others."""
-        after: List[Write] = []
+        after: List[Before] = []
         for extent in self.arena.extents[slice(*window)]:
             after += extent.after if extent.row is None else self._leave(extent.row)
-        row.holds, row.after = False, [write for write in after if not write.is_done]
+        row.holds, row.after = False, [one for one in after if not one.is_done]
         row.memory = self.arena.give(window, row.size, row, row.after)
 
-    def _leave(self, row: Row) -> List[Write]:
-        """A row goes out of memory. Returns the writes that still need what it had there."""
-        writes = row.after
+    def _leave(self, row: Row) -> List[Before]:
+        """A row goes out of memory. Returns what must be done before that is used again."""
+        before = row.after if row.fence is None else [*row.after, row.fence]
         assert row.memory is not None
         if row.dirty and row.holds and not self._is_over(row, row.next):
-            row.last = Write(row, row.memory)
-            writes = [*writes, row.last]
+            row.last = Write(row, row.memory, row.fence)
+            before = [*before, row.last]
             self._to_write.append(row.last)
             self._write_work.notify()
         if row.is_apart:
             for extent in self.arena.extents:
                 if extent.row is row:
-                    extent.row, extent.after = None, writes
-        row.memory, row.is_apart, row.holds, row.dirty, row.after = None, False, False, False, []
-        return writes
+                    extent.row, extent.after = None, before
+        row.memory, row.is_apart, row.holds, row.dirty, row.fence, row.after = None, False, False, False, None, []
+        return before
 
     def _look_ahead(self) -> None:
         """Give memory to the rows that come next, in order, and queue those whose contents are needed."""
@@ -348,6 +362,8 @@ class Cache:
     def _read_rows(self) -> None:
         while (row := self._next_read()) is not None:
             assert row.memory is not None
+            for fence in self._fences(row):
+                fence.wait()
             self._transfer("read", row, row.memory)
             with self._lock:
                 row.queued, row.holds, row.dirty = False, True, False
@@ -368,6 +384,8 @@ class Cache:
     def _write_rows(self) -> None:
         while (write := self._next_write()) is not None:
             assert write.memory is not None
+            if write.fence is not None and "fences" in self.rules:
+                write.fence.wait()
             self._transfer("write", write.row, write.memory)
             with self._lock:
                 write.is_done, write.memory = True, None
@@ -383,11 +401,11 @@ class Cache:
                 self._write_work.wait()
         return None
 
-    def _transfer(self, way: str, row: Row, memory: np.ndarray) -> None:
+    def _transfer(self, way: str, row: Row, memory: torch.Tensor) -> None:
         """Read or write a row, and count it. A failure is told to the program, and ends nothing by itself."""
         begin = time.perf_counter()
         try:
-            getattr(self.store, way)(row.start, memory.data)
+            getattr(self.store, way)(row.start, memory)
         except Exception as error:  # raised where the program next asks for a row
             with self._lock:
                 self._failure = self._failure or error

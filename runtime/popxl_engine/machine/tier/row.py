@@ -1,9 +1,10 @@
 """What the cache knows of a row, and of a write that is under way."""
 
-from typing import List, Optional
+from typing import List, Optional, Union
 
-import numpy as np
+import torch
 
+from popxl_engine.machine.device import Fence
 from popxl_engine.machine.tier.course import NEVER
 
 
@@ -11,18 +12,18 @@ class Row:
     """What the cache knows of a row.
 
     Args:
-        start: place in the file. size: bytes there and in memory, a multiple of the file's blocks.
+        start: place in the store. size: bytes there and in memory, a multiple of the store's blocks.
         carries: whether its contents may be asked for outside the course, or by a later run.
     """
 
     __slots__ = (
         *("number", "start", "size", "carries", "memory", "holds", "queued"),
-        *("dirty", "pins", "next", "last", "after", "is_apart"),
+        *("dirty", "pins", "next", "last", "fence", "after", "is_apart"),
     )
 
     def __init__(self, number: int, start: int, size: int, carries: bool):
         self.number, self.start, self.size, self.carries = number, start, size, carries
-        self.memory: Optional[np.ndarray] = None
+        self.memory: Optional[torch.Tensor] = None
         """Its bytes in the arena."""
         self.is_apart = False
         """Whether its memory lies beside the arena, in place of several pieces of it."""
@@ -31,21 +32,31 @@ class Row:
         self.queued = False
         """Whether it is being read, or will be."""
         self.dirty = False
-        """Whether its memory is newer than the file."""
+        """Whether its memory is newer than the store."""
         self.pins = 0
         self.next: float = NEVER
         """Time of its next use; without a course, the later its last one was, the lower."""
         self.last: Optional[Write] = None
         """The write of its contents that was begun last."""
-        self.after: List[Write] = []
-        """Writes from the memory that is now its own."""
+        self.fence: Optional[Fence] = None
+        """What the device was asked to do with it, until it was last given back."""
+        self.after: List[Before] = []
+        """What must be done with the memory that is now its own, before it is used."""
 
 
 class Write:
-    """A row's contents on their way to the file."""
+    """A row's contents on their way to the store.
 
-    __slots__ = ("row", "memory", "is_done")
+    Args:
+        fence: of the row, before which its contents are not there.
+    """
 
-    def __init__(self, row: Row, memory: np.ndarray):
-        self.row, self.is_done = row, False
-        self.memory: Optional[np.ndarray] = memory
+    __slots__ = ("row", "memory", "fence", "is_done")
+
+    def __init__(self, row: Row, memory: torch.Tensor, fence: Optional[Fence]):
+        self.row, self.fence, self.is_done = row, fence, False
+        self.memory: Optional[torch.Tensor] = memory
+
+
+Before = Union[Write, Fence]
+"""What memory waits for: something that is written from it, or that the device does with it."""

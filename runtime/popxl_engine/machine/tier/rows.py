@@ -1,39 +1,45 @@
-"""The remote buffers of a replica whose rows are in a file, and what decides which of them stay in memory."""
+"""The remote buffers of a replica whose rows come and go, and what decides which of them stay in memory."""
 
-import weakref
 from dataclasses import dataclass, field
+from functools import partial
 from typing import AbstractSet, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple, Union
 
-import numpy as np
 import torch
 from popxl.errors import RemoteMemoryError
 from popxl.remote_buffer import RemoteBuffer
-from popxl.remote_files import RemoteFiles
 
 from popxl_engine.kernels.dtypes import torch_dtype
+from popxl_engine.machine.device import PROCESSOR, Device
 from popxl_engine.machine.memory import check_index, copy_apart
 from popxl_engine.machine.tier.arena import Arena
 from popxl_engine.machine.tier.cache import ALL_RULES, Cache
 from popxl_engine.machine.tier.course import Course
 from popxl_engine.machine.tier.row import Row
-from popxl_engine.machine.tier.store import BLOCK, FileStore, Store
+from popxl_engine.machine.tier.store import BLOCK, Store
 
 STAYING = 8
-"""The smallest rows stay in memory, up to one part in so many of it: for them, the way to the disk is the cost."""
+"""The smallest rows stay in memory, up to one part in so many of it: for them, the way to the store is the cost."""
 
 RowId = Tuple[RemoteBuffer, int]
 
 
 def in_blocks(nbytes: int) -> int:
-    """Bytes that a row takes in memory and in a file."""
+    """Bytes that a row takes in memory and in a store."""
     return -(-nbytes // BLOCK) * BLOCK
 
 
 @dataclass(frozen=True)
 class Tier:
-    """What is known of a program whose rows are in files."""
+    """What is known of a program whose rows come and go between a device's memory and a store."""
 
-    files: RemoteFiles
+    what: str
+    """The memory in words: "host memory", or "device memory for rows"."""
+    memory: int
+    """Its bytes, over the replicas of this process."""
+    open_store: Callable[[int, int], Store]
+    """From the bytes of a replica's rows, and those of the largest one."""
+    device: Device = PROCESSOR
+    """Where the memory is."""
     events: Optional[Sequence[Tuple[RowId, bool]]] = None
     """The rows that a run takes, in order, and whether it stores; None where that is not certain."""
     variables: AbstractSet[RowId] = frozenset()
@@ -41,11 +47,10 @@ class Tier:
     needed: Tuple[int, str] = (0, "")
     """Bytes of rows that a replica has in use at a time, and where."""
     look_ahead: bool = True
-    open_store: Callable[[str, int], Store] = FileStore
     rules: FrozenSet[str] = field(default=ALL_RULES)
 
 
-class FileRows:
+class MovingRows:
     """The slots of one remote buffer on one replica, some of them in memory.
 
     Args:
@@ -69,7 +74,7 @@ class FileRows:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def load(self, index: int) -> torch.Tensor:
-        """The row itself, which stays where it is as long as the tensor or a view of it lives. Waits for the file.
+        """The row itself, which stays where it is as long as the tensor or a view of it lives. Waits for the store.
 
         Raises:
             IndexError: outside the buffer.
@@ -77,7 +82,10 @@ class FileRows:
         """
         check_index(index, self.entries)
         slot = self._slots[index]
-        return slot if isinstance(slot, torch.Tensor) else self._borrowed(slot, self._cache.borrow(slot))
+        if isinstance(slot, torch.Tensor):
+            return slot
+        memory = self._cache.borrow(slot)[: self.row_bytes]
+        return self._tensor(self._cache.device.window(memory, partial(self._cache.release, slot)))
 
     def store(self, index: int, t: torch.Tensor) -> None:
         """Write a row. Storing a row into itself is free. Raises as `load`."""
@@ -92,31 +100,25 @@ class FileRows:
         finally:
             self._cache.filled(slot)
 
-    def _borrowed(self, row: Row, memory: np.ndarray) -> torch.Tensor:
-        """A tensor over a view that nobody else has: it goes with the last tensor that shares the storage."""
-        view = memory[: self.row_bytes]
-        weakref.finalize(view, self._cache.release, row).atexit = False
-        return self._tensor(view)
-
-    def _tensor(self, memory: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(memory).view(self.dtype).view(self.shape)
+    def _tensor(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory.view(self.dtype).view(self.shape)
 
 
-def make_file_rows(
+def make_moving_rows(
     tier: Tier, buffers: Sequence[RemoteBuffer], replicas: int
-) -> Tuple[Dict[RemoteBuffer, FileRows], Cache]:
+) -> Tuple[Dict[RemoteBuffer, MovingRows], Cache]:
     """The buffers of one of a process's replicas.
 
     Raises:
-        RemoteMemoryError: too little memory for the program, or a folder that does not take the file.
+        RemoteMemoryError: too little memory for the program, or a store that does not take the rows.
     """
-    memory = tier.files.memory // replicas // BLOCK * BLOCK
+    memory = tier.memory // replicas // BLOCK * BLOCK
     check_memory(tier, memory, replicas)
     sizes = {(b, i): nbytes_of(b) for b in buffers for i in range(b.entries)}
     staying = smallest(sizes, min(memory // STAYING, memory - tier.needed[0]))
     moving = [row for row in sizes if row not in staying]
-    fixed = Arena(sum(in_blocks(sizes[row]) for row in staying))
-    arena = Arena(min(memory - len(fixed.bytes), sum(in_blocks(sizes[row]) for row in moving)))
+    fixed = Arena(sum(in_blocks(sizes[row]) for row in staying), tier.device)
+    arena = Arena(min(memory - len(fixed.bytes), sum(in_blocks(sizes[row]) for row in moving)), tier.device)
     numbers = {row: number for number, row in enumerate(moving)}
     course = None
     if tier.events is not None:
@@ -127,11 +129,12 @@ def make_file_rows(
         carries = course is None or row in tier.variables or not course.begins_with_store(number)
         rows.append(Row(number, end, in_blocks(sizes[row]), carries))
         end += rows[-1].size
-    cache = Cache(rows, arena, tier.open_store(tier.files.folder, end), course, tier.look_ahead, tier.rules)
+    store = tier.open_store(end, max((row.size for row in rows), default=0))
+    cache = Cache(rows, arena, store, course, tier.look_ahead, tier.rules, tier.device)
     cache.traffic.memory_bytes, cache.traffic.file_bytes = len(fixed.bytes) + len(arena.bytes), end
     held = _cut(fixed, staying)
     slots = {b: [held[b, i] if (b, i) in held else rows[numbers[b, i]] for i in range(b.entries)] for b in buffers}
-    return {b: FileRows(b.tensor_shape, torch_dtype(b.tensor_dtype), slots[b], cache) for b in buffers}, cache
+    return {b: MovingRows(b.tensor_shape, torch_dtype(b.tensor_dtype), slots[b], cache) for b in buffers}, cache
 
 
 def nbytes_of(buffer: RemoteBuffer) -> int:
@@ -155,7 +158,7 @@ def check_memory(tier: Tier, memory: int, replicas: int) -> None:
     needed, where = tier.needed
     if memory < needed:
         raise RemoteMemoryError(
-            f"remote memory: got {tier.files.memory} bytes of host memory; expected at least "
+            f"remote memory: got {tier.memory} bytes of {tier.what}; expected at least "
             f"{needed * replicas} for the rows in use at a time in {where}. Take more, or smaller micro-batches."
         )
 
@@ -165,7 +168,7 @@ def _cut(arena: Arena, rows: Iterable[RowId]) -> Dict[RowId, torch.Tensor]:
     found, place = {}, 0
     for buffer, index in rows:
         nbytes = nbytes_of(buffer)
-        memory = torch.from_numpy(arena.bytes[place : place + nbytes])
+        memory = arena.bytes[place : place + nbytes]
         found[buffer, index] = memory.view(torch_dtype(buffer.tensor_dtype)).view(buffer.tensor_shape)
         place += in_blocks(nbytes)
     return found

@@ -7,6 +7,7 @@ import os
 import tempfile
 from typing import Protocol
 
+import torch
 from popxl.errors import RemoteMemoryError
 
 BLOCK = 4096
@@ -21,11 +22,11 @@ class Store(Protocol):
     is_direct: bool
     """Whether transfers go past the system's page cache."""
 
-    def read(self, start: int, into: memoryview) -> None:
-        """Fill a buffer with the bytes from a place on."""
+    def read(self, start: int, into: torch.Tensor) -> None:
+        """Fill memory, uint8 [n], with the bytes from a place on."""
 
-    def write(self, start: int, data: memoryview) -> None:
-        """Put bytes at a place."""
+    def write(self, start: int, data: torch.Tensor) -> None:
+        """Put bytes, uint8 [n], at a place."""
 
     def close(self) -> None:
         """Give the space back."""
@@ -62,29 +63,29 @@ class FileStore:
                 error, what, "that much space", "Free some, or choose a folder on another disk"
             ) from error
 
-    def read(self, start: int, into: memoryview) -> None:
+    def read(self, start: int, into: torch.Tensor) -> None:
         """See `Store`."""
-        done = 0
+        done, memory = 0, into.numpy().data
         try:
-            while done < len(into):
-                count = os.preadv(self._file, [into[done:]], start + done)
+            while done < len(memory):
+                count = os.preadv(self._file, [memory[done:]], start + done)
                 if count == 0:
                     raise OSError(errno.EIO, "end of file")
                 done += count
             if not self.is_direct:
-                os.posix_fadvise(self._file, start, len(into), os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(self._file, start, len(memory), os.POSIX_FADV_DONTNEED)
         except OSError as error:
             raise self._failed(error, "reading") from error
 
-    def write(self, start: int, data: memoryview) -> None:
+    def write(self, start: int, data: torch.Tensor) -> None:
         """See `Store`."""
-        done = 0
+        done, memory = 0, data.numpy().data
         try:
-            while done < len(data):
-                done += os.pwritev(self._file, [data[done:]], start + done)
+            while done < len(memory):
+                done += os.pwritev(self._file, [memory[done:]], start + done)
             if not self.is_direct:
                 os.fdatasync(self._file)
-                os.posix_fadvise(self._file, start, len(data), os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(self._file, start, len(memory), os.POSIX_FADV_DONTNEED)
         except OSError as error:
             raise self._failed(error, "writing") from error
 

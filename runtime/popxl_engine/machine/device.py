@@ -1,0 +1,258 @@
+"""Where a process's tensors live and its kernels run: the machine's processor, or a GPU beside it.
+
+A GPU works behind the program: what it is asked for is done later, in order. A `Fence` is a point in that order.
+"""
+
+import logging
+import mmap
+import os
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Callable, Dict, Optional, Protocol, Tuple
+
+import numpy as np
+import torch
+from popxl.errors import RemoteMemoryError
+
+logger = logging.getLogger("popxl")
+
+
+class Fence(Protocol):
+    """What a device has been asked for until some moment."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it is done."""
+
+    def wait(self) -> None:
+        """Return when it is."""
+
+
+class Memory(Protocol):
+    """Bytes on a device that start on a page, and are there from the beginning."""
+
+    bytes: torch.Tensor
+    """uint8 [n]."""
+
+    def give_up(self, start: int, size: int) -> None:
+        """Let the system have a stretch until it is used again, where it takes it; the contents are lost."""
+
+
+class Device(Protocol):
+    """Where tensors live."""
+
+    where: torch.device
+
+    def memory(self, nbytes: int) -> Memory:
+        """New memory. RemoteMemoryError where there is not so much."""
+
+    def window(self, memory: torch.Tensor, gone: Callable[[], None]) -> torch.Tensor:
+        """The same memory, uint8 [n], as a tensor with a storage of its own; calls ``gone`` with that one's end."""
+
+    def fence(self) -> Optional[Fence]:
+        """What the device has been asked for so far; None where all of it is done."""
+
+    def lane(self) -> "Lane":
+        """A way between this memory and the host's, beside the program."""
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Around a program: tensors that it makes live here."""
+
+
+class Lane(Protocol):
+    """Copies one after the other, beside what the program asks for."""
+
+    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy bytes. Returns when they are there."""
+
+
+# The processor
+
+
+class Pages:
+    """The host's memory."""
+
+    def __init__(self, nbytes: int):
+        there = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+        try:
+            self._map = mmap.mmap(-1, max(nbytes, 1), flags=there)
+        except OSError as error:
+            raise RemoteMemoryError(
+                f"remote memory: got '{error.strerror}' for {nbytes} bytes of host memory; expected a system that has "
+                "them. Take less."
+            ) from error
+        self.bytes = torch.from_numpy(np.frombuffer(self._map, np.uint8)[:nbytes])
+
+    def give_up(self, start: int, size: int) -> None:
+        """See `Memory`."""
+        self._map.madvise(mmap.MADV_DONTNEED, start, size)
+
+
+class Processor:
+    """The host itself, which has done what it was asked for when the call returns."""
+
+    where = torch.device("cpu")
+
+    def memory(self, nbytes: int) -> Memory:
+        """See `Device`."""
+        return Pages(nbytes)
+
+    def window(self, memory: torch.Tensor, gone: Callable[[], None]) -> torch.Tensor:
+        """See `Device`."""
+        view = memory.numpy()[:]
+        weakref.finalize(view, gone).atexit = False
+        return torch.from_numpy(view)
+
+    def fence(self) -> Optional[Fence]:
+        """See `Device`."""
+        return None
+
+    def lane(self) -> Lane:
+        """See `Device`."""
+        return Straight()
+
+    def running(self) -> AbstractContextManager[Any]:
+        """See `Device`."""
+        return nullcontext()
+
+
+class Straight:
+    """Plain copies."""
+
+    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        """See `Lane`."""
+        into.copy_(source)
+
+
+PROCESSOR = Processor()
+
+
+# A GPU
+
+
+class Slab:
+    """A GPU's memory."""
+
+    def __init__(self, nbytes: int, device: torch.device):
+        try:
+            self.bytes = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError as error:
+            free, _ = torch.cuda.mem_get_info(device)
+            raise RemoteMemoryError(
+                f"remote memory: got {nbytes} bytes for rows on {device}, which has {free} left; expected no more. "
+                "Take less device memory for rows."
+            ) from error
+
+    def give_up(self, start: int, size: int) -> None:
+        """See `Memory`. It stays taken."""
+
+
+class Passed:
+    """A fence on a GPU: an event in the stream that the program uses."""
+
+    def __init__(self, stream: "torch.cuda.Stream"):
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
+
+    @property
+    def is_done(self) -> bool:
+        """See `Fence`."""
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        """See `Fence`."""
+        self._event.synchronize()
+
+
+class Stream:
+    """Copies in a stream of their own."""
+
+    def __init__(self, device: torch.device):
+        self._stream = torch.cuda.Stream(device)
+
+    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        """See `Lane`."""
+        with torch.cuda.stream(self._stream):
+            into.copy_(source, non_blocking=True)
+        self._stream.synchronize()
+
+
+class Interface:
+    """Memory of a GPU as other libraries see it, see Numba's "CUDA Array Interface"."""
+
+    def __init__(self, memory: torch.Tensor):
+        self._memory = memory
+
+    @property
+    def __cuda_array_interface__(self) -> Dict[str, Any]:
+        start: Tuple[int, bool] = (self._memory.data_ptr(), False)
+        return {"shape": (self._memory.numel(),), "typestr": "|u1", "data": start, "strides": None, "version": 2}
+
+
+class Gpu:
+    """One GPU of this machine."""
+
+    def __init__(self, device: torch.device):
+        self.where = device
+        torch.cuda.set_device(device)
+        self._stream = torch.cuda.current_stream(device)
+
+    def memory(self, nbytes: int) -> Memory:
+        """See `Device`."""
+        return Slab(nbytes, self.where)
+
+    def window(self, memory: torch.Tensor, gone: Callable[[], None]) -> torch.Tensor:
+        """See `Device`."""
+        holder = Interface(memory)
+        weakref.finalize(holder, gone).atexit = False
+        return torch.as_tensor(holder, device=self.where)
+
+    def fence(self) -> Optional[Fence]:
+        """See `Device`."""
+        return Passed(self._stream)
+
+    def lane(self) -> Lane:
+        """See `Device`."""
+        return Stream(self.where)
+
+    def running(self) -> AbstractContextManager[Any]:
+        """See `Device`."""
+        return self.where
+
+
+def device_named(name: str) -> Device:
+    """The device with a name: "cpu", "cuda", "cuda:1", or "auto", a GPU where there is one.
+
+    A process of several on one machine takes "cuda" as the GPU with its place among them (``LOCAL_RANK``).
+
+    Raises:
+        ValueError: an unknown name, or a GPU that is not there.
+    """
+    count = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 0
+    kind, _, number = name.partition(":")
+    if name == "cpu" or name == "auto" and not count:
+        return PROCESSOR
+    if kind not in ("auto", "cuda") or number and not number.isdigit():
+        raise ValueError(f"device: got {name!r}; expected 'cpu', 'cuda', 'cuda:N' or 'auto'.")
+    index = int(number) if number else int(os.environ.get("LOCAL_RANK", "0")) % max(count, 1)
+    if index >= count:
+        found = f"{count} GPUs" if count else "no GPU" if torch.version.cuda else "a torch without CUDA"
+        raise ValueError(
+            f"device: got {name!r} on a machine with {found}; expected a GPU that is there. Use 'cpu', or install "
+            "torch's CUDA build (README.md)."
+        )
+    return Gpu(torch.device("cuda", index))
+
+
+def lock(memory: torch.Tensor) -> None:
+    """Keep host memory where it is, so that a GPU reaches it at full speed; without, copies are slower and right."""
+    if not memory.numel():
+        return
+    code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    if int(code):
+        logger.warning(
+            "remote memory: got CUDA error %s while page-locking %d bytes of host memory; expected a system that "
+            "allows it. Rows travel more slowly; raise the limit of locked memory (ulimit -l).",
+            int(code),
+            memory.numel(),
+        )

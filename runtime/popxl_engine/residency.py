@@ -1,0 +1,102 @@
+"""What memory for moving rows must know of a program: the order of its rows, and how many it uses at a time.
+
+Rows come and go between files and the host's memory (`popxl.extensions.keep_remote_memory_in_files`), or between the
+host's memory and a device's (`popxl.extensions.limit_device_memory`; on a GPU always).
+"""
+
+import os
+from dataclasses import replace
+from typing import List, Optional, Tuple
+
+import torch
+from popxl.errors import GraphError, RemoteMemoryError
+from popxl.ir import Ir
+
+from popxl_engine.lowering import Block
+from popxl_engine.machine.device import Device
+from popxl_engine.machine.tier import FileStore, HostStore, StagedStore, Store, Tier
+from popxl_engine.machine.tier.rows import RowId, in_blocks, nbytes_of
+from popxl_engine.planner.lending import InUse, in_use
+from popxl_engine.planner.phases import MAIN
+from popxl_engine.planner.sequence import Walk
+
+AUTO = 0.9
+"""Share of the memory that is free on a GPU which a program takes where nothing is said."""
+
+
+def tier_of(ir: Ir, block: Optional[Block], device: Device, replicas: int) -> Optional[Tier]:
+    """How rows come and go; None where they are used where they are. ``POPXL_LOOK_AHEAD=0``: no look-ahead.
+
+    Args:
+        block: of the compiled program; None where it is interpreted.
+        replicas: in this process.
+    Raises:
+        RemoteMemoryError: a limit on the device's memory that the program does not fit into.
+    """
+    on_host = device.where.type == "cpu" and ir.device_memory is None
+    if not ir.remote_buffers or on_host and ir.remote_files is None:
+        return None
+
+    def open_store(nbytes: int, largest: int) -> Store:
+        if ir.remote_files is None:
+            return HostStore(nbytes, device)
+        store = FileStore(ir.remote_files.folder, nbytes)
+        return store if on_host else StagedStore(store, largest, device)
+
+    places = [v.location_info for v in ir.main_graph.variables if v.location_info is not None]
+    found = _in_use(ir)
+    memory = ir.remote_files.memory if on_host else _device_memory(ir, device, replicas, found)
+    return Tier(
+        what="host memory" if on_host else "device memory for rows",
+        memory=memory,
+        open_store=open_store,
+        device=device,
+        events=_events(ir, block) if block is not None else None,
+        variables={(place.buffer, place.offset) for place in places},
+        needed=(found.rows, f"phase {found.phase}"),
+        look_ahead=os.environ.get("POPXL_LOOK_AHEAD", "1") not in ("", "0"),
+    )
+
+
+def _in_use(ir: Ir) -> InUse:
+    """What a replica needs at a time, with room for one more row."""
+    largest = max((in_blocks(nbytes_of(b)) for b in ir.remote_buffers), default=0)
+    try:
+        found = in_use(ir, lambda buffer: in_blocks(nbytes_of(buffer)))
+    except GraphError:  # it finds out when it runs
+        return InUse(0, MAIN, 0)
+    return replace(found, rows=found.rows + largest if found.rows else 0)
+
+
+def _device_memory(ir: Ir, device: Device, replicas: int, needed: InUse) -> int:
+    """Bytes of a device for the rows of a process's replicas: what is left beside all else that the program needs."""
+    limit = ir.device_memory
+    if device.where.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device.where)
+        limit = int(AUTO * free) if limit is None else int(limit * total) if isinstance(limit, float) else limit
+    elif isinstance(limit, float):
+        raise RemoteMemoryError(
+            f"device memory: got a share of {limit} on a processor; expected bytes. Give a number of bytes."
+        )
+    assert isinstance(limit, int)
+    rows, working = replicas * needed.rows, replicas * needed.working
+    if limit < rows + working:
+        raise RemoteMemoryError(
+            f"device memory: got {limit} bytes of {device.where}; expected at least {rows + working}: {rows} for the "
+            f"rows in use at a time in phase {needed.phase}, and {working} for all else. Take more, or smaller "
+            "micro-batches, recomputation, or more replicas to shard over."
+        )
+    return limit - working
+
+
+def _events(ir: Ir, block: Block) -> Optional[List[Tuple[RowId, bool]]]:
+    """The rows that every run takes, as far as they follow from constants and loop counters alone."""
+    buffers = {str(b.remote_buffer_id): b for b in ir.remote_buffers}
+    found = []
+    try:
+        for event in Walk({}).block(block, {}):
+            if event.kind != "collective":
+                found.append(((buffers[event.name], event.row), event.kind == "store"))
+    except GraphError:  # a row whose number is in a variable, or on the device
+        return None
+    return found
