@@ -43,7 +43,9 @@ def key(seed: np.ndarray) -> int:
 
 
 def child_seed(seed: np.ndarray, modifier: Any) -> np.ndarray:
-    """The seed that a modifier, one integer, makes of a seed: uint32 [2] -> uint32 [2]."""
+    """The seed that a modifier, one integer, makes of a seed: uint32 [2] -> uint32 [2]; of stacked seeds, of each."""
+    if seed.ndim > 1:
+        return np.stack([child_seed(one, modifier) for one in seed])
     first, second = seed.tolist()
     keys = splitmix64(first)
     before = (second + int(np.asarray(modifier).item()) + keys) & MASK32

@@ -337,6 +337,37 @@ def test_activations_of_streams_and_seeds_are_stored_for_the_gradient():
         np.testing.assert_array_equal(results[out][i], results[streams[i]][0])
 
 
+def dropped_in_steps(micro_batches, at_once):
+    """What a serialised graph and its gradient drop of ones, [micro_batches, N, C] each, so many of them a step."""
+    ir = popxl.Ir()
+    steps = ir.num_host_transfers = micro_batches // at_once
+    with ir.main_graph, popxl.in_sequence():
+        seed = popxl.variable(np.array([9, 4], np.uint32))
+        x = popxl.TensorSpec((at_once * N, C), popxl.float32)
+        seeds = popxl.TensorSpec((2,) if at_once == 1 else (at_once, 2), popxl.uint32)
+        fwd = addons.GraphWithNamedArgs(ir.create_graph(lambda x, seed: ops.dropout(x, seed, 0.4), x, seeds))
+        grad = addons.autodiff(fwd, grads_required=fwd.graph.inputs[:1])
+        loads = {t: popxl.h2d_stream(x.shape, x.dtype) for t in (fwd.graph.inputs[0], grad.graph.inputs[0])}
+        stores = {t: popxl.d2h_stream(x.shape, x.dtype) for t in (fwd.graph.outputs[0], grad.graph.outputs[0])}
+        forward, gradient = batch_serialise_fwd_and_grad(
+            fwd, grad, fwd.args, steps, loads, stores, {}, seed_input=fwd.graph.inputs[1], io_mode="compute"
+        )
+        assert forward.graph.graph.inputs[1].spec == seed.spec, "the caller gives one seed"
+        forward.graph.call(0, seed)
+        gradient.graph.call(0)
+    ones = np.ones(x.shape if steps == 1 else (steps, *x.shape), np.float32)
+    results, _ = run_session(ir, {stream: ones for stream in loads.values()})
+    return [results[stream].reshape(micro_batches, N, C) for stream in stores.values()]
+
+
+@pytest.mark.parametrize("at_once", [2, 3, 6])
+def test_a_step_with_stacked_seeds_drops_what_as_many_steps_with_one_seed_drop(at_once):
+    alone, together = dropped_in_steps(6, 1), dropped_in_steps(6, at_once)
+    assert np.unique(alone[0].reshape(6, -1), axis=0).shape[0] == 6, "every micro-batch has a mask of its own"
+    for dropped, expected in zip(together, alone):
+        np.testing.assert_array_equal(dropped, expected)
+
+
 def test_repeating_a_graph_keeps_variables_between_iterations_and_advances_streams():
     ir = popxl.Ir()
     ir.num_host_transfers = STEPS

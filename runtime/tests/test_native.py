@@ -52,7 +52,8 @@ def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
             (with_special(random(*s, dtype=dtype)), torch.tensor([7, 11], dtype=torch.uint32), p)
             for s in shapes
             for p in (0.0, 0.1, 0.75)
-        ],
+        ]
+        + [(random(6, 33, 1031, dtype=dtype), torch.tensor([[7, 11], [7, 12], [0, 1]], dtype=torch.uint32), 0.1)],
         "logsumexp_and_pick": [],
         "logsumexp_and_pick_grad": [],
     }

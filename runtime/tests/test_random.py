@@ -7,6 +7,7 @@ import torch
 from popxl import generator, ops
 from popxl_engine.interpreter import run_graph
 from popxl_engine.kernels import generator as engine
+from popxl_engine.kernels import native
 from popxl_engine.kernels.registry import KERNELS
 
 SEEDS = [(0, 0), (0, 1), (1, 0), (12345, 678910), (2**32 - 1, 2**32 - 1)]
@@ -123,6 +124,14 @@ def test_a_long_chain_of_splits_does_not_repeat():
     assert len(seen) == 200_000
 
 
+def test_stacked_seeds_have_the_children_of_each():
+    seeds = np.array(SEEDS, np.uint32)
+    for modifier in (0, 77, 2**32 - 1):
+        alone = [generator.child_seed(seed, np.uint32(modifier)).tolist() for seed in seeds]
+        assert generator.child_seed(seeds, np.uint32(modifier)).tolist() == alone
+        assert engine.child_seed(as_torch(seeds), torch.tensor(modifier)).tolist() == alone
+
+
 def test_split_seeds_are_those_of_create_random_seed():
     def program(seed):
         made = [ops.create_random_seed(seed, popxl.constant(i, popxl.uint32)) for i in range(3)]
@@ -156,6 +165,16 @@ def test_masks_of_different_seeds_are_independent():
     for i, first in enumerate(masks):
         for second in masks[:i]:
             assert abs(float((first == second).double().mean()) - 0.5) < 5 * 0.5 / np.sqrt(COUNT)
+
+
+@pytest.mark.parametrize("rows", [5, 10, 15_005])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_stacked_seeds_drop_in_each_part_what_its_seed_drops_alone(rows, dtype):
+    seeds, t = as_torch(np.array(SEEDS, np.uint32)), torch.ones(rows, 7, dtype=dtype)
+    for dropout in (KERNELS["dropout"], native.dropout):
+        whole = dropout(t, seeds, 0.3)
+        for part, seed, values in zip(whole.split(rows // 5), seeds, t.split(rows // 5)):
+            assert torch.equal(part, dropout(values, seed, 0.3))
 
 
 @over_seeds

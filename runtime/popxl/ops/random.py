@@ -1,4 +1,7 @@
-"""Random ops: pure functions of a (2,) uint32 seed tensor, by the generator in `popxl.generator`."""
+"""Random ops: pure functions of a (2,) uint32 seed tensor, by the generator in `popxl.generator`.
+
+Beyond PopXL, dropout and the ops that make seeds take stacked seeds, uint32 [n, 2]: see `popxl.extensions.stack_seeds`.
+"""
 
 import math
 from typing import Any, Iterable, Optional, Tuple
@@ -25,6 +28,12 @@ def check_seed(name: str, parameter: str, seed: Tensor) -> None:
         )
 
 
+def check_seeds(name: str, parameter: str, seeds: Tensor) -> None:
+    """ShapeError (a ValueError) unless ``seeds`` is one seed or stacked seeds: uint32 [2] or [n, 2]."""
+    if len(seeds.shape) != 2 or seeds.shape[1] != 2 or not seeds.shape[0] or seeds.dtype is not dtypes.uint32:
+        check_seed(name, parameter, seeds)
+
+
 def _check_rate(name: str, parameter: str, rate: float) -> None:
     if not 0 <= rate < 1:
         raise ValueError(
@@ -38,14 +47,21 @@ def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> TensorSpec:
 
     An element stays when its 32-bit draw, read as an int32, is at least p * 2**32 - 2**31, rounded to an integer. The
     draw depends on the seed and the element's row-major index alone, so the same seed drops the same elements again.
+    Of stacked seeds each drops its own of n equal parts of t's first axis, as if that part were the whole tensor.
 
-    Shapes: t [a], floating point; seed_tensor [2], uint32 -> [a], t's dtype.
+    Shapes: t [a], floating point; seed_tensor [2] or [n, 2], uint32 -> [a], t's dtype.
     Raises:
-        ValueError: p outside [0, 1), or a seed of another shape or dtype.
+        ValueError: p outside [0, 1), a seed of another shape or dtype, or more seeds than equal parts.
         DTypeError: if t is not floating point.
     """
     check_floating("dropout", t=t)
-    check_seed("dropout", "seed_tensor", seed_tensor)
+    check_seeds("dropout", "seed_tensor", seed_tensor)
+    parts = seed_tensor.nelms // 2
+    if len(seed_tensor.shape) == 2 and (not t.shape or t.shape[0] % parts):
+        raise ShapeError(
+            f"dropout: got t {t.spec} and {parts} stacked seeds; expected a first axis of t that is a multiple of "
+            f"{parts}. Give one seed for each of its equal parts."
+        )
     _check_rate("dropout", "p", p)
     return t.spec
 
@@ -168,13 +184,13 @@ def random_normal_cost(y: Tensor, *arguments: Any) -> Cost:
 def create_random_seed(seed: Tensor, modifier: Tensor) -> TensorSpec:
     """A new seed from a seed and an integer: the first word is kept, the second is pseudo-random.
 
-    Different modifiers of one seed always give different seeds.
+    Different modifiers of one seed always give different seeds. Of stacked seeds each is modified.
 
-    Shapes: seed [2], uint32; modifier [] or [1], an integer (taken modulo 2**32) -> [2], uint32.
+    Shapes: seed [2] or [n, 2], uint32; modifier [] or [1], an integer (taken modulo 2**32) -> seed's.
     Raises:
         ValueError: a seed of another shape or dtype, or a modifier that is not one integer.
     """
-    check_seed("create_random_seed", "seed", seed)
+    check_seeds("create_random_seed", "seed", seed)
     if modifier.nelms != 1 or not modifier.dtype.is_int:
         raise ShapeError(f"create_random_seed: got modifier {modifier.spec}; expected one integer.")
     return seed.spec
@@ -188,11 +204,11 @@ def _split_on_host(seed: np.ndarray, n: int) -> Tuple[np.ndarray, ...]:
 def split_random_seed(seed: Tensor, n: int = 2) -> Tuple[TensorSpec, ...]:
     """Make n seeds of one: those that `create_random_seed` gives for the modifiers 0 .. n - 1.
 
-    Shapes: seed [2], uint32 -> n times [2], uint32.
+    Shapes: seed [2], uint32 -> n times [2], uint32; stacked seeds [m, 2] -> n times [m, 2].
     Raises:
         ValueError: n < 1, or a seed of another shape or dtype.
     """
-    check_seed("split_random_seed", "seed", seed)
+    check_seeds("split_random_seed", "seed", seed)
     if n < 1:
         raise ValueError(f"split_random_seed: got n {n}; expected at least 1.")
     return (seed.spec,) * n

@@ -59,6 +59,8 @@ def batch_serialise(
 
     Its inputs are the row (int32 scalar), the seed if there is one, and every input of ``graph`` that is neither loaded
     nor the seed, in order. Step i sees the i-th seed split off; a handle's slot is ``(row + row_offset) * steps + i``.
+    Where the graph takes n stacked seeds (uint32 [n, 2], see `popxl.extensions.stack_seeds`), step i sees the seeds of
+    steps n * i to n * i + n - 1 of a graph that takes one.
 
     Args:
         load_handles: {input of graph: stream or buffer}.

@@ -5,6 +5,7 @@ from typing import Callable, Dict, List, Optional, Tuple, Union
 
 import popxl
 from popxl import DeviceToHostStream, HostToDeviceStream, RemoteBuffer, ReplicaGrouping, Tensor, ops
+from popxl.extensions import stack_seeds
 from popxl.ops.collectives import replica_sharded_slice, replicated_all_gather
 
 from popxl_addons.graph import input_like
@@ -69,7 +70,7 @@ def repeat_steps(plan: SerialPlan) -> Tuple[popxl.Graph, Dict[Tensor, Tensor]]:
     offsets = {_offset_key(handle): handle.row_offset for handle in plan.handles if handle.row_offset is not None}
     with outer:
         row = popxl.graph_input((), popxl.int32, "row")
-        seed = input_like(plan.graph, plan.seed) if plan.seed is not None else None
+        seed = None if plan.seed is None else _first_seed(plan.graph, plan.seed)
         remap = {t: input_like(plan.graph, t) for t in plan.passed}
         if plan.seed is not None and seed is not None:
             remap[plan.seed] = seed
@@ -98,7 +99,7 @@ def _one_step(
     connections = dict(inputs)
     following = [step + 1]
     if plan.seed is not None:
-        connections[plan.seed], next_seed = ops.split_random_seed(rest[0])
+        connections[plan.seed], next_seed = _split_off(rest[0], plan.seed)
         following.append(next_seed)
 
     slots = {key: first + step for key, first in firsts.items()}
@@ -129,6 +130,20 @@ def _one_step(
                 stored = replica_sharded_slice(stored, handle.shard_group)
             ops.remote_store(handle.buffer, slot(handle), stored)
     return following
+
+
+def _first_seed(graph: popxl.Graph, seed: Tensor) -> Tensor:
+    """The outer graph's input from which the steps' seeds are split off."""
+    return popxl.graph_input((2,), popxl.uint32, seed.name, by_ref=seed in graph._by_ref_inputs)
+
+
+def _split_off(seed: Tensor, wanted: Tensor) -> Tuple[Tensor, Tensor]:
+    """The seed or stacked seeds for one step, split off one after the other, and what is left for the next step."""
+    found = []
+    for _ in range(wanted.shape[0] if len(wanted.shape) == 2 else 1):
+        own, seed = ops.split_random_seed(seed)
+        found.append(own)
+    return found[0] if wanted.shape == seed.shape else stack_seeds(found), seed
 
 
 def _offset_key(handle: RemoteHandle) -> Tuple[str, int]:

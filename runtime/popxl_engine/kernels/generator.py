@@ -126,8 +126,8 @@ def murmur32(x: torch.Tensor) -> torch.Tensor:
 
 
 def child_seed(seed: torch.Tensor, modifier: torch.Tensor) -> torch.Tensor:
-    """The seed that a modifier makes of a seed: uint32 [2], uint32 scalar -> uint32 [2]."""
+    """The seed that a modifier makes of each seed: uint32 [..., 2], uint32 scalar -> uint32 [..., 2]."""
     first, second = seed.to(torch.int64).unbind(-1)
     keys = splitmix64(first)
     before = (second + modifier.to(torch.int64).reshape(()) + (keys & MASK)) & MASK
-    return torch.stack([first, murmur32(before) ^ shift_right(keys, 32)]).to(torch.uint32)
+    return torch.stack([first, murmur32(before) ^ shift_right(keys, 32)], dim=-1).to(torch.uint32)

@@ -7,7 +7,7 @@ import torch
 from popxl_engine import native
 from popxl_engine.kernels import generator
 from popxl_engine.kernels.cross_entropy import pick
-from popxl_engine.kernels.random import threshold
+from popxl_engine.kernels.random import by_seed, threshold
 from popxl_engine.kernels.registry import KERNELS, kernel
 from popxl_engine.kernels.var_updates import shares
 
@@ -38,12 +38,13 @@ def _rows(t: torch.Tensor) -> Tuple[int, int]:
 
 @kernel("dropout", device="cpu")
 def dropout(t: torch.Tensor, seed_tensor: torch.Tensor, p: float) -> torch.Tensor:
-    """Draw, compare, scale and zero in one pass."""
+    """Draw, compare, scale and zero in one pass for each seed."""
     if not native.takes(t):
         return KERNELS["dropout"](t, seed_tensor, p)
     result = torch.empty_like(t)
-    seed_key = int(generator.key(seed_tensor))
-    native.call("dropout", (t.dtype,), t, result, seed_key, threshold(p), 1 / (1 - p), t.numel())
+    for seed, values, kept in zip(*by_seed(seed_tensor, t, result)):
+        seed_key = int(generator.key(seed))
+        native.call("dropout", (t.dtype,), values, kept, seed_key, threshold(p), 1 / (1 - p), values.numel())
     return result
 
 

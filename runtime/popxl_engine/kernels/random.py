@@ -18,13 +18,19 @@ def threshold(p: float) -> int:
 
 @kernel("dropout")
 def dropout(t: torch.Tensor, seed_tensor: torch.Tensor, p: float) -> torch.Tensor:
-    """Draw, compare, scale and zero block by block."""
+    """Draw, compare, scale and zero block by block, each seed's elements by themselves."""
     flat = t.reshape(-1)
     result = torch.empty_like(flat)
-    for part, bits in generator.blocks(seed_tensor, flat.numel(), t.device):
-        kept = torch.mul(flat[part], 1 / (1 - p), out=result[part])
-        kept.masked_fill_(bits < threshold(p), 0)
+    for seed, values, kept in zip(*by_seed(seed_tensor, flat, result)):
+        for part, bits in generator.blocks(seed, values.numel(), t.device):
+            torch.mul(values[part], 1 / (1 - p), out=kept[part]).masked_fill_(bits < threshold(p), 0)
     return result.view(t.shape)
+
+
+def by_seed(seeds: torch.Tensor, *tensors: torch.Tensor) -> Tuple[Tuple[torch.Tensor, ...], ...]:
+    """The seeds of uint32 [2] or [n, 2], and for each tensor its n equal parts along the first axis."""
+    each = seeds.reshape(-1, 2)
+    return each.unbind(), *(t.tensor_split(len(each)) if len(each) > 1 else (t,) for t in tensors)
 
 
 @kernel("shaped_dropout")
@@ -79,7 +85,7 @@ def random_normal(
 
 @kernel("create_random_seed")
 def create_random_seed(seed: torch.Tensor, modifier: torch.Tensor) -> torch.Tensor:
-    """A keyed permutation of the second word."""
+    """A keyed permutation of each seed's second word."""
     return generator.child_seed(seed, modifier)
 
 

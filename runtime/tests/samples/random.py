@@ -8,6 +8,7 @@ from popxl.errors import DTypeError, ShapeError
 from .sample import Operand, Refusal, Sample
 
 SEED = np.array([7, 2**32 - 1], np.uint32)
+SEEDS = np.array([[7, 2**32 - 1], [8, 3], [7, 2**32 - 1]], np.uint32)
 
 
 def kept(seed, shape, p):
@@ -17,6 +18,9 @@ def kept(seed, shape, p):
 
 
 def dropped(t, seed_tensor, p):
+    if seed_tensor.ndim == 2:
+        parts = zip(np.split(t, len(seed_tensor)), seed_tensor)
+        return np.concatenate([dropped(part, seed, p) for part, seed in parts])
     return np.where(kept(seed_tensor, t.shape, p), t / (1 - p), 0)
 
 
@@ -39,7 +43,13 @@ def normal(seed_tensor, shape, mean=0.0, std=1.0, dtype=popxl.float32):
 
 
 def children(seed, n=2):
-    return [generator.child_seed(seed, np.uint32(i)) for i in range(n)]
+    return [child(seed, np.uint32(i)) for i in range(n)]
+
+
+def child(seed, modifier):
+    if seed.ndim == 2:
+        return np.stack([generator.child_seed(one, modifier) for one in seed])
+    return generator.child_seed(seed, modifier)
 
 
 SAMPLES = [
@@ -47,6 +57,10 @@ SAMPLES = [
     Sample("dropout", operands=(Operand((4, 6), layout="transposed"), SEED), attrs={"p": 0.5}, oracle=dropped),
     Sample("dropout", operands=((3, 3), SEED), attrs={"p": 0.0}, oracle=dropped),
     Sample("dropout", operands=((), SEED), attrs={"p": 0.5}, oracle=dropped),
+    Sample("dropout", operands=((3, 5, 7), SEEDS), attrs={"p": 0.4}, oracle=dropped),
+    Sample("dropout", operands=(Operand((6, 5), layout="transposed"), SEEDS), attrs={"p": 0.4}, oracle=dropped),
+    Sample("dropout", operands=((4, 5), SEEDS[:1]), attrs={"p": 0.4}, oracle=dropped),
+    Sample("dropout", operands=((0, 5), SEEDS), attrs={"p": 0.4}, oracle=dropped),
     Sample("shaped_dropout", operands=((4, 3, 5), SEED), attrs={"shape": [4, 1, 5], "ratio": 0.4},
            oracle=dropped_in_shape),
     Sample("shaped_dropout", operands=((4, 5), SEED), attrs={"shape": [5], "ratio": 0.4}, oracle=dropped_in_shape),
@@ -63,7 +77,9 @@ SAMPLES = [
     Sample("create_random_seed", operands=(SEED, np.array(5, np.uint32)), oracle=generator.child_seed),
     Sample("create_random_seed", operands=(SEED, np.array([2**32 - 1], np.uint32)), oracle=generator.child_seed),
     Sample("create_random_seed", operands=(SEED, np.array(-2, np.int32)), oracle=generator.child_seed),
+    Sample("create_random_seed", operands=(SEEDS, np.array(5, np.uint32)), oracle=child),
     Sample("split_random_seed", operands=(SEED,), oracle=children),
+    Sample("split_random_seed", operands=(SEEDS,), attrs={"n": 3}, oracle=children),
     Sample("split_random_seed", operands=(SEED,), attrs={"n": 5}, oracle=children),
 ]  # fmt: skip
 
@@ -74,6 +90,12 @@ REFUSALS = [
             says=r"uint32\[1\]; expected uint32\[2\]"),
     Refusal("dropout", operands=((3,), SEED.astype(np.int32)), attrs={"p": 0.1}, error=ValueError,
             says=r"expected uint32\[2\]"),
+    Refusal("dropout", operands=((4, 3), SEEDS), attrs={"p": 0.1}, error=ShapeError,
+            says="3 stacked seeds; expected a first axis of t that is a multiple of 3"),
+    Refusal("dropout", operands=((), SEEDS), attrs={"p": 0.1}, error=ShapeError, says="3 stacked seeds"),
+    Refusal("dropout", operands=((6,), SEEDS[:0]), attrs={"p": 0.1}, error=ShapeError, says=r"expected uint32\[2\]"),
+    Refusal("dropout", operands=((6,), SEEDS[:, :1]), attrs={"p": 0.1}, error=ShapeError, says=r"expected uint32\[2\]"),
+    Refusal("random_normal", operands=(SEEDS,), attrs={"shape": (3,)}, error=ShapeError, says=r"expected uint32\[2\]"),
     Refusal("dropout", operands=(Operand((3,), popxl.int32), SEED), attrs={"p": 0.1}, error=DTypeError,
             says="floating point"),
     Refusal("shaped_dropout", operands=((3, 4), SEED), attrs={"shape": [3], "ratio": 0.1}, error=ShapeError,
