@@ -1,22 +1,25 @@
-"""``poprun``: the command line that starts the instances of a run on this machine, see `supervisor` for how they end.
+"""``poprun``: the command line that starts the instances of a run on this machine, by torchrun's agent.
 
     poprun --num-replicas 8 --num-instances 4 python demo/pretraining.py --config tiny
 
-An instance is a process; it holds replicas / instances replicas. Instances get the variables that ``torchrun`` sets,
-and the number of replicas, so that programs run under either launcher. On several machines: the same command on each,
-with ``--nnodes``, ``--node-rank`` and the address of the first.
+An instance is a process; it holds replicas / instances replicas. Instances get torchrun's environment, and the number
+of replicas, so that programs run under either launcher. On several machines: the same command on each, with
+``--nnodes``, ``--node-rank`` and the address of the first. The agent is loaded by name, once the command line is right.
 """
 
 import argparse
+import importlib
 import os
 import shutil
 import socket
 import sys
 from typing import Dict, List, Optional, Sequence
 
+from popdist.environment import IPUS, REPLICAS
 from popdist.exchange import SECONDS, TIMEOUT
-from popdist.supervisor import GRACE_SECONDS, Supervisor
 
+GRACE_SECONDS = 60.0
+"""Default of how long instances may take to finish when this process is asked to end."""
 USAGE_ERROR = 2
 """Exit code where the command line cannot be used."""
 
@@ -30,11 +33,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     options = parser().parse_args(arguments)
     try:
         check(options)
-        environments = [instance_environment(options, local) for local in range(local_instances(options))]
     except LaunchError as error:
         print(f"poprun: {error}", file=sys.stderr, flush=True)
         return USAGE_ERROR
-    return Supervisor(options.program, environments, options.grace).run()
+    os.environ.update(environment(options))
+    agent = importlib.import_module("popxl_engine.agent")
+    machines = agent.Machines(
+        options.nnodes, options.node_rank, local_instances(options), options.master_addr, options.master_port
+    )
+    return int(agent.run(options.program, machines, options.grace))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -132,27 +139,16 @@ def local_instances(options: argparse.Namespace) -> int:
     return int(options.num_instances // options.nnodes)
 
 
-def instance_environment(options: argparse.Namespace, local: int) -> Dict[str, str]:
-    """The environment of one instance of this machine. Threads are divided evenly unless their number is set."""
-    share = local_instances(options)
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC_")}
-    environment.update(
-        RANK=str(options.node_rank * share + local),
-        WORLD_SIZE=str(options.num_instances),
-        LOCAL_RANK=str(local),
-        LOCAL_WORLD_SIZE=str(share),
-        GROUP_RANK=str(options.node_rank),
-        MASTER_ADDR=options.master_addr,
-        MASTER_PORT=str(options.master_port),
-        POPDIST_NUM_TOTAL_REPLICAS=str(options.num_replicas),
-        POPDIST_NUM_IPUS_PER_REPLICA=str(options.ipus_per_replica),
-    )
+def environment(options: argparse.Namespace) -> Dict[str, str]:
+    """What all instances get beside what torchrun sets. Threads are divided evenly unless their number is set."""
+    found = {REPLICAS: str(options.num_replicas), IPUS: str(options.ipus_per_replica)}
     if options.timeout is not None:
-        environment[TIMEOUT] = str(options.timeout)
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // share)))
-    if options.nnodes == 1 and "lo" in _interfaces():
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    return environment
+        found[TIMEOUT] = str(options.timeout)
+    if "OMP_NUM_THREADS" not in os.environ:
+        found["OMP_NUM_THREADS"] = str(max(1, _cores() // local_instances(options)))
+    if options.nnodes == 1 and "GLOO_SOCKET_IFNAME" not in os.environ and "lo" in _interfaces():
+        found["GLOO_SOCKET_IFNAME"] = "lo"
+    return found
 
 
 def _cores() -> int:

@@ -1,8 +1,11 @@
 """Replicas over several processes: the same numbers as in one, and runs that end together."""
 
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import process_programs as programs
 import pytest
 from popdist import launcher
 from process_programs import ASSIGNMENTS, GRADIENT_GROUPS, REPLICAS, results, values
-from processes import finish, is_alive, launch, start
+from processes import environment, finish, is_alive, launch, start
 
 pytestmark = pytest.mark.multi
 
@@ -211,6 +214,32 @@ def test_instances_end_where_the_launcher_is_killed(tmp_path):
     assert not left_over(tmp_path)
 
 
+IMPATIENT = "import sys, popdist.exchange; popdist.exchange.JOIN_SECONDS = 1; from popdist import launcher; "
+
+
+def two_machines(index):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return f"--num-instances 2 --nnodes 2 --node-rank {index} --rdzv-endpoint 127.0.0.1:{port} true".split()
+
+
+def test_a_machine_that_does_not_meet_the_others_in_time_says_so():
+    command = [sys.executable, "-c", IMPATIENT + "sys.exit(launcher.main(sys.argv[1:]))", *two_machines(0)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment())
+    assert done.returncode == 1
+    assert "poprun: machine 0 of 2 did not meet the others at 127.0.0.1:" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_waiting_for_other_machines_ends_with_ctrl_c(index):
+    code = "import threading, os, signal; from popdist import launcher; import sys; import popxl_engine.agent; "
+    code += "threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start(); launcher.main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, *two_machines(index)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment())
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 COLLECTIVE = """
 import os, sys, time
 import numpy as np
@@ -276,24 +305,39 @@ def test_command_lines_that_cannot_run_are_refused_in_one_sentence(command, says
     assert says in said and len(said.splitlines()) == 1
 
 
-def environments(command, monkeypatch):
-    options = launcher.parser().parse_args(command.split())
+def threads_of_each(instances):
+    options = launcher.parser().parse_args(["--num-instances", str(instances), "true"])
     launcher.check(options)
-    return [launcher.instance_environment(options, local) for local in range(launcher.local_instances(options))]
+    return launcher.environment(options).get("OMP_NUM_THREADS")
 
 
 def test_threads_are_divided_evenly_unless_the_user_says_how_many(monkeypatch):
     monkeypatch.setattr(launcher, "_cores", lambda: 16)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert {e["OMP_NUM_THREADS"] for e in environments("--num-instances 3 true", monkeypatch)} == {"5"}
-    assert {e["OMP_NUM_THREADS"] for e in environments("--num-instances 32 true", monkeypatch)} == {"1"}
+    assert (threads_of_each(3), threads_of_each(32)) == ("5", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert {e["OMP_NUM_THREADS"] for e in environments("--num-instances 3 true", monkeypatch)} == {"2"}
+    assert threads_of_each(3) is None
 
 
-def test_each_machine_starts_its_own_share_of_the_instances(monkeypatch):
-    command = "--num-replicas 8 --num-instances 4 --nnodes 2 --node-rank 1 --rdzv-endpoint first:29500 true"
-    found = environments(command, monkeypatch)
-    assert [(e["RANK"], e["LOCAL_RANK"]) for e in found] == [("2", "0"), ("3", "1")]
-    assert {(e["WORLD_SIZE"], e["MASTER_ADDR"], e["MASTER_PORT"]) for e in found} == {("4", "first", "29500")}
-    assert {e["POPDIST_NUM_TOTAL_REPLICAS"] for e in found} == {"8"}
+SHARE = """
+import json, os, sys
+names = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
+names.append("POPDIST_NUM_TOTAL_REPLICAS")
+with open(os.path.join(sys.argv[1], os.environ["RANK"]), "w") as file:
+    json.dump([os.environ[name] for name in names] + sys.argv[2:], file)
+"""
+
+
+def test_each_machine_starts_its_own_share_of_the_instances_with_torchruns_environment(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = ["--num-replicas", 8, "--num-instances", 4, "--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    program = ["-c", SHARE, tmp_path, "$RANK ${local_rank} $$ $"]
+    begin = time.monotonic()
+    machines = [start([*options, "--node-rank", index], program) for index in range(2)]
+    ended = [finish(machine, begin) for machine in machines]
+    assert [(e.code, e.said) for e in ended] == [(0, ""), (0, "")]
+    found = {name: json.loads((tmp_path / name).read_text()) for name in os.listdir(tmp_path)}
+    rest = ["127.0.0.1", str(port), "8", program[-1]]
+    assert found == {str(r): [str(r), str(r % 2), str(r // 2), "4", "2", *rest] for r in range(4)}

@@ -1,0 +1,224 @@
+"""The agent behind `poprun`: torchrun's own, with a few promises more about how instances end.
+
+torch's agent meets those of the other machines, gives instances their environment, starts and watches them. Added here:
+an instance that stands still (SIGSTOP) has failed, too; those that fail together are told apart; the others end within
+`END_SECONDS`; no instance outlives this process; and the error of the one that failed is the last on the screen.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, Dict, Optional, Sequence
+
+from popdist import tether
+from popdist.exchange import JOIN_SECONDS
+from popdist.voices import Voices
+from torch.distributed import DistError
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+SETTLE_SECONDS = 0.5
+"""After the first failure: others that fail by themselves meanwhile may be the cause."""
+STOPPED_SECONDS = 5.0
+END_SECONDS = 5.0
+"""From SIGTERM, which the others get after a failure, to SIGKILL."""
+LAST_SECONDS = 60.0
+"""How long this machine waits for the others' instances after its own have succeeded."""
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where instances run, and where those of all machines meet."""
+
+    count: int
+    index: int
+    """Which of them this one is."""
+    instances: int
+    """On each."""
+    address: str
+    """Of machine 0."""
+    port: int
+
+    @property
+    def own(self) -> range:
+        """Indices of this machine's instances."""
+        return range(self.index * self.instances, (self.index + 1) * self.instances)
+
+
+def run(program: Sequence[str], machines: Machines, grace: float) -> int:
+    """Run a program in the instances of this machine to their end.
+
+    Args:
+        program: the command line.
+        grace: seconds that instances get to finish when this process gets SIGINT or SIGTERM; a second signal ends them.
+
+    Returns:
+        The exit code: that of the first that failed; 128 + a signal.
+    """
+    _be_quiet()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until instances are started, and the agent's own handlers with them
+    with Voices(machines.own) as voices:
+        agent = Agent(program, machines, voices, grace)
+        try:
+            result = agent.run()
+        except SignalException as error:
+            agent.end_all()
+            voices.finish()
+            return 128 + error.sigval
+        except DistError as error:
+            print(f"poprun: {_about_machines(machines, error)}", file=sys.stderr, flush=True)
+            return 1
+        finally:
+            agent.end_all()
+        return agent.report(result)
+
+
+def _be_quiet() -> None:
+    """Keep torch's log of what it does to itself, unless ``LOGLEVEL`` asks for it."""
+    if "LOGLEVEL" not in os.environ:
+        logger = logging.getLogger("torch.distributed.elastic")
+        logger.addHandler(logging.NullHandler())
+        logger.propagate = False
+
+
+def _about_machines(machines: Machines, error: Exception) -> str:
+    met = str(error).splitlines()[0].rstrip(".")
+    return (
+        f"machine {machines.index} of {machines.count} did not meet the others at {machines.address}:{machines.port} "
+        f"({met}); expected poprun on all of them within {JOIN_SECONDS} s, with the same options but --node-rank."
+    )
+
+
+class Pipes(DefaultLogsSpecs):
+    """Instances say what they have to say on stderr to their voices."""
+
+    def __init__(self, voices: Voices):
+        super().__init__(log_dir=os.devnull)
+        self._voices = voices
+
+    def reify(self, envs: Dict[int, Dict[str, str]]) -> LogsDest:
+        """See `torch.distributed.elastic.multiprocessing.LogsSpecs`."""
+        found = super().reify(envs)
+        found.stderrs = {local: self._voices[int(env["RANK"])].path for local, env in envs.items()}
+        found.tee_stdouts, found.tee_stderrs = {}, {}
+        return found
+
+
+class Agent(LocalElasticAgent):
+    """Of one machine. See the top of this file."""
+
+    def __init__(self, program: Sequence[str], machines: Machines, voices: Voices, grace: float):
+        meeting = RendezvousParameters(
+            "static",
+            f"{machines.address}:{machines.port}",
+            run_id="poprun",
+            min_nodes=machines.count,
+            max_nodes=machines.count,
+            rank=machines.index,
+            timeout=JOIN_SECONDS,
+        )
+        spec = WorkerSpec(
+            role="instance",
+            local_world_size=machines.instances,
+            rdzv_handler=get_rendezvous_handler(meeting),
+            entrypoint=sys.executable,
+            args=("-I", "-S", tether.__file__, str(os.getpid()), *(word.replace("$", "$$") for word in program)),
+            max_restarts=0,
+            master_addr=machines.address,
+            master_port=machines.port,
+        )
+        super().__init__(spec, Pipes(voices), exit_barrier_timeout=LAST_SECONDS)
+        self._voices, self._grace = voices, grace
+        self._failed: Dict[int, int] = {}
+        """Of the instances that failed before any was ended: exit codes, or negative signals."""
+        self._stopped: Dict[int, float] = {}
+        """Since when instances stand still."""
+
+    def processes(self) -> Dict[int, int]:
+        """The instances' process numbers."""
+        return {w.global_rank: w.id for w in self.get_worker_group().workers if w.id is not None}
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """See `SimpleElasticAgent`."""
+        self._end_stopped()
+        if self._failures():
+            time.sleep(SETTLE_SECONDS)
+            self._failed = self._failures()
+            self._shutdown()
+        return super()._monitor_workers(worker_group)
+
+    def _failures(self) -> Dict[int, int]:
+        """Exit codes of instances that have failed. They are left for torch to see."""
+        found = {}
+        for index, pid in self.processes().items():
+            end = _news(pid, os.WEXITED | os.WNOWAIT)
+            if end is not None and end.si_status != 0:
+                found[index] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        return found
+
+    def _end_stopped(self) -> None:
+        """End instances that have stood still for long."""
+        for index, pid in self.processes().items():
+            change = _news(pid, os.WSTOPPED | os.WCONTINUED)
+            if change is not None and change.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED):
+                self._stopped[index] = time.monotonic()
+            elif change is not None:
+                self._stopped.pop(index, None)
+            if time.monotonic() - self._stopped.get(index, time.monotonic()) > STOPPED_SECONDS:
+                _send(pid, signal.SIGKILL)
+
+    def _shutdown(self, death_sig: Optional[signal.Signals] = None, timeout: float = 0.0) -> None:
+        """See `SimpleElasticAgent`. A signal that this process got is passed on, and instances may finish."""
+        if self._pcontext is not None:
+            seconds: Any = END_SECONDS if death_sig is None else self._grace
+            self._pcontext.close(death_sig or signal.SIGTERM, seconds)
+
+    def end_all(self) -> None:
+        """No instance is left when this returns, nor what one has started and left."""
+        for pid in self.processes().values():
+            _send(pid, signal.SIGKILL)
+
+    def report(self, result: RunResult) -> int:
+        """Pass on what is to be said at the end: all that instances said, or the error of the one that failed."""
+        self._voices.pause()
+        if not result.is_failed():
+            self._voices.finish()
+            return 0
+        failed = self._failed or {index: failure.exitcode for index, failure in result.failures.items()}
+        # Death by a signal comes before exit codes: those may follow from it.
+        culprit = min(failed, key=lambda index: (failed[index] > 0, index))
+        code, voice = failed[culprit], self._voices[culprit]
+        voice.finish()
+        if code < 0 or not voice.has_spoken:
+            print(f"poprun: {self._describe(culprit, code)} The others were ended.", file=sys.stderr, flush=True)
+        return code if code > 0 else 128 - code
+
+    def _describe(self, index: int, code: int) -> str:
+        who = f"instance {index} (process {self.processes()[index]})"
+        if index in self._stopped:
+            return f"{who} was stopped, and did not go on for {STOPPED_SECONDS:g} s."
+        if code < 0:
+            return f"{who} was killed by {signal.Signals(-code).name}."
+        return f"{who} ended with exit code {code}, without a message."
+
+
+def _news(pid: int, kinds: int) -> Any:
+    """What a process of ours has done, of some kinds; None: nothing."""
+    try:
+        return os.waitid(os.P_PID, pid, kinds | os.WNOHANG)
+    except ChildProcessError:
+        return None  # it has ended, and torch knows
+
+
+def _send(pid: int, number: int) -> None:
+    """Send a signal to a process and to those that it started."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        pass  # all of them have ended
