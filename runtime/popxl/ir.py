@@ -148,14 +148,19 @@ class Ir:
             ValueError: the arguments do not match the signature, or a result is not a tensor.
         """
         if not callable(fn):
-            raise TypeError(f"create_graph: got {type(fn).__name__}; expected a function or a popxl.Module.")
+            raise TypeError(
+                f"create_graph: got {type(fn).__name__}; expected a function or a popxl.Module. Pass the function "
+                "first, then its arguments."
+            )
         build = fn.build if isinstance(fn, Module) else fn
         signature = inspect.signature(build)
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
+            given = [type(a).__name__ for a in args] + [f"{n}={type(a).__name__}" for n, a in kwargs.items()]
             raise ValueError(
-                f"create_graph: got arguments that do not match {_name_of(fn)}{signature}: {error}."
+                f"create_graph: got arguments ({', '.join(given)}); expected those of {_name_of(fn)}{signature}: "
+                f"{error}. Pass a tensor, a spec or another value for each parameter without a default."
             ) from None
         bound.apply_defaults()
         graph = self._new_graph(_name_of(fn))
@@ -257,7 +262,8 @@ def _all_tensors(values: Any, name: str) -> bool:
     found = [isinstance(v, (Tensor, TensorSpec)) for v in values]
     if any(found) and not all(found):
         raise TypeError(
-            f"create_graph: got a container {name} of tensors and other values; expected only tensors or none."
+            f"create_graph: got {name} with tensors and other values; expected only tensors or none. Pass the others "
+            "as parameters of their own."
         )
     return any(found)
 
@@ -277,6 +283,7 @@ def _as_outputs(result: Any, name: str) -> List[Tensor]:
     for item in outputs:
         if not isinstance(item, Tensor):
             raise ValueError(
-                f"create_graph: got {type(item).__name__} from {name}; expected None, a tensor or tensors."
+                f"create_graph: got {type(item).__name__} from {name}; expected None, a tensor or tensors. Return what "
+                "ops gave, and keep other values outside the graph."
             )
     return outputs

@@ -114,7 +114,12 @@ GRAPHS = [
         "expected only tensors or none",
         lambda: graph(lambda x: x[0], [spec(2), 3]),
     ),
-    Misuse("arguments that do not fit", ValueError, "missing a required argument: 'y'", lambda: graph(lambda x, y: x)),
+    Misuse(
+        "arguments that do not fit",
+        ValueError,
+        r"got arguments \(TensorSpec\); expected those of <lambda>\(x, y\): missing .* 'y'\. Pass a tensor",
+        lambda: graph(lambda x, y: x),
+    ),
     Misuse("a result that is no tensor", ValueError, "expected None, a tensor or", lambda: graph(lambda x: 3)),
     Misuse("a program compared with a number", TypeError, "Ir", lambda: ir() == 3),
     Misuse("a graph compared with a number", TypeError, "Graph", lambda: graph() == 3),
@@ -282,7 +287,7 @@ CALLS = [
            lambda: ops.utils.check_in_graph(popxl.get_current_graph(), t=3)),
     Misuse("a foreign tensor where one is checked", ValueError, "expected a tensor of graph",
            lambda: ops.utils.check_in_graph(popxl.get_current_graph(), t=foreign())),
-    Misuse("operands on two devices", ValueError, "expected one device and tile",
+    Misuse("operands on two devices", ValueError, "expected one virtual device",
            lambda: ops.utils.check_tensor_ipu_and_tile_set(a=on_device(0), b=on_device(1))),
 ]  # fmt: skip
 
