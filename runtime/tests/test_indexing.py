@@ -143,7 +143,7 @@ def test_slice_without_arguments_is_the_tensor_itself():
 
 @pytest.mark.parametrize("strides", [2, [2], [1, 3], (3, 2, 2)])
 def test_subsample_takes_every_nth_element(strides):
-    steps = [strides] if isinstance(strides, int) else strides
+    steps = [strides] * ARRAY.ndim if isinstance(strides, int) else strides
     _, (result,) = evaluate(lambda t: ops.subsample(t, strides), ARRAY)
     np.testing.assert_array_equal(result, ARRAY[tuple(slice(None, None, s) for s in steps)])
 

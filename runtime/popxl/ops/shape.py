@@ -268,11 +268,11 @@ def subsample(t: Tensor, strides: Union[int, Iterable[int]]) -> Tensor:
 
     Shapes: t [a], any dtype -> ceil(size / stride) on each axis, t's dtype.
     Args:
-        strides: one for each of the first axes; a number is for the first axis.
+        strides: one for each of the first axes; a number is for every axis.
     Raises:
         ShapeError: for more strides than axes, or a stride below 1.
     """
-    steps = tuple(strides) if isinstance(strides, Iterable) else (strides,)
+    steps = tuple(strides) if isinstance(strides, Iterable) else (strides,) * t.rank
     if len(steps) > t.rank or any(s < 1 for s in steps):
         raise ShapeError(
             f"subsample: got strides {steps} for t {t.spec}; expected at most {t.rank} numbers of at least 1."
