@@ -45,6 +45,7 @@ class OpDefinition:
     host: ``(arrays as the op's arguments) -> array(s)``, evaluation on numpy for small integers; None if there is none.
     effects: what it does beyond its results: "host", "remote", "collective", "control", "print".
     random: whether the result depends on a seed operand.
+    across: whether its operands may be on different virtual devices and tile sets.
     """
 
     name: str
@@ -56,6 +57,7 @@ class OpDefinition:
     host: Optional[Callable[..., Any]] = None
     effects: FrozenSet[str] = frozenset()
     random: bool = False
+    across: bool = False
     differentiable: bool = True
     vjp: Optional[Callable[..., Any]] = None
     cost: Optional[Callable[..., Cost]] = None

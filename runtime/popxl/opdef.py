@@ -47,6 +47,7 @@ from popxl.op_records import (
     map_tensors,
     op_cost,
 )
+from popxl.placement import check_one_place
 from popxl.tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+TRANSFERS = frozenset({"host", "remote", "control"})
+"""Effects of ops whose operands may be on different virtual devices and tile sets: an offset, an argument of a call."""
 
 
 class OpFunction(Generic[P, R]):
@@ -130,6 +133,17 @@ def check_operand(op_name: str, parameter: str, tensor: Tensor, graph: "Graph") 
         )
 
 
+def named_operands(arguments: Dict[str, Any]) -> Dict[str, Tensor]:
+    """Tensor operands by parameter, those of lists by position too."""
+    named: Dict[str, Tensor] = {}
+    for parameter, value in arguments.items():
+        if isinstance(value, Tensor):
+            named[parameter] = value
+        elif isinstance(value, tuple):
+            named.update((f"{parameter}[{i}]", t) for i, t in enumerate(flatten(value)))
+    return named
+
+
 def emit(definition: OpDefinition, arguments: Dict[str, Any]) -> Op:
     """Add an op to the current graph: infer, check, name, record."""
     context = get_current_context()
@@ -138,6 +152,8 @@ def emit(definition: OpDefinition, arguments: Dict[str, Any]) -> Op:
     for parameter, value in arguments.items():
         for tensor in flatten((value,)):
             check_operand(definition.name, parameter, tensor, graph)
+    if not definition.across and not definition.effects & TRANSFERS:
+        check_one_place(definition.name, named_operands(arguments))
     specs = as_specs(definition.infer(**arguments))
     scopes = "".join(f"{s}/" for s in context.name_scopes)
     op = Op(definition, arguments, graph, scopes + definition.name, source_location())
@@ -191,6 +207,7 @@ def op(
     host: Optional[Callable[..., Any]] = None,
     effects: Sequence[str] = (),
     random: bool = False,
+    across: bool = False,
     differentiable: bool = True,
     names: Optional[Callable[..., Sequence[str]]] = None,
 ) -> Declaration: ...

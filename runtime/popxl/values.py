@@ -19,6 +19,7 @@ from popxl import dtypes
 from popxl.context import get_current_graph
 from popxl.dtypes import dtype
 from popxl.errors import UndefinedValue
+from popxl.placement import place_of
 from popxl.spec import TensorSpec
 from popxl.utils import HostScalarTensor, to_numpy
 
@@ -120,18 +121,20 @@ class Tensor:
     @property
     def ipu(self) -> int:
         """Virtual device of the op that made it. UndefinedValue if unknown."""
-        if self._op is None or self._op.ipu is None:
+        ipu = place_of(self).ipu
+        if ipu is None:
             raise UndefinedValue(
                 f"Tensor.ipu: got %{self.name}, which was made outside popxl.ipu(..); expected a known device."
             )
-        return self._op.ipu
+        return ipu
 
     @property
     def tile_set(self) -> Literal["compute", "io"]:
         """Tile set of the op that made it. UndefinedValue if unknown."""
-        if self._op is None:
+        tile_set = place_of(self).tile_set
+        if tile_set is None:
             raise UndefinedValue(f"Tensor.tile_set: got %{self.name}, which no op made; expected a known tile set.")
-        return "io" if self._op.io_tiles else "compute"
+        return tile_set
 
     @property
     def in_sync_with_ipu(self) -> bool:

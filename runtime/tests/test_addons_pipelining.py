@@ -10,7 +10,7 @@ import pytest
 import torch
 from addons_programs import normal, run_session
 from popxl import ops
-from popxl.context import _execution_context
+from popxl.context import _execution_context, get_current_context
 from popxl.errors import GraphError
 from popxl.extensions import verify
 
@@ -26,7 +26,8 @@ class OneAfterTheOther:
         yield
 
     def stash_and_restore_tensor(self, t: popxl.Tensor, from_stage: Optional[int] = None) -> popxl.Tensor:
-        return t
+        ipu = get_current_context().ipu_id
+        return t if ipu is None else t.copy_to_ipu(ipu, 0)
 
     def stash_and_restore_activations(self, call_info: Any, grad_info: Any) -> Dict[popxl.Tensor, popxl.Tensor]:
         return grad_info.inputs_dict(call_info)
@@ -66,7 +67,8 @@ def forward_program(stages: int, steps: int, pipelined: bool) -> Any:
                         ops.var_updates.copy_var_update_(seed, following)
                     x = ops.tanh(x @ weights[i])
                     if i == stages - 1:
-                        x = ops.dropout(x + pipeline.stash_and_restore_tensor(first), now, 0.3)
+                        x = x + pipeline.stash_and_restore_tensor(first)
+                        x = ops.dropout(x, pipeline.stash_and_restore_tensor(now), 0.3)
                     ops.add_(total, x)
                     ops.host_store(results[i], total * 2)
                     x = x.copy_to_ipu(i + 1, i)

@@ -7,8 +7,8 @@ import popxl
 import pytest
 import torch
 from popxl import ops
-from popxl.errors import DTypeError
-from popxl.ops import utils, var_updates
+from popxl.errors import DTypeError, UndefinedValue
+from popxl.ops import collectives, utils, var_updates
 from popxl_engine.interpreter import run_graph
 
 X = np.array([[1.5, -2.0, 3.0], [0.5, 4.0, -1.0]], np.float32)
@@ -172,16 +172,62 @@ def test_check_in_graph_names_the_tensor_and_its_graph(two_graphs):
         utils.check_in_graph(graph, 1.0)
 
 
-def test_check_tensor_ipu_and_tile_set_refuses_two_devices(two_graphs):
+@pytest.fixture
+def placed(two_graphs):
+    """(graph, a tensor of unknown place, results on device 0 and 1, a result on IO tiles)."""
     graph, mine, _ = two_graphs
     with graph:
+        square = mine.T @ mine
         with popxl.ipu(0):
-            first = mine + 1.0
+            first = square + 1.0
         with popxl.ipu(1):
-            second = mine + 2.0
+            second = square + 2.0
+        with popxl.io_tiles():
+            loaded = ops.init((3, 3), popxl.float32)
+    return graph, mine, first, second, loaded
+
+
+def test_check_tensor_ipu_and_tile_set_refuses_two_places(placed):
+    _, mine, first, second, loaded = placed
     utils.check_tensor_ipu_and_tile_set(a=first, b=first, c=mine)
-    with pytest.raises(ValueError, match=r"a on ipu 0, b on ipu 1; expected one device"):
+    with pytest.raises(ValueError, match="a on virtual device 0, b on virtual device 1; expected one virtual device"):
         utils.check_tensor_ipu_and_tile_set(a=first, b=second)
+    with pytest.raises(ValueError, match="b on compute tiles, c on io tiles; expected one tile set"):
+        utils.check_tensor_ipu_and_tile_set(a=mine, b=first, c=loaded)
+
+
+@pytest.mark.parametrize("join", [ops.add, lambda a, b: ops.concat([a, b]), ops.scaled_add_, ops.matmul])
+def test_operands_that_are_known_to_be_in_different_places_are_refused(placed, join):
+    graph, mine, first, second, loaded = placed
+    with graph:
+        with pytest.raises(
+            ValueError, match="virtual device 0, .* virtual device 1; .*Move operands with ops.ipu_copy"
+        ):
+            join(first, second)
+        with pytest.raises(ValueError, match="compute tiles, .* io tiles; .*Move operands with ops.io_tile_copy"):
+            join(first, loaded)
+        join(first, second.copy_to_ipu(0))
+        join(first, ops.io_tile_copy(loaded))
+
+
+def test_a_call_takes_arguments_from_everywhere_and_its_results_are_where_the_graph_leaves_them(placed):
+    graph, _, first, second, loaded = placed
+    with popxl.io_tiles(), graph.main_graph:
+        inner = graph.ir.create_graph(lambda a, b, c: (ops.io_tile_copy(a + 1.0), c), first, second, loaded)
+    with graph:
+        results = ops.call(inner, first, second, loaded)
+        assert results[0].tile_set == "compute"
+        with pytest.raises(UndefinedValue, match="expected a known tile set"):
+            _ = results[1].tile_set
+        results[0] + first
+
+
+def test_what_all_reduce_gives_to_each_device_is_on_that_device(placed):
+    graph, _, first, second, _ = placed
+    with graph:
+        results = collectives.all_reduce([first, second])
+        assert [t.ipu for t in results] == [0, 1]
+        results[1] + second
 
 
 def test_cast_if_needed_adds_no_op_for_the_same_dtype(two_graphs):

@@ -7,6 +7,7 @@ from popxl.dtypes import dtype
 from popxl.graph import Graph
 from popxl.ops.casting import cast_if_needed
 from popxl.ops.checks import normalise_axis
+from popxl.placement import check_one_place
 from popxl.values import Tensor
 
 __all__ = ["cast_if_needed", "check_in_graph", "check_tensor_ipu_and_tile_set", "dtype", "handle_negative_axis"]
@@ -39,13 +40,7 @@ def check_tensor_ipu_and_tile_set(*args: Tensor, **tensors: Tensor) -> None:
         ValueError: if two differ.
     """
     given = {**{f"args[{i}]": t for i, t in enumerate(args)}, **tensors}
-    places = {name: (t._op.ipu, t._op.io_tiles) for name, t in given.items() if t._op is not None}
-    known = {name: place for name, place in places.items() if place[0] is not None}
-    if len(set(known.values())) > 1:
-        where = ", ".join(f"{name} on ipu {ipu}{' io tiles' if io else ''}" for name, (ipu, io) in known.items())
-        raise ValueError(
-            f"check_tensor_ipu_and_tile_set: got {where}; expected one device and tile set. Move one with ops.ipu_copy."
-        )
+    check_one_place("check_tensor_ipu_and_tile_set", given)
 
 
 def handle_negative_axis(t: Tensor, axis: int) -> int:

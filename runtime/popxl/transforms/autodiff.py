@@ -9,7 +9,7 @@ from popxl.opdef import Op
 from popxl.transforms.clone import clone_constant, clone_op, placed_like, prune
 from popxl.transforms.control_rules import CONTROL_RULES
 from popxl.transforms.grad_info import ExpectedConnection, ExpectedConnectionType, GradGraphInfo
-from popxl.transforms.gradient_rules import rule_for
+from popxl.transforms.gradient_rules import added, rule_for
 from popxl.transforms.storage import TRANSFERS, first_write, has_effect
 from popxl.values import Constant, Tensor
 
@@ -33,6 +33,7 @@ def autodiff(
 
     Args:
         grads_provided: tensors whose gradients come in; default: the floating-point outputs but those appended earlier.
+            Gradients of a tensor that is in it twice add up.
         grads_required: tensors whose gradients are wanted; default: all inputs. Where no gradient arrives, it is zeros.
         called_graphs_grad_info: gradients of called graphs to use instead of differentiating them.
         return_all_grad_graphs: return ``{graph: GradGraphInfo}`` for this graph and those it calls.
@@ -46,16 +47,11 @@ def autodiff(
             "ir.create_graph(...)."
         )
     outputs = [t for t in graph.outputs if t not in graph._activations and t.dtype.is_floating_point]
-    provided = list(dict.fromkeys(outputs)) if grads_provided is None else list(grads_provided)
+    provided = outputs if grads_provided is None else list(grads_provided)
     required = list(graph.inputs if grads_required is None else grads_required)
     for what, tensors in (("grads_provided", provided), ("grads_required", required)):
         for t in tensors:
             _check(what, t, graph)
-    if len(set(provided)) < len(provided):
-        raise GraphError(
-            f"autodiff: got grads_provided {[t.name for t in provided]}; expected each tensor once. Add the gradients "
-            "first."
-        )
     run = Differentiation(graph, provided, called_graphs_grad_info or {})
     info = run.differentiate(graph, provided, required)
     return run.infos if return_all_grad_graphs else info
@@ -157,8 +153,9 @@ class GradientBuilder:
             self.graph = main.ir.create_empty_graph(f"{self.forward.name.rpartition('_subgraph(')[0]}_grad")
         with self.graph:
             for t in self.provided:
-                self.gradients[t] = gradient = self.graph._add_input(t.spec, PREFIX + t.name)
+                gradient = self.graph._add_input(t.spec, PREFIX + t.name)
                 self.named[gradient] = t
+                self.gradients[t] = added(self.gradients[t], gradient) if t in self.gradients else gradient
             if self.forward._is_body:
                 self._recompute()
             for op in reversed(self.forward.ops):
@@ -211,7 +208,7 @@ class GradientBuilder:
                 f"for %{t.name}; expected {t.spec}, the operand's own shape and dtype."
             )
         known = self.gradients.get(t)
-        self.gradients[t] = gradient if known is None else ops.add(known, gradient)
+        self.gradients[t] = gradient if known is None else added(known, gradient)
 
     def gradient(self, t: Tensor) -> Optional[Tensor]:
         """The whole gradient of a result of the op at hand, named after it; None if none reaches it."""

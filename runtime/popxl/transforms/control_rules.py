@@ -13,7 +13,7 @@ from popxl.opdef import Op
 from popxl.ops.call import CallSiteInfo
 from popxl.tensor import constant, graph_input, graph_output
 from popxl.transforms.grad_info import ExpectedConnectionType, GradGraphInfo
-from popxl.transforms.gradient_rules import GradientContext, GradientPairs
+from popxl.transforms.gradient_rules import GradientContext, GradientPairs, added
 from popxl.transforms.storage import TRANSFERS, has_effect
 from popxl.values import Tensor
 
@@ -21,15 +21,24 @@ from popxl.values import Tensor
 def total(context: GradientContext, t: Tensor, gradients: Iterable[Optional[Tensor]]) -> Tensor:
     """The sum of gradients of ``t``, zeros if there are none."""
     present = [g for g in gradients if g is not None]
-    return reduce(ops.add, present) if present else context.zeros(t)
+    return reduce(added, present) if present else context.zeros(t)
 
 
 def connect(
-    info: GradGraphInfo, value: Callable[[Tensor], Tensor], gradient: Callable[[Tensor], Tensor]
+    context: GradientContext,
+    info: GradGraphInfo,
+    value: Callable[[Tensor], Tensor],
+    gradient: Callable[[Tensor], Tensor],
 ) -> List[Tensor]:
-    """Inputs for a gradient graph, from its forward tensors' values and gradients where it is called."""
-    is_value = ExpectedConnectionType.Fwd
-    return [(value if c.connection_type is is_value else gradient)(c.fwd_tensor) for c in info.expected_inputs]
+    """Inputs for a gradient graph, from its forward tensors' values and whole gradients where it is called."""
+    inputs: List[Tensor] = []
+    for i, connection in enumerate(info.expected_inputs):
+        t = connection.fwd_tensor
+        if connection.connection_type is ExpectedConnectionType.Fwd:
+            inputs.append(value(t))
+        else:  # a graph that adds several gradients of one tensor gets the whole as the first
+            inputs.append(context.zeros(t) if connection in info.expected_inputs[:i] else gradient(t))
+    return inputs
 
 
 def output_gradients(context: GradientContext, graph: Graph, outputs: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
@@ -57,7 +66,10 @@ def call_gradients(context: GradientContext, op: Op) -> GradientPairs:
     info = context.called_info(graph)
     site = CallSiteInfo(op)
     inputs = connect(
-        info, lambda t: context.value(site.graph_to_parent(t)), output_gradients(context, graph, op.outputs)
+        context,
+        info,
+        lambda t: context.value(site.graph_to_parent(t)),
+        output_gradients(context, graph, op.outputs),
     )
     gradients = dict(zip(info.outputs, ops.call(info.graph, *inputs)))
     for inner, outer in zip(graph.inputs, op.inputs):
@@ -91,7 +103,7 @@ def _branch_inputs(
     context: GradientContext, op: Op, graph: Graph, inputs: Sequence[Tensor], info: GradGraphInfo
 ) -> List[Tensor]:
     values = dict(zip(graph.inputs, inputs))
-    return connect(info, lambda t: context.value(values[t]), output_gradients(context, graph, op.outputs))
+    return connect(context, info, lambda t: context.value(values[t]), output_gradients(context, graph, op.outputs))
 
 
 def _branch_gradients(
@@ -200,6 +212,7 @@ def _backward_body(
         values.update((body.inputs[i], input_like(body.inputs[i])) for i in constants)
         by_position = dict(zip(moving, gradients))
         inputs = connect(
+            context,
             info,
             values.__getitem__,
             lambda t: total(context, t, (by_position.get(j) for j, inner in enumerate(body.outputs) if inner is t)),

@@ -3,9 +3,11 @@
 import re
 from typing import Any, Callable, Iterable, Iterator, List, Optional, Protocol, Set, Tuple, Union
 
+from popxl import ops
 from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op, OpDefinition, call_arguments, map_tensors, result_form
+from popxl.placement import place_of
 from popxl.transforms.grad_info import GradGraphInfo
 from popxl.values import Tensor
 
@@ -39,6 +41,17 @@ class GradientContext(Protocol):
 
     def why_missing(self, t: Tensor) -> str:
         """Why a called graph's gradient graph lacks the gradient of its tensor ``t``."""
+
+
+def added(sum_: Tensor, gradient: Tensor) -> Tensor:
+    """The sum of two gradients of one tensor, where the first is: uses on several devices give one on each."""
+    here, there = place_of(sum_), place_of(gradient)
+    if here.ipu is not None and there.ipu is not None and here.ipu != there.ipu:
+        gradient = ops.ipu_copy(gradient, here.ipu, there.ipu)
+    if here.tile_set and there.tile_set and here.tile_set != there.tile_set:
+        gradient = ops.io_tile_copy(gradient)
+    result: Tensor = ops.add(sum_, gradient)
+    return result
 
 
 GradientRule = Callable[[GradientContext, Op], GradientPairs]

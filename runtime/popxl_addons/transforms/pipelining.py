@@ -10,8 +10,10 @@ from typing import Dict, Iterator, Optional
 
 import popxl
 from popxl import Tensor
+from popxl.context import get_current_context
 from popxl.opdef import Op
 from popxl.ops.call import CallSiteInfo
+from popxl.placement import place_of
 from popxl.transforms.autodiff import GradGraphInfo
 
 from popxl_addons.transforms.repeat_graph import repeat_ops, runs_with_the_program
@@ -36,7 +38,9 @@ class StageContext:
             self._current = outer
 
     def stash_and_restore_tensor(self, t: Tensor, from_stage: Optional[int] = None) -> Tensor:
-        """An earlier stage's tensor, for use in the current stage of the same micro-batch: here the tensor itself.
+        """An earlier stage's tensor, for use in the current stage of the same micro-batch.
+
+        Here it is the tensor itself, or its copy to the virtual device that is current where that is another one.
 
         Args:
             from_stage: the stage whose value is meant; default: the one that made ``t``.
@@ -55,7 +59,8 @@ class StageContext:
             raise RuntimeError(
                 f"{where}: got %{t.name} of stage {source} in stage {self._current}; expected an earlier stage's."
             )
-        return t
+        here, there = get_current_context().ipu_id, place_of(t).ipu
+        return t if here is None or there is None or here == there else t.copy_to_ipu(here, there)
 
     def stash_and_restore_activations(self, call_info: CallSiteInfo, grad_info: GradGraphInfo) -> Dict[Tensor, Tensor]:
         """What a gradient graph needs of an earlier stage's call, as the ``inputs_dict`` of its own call.

@@ -38,31 +38,24 @@ def _devices(name: str, ts: Sequence[Tensor], ipus: Optional[Sequence[int]]) -> 
     return tuple(ipus)
 
 
-def _place(results: List[Tensor], ipus: Sequence[int]) -> List[Tensor]:
-    """Mark the op that made the results with its first device."""
-    assert results[0]._op is not None
-    results[0]._op.ipu = ipus[0]
-    return results
-
-
 def _cost(y: Any, ts: Tensors, ipus: Any, op: str) -> Cost:
     """One operation per element and device after the first; nothing travels between replicas."""
     return Cost(flops=(len(ts) - 1) * ts[0].nelms)
 
 
-@op(name="all_reduce")
+@op(name="all_reduce", across=True)
 def _all_reduce(ts: List[Tensor], ipus: Tuple[int, ...], op: CollectiveOps) -> List[TensorSpec]:
     """Reduction both ways; `all_reduce` documents it."""
     return _checked("all_reduce", ts, op)
 
 
-@op(name="all_reduce_identical_inputs")
+@op(name="all_reduce_identical_inputs", across=True)
 def _identical_inputs(ts: List[Tensor], ipus: Tuple[int, ...], op: CollectiveOps) -> List[TensorSpec]:
     """Reduction of the gradients only."""
     return _checked("all_reduce_identical_inputs", ts, op)
 
 
-@op(name="all_reduce_identical_grad_inputs")
+@op(name="all_reduce_identical_grad_inputs", across=True)
 def _identical_grad_inputs(ts: List[Tensor], ipus: Tuple[int, ...], op: CollectiveOps) -> List[TensorSpec]:
     """Reduction of the values only."""
     return _checked("all_reduce_identical_grad_inputs", ts, op)
@@ -111,7 +104,7 @@ def all_reduce(ts: List[Tensor], ipus: Optional[List[int]] = None, op: Collectiv
         DTypeError: different dtypes, or a reduction that they do not have.
     """
     devices = _devices("all_reduce", ts, ipus)
-    return _place(_all_reduce(ts, devices, op), devices)
+    return _all_reduce(ts, devices, op)
 
 
 def all_reduce_identical_inputs(
@@ -122,7 +115,7 @@ def all_reduce_identical_inputs(
     Shapes, arguments and errors: as for `all_reduce`.
     """
     devices = _devices("all_reduce_identical_inputs", ts, ipus)
-    return _place(_identical_inputs(ts, devices, op), devices)
+    return _identical_inputs(ts, devices, op)
 
 
 def all_reduce_identical_grad_inputs(
@@ -133,4 +126,4 @@ def all_reduce_identical_grad_inputs(
     Shapes, arguments and errors: as for `all_reduce`.
     """
     devices = _devices("all_reduce_identical_grad_inputs", ts, ipus)
-    return _place(_identical_grad_inputs(ts, devices, op), devices)
+    return _identical_grad_inputs(ts, devices, op)

@@ -1,0 +1,44 @@
+"""Where tensors are, as far as that is known: their virtual device and tile set. Placement never changes a number."""
+
+from typing import TYPE_CHECKING, Dict, Literal, Mapping, NamedTuple, Optional
+
+if TYPE_CHECKING:
+    from popxl.values import Tensor
+
+TileSet = Literal["compute", "io"]
+
+
+class Place(NamedTuple):
+    """A tensor's virtual device and tile set, None where nobody has chosen one."""
+
+    ipu: Optional[int]
+    tile_set: Optional[TileSet]
+
+
+def place_of(t: "Tensor") -> Place:
+    """Where the op that made a tensor put it; what a call returns is where the called graph left it."""
+    op = t._op
+    if op is None:
+        return Place(None, None)
+    index = op.outputs.index(t)
+    if not op.called():
+        ipu = op.arguments["ipus"][index] if "ipus" in op.arguments else op.ipu
+        return Place(ipu, "io" if op.io_tiles else "compute")
+    inner = {place_of(graph.outputs[index]) for graph, _ in op.called()}
+    ipu, tile_set = inner.pop() if len(inner) == 1 else Place(None, None)
+    return Place(ipu if op.ipu is None else op.ipu, tile_set)
+
+
+def check_one_place(where: str, tensors: Mapping[str, "Tensor"]) -> None:
+    """ValueError if tensors are known to be on different virtual devices or tile sets."""
+    places = {name: place_of(t) for name, t in tensors.items()}
+    devices = {name: f"virtual device {place.ipu}" for name, place in places.items() if place.ipu is not None}
+    tiles = {name: f"{place.tile_set} tiles" for name, place in places.items() if place.tile_set is not None}
+    _check_equal(where, devices, "virtual device", "ops.ipu_copy")
+    _check_equal(where, tiles, "tile set", "ops.io_tile_copy")
+
+
+def _check_equal(where: str, known: Dict[str, str], what: str, copy: str) -> None:
+    if len(set(known.values())) > 1:
+        given = ", ".join(f"{name} on {value}" for name, value in known.items())
+        raise ValueError(f"{where}: got {given}; expected one {what}. Move operands with {copy}.")
