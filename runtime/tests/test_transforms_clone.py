@@ -7,12 +7,15 @@ import popxl
 import pytest
 import torch
 from popxl import TensorSpec, ops
+from popxl.context import _execution_context
 from popxl.errors import GraphError
 from popxl.extensions import to_text, verify
 from popxl.transforms import autodiff, clone_ops, prune
+from popxl.transforms.clone import clone_op
 from popxl_engine.interpreter import run_graph
 
 X = TensorSpec((2, 3), popxl.float32)
+FROM_HOST = popxl.ExecutionContext.WeightsFromHostFragment
 
 
 def body(x: popxl.Tensor, total: popxl.TensorByRef) -> popxl.Tensor:
@@ -55,6 +58,17 @@ def test_cloned_ops_keep_names_scopes_and_lines(graph: popxl.Graph) -> None:
     copy = cloned(graph)
     assert to_text(copy).splitlines()[1:] == to_text(graph).splitlines()[1:]
     assert [(o.name, o.source) for o in copy.ops] == [(o.name, o.source) for o in graph.ops]
+
+
+def test_cloned_ops_run_when_the_original_runs_and_are_where_it_is() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = popxl.constant(np.ones(3, np.float32))
+        with _execution_context(FROM_HOST), popxl.ipu(1), popxl.io_tiles():
+            ops.exp(x)
+        (op,) = ir.main_graph.ops
+        copy = clone_op(op, lambda t: t)
+    assert (copy.execution, copy.ipu, copy.io_tiles) == (FROM_HOST, 1, True)
 
 
 def test_an_input_without_a_tensor_is_an_error(graph: popxl.Graph) -> None:

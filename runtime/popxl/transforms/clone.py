@@ -3,7 +3,7 @@
 from contextlib import ExitStack, contextmanager
 from typing import Callable, Dict, Iterable, Iterator, Mapping, Set
 
-from popxl.context import io_tiles, ipu, name_scope
+from popxl.context import _execution_context, io_tiles, ipu, name_scope
 from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op, emit, map_tensors
@@ -13,7 +13,7 @@ from popxl.values import Constant, Tensor, make_constant
 
 @contextmanager
 def placed_like(op: Op) -> Iterator[None]:
-    """Ops made inside get the op's name scope, virtual device and tile set."""
+    """Ops made inside get the op's name scope, virtual device, tile set and execution context."""
     scope = op.name.rpartition("/")[0]
     with ExitStack() as stack:
         if scope:
@@ -22,6 +22,7 @@ def placed_like(op: Op) -> Iterator[None]:
             stack.enter_context(ipu(op.ipu))
         if op.io_tiles:
             stack.enter_context(io_tiles())
+        stack.enter_context(_execution_context(op.execution))
         yield
 
 
