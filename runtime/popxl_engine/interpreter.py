@@ -198,7 +198,7 @@ class Interpreter:
         if target is None or not self.rounds:
             return nullcontext()
         starts = target.sharding.starts(target.index.numel()) if target.sharding is not None else None
-        return rounded(self.place, starts[self.replica.index] if starts is not None else 0)
+        return rounded((self.place, starts[self.replica.index] if starts is not None else 0))
 
     def collective(self, op: Op, run: Any, args: List[Any], kwargs: Dict[str, Any]) -> Run:
         """Meet the other members of the group; alone, combine at once."""

@@ -53,6 +53,8 @@ class Instr:
 
     See `machine.place`.
     """
+    positions: Tuple[int, ...] = ()
+    """Where it writes several operands: of each, the position of the user's op that wrote it."""
     own: bool = False
     """After `aliasing`: the result must not share storage with the operand it views."""
     contiguous: bool = False
@@ -344,7 +346,9 @@ class BlockBuilder:
         for i, value in enumerate(outputs):
             alias = written or (inputs if definition.alias else ())
             self.roots[value] = self.roots[alias[0]] if host and alias else (step.source, i)
-        self.block.instrs.append(Instr("op", arguments, outputs, definition, step.source, host, path=path, place=place))
+        instr = Instr("op", arguments, outputs, definition, step.source, host, path=path, place=place)
+        instr.positions = tuple(self.lowering.positions.of(op) for op in step.writers)
+        self.block.instrs.append(instr)
         env.update(zip(step.outputs, outputs))
 
     def finish(self, outputs: List[Value], host: Sequence[bool] = ()) -> Block:

@@ -20,6 +20,8 @@ class Step:
     arguments: Dict[str, Any]
     outputs: Tuple[Tensor, ...]
     source: Op
+    writers: Tuple[Op, ...] = ()
+    """Of a fused op that writes several operands: the user's op that wrote each, in the order of its ``writes``."""
 
 
 def steps_of(graph: Graph) -> List[Step]:

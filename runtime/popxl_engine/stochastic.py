@@ -1,6 +1,6 @@
 """Stochastic rounding of updates of 16-bit tensors: which ops draw, and from which seed."""
 
-from typing import ContextManager, Dict
+from typing import ContextManager, Dict, Tuple
 
 import torch
 from popxl import dtypes
@@ -15,15 +15,15 @@ TRANSFERS = frozenset({"collective", "remote", "host"})
 """Effects of ops that write what they received, unrounded."""
 
 
-def rounded(place: int, start: int = 0) -> ContextManager[None]:
-    """Inside, updates of 16-bit tensors are rounded stochastically.
+def rounded(*updates: Tuple[int, int]) -> ContextManager[None]:
+    """Inside, an op's updates of 16-bit tensors are rounded stochastically.
 
     Args:
-        place: of the op, as `machine.place` numbers it.
-        start: index of the updated tensor's first element in the unsharded tensor.
+        updates: for each tensor that it updates, in the order in which it draws: the place of the op that the user
+            wrote, as `machine.place` numbers it, and the index of the tensor's first element in the unsharded one.
     """
-    seed = torch.tensor(as_seed(place), dtype=torch.uint32)
-    return Updates.rounded_stochastically(lambda: seed, start)
+    seeds = ((torch.tensor(as_seed(place), dtype=torch.uint32), start) for place, start in updates)
+    return Updates.drawing(lambda: next(seeds))
 
 
 class Positions:

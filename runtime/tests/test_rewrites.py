@@ -239,6 +239,25 @@ def test_an_operand_that_is_read_in_between_has_the_value_of_that_place(name: st
             check(program(name, popxl.float32, disturb), popxl.float32, runs=2, scale=4)
 
 
+@pytest.mark.parametrize("weight", [popxl.float32, popxl.bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    "m_type, v_type",
+    [(popxl.bfloat16, popxl.bfloat16), (popxl.float16, popxl.float32), (popxl.float32, popxl.bfloat16)],
+    ids=lambda d: d.name,
+)
+def test_adam_is_one_step_whatever_the_types_of_its_moments(
+    m_type: popxl.dtype, v_type: popxl.dtype, weight: popxl.dtype
+) -> None:
+    types = {"m": m_type, "v": v_type, "step": popxl.float32}
+
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        data = PATTERNS["adam"][2]
+        variables = {n: popxl.variable(a, types.get(n, weight), name=n) for n, a in data.items()}
+        return [adam(lambda *_: None, **variables) + 0.0]
+
+    assert check(build, popxl.bfloat16, runs=3, scale=4) == {"adamw"}
+
+
 @pytest.mark.parametrize("name", ["accumulated_product", "adam"])
 def test_operands_may_be_the_very_tensor_that_is_updated(name: str, monkeypatch: Any) -> None:
     monkeypatch.setattr("popxl_engine.rewrites.accumulate.ROWS_AT_A_TIME", 2)

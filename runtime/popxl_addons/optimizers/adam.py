@@ -15,7 +15,7 @@ Scalar = Union[float, Tensor]
 class AdamOptimizerStep(Module):
     """A module whose graph updates one variable by AdamW.
 
-    State: ``first_order``, ``second_order`` (float32) and, with bias correction, ``step`` (float32 scalar).
+    State: ``first_order``, ``second_order`` and, with bias correction, ``step`` (float32 scalar).
 
         g = gradient * scale; m = beta1*m + (1-beta1)*g; v = beta2*v + (1-beta2)*g^2; step += 1
         u = (m / (1-beta1^step)) / (sqrt(v / (1-beta2^step)) + eps) + weight_decay*var; var -= lr*u
@@ -39,6 +39,7 @@ class AdamOptimizerStep(Module):
         loss_scaling: Scalar = 1,
         global_norm: Optional[Tensor] = None,
         global_norm_max: Union[None, float, Tensor] = None,
+        second_order_dtype: popxl.dtype = popxl.float32,
     ) -> None:
         """One step. Hyper-parameters that are tensors or specs become inputs of the graph, in this order.
 
@@ -49,6 +50,9 @@ class AdamOptimizerStep(Module):
             loss_scaling: what the loss, and with it ``grad``, was multiplied by.
             global_norm: L2 norm of all gradients, without the loss scaling; where it exceeds ``global_norm_max`` the
                 gradient is scaled down to that.
+            second_order_dtype: element type of the second moment. 16 bits need the session option
+                ``enableStochasticRounding``: rounded to the nearest, a second moment in bfloat16 never falls where
+                beta2 is above 1 - 2**-9. float16 does not hold the squares of small gradients.
         Raises:
             AssertionError: a global norm without its maximum.
         """
@@ -57,7 +61,7 @@ class AdamOptimizerStep(Module):
             grad = cast_if_needed(grad, popxl.float32) * scale
 
         first = self._add_state("first_order", var, first_order_dtype, replica_grouping)
-        second = self._add_state("second_order", var, popxl.float32, replica_grouping)
+        second = self._add_state("second_order", var, second_order_dtype, replica_grouping)
         ops.var_updates.accumulate_moving_average_(first, grad, f=beta1)
         ops.var_updates.accumulate_moving_average_square_(second, grad, f=beta2)
 

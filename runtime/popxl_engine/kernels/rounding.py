@@ -26,10 +26,11 @@ class Noise:
     Args:
         seed: uint32 [2], on the device where the bits are needed.
         length: elements from index 0 on that bits may be asked for.
+        start: index in that tensor of the first element of the one that is updated; for a shard not zero.
     """
 
-    def __init__(self, seed: torch.Tensor, length: int) -> None:
-        self._seed = seed
+    def __init__(self, seed: torch.Tensor, length: int, start: int = 0) -> None:
+        self._seed, self.start = seed, start
         self._base = draws(seed, (min(length, PERIOD) + 1) // 2).view(torch.int16)
 
     def parts(self, count: int, offset: int) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -96,30 +97,39 @@ def _to_float16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 class Updates:
     """Where in-place updates of 16-bit tensors get the seeds of their rounding; without, they round to nearest."""
 
-    next_seed: Optional[Callable[[], torch.Tensor]] = None
-    offset: int = 0
-    """Index of an updated tensor's first element in the tensor that the seed is for; for a shard not zero."""
+    next_seed: Optional[Callable[[], Tuple[torch.Tensor, int]]] = None
+    """Called once for each tensor that is updated: a seed, and the index of the tensor's first element in the whole."""
 
     @classmethod
     @contextmanager
-    def rounded_stochastically(cls, next_seed: Callable[[], torch.Tensor], offset: int = 0) -> Iterator[None]:
+    def rounded_stochastically(cls, next_seed: Callable[[], torch.Tensor], start: int = 0) -> Iterator[None]:
         """Inside, every update of a 16-bit tensor draws ``next_seed()``, uint32 [2], and rounds stochastically.
 
         The same program in the same order draws the same seeds: call it once for each run, with a counter for updates.
+
+        Args:
+            start: index of an updated tensor's first element in the tensor that the seed is for; for a shard not zero.
         """
-        before = cls.next_seed, cls.offset
-        cls.next_seed, cls.offset = next_seed, offset
+        with cls.drawing(lambda: (next_seed(), start)):
+            yield
+
+    @classmethod
+    @contextmanager
+    def drawing(cls, next_seed: Callable[[], Tuple[torch.Tensor, int]]) -> Iterator[None]:
+        """As `rounded_stochastically`, where each update has a start of its own."""
+        before, cls.next_seed = cls.next_seed, next_seed
         try:
             yield
         finally:
-            cls.next_seed, cls.offset = before
+            cls.next_seed = before
 
 
 def update_noise(t: torch.Tensor) -> Optional[Noise]:
     """The noise with which an update of ``t`` rounds; None: to nearest."""
     if t.dtype not in NARROW or Updates.next_seed is None:
         return None
-    return Noise(Updates.next_seed(), Updates.offset + t.numel())
+    seed, start = Updates.next_seed()
+    return Noise(seed, start + t.numel(), start)
 
 
 def update(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -131,7 +141,7 @@ def update(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 def update_part(t: torch.Tensor, value: torch.Tensor, noise: Optional[Noise], start: int) -> torch.Tensor:
     """As `update` for a part of a tensor whose first element has index ``start`` in it, with its noise."""
-    return t.copy_(round_to(t.dtype, value, noise, Updates.offset + start))
+    return t.copy_(round_to(t.dtype, value, noise, start if noise is None else noise.start + start))
 
 
 def widened(t: torch.Tensor) -> torch.Tensor:

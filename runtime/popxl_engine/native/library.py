@@ -40,7 +40,7 @@ SIGNATURES = {
     "dropout": ("ppnnfn", 1),
     "logsumexp": ("ppnn", 1),
     "logsumexp_grad": ("ppppppnn", 1),
-    "adamw": ("ppppppnfffffffn", 2),
+    "adamw": ("ppppppppppnfffffffffn", 3),
     "random_words": ("pnnn", 0),
 }
 """Of each function: its parameters before the number of threads (pointers, sizes and numbers), and how many element

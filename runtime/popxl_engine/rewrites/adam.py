@@ -1,17 +1,21 @@
 """AdamW's whole update in one pass over memory."""
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 from popxl.graph import Graph
 from popxl.values import Tensor
 
 from popxl_engine import native
-from popxl_engine.kernels.rounding import Updates, update_noise, update_part
-from popxl_engine.kernels.var_updates import correction
+from popxl_engine.kernels.rounding import Noise, update_noise, update_part, widened
+from popxl_engine.kernels.var_updates import adam_updater, correction
 from popxl_engine.rewrites.match import Steps, fused, scalar_constant
 from popxl_engine.steps import Step
 
+Options = Dict[str, Any]
+
+MOMENTS = {"float32", "float16", "bfloat16"}
+"""Element types that moments may have."""
 CHUNK = 1 << 17
 """Elements worked on at a time by each thread: a scaled gradient is still in the cache when the update reads it."""
 
@@ -29,50 +33,76 @@ def adamw_(
     epsilon: Any,
     weight_decay: Any,
 ) -> torch.Tensor:
-    """One AdamW step with gradient ``grad * scale``; ``step`` is counted already. Writes var, first and second."""
-    options: Dict[str, Any] = {
+    """One AdamW step with gradient ``grad * scale``; ``step`` is counted already. Writes var, first and second.
+
+    Those of 16 bits are rounded once each, and draw in this order. The update is made from the moments as rounded.
+    """
+    options: Options = {
         "lr": -float(minus_lr), "beta1": float(beta1), "beta2": float(beta2), "eps": float(epsilon),
         "weight_decay": float(weight_decay or 0.0), "amsgrad": False, "maximize": False,
     }  # fmt: skip
-    factor = 1.0 if scale is None else float(scale)
-    if not (var.is_contiguous() and first.is_contiguous() and second.is_contiguous()):
+    state = (var, first, second)
+    if not all(t.is_contiguous() for t in state):
         return _strided(var, grad, scale, first, second, step, minus_lr, beta1, beta2, epsilon, weight_decay)
-    if native.takes(var, grad, first, second) and first.dtype == second.dtype == torch.float32:
-        return _native(var, grad, factor, first, second, step, options)
-    flat = [t.view(-1) for t in (var, first, second)]
-    gradient = grad.reshape(-1)
-    steps, noise, size = [step.reshape(())], update_noise(var), CHUNK * torch.get_num_threads()
+    factor, noises = 1.0 if scale is None else float(scale), [update_noise(t) for t in state]
+    starts = {noise.start for noise in noises if noise is not None}
+    if native.takes(*state, grad) and first.dtype == second.dtype and len(starts) <= 1:
+        return _native(state, grad, factor, step, options, noises, *starts)
+    update = _fused if first.dtype == second.dtype == torch.float32 else _rounding_moments
+    flat, gradient, size = [t.view(-1) for t in state], grad.reshape(-1), CHUNK * torch.get_num_threads()
     for start in range(0, var.numel(), size):
-        weight, m, v = (t[start : start + size] for t in flat)
         g = gradient[start : start + size].to(torch.float32)
-        if factor != 1.0:
-            g = g * factor
-        wide = weight.to(torch.float32)
-        torch._fused_adamw_([wide], [g], [m], [v], [], steps, **options)
-        if wide is not weight:
-            update_part(weight, wide, noise, start)
+        part = [t[start : start + size] for t in flat]
+        update(part, g if factor == 1.0 else g * factor, step.reshape(()), options, noises, start)
     return var
 
 
+Noises = Sequence[Optional[Noise]]
+
+
+def _fused(
+    state: Sequence[torch.Tensor], g: torch.Tensor, step: torch.Tensor, options: Options, noises: Noises, start: int
+) -> None:
+    """`adamw_` on a part whose first element has index ``start``, with moments in float32."""
+    weight, m, v = state
+    wide = widened(weight)
+    torch._fused_adamw_([wide], [g], [m], [v], [], [step], **options)
+    if wide is not weight:
+        update_part(weight, wide, noises[0], start)
+
+
+def _rounding_moments(
+    state: Sequence[torch.Tensor], g: torch.Tensor, step: torch.Tensor, options: Options, noises: Noises, start: int
+) -> None:
+    """The same with moments of any type."""
+    weight, m, v = state
+    beta1, beta2, lr = options["beta1"], options["beta2"], options["lr"]
+    for moment, value, beta, noise in ((m, g, beta1, noises[1]), (v, g.square(), beta2, noises[2])):
+        update_part(moment, widened(moment) * beta + value * (1 - beta), noise, start)
+    u = adam_updater(widened(m), widened(v), None, step, None, beta1, beta2, options["eps"])
+    update_part(weight, widened(weight) * (1 - lr * options["weight_decay"]) - lr * u, noises[0], start)
+
+
 def _native(
-    var: torch.Tensor,
+    state: Sequence[torch.Tensor],
     grad: torch.Tensor,
     scale: float,
-    first: torch.Tensor,
-    second: torch.Tensor,
     step: torch.Tensor,
-    options: Dict[str, Any],
+    options: Options,
+    noises: Noises,
+    offset: int = 0,
 ) -> torch.Tensor:
-    """`adamw_` in one pass over memory."""
+    """`adamw_` in one pass over memory. ``offset``: the start of every noise."""
+    var, first, _ = state
     lr, beta1, beta2 = options["lr"], options["beta1"], options["beta2"]
-    noise = update_noise(var)
-    base, shifts = (None, None) if noise is None else noise.parts(var.numel(), Updates.offset)
+    bits = [part for n in noises for part in ((None, None) if n is None else n.parts(var.numel(), offset))]
     numbers = (
-        scale, beta1, beta2, 1 - lr * options["weight_decay"],
+        scale, beta1, 1 - beta1, beta2, 1 - beta2, 1 - lr * options["weight_decay"],
         float(lr / correction(beta1, step)), float(correction(beta2, step).sqrt()), options["eps"],
     )  # fmt: skip
-    operands = (var, grad, first, second, base, shifts)
-    native.call("adamw", (var.dtype, grad.dtype), *operands, Updates.offset, *numbers, var.numel())
+    native.call(
+        "adamw", (var.dtype, grad.dtype, first.dtype), var, grad, *state[1:], *bits, offset, *numbers, var.numel()
+    )
     return var
 
 
@@ -96,7 +126,8 @@ def fuse_adam(steps: List[Step], graph: Graph) -> List[Step]:
     for i, step in enumerate(steps):
         if step.definition.name == "scaled_add_" and (match := _match(found, i)) is not None:
             absorbed = match.pop("absorbed")
-            found.replace(i, Step(ADAMW, match, step.outputs, step.source), *absorbed)
+            writers = (step.source, *(steps[n].source for n in absorbed[:2]))
+            found.replace(i, Step(ADAMW, match, step.outputs, step.source, writers), *absorbed)
     return found.result()
 
 
@@ -113,7 +144,7 @@ def _match(found: Steps, index: int) -> Optional[Dict[str, Any]]:
         return None
     m, v = found.steps[first].arguments, found.steps[second].arguments
     same = m["X"] is v["X"] and m["f"] == adam["beta1"] and v["f"] == adam["beta2"]
-    plain = m["t"].dtype.name == v["t"].dtype.name == "float32" and adam["weight"] in (None, var)
+    plain = {m["t"].dtype.name, v["t"].dtype.name} <= MOMENTS and adam["weight"] in (None, var)
     if not same or not plain:
         return None
     gradient, scale, absorbed = _scaled(found, m["X"], (first, second))
