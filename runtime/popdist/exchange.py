@@ -1,7 +1,7 @@
 """What the processes of a run tell each other on the host: barriers, and small values gathered.
 
-`torch.distributed` carries it. It is loaded by name, and only where there are several instances, so that programs are
-built without torch elsewhere. Every function here is collective: all instances call it, in the same order.
+`torch.distributed` carries it, over Gloo. It is loaded by name, and only where there are several instances, so that
+programs are built without torch elsewhere. Every function here is collective: all instances call it, in the same order.
 """
 
 import atexit
@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Iterator, List, Optional
+from typing import Any, Iterator, List, Optional, Sequence
 
 from popdist.environment import (
     getInstanceIndex,
@@ -94,9 +94,8 @@ def _open(index: int, instances: int) -> Connection:
     short, long = timedelta(seconds=seconds()), timedelta(seconds=PATIENT_SECONDS)
     store = _store(distributed, index, instances)
     if not distributed.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if importlib.import_module("torch").cuda.is_available() else "gloo"
         with reaching_others("opening connections"):
-            distributed.init_process_group(backend, store=store, rank=index, world_size=instances, timeout=short)
+            distributed.init_process_group("gloo", store=store, rank=index, world_size=instances, timeout=short)
     silence = seconds() + PULSE_SECONDS
     group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=silence))
     pulse = Pulse(importlib.import_module("torch"), distributed, group, index, instances, silence)
@@ -148,6 +147,13 @@ def _store(distributed: Any, index: int, instances: int) -> Any:
                 f"all {instances} instances ({error})."
             ) from None
     return store
+
+
+def make_group(instances: Sequence[int], backend: str) -> Any:
+    """A process group of some instances. Every instance calls this; those outside get a group that is of no use."""
+    connection = connect()
+    with reaching_others("opening connections"):
+        return connection.distributed.new_group(list(instances), timedelta(seconds=seconds()), backend)
 
 
 @contextmanager

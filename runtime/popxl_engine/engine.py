@@ -15,7 +15,7 @@ from popxl.remote_files import FileTraffic
 from popxl.streams import Stream
 from popxl.tensor import Variable
 
-from popxl_engine.interpreter import Cell, Interpreter
+from popxl_engine.interpreter import Cell, Interpreter, groups_that_meet
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 from popxl_engine.machine import place
 from popxl_engine.machine.allocator import keep_freed_memory
@@ -64,7 +64,8 @@ class Engine:
         self._around_run: Callable[[], ContextManager[None]] = nullcontext
         self._recorder: Optional[Recorder] = None
         self.program = None if interpret else Program(ir, device=device.where, **options)
-        self.fabric = Fabric(ir.replication_factor, replicas) if len(replicas) < ir.replication_factor else None
+        several = len(replicas) < ir.replication_factor
+        self.fabric = Fabric(ir.replication_factor, replicas, device.where, groups_that_meet(ir)) if several else None
         tier = tier_of(ir, self.program.block if self.program is not None else None, device, len(replicas))
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric, tier, device)
         if self.fabric is not None:

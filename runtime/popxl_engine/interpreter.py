@@ -5,16 +5,18 @@ through a cell; everything else makes new storage. The fast engine must give the
 """
 
 from contextlib import nullcontext
-from typing import Any, ContextManager, Dict, Generator, List, Mapping, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, ContextManager, Dict, Generator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 from popxl.graph import Graph
+from popxl.ir import Ir
 from popxl.opdef import Op, call_arguments, map_tensors
 from popxl.values import Constant, Tensor
 
 import popxl_engine.kernels  # noqa: F401 - registers every kernel
-from popxl_engine.kernels.collectives import READS
+from popxl_engine.kernels.collectives import APART, READS
 from popxl_engine.kernels.dtypes import as_signed, from_numpy, torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.machine.lockstep import Rendezvous, run_lockstep
@@ -215,7 +217,8 @@ class Interpreter:
         reads = READS.get(op.definition.name, "all")
         if self.replica is not None and reads != "own":
             self.replica.traffic.meet(op.definition.name, members, operands)
-        result = yield Rendezvous(op, members, operands, combine, f"{op} built at {op.where}", self.number(op), reads)
+        where = f"{op} built at {op.where}"
+        result = yield Rendezvous(op, members, operands, combine, kernel_apart(op), where, self.number(op), reads)
         return result
 
     def number(self, op: Op) -> int:
@@ -232,6 +235,21 @@ def group_members(op: Op, replica: int) -> Tuple[int, ...]:
     if group is None:
         return tuple(range(op.graph.ir.replication_factor))
     return tuple(group.groups[group.assignment[replica]])
+
+
+def groups_that_meet(ir: Ir) -> List[Tuple[int, ...]]:
+    """The groups of more than one replica over which collectives of a program exchange something, sorted."""
+    ops = (op for graph in ir.graphs for op in graph.ops if "collective" in op.definition.effects)
+    groupings = {
+        op.arguments.get("group") or ir.replica_grouping() for op in ops if READS.get(op.definition.name) != "own"
+    }
+    return sorted({tuple(members) for grouping in groupings for members in grouping.groups if len(members) > 1})
+
+
+def kernel_apart(op: Op) -> Callable[..., torch.Tensor]:
+    """A collective's kernel as one member sees it: of its group, as a seat or communicator, and its operand."""
+    attributes = {name: a for name, a in op.arguments.items() if not isinstance(a, Tensor)}
+    return partial(APART[op.definition.name], **attributes)
 
 
 def as_results(result: Any) -> Tuple[torch.Tensor, ...]:

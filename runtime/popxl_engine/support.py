@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from popxl.opdef import Op
 
-from popxl_engine.interpreter import group_members
+from popxl_engine.interpreter import group_members, kernel_apart
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.machine.lockstep import Rendezvous
 
@@ -72,10 +72,15 @@ class Meeting:
         """For each replica, those that it meets here, in group order."""
         return [group_members(self.op, replica) for replica in range(self.op.graph.ir.replication_factor)]
 
+    @cached_property
+    def apart(self) -> Callable[..., torch.Tensor]:
+        """The kernel as one member sees it."""
+        return kernel_apart(self.op)
+
     def arrive(self, replica: Any, operands: Tuple[torch.Tensor, ...], combine: Any) -> Rendezvous:
         """This replica's arrival."""
         reads = READS.get(self.op.definition.name, "all")
         members = self.members[replica.index]
         if reads != "own":
             replica.traffic.meet(self.op.definition.name, members, operands)
-        return Rendezvous(self, members, operands, combine, self.describe, self.number, reads)
+        return Rendezvous(self, members, operands, combine, self.apart, self.describe, self.number, reads)

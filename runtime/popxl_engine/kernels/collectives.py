@@ -5,7 +5,7 @@ a view of its operand.
 """
 
 import math
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Protocol, Sequence, Tuple
 
 import torch
 from popxl.ops.collectives.replicated import shard_length
@@ -56,13 +56,15 @@ SHARED = frozenset({"replicated_all_reduce", "replicated_all_gather"})
 """Ops whose result is one tensor for all members: who writes to it needs a copy."""
 
 
+def padded(t: torch.Tensor, count: int) -> torch.Tensor:
+    """Flat, with zeros at the end until it divides into equal pieces; a view of t where it does."""
+    flat, missing = t.reshape(-1), shard_length(t.numel(), count) * count - t.numel()
+    return torch.cat([flat, flat.new_zeros(missing)]) if missing else flat
+
+
 def shards(t: torch.Tensor, count: int) -> List[torch.Tensor]:
     """Equal flat pieces, the last ones padded with zeros; views of t where nothing is padded."""
-    length = shard_length(t.numel(), count)
-    flat = t.reshape(-1)
-    if length * count != flat.numel():
-        flat = torch.cat([flat, flat.new_zeros(length * count - flat.numel())])
-    return list(flat.split(length))
+    return list(padded(t, count).split(shard_length(t.numel(), count)))
 
 
 @kernel("replicated_all_reduce")
@@ -109,9 +111,12 @@ def replicated_all_gather(
         joined = torch.stack(list(t)) if len(t) > 1 else t[0].unsqueeze(0)
     else:
         joined = torch.cat(list(t), axis) if len(t) > 1 else t[0]
-    if output_shape == "meta_shape":
-        joined = joined.reshape(-1)[: math.prod(whole)].reshape(whole)
-    return [joined] * len(t)
+    return [as_whole(joined, output_shape, whole)] * len(t)
+
+
+def as_whole(joined: torch.Tensor, output_shape: str, whole: Tuple[int, ...]) -> torch.Tensor:
+    """Joined shards as the tensor that they are of; other tensors as they are."""
+    return joined.reshape(-1)[: math.prod(whole)].reshape(whole) if output_shape == "meta_shape" else joined
 
 
 @kernel("all_reduce")
@@ -131,3 +136,107 @@ def all_reduce_identical_inputs(ts: Tensors, ipus: Tuple[int, ...], op: str) -> 
 def all_reduce_identical_grad_inputs(ts: Tensors, ipus: Tuple[int, ...], op: str) -> List[torch.Tensor]:
     """The reduced tensor, once per device."""
     return all_reduce(ts, ipus, op)
+
+
+# Where each member has a process and a device of its own: from its operand to its result
+
+
+class Team(Protocol):
+    """A member's group, see `machine.communicator`."""
+
+    @property
+    def size(self) -> int:
+        """Members."""
+
+    @property
+    def position(self) -> int:
+        """Which of them this one is."""
+
+    def gather(self, t: torch.Tensor) -> torch.Tensor:
+        """Every member's tensor: [size, *t.shape]."""
+
+    def reduce(self, t: torch.Tensor, how: str) -> None:
+        """Reduce in place."""
+
+    def reduce_scatter(self, t: torch.Tensor, how: str) -> torch.Tensor:
+        """This member's part of the reduced tensors: t [size * n] -> [n]."""
+
+
+APART: Dict[str, Callable[..., torch.Tensor]] = {}
+"""Takes the group as the member sees it, then the op's parameters. Those that read only their own operand need no more
+of the group than its size and position."""
+HOW = {
+    **dict.fromkeys(("add", "mean", "square_add"), "SUM"),
+    "mul": "PRODUCT",
+    **dict.fromkeys(("min", "and"), "MIN"),
+    **dict.fromkeys(("max", "or"), "MAX"),
+}
+REDUCED = frozenset({torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64})
+"""Types in which devices reduce; others are gathered."""
+
+
+def apart(*names: str) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
+    """Register a member's kernel."""
+
+    def register(fn: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        APART.update(dict.fromkeys(names, fn))
+        return fn
+
+    return register
+
+
+def before_reduction(t: torch.Tensor, op: str) -> torch.Tensor:
+    """What a member brings to a reduction between devices."""
+    t = t.to(torch.uint8 if t.dtype is torch.bool else WIDER.get(t.dtype, t.dtype))
+    return t * t if op == "square_add" else t
+
+
+def after_reduction(t: torch.Tensor, dtype: torch.dtype, op: str, size: int) -> torch.Tensor:
+    """What comes of it."""
+    return (t / size if op == "mean" else t).to(dtype)
+
+
+@apart("replicated_all_reduce", "replicated_all_reduce_")
+def all_reduce_apart(team: Team, t: torch.Tensor, op: str, group: Any) -> torch.Tensor:
+    """The reduced tensor, new."""
+    brought = before_reduction(t, op)
+    if brought.dtype not in REDUCED:
+        return reduce(list(team.gather(t)), op)
+    whole = brought.clone(memory_format=torch.contiguous_format) if brought is t else brought.contiguous()
+    team.reduce(whole, HOW[op])
+    return after_reduction(whole, t.dtype, op, team.size)
+
+
+@apart("replicated_reduce_scatter")
+def reduce_scatter_apart(
+    team: Team, t: torch.Tensor, op: str, group: Any, configure_output_for_replicated_tensor_sharding: bool
+) -> torch.Tensor:
+    """The member's shard of the reduced tensor."""
+    brought = before_reduction(t, op)
+    if brought.dtype not in REDUCED:
+        return shards(reduce(list(team.gather(t)), op), team.size)[team.position]
+    piece = team.reduce_scatter(padded(brought, team.size), HOW[op])
+    return after_reduction(piece, t.dtype, op, team.size)
+
+
+@apart("replica_sharded_slice")
+def sharded_slice_apart(team: Team, t: torch.Tensor, group: Any) -> torch.Tensor:
+    """The member's shard."""
+    return shards(t, team.size)[team.position]
+
+
+@apart("replicated_slice")
+def slice_apart(team: Team, t: torch.Tensor, axis: int, group: Any) -> torch.Tensor:
+    """The member's slice."""
+    return t.chunk(team.size, axis)[team.position].squeeze(axis)
+
+
+@apart("replicated_all_gather")
+def all_gather_apart(
+    team: Team, t: torch.Tensor, axis: int, group: Any, output_shape: str, whole: Tuple[int, ...]
+) -> torch.Tensor:
+    """The members' tensors, joined."""
+    stacked = team.gather(t)
+    if output_shape != "new_axis" and axis == 0:
+        return as_whole(stacked.flatten(0, 1), output_shape, whole)
+    return replicated_all_gather(list(stacked), axis, group, output_shape, whole)[0]

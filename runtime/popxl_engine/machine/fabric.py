@@ -1,7 +1,8 @@
 """Collectives over several processes: what members of a group in other processes contribute.
 
-Each process sends what its replicas bring to the processes that need it, and runs the same kernel on the operands of
-all members in group order. So the numbers do not depend on which process a replica lives in.
+Where each replica has a process and a GPU of its own, the GPUs' collectives serve (`communicator`). Elsewhere each
+process sends what its replicas bring to the processes that need it, through host memory, and runs the same kernel on
+the operands of all members in group order. So the numbers do not depend on which process a replica lives in.
 
 Messages go from process to process, are posted as soon as a group's replicas in a process have arrived, and carry the
 place in the program and the group as their tag. So nobody waits for anything but the members of its own group.
@@ -16,8 +17,10 @@ from typing import Any, Collection, Dict, List, Optional, Sequence, Tuple
 import torch
 from popdist import exchange
 
+from popxl_engine.machine.communicator import Communicator, make_communicators
 from popxl_engine.machine.lockstep import Rendezvous, waits
 
+HOST = torch.device("cpu")
 TAGS = 2**31
 """Tags of messages are below."""
 SPLIT_BYTES = 2**14
@@ -55,8 +58,6 @@ class Exchange:
     def parts(self, t: torch.Tensor, instance: int, readers: Sequence[int]) -> List[torch.Tensor]:
         """The bytes of a member's contiguous operand that a process needs for its members, as views."""
         flat, reads, members = t.reshape(-1).view(torch.uint8), self.first.reads, self.first.members
-        if reads == "own":
-            return []
         if self.ranges:
             begin, end = self.ranges[instance]
             return [flat[begin * t.element_size() : end * t.element_size()]]
@@ -84,11 +85,21 @@ class Fabric:
     Args:
         replicas: number over all processes, which hold equal, consecutive shares.
         local: replicas of this process.
+        device: where their tensors are.
+        groups: over which the program's collectives go, sorted. Every process must give the same.
     """
 
-    def __init__(self, replicas: int, local: range):
-        self.replicas, self.local = replicas, local
+    def __init__(
+        self,
+        replicas: int,
+        local: range,
+        device: torch.device = HOST,
+        groups: Sequence[Tuple[int, ...]] = (),
+    ):
+        self.replicas, self.local, self.device = replicas, local, device
         self.connection = exchange.connect()
+        self.communicators = make_communicators(device, local, groups)
+        """Where each replica has a device of its own."""
         self._pool: Optional[ThreadPoolExecutor] = None
 
     def instance_of(self, replica: int) -> int:
@@ -103,7 +114,11 @@ class Fabric:
     def begin(self, arrivals: Dict[int, Rendezvous]) -> Exchange:
         """Post what this process's members of a group bring, and what they need of the others. Waits for nothing."""
         first = next(iter(arrivals.values()))
-        operands = [{m: a.operands[i].contiguous() for m, a in arrivals.items()} for i in range(len(first.operands))]
+        if self.communicators is not None:
+            return Exchange(arrivals, [], {})
+        operands = [
+            {m: a.operands[i].to(HOST).contiguous() for m, a in arrivals.items()} for i in range(len(first.operands))
+        ]
         found = Exchange(arrivals, operands, self._ranges(first))
         others = {other: members for other, members in self._homes(first).items() if other != self.instance}
         with exchange.reaching_others(f"at {first.describe}"):
@@ -138,7 +153,7 @@ class Fabric:
         for operand in found.operands:
             like = next(operand[m] for m in found.arrivals)
             for member in members:
-                operand[member] = like if found.first.reads == "own" else torch.empty_like(like)
+                operand[member] = torch.empty_like(like)
                 targets += found.parts(operand[member], self.instance, list(found.arrivals))
         if targets:
             size = sum(t.numel() for t in targets)
@@ -183,12 +198,22 @@ class Fabric:
 
     def _results(self, found: Exchange) -> Dict[int, Any]:
         """Wait for an exchange and combine: results of the members in this process."""
+        if self.communicators is not None:
+            return self._communicated(found, self.communicators[found.first.members])
         found.wait()
         first, members = found.first, found.first.members
         if found.ranges:
             return self._joined(found)
         results = first.combine(*([operand[m] for m in members] for operand in found.operands))
-        return {m: results[members.index(m)] for m in found.arrivals}
+        return {m: results[members.index(m)].to(self.device) for m in found.arrivals}
+
+    @staticmethod
+    def _communicated(found: Exchange, communicator: Communicator) -> Dict[int, Any]:
+        """Let the devices do it. There is one member in each process."""
+        try:
+            return {m: a.apart(communicator, *a.operands) for m, a in found.arrivals.items()}
+        except RuntimeError as error:
+            raise Lost(str(error)) from None
 
     def _joined(self, found: Exchange) -> Dict[int, Any]:
         """Reduce this process's range of the elements, give it to the others, and take theirs."""
@@ -205,7 +230,7 @@ class Fabric:
             for other in found.ranges.keys() - {self.instance}:
                 self._send(second, other, *second.parts(whole, self.instance, ()))
         second.wait()
-        return dict.fromkeys(found.arrivals, whole)
+        return dict.fromkeys(found.arrivals, whole.to(self.device))
 
     def _first_done(self, abroad: Dict[Tuple[int, ...], Exchange]) -> Tuple[int, ...]:
         """Replicas here that took different branches: one group's end may be what another waits for, elsewhere."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Generator, Optional, Sequ
 
 from popxl.errors import GraphError
 
+from popxl_engine.machine.communicator import Seat
+
 if TYPE_CHECKING:
     from popxl_engine.machine.fabric import Exchange, Fabric
 
@@ -17,14 +19,16 @@ class Rendezvous:
     """One replica's arrival at a collective.
 
     members: replicas of its group, in group order. operands: this replica's operands. combine: the kernel,
-    ``(list of each operand over the members) -> list of the members' results``. place: which op of the program this is.
-    number: that place's number, the same in every process. reads: what a member's result depends on, see `Reads`.
+    ``(list of each operand over the members) -> list of the members' results``. apart: the same as one member sees it,
+    ``(seat or communicator, operand) -> result``. place: which op of the program this is. number: that place's number,
+    the same in every process. reads: what a member's result depends on, see `Reads`.
     """
 
     place: Any
     members: Tuple[int, ...]
     operands: Tuple[Any, ...]
     combine: Callable[..., Sequence[Any]]
+    apart: Callable[..., Any]
     describe: str
     number: int = 0
     reads: str = "all"
@@ -32,7 +36,7 @@ class Rendezvous:
 
 Reads = ("all", "elements", "shard", "own")
 """What of the members' operands member i's result depends on: everything; for each element the same elements, alike for
-all members; the i-th of as many flat pieces as there are members; only its own operand."""
+all members; the i-th of as many flat pieces as there are members; only its own operand, so that it waits for nobody."""
 
 Program = Generator[Rendezvous, Any, Any]
 
@@ -53,7 +57,7 @@ def run_lockstep(programs: Dict[int, Program], fabric: "Optional[Fabric]" = None
     while ready or waiting:
         for replica, value in list(ready.items()):
             try:
-                waiting[replica] = programs[replica].send(value)
+                waiting[replica] = _next(programs[replica], replica, value)
             except StopIteration as end:
                 results[replica] = end.value
         ready = _complete(waiting, abroad, fabric)
@@ -64,6 +68,15 @@ def run_lockstep(programs: Dict[int, Program], fabric: "Optional[Fabric]" = None
         for replica in ready:
             del waiting[replica]
     return results
+
+
+def _next(program: Program, replica: int, value: Any) -> Rendezvous:
+    """Go on with a program to where it waits for others. StopIteration where it ends."""
+    arrival = program.send(value)
+    while arrival.reads == "own":
+        seat = Seat(len(arrival.members), arrival.members.index(replica))
+        arrival = program.send(arrival.apart(seat, *arrival.operands))
+    return arrival
 
 
 def _complete(
