@@ -123,7 +123,9 @@ class Execution:
     """How one optimizer step is spread over replicas and memory."""
 
     micro_batch_size: Count = 1
-    """Sequences per replica per forward pass."""
+    """Sequences per replica and step of gradient accumulation."""
+    widening: Count = 1
+    """Micro-batches that run as one: larger matrix products for more memory; the same numbers up to rounding."""
     data_parallel: Count = 1
     """Replicas that hold the same weights and see different sequences."""
     tensor_parallel_1: Count = 1
@@ -196,6 +198,11 @@ class Config:
     def gradient_accumulation(self) -> int:
         """Micro-batches per replica and optimizer step."""
         return self.training.global_batch_size // (self.execution.micro_batch_size * self.execution.data_parallel)
+
+    @property
+    def runs_per_phase(self) -> int:
+        """Runs of a layer in a phase, each over `execution.widening` micro-batches."""
+        return self.gradient_accumulation // self.execution.widening
 
     @property
     def tokens_per_step(self) -> int:

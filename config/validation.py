@@ -1,5 +1,6 @@
 """Rules that a whole configuration must keep. All problems are told at once, each with its fix."""
 
+import math
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -115,6 +116,21 @@ def _batch(config: Config) -> Iterator[Problem]:
             f"global_batch_size: got {batch}; expected a multiple of data_parallel * micro_batch_size = {at_once}. "
             f"Use {_multiples(batch, at_once)}.",
         )
+    elif config.gradient_accumulation % execution.widening:
+        yield _widening(config)
+
+
+def _widening(config: Config) -> Problem:
+    steps, widening = config.gradient_accumulation, config.execution.widening
+    small = [count for count in range(1, math.isqrt(steps) + 1) if steps % count == 0]
+    divisors = sorted({*small, *(steps // count for count in small)})
+    below = max(count for count in divisors if count < widening)
+    above = [count for count in divisors if count > widening][:1]
+    return _problem(
+        "widening global_batch_size data_parallel micro_batch_size",
+        f"widening: got {widening}; expected a divisor of the micro-batches per step, global_batch_size / "
+        f"(data_parallel * micro_batch_size) = {steps}. Use {' or '.join(map(str, [below, *above]))}.",
+    )
 
 
 def _schedule(config: Config) -> Iterator[Problem]:

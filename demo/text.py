@@ -45,9 +45,8 @@ def write_samples(
     The end of a text ends it, and so does the model's sequence length. The same weights write the same texts.
     """
     execution = config.execution
-    alone = override(
-        config, micro_batch_size=1, global_batch_size=len(prompts) * execution.data_parallel, device_iterations=1
-    )
+    batch = len(prompts) * execution.data_parallel
+    alone = override(config, micro_batch_size=1, widening=1, global_batch_size=batch, device_iterations=1)
     session = generation(alone, rows=1)
     copy_weights(training, session)
     sequence = config.model.sequence_length

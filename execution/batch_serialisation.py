@@ -26,7 +26,7 @@ class Connections:
     shard_group: Optional[ReplicaGrouping]
     """Replicas over which activations, identical on them, are cut; none: each keeps the whole."""
     steps: int
-    """Micro-batches per replica in a global batch."""
+    """Runs of a layer in a phase."""
     io_mode: IoMode
 
     @classmethod

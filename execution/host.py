@@ -64,8 +64,9 @@ def token_array(session: addons.TaskSession, name: str, tokens: np.ndarray, conf
     execution = config.execution
     local = session.ir.instance_replication_factor
     copies = min(execution.tensor_parallel_1 * execution.tensor_parallel_2, local)
-    micro_batches = tokens.reshape(-1, execution.micro_batch_size * tokens.shape[1])
-    laid_out = tensor_parallel_input(micro_batches, copies, local)
+    samples = tokens.reshape(-1, execution.widening, local // copies, execution.micro_batch_size * tokens.shape[1])
+    runs = samples.swapaxes(1, 2).reshape(-1, execution.widening * samples.shape[-1])  # a replica's come together
+    laid_out = tensor_parallel_input(runs, copies, local)
     shape = session._full_input_shape(session.inputs[name].shape)
     return np.ascontiguousarray(laid_out, dtype=np.int32).reshape(shape)
 

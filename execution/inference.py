@@ -48,11 +48,12 @@ def evaluate(session: addons.TaskSession, config: Config, words: np.ndarray, lab
 
 
 def generation(config: Config, rows: int) -> addons.TaskSession:
-    """A session whose run gives the logits of chosen rows of each micro-batch; see `logits`.
+    """A session whose run gives the logits of chosen rows of each micro-batch, one by one; see `logits`.
 
     Args:
         rows: how many rows of a micro-batch, of its micro_batch * sequence.
     """
+    config = _one_by_one(config)
     tp1 = config.execution.tensor_parallel_1
     table = model_table(config.model)[f"embedding.{TIED}"]
     classes = table.shard_shape(tp1, config.execution.tensor_parallel_2)[0]
@@ -70,6 +71,7 @@ def logits(session: addons.TaskSession, config: Config, words: np.ndarray, rows:
         words: int [global_batch_size, sequence].
         rows: int [micro-batches, rows], each from 0 to micro_batch * sequence - 1.
     """
+    config = _one_by_one(config)
     outputs = session.run(
         {
             session.inputs.words: token_array(session, "words", own_samples(words, config), config),
@@ -82,6 +84,11 @@ def logits(session: addons.TaskSession, config: Config, words: np.ndarray, rows:
     pieces = found.reshape(shape)[:, :, 0]  # identical over tp2
     whole = np.concatenate([pieces[:, i] for i in range(execution.tensor_parallel_1)], axis=-1)
     return whole[..., : config.model.vocabulary_size]
+
+
+def _one_by_one(config: Config) -> Config:
+    """The same configuration without widening."""
+    return dataclasses.replace(config, execution=dataclasses.replace(config.execution, widening=1))
 
 
 def token_rows(session: addons.TaskSession, rows: np.ndarray, config: Config) -> np.ndarray:
@@ -101,7 +108,7 @@ def _session(
             addons.OutputStreams(**outputs),
             activation_spec(config),
             ("x",),
-            config.gradient_accumulation,
+            config.runs_per_phase,
             config.execution.io_mode,
             layout.tp1 if config.execution.replicated_tensor_sharding else None,
         )
@@ -112,5 +119,5 @@ def _session(
             ops.call(ir.create_graph(phases.embedding_fwd_phase, step))
             ops.repeat(ir.create_graph(phases.decoder_fwd_phase, step, zero), config.model.layers, zero)
             ops.call(ir.create_graph(phases.head_fwd_phase, step))
-    ir.num_host_transfers = config.gradient_accumulation
+    ir.num_host_transfers = config.runs_per_phase
     return addons.TaskSession(connections.inputs, connections.outputs, state, 1, ir)

@@ -27,31 +27,29 @@ from modelling.attention import recomputing_gradients
 from modelling.decoder import DecoderBlock
 from modelling.embedding import Embedding
 from modelling.head import TIED, Head, LogitsHead, LossHead
-from utils.runtime import accumulator_options, data_type
-
-SEED = TensorSpec((2,), popxl.uint32)
+from utils.runtime import accumulator_options, data_type, seed_spec
 
 
 def activation_spec(config: Config) -> TensorSpec:
-    """What travels between layers: [micro_batch * sequence, hidden / tp2]."""
+    """What travels between layers: [widening * micro_batch * sequence, hidden / tp2]."""
     model = config.model
     width = model.hidden_size // config.execution.tensor_parallel_2
     return TensorSpec((_tokens(config), width), data_type(model.precision))
 
 
 def words_spec(config: Config) -> TensorSpec:
-    """Token ids of one micro-batch: [micro_batch * sequence]."""
+    """Token ids of one run of a layer: [widening * micro_batch * sequence]."""
     return TensorSpec((_tokens(config),), popxl.int32)
 
 
 def _tokens(config: Config) -> int:
-    return config.execution.micro_batch_size * config.model.sequence_length
+    return config.execution.widening * config.execution.micro_batch_size * config.model.sequence_length
 
 
 def embedding_graphs(config: Config, layout: Layout, connections: Connections) -> Graphs:
     """The embedding's part of a training step. Its gradient needs nothing that would be worth computing again."""
     layer = Embedding(config.model, layout)
-    factories, fwd = layer.create_graph(words_spec(config), SEED)
+    factories, fwd = layer.create_graph(words_spec(config), seed_spec(config.execution.widening))
     accumulators, grad = _gradient(fwd, factories, layer, required=0)
     fwd_all, grad_all = serialise_with_gradient(fwd, grad, embedding_plan(), connections)
     table = Embedding.parameters(config.model)
@@ -62,7 +60,7 @@ def decoder_graphs(config: Config, layout: Layout, connections: Connections) -> 
     """The decoder blocks' part of a training step."""
     layers = config.model.layers
     layer = DecoderBlock(config.model, layout)
-    factories, fwd = layer.create_graph(activation_spec(config), SEED)
+    factories, fwd = layer.create_graph(activation_spec(config), seed_spec(config.execution.widening))
     accumulators, grad = _gradient(fwd, factories, layer, required=1)
     if config.execution.recomputation:
         grad = addons.recompute_graph(grad)
@@ -84,7 +82,7 @@ def head_graphs(config: Config, layout: Layout, connections: Connections, embedd
 
 
 class HeadStep(addons.Module):
-    """Loss and gradients of one micro-batch. Variables `fwd.*` are the head's, `grad.*` its accumulators."""
+    """Loss and gradients of one run of the head. Variables `fwd.*` are the head's, `grad.*` its accumulators."""
 
     def build(self, x: Tensor, labels: Tensor, head: LossHead, loss_scaling: float) -> Tuple[Tensor, Tensor]:
         """[N, H/tp2], int32 [N] -> loss, float32 scalar, and the gradient of the scaled loss by x, [N, H/tp2]."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from config import Execution
+from config import Config, Execution
 from utils.units import bytes_text, duration, si
 
 if TYPE_CHECKING:
@@ -35,8 +35,15 @@ def _head(found: "RunPlan") -> str:
     return (
         f"plan of {found.config.name}: {si(found.config.model.parameters)} parameters, {found.config.model.precision}, "
         f"{replicas} replica{'s' * (replicas > 1)} (dp x tp1 x tp2 = {layout}), "
-        f"{found.config.gradient_accumulation} micro-batches per step\n{told}"
+        f"{micro_batches(found.config)} per step\n{told}"
     )
+
+
+def micro_batches(config: Config) -> str:
+    """How many there are, and how many of them run as one."""
+    count, widening = config.gradient_accumulation, config.execution.widening
+    together = f" ({widening} at a time)" if widening > 1 else ""
+    return f"{count} micro-batch{'es' * (count > 1)}{together}"
 
 
 def _phases(found: "RunPlan") -> str:

@@ -32,7 +32,7 @@ def pretraining(config: Config) -> addons.TaskSession:
     """The session of a training run, with fresh weights.
 
     One run is `device_iterations` optimizer steps. Its inputs are `words`, `labels` and `learning_rate`, its outputs
-    `loss` (per micro-batch) and `gradient_norm`; see `execution.host.run_steps`.
+    `loss` (per run of the head) and `gradient_norm`; see `execution.host.run_steps`.
     """
     ir, streams, state = training_program(config)
     session = addons.TaskSession(streams.inputs, streams.outputs, state, 1, ir)
@@ -51,7 +51,7 @@ def training_program(config: Config) -> "Tuple[popxl.Ir, Connections, NamedTenso
         with popxl.in_sequence(True):
             run_phases(ir, step, seed)
     addons.repeat_graph(ir.main_graph, config.execution.device_iterations)
-    ir.num_host_transfers = config.execution.device_iterations * config.gradient_accumulation
+    ir.num_host_transfers = config.execution.device_iterations * config.runs_per_phase
     return ir, step.connections, state
 
 
@@ -80,7 +80,7 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
         addons.OutputStreams(loss=(SCALAR, popxl.float32), gradient_norm=(SCALAR, popxl.float32)),
         activation_spec(config),
         ("x", "dx"),
-        config.gradient_accumulation,
+        config.runs_per_phase,
         config.execution.io_mode,
         layout.tp1 if config.execution.replicated_tensor_sharding else None,
     )

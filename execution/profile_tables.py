@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from execution.plan_tables import table
+from execution.plan_tables import micro_batches, table
 from utils.units import bytes_text, duration, si
 
 if TYPE_CHECKING:
@@ -45,10 +45,9 @@ def _head(found: "RunProfile") -> str:
     told = ", ".join(f"{name} {text}{' (measured here)' * (flag in found.measured)}" for name, flag, text in speeds)
     here, everywhere = len(record.replicas), config.execution.replication_factor
     replicas = f"{here} of " * (here < everywhere) + _counted(everywhere, "replica", "replicas")
-    accumulation = _counted(config.gradient_accumulation, "micro-batch", "micro-batches")
     return (
         f"profile of {config.name}: {si(config.model.parameters)} parameters, {config.model.precision}, {replicas}, "
-        f"{accumulation} per step, {duration(found.seconds)} a step\n{told}"
+        f"{micro_batches(config)} per step, {duration(found.seconds)} a step\n{told}"
     )
 
 

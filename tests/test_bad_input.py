@@ -77,6 +77,8 @@ ROWS = [
         "--minimum_learning_rate 1", SEVERAL),
     Row("tensor parallelism that does not divide", f"{RUN} --tensor_parallel_1 3",
         ("heads: got 4", "tensor_parallel_1 = 3")),
+    Row("widening that does not divide", f"{RUN} --widening 3",
+        ("widening: got 3", "global_batch_size / (data_parallel * micro_batch_size) = 8. Use 2 or 4.")),
     Row("validation without files", f"{RUN} --validate_every 2", ("validation_files: got none", "--validate_every 0")),
     Row("unknown preset", f"{RUN} --config tny", ("--config: unknown preset 'tny'", "Did you mean 'tiny'?")),
     Row("no such configuration file", f"{RUN} --config my.yml", ("my.yml", "No such file")),

@@ -42,6 +42,22 @@ def accumulator_options(weights: popxl.dtype) -> dict[str, popxl.dtype]:
     return {"accumulator_dtype": popxl.float32}
 
 
+def seed_spec(count: int) -> popxl.TensorSpec:
+    """One random seed, or so many in one tensor, for equal parts of what they drop units of.
+
+    Raises:
+        UserError: if this PopXL knows single seeds only.
+    """
+    if count == 1:
+        return popxl.TensorSpec((2,), popxl.uint32)
+    if not hasattr(extensions, "stack_seeds"):
+        raise UserError(
+            f"--widening: got {count} with a PopXL that draws from one seed at a time; expected this repository's. "
+            "Install runtime/, or use --widening 1."
+        )
+    return popxl.TensorSpec((count, 2), popxl.uint32)
+
+
 def gather(value: Any, instances: int, patiently: bool = False) -> list[Any]:
     """Every process's value, by instance; all processes must call it. Plain PopXL leaves that to MPI.
 

@@ -143,6 +143,7 @@ NUMERIC = {
     "steps": 40,
     "seed": 7,
     "micro_batch_size": 2,
+    "widening": 2,
     "data_parallel": 4,
     "replicated_tensor_sharding": False,
 }

@@ -46,6 +46,14 @@ REFUSALS = [
         {"micro_batch_size": 16},
         "global_batch_size: got 8; expected a multiple of data_parallel * micro_batch_size = 32.",
     ),
+    ({"widening": 0}, "widening: got 0; expected a whole number, at least 1."),
+    (
+        {"widening": 3},
+        "widening: got 3; expected a divisor of the micro-batches per step, global_batch_size / (data_parallel * "
+        "micro_batch_size) = 4. Use 2 or 4.",
+    ),
+    ({"widening": 8}, "(data_parallel * micro_batch_size) = 4. Use 4."),
+    ({"widening": 2, "micro_batch_size": 4}, "(data_parallel * micro_batch_size) = 1. Use 1."),
     ({"minimum_learning_rate": 1.0}, "minimum_learning_rate: got 1; expected at most learning_rate = 0.001."),
     ({"warmup_steps": 21}, "warmup_steps: got 21; expected at most steps = 20."),
     ({"device_iterations": 3}, "steps: got 20; expected a multiple of device_iterations = 3. Use 18 or 21"),

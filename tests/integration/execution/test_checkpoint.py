@@ -37,6 +37,7 @@ def state_of(session) -> "dict[str, np.ndarray]":
     "changes",
     [
         {},
+        {"widening": 2},
         {"precision": "bfloat16", "stochastic_rounding": True},
         {"precision": "float16", "stochastic_rounding": True, "loss_scaling": 16.0},
         pytest.param({"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2}, marks=pytest.mark.slow),

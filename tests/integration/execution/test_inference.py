@@ -14,7 +14,13 @@ from tests.integration.gpt_oracle import distance, expect, random_batch, random_
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"tensor_parallel_1": 3}, {"data_parallel": 2, "micro_batch_size": 2}, {"precision": "bfloat16"}],
+    [
+        {},
+        {"tensor_parallel_1": 3},
+        {"data_parallel": 2, "micro_batch_size": 2},
+        {"data_parallel": 2, "widening": 2},
+        {"precision": "bfloat16"},
+    ],
     ids=str,
 )
 def test_the_loss_of_a_batch_is_the_training_programs(changes):
@@ -40,8 +46,9 @@ def test_evaluation_drops_no_units():
     assert loss == pytest.approx(expect(config.model, random_weights(config.model), words, labels).loss, rel=1e-5)
 
 
-def test_logits_of_one_row_are_those_of_the_whole_sequence():
-    config = override(small(), tensor_parallel_1=3)
+@pytest.mark.parametrize("widening", [1, 4])
+def test_logits_of_one_row_are_those_of_the_whole_sequence(widening):
+    config = override(small(), tensor_parallel_1=3, widening=widening)
     session = generation(config, rows=1)
     write_whole_weights(session, config, random_weights(config.model).items())
     words, labels = random_batch(config)

@@ -19,6 +19,7 @@ CASES = {
     "serialised attention, no recomputation": small(attention_serialisation=4, recomputation=False),
     "one micro-batch": small(micro_batch_size=4),
     "two micro-batches of two": small(micro_batch_size=2),
+    "micro-batches together": small(widening=2),
     "loss scaling": small(loss_scaling=512.0),
     "clipping": small(max_norm=0.01),
     "one layer": small(layers=1),

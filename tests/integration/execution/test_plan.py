@@ -231,6 +231,7 @@ def copying(name: str, monkeypatch: Any) -> None:
     [
         {},
         {"dropout": 0.1, "attention_serialisation": 11, "micro_batch_size": 3},
+        {"dropout": 0.1, "widening": 3},
         {"precision": "bfloat16", "stochastic_rounding": True, "hidden_size": 180, "layers": 3},
         {
             "precision": "float16",

@@ -17,7 +17,7 @@ SCRIPT = ROOT / "demo" / "pretraining.py"
 REPLICAS = 8
 SECONDS = 180
 FLAGS = (
-    "--config tiny --global_batch_size 16 --steps 4 "
+    "--config tiny --global_batch_size 16 --widening 2 --dropout 0.1 --steps 4 "
     "--checkpoint.every 2 --checkpoint.keep 2 --validate_every 2 --validation_batches 1 --log_every 1"
 ).split()
 

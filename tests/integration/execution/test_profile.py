@@ -53,6 +53,7 @@ def recorded(config: Config) -> "tuple[Profile, Any]":
     [
         {},
         {"dropout": 0.1, "attention_serialisation": 11},
+        {"dropout": 0.1, "widening": 2},
         {"precision": "bfloat16", "stochastic_rounding": True, "device_iterations": 2},
         {"recomputation": False, "data_parallel": 2, "tensor_parallel_1": 2},
         {"tensor_parallel_2": 2, "replicated_tensor_sharding": False, "micro_batch_size": 3},

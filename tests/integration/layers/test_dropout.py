@@ -11,6 +11,7 @@ import popxl_addons as addons
 import pytest
 import torch
 from popxl import ops
+from popxl.extensions import stack_seeds
 
 from config import Execution, Model
 from modelling import Layout
@@ -36,8 +37,16 @@ AGREEMENT = DROPOUT**2 + (1 - DROPOUT) ** 2
 """Share of units on which two independent masks agree. Of the smallest compared, 1600 units, a deviation is 0.012."""
 
 
-def masks_of(name: str, dp: int, tp1: int, tp2: int, seed: int = 7) -> "list[np.ndarray]":
-    """Which units stay in each of a layer's dropouts, bool [dp, tp1, tp2, ...]; attention's up to the query only."""
+def masks_of(
+    name: str, dp: int, tp1: int, tp2: int, seed: int = 7, children: "tuple[int, ...]" = ()
+) -> "list[np.ndarray]":
+    """Which units stay in each of a layer's dropouts, bool [dp, tp1, tp2, ...]; attention's up to the query only.
+
+    Args:
+        children: the children of the seed from which so many micro-batches, of a sequence each, draw; none: there is
+            one, which draws from the seed itself.
+    """
+    rows = LARGE.sequence_length * max(1, len(children))
     ir = popxl.Ir(replication=dp * tp1 * tp2)
     generator = np.random.default_rng(0)
     with ir.main_graph:
@@ -46,13 +55,16 @@ def masks_of(name: str, dp: int, tp1: int, tp2: int, seed: int = 7) -> "list[np.
         )
         layer = CASES[name].layer(LARGE, layout)
         if name == "embedding":
-            x = popxl.variable(generator.integers(0, LARGE.vocabulary_size, LARGE.sequence_length).astype(np.int32))
+            x = popxl.variable(generator.integers(0, LARGE.vocabulary_size, rows).astype(np.int32))
         else:
-            whole = generator.standard_normal((LARGE.sequence_length, LARGE.hidden_size)).astype(np.float32)
+            whole = generator.standard_normal((rows, LARGE.hidden_size)).astype(np.float32)
             pieces = np.concatenate([split_hidden(whole, tp1, tp2)] * dp)
             grouping = ir.replica_grouping(group_size=1)
             x = popxl.variable(pieces if len(pieces) > 1 else pieces[0], replica_grouping=grouping)
         _, seed_tensor = addons.seed_variable(seed, layout.tp)
+        if children:
+            drawn = [ops.split_random_seed(seed_tensor, 1 + max(children))[child] for child in children]
+            seed_tensor = drawn[0] if len(drawn) == 1 else stack_seeds(drawn)
         factories, fwd = layer.create_graph(x, seed_tensor)
         count = show_dropped(fwd.graph)
         variables = factories.init()
@@ -111,6 +123,15 @@ def test_the_dropouts_of_a_block_differ_from_each_other(masks):
 def test_another_seed_drops_other_units():
     for first, second in zip(masks_of("decoder", 1, 1, 1), masks_of("decoder", 1, 1, 1, seed=8)):
         assert agreement(first, second) == pytest.approx(AGREEMENT, abs=0.04)
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_micro_batches_that_run_as_one_drop_the_units_that_each_drops_alone(name):
+    together = masks_of(name, 2, 2, 2, children=(0, 1, 2))
+    alone = [masks_of(name, 2, 2, 2, children=(child,)) for child in range(3)]
+    for mask, *parts in zip(together, *alone):
+        np.testing.assert_array_equal(mask, np.concatenate(parts, axis=3))
+        assert agreement(parts[0], parts[1]) == pytest.approx(AGREEMENT, abs=0.04)
 
 
 def test_units_that_stay_are_scaled_so_that_the_mean_stays():
