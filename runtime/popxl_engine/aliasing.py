@@ -46,8 +46,11 @@ ALL_RULES = frozenset(
         "outputs_apart",
         "own_row",
         "rows_between",
+        "views_back",
+        "views_again",
     }
 )
+"""Those of `copied_views`, which keeps views that are copies equal to what they view, among them."""
 
 
 class Storage:
@@ -147,7 +150,6 @@ class Aliasing:
                 instr.shared = any(w > position for w in storage.writes)
                 if instr.shared:
                     viewed.add(id(storage))
-                    _refuse_joined(instr)
         for instr in self.block.instrs:
             found = {v for v in instr.outputs if id(self.of(v)) in viewed}
             self.viewed |= found
@@ -272,17 +274,6 @@ class Aliasing:
                 self.block.instrs.append(Instr("copy", {"t": value}, [result], host=value.host, own=True))
                 self.block.outputs[i] = result
             taken.add(id(storage))
-
-
-def _refuse_joined(instr: Instr) -> None:
-    """A view of several tensors has no memory of its own to share with all of them."""
-    assert instr.definition is not None and instr.source is not None
-    parts = [v for p in instr.definition.views for v in _flat(instr.arguments[p])]
-    if len(set(parts)) > 1:
-        raise GraphError(
-            f"{instr.source} built at {instr.source.where}: got a view of {len(parts)} tensors of which one, or the "
-            "view, is written later; expected no such write. Write before joining, or join copies with ops.concat."
-        )
 
 
 def hard_edges(instr: Instr) -> Iterable[Tuple[Value, Value]]:

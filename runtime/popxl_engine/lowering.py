@@ -332,7 +332,7 @@ class BlockBuilder:
             and all(is_small_integer(s) for s in specs)
         )
         written = [arguments[p] for p in definition.writes]
-        for value in written:
+        for value in (*written, *(inputs if definition.alias else ())):
             if value.host and not host:
                 raise NotOnHost(self.roots[value])
         host = host and not any((step.source, i) in self.lowering.device_roots for i in range(len(specs)))

@@ -1,18 +1,24 @@
-"""The engine's passes over a lowered program, in order: dead code, then copies."""
+"""The engine's passes over a lowered program, in order: views that must be copies, dead code, then copies."""
 
 from typing import Any, Dict, FrozenSet, List, Set
 
 from popxl_engine.aliasing import ALL_RULES, Aliasing, storage_groups
+from popxl_engine.copied_views import copy_views
 from popxl_engine.lowering import Block, Instr, Value
 
 KEPT_EFFECTS = frozenset({"host", "remote", "print"})
 
 
 def optimise(block: Block, rules: FrozenSet[str] = ALL_RULES) -> None:
-    """Prepare a block and its bodies for code generation."""
+    """Prepare a main block and its bodies for code generation."""
+    copy_views(block, rules)
+    _remove_copies(block, rules)
+
+
+def _remove_copies(block: Block, rules: FrozenSet[str]) -> None:
     for instr in block.instrs:
         for body in instr.bodies:
-            optimise(body, rules)
+            _remove_copies(body, rules)
     remove_dead_code(block)
     if "operands_apart" in rules:
         separate_operands(block)

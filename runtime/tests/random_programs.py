@@ -4,23 +4,31 @@ Every list describes a valid program, so that hypothesis can shrink it, and the 
 """
 
 from dataclasses import dataclass
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Set, Tuple
 
 import numpy as np
 import popxl
 from popxl import ops
 from popxl.ops import collectives
+from popxl.transforms.storage import roots
 from popxl.values import Tensor
 
 SHAPES = ((2, 3), (3, 2), (6,))
 KINDS = (
     "add", "add_", "mul", "reshape", "reshape_", "transpose", "transpose_", "slice", "detach", "call", "repeat",
     "load", "store", "load_change_store", "host_load", "variable", "constant", "conditional", "count", "slice_",
-    "split", "copy_", "load_",
+    "split", "copy_", "load_", "concat_", "reverse_",
 )  # fmt: skip
 COLLECTIVES = ("all_reduce", "all_reduce_", "all_gather", "reduce_scatter", "sharded_slice")
 """Kinds for programs on several replicas."""
 ROWS = 3
+
+
+def storages(t: Tensor) -> Set[Tensor]:
+    """What a tensor is a view of, and by-reference inputs of graphs, which may be views of each other."""
+    found = set(roots(t))
+    return found | t._graph._by_ref_inputs if found & t._graph._by_ref_inputs else found
+
 
 Step = Tuple[str, int, int, int]
 
@@ -35,12 +43,11 @@ class Built:
 
 
 class Pool:
-    """Tensors of the graph that is being built. Transposed views are kept from being reshaped as views."""
+    """Tensors of the graph that is being built."""
 
     def __init__(self, tensors: Sequence[Tensor]):
         self.tensors = list(tensors)
         self.rows: set[Tensor] = set()
-        self.strided: set[Tensor] = set()
         self.counter: List[Tensor] = []
 
     def pick(self, i: int, shape: Tuple[int, ...] = ()) -> Tensor:
@@ -48,11 +55,9 @@ class Pool:
         fitting = [t for t in self.tensors if not shape or t.shape == shape]
         return fitting[i % len(fitting)]
 
-    def add(self, t: Tensor, like: Sequence[Tensor] = ()) -> Tensor:
-        """Put a result in; it is strided if what it is a view of is."""
+    def add(self, t: Tensor) -> Tensor:
+        """Put a result in."""
         self.tensors.append(t)
-        if any(s in self.strided for s in like):
-            self.strided.add(t)
         return t
 
 
@@ -125,23 +130,19 @@ class Builder:
 
     def do_add_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         x = pool.pick(a)
-        pool.add(ops.add_(x, pool.pick(b, x.shape)), [x])
+        pool.add(ops.add_(x, pool.pick(b, x.shape)))
 
     def do_reshape(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         pool.add(pool.pick(a).reshape(SHAPES[b % 3]))
 
     def do_reshape_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
-        x = pool.pick(a)
-        if x not in pool.strided:
-            pool.add(x.reshape_(SHAPES[b % 3]))
+        pool.add(pool.pick(a).reshape_(SHAPES[b % 3]))
 
     def do_transpose(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
-        x = pool.add(pool.pick(a).transpose())
-        pool.strided.add(x)
+        pool.add(pool.pick(a).transpose())
 
     def do_transpose_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
-        x = pool.add(pool.pick(a).transpose_())
-        pool.strided.add(x)
+        pool.add(pool.pick(a).transpose_())
 
     def do_slice(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         x = pool.pick(a, (6,))
@@ -152,6 +153,24 @@ class Builder:
         part = ops.slice_(x, b % 4, b % 4 + 3)
         ops.add_(part, part) if c % 2 else ops.add_(part, ops.slice_(pool.pick(c, (6,)), c % 4, c % 4 + 3))
 
+    def do_concat_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        """A view of parts of two tensors, or of the halves of one; sometimes it, or what it views, is written at once.
+
+        No element is in it twice.
+        """
+        x, y = pool.pick(a, (6,)), pool.pick(b, (6,))
+        if storages(x) & storages(y):
+            x = y
+        joined = ops.concat_([ops.slice_(x, 3, 6), ops.slice_(y, 0, 3)])
+        if c % 3:
+            ops.add_(joined if c % 3 == 1 else y, pool.pick(c, (6,)))
+        pool.add(joined.reshape_((2, 3)) if c % 2 else joined)
+
+    def do_reverse_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        x = pool.add(ops.slice_(pool.pick(a), step=-1, axis=0))
+        if b % 2:
+            ops.add_(ops.slice_(x, c % 2, c % 2 + 1, axis=0), ops.slice_(x, 0, 1, axis=0))
+
     def do_split(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         first, second = ops.split(pool.pick(a, (6,)), 2)
         ops.add_(second if b % 2 else first, first)
@@ -159,16 +178,16 @@ class Builder:
 
     def do_copy_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         x = pool.pick(a)
-        pool.add(ops.var_updates.copy_var_update_(x, pool.pick(b, x.shape)), [x])
+        pool.add(ops.var_updates.copy_var_update_(x, pool.pick(b, x.shape)))
 
     def do_load_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         buffer = self.buffers[a % 3]
         x = pool.pick(c, buffer.tensor_shape)
-        pool.add(ops.remote_load_(buffer, b % ROWS, x), [x])
+        pool.add(ops.remote_load_(buffer, b % ROWS, x))
 
     def do_detach(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         x = pool.pick(a)
-        pool.add(x.detach(), [x])
+        pool.add(x.detach())
 
     def arguments(self, pool: Pool, a: int, b: int, c: int) -> List[Tensor]:
         return [pool.pick(n, s) for n, s in zip((a, b, c), SHAPES)] + [pool.counter[a % len(pool.counter)]]
@@ -252,7 +271,7 @@ class Builder:
 
     def do_all_reduce_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         x = pool.pick(a)
-        pool.add(collectives.replicated_all_reduce_(x, "min", self.pairs(c)), [x])
+        pool.add(collectives.replicated_all_reduce_(x, "min", self.pairs(c)))
 
     def do_all_gather(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         pool.add(collectives.replicated_all_gather(pool.pick(a, (6,)), 0, self.pairs(c))[b % 7 : b % 7 + 6])

@@ -30,7 +30,7 @@ RUNS = 2
 def observe(built: Built, interpret: bool, rules: FrozenSet[str] = ALL_RULES) -> List[Dict[str, np.ndarray]]:
     """Every output and every variable after each of some runs, and the inputs, which nothing may change."""
     replicas = built.ir.replication_factor
-    engine = Engine(built.ir, range(replicas), interpret, rules=rules, rewrites=())
+    engine = Engine(built.ir, range(replicas), interpret=interpret, rules=rules, rewrites=())
     streams = sorted(built.ir.get_all_d2h_streams(), key=lambda s: s.tensor_id)
     inputs = {s: a.copy() for s, a in built.inputs.items()}
     seen = []

@@ -39,7 +39,7 @@ def observe(build: Callable[[popxl.Ir], Sequence[Tensor]], interpret: bool, runs
         for t in build(ir):
             streams.append(popxl.d2h_stream(t.shape, t.dtype))
             ops.host_store(streams[-1], t)
-    engine = Engine(ir, range(1), interpret, **options)
+    engine = Engine(ir, range(1), interpret=interpret, **options)
     values: Dict[str, Tuple[np.ndarray, popxl.dtype]] = {}
     for run in range(runs):
         outputs = {s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in streams}

@@ -36,11 +36,18 @@ class Steps:
         self._origin: Dict[Tensor, Tensor] = {}
         for step in steps:
             for source, result in shared_storage(step):
-                self._origin[result] = self.origin(source)
+                self._share(source, result)
 
     def origin(self, t: Any) -> Any:
         """The first tensor whose storage this one is by contract, through in-place results and views."""
         return self._origin.get(t, t)
+
+    def _share(self, source: Tensor, result: Tensor) -> None:
+        """Give both one origin. A result that has one already is a join of tensors, whose origins become one."""
+        origin, other = self.origin(source), self.origin(result)
+        if other is not result:
+            self._origin.update((t, origin) for t, known in list(self._origin.items()) if known is other)
+        self._origin[other] = origin
 
     def used_only_by(self, t: Tensor, users: Iterable[int]) -> bool:
         """Whether nothing but these steps sees a tensor."""

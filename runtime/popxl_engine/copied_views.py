@@ -1,0 +1,281 @@
+"""Views that memory cannot give: tensors that lie apart as one (``concat_``), a reshaped transpose, a reversed slice.
+
+torch's views are strides over one piece of memory. Where an alias form needs more, its result is a copy, and both sides
+are kept equal: what is written to one is copied to the other at once. `optimise` then drops the copies that nobody
+reads.
+"""
+
+import inspect
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+
+import numpy as np
+import torch
+from popxl.errors import GraphError
+from popxl.opdef import OpDefinition, call_arguments
+
+from popxl_engine.kernels.dtypes import from_numpy
+from popxl_engine.kernels.registry import FUSED, kernel_for
+from popxl_engine.kernels.shape import BACK
+from popxl_engine.lowering import Block, Instr, Value, values_in
+
+Home = Value
+"""The first value whose memory others are views of, by contract and in torch."""
+
+
+def view_again(t: torch.Tensor, parts: Sequence[torch.Tensor], view: "Rearrangement") -> torch.Tensor:
+    """Copy to a copied view what it views."""
+    return t.copy_(view(kernel_for(view.definition), parts))
+
+
+def put_back(t: torch.Tensor, y: torch.Tensor, back: Callable[[torch.Tensor, torch.Tensor], None]) -> torch.Tensor:
+    """Copy the elements of a copied view to a part of what it views."""
+    back(t, y)
+    return t
+
+
+def _view_again_on_host(t: np.ndarray, parts: Sequence[np.ndarray], view: "Rearrangement") -> Any:
+    return view(view.definition.host, parts)
+
+
+def _put_back_on_host(t: np.ndarray, y: np.ndarray, back: Any) -> np.ndarray:
+    result = np.array(t)
+    back(from_numpy(result), from_numpy(np.array(y)))
+    return result
+
+
+def _writing(fn: Callable[..., Any], host: Callable[..., Any]) -> OpDefinition:
+    name = f"views_{fn.__name__}"
+    FUSED[name] = fn
+    return OpDefinition(name, lambda **_: None, inspect.signature(fn), writes=("t",), host=host)
+
+
+VIEW_AGAIN = _writing(view_again, _view_again_on_host)
+PUT_BACK = _writing(put_back, _put_back_on_host)
+
+
+@dataclass(frozen=True, eq=False)
+class Rearrangement:
+    """An op that only moves elements, with its arguments but the tensors."""
+
+    definition: OpDefinition
+    arguments: Mapping[str, Any]
+
+    def __call__(self, rule: Any, operands: Sequence[Any]) -> Any:
+        """The op's kernel, or its rule for the host, on these operands."""
+        following = iter(operands)
+        args, kwargs = call_arguments(
+            self.definition, {n: filled(a, lambda v: next(following)) for n, a in self.arguments.items()}
+        )
+        return rule(*args, **kwargs)
+
+
+def filled(argument: Any, value: Callable[[Value], Any]) -> Any:
+    """An argument with something in place of each value in it."""
+    if isinstance(argument, Value):
+        return value(argument)
+    return tuple(filled(a, value) for a in argument) if isinstance(argument, (list, tuple)) else argument
+
+
+@dataclass(eq=False)
+class CopiedView:
+    """An alias form that is computed as its out-of-place form, and what it views."""
+
+    instr: Instr
+    parts: List[Value]
+
+    @property
+    def view(self) -> Value:
+        """Its result."""
+        return self.instr.outputs[0]
+
+    @property
+    def definition(self) -> OpDefinition:
+        """The out-of-place form."""
+        assert self.instr.definition is not None
+        return self.instr.definition
+
+    @property
+    def rearrangement(self) -> Rearrangement:
+        """How its elements come from those of the parts."""
+        return Rearrangement(self.definition, self.instr.arguments)
+
+    def again(self) -> Instr:
+        """The instruction that makes the view equal to what it views."""
+        arguments = {"t": self.view, "parts": tuple(self.parts), "view": self.rearrangement}
+        return self._writing(VIEW_AGAIN, arguments, self.parts)
+
+    def back(self, number: int) -> Instr:
+        """The instruction that makes a part equal to the view."""
+        arguments = {n: filled(a, lambda v: v.spec.shape) for n, a in self.instr.arguments.items()}
+        args, kwargs = call_arguments(self.definition, arguments)
+        back = partial(_backwards, BACK[self.definition.name], number, args, kwargs)
+        return self._writing(PUT_BACK, {"t": self.parts[number], "y": self.view, "back": back}, [self.view])
+
+    def _writing(self, definition: OpDefinition, arguments: Dict[str, Any], sources: Iterable[Value]) -> Instr:
+        target = arguments["t"]
+        host = target.host and all(v.host for v in sources)
+        result = Value(f"{target.name}_equal", target.spec, target.host, target.sharding)
+        return replace(self.instr, definition=definition, arguments=arguments, outputs=[result], host=host)
+
+
+def _backwards(rule: Any, number: int, args: Any, kwargs: Any, t: torch.Tensor, y: torch.Tensor) -> None:
+    rule(t, y, number, *args, **kwargs)
+
+
+def copy_views(block: Block, rules: FrozenSet[str], layouts: Optional[Mapping[Value, torch.Tensor]] = None) -> Set[int]:
+    """Make copies of the alias forms in a block and its bodies that torch has no view for, and keep them equal.
+
+    Args:
+        rules: "views_back": what is written to a view is copied to what it views; "views_again": the other way round.
+        layouts: tensors without data that lie as the block's inputs do, where that is not plainly in order.
+    Returns:
+        The by-reference inputs that the block writes.
+    Raises:
+        GraphError: a write through a view that shows an element twice, or to two sides of a view at once.
+    """
+    return CopiedViews(block, rules, layouts or {}).run()
+
+
+class CopiedViews:
+    """Goes through one block in order."""
+
+    def __init__(self, block: Block, rules: FrozenSet[str], layouts: Mapping[Value, torch.Tensor]):
+        self.block, self.rules = block, rules
+        self.layouts: Dict[Value, torch.Tensor] = dict(layouts)
+        self.homes: Dict[Value, Home] = {}
+        self.views: List[CopiedView] = []
+        """So far; each after those that it views."""
+        self.changed: Set[Home] = set()
+        self._numbers: Dict[Home, torch.Tensor] = {}
+
+    def run(self) -> Set[int]:
+        """See `copy_views`."""
+        instrs: List[Instr] = []
+        for instr in self.block.instrs:
+            changed = self._in_bodies(instr) if instr.bodies else [self.home(v) for v in instr.written()]
+            instrs.append(self._viewed(instr))
+            if changed:
+                self._check_apart(instr, changed, changed)
+                instrs += self._updates(dict.fromkeys(changed))
+        self.block.instrs = instrs
+        return {i for i in self.block.by_ref if self.home(self.block.inputs[i]) in self.changed}
+
+    def home(self, value: Value) -> Home:
+        """What a value is a view of."""
+        return self.homes.get(value, value)
+
+    def layout(self, value: Value) -> torch.Tensor:
+        """A tensor without data that lies in memory as a value does."""
+        if value not in self.layouts:
+            self.layouts[value] = torch.empty(value.spec.shape, device="meta")
+        return self.layouts[value]
+
+    def _in_bodies(self, instr: Instr) -> List[Home]:
+        changed: List[Home] = []
+        for body, inputs in instr.calls():
+            written = copy_views(body, self.rules, {body.inputs[i]: self.layout(inputs[i]) for i in body.by_ref})
+            changed += [self.home(inputs[i]) for i in sorted(written)]
+            self._check_apart(instr, changed, [self.home(inputs[i]) for i in sorted(body.by_ref)])
+        return changed
+
+    def _viewed(self, instr: Instr) -> Instr:
+        """The instruction, or the copy that it has to be; its result has the memory of what it views or writes."""
+        definition = instr.definition
+        if definition is None or not instr.outputs:
+            return instr
+        result = instr.outputs[0]
+        if definition.writes:
+            target = instr.arguments[definition.writes[0]]
+            self.homes[result], self.layouts[result] = self.home(target), self.layout(target)
+        elif definition.alias:
+            parts = list(values_in([instr.arguments[p] for p in definition.views]))
+            layout = self._view(definition, instr) if len(parts) == 1 else None
+            if layout is None:
+                assert definition.base is not None
+                copy = replace(instr, definition=definition.base)
+                self.views.append(CopiedView(copy, parts))
+                return copy
+            self.homes[result], self.layouts[result] = self.home(parts[0]), layout
+        return instr
+
+    def _view(self, definition: OpDefinition, instr: Instr) -> Optional[torch.Tensor]:
+        """How torch's view would lie; None where torch copies."""
+        (source,) = instr.inputs()
+        operand = self.layout(source)
+        found = Rearrangement(definition, instr.arguments)(kernel_for(definition), [operand])
+        shares = found.untyped_storage()._cdata == operand.untyped_storage()._cdata
+        return found if shares else None
+
+    # Keeping both sides equal
+
+    def _updates(self, changed: Dict[Home, None]) -> Iterator[Instr]:
+        """What has to be copied after these homes were written: first down to where views come from, then up again."""
+        pending = list(changed)
+        while pending:
+            home = pending.pop(0)
+            for view in self.views:
+                if view.view is not home or "views_back" not in self.rules:
+                    continue
+                self._check_distinct(view)
+                for number, part in enumerate(view.parts):
+                    yield view.back(number)
+                    if self.home(part) not in changed:
+                        pending.append(self.home(part))
+                    changed[self.home(part)] = None
+        equal = set(changed)
+        for view in self.views if "views_again" in self.rules else ():
+            if view.view not in equal and any(self.home(part) in changed for part in view.parts):
+                yield view.again()
+                changed[view.view] = None
+        self.changed.update(changed)
+
+    def _memory(self, home: Home) -> torch.Tensor:
+        """A number for each element of a home's memory. Views have the numbers of what they view."""
+        if home not in self._numbers:
+            view = next((v for v in self.views if v.view is home), None)
+            if view is None:
+                first = sum(known.numel() for known in self._numbers.values())
+                size = self.layout(home).untyped_storage().nbytes() // self.layout(home).itemsize
+                self._numbers[home] = torch.arange(first, first + size)
+            else:
+                parts = []
+                for part in view.parts:
+                    layout = self.layout(part)
+                    where = (layout.size(), layout.stride(), layout.storage_offset())
+                    parts.append(self._memory(self.home(part)).as_strided(*where))
+                self._numbers[home] = view.rearrangement(kernel_for(view.definition), parts).reshape(-1)
+        return self._numbers[home]
+
+    def _check_distinct(self, view: CopiedView) -> None:
+        """GraphError if a view that is written shows an element twice: which of two values stayed would be open."""
+        numbers, op = self._memory(view.view), view.instr.source
+        if numbers.unique().numel() < numbers.numel():
+            raise GraphError(
+                f"Inplacing ambiguity detected. {op} built at {op.where if op else '?'}: got a write to a view that "
+                "shows an element more than once; expected each once. Write to what it views, or join copies with "
+                "ops.concat."
+            )
+
+    def _check_apart(self, instr: Instr, changed: Iterable[Home], used: Iterable[Home]) -> None:
+        """GraphError if an instruction writes to one side of a copied view and needs another side at the same time."""
+        for home in dict.fromkeys(changed) if self.views else ():
+            equal = self._kept_equal(home)
+            for other in used:
+                if other is not home and other in equal:
+                    raise GraphError(
+                        f"{instr.source} built at {instr.source.where if instr.source else '?'}: got {home} and "
+                        f"{other}, which are views of the same elements, by reference; expected one of them. Pass one "
+                        "and make the other inside."
+                    )
+
+    def _kept_equal(self, home: Home) -> Set[Home]:
+        """Everything that is written when a home is, and what that comes from."""
+        found: Set[Home] = {home}
+        while True:
+            linked: List[Tuple[Home, ...]] = [(v.view, *map(self.home, v.parts)) for v in self.views]
+            more = {h for homes in linked if not found.isdisjoint(homes) for h in homes} - found
+            if not more:
+                return found
+            found |= more
