@@ -122,8 +122,8 @@ def make_communicators(
     if reason is not None:
         if local[0] == 0:
             logger.warning(
-                "collectives: got replicas that share devices (%s); expected one for each, as %s needs. They go through "
-                "host memory. Start one instance for each GPU, with one replica (poprun --num-instances).",
+                "collectives: got replicas that share devices (%s); expected one for each, as %s needs. They go "
+                "through host memory. Start one instance for each GPU, with one replica (poprun --num-instances).",
                 reason,
                 BACKENDS[device.type].upper(),
             )
