@@ -72,7 +72,9 @@ class PhasedSteps(PhasedTrainer):
                 max_norm=1.0,
                 stochastic_rounding=options["dtype"] != "float32",
             ),
-            execution=Execution(micro_batch_size=micro_batch, recomputation=options["recomputation"]),
+            execution=Execution(
+                micro_batch_size=micro_batch, widening=options["widening"], recomputation=options["recomputation"]
+            ),
         )
         super().__init__(config, self._whole(batches))
 
