@@ -37,7 +37,7 @@ class Model:
     attention_serialisation: Count = 1
     """Pieces the queries are cut into: less of the score matrix is held at once, and later keys cost nothing."""
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Data type of weights and activations; sums, gradient accumulators and optimizer state are float32."""
+    """Data type of weights and activations; sums and gradient accumulators are float32."""
     initial_std: Positive = 0.02
     """Standard deviation of fresh weights; projections into the residual stream use it divided by sqrt(2 * layers)."""
     layer_norm_eps: Positive = 1e-5
@@ -96,8 +96,10 @@ class Training:
     """Global gradient norm above which gradients are scaled down to it; 0: no clipping."""
     loss_scaling: Positive = 1.0
     """Factor on the loss, divided out before the update, that keeps 16-bit gradients from vanishing."""
+    moment_precision: Literal["float32", "bfloat16"] = "float32"
+    """Data type of Adam's two moments; bfloat16 takes half the memory, and needs stochastic_rounding."""
     stochastic_rounding: bool = False
-    """Round the update of 16-bit weights at random, without bias; float32 weights need no such rounding."""
+    """Round the updates of 16-bit weights and moments at random, without bias; float32 needs no such rounding."""
     seed: Seed = 42
     """Source of initial weights, dropout and the order of the data."""
     validate_every: CountOrZero = 0

@@ -55,7 +55,7 @@ def check_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], 
 
 def combination_problems(config: Config, bad: Set[str], replicas: Optional[int] = None) -> list[str]:
     """Messages about combinations of leaves that are each fine by themselves; `bad` ones are not."""
-    rules = [_name, _model, _batch, _schedule, _iterations, _validation, _files]
+    rules = [_name, _model, _batch, _moments, _schedule, _iterations, _validation, _files]
     found = [problem for rule in rules for problem in rule(config)]
     if replicas is not None:
         found += _replicas(config, replicas)
@@ -131,6 +131,16 @@ def _widening(config: Config) -> Problem:
         f"widening: got {widening}; expected a divisor of the micro-batches per step, global_batch_size / "
         f"(data_parallel * micro_batch_size) = {steps}. Use {' or '.join(map(str, [below, *above]))}.",
     )
+
+
+def _moments(config: Config) -> Iterator[Problem]:
+    training = config.training
+    if training.moment_precision != "float32" and not training.stochastic_rounding:
+        yield _problem(
+            "moment_precision stochastic_rounding",
+            f"moment_precision: got {training.moment_precision} while stochastic_rounding is false; expected true, for "
+            "what a step adds to a second moment is lost in rounding to the nearest. Give --stochastic_rounding.",
+        )
 
 
 def _schedule(config: Config) -> Iterator[Problem]:

@@ -1,7 +1,8 @@
 """Checkpoints of a training run: folders `step_<n>` with one safetensors file per layer, and `checkpoint.json`.
 
 Files hold whole tensors, whatever the layout: `weights.<parameter>` and `optimizer.<parameter>.<moment>`. bfloat16 is
-stored as float32, without loss. A folder appears under its name only when all of it is on the disk.
+stored as float32, without loss: moments in bfloat16 go on in float32 as they are. The other way would lose some of them
+and is refused. A folder appears under its name only when all of it is on the disk.
 """
 
 import hashlib
@@ -294,16 +295,20 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
     old_wide = saved["model"].get("feed_forward_size") or 4 * saved["model"].get("hidden_size", 0)
     if old_wide != config.model.feed_forward:
         problems.append(f"feed_forward_size {old_wide}, not {config.model.feed_forward}")
+    old_moments, moments = saved["training"].get("moment_precision", "float32"), config.training.moment_precision
+    if moments not in ("float32", old_moments):  # float32 holds any of them
+        problems.append(f"moment_precision {old_moments}, not {moments}, which would lose some of it")
     if problems:
         raise UserError(
             f"{folder}: got a checkpoint with {'; '.join(problems)}. "
             "Train with the checkpoint's settings (its run's config.yml), or start afresh without --checkpoint.load."
         )
+    before = to_mapping(Config())  # what a setting was before it could be chosen
     changed = [
-        f"{section}.{name}: {saved[section].get(name)} -> {value}"
+        f"{section}.{name}: {old} -> {value}"
         for section in ("model", "training", "execution")
         for name, value in now[section].items()
-        if saved[section].get(name) != value
+        if (old := saved[section].get(name, before[section][name])) != value
     ]
     if changed and manifest.get("numerics") != numerics_hash(config):
         _LOG.warning("%s: continuing with other settings: %s.", folder, "; ".join(changed))

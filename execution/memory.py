@@ -6,18 +6,21 @@ from pathlib import Path
 from config import Config, UserError
 from utils.units import bytes_text
 
-MOMENTS_AND_GRADIENT = 3 * 4
-"""Bytes per parameter beside the weight itself: two float32 moments of Adam, and a float32 gradient."""
+WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of a number."""
+GRADIENT = 4
+"""Bytes of a parameter's gradient, float32."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def state_bytes(config: Config) -> int:
     """What all replicas together hold in host memory, at least: parameters and activations between layers, once."""
     model, training = config.model, config.training
-    width = 4 if model.precision == "float32" else 2
+    width = WIDTHS[model.precision]
+    state = width + 2 * WIDTHS[training.moment_precision] + GRADIENT
     rows = 2 * model.layers  # of x and of dx, at least
     activations = rows * training.global_batch_size * model.sequence_length * model.hidden_size * width
-    return model.parameters * (width + MOMENTS_AND_GRADIENT) + activations
+    return model.parameters * state + activations
 
 
 def machine_bytes() -> int:

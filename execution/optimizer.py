@@ -13,6 +13,7 @@ from popxl_addons.variable_factory import NamedVariableFactories
 
 from config import Training
 from modelling import Layout, Table
+from utils.runtime import moment_options
 
 SCALAR = TensorSpec((), popxl.float32)
 
@@ -34,6 +35,7 @@ class Optimizer:
         """Graphs for tensors like these. Weight decay is given by each parameter's role."""
         graphs, factories = [], NamedVariableFactories()
         clip = {"global_norm": SCALAR, "global_norm_max": training.max_norm} if training.max_norm > 0 else {}
+        moments = moment_options(training.moment_precision)
         for name, parameter in table.items():
             state, graph = AdamOptimizerStep().create_graph(
                 weights[name].spec,
@@ -44,9 +46,9 @@ class Optimizer:
                 beta2=training.beta2,
                 eps=training.epsilon,
                 weight_decay=training.weight_decay if parameter.role.decays else 0.0,
-                first_order_dtype=popxl.float32,
                 bias_correction=True,
                 loss_scaling=training.loss_scaling,
+                **moments,
                 **clip,
             )
             graphs.append((name, graph))

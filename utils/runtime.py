@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 import popxl
 import popxl_addons as addons
+from popxl_addons.optimizers.adam import AdamOptimizerStep
 
 try:
     from popxl import extensions
@@ -56,6 +57,22 @@ def seed_spec(count: int) -> popxl.TensorSpec:
             "Install runtime/, or use --widening 1."
         )
     return popxl.TensorSpec((count, 2), popxl.uint32)
+
+
+def moment_options(precision: str) -> dict[str, popxl.dtype]:
+    """Keyword arguments for `AdamOptimizerStep` that give both moments a configuration's `moment_precision`.
+
+    Raises:
+        UserError: if this PopXL's second moment is always float32.
+    """
+    if precision == "float32":
+        return {"first_order_dtype": popxl.float32}
+    if "second_order_dtype" not in inspect.signature(AdamOptimizerStep.build).parameters:
+        raise UserError(
+            f"moment_precision: got {precision} with a PopXL whose second moment is float32; expected this "
+            "repository's. Install runtime/, or use float32."
+        )
+    return {"first_order_dtype": data_type(precision), "second_order_dtype": data_type(precision)}
 
 
 def gather(value: Any, instances: int, patiently: bool = False) -> list[Any]:

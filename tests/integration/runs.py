@@ -1,6 +1,7 @@
 """Runs of the training program from random weights: the gradients of one step, and steps of training."""
 
 import numpy as np
+import popxl_addons as addons
 
 from config import Config, learning_rate
 from execution.host import StepResult, run_steps
@@ -42,6 +43,12 @@ def batches(config: Config, seed: int = 5) -> "list[tuple[np.ndarray, np.ndarray
 
 def train(config: Config) -> "tuple[list[StepResult], dict[str, np.ndarray]]":
     """Results of all steps, and the weights after them."""
+    results, session = train_session(config)
+    return results, read_weights(session, config)
+
+
+def train_session(config: Config) -> "tuple[list[StepResult], addons.TaskSession]":
+    """Results of all steps, and the session that made them."""
     session = pretraining(config)
     write_whole_weights(session, config, random_weights(config.model).items())
     data, iterations, results = batches(config), config.execution.device_iterations, []
@@ -50,4 +57,4 @@ def train(config: Config) -> "tuple[list[StepResult], dict[str, np.ndarray]]":
             words, labels = (np.concatenate(part) for part in zip(*data[first : first + iterations]))
             rates = [learning_rate(config.training, first + i) for i in range(iterations)]
             results += run_steps(session, config, words, labels, rates)
-    return results, read_weights(session, config)
+    return results, session

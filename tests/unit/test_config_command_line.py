@@ -56,6 +56,7 @@ def test_every_leaf_is_a_flag_in_every_spelling(leaf):
     extra = " --input_files x" if leaf.name == "validation_files" else ""
     extra += " --global_batch_size 64" if leaf.section == "execution" else ""
     extra += " --memmap_dir there" if leaf.name == "host_memory" else ""
+    extra += " --stochastic_rounding" if leaf.name == "moment_precision" else ""
     spellings = [f"--{leaf.name} {word}", f"--{leaf.path} {word}", f"--{leaf.name.replace('_', '-')} {word}"]
     if not leaf.is_list:
         spellings.append(f"--{leaf.name}={word}")

@@ -24,6 +24,11 @@ REFUSALS = [
     ({"host_memory": "2 miles", "memmap_dir": "there"}, "host_memory: got '2 miles'; expected a whole number of bytes"),
     ({"host_memory": "2GB", "memmap_dir": "there"}, "host_memory: got '2GB'; expected a whole number of bytes"),
     ({"host_memory": 2**30}, "host_memory: got 1073741824 while memmap_dir is none; expected a folder for what does"),
+    ({"moment_precision": "float16"}, "moment_precision: got 'float16'; expected one of float32, bfloat16."),
+    (
+        {"moment_precision": "bfloat16"},
+        "moment_precision: got bfloat16 while stochastic_rounding is false; expected true, for what a step adds",
+    ),
     ({"name": "a/b"}, "name: got 'a/b'; expected a name for a folder."),
     ({"name": ".."}, "name: got '..'; expected a name for a folder."),
     ({"hidden_size": 66}, "hidden_size: got 66; expected a multiple of heads = 4. Use 64 or 68, or change heads."),

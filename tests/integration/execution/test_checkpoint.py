@@ -1,11 +1,12 @@
 """Checkpoints, saved and restored within a process."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from config import Config, override
+from config import Config, UserError, override
 from execution.checkpoint import Position, SavedRun, checkpoints_in, find, save
 from execution.host import run_steps
 from execution.pretraining import pretraining
@@ -40,6 +41,7 @@ def state_of(session) -> "dict[str, np.ndarray]":
         {"widening": 2},
         {"precision": "bfloat16", "stochastic_rounding": True},
         {"precision": "float16", "stochastic_rounding": True, "loss_scaling": 16.0},
+        {"moment_precision": "bfloat16", "stochastic_rounding": True},
         pytest.param({"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -55,6 +57,41 @@ def test_a_restored_session_goes_on_bitwise(changes, tmp_path):
     assert train(other, config, range(4, 8)) == losses
     for name, array in state_of(other).items():
         np.testing.assert_array_equal(array, weights[name], err_msg=name)
+
+
+NARROW = {"moment_precision": "bfloat16", "stochastic_rounding": True}
+
+
+def test_moments_in_bfloat16_go_on_in_float32_as_they_are(tmp_path, caplog):
+    config = override(BASE, **NARROW)
+    session = pretraining(config)
+    train(session, config, range(3))
+    saved, before = save(session, config, tmp_path, Position(3, "data")), state_of(session)
+    wide = override(BASE, stochastic_rounding=True)
+    other = pretraining(wide)
+    SavedRun(saved, wide).restore(other)
+    assert "training.moment_precision: bfloat16 -> float32" in caplog.text
+    moments = {name: array for name, array in state_of(other).items() if name.endswith("_order")}
+    assert any(np.any(array) for array in moments.values())
+    for name, array in moments.items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+
+
+def test_moments_in_float32_are_not_cut_to_bfloat16(tmp_path):
+    saved = save(pretraining(BASE), BASE, tmp_path, Position(3, "data"))
+    with pytest.raises(UserError, match="moment_precision float32, not bfloat16, which would lose some of it"):
+        SavedRun(saved, override(BASE, **NARROW))
+
+
+def test_a_setting_that_an_older_run_did_not_have_counts_as_its_default(tmp_path, caplog):
+    saved = save(pretraining(BASE), BASE, tmp_path, Position(3, "data"))
+    manifest = json.loads((saved / "checkpoint.json").read_text())
+    del manifest["config"]["training"]["moment_precision"]
+    (saved / "checkpoint.json").write_text(json.dumps({**manifest, "numerics": "of fewer settings"}))
+    SavedRun(saved, BASE)
+    assert not caplog.records
+    with pytest.raises(UserError, match="moment_precision float32, not bfloat16"):
+        SavedRun(saved, override(BASE, **NARROW))
 
 
 @pytest.mark.slow

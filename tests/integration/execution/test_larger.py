@@ -45,7 +45,11 @@ def in_memory():
 
 
 @pytest.mark.parametrize("memory", [ENOUGH, 1_300_000, "1GiB"])
-@pytest.mark.parametrize("changes", [{}, {"recomputation": False, "device_iterations": 2}], ids=["", "kept"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"recomputation": False, "device_iterations": 2}, {"moment_precision": "bfloat16"}],
+    ids=["", "kept", "narrow moments"],
+)
 def test_losses_are_bitwise_those_of_the_run_in_memory(memory, changes, in_memory, tmp_path):
     config = override(TRAINED, **changes)
     expected, expected_weights = in_memory if not changes else train(config)

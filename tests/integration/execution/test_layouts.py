@@ -127,6 +127,14 @@ def test_padded_shards_change_no_bit():
     check_bitwise(laid_out(override(TRAINED, **SIZES), (3, 1, 1), steps=3, max_norm=0.0), SHARDED, WHOLE)
 
 
+NARROW_MOMENTS = {"moment_precision": "bfloat16", "stochastic_rounding": True}
+
+
+@pytest.mark.parametrize("grid", BITWISE_GRIDS)
+def test_shards_of_moments_in_bfloat16_round_as_whole_ones(grid):
+    check_bitwise(laid_out(TRAINED, grid, steps=4, max_norm=0.0, **NARROW_MOMENTS), SHARDED, WHOLE)
+
+
 @pytest.mark.parametrize("grid", BITWISE_GRIDS)
 def test_recomputation_changes_no_bit(grid):
     check_bitwise(laid_out(TRAINED, grid, steps=3), {"recomputation": True}, {"recomputation": False})

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from popxl_addons import TaskSession
 
-from config import preset
+from config import override, preset
+from execution.memory import state_bytes
 from tests.integration.execution import memory_program
 from tests.integration.execution.memory_program import stepped
 
@@ -64,6 +65,14 @@ def test_every_replica_holds_its_share_of_the_live_buffers(grid):
     assert len(found) == np.prod(grid)
     for held in found:
         assert held == pytest.approx(share, rel=TOLERANCE)
+
+
+def test_moments_in_bfloat16_take_half_of_what_they_take_in_float32():
+    config = preset("tiny", hidden_size=128, data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
+    narrow = override(config, moment_precision="bfloat16", stochastic_rounding=True)
+    (wide_bytes,), (narrow_bytes,) = held_bytes(stepped(config)), held_bytes(stepped(narrow))
+    assert wide_bytes - narrow_bytes == 2 * 2 * config.model.parameters
+    assert state_bytes(config) - state_bytes(narrow) == wide_bytes - narrow_bytes
 
 
 def test_without_sharding_every_replica_holds_all_that_it_shares():

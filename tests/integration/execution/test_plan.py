@@ -95,6 +95,7 @@ def test_without_splits_and_recomputation_that_formula_is_six_per_weight_and_tok
         ((1, 1, 1), {"dropout": 0.1}),
         ((2, 2, 2), {"dropout": 0.1}),
         ((1, 3, 2), {"precision": "bfloat16", "device_iterations": 2}),
+        ((2, 1, 1), {"moment_precision": "bfloat16", "stochastic_rounding": "true"}),
         ((2, 2, 1), {"recomputation": "false", "replicated_tensor_sharding": "false"}),
     ],
     ids=str,

@@ -1,5 +1,7 @@
 """Steps of training against a plain PyTorch loop, dropout, precision."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from execution.pretraining import pretraining
 from execution.variables import write_whole_weights
 from modelling.hugging_face import hugging_face_name
 from tests.integration.gpt_oracle import distance, random_weights, small
-from tests.integration.runs import batches, train
+from tests.integration.runs import batches, train, train_session
 
 STEPS = 50
 TRAINED = small(
@@ -133,8 +135,51 @@ def test_remote_memory_on_files_gives_the_same_bits(tmp_path):
 
 def curve(config: Config) -> np.ndarray:
     """Losses of a run, running mean over 25 steps."""
-    losses = [result.loss for result in train(config)[0]]
-    return np.convolve(losses, np.full(25, 1 / 25), "valid")
+    return running_mean(train(config)[0])
+
+
+def running_mean(results: "list[StepResult]") -> np.ndarray:
+    return np.convolve([result.loss for result in results], np.full(25, 1 / 25), "valid")
+
+
+NARROW_MOMENTS = {"moment_precision": "bfloat16", "stochastic_rounding": True}
+
+
+def test_moments_in_bfloat16_are_those_of_float32_rounded():
+    config = override(TRAINED, steps=30, warmup_steps=3)
+    expected, _ = train(config)
+    results, _ = train(override(config, **NARROW_MOMENTS))
+    differences = np.abs(np.array([r.loss for r in results]) - [r.loss for r in expected])
+    # A moment is off by up to 2**-7 of itself, and so is an update; together they have moved weights by 0.05 or so.
+    assert 0 < differences.max() < 0.01
+
+
+def curve_and_second_moments(config: Config) -> "tuple[np.ndarray, float]":
+    """As `curve`, and the sum of all second moments at the end."""
+    results, session = train_session(config)
+    data = session.get_tensors_data(session.state.optimizer.to_dict().values())
+    squares = sum(float(array.sum()) for v, array in data.items() if v.name.endswith("second_order"))
+    return running_mean(results), squares
+
+
+@pytest.mark.slow
+def test_moments_in_bfloat16_track_float32_over_500_steps():
+    """The band is 0.001 nats around a curve that falls from 3.4 to 1.16.
+
+    A moment has 8 bits: each step it is off by up to 2**-7 of itself, without a bias, and with it the step's update.
+    That much of an update of some thousandths is nothing beside a weight, and its mean over steps is nearer to zero.
+    Without a bias the second moments have the sum that they have in float32. Rounded to the nearest they grow and do
+    not fall, for beta2 takes less from them than half of what their last bit stands for.
+    """
+    config = override(TRAINED, steps=500, warmup_steps=20, beta2=0.999)
+    expected, squares = curve_and_second_moments(config)
+    assert expected[-1] < expected[0] - 2
+    narrow = override(config, **NARROW_MOMENTS)
+    stochastic, narrow_squares = curve_and_second_moments(narrow)
+    assert 0 < np.abs(stochastic - expected).max() < 0.001
+    assert narrow_squares == pytest.approx(squares, rel=0.002)
+    nearest = replace(narrow, training=replace(narrow.training, stochastic_rounding=False))
+    assert curve_and_second_moments(nearest)[1] > 1.02 * squares
 
 
 @pytest.mark.slow
