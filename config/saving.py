@@ -19,6 +19,8 @@ NOT_NUMERIC_LEAVES = (
     ("training", "validation_batches"),
     ("execution", "device_iterations"),
     ("execution", "recomputation"),
+    ("execution", "device"),
+    ("execution", "device_memory"),
     ("execution", "memmap_dir"),
     ("execution", "host_memory"),
     ("execution", "io_mode"),

@@ -140,6 +140,10 @@ class Execution:
     """Compute a layer's activations again in its backward phase instead of keeping them."""
     replicated_tensor_sharding: bool = True
     """Split weights, gradients, optimizer state and stored activations over the replicas that would hold them twice."""
+    device: str = "auto"
+    """Where replicas run: cpu, cuda (each process its own GPU), cuda:N; auto: a GPU where there is one."""
+    device_memory: Optional[Memory] = None
+    """What each process may take of a device's memory; other rows wait in host memory; none: what a GPU has free."""
     memmap_dir: Optional[str] = None
     """Folder for files that hold the remote memory; none: host memory."""
     host_memory: Optional[Memory] = None

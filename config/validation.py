@@ -1,6 +1,7 @@
 """Rules that a whole configuration must keep. All problems are told at once, each with its fix."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -8,6 +9,8 @@ from typing import Any, Optional
 from config.errors import ConfigError
 from config.leaves import assemble, flatten, leaves
 from config.schema import Config
+
+DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def check_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], 
 
 def combination_problems(config: Config, bad: Set[str], replicas: Optional[int] = None) -> list[str]:
     """Messages about combinations of leaves that are each fine by themselves; `bad` ones are not."""
-    rules = [_name, _model, _batch, _moments, _schedule, _iterations, _validation, _files]
+    rules = [_name, _model, _batch, _moments, _schedule, _iterations, _validation, _device, _files]
     found = [problem for rule in rules for problem in rule(config)]
     if replicas is not None:
         found += _replicas(config, replicas)
@@ -179,6 +182,14 @@ def _validation(config: Config) -> Iterator[Problem]:
             "validate_every input_files validation_files",
             f"validation_files: got none; expected files, for validate_every is {every}. "
             "Give --validation_files or use --validate_every 0.",
+        )
+
+
+def _device(config: Config) -> Iterator[Problem]:
+    if not DEVICE.fullmatch(config.execution.device):
+        yield _problem(
+            "device",
+            f"device: got {config.execution.device!r}; expected auto, cpu, cuda or cuda:N. Give one of these.",
         )
 
 

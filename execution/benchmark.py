@@ -37,8 +37,10 @@ class Options(PlanOptions):
 
 @dataclass(frozen=True)
 class FileUse:
-    """What this process moved between files and memory in the measured runs."""
+    """What this process moved between memory and what rows wait in, in the measured runs."""
 
+    store: str
+    """What rows wait in: files or host memory."""
     memory_bytes: int
     file_bytes: int
     is_direct: bool
@@ -65,7 +67,7 @@ class Speed:
     loss: float
     """Of the last step."""
     files: Optional[FileUse] = None
-    """Where remote memory is in files."""
+    """Where remote memory comes and goes."""
 
 
 def measure(
@@ -118,6 +120,7 @@ def file_use(before: Optional[Any], after: Optional[Any], times: Sequence[float]
         return None
     steps = len(times) * iterations
     return FileUse(
+        store=after.store,
         memory_bytes=after.memory_bytes,
         file_bytes=after.file_bytes,
         is_direct=after.is_direct,
@@ -170,6 +173,6 @@ def main(program: Callable[[Config], addons.TaskSession], build: Build, argument
 def files_line(files: FileUse) -> str:
     """What was moved, for people."""
     read, written = bytes_text(files.read_bytes_per_step), bytes_text(files.written_bytes_per_step)
-    way = "direct" if files.is_direct else "through the page cache"
-    moved = f"{read} read and {written} written a step, {way}"
-    return f"files           {moved}; {100 * files.waiting:.1f} % of the time spent waiting for them"
+    way = "" if files.store != "files" else ", direct" if files.is_direct else ", through the page cache"
+    moved = f"{read} read and {written} written a step{way}"
+    return f"{files.store:15} {moved}; {100 * files.waiting:.1f} % of the time spent waiting for them"

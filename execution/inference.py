@@ -20,6 +20,7 @@ from execution.pretraining import make_ir
 from execution.variables import make_variables
 from modelling import Layout, model_table
 from modelling.head import TIED
+from utils.runtime import session_device
 
 Description = tuple[tuple[int, ...], popxl.dtype]
 """Shape and type of one transfer of a stream."""
@@ -120,4 +121,4 @@ def _session(
             ops.repeat(ir.create_graph(phases.decoder_fwd_phase, step, zero), config.model.layers, zero)
             ops.call(ir.create_graph(phases.head_fwd_phase, step))
     ir.num_host_transfers = config.runs_per_phase
-    return addons.TaskSession(connections.inputs, connections.outputs, state, 1, ir)
+    return addons.TaskSession(connections.inputs, connections.outputs, state, 1, ir, session_device(config.execution.device))

@@ -23,7 +23,7 @@ from execution.transfers import Load, selected
 from execution.variables import make_variables, write_initial_weights
 from modelling import Layout
 from modelling.head import TIED
-from utils.runtime import keep_remote_memory_in_files
+from utils.runtime import keep_remote_memory_in_files, limit_device_memory, session_device
 
 SCALAR: "Tuple[int, ...]" = ()
 
@@ -35,7 +35,7 @@ def pretraining(config: Config) -> addons.TaskSession:
     `loss` (per run of the head) and `gradient_norm`; see `execution.host.run_steps`.
     """
     ir, streams, state = training_program(config)
-    session = addons.TaskSession(streams.inputs, streams.outputs, state, 1, ir)
+    session = addons.TaskSession(streams.inputs, streams.outputs, state, 1, ir, session_device(config.execution.device))
     write_initial_weights(session, config)
     return session
 
@@ -65,6 +65,8 @@ def make_ir(config: Config) -> popxl.Ir:
     options.enableStochasticRounding = config.training.stochastic_rounding
     if config.execution.host_memory is not None and config.execution.memmap_dir is not None:
         keep_remote_memory_in_files(ir, config.execution.memmap_dir, config.execution.host_memory)
+    if config.execution.device_memory is not None:
+        limit_device_memory(ir, config.execution.device_memory)
     return ir
 
 

@@ -110,6 +110,32 @@ def keep_remote_memory_in_files(ir: popxl.Ir, folder: str, memory: int) -> None:
     extensions.keep_remote_memory_in_files(ir, folder, memory)
 
 
+def limit_device_memory(ir: popxl.Ir, memory: int) -> None:
+    """Let the sessions of a program take so many bytes of the device's memory, and no more.
+
+    Raises:
+        UserError: if this PopXL cannot.
+    """
+    if not hasattr(extensions, "limit_device_memory"):
+        raise UserError("--device_memory: got a PopXL without it; expected this repository's. Install runtime/.")
+    extensions.limit_device_memory(ir, memory)
+
+
+def session_device(name: str) -> str:
+    """What a Session is to be made for, of a configuration's `device`.
+
+    Raises:
+        UserError: a device that is not there.
+    """
+    if not hasattr(extensions, "check_device"):
+        return "ipu_hw"
+    try:
+        extensions.check_device(name)
+    except ValueError as error:
+        raise UserError(f"--{error}") from error
+    return name
+
+
 def file_traffic(session: popxl.Session) -> Optional[Any]:
     """What a session has moved between files and memory (`popxl.extensions.FileTraffic`); None where it has none."""
     return extensions.file_traffic(session) if hasattr(extensions, "file_traffic") else None

@@ -1,5 +1,6 @@
 """What goes beyond PopXL. Applications reach it through one small module that falls back to plain PopXL."""
 
+import importlib
 from typing import Any, ContextManager, List, Optional, Sequence
 
 from popdist import exchange
@@ -31,6 +32,7 @@ __all__ = [
     "Span",
     "Work",
     "bfloat16",
+    "check_device",
     "file_traffic",
     "gather",
     "keep_remote_memory_in_files",
@@ -81,8 +83,13 @@ def profile(session: Session) -> ContextManager[List[Profile]]:
     return session._engine.profile()
 
 
+def check_device(name: str) -> None:
+    """ValueError unless "cpu", "cuda", "cuda:N" or "auto" names a device of this machine, for a Session's device_desc."""
+    importlib.import_module("popxl_engine.machine.device").device_named(name)
+
+
 def file_traffic(session: Session) -> Optional[FileTraffic]:
-    """What a session has moved between files and memory so far; None where its remote memory is not in files.
+    """What a session has moved of its remote memory so far; None where rows are used where they are.
 
     In a program over several processes each counts what its own replicas move.
     """

@@ -18,12 +18,17 @@ class RemoteFiles:
 
 @dataclass
 class FileTraffic:
-    """What a session has moved between files and memory since it was made, and what its program waited for."""
+    """What a session has moved between files and memory since it was made, and what its program waited for.
 
+    On a device that has less memory than the rows take, the memory is the device's, and the host's stands for files.
+    """
+
+    store: str = "files"
+    """What rows wait in: "files" or "host memory"."""
     memory_bytes: int = 0
     """Taken for rows, over this process's replicas."""
     file_bytes: int = 0
-    """Reserved in files."""
+    """Reserved in files, or taken of the host's memory."""
     is_direct: bool = True
     """Whether files go past the system's page cache. Where they cannot, pages are dropped after each transfer."""
     reads: int = 0
@@ -50,7 +55,10 @@ class FileTraffic:
         """Count another replica's too."""
         for name in vars(self):
             own, theirs = getattr(self, name), getattr(other, name)
-            setattr(self, name, own and theirs if name == "is_direct" else own + theirs)
+            if name == "store":
+                self.store = theirs
+            else:
+                setattr(self, name, own and theirs if name == "is_direct" else own + theirs)
 
 
 def keep_remote_memory_in_files(ir: Ir, folder: str, memory: int) -> None:

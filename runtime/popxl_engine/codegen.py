@@ -53,7 +53,7 @@ class Source:
 class Generator:
     """Writes one program: a function per block. ``rounds``: updates of 16-bit tensors are rounded stochastically."""
 
-    def __init__(self, device: str = "cpu", rounds: bool = False):
+    def __init__(self, device: torch.device = CPU, rounds: bool = False):
         self.source = Source()
         self.device, self.rounds = device, rounds
         self.meetings = 0

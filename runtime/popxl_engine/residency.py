@@ -48,6 +48,7 @@ def tier_of(ir: Ir, block: Optional[Block], device: Device, replicas: int) -> Op
     memory = ir.remote_files.memory if on_host else _device_memory(ir, device, replicas, found)
     return Tier(
         what="host memory" if on_host else "device memory for rows",
+        store="host memory" if ir.remote_files is None else "files",
         memory=memory,
         open_store=open_store,
         device=device,

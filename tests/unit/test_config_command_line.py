@@ -32,7 +32,7 @@ def other_value(leaf: config.Leaf):
     if leaf.kind is bool:
         return not leaf.default
     if leaf.kind is str:
-        return "word"
+        return {"device": "cuda:1"}.get(leaf.name, "word")
     special = {"validate_every": 2, "hidden_size": 128, "feed_forward_size": 128, "max_positions": 16, "heads": 8}
     special |= {
         "sequence_length": 16,

@@ -152,6 +152,8 @@ NOT_NUMERIC = {
     "name": "other",
     "memmap_dir": "there",
     "host_memory": "1GiB",
+    "device": "cpu",
+    "device_memory": "1GiB",
     "every": 5,
     "load": "auto",
     "log_every": 7,

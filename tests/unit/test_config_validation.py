@@ -20,6 +20,11 @@ REFUSALS = [
     ({"input_files": "a.tfrecord"}, "input_files: got 'a.tfrecord'; expected a list of texts."),
     ({"input_files": ["a", 3]}, "input_files: got ['a', 3]; expected a list of texts."),
     ({"memmap_dir": ""}, "memmap_dir: got ''; expected text, or none."),
+    ({"device": "tpu"}, "device: got 'tpu'; expected auto, cpu, cuda or cuda:N. Give one of these."),
+    (
+        {"device_memory": 0},
+        "device_memory: got 0; expected a whole number of bytes, or with a unit (KiB, MiB, GiB, TiB)",
+    ),
     ({"host_memory": 0}, "host_memory: got 0; expected a whole number of bytes, or with a unit (KiB, MiB, GiB, TiB)"),
     ({"host_memory": "2 miles", "memmap_dir": "there"}, "host_memory: got '2 miles'; expected a whole number of bytes"),
     ({"host_memory": "2GB", "memmap_dir": "there"}, "host_memory: got '2GB'; expected a whole number of bytes"),

@@ -44,9 +44,9 @@ def shaped_dropout(t: torch.Tensor, seed_tensor: torch.Tensor, shape: Tuple[int,
 
 def _largest_below(high: float, dtype: torch.dtype) -> float:
     """The largest value of a type that is below ``high``."""
-    nearest = torch.tensor(high, dtype=dtype)
+    nearest = torch.tensor(high, dtype=dtype, device="cpu")
     if float(nearest) >= high:
-        nearest = torch.nextafter(nearest, torch.tensor(-math.inf, dtype=dtype))
+        nearest = torch.nextafter(nearest, torch.tensor(-math.inf, dtype=dtype, device="cpu"))
     return float(nearest)
 
 

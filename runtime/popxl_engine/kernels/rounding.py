@@ -50,6 +50,12 @@ class Noise:
             low, high = max(offset, start), min(end, start + PERIOD)
             yield slice(low - offset, high - offset), base[low - start : high - start] + shift
 
+    def bits(self, count: int, offset: int) -> torch.Tensor:
+        """Bits of elements offset .. offset + count - 1 at once, for a device that likes few large steps."""
+        base, shifts = self.parts(count, offset)
+        begin = offset % PERIOD
+        return (shifts[:, None] + base).view(-1)[begin : begin + count]
+
 
 def round_to(
     dtype: torch.dtype, x: torch.Tensor, noise: Union[None, torch.Tensor, Noise] = None, offset: int = 0
@@ -68,9 +74,11 @@ def round_to(
         return x.to(dtype)
     if isinstance(noise, torch.Tensor):
         noise = Noise(noise, offset + x.numel())
+    round_part = _to_bfloat16 if dtype == torch.bfloat16 else _to_float16
+    if x.is_cuda:
+        return round_part(x.reshape(-1), noise.bits(x.numel(), offset)).view(x.shape)
     result = torch.empty(x.shape, dtype=dtype, device=x.device)
     flat, source = result.view(-1), x.reshape(-1)
-    round_part = _to_bfloat16 if dtype == torch.bfloat16 else _to_float16
     for part, bits in noise.blocks(source.numel(), offset):
         flat[part] = round_part(source[part], bits)
     return result
@@ -80,7 +88,7 @@ def _to_bfloat16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """bfloat16 is float32's upper half: random lower bits carry into it with the right probability."""
     lower = noise.to(torch.int32).add_(0x8000)
     bits = lower.add_(x.view(torch.int32)).bitwise_right_shift_(16).to(torch.int16).view(torch.bfloat16)
-    if x.sum().isnan():  # some element may be NaN, whose payload must not carry into the sign
+    if x.is_cuda or x.sum().isnan():  # some element may be NaN, whose payload must not carry into the sign
         return torch.where(x.isnan(), x.to(torch.bfloat16), bits)
     return bits
 

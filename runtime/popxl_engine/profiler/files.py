@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Callable, Iterator, List, Sequence
 
 import torch
+
 from popxl_engine.machine.machine import Machine
 from popxl_engine.machine.tier import Cache
 from popxl_engine.machine.tier.store import Store

@@ -22,6 +22,8 @@ def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, s
     mean = kernel_for(OPS["accumulate_mean_"], "cuda" if t.is_cuda else "cpu")
     if t.dtype in NARROW or not t.is_floating_point():
         return mean(t, product(lhs, rhs, lhs.dtype), step)
+    if t.is_cuda:
+        return mean(t, product(lhs, rhs, lhs.dtype), step)
     if t.dtype == lhs.dtype == torch.float32 and not prefers_onednn():
         old, new = shares(step)
         return t.addmm_(lhs, rhs, beta=old, alpha=new)
@@ -33,12 +35,15 @@ def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, s
 
 def accumulate_rows_(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, step: Any) -> torch.Tensor:
     """t = t * step / (step + 1), then dy / (step + 1) added to rows by their indices; indices outside are dropped."""
-    old, new = shares(step)
     flat = indices.reshape(-1).to(torch.int64)
     rows = dy.reshape(flat.numel(), -1).to(t.dtype)
     outside = (flat < 0) | (flat >= t.shape[0])
-    if outside.any():
+    if t.is_cuda or outside.any():
         rows, flat = rows.masked_fill(outside[:, None], 0), flat.masked_fill(outside, 0)
+    if t.is_cuda:  # the count stays where it is
+        sums = torch.zeros_like(t).index_add_(0, flat, rows)
+        return kernel_for(OPS["accumulate_mean_"], "cuda")(t, sums, step)
+    old, new = shares(step)
     scaled = t.mul_(old) if old else t.zero_()
     return scaled.index_add_(0, flat, rows, alpha=new)
 

@@ -1,12 +1,13 @@
 """AdamW's whole update in one pass over memory."""
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from popxl.graph import Graph
 from popxl.values import Tensor
 
 from popxl_engine import native
+from popxl_engine.kernels.compiled import one_pass
 from popxl_engine.kernels.rounding import Noise, update_noise, update_part, widened
 from popxl_engine.kernels.var_updates import adam_updater, correction
 from popxl_engine.rewrites.match import Steps, fused, scalar_constant
@@ -37,24 +38,32 @@ def adamw_(
 
     Those of 16 bits are rounded once each, and draw in this order. The update is made from the moments as rounded.
     """
+    number = on_device if var.is_cuda else float
     options: Options = {
-        "lr": -float(minus_lr), "beta1": float(beta1), "beta2": float(beta2), "eps": float(epsilon),
+        "lr": -number(minus_lr), "beta1": float(beta1), "beta2": float(beta2), "eps": float(epsilon),
         "weight_decay": float(weight_decay or 0.0), "amsgrad": False, "maximize": False,
     }  # fmt: skip
     state = (var, first, second)
     if not all(t.is_contiguous() for t in state):
         return _strided(var, grad, scale, first, second, step, minus_lr, beta1, beta2, epsilon, weight_decay)
-    factor, noises = 1.0 if scale is None else float(scale), [update_noise(t) for t in state]
+    factor, noises = 1.0 if scale is None else number(scale), [update_noise(t) for t in state]
     starts = {noise.start for noise in noises if noise is not None}
     if native.takes(*state, grad) and first.dtype == second.dtype and len(starts) <= 1:
         return _native(state, grad, factor, step, options, noises, *starts)
-    update = _fused if first.dtype == second.dtype == torch.float32 else _rounding_moments
-    flat, gradient, size = [t.view(-1) for t in state], grad.reshape(-1), CHUNK * torch.get_num_threads()
+    update = _fused if first.dtype == second.dtype == torch.float32 and not var.is_cuda else _step_by_step
+    flat, gradient = [t.view(-1) for t in state], grad.reshape(-1)
+    size = max(var.numel(), 1) if var.is_cuda else CHUNK * torch.get_num_threads()
+    is_one = isinstance(factor, float) and factor == 1.0
     for start in range(0, var.numel(), size):
         g = gradient[start : start + size].to(torch.float32)
         part = [t[start : start + size] for t in flat]
-        update(part, g if factor == 1.0 else g * factor, step.reshape(()), options, noises, start)
+        update(part, g if is_one else g * factor, step.reshape(()), options, noises, start)
     return var
+
+
+def on_device(value: Any) -> Any:
+    """A number that nobody waits for."""
+    return value.reshape(()) if isinstance(value, torch.Tensor) else value
 
 
 Noises = Sequence[Optional[Noise]]
@@ -71,16 +80,42 @@ def _fused(
         update_part(weight, wide, noises[0], start)
 
 
-def _rounding_moments(
+def _step_by_step(
     state: Sequence[torch.Tensor], g: torch.Tensor, step: torch.Tensor, options: Options, noises: Noises, start: int
 ) -> None:
-    """The same with moments of any type."""
+    """The same with moments of any type, and on any device."""
     weight, m, v = state
-    beta1, beta2, lr = options["beta1"], options["beta2"], options["lr"]
-    for moment, value, beta, noise in ((m, g, beta1, noises[1]), (v, g.square(), beta2, noises[2])):
-        update_part(moment, widened(moment) * beta + value * (1 - beta), noise, start)
-    u = adam_updater(widened(m), widened(v), None, step, None, beta1, beta2, options["eps"])
-    update_part(weight, widened(weight) * (1 - lr * options["weight_decay"]) - lr * u, noises[0], start)
+    beta1, beta2 = options["beta1"], options["beta2"]
+    first, second = _moments(g, m, v, beta1, beta2)
+    update_part(m, first, noises[1], start)
+    update_part(v, second, noises[2], start)
+    rest = (options["lr"], beta1, beta2, options["eps"], options["weight_decay"])
+    update_part(weight, _weight(weight, m, v, step, *rest), noises[0], start)
+
+
+@one_pass
+def _moments(
+    g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, beta1: float, beta2: float
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Both moments with a gradient in them, float32."""
+    return widened(m) * beta1 + g * (1 - beta1), widened(v) * beta2 + g.square() * (1 - beta2)
+
+
+@one_pass
+def _weight(
+    weight: torch.Tensor,
+    m: torch.Tensor,
+    v: torch.Tensor,
+    step: torch.Tensor,
+    lr: Any,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decay: float,
+) -> torch.Tensor:
+    """The weight after its step, float32."""
+    u = adam_updater(widened(m), widened(v), None, step, None, beta1, beta2, epsilon)
+    return widened(weight) * (1 - lr * decay) - lr * u
 
 
 def _native(

@@ -34,6 +34,8 @@ class Tier:
 
     what: str
     """The memory in words: "host memory", or "device memory for rows"."""
+    store: str
+    """The store in words: "files" or "host memory"."""
     memory: int
     """Its bytes, over the replicas of this process."""
     open_store: Callable[[int, int], Store]
@@ -131,6 +133,7 @@ def make_moving_rows(
         end += rows[-1].size
     store = tier.open_store(end, max((row.size for row in rows), default=0))
     cache = Cache(rows, arena, store, course, tier.look_ahead, tier.rules, tier.device)
+    cache.traffic.store = tier.store
     cache.traffic.memory_bytes, cache.traffic.file_bytes = len(fixed.bytes) + len(arena.bytes), end
     held = _cut(fixed, staying)
     slots = {b: [held[b, i] if (b, i) in held else rows[numbers[b, i]] for i in range(b.entries)] for b in buffers}

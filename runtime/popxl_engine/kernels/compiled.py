@@ -1,0 +1,39 @@
+"""Chains of elementwise steps on a GPU as one pass over memory, made by `torch.compile` where Triton is there."""
+
+import logging
+import os
+from functools import cache, wraps
+from typing import Any, Callable, List, TypeVar
+
+import torch
+from torch.utils._triton import has_triton
+
+logger = logging.getLogger("popxl")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@cache
+def compiles() -> bool:
+    """Whether chains are compiled. ``POPXL_COMPILE=0``: not."""
+    if os.environ.get("POPXL_COMPILE", "1") in ("", "0"):
+        return False
+    if not has_triton():
+        logger.info("kernels: got a torch without Triton; expected it on a GPU. Elementwise steps run one by one.")
+        return False
+    return True
+
+
+def one_pass(fn: Function) -> Function:
+    """A function of tensors that is compiled for those on a GPU. Sizes may differ from call to call."""
+    fast: List[Callable[..., Any]] = []
+
+    @wraps(fn)
+    def run(first: torch.Tensor, *rest: Any) -> Any:
+        if not (first.is_cuda and compiles()):
+            return fn(first, *rest)
+        if not fast:
+            fast.append(torch.compile(fn, dynamic=True))
+        return fast[0](first, *rest)
+
+    return run  # type: ignore[return-value]

@@ -1,0 +1,110 @@
+"""Kernels on a GPU: everything is where it belongs, and kernels for GPUs give the numbers of the plain ones.
+
+Proven without one: the first on tensors that have a device and no memory, the second on the processor.
+
+Torch's fake tensors refuse to mix devices, and have no numbers that a kernel could wait for.
+"""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from fake_gpu import fake_gpu
+from helpers import build, make_case
+from popxl.opdef import call_arguments, map_tensors
+from popxl_engine.kernels import gpu
+from popxl_engine.kernels.dtypes import torch_dtype
+from popxl_engine.kernels.registry import ALTERNATES, KERNELS, kernel_for
+from popxl_engine.kernels.rounding import Noise, Updates, update_noise
+from popxl_engine.rewrites import adam
+from samples.sample import Sample
+from test_ops import SAMPLES, ids
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+WAIT = {"dynamic_slice", "dynamic_update", "dynamic_update_", "roi_align", "roi_align_grad"}
+"""Ops whose kernels wait for a number from the device: where to cut, or how many samples there are."""
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=ids(SAMPLES))
+def test_a_kernel_gives_its_results_on_the_device_of_its_operands(sample: Sample):
+    case = make_case(sample, sample.dtype)
+    program = build(case)
+    for op in program.graph.ops:
+        if op.called() or op.definition.effects or op.definition.name == "sparse_matmul":  # no fakes of sparse tensors
+            continue
+        with fake_gpu():
+            arguments = {n: map_tensors(v, empty) for n, v in op.arguments.items()}
+            args, kwargs = call_arguments(op.definition, arguments)
+            try:
+                result = kernel_for(op.definition, "cuda")(*args, **kwargs)
+            except DataDependentOutputException:
+                assert op.definition.name in WAIT
+                continue
+        for t in result if isinstance(result, (list, tuple)) else [result]:
+            assert t.device.type == "cuda", f"{op}: a result on {t.device}"
+
+
+def empty(t):
+    return torch.empty(t.shape, dtype=torch_dtype(t.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("step", [0, 3, torch.tensor(0.0), torch.tensor(2.0)], ids=str)
+def test_a_gpus_mean_is_the_plain_one(step, dtype):
+    random = torch.Generator().manual_seed(0)
+    old, value = (torch.randn(40, 7, generator=random).to(dtype) for _ in range(2))
+    if not float(step):
+        old[3] = float("inf")
+    args = (value, step)
+    plain = KERNELS["accumulate_mean_"](old.clone(), *args)
+    found = ALTERNATES["cuda"]["accumulate_mean_"](old.clone(), *args)
+    torch.testing.assert_close(found, plain, rtol=1e-6 if dtype is torch.float32 else 1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rounds", [False, True], ids=["nearest", "stochastic"])
+def test_adamw_step_by_step_is_the_fused_one(weights, moments, rounds, monkeypatch):
+    random = torch.Generator().manual_seed(0)
+    weight, grad = (torch.randn(70_001, generator=random).to(weights) for _ in range(2))
+    m, v = grad.float().mul(0.1).to(moments), grad.float().square().to(moments)
+    number = [torch.tensor(x) for x in (0.5, 4.0, -1e-3)]
+
+    def updated(kernel):
+        state = [t.clone() for t in (weight, m, v)]
+        seeds = iter([(torch.tensor([i, 7], dtype=torch.uint32), 3) for i in range(3)])
+        with Updates.drawing(lambda: next(seeds)) if rounds else nullcontext():
+            kernel(state, *number)
+        return state
+
+    def fused(state, scale, step, minus_lr):
+        adam.adamw_(state[0], grad, scale, state[1], state[2], step, minus_lr, 0.9, 0.95, 1e-8, 0.1)
+
+    def step_by_step(state, scale, step, minus_lr):
+        options = {"lr": -minus_lr, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+        noises = [update_noise(t) for t in state]
+        monkeypatch.setattr(Noise, "blocks", whole)  # as on a GPU
+        adam._step_by_step(state, grad.float() * scale, step, options, noises, 0)
+
+    for found, expected in zip(updated(step_by_step), updated(fused)):
+        near = found.float().sub(expected.float()).abs() <= 1e-6 * expected.float().abs().clamp(min=1e-3)
+        assert near.float().mean() > (0.9999 if rounds or found.dtype is not torch.float32 else 0.999999)
+        torch.testing.assert_close(found, expected)  # the others are neighbours
+
+
+def whole(noise, count, offset):
+    yield slice(0, count), noise.bits(count, offset)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_what_is_compiled_for_a_gpu_gives_the_same_numbers():
+    random = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(1000, generator=random) for _ in range(2))
+    step = torch.tensor(3.0)
+    for fn, args in (
+        (gpu._mean, (a, b, step)),
+        (adam._moments, (a, b, b.square(), 0.9, 0.95)),
+        (adam._weight, (a, b, b.square(), step, torch.tensor(1e-3), 0.9, 0.95, 1e-8, 0.1)),
+    ):
+        torch.testing.assert_close(torch.compile(fn.__wrapped__, dynamic=True)(*args), fn(*args))

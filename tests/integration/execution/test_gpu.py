@@ -1,0 +1,85 @@
+"""The training program on a GPU: proven without one, on tensors that have a device and no memory.
+
+And on a processor whose memory is cut in two, with rows that move between the parts as they would on a GPU.
+"""
+
+import numpy as np
+import pytest
+from fake_gpu import run_on_fake_gpu
+
+from config import UserError, override, preset
+from execution.host import run_steps
+from execution.pretraining import pretraining, training_program
+from tests.integration.gpt_oracle import small
+from tests.integration.runs import batches, train
+from utils.runtime import file_traffic, remote_memory_errors_are_user_errors, session_device
+
+ONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
+CASES = {
+    "float32 on four replicas": {"precision": "float32", **ONE, "tensor_parallel_1": 2, "tensor_parallel_2": 2},
+    "bfloat16": {"precision": "bfloat16", "stochastic_rounding": True, **ONE},
+    "float16": {"precision": "float16", "loss_scaling": 1024.0, **ONE},
+    "dropout": {"dropout": 0.1, "attention_serialisation": 2, **ONE},
+    "without recomputation": {"recomputation": False, "precision": "bfloat16", **ONE},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_mixes_no_devices_and_waits_for_no_number_of_the_device(name):
+    config = override(preset("tiny"), **CASES[name])
+    assert run_on_fake_gpu(training_program(config)[0]) > 10
+
+
+TRAINED = small(
+    layers=3,
+    hidden_size=48,
+    heads=4,
+    global_batch_size=8,
+    micro_batch_size=2,
+    steps=3,
+    dropout=0.2,
+    precision="bfloat16",
+    stochastic_rounding=True,
+    warmup_steps=0,
+    max_norm=0.5,
+)
+
+
+def smallest_memory(config):
+    """What the message says that suffices."""
+    with pytest.raises(UserError, match="got 1000 bytes of cpu; expected at least .* in phase") as refused:
+        with remote_memory_errors_are_user_errors():
+            pretraining(override(config, device_memory=1000))
+    return int(str(refused.value).split("at least ")[1].split(":")[0])
+
+
+@pytest.mark.parametrize("changes", [{}, {"data_parallel": 2}], ids=["one replica", "two replicas"])
+def test_losses_are_bitwise_the_same_with_any_device_memory(changes):
+    config = override(TRAINED, **changes)
+    expected, expected_weights = train(config)
+    least = smallest_memory(config)
+    for memory in (least, int(1.3 * least), 2**30):
+        results, weights = train(override(config, device_memory=memory))
+        assert results == expected
+        for name, array in expected_weights.items():
+            np.testing.assert_array_equal(weights[name], array, err_msg=name)
+
+
+def test_more_device_memory_means_fewer_transfers_down_to_none():
+    least, moved = smallest_memory(TRAINED), []
+    for memory in (least, int(1.5 * least), 2**30):
+        config = override(TRAINED, device_memory=memory)
+        session = pretraining(config)
+        with session:
+            for batch in batches(config):
+                before = file_traffic(session).read_bytes
+                run_steps(session, config, *batch, [1e-3])
+        traffic = file_traffic(session)
+        assert traffic.store == "host memory" and traffic.memory_bytes < memory
+        moved.append(traffic.read_bytes - before)
+    assert moved[0] > moved[1] > moved[2] == 0
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_what_to_do():
+    with pytest.raises(UserError, match="--device: got 'cuda:99' on a machine with .*; expected a GPU that is there"):
+        session_device("cuda:99")
