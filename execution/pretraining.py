@@ -23,7 +23,7 @@ from execution.transfers import Load, selected
 from execution.variables import make_variables, write_initial_weights
 from modelling import Layout
 from modelling.head import TIED
-from utils.runtime import keep_remote_memory_in_files, limit_device_memory, session_device
+from utils.runtime import keep_remote_memory_in_files, keep_state_once, limit_device_memory, session_device
 
 SCALAR: "Tuple[int, ...]" = ()
 
@@ -59,6 +59,7 @@ def make_ir(config: Config) -> popxl.Ir:
     """An empty program for the configuration's replicas, wherever the launcher put them."""
     replicas = config.execution.replication_factor
     ir = popxl.Ir(replication="popdist" if popdist.isPopdistEnvSet() else replicas)
+    keep_state_once(ir)
     assert ir.replication_factor == replicas, "the launcher's number of replicas is checked with the configuration"
     options = ir._pb_ir.getSessionOptions()
     options.numIOTiles = 32  # placement only; batch serialisation's io modes ask for some

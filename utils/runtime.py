@@ -99,6 +99,12 @@ def set_run_count(session: popxl.Session, count: int) -> None:
         extensions.set_run_count(session, count)
 
 
+def keep_state_once(ir: popxl.Ir) -> None:
+    """Do without a second copy of the state on the host; plain PopXL always has one."""
+    if hasattr(extensions, "keep_state_once"):
+        extensions.keep_state_once(ir)
+
+
 def keep_remote_memory_in_files(ir: popxl.Ir, folder: str, memory: int) -> None:
     """Let the sessions of a program keep remote rows in files of a folder, with so many bytes of memory for them.
 

@@ -13,6 +13,7 @@ from popxl.printer import to_text
 from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
 from popxl.remote_files import FileTraffic, keep_remote_memory_in_files, limit_device_memory
 from popxl.session import Session
+from popxl.session_state import keep_state_once
 from popxl.tensor import Tensor
 from popxl.verify import verify
 
@@ -36,6 +37,7 @@ __all__ = [
     "file_traffic",
     "gather",
     "keep_remote_memory_in_files",
+    "keep_state_once",
     "limit_device_memory",
     "measure",
     "phase_time",

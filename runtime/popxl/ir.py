@@ -35,7 +35,9 @@ class Ir:
         self._buffers: List[RemoteBuffer] = []
         self._frozen = False
         self._holder: Any = None
-        """The Session whose values of the variables are the host's, from the first Session on."""
+        """The `SessionState` whose values of the variables are the host's, from the first Session on."""
+        self.state_once = False
+        """Whether the host's values are the device's, see `keep_state_once`."""
         self.remote_files: Any = None
         """`RemoteFiles` of a program whose remote memory is larger than the host's."""
         self.device_memory: Union[None, int, float] = None

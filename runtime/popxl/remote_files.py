@@ -65,7 +65,7 @@ def keep_remote_memory_in_files(ir: Ir, folder: str, memory: int) -> None:
     """Let the sessions of a program keep remote rows in files, with ``memory`` bytes of host memory for those in use.
 
     Rows are fetched before the program asks for them, in the order that it is known to take, and are written back
-    behind it. The numbers are those of a run in memory, bit for bit.
+    behind it. The numbers are those of a run in memory, bit for bit. State exists once, as after `keep_state_once`.
 
     Args:
         folder: on a local disk with space for all rows; it is made where it is missing.
@@ -78,6 +78,7 @@ def keep_remote_memory_in_files(ir: Ir, folder: str, memory: int) -> None:
         raise ValueError(f"keep_remote_memory_in_files: got memory {memory!r}; expected a number of bytes, at least 1.")
     ir._check_open("keep_remote_memory_in_files")
     ir.remote_files = RemoteFiles(folder, memory)
+    ir.state_once = True
 
 
 def limit_device_memory(ir: Ir, memory: Union[int, float]) -> None:

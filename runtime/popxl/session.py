@@ -7,7 +7,6 @@ from typing import Any, ContextManager, Dict, Iterable, List, Mapping, Optional,
 import numpy as np
 import popdist
 from popart import DeviceInfo, InferenceSession
-from popdist import exchange
 
 from popxl.hints import report_hints
 from popxl.ir import Ir
@@ -15,6 +14,7 @@ from popxl.options import IrInternals
 from popxl.profile import Profile
 from popxl.remote_files import FileTraffic
 from popxl.session_checks import check_keys, checked_data, device_of, engine_device, is_file, is_writable_file
+from popxl.session_state import DeviceValues, SessionState
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Variable
 from popxl.transforms.fragments import arrange_fragments
@@ -27,7 +27,7 @@ d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
 ENGINE = "popxl_engine.engine"
 
 
-class EngineProtocol(Protocol):
+class EngineProtocol(DeviceValues, Protocol):
     """What a Session needs of an engine. Arrays are ``[transfers, replicas in this process, *stream.shape]``."""
 
     run_count: int
@@ -35,15 +35,6 @@ class EngineProtocol(Protocol):
 
     def run(self, inputs: Mapping[Stream, np.ndarray], outputs: Mapping[Stream, np.ndarray]) -> None:
         """Run the main graph once and fill the slots of the outputs that it stores to."""
-
-    def read(self, variable: Variable) -> np.ndarray:
-        """A new array with a variable's value in its host shape."""
-
-    def write(self, variable: Variable, data: np.ndarray) -> None:
-        """Set a variable from an array of its host shape."""
-
-    def is_file(self, variable: Variable) -> bool:
-        """Whether a memory-mapped variable's file is the memory that runs work on."""
 
     def profile(self) -> ContextManager[List[Profile]]:
         """See `popxl.extensions.profile`."""
@@ -59,10 +50,11 @@ class Session:
     calls in the same order: making a session, blocks, runs, reads and writes of variables. Variables start from, and
     are written with, the same host data in all; reads give the same values in all; instance 0 writes files.
 
-    State exists once: the host's values move into the engine when the first Session of an Ir is made, and what runs
-    change is then the host's value too. So a block that an exception leaves keeps what ran before it. With
-    ``weights_to_host_on_exit=False`` the host's values are kept apart, in memory of their own. Several sessions of one
-    Ir take over from each other when they attach.
+    Host and device have values of the variables each. The host's arrays move into the engine when the first Session of
+    an Ir is made; before a run what it changes is copied, and the copy dropped as soon as the host has the new values:
+    when the block ends, by `weights_to_host`, or when a value is read. A block that an exception leaves keeps the
+    host's. `popxl.extensions.keep_state_once` does without the copy. Several sessions of one Ir take over from each
+    other when they attach.
 
     Args:
         device_desc: "cpu" or "ipu_model": this machine's processor; "ipu_hw": a GPU where there is one, else the
@@ -99,19 +91,15 @@ class Session:
         local = ir.instance_replication_factor
         first = popdist.getInstanceIndex() * local if ir.replication_factor > local else 0
         is_first = ir._holder is None
+        once = ir.state_once and self.weights_to_host_on_exit
         self._engine: EngineProtocol = importlib.import_module(ENGINE).make_engine(
             ir,
             range(first, first + local),
             engine_device(device_desc),
             fill=is_first,
-            adopt_files=is_first and self.weights_to_host_on_exit,
+            adopt_files=is_first and once,
         )
-        if is_first:
-            ir._holder = self
-        self._host: Optional[Dict[Variable, np.ndarray]] = None
-        """Host values kept apart from the device's. None while the device's values are the host's."""
-        self._changed = False
-        """Whether something has run since the host's values were those of the device."""
+        self._state = SessionState(ir, self._engine, once)
 
     @property
     def ir(self) -> Ir:
@@ -134,7 +122,7 @@ class Session:
 
     def __enter__(self) -> "Session":
         if not self.is_attached:
-            self._attach()
+            self._state.attach()
             self._device.attach()
         self._was_attached_stack.append(self.is_attached)
         return self
@@ -150,8 +138,9 @@ class Session:
             return
         self._device.detach()
         if exc_type is None and self.weights_to_host_on_exit:
-            self._host = None
-            self._download()
+            self._state.download()
+        else:
+            self._state.restore()
 
     # Running
 
@@ -206,7 +195,7 @@ class Session:
         results: Dict[Stream, np.ndarray] = {
             s: value.reshape(self._engine_shape(s, value.shape)) for s, value in contiguous.items()
         }
-        self._changed = True
+        self._state.begin_run()
         self._engine.run(arrays, results)
         for stream, value in outputs.items():
             if contiguous[stream] is not value:
@@ -263,61 +252,10 @@ class Session:
                 "first."
             )
 
-    # Variables: the session that holds the host's values, and its copy of them if they are kept apart
+    # Variables
 
     def _variables(self) -> Tuple[Variable, ...]:
         return self._ir.main_graph.variables
-
-    def _host_value(self, variable: Variable) -> np.ndarray:
-        """The host's value of a variable, in the session that holds it."""
-        return self._engine.read(variable) if self._host is None else self._host[variable]
-
-    def _set_host_value(self, variable: Variable, data: np.ndarray) -> None:
-        if self._host is None:
-            self._engine.write(variable, data)
-        elif is_file(variable):
-            self._fill_file(variable, data)
-        else:
-            self._host[variable] = np.array(data)
-
-    def _attach(self) -> None:
-        """Upload the host's values, unless they are already those of the device."""
-        holder: Session = self._ir._holder
-        host: Dict[Variable, np.ndarray] = {}
-        for variable in self._variables():
-            if holder is self and self._host is None and self.weights_to_host_on_exit:
-                continue
-            value = holder._host_value(variable)
-            if holder is not self or self._host is not None:
-                self._engine.write(variable, value)
-            if is_writable_file(variable) and holder._host is None:
-                self._fill_file(variable, value)
-            host[variable] = variable.host_value if is_file(variable) else value  # type: ignore[assignment]
-        self._host = None if self.weights_to_host_on_exit else host
-        self._ir._holder, self._changed = self, False
-
-    def _download(self) -> None:
-        """Make the device's values the host's, files included."""
-        for variable in self._variables():
-            if is_writable_file(variable):
-                self._write_file(variable)
-                variable.host_value.flush()  # type: ignore[union-attr]
-            elif self._host is not None and not is_file(variable):
-                self._host[variable] = self._engine.read(variable)
-        self._ir._holder, self._changed = self, False
-
-    def _write_file(self, variable: Variable) -> None:
-        """Bring a memory-mapped variable's file up to date, unless it is the very memory that the engine works on."""
-        if not self._engine.is_file(variable):
-            self._fill_file(variable, self._engine.read(variable))
-
-    def _fill_file(self, variable: Variable, data: np.ndarray) -> None:
-        """Instance 0 writes the file that all processes of a program map; the others wait."""
-        is_shared = self._ir.replication_factor > self._ir.instance_replication_factor
-        if not is_shared or popdist.getInstanceIndex() == 0:
-            variable.host_value[...] = data  # type: ignore[index]
-        if is_shared:
-            exchange.barrier(f"waiting for the file of %{variable.name}")
 
     def weights_to_host(self) -> None:
         """Make the device's values the host's.
@@ -330,27 +268,17 @@ class Session:
                 f"Session.weights_to_host: got read-only memory-mapped variable %{self._read_only[0].name}; expected a "
                 "writable one. Open its file with mode 'r+'."
             )
-        self._download()
+        self._state.download()
 
     def weights_from_host(self) -> None:
         """Copy the host's values to the device.
 
         Raises:
             ValueError: not attached.
-            RuntimeError: something has run since the host last had the device's values, so that there is nothing to go
-                back to.
+            RuntimeError: after a run, where state exists once (`popxl.extensions.keep_state_once`).
         """
         self._check_attached("weights_from_host")
-        if self._host is not None:
-            for variable in self._variables():
-                self._engine.write(variable, self._host[variable])
-            self._changed = False
-        elif self._changed:
-            raise RuntimeError(
-                "Session.weights_from_host: got a call after a run; expected it before, because state exists once and "
-                "the run has changed it. Make the Session with weights_to_host_on_exit=False, which keeps the host's "
-                "values apart."
-            )
+        self._state.upload()
 
     def get_tensor_data(self, tensor: Union[Variable, Constant]) -> np.ndarray:
         """Host value of one variable or constant; see `get_tensors_data`."""
@@ -371,21 +299,17 @@ class Session:
         for tensor in tensors:
             if not isinstance(tensor, (Variable, Constant)):
                 raise TypeError(f"Session.get_tensors_data: got {tensor!r}; expected a Variable or Constant.")
-        if self.is_attached and self._changed and any(isinstance(t, Variable) for t in tensors):
-            if self._host is not None:
-                self._download()
-            self._changed = False  # what the host has now is what the device has
+        if self.is_attached and self._state.is_changed and any(isinstance(t, Variable) for t in tensors):
+            self._state.download()
         for tensor in tensors:
             values[tensor] = self._value(tensor) if isinstance(tensor, Variable) else np.array(tensor.host_value)
         return values
 
     def _value(self, variable: Variable) -> np.ndarray:
-        holder: Session = self if self.is_attached else self._ir._holder
         if is_writable_file(variable):
-            if holder._host is None:
-                holder._write_file(variable)
             return variable.host_value  # type: ignore[return-value]
-        return self._engine.read(variable) if self.is_attached else np.array(holder._host_value(variable))
+        holder: SessionState = self._state if self.is_attached else self._ir._holder
+        return np.array(holder.host_value(variable))
 
     def write_variable_data(self, tensor: Variable, data: HostScalarTensor) -> None:
         """Set one variable; see `write_variables_data`."""
@@ -400,10 +324,10 @@ class Session:
             NotImplementedError: a variable with retrieval mode "all_replicas".
         """
         checked = {v: checked_data(v, data) for v, data in tensors.items()}
-        holder: Session = self._ir._holder
+        holder: SessionState = self._ir._holder
         for variable, data in checked.items():
-            holder._set_host_value(variable, data)
-            if self.is_attached and (holder is not self or self._host is not None):
+            holder.set_host_value(variable, data)
+            if self.is_attached and holder is not self._state:
                 self._engine.write(variable, data)
 
 

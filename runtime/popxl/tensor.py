@@ -60,6 +60,12 @@ class Variable(Tensor):
         return Operators.table.ipu_copy(self, dst, src)
 
     @property
+    def in_sync_with_ipu(self) -> bool:
+        """Whether the host has the value that the device has: not after a run that changes it, until it is read."""
+        holder = self.ir._holder
+        return holder is None or holder.is_current(self)
+
+    @property
     def replica_grouping(self) -> ReplicaGrouping:
         """Groups of replicas that share one value."""
         return self._grouping

@@ -45,6 +45,7 @@ ROOMS = (
     Room("popxl.ops", (CORE, "popdist", "popart"), ("numpy",)),
     Room("popxl.transforms", (CORE, "popxl.ops", "popdist", "popart"), ("numpy",)),
     Room("popxl.session", ("popxl", "popdist", "popart"), ("numpy",)),
+    Room("popxl.session_state", (CORE, "popxl.transforms", "popdist"), ("numpy",)),
     Room("popxl.extensions", ("popxl", "popdist", "popart"), ("numpy",)),
     Room("popxl_addons", ("popxl", "popdist", "popart"), ("numpy",)),
     Room("popxl_engine", ("popxl_engine", "popxl", "popdist", "popart"), ("numpy", "torch")),

@@ -108,16 +108,23 @@ def test_weights_from_host_goes_back_to_the_values_kept_apart() -> None:
         assert session.run()[out] == 1
 
 
-def test_weights_from_host_after_a_run_says_that_there_is_nothing_to_go_back_to() -> None:
-    ir, v, _ = counter()
+def test_weights_from_host_takes_back_what_has_run_since_the_host_had_the_values() -> None:
+    ir, v, out = counter()
     with popxl.Session(ir) as session:
+        for expected in (1, 2):
+            assert session.run()[out] == expected
         session.weights_from_host()
-        session.run()
-        with pytest.raises(RuntimeError, match="got a call after a run.*weights_to_host_on_exit=False"):
-            session.weights_from_host()
+        assert session.get_tensor_data(v) == 0 and session.run()[out] == 1
         session.weights_to_host()
+        session.run()
         session.weights_from_host()
         assert session.get_tensor_data(v) == 1
+        session.run()
+        session.write_variable_data(v, 7)
+        session.run()
+        session.weights_from_host()
+        assert session.run()[out] == 8
+    assert session.get_tensor_data(v) == 8
 
 
 def test_weights_from_host_after_a_reading_changes_nothing() -> None:
@@ -129,16 +136,79 @@ def test_weights_from_host_after_a_reading_changes_nothing() -> None:
         np.testing.assert_array_equal(session.get_tensor_data(v), before)
 
 
-def test_a_block_that_an_exception_leaves_keeps_what_ran_before_it() -> None:
-    for to_host, kept in ((True, 1), (False, 0)):
-        ir, v, out = counter()
-        session = popxl.Session(ir, weights_to_host_on_exit=to_host)
-        with pytest.raises(KeyError), session:
+@pytest.mark.parametrize("to_host", [True, False])
+def test_a_block_that_an_exception_leaves_keeps_the_hosts_values(to_host: bool) -> None:
+    ir, v, out = counter()
+    session = popxl.Session(ir, weights_to_host_on_exit=to_host)
+    with pytest.raises(KeyError), session:
+        session.run()
+        session.weights_to_host()
+        session.run()
+        raise KeyError("a mistake")
+    assert not session.is_attached and session.get_tensor_data(v) == 1
+    with session:
+        assert session.run()[out] == 2
+
+
+def test_a_variable_says_whether_the_host_has_its_value() -> None:
+    ir, v, _ = counter()
+    assert v.in_sync_with_ipu
+    with popxl.Session(ir) as session:
+        assert v.in_sync_with_ipu
+        session.run()
+        assert not v.in_sync_with_ipu
+        session.get_tensor_data(v)
+        assert v.in_sync_with_ipu
+        session.run()
+    assert v.in_sync_with_ipu
+
+
+def test_before_a_run_only_what_it_changes_is_copied_and_only_once(monkeypatch: Any) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffers = [popxl.remote_buffer((), popxl.float32, 2) for _ in range(2)]
+        rows = [popxl.remote_variable(1.0, buffer, 1) for buffer in buffers]
+        read, changed = popxl.variable(1.0), popxl.variable([1.0])
+
+        def body(x: popxl.TensorByRef, y: popxl.TensorByRef) -> None:
+            ops.add_(x.reshape_((1,)), y.reshape((1,)))
+            ops.remote_store(buffers[1], 1, ops.remote_load(buffers[0], 1) + y)
+
+        ops.call(ir.create_graph(body, changed, read), changed, read)
+    session = popxl.Session(ir)
+    copied = []
+    plain = session._engine.read
+    monkeypatch.setattr(session._engine, "read", lambda v: copied.append(v) or plain(v))
+    with session:
+        for _ in range(3):
             session.run()
-            raise KeyError("a mistake")
-        assert not session.is_attached and session.get_tensor_data(v) == kept
-        with session:
-            assert session.run()[out] == kept + 1
+    assert set(copied) == {changed, rows[1]} and len(copied) == 2
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_state_that_is_kept_once_is_never_copied_and_there_is_nothing_to_go_back_to(
+    in_files: bool, tmp_path: Any, monkeypatch: Any
+) -> None:
+    ir, v, out = counter()
+    if in_files:
+        extensions.keep_remote_memory_in_files(ir, str(tmp_path), 2**20)
+    else:
+        extensions.keep_state_once(ir)
+    session = popxl.Session(ir)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="after a run.*state exists once"), session:
+        patch.setattr(session._engine, "read", None)
+        session.weights_from_host()
+        session.run()
+        assert v.in_sync_with_ipu
+        session.weights_from_host()
+    assert session.get_tensor_data(v) == 1
+    with session:
+        assert session.run()[out] == 2
+        session.weights_to_host()
+        session.weights_from_host()
+        assert session.get_tensor_data(v) == 2
+    with pytest.raises(RuntimeError, match="keep_state_once"):
+        extensions.keep_state_once(ir)
 
 
 # Several sessions of one Ir

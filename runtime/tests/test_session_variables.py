@@ -5,6 +5,7 @@ from typing import Any, Tuple
 
 import numpy as np
 import popxl
+import popxl.extensions
 import pytest
 from popxl import ops
 from popxl.ops import collectives
@@ -115,6 +116,7 @@ def diverging(mode: str, **session: Any) -> Tuple[popxl.Session, Any, Any]:
         into = popxl.h2d_stream((), popxl.float32)
         v = popxl.variable(np.float32(100), retrieval_mode=mode)
         ops.var_updates.accumulate_(v, ops.host_load(into))
+        ops.host_store(popxl.d2h_stream((), popxl.float32), v)
     return popxl.Session(ir, **session), v, into
 
 
@@ -123,6 +125,22 @@ def test_one_per_group_reads_the_first_replica_of_each_group() -> None:
     with session:
         session.run({into: np.arange(1, 5)})
     assert session.get_tensor_data(v) == 101
+
+
+def test_replicas_that_came_to_differ_get_the_hosts_value_when_it_is_uploaded() -> None:
+    session, v, into = diverging("one_per_group")
+    out = session.create_host_outputs().popitem()[0]
+    for go_back in (False, True):
+        with session:
+            start = session.get_tensor_data(v)
+            assert session.run({into: np.arange(1, 5)})[out].tolist() == [start + n for n in (1, 2, 3, 4)]
+            if go_back:
+                session.weights_from_host()
+                assert session.run({into: np.zeros(4)})[out].tolist() == [start] * 4
+                session.run({into: np.arange(1, 5)})
+                session.weights_to_host()
+                session.weights_from_host()
+                assert session.run({into: np.zeros(4)})[out].tolist() == [start + 1] * 4
 
 
 @pytest.mark.parametrize("to_host", [True, False])
@@ -288,6 +306,33 @@ def test_a_file_is_left_alone_without_weights_to_host_on_exit(tmp_path: Path, re
         session.run()
         session.weights_to_host()
         assert on_disk(tmp_path / "v") == [2, 3]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_file_is_that_of_the_last_download_when_an_exception_leaves_the_block(tmp_path: Path, remote: bool) -> None:
+    ir, v = memmap_program(tmp_path / "v", "r+", remote)
+    session = popxl.Session(ir)
+    with pytest.raises(KeyError), session:
+        session.run()
+        session.weights_to_host()
+        session.run()
+        assert on_disk(tmp_path / "v") == [2, 3]
+        raise KeyError("a mistake")
+    assert on_disk(tmp_path / "v") == [2, 3] == session.get_tensor_data(v).tolist()
+    with session:
+        session.run()
+    assert on_disk(tmp_path / "v") == [3, 4]
+
+
+def test_where_state_is_kept_once_a_file_is_the_memory_that_runs_change(tmp_path: Path) -> None:
+    ir, v = memmap_program(tmp_path / "v", "r+", True)
+    popxl.extensions.keep_state_once(ir)
+    session = popxl.Session(ir)
+    assert session._engine.is_file(v)
+    with pytest.raises(KeyError), session:
+        session.run()
+        raise KeyError("a mistake")
+    assert session.get_tensor_data(v).tolist() == [2, 3]
 
 
 @pytest.mark.parametrize("remote", [False, True])

@@ -3,7 +3,9 @@
 from typing import FrozenSet, List, Optional, Set, Tuple
 
 from popxl.graph import Graph
+from popxl.ir import Ir
 from popxl.opdef import Op
+from popxl.tensor import Variable
 from popxl.values import Tensor
 
 TRANSFERS = frozenset({"host", "remote"})
@@ -56,6 +58,22 @@ def modified_inputs(graph: Graph) -> Set[Tensor]:
 def modified_storage(graph: Graph) -> Set[Tensor]:
     """Owners of the storage that a graph's ops change, inputs among them."""
     return {root for op in graph.ops for t in modified(op) for root in roots(t)}
+
+
+def changing_variables(ir: Ir) -> List[Variable]:
+    """Variables that a run may change: in place, or by a store to the remote buffer that they lie in."""
+    written = modified_storage(ir.main_graph)
+    stored = {
+        op.arguments["remote_buffer"]
+        for graph in ir.graphs
+        for op in graph.ops
+        if "remote" in op.definition.effects and not op.outputs
+    }
+    return [
+        v
+        for v in ir.main_graph.variables
+        if v in written or v.shard in written or v.location_info is not None and v.location_info.buffer in stored
+    ]
 
 
 def first_write(graph: Graph) -> Optional[Op]:

@@ -1,0 +1,156 @@
+"""The variables of a session: the device's values are its engine's, the host's values are the program's."""
+
+from functools import cached_property
+from typing import Dict, List, Optional, Protocol, Tuple
+
+import numpy as np
+import popdist
+from popdist import exchange
+
+from popxl.ir import Ir
+from popxl.session_checks import is_file, is_writable_file
+from popxl.tensor import Variable
+from popxl.transforms.storage import changing_variables
+
+
+class DeviceValues(Protocol):
+    """What an engine has of the variables."""
+
+    def read(self, variable: Variable) -> np.ndarray:
+        """A new array with a variable's value in its host shape."""
+
+    def write(self, variable: Variable, data: np.ndarray) -> None:
+        """Set a variable from an array of its host shape."""
+
+    def is_file(self, variable: Variable) -> bool:
+        """Whether a memory-mapped variable's file is the memory that runs work on."""
+
+
+def keep_state_once(ir: Ir) -> None:
+    """Let the state of a program be in memory once: what runs change is the host's value too.
+
+    Without it the host has values of its own, as PopXL's has, and what a run changes is copied before it. Sessions that
+    leave the host's values alone when they end (``weights_to_host_on_exit=False``) do so nevertheless.
+
+    With it a block that an exception leaves keeps what ran before it; `Session.weights_from_host` after a run is an
+    error; writable memory-mapped variables, where one replica holds them, are changed in their files by every run.
+    """
+    ir._check_open("keep_state_once")
+    ir.state_once = True
+
+
+class SessionState:
+    """Moves values of variables between the device of a session and the host.
+
+    The host's values of a program are those of one session, its holder: those that its engine has, but for variables in
+    `_older`, and for memory-mapped ones, whose values are their files. Outside a session's block its engine has them
+    all.
+
+    Args:
+        once: see `keep_state_once`.
+    """
+
+    def __init__(self, ir: Ir, engine: DeviceValues, once: bool) -> None:
+        self._ir, self._engine, self._once = ir, engine, once
+        self._older: Dict[Variable, np.ndarray] = {}
+        """The host's values that the device's are not any more."""
+        self.is_changed = False
+        """Whether something has run since the host's values were those of the device."""
+        self._has_run = False
+        """Whether something has run since the device got the host's values."""
+        if ir._holder is None:
+            ir._holder = self
+
+    @cached_property
+    def _changing(self) -> List[Variable]:
+        """What a run may change."""
+        return changing_variables(self._ir)
+
+    @property
+    def _variables(self) -> Tuple[Variable, ...]:
+        return self._ir.main_graph.variables
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether several processes hold the state."""
+        return self._ir.replication_factor > self._ir.instance_replication_factor
+
+    def attach(self) -> None:
+        """Upload the host's values, unless they are the device's already."""
+        holder: SessionState = self._ir._holder
+        if holder is self:
+            self._make_groups_equal()
+        else:
+            for variable in self._variables:
+                self._engine.write(variable, holder.host_value(variable))
+        self._ir._holder, self.is_changed, self._has_run, self._older = self, False, False, {}
+
+    def begin_run(self) -> None:
+        """Copy the values that a run changes."""
+        if not (self.is_changed or self._once):
+            self._older = {v: self._engine.read(v) for v in self._changing if not is_file(v)}
+        self.is_changed = self._has_run = True
+
+    def download(self) -> None:
+        """Make the device's values the host's, files included."""
+        for variable in self._variables:
+            if is_writable_file(variable):
+                if not self._engine.is_file(variable):
+                    self._fill_file(variable, self._engine.read(variable))
+                variable.host_value.flush()  # type: ignore[union-attr]
+        self._ir._holder, self.is_changed, self._older = self, False, {}
+
+    def upload(self) -> None:
+        """Make the host's values the device's.
+
+        Raises:
+            RuntimeError: something has run since they were the device's, and state exists once.
+        """
+        if self._once and self.is_changed:
+            raise RuntimeError(
+                "Session.weights_from_host: got a call after a run; expected it before, because state exists once and "
+                "the run has changed it. Call weights_to_host first, or build the program without keep_state_once."
+            )
+        self.restore()
+        self._make_groups_equal()
+        self._has_run = False
+
+    def restore(self) -> None:
+        """Take back what has run since the last download. Processes need not do it together."""
+        for variable in self._changing if self._has_run and not self._once else ():
+            if variable in self._older:
+                self._engine.write(variable, self._older[variable])
+            elif is_file(variable):
+                self._engine.write(variable, np.asarray(variable.host_value))
+        if not self._once:
+            self.is_changed, self._older = False, {}
+
+    def _make_groups_equal(self) -> None:
+        """Replicas that share a value may have come to differ: all get the first one's, which is the host's."""
+        for variable in self._changing if self._has_run and not self._once else ():
+            if variable.replica_grouping.group_size > 1 and variable.retrieval_mode == "one_per_group":
+                self._engine.write(variable, self._engine.read(variable))
+
+    def host_value(self, variable: Variable) -> np.ndarray:
+        """The host's value, in the session that holds it."""
+        older: Optional[np.ndarray] = self._older.get(variable)
+        return self._engine.read(variable) if older is None else older
+
+    def set_host_value(self, variable: Variable, data: np.ndarray) -> None:
+        """Set the host's value and the device's."""
+        if variable in self._older:
+            self._older[variable] = np.array(data)
+        if is_file(variable) and not self._engine.is_file(variable):
+            self._fill_file(variable, data)
+        self._engine.write(variable, data)
+
+    def is_current(self, variable: Variable) -> bool:
+        """Whether the host has a variable's value as the device has it."""
+        return self._once or not self.is_changed or variable not in self._changing
+
+    def _fill_file(self, variable: Variable, data: np.ndarray) -> None:
+        """Instance 0 writes the file that all processes of a program map; the others wait."""
+        if not self._is_shared or popdist.getInstanceIndex() == 0:
+            variable.host_value[...] = data  # type: ignore[index]
+        if self._is_shared:
+            exchange.barrier(f"waiting for the file of %{variable.name}")
