@@ -102,7 +102,7 @@ def fwd_graphs(
     """Embedding, decoder and head of a program that only runs forward, without dropout.
 
     Args:
-        rows: rows per micro-batch whose logits the head gives; None: the head gives the loss.
+        rows: rows per run of the head whose logits the head gives; None: the head gives the loss.
     """
     model = config.model
     layers: Tuple[Tuple[Layer, Table, int], ...] = (

@@ -10,7 +10,7 @@ from typing import Tuple, Union
 
 @dataclass(frozen=True)
 class FromStream:
-    """An input that comes from the host, one value per micro-batch."""
+    """An input that comes from the host, one value per run of the layer."""
 
     name: str
 
@@ -25,7 +25,7 @@ class FromBuffer:
 
 @dataclass(frozen=True)
 class Seed:
-    """An input that is a random seed, another one for each micro-batch."""
+    """An input that is a random seed, another one for each micro-batch; of several that run as one, all of theirs."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""What all layers share: parameters from a table, the two sides of a tensor-parallel computation, dropout."""
+"""What all layers share: parameters from a table, the two sides of a tensor-parallel computation, dropout.
+
+A seed is uint32 [2]; where n micro-batches run as one it is [n, 2], and dropout draws for each from its own.
+"""
 
 import itertools
 from typing import Optional

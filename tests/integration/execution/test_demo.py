@@ -49,7 +49,8 @@ def train(folder: Path, *flags: str, **environment: str) -> subprocess.Completed
         f"--config tiny --data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1 "
         f"--name run --run_folder {folder}/runs --input_files {folder}/train-*.tfrecord "
         f"--validation_files {folder}/validation-*.tfrecord --tokenizer {folder}/tokenizer.json --vocabulary_size 270 "
-        "--sequence_length 16 --steps 20 --validate_every 5 --validation_batches 2 --log_every 5 --checkpoint.every 10"
+        "--sequence_length 16 --widening 4 "
+        "--steps 20 --validate_every 5 --validation_batches 2 --log_every 5 --checkpoint.every 10"
     ).split()
     return subprocess.run(
         [sys.executable, str(ROOT / "demo/pretraining.py"), *words, *flags],
