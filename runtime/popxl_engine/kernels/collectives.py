@@ -29,11 +29,26 @@ WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, **dict.fro
 """Types in which others are reduced."""
 
 
+PIECE = 2**16
+"""Elements that the processor reduces at a time: what they need beside the operands stays in its caches."""
+
+
 def reduce(ts: Tensors, op: str) -> torch.Tensor:
     """Reduce by a binary tree over positions: ((0 1) (2 3)) ((4 5) 6). One operand alone is returned as it is."""
-    dtype = ts[0].dtype
     if len(ts) == 1 and op != "square_add":
         return ts[0]
+    if ts[0].numel() <= PIECE or ts[0].is_cuda:
+        return by_tree(ts, op)
+    result = torch.empty_like(ts[0], memory_format=torch.contiguous_format)
+    operands = [t.reshape(-1).split(PIECE) for t in ts]
+    for into, *pieces in zip(result.view(-1).split(PIECE), *operands):
+        into.copy_(by_tree(pieces, op))
+    return result
+
+
+def by_tree(ts: Tensors, op: str) -> torch.Tensor:
+    """The same, all elements at a time."""
+    dtype = ts[0].dtype
     level = [t.to(WIDER.get(dtype, dtype)) for t in ts]
     if op == "square_add":
         level = [t * t for t in level]
