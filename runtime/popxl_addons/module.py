@@ -187,7 +187,9 @@ class Module(popxl.Module):
 
     def add_variable_factory(self, variable_f: VariableFactory, name: Optional[str] = None) -> Tensor:
         """Declare a variable by an existing factory; returns the graph's input."""
-        return self._declare(name or str(variable_f.name), variable_f.create_input(), variable_f, overwrite=False)
+        name = name or str(variable_f.name)
+        self._check_name(name)
+        return self._declare(name, variable_f.create_input(), variable_f)
 
     def add_variable_input(
         self,
@@ -204,6 +206,7 @@ class Module(popxl.Module):
             data_iter: as for `VariableFactory`.
             overwrite: replace an earlier declaration of the name, which otherwise is a ValueError.
         """
+        self._check_name(name, overwrite)
         return self._declare(name, *add_variable_input(name, data_iter, dtype, by_ref, replica_grouping), overwrite)
 
     def add_replica_sharded_variable_input(
@@ -216,8 +219,9 @@ class Module(popxl.Module):
         shard_over: Optional[int] = None,
     ) -> Tensor:
         """The same for one replica's 1-D shard; ``shard_over`` defaults to the size of the group."""
+        self._check_name(name)
         declared = add_replica_sharded_variable_input(name, data_iter, dtype, by_ref, replica_grouping, shard_over)
-        return self._declare(name, *declared, overwrite=False)
+        return self._declare(name, *declared)
 
     def add_variable_inputs(
         self, name: Key, variable_f: NamedVariableFactories, overwrite: bool = False
@@ -230,7 +234,11 @@ class Module(popxl.Module):
         self._inputs.insert(prefix, tensors.copy(), overwrite)
         return tensors
 
-    def _declare(self, name: str, tensor: Tensor, factory: VariableFactory, overwrite: bool) -> Tensor:
+    def _check_name(self, name: str, overwrite: bool = False) -> None:
+        """ValueError for a name that cannot be declared, before the graph has an input for it."""
+        self._factories.copy().insert(name, None, overwrite)
+
+    def _declare(self, name: str, tensor: Tensor, factory: VariableFactory, overwrite: bool = False) -> Tensor:
         self._factories.insert(name, factory, overwrite)
         self._inputs.insert(name, tensor, overwrite)
         return tensor

@@ -297,15 +297,18 @@ def test_data_that_changes_shape_is_refused():
         factory.next_data()
 
 
-def test_a_variable_cannot_be_declared_twice_in_one_build():
+def test_a_variable_cannot_be_declared_twice_in_one_build_and_the_graph_stays_as_it_was():
     class Twice(addons.Module):
         def build(self, x):
             self.add_variable_input("w", lambda: np.zeros(2))
-            self.add_variable_input("w", lambda: np.zeros(2))
+            for name, words in (("w", "which is taken"), ("1st", "expected identifiers or numbers")):
+                with pytest.raises(ValueError, match=words):
+                    self.add_variable_input(name, lambda: np.zeros(2))
 
     ir = popxl.Ir()
-    with ir.main_graph, pytest.raises(ValueError, match="which is taken"):
-        Twice().create_graph(popxl.TensorSpec((2,), popxl.float32))
+    with ir.main_graph:
+        _, graph = Twice().create_graph(popxl.TensorSpec((2,), popxl.float32))
+    assert [t.name for t in graph.graph.inputs] == ["x", "w"]
 
 
 def test_wrong_gradients_by_hand_are_refused():
