@@ -20,6 +20,7 @@ CASES = {
     "bfloat16": {"precision": "bfloat16", "stochastic_rounding": True, **ONE},
     "float16": {"precision": "float16", "loss_scaling": 1024.0, **ONE},
     "dropout": {"dropout": 0.1, "attention_serialisation": 2, **ONE},
+    "dropout of micro-batches together": {"dropout": 0.1, "widening": 4, **ONE},
     "without recomputation": {"recomputation": False, "precision": "bfloat16", **ONE},
 }
 
