@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ class PlainModel:
     """`fused` is PyTorch's scaled_dot_product_attention; `products` two batched products around a softmax."""
     gelu: Literal["tanh", "sigmoid"] = "tanh"
     """How to write the same function: 0.5·x·(1 + tanh u) or x·sigmoid(2u). The second is for compilers."""
+    recomputation: bool = False
+    """Keep only what goes into each block, and compute it again on the way back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +164,7 @@ class PlainGPT(nn.Module):
         """Scores of the next token: ids [B, S] -> [B, S, V]."""
         x = self.drop(self.wte(ids) + self.wpe.weight[: ids.shape[1]])
         for block in self.h:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.model.recomputation else block(x)
         return F.linear(self.ln_f(x), self.wte.weight)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
@@ -230,11 +233,13 @@ class PlainTrainer:
 
     def autocast(self):
         """The context in which products run in `dtype`. One for all micro-batches: it keeps the weights' casts."""
-        return nullcontext() if self.dtype == torch.float32 else torch.autocast("cpu", dtype=self.dtype)
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.parameters[0].device.type, dtype=self.dtype)
 
     def gradients(self, micro_batches: Sequence[tuple[Tensor, Tensor]]) -> float:
         """Accumulate gradients of the mean loss of equal (ids, labels), each [B, S], into `.grad`; return that loss."""
-        total = torch.zeros(())
+        total = torch.zeros((), device=self.parameters[0].device)
         with self.autocast():
             for ids, labels in micro_batches:
                 loss = self.loss(ids, labels) / len(micro_batches)

@@ -8,14 +8,16 @@ Both are the formats of TensorFlow and of the `tfrecord` package.
 
 import functools
 import hashlib
+import importlib
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-import crc32c
 import numpy as np
 
 from data.errors import DataError
@@ -28,9 +30,16 @@ OVERHEAD = HEADER.size + FOOTER.size
 DAMAGED = "The file is damaged: restore it from a copy or prepare it again."
 
 
+@cache
+def checksum() -> Callable[[Any], int]:
+    """crc32c; loaded with the first record, for programs on synthetic data run without it."""
+    loaded: Callable[[Any], int] = importlib.import_module("crc32c").crc32c
+    return loaded
+
+
 def masked_crc(content: bytes | memoryview) -> int:
     """Return crc32c of `content`, rotated by 15 bits plus a constant, as TFRecord stores it."""
-    crc = crc32c.crc32c(content)
+    crc = checksum()(content)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

@@ -121,4 +121,5 @@ def _session(
             ops.repeat(ir.create_graph(phases.decoder_fwd_phase, step, zero), config.model.layers, zero)
             ops.call(ir.create_graph(phases.head_fwd_phase, step))
     ir.num_host_transfers = config.runs_per_phase
-    return addons.TaskSession(connections.inputs, connections.outputs, state, 1, ir, session_device(config.execution.device))
+    device = session_device(config.execution.device)
+    return addons.TaskSession(connections.inputs, connections.outputs, state, 1, ir, device)

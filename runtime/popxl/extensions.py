@@ -7,11 +7,12 @@ from popdist import exchange
 
 from popxl.dtypes import bfloat16
 from popxl.errors import RemoteMemoryError
+from popxl.ir import Ir
 from popxl.ops import concat, reshape
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, measure, phase_time, plan, sequence
 from popxl.printer import to_text
 from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
-from popxl.remote_files import FileTraffic, keep_remote_memory_in_files, limit_device_memory
+from popxl.remote_files import DeviceNeeds, FileTraffic, keep_remote_memory_in_files, limit_device_memory
 from popxl.session import Session
 from popxl.session_state import keep_state_once
 from popxl.tensor import Tensor
@@ -21,6 +22,7 @@ __all__ = [
     "FILES",
     "LANES",
     "PHASES",
+    "DeviceNeeds",
     "Event",
     "FileTraffic",
     "Machine",
@@ -34,6 +36,7 @@ __all__ = [
     "Work",
     "bfloat16",
     "check_device",
+    "device_needs",
     "file_traffic",
     "gather",
     "keep_remote_memory_in_files",
@@ -86,8 +89,14 @@ def profile(session: Session) -> ContextManager[List[Profile]]:
 
 
 def check_device(name: str) -> None:
-    """ValueError unless "cpu", "cuda", "cuda:N" or "auto" names a device of this machine, for a Session's device_desc."""
+    """ValueError unless "cpu", "cuda", "cuda:N" or "auto" names a device of this machine, as a Session takes it."""
     importlib.import_module("popxl_engine.machine.device").device_named(name)
+
+
+def device_needs(ir: Ir) -> DeviceNeeds:
+    """What a program needs of a device, see `limit_device_memory`. Nothing is allocated. Raises as `plan`."""
+    found: DeviceNeeds = importlib.import_module("popxl_engine.residency").device_needs(ir)
+    return found
 
 
 def file_traffic(session: Session) -> Optional[FileTraffic]:

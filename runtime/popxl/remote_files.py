@@ -81,6 +81,16 @@ def keep_remote_memory_in_files(ir: Ir, folder: str, memory: int) -> None:
     ir.state_once = True
 
 
+@dataclass(frozen=True)
+class DeviceNeeds:
+    """Bytes of a device's memory that one replica of a program needs."""
+
+    least: int
+    """With which it runs."""
+    resident: int
+    """With which no remote row ever leaves the device."""
+
+
 def limit_device_memory(ir: Ir, memory: Union[int, float]) -> None:
     """Let the sessions of a program take so much of the device's memory, for remote rows and for all else it needs.
 
@@ -95,8 +105,8 @@ def limit_device_memory(ir: Ir, memory: Union[int, float]) -> None:
         ValueError: no bytes, or a share that is not above 0 and at most 1. A Session raises `RemoteMemoryError` where
             it is too little for the program, before it takes any.
     """
-    is_share = isinstance(memory, float)
-    if isinstance(memory, bool) or not isinstance(memory, (int, float)) or not 0 < memory <= (1 if is_share else memory):
+    is_number = isinstance(memory, (int, float)) and not isinstance(memory, bool)
+    if not is_number or not 0 < memory <= (1 if isinstance(memory, float) else memory):
         raise ValueError(
             f"limit_device_memory: got {memory!r}; expected a number of bytes, at least 1, or a share as a float above "
             "0 and at most 1."

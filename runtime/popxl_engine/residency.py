@@ -11,6 +11,7 @@ from typing import List, Optional, Tuple
 import torch
 from popxl.errors import GraphError, RemoteMemoryError
 from popxl.ir import Ir
+from popxl.remote_files import DeviceNeeds
 
 from popxl_engine.lowering import Block
 from popxl_engine.machine.device import Device
@@ -59,13 +60,25 @@ def tier_of(ir: Ir, block: Optional[Block], device: Device, replicas: int) -> Op
     )
 
 
+def device_needs(ir: Ir) -> DeviceNeeds:
+    """See `popxl.extensions.device_needs`."""
+    found = _rehearsed(ir)
+    rows = sum(in_blocks(nbytes_of(b)) * b.entries for b in ir.remote_buffers)
+    return DeviceNeeds(least=found.rows + found.working, resident=rows + found.working)
+
+
 def _in_use(ir: Ir) -> InUse:
-    """What a replica needs at a time, with room for one more row."""
-    largest = max((in_blocks(nbytes_of(b)) for b in ir.remote_buffers), default=0)
+    """What a replica needs at a time, as far as that is known before."""
     try:
-        found = in_use(ir, lambda buffer: in_blocks(nbytes_of(buffer)))
+        return _rehearsed(ir)
     except GraphError:  # it finds out when it runs
         return InUse(0, MAIN, 0)
+
+
+def _rehearsed(ir: Ir) -> InUse:
+    """What a replica needs at a time, with room for one more row."""
+    largest = max((in_blocks(nbytes_of(b)) for b in ir.remote_buffers), default=0)
+    found = in_use(ir, lambda buffer: in_blocks(nbytes_of(buffer)))
     return replace(found, rows=found.rows + largest if found.rows else 0)
 
 
