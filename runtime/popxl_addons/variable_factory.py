@@ -1,13 +1,17 @@
 """How one parameter comes to life: as the input of a graph, and as any number of variables with fresh data."""
 
+import fcntl
+import gc
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import popdist
 import popxl
 from popdist import exchange
 from popxl import ReplicaGrouping, Tensor, ops
+from popxl.errors import RemoteMemoryError
 from popxl.tensor import HostTensor, Variable
 from popxl.utils import is_uniform, to_host_value, to_numpy
 
@@ -161,6 +165,8 @@ class VariableFactory:
             read_only_if_exists: map an existing file read-only instead of writing it anew.
         Raises:
             ValueError: an existing file of another size.
+            RemoteMemoryError: a directory that does not take the file, or one that another session has mapped. The
+                space is reserved at once, for a disk that is full when a page is written would end the process.
         """
         path, shape, dtype = Path(memmap_dir) / f"{name}.npy", self.shape_on_host, self.dtype.as_numpy()
         exists = exchange.gather_patiently(path.exists())[0] if read_only_if_exists else False
@@ -174,8 +180,7 @@ class VariableFactory:
             return np.memmap(path, dtype, "r", shape=shape)
         data = None if empty else self.next_data()  # on every instance: later variables take the items after these
         if popdist.getInstanceIndex() == 0:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            mapped = np.memmap(path, dtype, "w+", shape=shape)
+            mapped = _new_file(path, dtype, shape)
             if data is not None:
                 mapped[...] = data
         exchange.barrier(f"waiting for {path}")
@@ -194,6 +199,42 @@ class VariableFactory:
         return (
             self.next_data(empty) if memmap_dir is None else self.next_memmap(memmap_dir, str(name), empty, read_only)
         )
+
+
+def _new_file(path: Path, dtype: np.dtype, shape: Sequence[int]) -> np.memmap:
+    """A file of zeros in place of what is there, with all of its space, mapped into memory and locked as long."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(str(path), "a+b") as file:  # the mapping keeps a descriptor of its own, and with it the lock
+            _lock(file)
+            file.truncate(0)
+            os.posix_fallocate(file.fileno(), 0, max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize))
+            return np.memmap(file, dtype, "r+", shape=tuple(shape))
+    except OSError as error:
+        raise RemoteMemoryError(
+            f"{path}: got '{error.strerror}' while making a file; expected a folder on a disk that takes it. Free some "
+            "space, or choose another one."
+        ) from error
+
+
+def _lock(file: BinaryIO) -> None:
+    """Take a file for this process alone, where the file system knows locks.
+
+    Raises:
+        RemoteMemoryError: it is mapped already, here or in another process.
+    """
+    for attempt in range(2):
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if attempt:
+                raise RemoteMemoryError(
+                    f"{file.name}: got a file that a session has mapped; expected a folder for each session. End the "
+                    "other run, or choose another folder."
+                ) from error
+            gc.collect()  # it may be that of a session that is gone
+        except OSError:
+            return None
 
 
 def _join(prefix: Optional[str], name: Optional[str]) -> Optional[str]:

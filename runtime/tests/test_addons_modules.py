@@ -1,6 +1,7 @@
 """Modules, factories, named graphs, graph caches, and gradients written by hand."""
 
 import logging
+import resource
 
 import numpy as np
 import popxl
@@ -8,6 +9,7 @@ import popxl_addons as addons
 import pytest
 from addons_programs import normal, run_program, store_all
 from popxl import ops
+from popxl.errors import RemoteMemoryError
 from popxl_addons.dot_tree import DotTree
 from popxl_addons.graph import BoundGraph
 from popxl_addons.graph_cache import GraphCache, function
@@ -152,6 +154,44 @@ def test_memory_mapped_data_lives_in_a_raw_file(tmp_path):
         path.write_bytes(b"123")
         with pytest.raises(ValueError, match="expected 16 for"):
             facts.w.next_memmap(str(tmp_path / "new"), "w", read_only_if_exists=True)
+
+
+def mapped_in(folder, elements=4):
+    """A variable in a file of a folder, by a program of its own."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        return VariableFactory(lambda: np.ones(elements), popxl.float32, "w").next_memmap(str(folder), "w")
+
+
+def test_a_file_that_another_session_has_mapped_is_not_taken_from_it(tmp_path):
+    first = mapped_in(tmp_path)
+    with pytest.raises(RemoteMemoryError, match="w.npy: got a file that a session has mapped; expected a folder for"):
+        mapped_in(tmp_path)
+    np.testing.assert_array_equal(first, np.ones(4))
+    del first
+    np.testing.assert_array_equal(mapped_in(tmp_path, elements=9), np.ones(9))
+
+
+def test_what_a_crashed_run_left_in_a_file_is_replaced(tmp_path):
+    (tmp_path / "w.npy").write_bytes(b"\1" * 99)
+    np.testing.assert_array_equal(mapped_in(tmp_path), np.ones(4))
+    assert (tmp_path / "w.npy").stat().st_size == 16
+
+
+def test_a_disk_without_the_space_for_a_mapped_file_is_an_error_before_anything_is_written(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(RemoteMemoryError, match="w.npy: got 'File too large' while making a file; expected a"):
+            mapped_in(tmp_path, elements=1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_folder_that_takes_no_mapped_file_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RemoteMemoryError, match="got 'Not a directory' while making a file; expected a folder"):
+        mapped_in(tmp_path / "file" / "below")
 
 
 def test_zeros_are_made_afresh_at_each_execution():

@@ -2,18 +2,26 @@
 
 import errno
 import fcntl
+import functools
+import logging
 import mmap
 import os
 import tempfile
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from popxl.errors import RemoteMemoryError
 
+logger = logging.getLogger("popxl")
+
 BLOCK = 4096
 """Bytes; places and sizes of direct transfers are multiples of it."""
 NO_SUCH_WAY = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 """What a file system says that knows no files without a name, or no direct transfers."""
+IN_MEMORY = ("tmpfs", "ramfs")
+REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "glusterfs", "fuse.glusterfs", "fuse.sshfs")
+MOUNTS = Path("/proc/self/mountinfo")
 
 
 class Store(Protocol):
@@ -62,6 +70,7 @@ class FileStore:
             raise self._error(
                 error, what, "that much space", "Free some, or choose a folder on another disk"
             ) from error
+        tell_of_slow_ways(folder, self.is_direct)
 
     def read(self, start: int, into: torch.Tensor) -> None:
         """See `Store`."""
@@ -124,3 +133,31 @@ def _go_direct(file: int) -> bool:
                 raise
     fcntl.fcntl(file, fcntl.F_SETFL, flags)
     return False
+
+
+@functools.cache
+def tell_of_slow_ways(folder: str, is_direct: bool) -> None:
+    """Say in the log, once for a folder, that rows there are slow or take memory."""
+    kind = file_system(folder)
+    if kind in IN_MEMORY:
+        logger.warning("%s: lies in memory (%s), which its rows take as well. Choose a folder on a disk.", folder, kind)
+    elif kind in REMOTE:
+        logger.warning("%s: lies on another machine (%s). A folder on a local disk is faster.", folder, kind)
+    elif not is_direct:
+        logger.warning("%s (%s): knows no direct transfers; rows go through the page cache, more slowly.", folder, kind)
+
+
+def file_system(folder: str, mounts: Path = MOUNTS) -> str:
+    """The kind of file system that a folder is on, as the system names it; "unknown" where it does not."""
+    place, best, found = Path(os.path.realpath(folder)), -1, "unknown"
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:  # of mounts on one place, the last one is seen
+        mounted, _, kind = line.partition(" - ")
+        text = mounted.split()[4].encode().decode("unicode_escape")  # blanks are written as \040
+        point = Path(text.encode("latin-1").decode(errors="surrogateescape"))
+        if place.is_relative_to(point) and len(point.parts) >= best:
+            best, found = len(point.parts), kind.split()[0]
+    return found
