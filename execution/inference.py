@@ -114,7 +114,7 @@ def _session(
             layout.tp1 if config.execution.replicated_tensor_sharding else None,
         )
         step = TrainingStep(config, layout, connections, *fwd_graphs(config, layout, connections, rows))
-        state = make_variables(step)
+        state = make_variables(step, "evaluation" if rows is None else "generation")
         with popxl.in_sequence(True):
             zero = popxl.constant(0, popxl.int32, "first_layer")
             ops.call(ir.create_graph(phases.embedding_fwd_phase, step))

@@ -4,6 +4,7 @@ The state's tree has `weights` and `optimizer`, each with `embedding`, `decoder.
 have variables too, named alike, so that the host can read them; they are no state.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Optional, Tuple
 
@@ -20,10 +21,16 @@ from execution.graphs import Graphs, TrainingStep
 from modelling import initial_weights, model_table
 
 
-def make_variables(step: TrainingStep) -> NamedTensors:
-    """Remote variables for everything that the step keeps. Call it in the main graph; returns the state's tree."""
+def make_variables(step: TrainingStep, program: str = "") -> NamedTensors:
+    """Remote variables for everything that the step keeps. Call it in the main graph; returns the state's tree.
+
+    Args:
+        program: folder in `memmap_dir` for a program beside the training program, whose files have the same names.
+    """
     execution = step.config.execution
-    memmap_dir = execution.memmap_dir if execution.host_memory is None else None  # else the runtime has its own files
+    memmap_dir = None
+    if execution.memmap_dir is not None and execution.host_memory is None:  # else the runtime has its own files
+        memmap_dir = os.path.join(execution.memmap_dir, program)
     state = NamedTensors(weights=NamedTensors())
     trained = step.head.update is not None
     if trained:

@@ -122,18 +122,25 @@ def test_a_run_goes_on_in_files_where_one_in_memory_stopped_and_back(tmp_path):
     assert parts.read_text() == whole.read_text() and parts.read_text().count("\n") == 6
 
 
+@pytest.mark.multi
+def test_files_that_are_mapped_hold_validation_apart_from_training(tmp_path):
+    job(tmp_path, "--steps 4 --name plain")
+    job(tmp_path, "--steps 4 --name mapped --memmap_dir rows")
+    plain, mapped = (tmp_path / f"runs/{name}/metrics.jsonl" for name in ("plain", "mapped"))
+    assert mapped.read_text() == plain.read_text() and plain.read_text().count("validation_loss") >= 2
+
+
 FAILING = """
 import errno, os, sys
-from popxl_engine.machine.tier import store
 
-written, write = 0, os.pwritev
-def pwritev(file, data, start):
-    global written
-    written += 1
-    if written > {after}:
+count, move = 0, os.{function}
+def {function}(file, data, start):
+    global count
+    count += 1
+    if count > {after}:
         raise OSError(errno.{error}, os.strerror(errno.{error}))
-    return write(file, data, start)
-os.pwritev = pwritev
+    return move(file, data, start)
+os.{function} = {function}
 
 sys.argv = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(os.path.dirname(sys.argv[0])))
@@ -143,13 +150,21 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("error, words", [("EIO", "Input/output error"), ("ENOSPC", "No space left on device")])
-def test_a_disk_that_fails_in_a_step_ends_the_run_in_words_and_leaves_its_checkpoint(error, words, tmp_path):
+@pytest.mark.parametrize(
+    "way, error, words",
+    [
+        ("writing", "EIO", "Input/output error"),
+        ("writing", "ENOSPC", "No space left on device"),
+        ("reading", "EIO", "Input/output error"),
+    ],
+)
+def test_a_disk_that_fails_in_a_step_ends_the_run_in_words_and_leaves_its_checkpoint(way, error, words, tmp_path):
     job(tmp_path, "--steps 2")
     saved = tmp_path / "runs/run/checkpoints/step_00000002"
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
     script = tmp_path / "failing.py"
-    script.write_text(FAILING.format(error=error, after=400))
+    function = {"writing": "pwritev", "reading": "preadv"}[way]
+    script.write_text(FAILING.format(function=function, error=error, after=400))
     words_of_run, environment = read(
         f"{{train}} {FLAGS} {FILES} --steps 2000 --checkpoint.load auto --checkpoint.every 0"
     )
@@ -163,7 +178,7 @@ def test_a_disk_that_fails_in_a_step_ends_the_run_in_words_and_leaves_its_checkp
     )
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    assert f"got '{words}' while writing remote memory; expected a disk that works. Go on from the last" in done.stderr
+    assert f"got '{words}' while {way} remote memory; expected a disk that works. Go on from the last" in done.stderr
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
     assert json.loads((saved / "checkpoint.json").read_text())["step"] == 2
     job(tmp_path, "--steps 4 --checkpoint.load auto")
@@ -176,3 +191,7 @@ def test_a_folder_that_takes_no_files_or_has_no_space_ends_the_run_at_its_start(
     assert "closed: got 'Permission denied' while making a file; expected a folder that takes files" in errors
     errors = job(tmp_path, f"{FILES} --steps 2", largest_file=1_000_000, code=2)
     assert "rows: got 'File too large' while reserving" in errors and "expected that much space" in errors
+    errors = job(tmp_path, "--memmap_dir closed --steps 2", code=2)
+    assert ".npy: got 'Permission denied' while making a file; expected a folder on a disk that takes it" in errors
+    errors = job(tmp_path, "--memmap_dir mapped --steps 2", largest_file=2000, code=2)
+    assert "mapped/" in errors and ".npy: got 'File too large' while making a file" in errors

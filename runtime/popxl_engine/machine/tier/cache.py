@@ -14,8 +14,10 @@ the contents right:
 Tests take each rule away and must fail.
 """
 
+import atexit
 import threading
 import time
+import weakref
 from collections import deque
 from typing import Callable, Deque, FrozenSet, List, Optional, Sequence
 
@@ -34,6 +36,9 @@ MARGIN = 2
 """Looking ahead leaves in memory what moves in the time before, up to one part in so many of the memory: else, with a
 course that goes round, the row that is missed least is the one used last, and nothing could be fetched before it is.
 """
+
+PATIENCE = 10
+"""Seconds that the end of a program waits for a transfer that has begun."""
 
 
 class Cache:
@@ -85,8 +90,11 @@ class Cache:
         self._locate()
         self._threads = 2
         """That have not ended."""
-        for work in (self._read_rows, self._write_rows):
-            threading.Thread(target=self._work, args=(work,), daemon=True).start()
+        works = (self._read_rows, self._write_rows)
+        self._workers = [threading.Thread(target=self._work, args=(work,), daemon=True) for work in works]
+        for worker in self._workers:
+            worker.start()
+        atexit.register(end, weakref.ref(self))
 
     # A program's side
 
@@ -417,3 +425,12 @@ class Cache:
         else:
             traffic.writes, traffic.written_bytes = traffic.writes + 1, traffic.written_bytes + row.size
             traffic.write_seconds += seconds
+
+
+def end(cache: "weakref.ref[Cache]") -> None:
+    """End a cache's threads before the interpreter ends: one that is in torch then aborts the process."""
+    found = cache()
+    if found is not None:
+        found.close()
+        for worker in found._workers:
+            worker.join(PATIENCE)
