@@ -42,6 +42,9 @@ SHORTER = {
     "--vocabulary_size 300 --validate_every 0",
     "python demo/pretraining.py --config gpt2_xl ...": "+ {small} --steps 1 --global_batch_size 4 "
     "--vocabulary_size 300 --validate_every 0 --memmap_dir rows",
+    "python tests/gpu_checks.py": "+ --device cpu --only rows",
+    "python benchmarks/gpu.py": "+ --device cpu --layers 2 --hidden_size 32 --heads 2 --sequence_length 8 "
+    "--vocabulary_size 37 --batch 4 --micro_batch 2 --rounds 1 --warmup 1 --link_bytes 65536 --dtype float32",
     "python execution/pretraining.py --config demo --profile": "+ --layers 1 --sequence_length 16 --vocabulary_size 64",
     "python benchmarks/train_step.py": "+ --dtypes float32 --rounds 2 --warmup 1 --variants phased eager --layers 1 "
     "--hidden_size 32 --heads 2 --sequence_length 16 --vocabulary_size 64",
