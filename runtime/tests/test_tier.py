@@ -15,6 +15,7 @@ from popxl import ops
 from popxl.errors import RemoteMemoryError
 from popxl.extensions import file_traffic, keep_remote_memory_in_files, limit_device_memory
 from popxl_engine.machine.tier import ALL_RULES, BLOCK, Course, FileStore
+from popxl_engine.machine.tier import cache as cache_module
 from popxl_engine.machine.tier import store as store_module
 from popxl_engine.machine.tier.arena import Arena
 from tier_helpers import LOAD, STORE, Late, Rows
@@ -535,6 +536,18 @@ def test_a_session_that_is_gone_leaves_no_thread_and_no_file(tmp_path):
     assert cache._threads == 0
     with pytest.raises(OSError):
         os.fstat(cache.store._file)
+
+
+def test_a_program_that_ends_waits_for_what_is_being_moved(monkeypatch):
+    at_exit = []
+    monkeypatch.setattr(cache_module.atexit, "register", lambda *call: at_exit.append(call))
+    rows = Rows([1] * 8, 3, sweep(8), latency=0.05)
+    with rows.run():
+        with rows.borrowed(0):
+            pass
+    ((function, *arguments),) = at_exit
+    function(*arguments)
+    assert rows.link.is_closed and not any(worker.is_alive() for worker in rows.cache._workers)
 
 
 def test_rows_whose_numbers_are_in_a_variable_are_fetched_when_they_are_asked_for(tmp_path):
