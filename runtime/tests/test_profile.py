@@ -28,6 +28,7 @@ from popxl.extensions import (
 from popxl_engine.machine.replica import Replica
 from popxl_engine.machine.tier import BLOCK
 from popxl_engine.profiler import reading
+from popxl_engine.profiler.clock import EventClock
 from popxl_engine.profiler.reading import longest
 from test_plan import REPLICAS, ROWS, program, row_phase
 from test_tier import program as rows_program
@@ -398,3 +399,29 @@ def test_the_longest_of_spans_are_told_from_the_others():
     assert longest(spans, 5) == (spans, 0)
     assert longest(spans, 3) == ([spans[0], spans[2], spans[4]], 2)
     assert longest(spans, 4) == ([spans[0], spans[2], spans[4]], 2)
+
+
+class Event:
+    """An event of a GPU that passes it a while after the host."""
+
+    passed = 0.0
+
+    def __init__(self):
+        Event.passed += 0.5
+        self.at = Event.passed
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        return other.at - self.at
+
+
+def test_moments_of_a_gpu_are_when_it_passed_them_and_not_when_it_was_asked_to():
+    clock = EventClock(Event)
+    for _ in range(2):
+        begin = time.perf_counter_ns()
+        numbers = [clock.now() for _ in range(4)]
+        times = clock.times(numbers[1:])
+        assert [round(after - before) for before, after in zip(times, times[1:])] == [500_000, 500_000]
+        assert begin + 1_000_000 <= times[0] <= time.perf_counter_ns() + 1_000_000

@@ -4,7 +4,6 @@ Marks stand between the lines that every program has. A program that is not prof
 """
 
 from dataclasses import dataclass
-from time import perf_counter_ns
 from typing import Iterator, List, Literal, Optional, Tuple
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from popxl_engine.codegen import BlockWriter, Generator, meets
 from popxl_engine.lowering import Block, Instr
 from popxl_engine.planner.phases import MAIN
+from popxl_engine.profiler.clock import clock_of
 
 Kind = Literal["done", "opened"]
 """An instruction has ended; a loop begins."""
@@ -27,7 +27,7 @@ class Mark:
 
 
 class MarkedGenerator(Generator):
-    """Writes a program whose run fills ``log`` with numbers and times (in ns) in turn, and ``rows`` with remote rows.
+    """Writes a program whose run fills ``log`` with numbers and moments of ``clock`` in turn, and ``rows`` with rows.
 
     A number is a mark's. Where a replica begins, or goes on after a collective, it is negative and tells which replica
     that is, see `unpacked`.
@@ -43,7 +43,8 @@ class MarkedGenerator(Generator):
         self.log: List[int] = []
         self.rows: List[int] = []
         self._log, self._rows = self.source.bind("log", self.log), self.source.bind("rows", self.rows)
-        self._now = self.source.bind("now", perf_counter_ns)
+        self.clock = clock_of(device)
+        self._now = self.source.bind("now", self.clock.now)
 
     def write(self, block: Block, name: str) -> None:
         """See `Generator`."""

@@ -34,7 +34,9 @@ class Recorder:
         to_system = time.time_ns() - begin
         with watched(self._machine) as transfers:
             yield
-        self._logs.append(Log(begin, time.perf_counter_ns(), to_system, log[:], rows[:], transfers[:]))
+        entries = log[:]
+        entries[1::2] = self._generator.clock.times(log[1::2])
+        self._logs.append(Log(begin, time.perf_counter_ns(), to_system, entries, rows[:], transfers[:]))
 
     def take(self) -> List[Profile]:
         """What the runs did since the last time."""
