@@ -54,6 +54,7 @@ class Collectives:
 
         self.seconds = 0.0
         lockstep._complete = self._timed(lockstep._complete)  # meeting, and combining what is here
+        lockstep._fold = self._timed(lockstep._fold)  # combining what is large as it comes
         fabric.Fabric.finish = self._timed(fabric.Fabric.finish)  # waiting for other processes, and combining
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -89,8 +89,11 @@ class Reduce:
         graph = popxl.gir().create_empty_graph("reduce")
         with graph:
             inputs = [popxl.graph_input(t.shape, t.dtype, name) for name, t in zip(names, found)]
-            for name, t in zip(names, inputs):
-                popxl.graph_output(_reduced(t, shard_groups[name], dp))
+            # The largest first: replicas of one process need not hold it while they wait for each other.
+            order = sorted(zip(names, inputs), key=lambda named: -named[1].nelms)
+            reduced = {name: _reduced(t, shard_groups[name], dp) for name, t in order}
+            for name in names:
+                popxl.graph_output(reduced[name])
         return cls(addons.GraphWithNamedArgs(graph, NamedTensors.pack(names, inputs)), tuple(names))
 
     def __call__(self, tensors: NamedTensors) -> NamedTensors:

@@ -8,6 +8,7 @@ import torch
 from popxl.opdef import call_arguments
 from popxl.replica_grouping import ReplicaGrouping
 
+from popxl_engine.kernels.collectives import pairing
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.lowering import Block, Instr, Value, values_in
@@ -93,6 +94,16 @@ def meets(instr: Instr) -> bool:
     group: Optional[ReplicaGrouping] = instr.arguments.get("group")
     assert instr.source is not None
     return (group.group_size if group is not None else instr.source.graph.ir.replication_factor) > 1
+
+
+def gives(instr: Instr) -> bool:
+    """Whether a collective may have an operand that nobody needs after it before the others are there."""
+    assert instr.definition is not None
+    return (
+        "op" in instr.arguments
+        and not instr.definition.writes
+        and pairing(instr.definition.name, instr.arguments["op"]) is not None
+    )
 
 
 def yields(block: Block) -> bool:
@@ -391,7 +402,13 @@ class BlockWriter:
             combine = f"lambda *t: {kernel}({', '.join([*inner, *keywords])})"
             self.generator.meetings += 1
             meeting = self.source.bind("meeting", Meeting(instr.source, self.generator.meetings))
-            call = f"(yield {meeting}.arrive(r, ({''.join(f'{o}, ' for o in operands)}), {combine}))"
+            if gives(instr) and operands[0] in self.dying:
+                held = f"held_{self.generator.meetings}"
+                yield f"{held} = [{operands[0]}]; del {operands[0]}"
+                self.dying = [held, *(n for n in self.dying if n != operands[0])]
+                call = f"(yield {meeting}.give(r, {held}, {combine}))"
+            else:
+                call = f"(yield {meeting}.arrive(r, ({''.join(f'{o}, ' for o in operands)}), {combine}))"
         names = [self.python[v] for v in instr.outputs]
         written = instr.definition.writes
         if written:

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import numpy as np
 import torch
 from popxl.opdef import Op
 
 from popxl_engine.interpreter import group_members, kernel_apart
-from popxl_engine.kernels.collectives import READS
+from popxl_engine.kernels.collectives import READS, pairing
 from popxl_engine.machine.lockstep import Rendezvous
 
 
@@ -80,10 +80,16 @@ class Meeting:
         """The kernel as one member sees it."""
         return kernel_apart(self.op)
 
-    def arrive(self, replica: Any, operands: Tuple[torch.Tensor, ...], combine: Any) -> Rendezvous:
+    def arrive(self, replica: Any, operands: Sequence[torch.Tensor], combine: Any) -> Rendezvous:
         """This replica's arrival."""
         reads = READS.get(self.op.definition.name, "all")
         members = self.members[replica.index]
         if reads != "own":
             replica.traffic.meet(self.op.definition.name, members, operands)
         return Rendezvous(self, members, operands, combine, self.apart, self.describe, self.number, reads)
+
+    def give(self, replica: Any, operands: List[torch.Tensor], combine: Any) -> Rendezvous:
+        """The same, where the replica holds its operand in that list alone."""
+        arrival = self.arrive(replica, operands, combine)
+        arrival.pair = pairing(self.op.definition.name, self.op.arguments["op"])
+        return arrival

@@ -1,5 +1,7 @@
 """Collectives over several replicas, one numpy statement each; their gradients; the order of additions."""
 
+import weakref
+
 import numpy as np
 import popxl
 import pytest
@@ -20,8 +22,10 @@ from popxl.ops.collectives import (
 )  # fmt: skip
 from popxl.transforms.autodiff import autodiff
 from popxl_engine.interpreter import Cell, Interpreter
-from popxl_engine.kernels.collectives import reduce
+from popxl_engine.kernels.collectives import by_tree, pairing, reduce
 from popxl_engine.kernels.registry import KERNELS
+from popxl_engine.machine import folding
+from popxl_engine.machine.folding import Folding
 from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.machine import Machine
 
@@ -233,6 +237,55 @@ def test_16_bit_values_are_reduced_in_float32():
     ts = [torch.tensor([256.0], dtype=torch.bfloat16)] + [torch.tensor([1.0], dtype=torch.bfloat16)] * 7
     assert float(reduce(ts, "add")) == float(torch.tensor(263.0).bfloat16())
     assert float(reduce([torch.tensor([6e4], dtype=torch.float16)] * 4, "mean")) == float(torch.tensor(6e4).half())
+
+
+@pytest.mark.parametrize("size", range(2, 10))
+def test_operands_that_are_folded_in_any_order_give_the_same_bits_and_few_are_held(size):
+    generator = np.random.default_rng(size)
+    for dtype, op in ((torch.float32, "add"), (torch.bfloat16, "mean"), (torch.int32, "max"), (torch.uint32, "mul")):
+        ts = [torch.from_numpy(generator.uniform(0, 100, 50)).to(dtype) for _ in range(size)]
+        for order in (range(size), generator.permutation(size)):
+            folded, held = Folding(size, pairing("replicated_all_reduce", op)), []
+            for position in order:
+                folded.add(int(position), [ts[position]])
+                held.append(len(folded._nodes))
+            assert torch.equal(reduce(folded, op), reduce(ts, op))
+            assert order is not range(size) or max(held) <= np.ceil(np.log2(size))
+
+
+@pytest.mark.parametrize("op", ["add", "mean", "square_add", "min"])
+def test_large_operands_are_reduced_in_pieces_with_the_same_bits(op):
+    for dtype in (torch.float32, torch.float16):
+        ts = [torch.randn(3, 2**16 + 7).to(dtype).t() for _ in range(5)]
+        assert torch.equal(reduce(ts, op), by_tree(ts, op))
+
+
+@pytest.mark.parametrize("make", [replicated_all_reduce, replicated_reduce_scatter])
+def test_large_operands_that_replicas_need_no_more_are_let_go_of_as_they_come(make, monkeypatch):
+    def program():
+        ir = popxl.Ir(replication=REPLICAS)
+        with ir.main_graph, popxl.in_sequence():
+            into = popxl.h2d_stream((40,), popxl.float32)
+            y = make(ops.host_load(into) * 3.0, "mean")
+            out = popxl.d2h_stream(y.shape, y.dtype)
+            ops.host_store(out, y)
+        with popxl.Session(ir, "cpu") as session:
+            return session.run({into: values(40)})[out]
+
+    alive, operands, add = [], [], Folding.add
+
+    def watched(folding, position, given):
+        operands.append(weakref.ref(given[0]))
+        add(folding, position, given)
+        alive.append(sum(operand() is not None for operand in operands))
+
+    expected = program()
+    monkeypatch.setattr(Folding, "add", watched)
+    np.testing.assert_array_equal(program(), expected)
+    assert not alive  # small ones wait for each other
+    monkeypatch.setattr(folding, "FOLDED_BYTES", 1)
+    np.testing.assert_array_equal(program(), expected)
+    assert alive == [1, 0, 1, 0, 1, 0, 1, 0]
 
 
 # Gradients

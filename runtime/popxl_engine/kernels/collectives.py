@@ -5,13 +5,14 @@ a view of its operand.
 """
 
 import math
-from typing import Any, Callable, Dict, List, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple, Union
 
 import torch
 from popxl.ops.collectives.replicated import shard_length
 
 from popxl_engine.kernels.dtypes import LIMITED
 from popxl_engine.kernels.registry import kernel
+from popxl_engine.machine.folding import Folding
 
 Tensors = Sequence[torch.Tensor]
 
@@ -33,8 +34,10 @@ PIECE = 2**16
 """Elements that the processor reduces at a time: what they need beside the operands stays in its caches."""
 
 
-def reduce(ts: Tensors, op: str) -> torch.Tensor:
+def reduce(ts: Union[Tensors, Folding], op: str) -> torch.Tensor:
     """Reduce by a binary tree over positions: ((0 1) (2 3)) ((4 5) 6). One operand alone is returned as it is."""
+    if isinstance(ts, Folding):
+        return after_reduction(ts.whole, ts.dtype, op, len(ts))
     if len(ts) == 1 and op != "square_add":
         return ts[0]
     if ts[0].numel() <= PIECE or ts[0].is_cuda:
@@ -57,6 +60,18 @@ def by_tree(ts: Tensors, op: str) -> torch.Tensor:
         level = pairs + level[len(pairs) * 2 :]
     result = level[0] / len(ts) if op == "mean" else level[0]
     return result.to(dtype)
+
+
+def pairing(name: str, op: str) -> Optional[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """How two neighbours in the tree of a reduction become one, where its operands may come one after the other."""
+    if name not in ("replicated_all_reduce", "replicated_reduce_scatter") or op == "square_add":
+        return None
+
+    def pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        dtype = WIDER.get(a.dtype, a.dtype)
+        return PAIRWISE[op](a.to(dtype), b.to(dtype))
+
+    return pair
 
 
 READS: Dict[str, str] = {
@@ -207,8 +222,8 @@ def before_reduction(t: torch.Tensor, op: str) -> torch.Tensor:
 
 
 def after_reduction(t: torch.Tensor, dtype: torch.dtype, op: str, size: int) -> torch.Tensor:
-    """What comes of it."""
-    return (t / size if op == "mean" else t).to(dtype)
+    """What comes of it. May change t."""
+    return (t.div_(size) if op == "mean" else t).to(dtype)
 
 
 @apart("replicated_all_reduce", "replicated_all_reduce_")

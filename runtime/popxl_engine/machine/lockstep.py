@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Generator, Optional, Sequ
 from popxl.errors import GraphError
 
 from popxl_engine.machine.communicator import Seat
+from popxl_engine.machine.folding import Folding, is_folded
 
 if TYPE_CHECKING:
     from popxl_engine.machine.fabric import Exchange, Fabric
@@ -21,22 +22,27 @@ class Rendezvous:
     members: replicas of its group, in group order. operands: this replica's operands. combine: the kernel,
     ``(list of each operand over the members) -> list of the members' results``. apart: the same as one member sees it,
     ``(seat or communicator, operand) -> result``. place: which op of the program this is. number: that place's number,
-    the same in every process. reads: what a member's result depends on, see `Reads`.
+    the same in every process. reads: what a member's result depends on, see `Reads`. pair: two operands as one, for a
+    reduction whose operand the replica has given up, so that ``operands``, a list, alone holds it; see `folding`.
     """
 
     place: Any
     members: Tuple[int, ...]
-    operands: Tuple[Any, ...]
+    operands: Sequence[Any]
     combine: Callable[..., Sequence[Any]]
     apart: Callable[..., Any]
     describe: str
     number: int = 0
     reads: str = "all"
+    pair: Optional[Callable[[Any, Any], Any]] = None
 
 
 Reads = ("all", "elements", "shard", "own")
 """What of the members' operands member i's result depends on: everything; for each element the same elements, alike for
 all members; the i-th of as many flat pieces as there are members; only its own operand, so that it waits for nobody."""
+
+Foldings = Dict[Tuple[Any, Tuple[int, ...]], Folding]
+"""Reductions that have begun, by place and group."""
 
 Program = Generator[Rendezvous, Any, Any]
 
@@ -54,13 +60,15 @@ def run_lockstep(programs: Dict[int, Program], fabric: "Optional[Fabric]" = None
     waiting: Dict[int, Rendezvous] = {}
     ready: Dict[int, Any] = dict.fromkeys(programs)
     abroad: "Dict[Tuple[int, ...], Exchange]" = {}
+    foldings: Foldings = {}
     while ready or waiting:
         for replica, value in list(ready.items()):
             try:
                 waiting[replica] = _next(programs[replica], replica, value)
+                _fold(waiting[replica], replica, foldings, fabric)
             except StopIteration as end:
                 results[replica] = end.value
-        ready = _complete(waiting, abroad, fabric)
+        ready = _complete(waiting, abroad, foldings, fabric)
         if fabric is not None and abroad and not ready:
             ready = fabric.finish(abroad)
         if waiting and not ready:
@@ -79,8 +87,23 @@ def _next(program: Program, replica: int, value: Any) -> Rendezvous:
     return arrival
 
 
+def _fold(arrival: Rendezvous, replica: int, foldings: Foldings, fabric: "Optional[Fabric]") -> None:
+    """Begin, or go on with, a reduction whose operands are large and all come from this process."""
+    if arrival.pair is None or not is_folded(arrival.operands):
+        return
+    if fabric is not None and not all(member in fabric.local for member in arrival.members):
+        return
+    key = (arrival.place, arrival.members)
+    if key not in foldings:
+        foldings[key] = Folding(len(arrival.members), arrival.pair)
+    foldings[key].add(arrival.members.index(replica), arrival.operands)
+
+
 def _complete(
-    waiting: Dict[int, Rendezvous], abroad: "Dict[Tuple[int, ...], Exchange]", fabric: "Optional[Fabric]"
+    waiting: Dict[int, Rendezvous],
+    abroad: "Dict[Tuple[int, ...], Exchange]",
+    foldings: Foldings,
+    fabric: "Optional[Fabric]",
 ) -> Dict[int, Any]:
     """Results for every replica whose whole group waits at the same place.
 
@@ -97,6 +120,8 @@ def _complete(
         arrivals: Sequence[Any] = group
         if fabric is not None and len(here) < len(arrival.members):
             abroad[arrival.members] = fabric.begin(dict(zip(here, arrivals)))
+        elif (folding := foldings.pop((arrival.place, arrival.members), None)) is not None:
+            ready.update(zip(arrival.members, arrival.combine(folding)))
         else:
             operands = [[a.operands[i] for a in arrivals] for i in range(len(arrival.operands))]
             ready.update(zip(arrival.members, arrival.combine(*operands)))

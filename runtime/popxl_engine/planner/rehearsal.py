@@ -151,7 +151,7 @@ class Rehearsed:
     def __init__(self, meeting: Meeting):
         self.meeting = meeting
 
-    def arrive(self, replica: Stage, operands: Tuple[torch.Tensor, ...], combine: Any) -> Iterator[torch.Tensor]:
+    def arrive(self, replica: Stage, operands: Sequence[torch.Tensor], combine: Any) -> Iterator[torch.Tensor]:
         """What the collective gives: memory of its own, or for slices a view of the operand."""
         op = self.meeting.op
         if READS.get(op.definition.name) == "own":
@@ -159,6 +159,8 @@ class Rehearsed:
             return operands[0].reshape(-1)[: spec.nelms].view(spec.shape)  # type: ignore[return-value]
         results = tuple(empty(t.spec) for t in op.outputs)
         return results[0] if len(results) == 1 else results  # type: ignore[return-value]
+
+    give = arrive
 
 
 def _run(mains: Sequence[Callable[..., Any]], are_generators: bool, together: bool) -> None:
