@@ -2,6 +2,7 @@
 
 from typing import Dict, Optional, Sequence
 
+import numpy as np
 import torch
 
 ALIGNMENT = 64
@@ -11,8 +12,8 @@ ALIGNMENT = 64
 class Rows:
     """The slots of one remote buffer on one replica.
 
-    Rows share one slab, which the system backs with memory as rows are written; a row may instead be adopted from the
-    caller (a memory-mapped file).
+    Rows share one slab of zeros, which the system backs with memory as rows are written; a row may instead be adopted
+    from the caller (a memory-mapped file).
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, entries: int):
@@ -46,8 +47,10 @@ class Rows:
         return self.row(index)
 
     def store(self, index: int, t: torch.Tensor) -> None:
-        """Write a row. Storing a row into itself is free. IndexError outside the buffer."""
-        copy_apart(self.row(index), t)
+        """Write a row. Storing a row into itself is free, and so are zeros at first. IndexError outside the buffer."""
+        check_index(index, self.entries)
+        if index in self._rows or not is_one_zero(t):
+            copy_apart(self.row(index), t)
 
     def _cut(self, index: int) -> torch.Tensor:
         check_index(index, self.entries)
@@ -76,8 +79,13 @@ def copy_apart(row: torch.Tensor, t: torch.Tensor) -> None:
         row.copy_(t)
 
 
+def is_one_zero(t: torch.Tensor) -> bool:
+    """Whether a tensor is one zero, without a sign, seen everywhere."""
+    return t.numel() > 1 and not any(t.stride()) and not t[(0,) * t.dim()].reshape(1).view(torch.uint8).any()
+
+
 def allocate(nbytes: int) -> torch.Tensor:
-    """Bytes that start on a cache line; the system backs them with memory as they are written."""
-    raw = torch.empty(max(nbytes, 1) + ALIGNMENT, dtype=torch.uint8)
+    """Zeros that start on a cache line; the system backs them with memory, in large pages, as they are written."""
+    raw = torch.from_numpy(np.zeros(max(nbytes, 1) + ALIGNMENT, np.uint8))
     start = -raw.data_ptr() % ALIGNMENT
     return raw[start : start + nbytes]
