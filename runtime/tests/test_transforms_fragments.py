@@ -75,6 +75,34 @@ def test_the_normal_context_inside_a_fragment_is_the_program():
         np.testing.assert_array_equal(session.run()[stream], 2 * START)
 
 
+def test_a_fragment_may_call_graphs_and_write_to_what_it_makes():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((2,), popxl.float32, 2)
+        rows = [popxl.remote_variable(START, buffer, 0), popxl.remote_variable(0 * START, buffer, 1)]
+
+        def double(t: popxl.TensorByRef):
+            ops.add_(t, t)
+
+        with _execution_context(FROM_HOST):
+            loaded = ops.remote_load(buffer, 0)
+            ops.add_(loaded.reshape_((1, 2)), popxl.constant([[10.0, 20.0]]))
+            graph = ir.create_graph(double, loaded)
+            ops.call(graph, loaded)
+        total = popxl.variable(0 * START)
+        ops.add_(total, loaded)
+        with _execution_context(TO_HOST):
+            result = total * 1.0
+            ops.call(graph, result)
+            ops.remote_store(buffer, 1, result)
+    with popxl.Session(ir) as session:
+        for run in (1, 2):
+            session.run()
+            np.testing.assert_array_equal(session.get_tensor_data(total), [22 * run, 44 * run])
+            np.testing.assert_array_equal(session.get_tensor_data(rows[1]), [44 * run, 88 * run])
+        np.testing.assert_array_equal(session.get_tensor_data(rows[0]), START)
+
+
 def refused(build, says):
     ir = popxl.Ir()
     with ir.main_graph:
@@ -97,13 +125,47 @@ def test_what_would_differ_if_it_ran_with_every_run_is_refused():
         with _execution_context(TO_HOST):
             ops.host_store(popxl.d2h_stream((2,), popxl.float32), popxl.constant(START))
 
-    def calls(ir, buffer):
-        graph = ir.create_graph(lambda t: t + 1.0, popxl.TensorSpec((2,), popxl.float32))
-        with _execution_context(FROM_HOST):
-            ops.call(graph, popxl.constant(START))
+    def counts_in_a_call(ir, buffer):
+        def add(t: popxl.TensorByRef):
+            ops.add_(t, t)
 
-    for build in (counts, streams, calls):
-        refused(build, "got a write, a call, a stream or a print by .*; expected ops that give the same")
+        state = popxl.variable(START)
+        with _execution_context(FROM_HOST):
+            ops.call(ir.create_graph(add, state), state)
+
+    def loads_in_a_call(ir, buffer):
+        graph = ir.create_graph(lambda: ops.remote_load(buffer, 0))
+        with _execution_context(FROM_HOST):
+            ops.call(graph)
+
+    refused(streams, "got a stream or a print by .*; expected ops that give the same")
+    refused(loads_in_a_call, "got a call that loads or stores by")
+    for build in (counts, counts_in_a_call):
+        refused(build, "got a write to a tensor that was made elsewhere by .*; expected ops that give the same")
+
+    def counts_what_the_program_counts(ir, buffer):
+        with _execution_context(FROM_HOST):
+            state = ops.remote_load(buffer, 0)
+            ops.add_(state, popxl.constant(START))
+        ops.add_(state, state)
+        with _execution_context(TO_HOST):
+            ops.remote_store(buffer, 0, state)
+
+    refused(counts_what_the_program_counts, "got %.*, which the program changes")
+
+    def stores_to_what_was_loaded(ir, buffer):
+        with _execution_context(FROM_HOST):
+            state = ops.remote_load(buffer, 0)
+        ops.call(ir.create_graph(lambda t: ops.remote_store(buffer, 0, t * 2.0), state), state)
+
+    def stores_something_else_at_the_end(ir, buffer):
+        with _execution_context(FROM_HOST):
+            state = ops.remote_load(buffer, popxl.constant(0))
+        with _execution_context(TO_HOST):
+            ops.remote_store(buffer, 0, state * 2.0)
+
+    for build in (stores_to_what_was_loaded, stores_something_else_at_the_end):
+        refused(build, "got a slot that .*remote_store.* stores to by .*; expected it to keep its value")
 
     def stores(ir, buffer):
         with _execution_context(FROM_HOST):

@@ -1,6 +1,6 @@
 """Ops that belong to the transfers of weights: where they run here."""
 
-from typing import List, Sequence, Set
+from typing import Iterable, List, Sequence, Set
 
 from popxl.context import ExecutionContext
 from popxl.errors import GraphError
@@ -29,14 +29,17 @@ def arrange_fragments(ir: Ir) -> None:
     if not before and not after:
         return
     program = parts[ExecutionContext.Normal]
-    for op in (*before, *after):
-        _check_repeatable(op)
+    for part in (before, after):
+        made = {t for op in part for t in op.outputs}
+        for op in part:
+            _check_repeatable(op, made)
     _check_order([before, program, after])
-    changed = {root for op in program for t in modified(op) for root in roots(t)}
+    changed, prepared = ({root for op in part for t in modified(op) for root in roots(t)} for part in (program, before))
     for op in before:
         for t in op.outputs:
-            if t in changed and not any(_is_way_back(op, t, store) for store in after):
+            if t in changed and (t in prepared or not any(_is_way_back(op, t, store) for store in after)):
                 _fail(op, f"%{t.name}, which the program changes", "a remote_load of a slot that it is stored to")
+        _check_slot(op, _stores(program), after)
     graph._ops = [*before, *program, *after]
 
 
@@ -44,13 +47,35 @@ def _fail(op: Op, got: str, expected: str) -> None:
     raise GraphError(f"{op.execution.name}: got {got} by {op!r}, built at {op.where}; expected {expected}.")
 
 
-def _check_repeatable(op: Op) -> None:
-    """GraphError unless running the op once more changes nothing."""
+def _check_repeatable(op: Op, made: Set[Tensor]) -> None:
+    """GraphError unless running the op once more changes nothing. ``made``: by the ops that run again with it."""
     stores = op.definition.name == "remote_store"
-    if op.written or op.called() or has_effect(op, UNSEEN):
-        _fail(op, "a write, a call, a stream or a print", "ops that give the same when they run again")
+    if has_effect(op, UNSEEN):
+        _fail(op, "a stream or a print", "ops that give the same when they run again")
+    if any(not roots(t) <= made for t in modified(op)):
+        _fail(op, "a write to a tensor that was made elsewhere", "ops that give the same when they run again")
+    if any(has_effect(o, frozenset({"remote"})) for graph, _ in op.called() for o in graph.ops):
+        _fail(op, "a call that loads or stores", "loads and stores outside called graphs")
     if stores and op.execution is ExecutionContext.WeightsFromHostFragment:
         _fail(op, "a store", "it among those of WeightsToHostFragment")
+
+
+def _stores(ops: Iterable[Op]) -> List[Op]:
+    """Stores among ops and in the graphs that they call."""
+    inner = [o for op in ops for graph, _ in op.called() for o in _stores(graph.ops)]
+    return [op for op in ops if op.definition.name == "remote_store"] + inner
+
+
+def _check_slot(load: Op, stores: Iterable[Op], after: Iterable[Op]) -> None:
+    """GraphError if what a fragment loads is another value after a run."""
+    if load.definition.name != "remote_load":
+        return
+    buffer, slot = load.arguments["remote_buffer"], _slot(load.arguments["offset"])
+    for store in (*stores, *_stores(after)):
+        other = _slot(store.arguments["offset"])
+        is_apart = store.arguments["remote_buffer"] is not buffer or None not in (slot, other) and slot != other
+        if not is_apart and not (store in after and _is_way_back(load, load.outputs[0], store)):
+            _fail(load, f"a slot that {store!r} stores to", "it to keep its value, or to be stored what was loaded")
 
 
 def _check_order(parts: Sequence[List[Op]]) -> None:
