@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from benchmarks.hugging_face_gpt import HuggingFaceGPT
 from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel, PlainTrainer, PlainTraining
 
 SIZES = {"layers": 2, "hidden_size": 24, "heads": 3, "sequence_length": 10, "vocabulary_size": 37}
@@ -160,3 +161,20 @@ def test_dropout_changes_training_and_not_evaluation():
     batch = tokens(1)
     assert trainer.gradients(batch) != trainer.gradients(batch)
     assert trainer.evaluate(batch) == trainer.evaluate(batch)
+
+
+@pytest.mark.parametrize("recomputation", [False, True])
+def test_every_baseline_takes_the_same_steps(recomputation):
+    model, training = (
+        PlainModel(**SIZES, recomputation=recomputation),
+        PlainTraining(steps=10, learning_rate=1e-2, weight_decay=0.1, max_norm=0.5),
+    )
+    plain = randomised(model)
+    theirs = HuggingFaceGPT(model)
+    theirs.gpt.transformer.load_state_dict(plain.state_dict())
+    losses = [
+        [trainer.step(tokens(3, seed=i)) for i in range(5)]
+        for trainer in (PlainTrainer(plain, training), PlainTrainer(theirs, training))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0][-1] < losses[0][0]
