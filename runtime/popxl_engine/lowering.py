@@ -6,7 +6,7 @@ can observe.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from popxl import dtypes
 from popxl.graph import Graph
@@ -18,6 +18,9 @@ from popxl_engine.steps import Step, steps_of
 from popxl_engine.stochastic import Positions
 
 Rewrite = Callable[[List[Step], Graph], List[Step]]
+
+UNROLLED = 64
+"""A repeat that takes two views of one tensor by reference runs as so many calls, at most."""
 
 HOST_ELEMENTS = 16
 """Integer tensors of up to this many elements are computed on the host where their operands are there."""
@@ -220,6 +223,8 @@ class BlockBuilder:
         self.lowering, self.block = lowering, block
         self.roots: Dict[Value, Any] = {}
         """For host values that alias a block input or variable: that root."""
+        self.shared: Dict[Value, Value] = {}
+        """One value for all that share storage by contract, directly or through others."""
 
     def state(self, t: Tensor) -> Value:
         """A variable's value."""
@@ -285,6 +290,10 @@ class BlockBuilder:
             for g, t in zip(graph.inputs, step.arguments["inputs"])
         ]
         carried = len(graph.outputs)
+        if self._is_viewed_twice(v for g, v in zip(graph.inputs, inputs) if g in graph._by_ref_inputs):
+            if step.arguments["repeat_count"] <= UNROLLED:
+                env.update(zip(step.outputs, self._unrolled(step, inputs, path, place)))
+                return
         body = self.lowering.body(graph, inputs, carried, f"{path}/{graph.name.split('_subgraph(')[0]}")
         self._check_host(body, inputs)
         inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
@@ -294,6 +303,33 @@ class BlockBuilder:
         instr = Instr("repeat", arguments, outputs, source=step.source, bodies=(body,), path=path, place=place)
         self.block.instrs.append(instr)
         env.update(zip(step.outputs, outputs))
+
+    def _is_viewed_twice(self, references: Iterable[Value]) -> bool:
+        """Whether two different values among some share storage."""
+        distinct = set(references)
+        return len({self.shared.get(v, v) for v in distinct}) < len(distinct)
+
+    def _unrolled(self, step: Step, inputs: List[Value], path: str, place: Tuple[int, ...]) -> List[Value]:
+        """A repeat as calls one after the other: its body could not tell that two references are one tensor."""
+        graph, others = step.arguments["graph"], inputs[len(step.outputs) :]
+        carried = inputs[: len(step.outputs)]
+        for i in range(step.arguments["repeat_count"]):
+            bound = [
+                v if g in graph._by_ref_inputs else self.copy(v, (step.source, i, g))
+                for g, v in zip(graph.inputs, [*carried, *others])
+            ]
+            outputs = self.inline(graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", (*place, i))
+            carried = [self.copy(v, (step.source, i, n)) for n, v in enumerate(outputs)]
+        if not step.arguments["repeat_count"]:
+            carried = [self.copy(v, (step.source, n)) for n, v in enumerate(carried)]
+        return carried
+
+    def _share(self, source: Value, result: Value) -> None:
+        """Note that both share storage. A result that does already is a join of tensors."""
+        one, other = self.shared.get(source, source), self.shared.get(result, result)
+        if other is not result:
+            self.shared.update((v, one) for v, known in list(self.shared.items()) if known is other)
+        self.shared[other] = one
 
     def _check_host(self, body: Block, inputs: Sequence[Value]) -> None:
         """A by-reference input that the body needs on the device cannot be a host value here."""
@@ -345,6 +381,8 @@ class BlockBuilder:
         ]
         for i, value in enumerate(outputs):
             alias = written or (inputs if definition.alias else ())
+            for operand in alias if definition.alias else written[:1] if i == 0 else ():
+                self._share(operand, value)
             self.roots[value] = self.roots[alias[0]] if host and alias else (step.source, i)
         instr = Instr("op", arguments, outputs, definition, step.source, host, path=path, place=place)
         instr.positions = tuple(self.lowering.positions.of(op) for op in step.writers)

@@ -192,13 +192,6 @@ class Builder:
     def arguments(self, pool: Pool, a: int, b: int, c: int) -> List[Tensor]:
         return [pool.pick(n, s) for n, s in zip((a, b, c), SHAPES)] + [pool.counter[a % len(pool.counter)]]
 
-    def distinct(self, graph: popxl.Graph, inputs: List[Tensor]) -> List[Tensor]:
-        """By-reference inputs of a repeat must be different tensors: pass copies of those of other shapes."""
-        return [
-            t if g not in graph._by_ref_inputs or i == 0 else t.reshape(t.shape)
-            for i, (g, t) in enumerate(zip(graph.inputs, inputs))
-        ]
-
     def do_call(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         if self.graphs:
             for t in ops.call(self.graphs[c % len(self.graphs)], *self.arguments(pool, a, b, c)):
@@ -207,9 +200,7 @@ class Builder:
     def do_repeat(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         if self.graphs:
             graph = self.graphs[c % len(self.graphs)]
-            inputs = self.arguments(pool, a, b, c)
-            inputs = self.distinct(graph, inputs[:3]) + inputs[3:]
-            for t in ops.repeat(graph, b % 4, *inputs):
+            for t in ops.repeat(graph, b % 4, *self.arguments(pool, a, b, c)):
                 pool.add(t)
 
     def do_conditional(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
