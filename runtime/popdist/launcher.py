@@ -11,6 +11,7 @@ import argparse
 import importlib
 import os
 import shutil
+import signal
 import socket
 import sys
 from typing import Dict, List, Optional, Sequence
@@ -37,6 +38,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         print(f"poprun: {error}", file=sys.stderr, flush=True)
         return USAGE_ERROR
     os.environ.update(environment(options))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process at once, until the agent starts instances
     agent = importlib.import_module("popxl_engine.agent")
     machines = agent.Machines(
         options.nnodes, options.node_rank, local_instances(options), options.master_addr, options.master_port

@@ -62,7 +62,6 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
         The exit code: that of the first that failed; 128 + a signal.
     """
     _be_quiet()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until instances are started, and the agent's own handlers with them
     with Voices(machines.own) as voices:
         agent = Agent(program, machines, voices, grace)
         try:
