@@ -87,6 +87,7 @@ def _device_memory(ir: Ir, device: Device, replicas: int, needed: InUse) -> int:
     limit = ir.device_memory
     if device.where.type == "cuda":
         free, total = torch.cuda.mem_get_info(device.where)
+        free += torch.cuda.memory_reserved(device.where) - torch.cuda.memory_allocated(device.where)  # torch keeps it
         limit = int(AUTO * free) if limit is None else int(limit * total) if isinstance(limit, float) else limit
     elif isinstance(limit, float):
         raise RemoteMemoryError(

@@ -30,8 +30,13 @@ def to_device(value: np.ndarray) -> torch.Tensor:
 
 @cache
 def uploader(device: torch.device) -> Callable[[np.ndarray], torch.Tensor]:
-    """What makes of a host value a tensor of its own on a device."""
-    return to_device if device.type == "cpu" else lambda value: torch.from_numpy(np.array(value)).to(device)
+    """What makes of a host value a tensor of its own on a device.
+
+    It does not wait for the device: CUDA has taken the value from memory that is not page-locked when the call returns.
+    """
+    if device.type == "cpu":
+        return to_device
+    return lambda value: torch.from_numpy(np.array(value)).to(device, non_blocking=True)
 
 
 def clone(t: torch.Tensor) -> torch.Tensor:

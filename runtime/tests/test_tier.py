@@ -451,7 +451,7 @@ def test_a_program_gives_the_same_bits_with_its_rows_in_files(memory, replicas, 
     for a, b in zip(expected, got):
         np.testing.assert_array_equal(a, b)
     assert none is None
-    assert (traffic.reads > 0) == (traffic.writes > 0) == (memory < 10**7)
+    assert (traffic.reads > 0) == (traffic.writes > 0) == (traffic.file_bytes > 0) == (memory < 10**7)
     assert traffic.memory_bytes <= memory * replicas
     assert traffic.read_bytes % BLOCK == 0 and traffic.file_bytes <= 2 * ENTRIES * 4 * BLOCK * replicas
 
@@ -467,7 +467,7 @@ def test_a_program_gives_the_same_bits_on_a_device_with_less_memory(
     got, traffic = results(*files, replicas=replicas, device_memory=memory * replicas)
     for a, b in zip(results(replicas=replicas)[0], got):
         np.testing.assert_array_equal(a, b)
-    assert (traffic.reads > 0) == (traffic.writes > 0) == (memory < 10**7)
+    assert (traffic.reads > 0) == (traffic.writes > 0) == (traffic.file_bytes > 0) == (memory < 10**7)
     assert traffic.memory_bytes <= memory * replicas
 
 

@@ -58,7 +58,10 @@ class Link:
 
 
 class Late(Processor):
-    """A device that does in order, and later, what it is asked for, as a GPU does: each request takes some seconds."""
+    """A device that does in order, and later, what it is asked for, as a GPU does: each request takes some seconds.
+
+    In memory that it gives, it has still to do what it was asked for there before.
+    """
 
     def __init__(self, seconds):
         self.seconds, self.requests = seconds, queue.Queue()
@@ -66,6 +69,11 @@ class Late(Processor):
 
     def ask(self, request):
         self.requests.put(request)
+
+    def memory(self, nbytes):
+        memory = super().memory(nbytes)
+        self.ask(lambda: memory.bytes.fill_(0xAB))
+        return memory
 
     def fence(self):
         passed = Passed()
@@ -112,7 +120,8 @@ class Rows:
         self.link = Link(int(starts[-1]), **link)
         course = Course(events, [row.size for row in self.rows]) if events else None
         self.device = device or Prompt()
-        self.cache = Cache(self.rows, Arena(memory * BLOCK), self.link, course, look_ahead, rules, self.device)
+        arena = Arena(memory * BLOCK, self.device)
+        self.cache = Cache(self.rows, arena, self.link, course, look_ahead, rules, self.device)
 
     @contextmanager
     def borrowed(self, number):

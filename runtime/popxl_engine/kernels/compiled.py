@@ -25,7 +25,10 @@ def compiles() -> bool:
 
 
 def one_pass(fn: Function) -> Function:
-    """A function of tensors that is compiled for those on a GPU. Sizes may differ from call to call."""
+    """A function of tensors that is compiled for those on a GPU. Sizes may differ from call to call.
+
+    It returns new tensors and writes to none: where it cannot be compiled, the plain one begins again.
+    """
     fast: List[Callable[..., Any]] = []
 
     @wraps(fn)
@@ -34,6 +37,17 @@ def one_pass(fn: Function) -> Function:
             return fn(first, *rest)
         if not fast:
             fast.append(torch.compile(fn, dynamic=True))
-        return fast[0](first, *rest)
+        try:
+            return fast[0](first, *rest)
+        except Exception as error:
+            if not isinstance(error, torch._dynamo.exc.TorchDynamoException):
+                raise
+            logger.warning(
+                "kernels: got '%s' while compiling %s; expected a C compiler and Python's headers. It runs in several "
+                "passes.",
+                *(str(error).strip().partition("\n")[0], fn.__name__),
+            )
+            fast[0] = fn
+            return fn(first, *rest)
 
     return run  # type: ignore[return-value]

@@ -7,7 +7,7 @@ import logging
 import mmap
 import os
 import weakref
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Callable, Dict, Optional, Protocol, Tuple
 
 import numpy as np
@@ -44,7 +44,10 @@ class Device(Protocol):
     where: torch.device
 
     def memory(self, nbytes: int) -> Memory:
-        """New memory. RemoteMemoryError where there is not so much."""
+        """New memory, of which the device may still be asked for what it did there before: a `fence` says until when.
+
+        RemoteMemoryError where there is not so much.
+        """
 
     def window(self, memory: torch.Tensor, gone: Callable[[], None]) -> torch.Tensor:
         """The same memory, uint8 [n], as a tensor with a storage of its own; calls ``gone`` with that one's end."""
@@ -70,7 +73,7 @@ class Lane(Protocol):
 
 
 class Pages:
-    """The host's memory."""
+    """The host's memory, which the system has again when neither this nor a tensor of it is there."""
 
     def __init__(self, nbytes: int):
         there = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
@@ -81,7 +84,24 @@ class Pages:
                 f"remote memory: got '{error.strerror}' for {nbytes} bytes of host memory; expected a system that has "
                 "them. Take less."
             ) from error
-        self.bytes = torch.from_numpy(np.frombuffer(self._map, np.uint8)[:nbytes])
+        self._array = np.frombuffer(self._map, np.uint8)
+        self.bytes = torch.from_numpy(self._array[:nbytes])
+
+    def lock(self) -> None:
+        """Keep it where it is, so that a GPU reaches it at full speed; without, copies are slower and right."""
+        start, nbytes = self.bytes.data_ptr(), self.bytes.numel()
+        if not nbytes:
+            return
+        if code := int(torch.cuda.cudart().cudaHostRegister(start, nbytes, 0)):
+            forget_error()
+            logger.warning(
+                "remote memory: got CUDA error %s while page-locking %d bytes of host memory; expected a system that "
+                "allows it. Rows travel more slowly; raise the limit of locked memory (ulimit -l).",
+                *(code, nbytes),
+            )
+            return
+        # Before the system has it again: a GPU would go on with these pages at the same place of other memory.
+        weakref.finalize(self._array, unlock, start).atexit = False
 
     def give_up(self, start: int, size: int) -> None:
         """See `Memory`."""
@@ -172,7 +192,8 @@ class Stream:
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """See `Lane`."""
-        with torch.cuda.stream(self._stream):
+        # A thread is on the first GPU; coming back to that from a stream of another one would take memory there.
+        with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
             into.copy_(source, non_blocking=True)
         self._stream.synchronize()
 
@@ -190,11 +211,13 @@ class Interface:
 
 
 class Gpu:
-    """One GPU of this machine."""
+    """One GPU of this machine. Products of 16-bit numbers are summed in float32 to their end."""
 
     def __init__(self, device: torch.device):
         self.where = device
         torch.cuda.set_device(device)
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         self._stream = torch.cuda.current_stream(device)
 
     def memory(self, nbytes: int) -> Memory:
@@ -244,15 +267,12 @@ def device_named(name: str) -> Device:
     return Gpu(torch.device("cuda", index))
 
 
-def lock(memory: torch.Tensor) -> None:
-    """Keep host memory where it is, so that a GPU reaches it at full speed; without, copies are slower and right."""
-    if not memory.numel():
-        return
-    code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
-    if int(code):
-        logger.warning(
-            "remote memory: got CUDA error %s while page-locking %d bytes of host memory; expected a system that "
-            "allows it. Rows travel more slowly; raise the limit of locked memory (ulimit -l).",
-            int(code),
-            memory.numel(),
-        )
+def unlock(start: int) -> None:
+    """Undo `Pages.lock`."""
+    torch.cuda.cudart().cudaHostUnregister(start)
+
+
+def forget_error() -> None:
+    """Forget the error of a call that has returned it: CUDA keeps it, and the next kernel would raise it."""
+    with suppress(RuntimeError):
+        torch.ones((), device="cuda")

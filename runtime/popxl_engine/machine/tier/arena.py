@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Callable, Deque, List, Optional, Tuple
+from typing import Any, Callable, Deque, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -27,13 +27,19 @@ class Extent:
     """Of a free one: what must be done before it is used."""
 
 
+def until_now(device: Device) -> List[Any]:
+    """What must be done before memory that a device has just given is used by anything but its program."""
+    fence = device.fence()
+    return [] if fence is None else [fence]
+
+
 class Arena:
     """One block of a device's memory. Raises as `Device.memory`."""
 
     def __init__(self, nbytes: int, device: Device = PROCESSOR):
         self._memory = device.memory(nbytes)
         self.bytes = self._memory.bytes
-        self.extents: List[Extent] = [Extent(0, nbytes)]
+        self.extents: List[Extent] = [Extent(0, nbytes, after=until_now(device))]
 
     def find(self, size: int, worth: Callable[[Any], Optional[float]], above: float) -> Optional[Window]:
         """The neighbouring extents that together hold ``size`` bytes and are missed least.
@@ -93,6 +99,19 @@ class Arena:
             cut.append(Extent(start + size, rest, after=after))
         self.extents[begin:end] = cut
         return self.bytes[start : start + size]
+
+    def pieces(self, free: Sequence[Extent], size: int) -> List[Extent]:
+        """The first of some free extents, ``size`` bytes together. Of the last one, the others keep what is left."""
+        found = []
+        for extent in free:
+            if size and extent.size > size:
+                rest = Extent(extent.start + size, extent.size - size, after=extent.after)
+                self.extents.insert(self.extents.index(extent) + 1, rest)
+                extent.size = size
+            if size:
+                found.append(extent)
+                size -= extent.size
+        return found
 
     def give_up(self, extent: Extent) -> None:
         """Let the system take the memory of an extent until it is used again; its contents are lost."""

@@ -26,7 +26,7 @@ from popxl.errors import RemoteMemoryError
 from popxl.remote_files import FileTraffic
 
 from popxl_engine.machine.device import PROCESSOR, Device, Fence
-from popxl_engine.machine.tier.arena import Arena, Window
+from popxl_engine.machine.tier.arena import Arena, Window, until_now
 from popxl_engine.machine.tier.course import NEVER, Course
 from popxl_engine.machine.tier.row import Before, Row, Write
 from popxl_engine.machine.tier.store import Store
@@ -268,8 +268,8 @@ class Cache:
         if sum(extent.size for extent in free) < row.size:
             pinned = sum(r.size for r in self._inside() if r.pins)
             raise RemoteMemoryError(
-                f"remote memory: got {sum(e.size for e in self.arena.extents)} bytes of host memory, of which {pinned} "
-                f"are in use, for a row of {row.size}; expected room for it. Take more host memory."
+                f"remote memory: got {sum(e.size for e in self.arena.extents)} bytes for rows on {self.device.where}, "
+                f"of which {pinned} are in use, for a row of {row.size}; expected room for it. Give rows more memory."
             )
         for extent in free:
             if extent.row is not None and extent.row.memory is not None:
@@ -278,15 +278,17 @@ class Cache:
         self._is_cramped = True
         if self._to_write:
             return
-        size = 0
-        for extent in free:
-            if size < row.size:
-                for one in extent.after:
-                    if not isinstance(one, Write):
-                        one.wait()
-                extent.row, extent.after, size = row, [], size + extent.size
-                self.arena.give_up(extent)
-        row.memory, row.is_apart, row.holds, row.after = self.device.memory(row.size).bytes, True, False, []
+        pieces = self.arena.pieces(free, row.size)
+        for extent in pieces:
+            for one in extent.after:
+                if not isinstance(one, Write):
+                    one.wait()
+            extent.after = []
+            self.arena.give_up(extent)
+        row.memory = self.device.memory(row.size).bytes
+        row.is_apart, row.holds, row.after = True, False, until_now(self.device)
+        for extent in pieces:
+            extent.row = row
 
     def _move_in(self, row: Row, window: Window) -> None:
         """Give a row memory in place of others."""
@@ -361,7 +363,10 @@ class Cache:
     # The threads
 
     def _work(self, work: Callable[[], None]) -> None:
-        work()
+        try:
+            work()
+        except Exception as error:  # of the device, at a fence
+            self._fail(error)
         with self._lock:
             self._threads -= 1
             if not self._threads:
@@ -414,10 +419,8 @@ class Cache:
         begin = time.perf_counter()
         try:
             getattr(self.store, way)(row.start, memory)
-        except Exception as error:  # raised where the program next asks for a row
-            with self._lock:
-                self._failure = self._failure or error
-                self._progress.notify_all()
+        except Exception as error:
+            self._fail(error)
         seconds, traffic = time.perf_counter() - begin, self.traffic
         if way == "read":
             traffic.reads, traffic.read_bytes = traffic.reads + 1, traffic.read_bytes + row.size
@@ -425,6 +428,12 @@ class Cache:
         else:
             traffic.writes, traffic.written_bytes = traffic.writes + 1, traffic.written_bytes + row.size
             traffic.write_seconds += seconds
+
+    def _fail(self, error: Exception) -> None:
+        """Have an error raised where the program next asks for a row, or waits for one."""
+        with self._lock:
+            self._failure = self._failure or error
+            self._progress.notify_all()
 
 
 def end(cache: "weakref.ref[Cache]") -> None:

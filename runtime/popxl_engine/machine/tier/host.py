@@ -2,7 +2,7 @@
 
 import torch
 
-from popxl_engine.machine.device import Device, Pages, lock
+from popxl_engine.machine.device import Device, Pages
 from popxl_engine.machine.tier.store import Store
 
 
@@ -21,7 +21,7 @@ class HostStore:
     def __init__(self, nbytes: int, device: Device):
         self._memory = Pages(nbytes)
         if device.where.type == "cuda":
-            lock(self._memory.bytes)
+            self._memory.lock()
         self._inward, self._outward = device.lane(), device.lane()
 
     def read(self, start: int, into: torch.Tensor) -> None:

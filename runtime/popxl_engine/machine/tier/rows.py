@@ -117,7 +117,8 @@ def make_moving_rows(
     memory = tier.memory // replicas // BLOCK * BLOCK
     check_memory(tier, memory, replicas)
     sizes = {(b, i): nbytes_of(b) for b in buffers for i in range(b.entries)}
-    staying = smallest(sizes, min(memory // STAYING, memory - tier.needed[0]))
+    fits = sum(map(in_blocks, sizes.values())) <= memory  # the store then needs nothing
+    staying = list(sizes) if fits else smallest(sizes, min(memory // STAYING, memory - tier.needed[0]))
     moving = [row for row in sizes if row not in staying]
     fixed = Arena(sum(in_blocks(sizes[row]) for row in staying), tier.device)
     arena = Arena(min(memory - len(fixed.bytes), sum(in_blocks(sizes[row]) for row in moving)), tier.device)

@@ -1,0 +1,127 @@
+"""What a GPU is asked for beside kernels, on stand-ins that keep account: page-locked memory, uploads, free memory."""
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+from popxl import Ir
+from popxl_engine import residency
+from popxl_engine.kernels import compiled
+from popxl_engine.machine import device as device_module
+from popxl_engine.machine.device import Processor
+from popxl_engine.machine.tier import HostStore
+from popxl_engine.planner.lending import InUse
+from popxl_engine.support import uploader
+from torch.utils._python_dispatch import TorchDispatchMode
+
+GIB = 2**30
+
+
+class Cudart:
+    """CUDA's page-locking."""
+
+    def __init__(self, monkeypatch, error=0):
+        self.locked, self.error = {}, error
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: self)
+
+    def cudaHostRegister(self, start, size, flags):  # noqa: N802 - CUDA's names
+        if not self.error:
+            assert start not in self.locked
+            self.locked[start] = size
+        return self.error
+
+    def cudaHostUnregister(self, start):  # noqa: N802
+        del self.locked[start]
+        return 0
+
+
+class Gpu(Processor):
+    """A GPU by its name alone."""
+
+    where = torch.device("cuda", 0)
+
+
+def test_memory_is_page_locked_as_long_as_it_is_there_and_no_longer(monkeypatch):
+    cudart = Cudart(monkeypatch)
+    store = HostStore(10_000, Gpu())
+    part = store.part(4096, 4096)
+    assert cudart.locked == {part.data_ptr() - 4096: 10_000}
+    del store
+    gc.collect()
+    assert cudart.locked, "a tensor has the memory"
+    part = None
+    gc.collect()
+    assert cudart.locked == {}
+    HostStore(0, Gpu())
+
+
+def test_memory_that_cannot_be_page_locked_is_told_of_and_its_error_forgotten(monkeypatch, caplog):
+    Cudart(monkeypatch, error=801)
+    forgotten = []
+    monkeypatch.setattr(device_module, "forget_error", lambda: forgotten.append(True))
+    HostStore(10_000, Gpu())
+    gc.collect()
+    assert forgotten == [True]
+    (record,) = caplog.records
+    assert record.message.startswith("remote memory: got CUDA error 801 while page-locking 10000 bytes")
+
+
+class Copies(TorchDispatchMode):
+    """Whether copies to other devices were waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.waited = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten._to_copy.default:
+            self.waited.append(not (kwargs or {}).get("non_blocking"))
+        return function(*args, **kwargs or {})
+
+
+def test_nobody_waits_until_a_host_value_is_on_a_device():
+    with Copies() as copies:
+        assert uploader(torch.device("meta"))(np.array(3, np.int32)).device.type == "meta"
+    assert copies.waited == [False]
+
+
+def test_what_torch_keeps_of_a_gpus_memory_is_free_for_rows(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * GIB, 100 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 90 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 12 * GIB)
+    found = residency._device_memory(Ir(), Gpu(), 1, InUse(rows=GIB, phase="main", working=GIB))
+    assert found == int(0.9 * 80 * GIB) - GIB
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+def on_gpu(*shape):
+    return torch.ones(shape).as_subclass(OnGpu)
+
+
+def test_what_cannot_be_compiled_runs_step_by_step_and_is_told_of_once(monkeypatch, caplog):
+    def no_compiler(*_):
+        raise torch._dynamo.exc.TorchDynamoException("Failed to find C compiler.\nand more")
+
+    monkeypatch.setattr(compiled, "compiles", lambda: True)
+    monkeypatch.setattr(torch, "compile", lambda fn, dynamic: no_compiler)
+    double = compiled.one_pass(lambda t: t * 2)
+    for _ in range(2):
+        assert double(on_gpu(3)).tolist() == [2, 2, 2]
+    (record,) = caplog.records
+    assert "got 'Failed to find C compiler.' while compiling" in record.message
+
+
+def test_an_error_of_what_was_compiled_is_raised(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(compiled, "compiles", lambda: True)
+    monkeypatch.setattr(torch, "compile", lambda fn, dynamic: full)
+    with pytest.raises(torch.OutOfMemoryError):
+        compiled.one_pass(lambda t: t * 2)(on_gpu(3))
