@@ -26,6 +26,8 @@ class Graph:
     """Outputs that autodiff appended; they are not among the gradients that it expects by default."""
     _constants: List[Constant]
     _variables: List["Variable"]
+    kept: List[Tensor]
+    """Main graph only: what ops that run with an upload of the weights have made for others, see `fragments`."""
     _ops: List["Op"]
     _call_sites: List["Op"]
     """Ops anywhere in the Ir that call this graph; a plain call gains this graph's new outputs."""
@@ -41,7 +43,7 @@ class Graph:
         self._tensors, self._counters = {}, {}
         self._inputs, self._outputs, self._by_ref_inputs, self._activations = [], [], set(), set()
         self._constants, self._variables, self._ops, self._call_sites = [], [], [], []
-        self._hooks = Hooks()
+        self.kept, self._hooks = [], Hooks()
         return self
 
     @property

@@ -329,6 +329,7 @@ class Session:
             holder.set_host_value(variable, data)
             if self.is_attached and holder is not self._state:
                 self._engine.write(variable, data)
+        self._engine.upload()
 
 
 IrInternals.session_type = Session

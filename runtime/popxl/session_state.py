@@ -25,6 +25,9 @@ class DeviceValues(Protocol):
     def is_file(self, variable: Variable) -> bool:
         """Whether a memory-mapped variable's file is the memory that runs work on."""
 
+    def upload(self) -> None:
+        """Note that the variables are the host's: ops that run after an upload run before the next run."""
+
 
 def keep_state_once(ir: Ir) -> None:
     """Let the state of a program be in memory once: what runs change is the host's value too.
@@ -84,6 +87,7 @@ class SessionState:
             for variable in self._variables:
                 self._engine.write(variable, holder.host_value(variable))
         self._ir._holder, self.is_changed, self._has_run, self._older = self, False, False, {}
+        self._engine.upload()
 
     def begin_run(self) -> None:
         """Copy the values that a run changes."""
@@ -114,6 +118,7 @@ class SessionState:
         self.restore()
         self._make_groups_equal()
         self._has_run = False
+        self._engine.upload()
 
     def restore(self) -> None:
         """Take back what has run since the last download. Processes need not do it together."""

@@ -57,7 +57,7 @@ def _fail(op: Op, got: str, expected: str) -> None:
 def _given(graph: Graph) -> Set[Tensor]:
     """Tensors that exist before the first op."""
     shards = [v.shard for v in graph.variables if v.shard is not None]
-    return {*graph.inputs, *graph.constants, *graph.variables, *shards}
+    return {*graph.inputs, *graph.constants, *graph.variables, *shards, *graph.kept}
 
 
 def _verify_names(graph: Graph) -> None:

@@ -3,12 +3,14 @@
 import logging
 import os
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Collection, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
 from popdist.exchange import difference
+from popxl.context import ExecutionContext
 from popxl.ir import Ir
+from popxl.opdef import Op
 from popxl.printer import to_text
 from popxl.profile import Profile
 from popxl.remote_files import FileTraffic
@@ -32,6 +34,7 @@ from popxl_engine.residency import tier_of
 from popxl_engine.rewrites import enabled_rewrites
 from popxl_engine.shards import shardings
 
+FROM_HOST = ExecutionContext.WeightsFromHostFragment
 logger = logging.getLogger("popxl")
 
 Arrays = Mapping[Stream, np.ndarray]
@@ -63,13 +66,22 @@ class Engine:
         self.run_count = 0
         self._around_run: Callable[[], ContextManager[None]] = nullcontext
         self._recorder: Optional[Recorder] = None
-        self.program = None if interpret else Program(ir, device=device.where, **options)
+        before = frozenset(op for op in ir.main_graph.ops if op.execution is FROM_HOST)
+        self._before, self._ops = before, (frozenset(ir.main_graph.ops) - before if before else None)
+        """Ops that run once after an upload of the variables; those of a run, None for all."""
+        self._is_uploaded = True
+        self._preparation: Optional[Program] = None
+        if before and not interpret:
+            self._preparation = Program(ir, device=device.where, ops=before, **options)
+        self.program = None if interpret else Program(ir, device=device.where, ops=self._ops, **options)
         several = len(replicas) < ir.replication_factor
         self.fabric = Fabric(ir.replication_factor, replicas, device.where, groups_that_meet(ir)) if several else None
         tier = tier_of(ir, self.program.block if self.program is not None else None, device, len(replicas))
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric, tier, device)
         if self.fabric is not None:
             check_same_program(ir, interpret)
+        for tensor in ir.main_graph.kept:
+            self.machine.keep(tensor)
         for variable in ir.main_graph.variables if fill else ():
             self.machine.take_over(variable, adopt_files)
 
@@ -81,6 +93,7 @@ class Engine:
         """
         keep_freed_memory()
         programs: Dict[int, Running] = {}
+        preparations: Dict[int, Running] = {}
         received: List[Tuple[torch.Tensor, torch.Tensor]] = []
         for position, replica in enumerate(self.machine.replicas):
             device_inputs = {
@@ -91,22 +104,31 @@ class Engine:
             device_outputs = {stream: array.to(self.device.where) for stream, array in results.items()}
             received += zip(results.values(), device_outputs.values())
             replica.begin(device_inputs, device_outputs, place.of_run(self.run_count))
-            programs[replica.index] = self._program(replica)
+            programs[replica.index] = self._program(replica, self.program, self._ops)
+            if self._before and self._is_uploaded:
+                preparations[replica.index] = self._program(replica, self._preparation, self._before)
         with torch.no_grad(), self.device.running(), self.machine.run(), self._around_run():
+            if preparations:
+                run_lockstep(preparations, self.fabric)
             run_lockstep(programs, self.fabric)
+        self._is_uploaded = False
         for array, on_device in received:
             copy_apart(array, on_device)
         self.run_count += 1
 
-    def _program(self, replica: Replica) -> Running:
-        return self._interpreted(replica) if self.program is None else self.program.start(replica)
+    def upload(self) -> None:
+        """Note that the variables are the host's: ops that run after an upload run before the next run."""
+        self._is_uploaded = True
 
-    def _interpreted(self, replica: Replica) -> Running:
-        """The main graph on copies of the replica's variables, which are written back at the end."""
+    def _program(self, replica: Replica, program: Optional[Program], ops: Optional[Collection[Op]]) -> Running:
+        return self._interpreted(replica, ops) if program is None else program.start(replica)
+
+    def _interpreted(self, replica: Replica, ops: Optional[Collection[Op]]) -> Running:
+        """The main graph, or these ops of it, on copies of the variables, which are written back at the end."""
         sharding = shardings(self.ir)
         cells = {tensor: Cell.new(value, sharding.get(tensor)) for tensor, value in replica.state.items()}
         rounds = bool(self.ir._pb_ir.getSessionOptions().enableStochasticRounding)
-        yield from Interpreter(replica, rounds, sharding).graph(self.ir.main_graph, [], cells)
+        yield from Interpreter(replica, rounds, sharding, ops).graph(self.ir.main_graph, [], cells)
         for tensor, cell in cells.items():
             replica.state[tensor].copy_(cell.read())
 

@@ -6,7 +6,7 @@ through a cell; everything else makes new storage. The fast engine must give the
 
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Callable, ContextManager, Dict, Generator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, ContextManager, Dict, Generator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -96,10 +96,17 @@ class Interpreter:
     Args:
         rounds: round updates of 16-bit tensors stochastically.
         sharding: what `shardings` gives for the program.
+        ops: those of the main graph that run; default: all.
     """
 
-    def __init__(self, replica: Any = None, rounds: bool = False, sharding: Optional[Mapping[Any, Sharding]] = None):
-        self.replica, self.rounds, self.sharding = replica, rounds, sharding or {}
+    def __init__(
+        self,
+        replica: Any = None,
+        rounds: bool = False,
+        sharding: Optional[Mapping[Any, Sharding]] = None,
+        ops: Optional[Collection[Op]] = None,
+    ):
+        self.replica, self.rounds, self.sharding, self.ops = replica, rounds, sharding or {}, ops
         self.place = replica.place if replica is not None else 0
         self._numbers: Dict[Op, int] = {}
         self.positions = Positions()
@@ -111,6 +118,8 @@ class Interpreter:
         env.update((c, Cell.new(constant_tensor(c))) for c in graph.constants)
         outer = self.place
         for op in graph.ops:
+            if self.ops is not None and graph is graph.main_graph and op not in self.ops:
+                continue
             self.place = enter(outer, (self.positions.of(op),))
             try:
                 yield from self.op(op, env)

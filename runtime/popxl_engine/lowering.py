@@ -6,7 +6,7 @@ can observe.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Collection, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from popxl import dtypes
 from popxl.graph import Graph
@@ -139,10 +139,14 @@ def is_small_integer(spec: Any) -> bool:
 
 
 class Lowering:
-    """Lowers one Ir. Roots found unfit for the host are remembered in ``device_roots``."""
+    """Lowers one Ir. Roots found unfit for the host are remembered in ``device_roots``.
 
-    def __init__(self, rewrites: Sequence[Rewrite] = ()) -> None:
-        self.rewrites = tuple(rewrites)
+    Args:
+        ops: those of the main graph that run; default: all.
+    """
+
+    def __init__(self, rewrites: Sequence[Rewrite] = (), ops: Optional[Collection[Op]] = None) -> None:
+        self.rewrites, self.ops = tuple(rewrites), ops
         self.device_roots: Set[Any] = set()
         self._steps: Dict[Graph, List[Step]] = {}
         self._writes: Dict[Graph, bool] = {}
@@ -154,6 +158,8 @@ class Lowering:
         """A graph's steps after fusion, the same for every caller."""
         if graph not in self._steps:
             steps = steps_of(graph)
+            if self.ops is not None and graph is graph.main_graph:
+                steps = [step for step in steps if step.source in self.ops]
             for rewrite in self.rewrites:
                 steps = rewrite(steps, graph)
             self._steps[graph] = steps
@@ -165,9 +171,9 @@ class Lowering:
         while True:
             try:
                 builder = BlockBuilder(self, Block("main"))
-                for variable in graph.variables:
-                    if variable.location_info is None:
-                        builder.state(variable.shard if variable.shard is not None else variable)
+                on_device = (v for v in graph.variables if v.location_info is None)
+                for t in (*(v if v.shard is None else v.shard for v in on_device), *graph.kept):
+                    builder.state(t)
                 builder.inline(graph, [], "")
                 return builder.finish([])
             except NotOnHost as error:

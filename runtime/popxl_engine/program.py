@@ -4,10 +4,11 @@ import copy
 import linecache
 import types
 import weakref
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence
+from typing import Any, Collection, Dict, FrozenSet, List, Optional, Sequence
 
 import torch
 from popxl.ir import Ir
+from popxl.opdef import Op
 
 from popxl_engine.aliasing import ALL_RULES
 from popxl_engine.cache import cache_folder, save_source
@@ -29,6 +30,7 @@ class Program:
         rules: what keeps copies (tests take one away).
         rewrites: names of the fusion rules; all that are enabled where it is None.
         device: where it runs.
+        ops: those of the main graph that run; default: all.
     """
 
     def __init__(
@@ -37,8 +39,9 @@ class Program:
         rules: FrozenSet[str] = ALL_RULES,
         rewrites: Optional[Sequence[str]] = None,
         device: torch.device = CPU,
+        ops: Optional[Collection[Op]] = None,
     ):
-        self.block: Block = fused_program(ir.main_graph, rewrites)
+        self.block: Block = fused_program(ir.main_graph, rewrites, ops)
         check_offsets(self.block, {})
         optimise(self.block, rules)
         options = ir._pb_ir.getSessionOptions()

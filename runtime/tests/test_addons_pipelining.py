@@ -106,7 +106,8 @@ def test_state_that_travels_with_the_weights_travels_once_per_run(several_times)
 
         several_times(3, build)
     session = popxl.Session(main.ir)
-    assert [op.definition.name for op in main.ops] == ["remote_load", "repeat", "remote_store"]
+    names = [op.definition.name for op in main.ops]
+    assert names == ["remote_load", "copy_var_update_", "repeat", "remote_store"]
     for run in (1, 2):
         with session:
             session.run()

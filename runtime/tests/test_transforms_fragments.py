@@ -111,67 +111,104 @@ def refused(build, says):
         popxl.Session(ir)
 
 
-def test_what_would_differ_if_it_ran_with_every_run_is_refused():
-    for arguments in ({"store": False}, {"slot": 1}):
-        with pytest.raises(ValueError, match="WeightsFromHostFragment: got .*, which the program changes.*stored to"):
-            popxl.Session(kept_in_a_row(**arguments)[0])
+@pytest.fixture(params=["0", "1"], ids=["engine", "interpreter"])
+def both(request, monkeypatch):
+    """Compiled, and by the interpreter."""
+    monkeypatch.setenv("POPXL_INTERPRET", request.param)
 
-    def counts(ir, buffer):
-        state = popxl.variable(START)
+
+@pytest.mark.parametrize("arguments", [{"store": False}, {"slot": 1}], ids=["never stored", "stored elsewhere"])
+def test_state_that_came_with_the_weights_is_kept_until_they_come_again(both, arguments):
+    ir, inputs, outputs, variable = kept_in_a_row(**arguments)
+    one = {inputs: np.ones(2, np.float32)}
+    session = popxl.Session(ir)
+    for _ in range(2):
+        with session:
+            for run in (1, 2):
+                np.testing.assert_array_equal(session.run(one)[outputs], START + run)
+            session.weights_from_host()
+            for run in (1, 2):
+                np.testing.assert_array_equal(session.run(one)[outputs], START + run)
+        np.testing.assert_array_equal(session.get_tensor_data(variable), START)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_what_a_fragment_does_is_done_once_for_each_upload(both, replicas):
+    ir = popxl.Ir(replicas)
+    with ir.main_graph, popxl.in_sequence():
+        buffer = popxl.remote_buffer((2,), popxl.float32, 2)
+        row, other = (popxl.remote_variable(data, buffer, i) for i, data in enumerate((START, 0 * START)))
+        uploads = popxl.variable(0, popxl.int32)
+
+        def count(n: popxl.TensorByRef):
+            ops.add_(n, popxl.constant(1, popxl.int32))
+
         with _execution_context(FROM_HOST):
-            ops.add_(state, state)
+            state = ops.remote_load(buffer, 0)
+            flat = state.reshape_((1, 2))
+            ops.add_(flat, popxl.constant([[10.0, 10.0]]))
+            ops.call(ir.create_graph(count, uploads), uploads)
+            summed = ops.collectives.replicated_all_reduce(state)
+            ops.remote_store(buffer, 1, summed)
+        ops.add_(flat, summed.reshape((1, 2)) * (0.5 / replicas))
+        ops.add_(state, popxl.constant([1.0, 1.0]))
+        outputs = popxl.d2h_stream((2,), popxl.float32)
+        ops.host_store(outputs, flat.reshape((2,)))
+        with _execution_context(TO_HOST):
+            ops.remote_store(buffer, 0, state)
+    verify(ir)
 
+    def runs(session, start):
+        prepared = start + 10
+        for run in (1, 2):
+            found = session.run()[outputs].reshape(replicas, 2)
+            np.testing.assert_allclose(found, [prepared + run * (prepared / 2 + 1)] * replicas)
+        return found[0]
+
+    session = popxl.Session(ir)
+    with session:
+        runs(session, START)
+        session.weights_from_host()
+        end = runs(session, START)
+        assert session.get_tensor_data(uploads) == 1
+        np.testing.assert_allclose(session.get_tensor_data(other), replicas * (START + 10))
+    np.testing.assert_allclose(session.get_tensor_data(row), end)
+    with session:
+        runs(session, end)
+    assert session.get_tensor_data(uploads) == 2
+
+
+def test_what_would_differ_if_it_ran_with_every_run_is_refused():
     def streams(ir, buffer):
         with _execution_context(TO_HOST):
             ops.host_store(popxl.d2h_stream((2,), popxl.float32), popxl.constant(START))
 
-    def counts_in_a_call(ir, buffer):
-        def add(t: popxl.TensorByRef):
-            ops.add_(t, t)
+    def prints(ir, buffer):
+        with _execution_context(FROM_HOST):
+            ops.print_tensor(popxl.constant(START))
 
+    for build in (streams, prints):
+        refused(build, "got a stream or a print by .*; expected ops that nobody sees run")
+
+    def counts(ir, buffer):
         state = popxl.variable(START)
-        with _execution_context(FROM_HOST):
-            ops.call(ir.create_graph(add, state), state)
-
-    def loads_in_a_call(ir, buffer):
-        graph = ir.create_graph(lambda: ops.remote_load(buffer, 0))
-        with _execution_context(FROM_HOST):
-            ops.call(graph)
-
-    refused(streams, "got a stream or a print by .*; expected ops that give the same")
-    refused(loads_in_a_call, "got a call that loads or stores by")
-    for build in (counts, counts_in_a_call):
-        refused(build, "got a write to a tensor that was made elsewhere by .*; expected ops that give the same")
-
-    def counts_what_the_program_counts(ir, buffer):
-        with _execution_context(FROM_HOST):
-            state = ops.remote_load(buffer, 0)
-            ops.add_(state, popxl.constant(START))
-        ops.add_(state, state)
         with _execution_context(TO_HOST):
-            ops.remote_store(buffer, 0, state)
+            ops.add_(state, state)
 
-    refused(counts_what_the_program_counts, "got %.*, which the program changes")
+    refused(counts, "got a write to a tensor that was made elsewhere by .*; expected ops that give the same")
 
-    def stores_to_what_was_loaded(ir, buffer):
+    def writes_to_a_constant(ir, buffer):
         with _execution_context(FROM_HOST):
-            state = ops.remote_load(buffer, 0)
-        ops.call(ir.create_graph(lambda t: ops.remote_store(buffer, 0, t * 2.0), state), state)
+            ops.add_(popxl.constant(START), popxl.constant(START))
 
-    def stores_something_else_at_the_end(ir, buffer):
-        with _execution_context(FROM_HOST):
-            state = ops.remote_load(buffer, popxl.constant(0))
+    refused(writes_to_a_constant, "got a write to a constant by .*; expected a write to a variable")
+
+    def stores_what_the_program_loads(ir, buffer):
+        state = ops.remote_load(buffer, 0)
         with _execution_context(TO_HOST):
-            ops.remote_store(buffer, 0, state * 2.0)
+            ops.remote_store(buffer, popxl.constant(0), state * 2.0)
 
-    for build in (stores_to_what_was_loaded, stores_something_else_at_the_end):
-        refused(build, "got a slot that .*remote_store.* stores to by .*; expected it to keep its value")
-
-    def stores(ir, buffer):
-        with _execution_context(FROM_HOST):
-            ops.remote_store(buffer, 0, popxl.constant(START))
-
-    refused(stores, "among those of WeightsToHostFragment")
+    refused(stores_what_the_program_loads, "got a store to a slot that .*remote_load.* of the program loads by")
 
     def uses_the_program(ir, buffer):
         made = popxl.variable(START) + 1.0

@@ -1,81 +1,123 @@
 """Ops that belong to the transfers of weights: where they run here."""
 
-from typing import Iterable, List, Sequence, Set
+from typing import Dict, Iterable, List, Sequence, Set
 
 from popxl.context import ExecutionContext
 from popxl.errors import GraphError
+from popxl.graph import Graph
 from popxl.ir import Ir
-from popxl.opdef import Op
-from popxl.transforms.storage import has_effect, modified, roots
+from popxl.opdef import Op, map_tensors
+from popxl.ops import var_updates
+from popxl.transforms.clone import clone_op, placed_like
+from popxl.transforms.storage import aliased, has_effect, modified, roots
 from popxl.values import Constant, Tensor
 
 UNSEEN = frozenset({"host", "print"})
 """Effects whose number of occurrences somebody sees."""
+FROM_HOST, TO_HOST = ExecutionContext.WeightsFromHostFragment, ExecutionContext.WeightsToHostFragment
 
 
 def arrange_fragments(ir: Ir) -> None:
     """Reorder the main graph: first the ops of WeightsFromHostFragment, last those of WeightsToHostFragment.
 
-    State exists once here, so that nothing travels when a session attaches or leaves: what the host reads are the
-    remote rows themselves. Loading state from its rows before every run and storing it after every run therefore gives
-    the values that loading it once, keeping it on the device and storing it at the end gives.
+    The first run once after each upload of the variables, before the next run. What they make, and others use, is kept
+    from run to run: in tensors like variables, to which it is copied. The last run with every run, so that a download
+    finds what they stored; that is the same as once where they change nothing but rows that only they use.
 
     Raises:
         GraphError: an op for which that does not hold, or one that uses what is made later.
     """
     graph = ir.main_graph
     parts = {context: [op for op in graph.ops if op.execution is context] for context in ExecutionContext}
-    before, after = parts[ExecutionContext.WeightsFromHostFragment], parts[ExecutionContext.WeightsToHostFragment]
+    before, program, after = parts[FROM_HOST], parts[ExecutionContext.Normal], parts[TO_HOST]
     if not before and not after:
         return
-    program = parts[ExecutionContext.Normal]
-    for part in (before, after):
-        made = {t for op in part for t in op.outputs}
-        for op in part:
-            _check_repeatable(op, made)
+    for op in (*before, *after):
+        if has_effect(op, UNSEEN):
+            _fail(op, "a stream or a print", "ops that nobody sees run")
+        if any(isinstance(root, Constant) for t in modified(op) for root in roots(t)):
+            _fail(op, "a write to a constant", "a write to a variable or to what ops make")
+    made = {t for op in after for t in op.outputs}
+    for op in after:
+        _check_repeatable(op, made, program)
     _check_order([before, program, after])
-    changed, prepared = ({root for op in part for t in modified(op) for root in roots(t)} for part in (program, before))
-    for op in before:
-        for t in op.outputs:
-            if t in changed and (t in prepared or not any(_is_way_back(op, t, store) for store in after)):
-                _fail(op, f"%{t.name}, which the program changes", "a remote_load of a slot that it is stored to")
-        _check_slot(op, _stores(program), after)
-    graph._ops = [*before, *program, *after]
+    keeper = Keeper(graph, before)
+    with graph:
+        for op in (*program, *after):
+            keeper.connect(op)
+        copies = keeper.copies()
+    graph._ops = [*before, *copies, *keeper.views, *program, *after]
+    graph.kept = list(keeper.kept.values())
+
+
+class Keeper:
+    """Connects ops to what a fragment that does not run with them has made."""
+
+    def __init__(self, graph: Graph, before: Iterable[Op]) -> None:
+        self.graph, self.before = graph, set(before)
+        self.kept: Dict[Tensor, Tensor] = {}
+        """What the fragment makes -> the tensor that keeps it."""
+        self.views: List[Op] = []
+        """The fragment's views of what it makes, once more."""
+        self._again: Dict[Op, Op] = {}
+
+    def connect(self, op: Op) -> None:
+        """Let an op use what is kept."""
+        for name, argument in op.arguments.items():
+            if any(t._op in self.before for t in op.inputs):
+                op.set_argument(name, map_tensors(argument, self.value))
+
+    def value(self, t: Tensor) -> Tensor:
+        """The tensor to use for one that the fragment may have made."""
+        op = t._op
+        if op is None or op not in self.before:
+            return t
+        if op.definition.alias:
+            if op not in self._again:
+                self._again[op] = again = clone_op(op, self.value)
+                again.execution = ExecutionContext.Normal
+                self.views.append(again)
+            return self._again[op].outputs[op.outputs.index(t)]
+        if aliased(t):
+            return self.value(aliased(t)[0])
+        if t not in self.kept:
+            self.kept[t] = self.graph._new_tensor(t.spec, f"{t.name}_kept")
+        return self.kept[t]
+
+    def copies(self) -> List[Op]:
+        """Ops of the fragment that copy what it makes to where it is kept."""
+        copies = []
+        for t, home in self.kept.items():
+            assert t._op is not None
+            with placed_like(t._op):
+                copy = var_updates.copy_var_update_(home, t)._op
+            assert copy is not None
+            copy.source = t._op.source
+            copies.append(copy)
+        return copies
 
 
 def _fail(op: Op, got: str, expected: str) -> None:
     raise GraphError(f"{op.execution.name}: got {got} by {op!r}, built at {op.where}; expected {expected}.")
 
 
-def _check_repeatable(op: Op, made: Set[Tensor]) -> None:
-    """GraphError unless running the op once more changes nothing. ``made``: by the ops that run again with it."""
-    stores = op.definition.name == "remote_store"
-    if has_effect(op, UNSEEN):
-        _fail(op, "a stream or a print", "ops that give the same when they run again")
+def _check_repeatable(op: Op, made: Set[Tensor], program: Sequence[Op]) -> None:
+    """GraphError unless running the op with every run gives what running it at the end gives."""
     if any(not roots(t) <= made for t in modified(op)):
         _fail(op, "a write to a tensor that was made elsewhere", "ops that give the same when they run again")
-    if any(has_effect(o, frozenset({"remote"})) for graph, _ in op.called() for o in graph.ops):
-        _fail(op, "a call that loads or stores", "loads and stores outside called graphs")
-    if stores and op.execution is ExecutionContext.WeightsFromHostFragment:
-        _fail(op, "a store", "it among those of WeightsToHostFragment")
+    loads = [load for load in _transfers(program) if load.outputs]
+    for store in _transfers([op]):
+        buffer, slot = store.arguments["remote_buffer"], _slot(store.arguments["offset"])
+        for load in loads if not store.outputs else ():
+            other = _slot(load.arguments["offset"])
+            if load.arguments["remote_buffer"] is buffer and (None in (slot, other) or slot == other):
+                _fail(op, f"a store to a slot that {load!r} of the program loads", "a slot of its own")
 
 
-def _stores(ops: Iterable[Op]) -> List[Op]:
-    """Stores among ops and in the graphs that they call."""
-    inner = [o for op in ops for graph, _ in op.called() for o in _stores(graph.ops)]
-    return [op for op in ops if op.definition.name == "remote_store"] + inner
-
-
-def _check_slot(load: Op, stores: Iterable[Op], after: Iterable[Op]) -> None:
-    """GraphError if what a fragment loads is another value after a run."""
-    if load.definition.name != "remote_load":
-        return
-    buffer, slot = load.arguments["remote_buffer"], _slot(load.arguments["offset"])
-    for store in (*stores, *_stores(after)):
-        other = _slot(store.arguments["offset"])
-        is_apart = store.arguments["remote_buffer"] is not buffer or None not in (slot, other) and slot != other
-        if not is_apart and not (store in after and _is_way_back(load, load.outputs[0], store)):
-            _fail(load, f"a slot that {store!r} stores to", "it to keep its value, or to be stored what was loaded")
+def _transfers(ops: Iterable[Op]) -> List[Op]:
+    """Remote loads and stores among ops and in the graphs that they call."""
+    inner = [o for op in ops for graph, _ in op.called() for o in _transfers(graph.ops)]
+    return [op for op in ops if "remote" in op.definition.effects] + inner
 
 
 def _check_order(parts: Sequence[List[Op]]) -> None:
@@ -87,15 +129,6 @@ def _check_order(parts: Sequence[List[Op]]) -> None:
             for t in op.inputs:
                 if t in later:
                     _fail(op, f"a use of %{t.name}", "a tensor that is made before the weights travel this way")
-
-
-def _is_way_back(load: Op, t: Tensor, store: Op) -> bool:
-    """Whether ``store`` puts ``t`` where ``load`` took it from."""
-    if load.definition.name != "remote_load" or store.definition.name != "remote_store":
-        return False
-    a, b = load.arguments, store.arguments
-    is_same_slot = a["offset"] is b["offset"] or _slot(a["offset"]) == _slot(b["offset"]) is not None
-    return a["remote_buffer"] is b["remote_buffer"] and is_same_slot and roots(b["t"]) == {t}
 
 
 def _slot(offset: object) -> object:

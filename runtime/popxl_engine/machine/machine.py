@@ -74,6 +74,11 @@ class Machine:
         for cache in self.caches:
             cache.check()
 
+    def keep(self, tensor: Tensor) -> None:
+        """Make room on the device for a tensor that is kept from run to run and is no variable."""
+        for replica in self.replicas:
+            replica.state[tensor] = torch.zeros(tensor.shape, dtype=torch_dtype(tensor.dtype), device=self.device.where)
+
     def take_over(self, variable: Variable, adopt_file: bool = True) -> None:
         """Move a variable's host value into the replicas' memory.
 

@@ -6,9 +6,10 @@ A rule for steps that come from different graphs, as forward and gradient do, wo
 """
 
 import os
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Callable, Collection, Dict, List, Optional, Sequence
 
 from popxl.graph import Graph
+from popxl.opdef import Op
 
 from popxl_engine.lowering import Block, Lowering
 from popxl_engine.rewrites.accumulate import fuse_accumulated_products, fuse_accumulated_rows
@@ -44,10 +45,10 @@ def enabled_rewrites() -> List[str]:
     return [] if "all" in off else [name for name in every if name not in off]
 
 
-def fused_program(graph: Graph, names: Optional[Sequence[str]] = None) -> Block:
-    """A main graph lowered with fusions; default: those that are enabled."""
+def fused_program(graph: Graph, names: Optional[Sequence[str]] = None, ops: Optional[Collection[Op]] = None) -> Block:
+    """A main graph, or these ops of it, lowered with fusions; default: those that are enabled."""
     chosen = enabled_rewrites() if names is None else names
-    block = Lowering([REWRITES[name] for name in REWRITES if name in chosen]).main(graph)
+    block = Lowering([REWRITES[name] for name in REWRITES if name in chosen], ops).main(graph)
     for name, rewrite in BLOCK_REWRITES.items():
         if name in chosen:
             _everywhere(rewrite, block)
