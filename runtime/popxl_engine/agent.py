@@ -180,8 +180,12 @@ class Agent(LocalElasticAgent):
 
     def end_all(self) -> None:
         """No instance is left when this returns, nor what one has started and left."""
-        for pid in self.processes().values():
+        pids = self.processes().values()
+        for pid in pids:
             _send(pid, signal.SIGKILL)
+        until = time.monotonic() + END_SECONDS
+        while not all(map(_is_over, pids)) and time.monotonic() < until:
+            time.sleep(0.01)
 
     def report(self, result: RunResult) -> int:
         """Pass on what is to be said at the end: all that instances said, or the error of the one that failed."""
@@ -213,6 +217,14 @@ def _news(pid: int, kinds: int) -> Any:
         return os.waitid(os.P_PID, pid, kinds | os.WNOHANG)
     except ChildProcessError:
         return None  # it has ended, and torch knows
+
+
+def _is_over(pid: int) -> bool:
+    """Whether a process of ours has ended."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:
+        return True
 
 
 def _send(pid: int, number: int) -> None:

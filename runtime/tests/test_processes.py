@@ -192,13 +192,17 @@ def test_a_signal_to_the_launcher_reaches_instances_which_may_finish(number, tmp
     assert not left_over(tmp_path)
 
 
-def test_instances_that_do_not_finish_after_a_signal_are_ended(tmp_path):
+@pytest.mark.parametrize("grace, signals", [(0.5, 1), (60, 2)], ids=["in time", "before a second one"])
+def test_instances_that_do_not_finish_after_a_signal_are_ended(grace, signals, tmp_path):
     code = RANKED + "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + NOTED + "time.sleep(90)"
-    process = start(["--num-instances", 2, "--grace", 0.5], ["-c", code], NOTES=str(tmp_path))
+    process = start(["--num-instances", 2, "--grace", grace], ["-c", code], NOTES=str(tmp_path))
     begin = time.monotonic()
     wait_for_instances(tmp_path, 2)
-    process.terminate()
-    assert finish(process, begin).code == 128 + signal.SIGTERM
+    for _ in range(signals):
+        process.terminate()
+        time.sleep(0.5)
+    ended = finish(process, begin)
+    assert ended.code == 128 + signal.SIGTERM and ended.seconds < 30
     assert not left_over(tmp_path)
 
 
