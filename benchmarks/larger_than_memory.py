@@ -46,6 +46,8 @@ BAR = 0.8
 """Of the bound, at least."""
 WIDTHS = {"float32": 4, "bfloat16": 2}
 """Bytes of a number."""
+PROCESS_MIB = 480
+"""What a process takes beside its rows, with some to spare: Python, PyTorch, the program, activations of a layer."""
 BLOCK_MIB = 8
 """Of a transfer, where the disk is measured."""
 
@@ -142,12 +144,18 @@ def disk_bandwidth(folder: str, mib: int) -> Figures:
 
 def variants_of(arguments: argparse.Namespace, batch: int, moments: str, limit: int) -> list[Variant]:
     """In memory, in files, and in files without looking ahead."""
+    rows = limit - PROCESS_MIB * 2**20 if arguments.host_memory is None else arguments.host_memory * 2**20
+    if rows <= 0:
+        raise BenchmarkError(
+            f"limit: got {gib(limit)}; expected more than the {PROCESS_MIB} MiB of a process, for rows. Measure a "
+            "larger model, or give --limit and --host_memory."
+        )
     sizes = ("layers", "hidden_size", "heads", "sequence_length", "vocabulary_size", "precision")
     model = {name: getattr(arguments, name) for name in sizes}
     plain = {"model": model, "batch": batch, "moments": moments, "folder": None, "host_memory": None, "limit": None}
     found = [Variant(name="in memory", options=plain)]
     for name, environment in (("in files", {}), ("in files, fetched when asked for", {"POPXL_LOOK_AHEAD": "0"})):
-        own = {"folder": arguments.folder, "host_memory": arguments.host_memory * 2**20, "limit": limit}
+        own = {"folder": arguments.folder, "host_memory": rows, "limit": limit}
         own["cgroup"] = f"larger_than_memory.{os.getpid()}.{batch}.{moments}.{len(found)}"
         own["cgroup_kind"] = arguments.cgroup
         found.append(Variant(name=name, options={**plain, **own}, environment=environment))
@@ -246,7 +254,7 @@ def main() -> int:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4], help="sequences of a step")
     parser.add_argument("--rounds", type=int, default=5, help="measured steps of each variant")
     parser.add_argument("--warmup", type=int, default=1, help="steps before them")
-    parser.add_argument("--host_memory", type=int, default=288, help="MiB of memory for rows")
+    parser.add_argument("--host_memory", type=int, help=f"MiB for rows; default: the limit without {PROCESS_MIB} MiB")
     parser.add_argument("--limit", type=int, help="MiB that the process may use; default: a third of the state")
     parser.add_argument("--disk_mib", type=int, default=1024, help="MiB that are moved each way to measure the disk")
     parser.add_argument("--folder", default=str(ROOT / "runs" / "larger_than_memory"), help="on the disk to use")

@@ -43,6 +43,17 @@ def test_state_in_files_is_measured_beside_the_same_steps_in_memory(tmp_path):
     assert str(ROOT) not in last and list((tmp_path / "rows").iterdir()) == []
 
 
+def test_a_limit_that_leaves_nothing_for_rows_is_refused(tmp_path):
+    flags = [part for name, value in SIZES.items() for part in (f"--{name}", str(value))]
+    command = [sys.executable, "benchmarks/larger_than_memory.py", *flags, "--disk_mib", "1", "--folder", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "limit: got 0.00 GiB; expected more than the 480 MiB of a process, for rows. Measure a larger model, or give "
+        "--limit and --host_memory.\n"
+    )
+
+
 def measurement(name, seconds, peak=100, loss=1.0, cached=0, **moved):
     steps = tuple({"loss": loss, **moved} for _ in range(3))
     return Measurement(
