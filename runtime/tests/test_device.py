@@ -5,13 +5,17 @@ import gc
 import numpy as np
 import pytest
 import torch
+from fake_gpu import CUDA, fake_gpu
 from popxl import Ir
 from popxl_engine import residency
 from popxl_engine.kernels import compiled
+from popxl_engine.kernels.linalg import product
+from popxl_engine.kernels.rounding import update_noise
 from popxl_engine.machine import device as device_module
 from popxl_engine.machine.device import Processor
 from popxl_engine.machine.tier import HostStore
 from popxl_engine.planner.lending import InUse
+from popxl_engine.stochastic import rounded
 from popxl_engine.support import uploader
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -75,8 +79,9 @@ class Copies(TorchDispatchMode):
         self.waited = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten._to_copy.default:
-            self.waited.append(not (kwargs or {}).get("non_blocking"))
+        device = (kwargs or {}).get("device")
+        if function is torch.ops.aten._to_copy.default and device is not None and device != args[0].device:
+            self.waited.append(not kwargs.get("non_blocking"))
         return function(*args, **kwargs or {})
 
 
@@ -84,6 +89,25 @@ def test_nobody_waits_until_a_host_value_is_on_a_device():
     with Copies() as copies:
         assert uploader(torch.device("meta"))(np.array(3, np.int32)).device.type == "meta"
     assert copies.waited == [False]
+
+
+def test_nobody_waits_until_the_seed_of_a_rounding_is_on_a_device():
+    with fake_gpu(), Copies() as copies:
+        with rounded((5, 0)):
+            noise = update_noise(torch.empty(10, dtype=torch.bfloat16))
+        bits = noise.bits(10, 0)
+    assert bits.device == CUDA and copies.waited == [False]
+
+
+def test_products_of_integers_are_made_without_those_that_cuda_lacks(monkeypatch):
+    def matmul(lhs, rhs):
+        assert lhs.is_floating_point(), "as CUDA"
+        return torch.Tensor.matmul(lhs, rhs)
+
+    lhs, rhs = np.array([[2**31, 1]], np.uint32), np.array([[3], [5]], np.uint32)
+    monkeypatch.setattr(torch, "matmul", matmul)
+    found = product(*(torch.from_numpy(a).as_subclass(OnGpu) for a in (lhs, rhs)), torch.uint32)
+    np.testing.assert_array_equal(found.as_subclass(torch.Tensor).numpy(), lhs @ rhs)
 
 
 def test_what_torch_keeps_of_a_gpus_memory_is_free_for_rows(monkeypatch):

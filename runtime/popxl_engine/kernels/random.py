@@ -92,4 +92,4 @@ def create_random_seed(seed: torch.Tensor, modifier: torch.Tensor) -> torch.Tens
 @kernel("split_random_seed")
 def split_random_seed(seed: torch.Tensor, n: int) -> Tuple[torch.Tensor, ...]:
     """The children for modifiers 0 .. n - 1."""
-    return tuple(generator.child_seed(seed, torch.tensor(i, device=seed.device)) for i in range(n))
+    return tuple(generator.child_seed(seed, torch.full((), i, device=seed.device)) for i in range(n))

@@ -106,7 +106,8 @@ class Updates:
     """Where in-place updates of 16-bit tensors get the seeds of their rounding; without, they round to nearest."""
 
     next_seed: Optional[Callable[[], Tuple[torch.Tensor, int]]] = None
-    """Called once for each tensor that is updated: a seed, and the index of the tensor's first element in the whole."""
+    """Called once for each tensor that is updated: a seed, on any device, and the index of the tensor's first element
+    in the whole."""
 
     @classmethod
     @contextmanager
@@ -137,7 +138,7 @@ def update_noise(t: torch.Tensor) -> Optional[Noise]:
     if t.dtype not in NARROW or Updates.next_seed is None:
         return None
     seed, start = Updates.next_seed()
-    return Noise(seed, start + t.numel(), start)
+    return Noise(seed.to(t.device, non_blocking=True), start + t.numel(), start)  # nobody waits for a GPU
 
 
 def update(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
