@@ -47,7 +47,7 @@ def parse_command_line(
     own = {item.name for item in fields(options)} if options else set()
     values = {name: value for name, value in words.values.items() if name not in own}
     try:
-        mapping = _mapping(words.config or default)
+        mapping = _mapping(default if words.config is None else words.config)
     except ConfigError as error:
         raise ConfigError([*words.problems, *error.problems]) from error
     config = build(

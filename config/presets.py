@@ -147,7 +147,7 @@ def _section_name(leaf: Leaf) -> str:
 def did_you_mean(name: str, known: Any, *, listed: bool = False) -> str:
     """A sentence that suggests a known name close to this one; without one, the known names if `listed`."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.6) or [
-        candidate for candidate in sorted(known) if candidate.startswith(name) or name.startswith(candidate)
+        candidate for candidate in sorted(known) if name and (candidate.startswith(name) or name.startswith(candidate))
     ]
     if close:
         return f"Did you mean {close[0]!r}?"

@@ -23,6 +23,7 @@ import popdist
 from tokenizers import Tokenizer
 
 from config import Config, ConfigError, UserError, exit_on_user_error, parse_command_line, to_yaml, validate
+from config.schema import CountOrZero
 from data import DataError, Dataset, SyntheticDataset, TokenDataset
 from demo.pictures import draw_losses
 from demo.run_folder import RunFolder, choose_folder
@@ -48,7 +49,7 @@ SAMPLE_TOKENS = 100
 class Options(PlanOptions):
     """What this program prints at the end, profiles on the way, or plans instead of running."""
 
-    samples: int = 2
+    samples: CountOrZero = 2
     """Texts that the model writes at the end, where there is a tokenizer; 0: none."""
 
 
@@ -75,13 +76,10 @@ def main(arguments: Sequence[str]) -> int:
                 ]
             )
         profiler = step_profiler(config, options, folder.path)
-        if is_leader:
-            folder.prepare(config)
-            print(to_yaml(config))
-            print(f"{si(config.model.parameters)} parameters, run folder {folder.path}")
-            if saved is not None:
-                print(f"continuing after step {saved.position.step}, from {saved.folder}")
-        run = TrainingRun(config, folder, data, validation_data, saved, profiler)
+        with folder.prepared(config) if is_leader else contextlib.nullcontext():
+            if is_leader:
+                show_start(config, folder, saved)
+            run = TrainingRun(config, folder, data, validation_data, saved, profiler)
         signal = run.run()
         finish(run, tokenizer, validation_data or data, options.samples if signal is None else 0)
     return 0 if signal is None else 128 + signal
@@ -162,6 +160,14 @@ def check_tokenizer(config: Config, tokenizer: Optional[Tokenizer], data: Datase
             f"--tokenizer: got {config.data.tokenizer} with {tokens} tokens; expected the data's "
             f"{data.info['vocabulary_size']}. Use the tokenizer.json beside the data."
         )
+
+
+def show_start(config: Config, folder: RunFolder, saved: Optional[SavedRun]) -> None:
+    """Print what is trained, where its files go and where it begins."""
+    print(to_yaml(config))
+    print(f"{si(config.model.parameters)} parameters, run folder {folder.path}")
+    if saved is not None:
+        print(f"continuing after step {saved.position.step}, from {saved.folder}")
 
 
 def finish(run: TrainingRun, tokenizer: Optional[Tokenizer], data: Dataset, samples: int) -> None:

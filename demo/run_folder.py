@@ -3,6 +3,8 @@
 import fcntl
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
@@ -38,23 +40,28 @@ class RunFolder:
         """Training and validation loss."""
         return self.path / "loss.png"
 
-    def prepare(self, config: Config) -> None:
+    @contextmanager
+    def prepared(self, config: Config) -> Iterator[None]:
         """Make the folder, keep other runs out of it, and write the configuration.
+
+        It takes the place of an older one only after the block: a run that cannot start leaves what it would continue.
 
         Raises:
             UserError: the folder takes no files, or another run writes to it now.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            _lock(self.path)
-            with written_whole(self.config) as partial:
+        with ExitStack() as stack:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                _lock(self.path)
+                partial = stack.enter_context(written_whole(self.config))
                 partial.write_text(to_yaml(config), encoding="utf-8")
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"{self.path}: got '{error.strerror}' while writing; expected a folder that takes files. "
-                "Check its permissions and the space on the disk, or choose another --run_folder."
-            ) from error
+                self.checkpoints.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(
+                    f"{self.path}: got '{error.strerror}' while writing; expected a folder that takes files. "
+                    "Check its permissions and the space on the disk, or choose another --run_folder."
+                ) from error
+            yield
 
 
 def choose_folder(config: Config) -> "tuple[RunFolder, Optional[SavedRun]]":

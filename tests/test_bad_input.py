@@ -72,6 +72,8 @@ ROWS = [
     Row("word without a flag", RUN.replace("--config", "3 --config"), ("3: got a word without a flag",)),
     Row("flag without its value", f"{RUN} --layers", ("--layers: got no value", "--layers VALUE")),
     Row("wrong type", f"{RUN} --layers many --dropout x", ("--layers: got 'many'", "whole number", "--dropout: got")),
+    Row("preset without a name", f"{RUN} --config=", ("--config: unknown preset ''",)),
+    Row("number of samples below zero", f"{RUN} --samples -1", ("--samples: got -1; expected", "at least 0")),
     Row("out of range", f"{RUN} --dropout 1.5 --steps 0", ("dropout: got 1.5", "below 1", "steps: got 0")),
     Row("several impossible combinations", f"{RUN} --heads 5 --micro_batch_size 3 --max_positions 4 --warmup_steps 9 "
         "--minimum_learning_rate 1", SEVERAL),
@@ -263,6 +265,23 @@ def test_a_second_run_of_a_name_takes_a_folder_of_its_own(copy):
     assert done.returncode == 0 and "run folder runs/run-2" in done.stdout, done.stderr
     assert hashes(copy, "runs/run") == before
     assert (copy / "runs/run-2/checkpoints/step_00000002/checkpoint.json").exists()
+
+
+@pytest.mark.parametrize(
+    "flag, says",
+    [
+        ("--device_memory 1KiB", "device memory: got 1024 bytes"),
+        ("--device cuda:99", "--device: got 'cuda:99'"),
+        ("--memmap_dir text/1.txt/rows --host_memory 1MiB", "text/1.txt/rows: got 'Not a directory'"),
+    ],
+    ids=["too little memory", "device that is not there", "folder below a file"],
+)
+def test_a_run_that_cannot_start_leaves_all_that_it_would_continue(flag, says, copy):
+    before = hashes(copy)
+    done, _ = run(copy, f"{RESUME} {flag}")
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert hashes(copy) == before
 
 
 def start(folder: Path, command: str) -> subprocess.Popen:

@@ -32,4 +32,5 @@ def set_up_logging(is_leader: bool = True) -> None:
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S", level=level, force=True
     )
-    logging.getLogger("torch").setLevel(logging.WARNING)  # tells of its own caches
+    for name in ("torch", "matplotlib"):  # tell of their own caches
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -140,6 +140,7 @@ MISTAKES = [
     ("--input_files", "--input_files: got no value; expected paths or patterns, or none."),
     ("--config", "--config: got no value; expected one. Write --config VALUE."),
     ("--config tinny", "--config: unknown preset 'tinny'. Did you mean 'tiny'?"),
+    ("--config=", "--config: unknown preset ''. Known are "),
     ("--config no.yml", "no.yml: cannot be read"),
 ]
 

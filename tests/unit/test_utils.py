@@ -95,6 +95,7 @@ def test_the_environment_sets_the_log_level_and_followers_are_quiet(monkeypatch,
         monkeypatch.setenv("MODEL_LOG_LEVEL", name)
     set_up_logging(is_leader)
     assert logging.getLevelName(root_logger.level) == level
+    assert all(logging.getLogger(name).level == logging.WARNING for name in ("torch", "matplotlib"))
 
 
 def test_an_unknown_log_level_is_refused(monkeypatch):

@@ -156,8 +156,8 @@ def test_a_fresh_run_takes_a_folder_that_no_run_has(tmp_path):
     for _ in range(3):
         run, saved = choose_folder(settings)
         assert saved is None
-        run.prepare(settings)
-        run.metrics.write_text("")
+        with run.prepared(settings):
+            run.metrics.write_text("")
         names.append(run.path.name)
     assert names == ["tiny", "tiny-2", "tiny-3"]
 
