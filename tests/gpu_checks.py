@@ -92,6 +92,8 @@ def rows_survive(device: Device) -> None:
     memory.copy_(random)
     store.write(0, memory)
     memory.zero_()
+    if (fence := device.fence()) is not None:  # copies wait for nobody
+        fence.wait()
     store.read(0, memory)
     assert torch.equal(memory.cpu(), random)
 
