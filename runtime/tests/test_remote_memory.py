@@ -17,7 +17,7 @@ def resident() -> int:
         return int(file.read().split()[1]) * 4096
 
 
-def test_rows_of_zeros_take_no_memory_until_they_are_written() -> None:
+def test_rows_of_zeros_take_no_memory_until_they_are_loaded() -> None:
     rows, before = Rows((ELEMENTS,), torch.float32, 16), resident()
     zeros = as_tensor(np.broadcast_to(np.float32(0), (ELEMENTS,)))
     for index in range(16):
@@ -55,3 +55,10 @@ def test_a_variable_of_zeros_is_kept_and_read_back() -> None:
         assert session.get_tensor_data(v).tolist() == [0, 0, 0]
         session.run()
         assert session.get_tensor_data(v).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fnuz, torch.bool, torch.uint32, torch.complex64])
+def test_rows_of_every_type_may_be_zeros(dtype: torch.dtype) -> None:
+    rows = Rows((2, 3), dtype, 1)
+    rows.store(0, torch.zeros((), dtype=dtype).expand(2, 3))
+    assert not rows.load(0).view(torch.uint8).any()

@@ -1,8 +1,7 @@
 """Remote memory of one replica: buffers of equal rows beside the device, in RAM or in memory-mapped files."""
 
-from typing import Dict, Optional, Sequence
+from typing import Dict, Optional, Sequence, Set
 
-import numpy as np
 import torch
 
 ALIGNMENT = 64
@@ -12,14 +11,15 @@ ALIGNMENT = 64
 class Rows:
     """The slots of one remote buffer on one replica.
 
-    Rows share one slab of zeros, which the system backs with memory as rows are written; a row may instead be adopted
-    from the caller (a memory-mapped file).
+    Rows share one slab, which the system backs with memory as rows are written; a row may instead be adopted from the
+    caller (a memory-mapped file). A row of zeros is only noted until it is asked for.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, entries: int):
         self.shape, self.dtype, self.entries = tuple(shape), dtype, entries
         self._slab: Optional[torch.Tensor] = None
         self._rows: Dict[int, torch.Tensor] = {}
+        self._zeros: Set[int] = set()
 
     @property
     def row_bytes(self) -> int:
@@ -40,6 +40,8 @@ class Rows:
         found = self._rows.get(index)
         if found is None:
             found = self._rows[index] = self._cut(index)
+            if index in self._zeros:
+                found.view(torch.uint8).zero_()  # float8 has no fill
         return found
 
     def load(self, index: int) -> torch.Tensor:
@@ -49,8 +51,11 @@ class Rows:
     def store(self, index: int, t: torch.Tensor) -> None:
         """Write a row. Storing a row into itself is free, and so are zeros at first. IndexError outside the buffer."""
         check_index(index, self.entries)
-        if index in self._rows or not is_one_zero(t):
-            copy_apart(self.row(index), t)
+        if index not in self._rows and is_one_zero(t):
+            self._zeros.add(index)
+            return
+        self._zeros.discard(index)
+        copy_apart(self.row(index), t)
 
     def _cut(self, index: int) -> torch.Tensor:
         check_index(index, self.entries)
@@ -85,7 +90,7 @@ def is_one_zero(t: torch.Tensor) -> bool:
 
 
 def allocate(nbytes: int) -> torch.Tensor:
-    """Zeros that start on a cache line; the system backs them with memory, in large pages, as they are written."""
-    raw = torch.from_numpy(np.zeros(max(nbytes, 1) + ALIGNMENT, np.uint8))
+    """Bytes that start on a cache line; the system backs them with memory as they are written."""
+    raw = torch.empty(max(nbytes, 1) + ALIGNMENT, dtype=torch.uint8)
     start = -raw.data_ptr() % ALIGNMENT
     return raw[start : start + nbytes]
