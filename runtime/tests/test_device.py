@@ -1,6 +1,7 @@
 """What a GPU is asked for beside kernels, on stand-ins that keep account: page-locked memory, uploads, free memory."""
 
 import gc
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ class Cudart:
     def __init__(self, monkeypatch, error=0):
         self.locked, self.error = {}, error
         monkeypatch.setattr(torch.cuda, "cudart", lambda: self)
+        monkeypatch.setattr(torch.cuda, "device", nullcontext)
 
     def cudaHostRegister(self, start, size, flags):  # noqa: N802 - CUDA's names
         if not self.error:
@@ -63,10 +65,10 @@ def test_memory_is_page_locked_as_long_as_it_is_there_and_no_longer(monkeypatch)
 def test_memory_that_cannot_be_page_locked_is_told_of_and_its_error_forgotten(monkeypatch, caplog):
     Cudart(monkeypatch, error=801)
     forgotten = []
-    monkeypatch.setattr(device_module, "forget_error", lambda: forgotten.append(True))
+    monkeypatch.setattr(device_module, "forget_error", forgotten.append)
     HostStore(10_000, Gpu())
     gc.collect()
-    assert forgotten == [True]
+    assert forgotten == [Gpu.where]
     (record,) = caplog.records
     assert record.message.startswith("remote memory: got CUDA error 801 while page-locking 10000 bytes")
 

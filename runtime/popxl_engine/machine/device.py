@@ -87,13 +87,13 @@ class Pages:
         self._array = np.frombuffer(self._map, np.uint8)
         self.bytes = torch.from_numpy(self._array[:nbytes])
 
-    def lock(self) -> None:
+    def lock(self, device: torch.device) -> None:
         """Keep it where it is, so that a GPU reaches it at full speed; without, copies are slower and right."""
         start, nbytes = self.bytes.data_ptr(), self.bytes.numel()
         if not nbytes:
             return
         if code := int(torch.cuda.cudart().cudaHostRegister(start, nbytes, 0)):
-            forget_error()
+            forget_error(device)
             logger.warning(
                 "remote memory: got CUDA error %s while page-locking %d bytes of host memory; expected a system that "
                 "allows it. Rows travel more slowly; raise the limit of locked memory (ulimit -l).",
@@ -101,7 +101,7 @@ class Pages:
             )
             return
         # Before the system has it again: a GPU would go on with these pages at the same place of other memory.
-        weakref.finalize(self._array, unlock, start).atexit = False
+        weakref.finalize(self._array, unlock, start, device).atexit = False
 
     def give_up(self, start: int, size: int) -> None:
         """See `Memory`."""
@@ -267,12 +267,13 @@ def device_named(name: str) -> Device:
     return Gpu(torch.device("cuda", index))
 
 
-def unlock(start: int) -> None:
+def unlock(start: int, device: torch.device) -> None:
     """Undo `Pages.lock`."""
-    torch.cuda.cudart().cudaHostUnregister(start)
+    with torch.cuda.device(device):
+        torch.cuda.cudart().cudaHostUnregister(start)
 
 
-def forget_error() -> None:
+def forget_error(device: torch.device) -> None:
     """Forget the error of a call that has returned it: CUDA keeps it, and the next kernel would raise it."""
     with suppress(RuntimeError):
-        torch.ones((), device="cuda")
+        torch.ones((), device=device)

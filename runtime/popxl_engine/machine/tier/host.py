@@ -21,7 +21,7 @@ class HostStore:
     def __init__(self, nbytes: int, device: Device):
         self._memory = Pages(nbytes)
         if device.where.type == "cuda":
-            self._memory.lock()
+            self._memory.lock(device.where)
         self._inward, self._outward = device.lane(), device.lane()
 
     def read(self, start: int, into: torch.Tensor) -> None:
