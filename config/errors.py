@@ -41,6 +41,8 @@ def exit_on_user_error() -> Iterator[None]:
     nearer has said so. Ctrl-C becomes exit code 130, and a reader of the output that went away (`... | head`) exit code
     141, as shells report them. Every other error travels on.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as scripts leave it while they load their modules
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         try:
             yield

@@ -1,11 +1,14 @@
 """The training job: `python demo/pretraining.py --config NAME --input_files 'data/…/*.tfrecord'`. See --help."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 if __name__ == "__main__":  # run as a script: the repository's packages are beside this folder, not in it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules load, Ctrl-C ends the process without a traceback
     # OpenMP's threads spin while they wait. On cores shared with other work that took three times the processor time
     # and 2.0 s a step where 0.7 s is enough (preset demo, two threads). Read when PyTorch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")

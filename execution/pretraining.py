@@ -1,10 +1,13 @@
 """The training program, and a benchmark of it on synthetic data: `python execution/pretraining.py [--config NAME]`."""
 
+import signal
 import sys
 from pathlib import Path
 
 if __name__ == "__main__":  # run as a script: the repository's packages are beside this folder, not in it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules load, Ctrl-C ends the process without a traceback
 
 from typing import Tuple
 

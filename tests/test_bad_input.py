@@ -284,12 +284,12 @@ def test_a_run_that_cannot_start_leaves_all_that_it_would_continue(flag, says, c
     assert hashes(copy) == before
 
 
-def start(folder: Path, command: str) -> subprocess.Popen:
+def start(folder: Path, command: str, **variables: str) -> subprocess.Popen:
     words, environment = read(command)
     return subprocess.Popen(
         words,
         cwd=folder,
-        env=environment,
+        env=environment | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -338,6 +338,16 @@ def test_a_run_that_is_told_to_stop_saves_and_can_go_on(number, code, copy):
     assert f"After step {step}:" in output
     goes_on, _ = run(copy, f"{RUN} --name stopped --steps {step + 2} --checkpoint.load auto")
     assert goes_on.returncode == 0 and f"continuing after step {step}" in goes_on.stdout, goes_on.stderr
+
+
+@pytest.mark.parametrize("command", ["{train} --config tiny", "{bench} --config tiny", f"{PREPARE} --output new"])
+def test_ctrl_c_while_modules_load_ends_without_a_traceback(command, copy, tmp_path):
+    (tmp_path / "numpy.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
+    process = start(copy, command, PYTHONPATH=str(tmp_path))
+    assert process.stdout.readline() == "loading\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT and errors == ""
 
 
 def test_ctrl_c_while_preparing_leaves_nothing(copy):
