@@ -198,20 +198,25 @@ def build(options: Figures) -> Workload:
     return PlainWorkload(options) if options["kind"] == "plain" else PhasedWorkload(options)
 
 
-def variants_of(arguments: argparse.Namespace) -> list[Variant]:
-    """Plain PyTorch, then ours from all state on the device down to one layer's."""
-    from execution.pretraining import training_program
-    from utils.runtime import planner
-
+def options_of(arguments: argparse.Namespace) -> Figures:
+    """What all variants have in common."""
     names = ("layers", "hidden_size", "heads", "sequence_length", "vocabulary_size")
-    options = {
+    return {
         "model": {name: getattr(arguments, name) for name in names},
         "device": arguments.device,
         "dtype": arguments.dtype,
         "batch": arguments.batch,
         "micro_batch": arguments.micro_batch,
     }
-    needs = planner().device_needs(training_program(config_of({**options, "kind": "phased"}))[0])
+
+
+def variants_of(arguments: argparse.Namespace) -> list[Variant]:
+    """Plain PyTorch, then ours from all state on the device down to one layer's."""
+    from execution.pretraining import training_program
+    from utils.runtime import planner
+
+    options = options_of(arguments)
+    needs = planner().device_needs(training_program(config_of(options))[0])
     slack = 1 + arguments.slack
     limits = {
         "resident": int(slack * needs.resident),
@@ -230,11 +235,7 @@ def flops_of(arguments: argparse.Namespace) -> float:
     """The model's FLOPs in a step, recomputation not counted."""
     from execution.metrics import flops_per_step
 
-    names = ("layers", "hidden_size", "heads", "sequence_length", "vocabulary_size")
-    options = {"model": {name: getattr(arguments, name) for name in names}, "batch": arguments.batch}
-    return flops_per_step(
-        config_of({**options, "device": "cpu", "dtype": arguments.dtype, "micro_batch": arguments.micro_batch})
-    )
+    return flops_per_step(config_of(options_of(arguments)))
 
 
 def rows_of(

@@ -33,6 +33,12 @@ class ConfigError(UserError):
         super().__init__(message)
 
 
+def hear_ctrl_c() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt again, which scripts keep from it while they load their modules."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
     """End an entry point without a traceback where the user can tell what happened.
@@ -41,8 +47,7 @@ def exit_on_user_error() -> Iterator[None]:
     nearer has said so. Ctrl-C becomes exit code 130, and a reader of the output that went away (`... | head`) exit code
     141, as shells report them. Every other error travels on.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as scripts leave it while they load their modules
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    hear_ctrl_c()
     try:
         try:
             yield

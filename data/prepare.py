@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The repository, 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules load, Ctrl-C ends the process without a traceback
 
+from config import hear_ctrl_c
 from data.dataset import find_files
 from data.errors import DataError
 from data.preparation import Settings, prepare
@@ -27,8 +28,7 @@ MISTAKE = 2
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     options = _parser().parse_args(arguments)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as it is while modules load
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    hear_ctrl_c()
     try:
         code: int = options.run(options)
         return code

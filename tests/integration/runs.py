@@ -8,7 +8,22 @@ from execution.host import StepResult, run_steps
 from execution.pretraining import pretraining
 from execution.variables import read_gradients, read_weights, write_whole_weights
 from modelling.hugging_face import hugging_face_name
-from tests.integration.gpt_oracle import distance, random_batch, random_weights
+from tests.integration.gpt_oracle import distance, random_batch, random_weights, small
+
+TRAINED = small(
+    layers=3,
+    hidden_size=48,
+    heads=4,
+    global_batch_size=8,
+    micro_batch_size=2,
+    steps=4,
+    dropout=0.2,
+    precision="bfloat16",
+    stochastic_rounding=True,
+    warmup_steps=0,
+    max_norm=0.5,
+)
+"""A run in which everything is at work that could tell one run from another: dropout, rounding at random, clipping."""
 
 
 def gradients_of(config: Config, seed: int = 0) -> "tuple[float, dict[str, np.ndarray], float]":

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.hugging_face_gpt import HuggingFaceGPT
 from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel, PlainTrainer, PlainTraining
@@ -27,29 +26,18 @@ def tokens(count: int, batch: int = 2, seed: int = 1) -> list[tuple[torch.Tensor
     return [(rows[:, :-1], rows[:, 1:]) for rows in ids]
 
 
-def hugging_face(gpt: PlainGPT) -> GPT2LMHeadModel:
-    sizes = gpt.model
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=sizes.vocabulary_size,
-            n_positions=sizes.sequence_length,
-            n_embd=sizes.hidden_size,
-            n_layer=sizes.layers,
-            n_head=sizes.heads,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-        )
-    )
-    model.transformer.load_state_dict(gpt.state_dict())
-    return model
+def hugging_face(gpt: PlainGPT) -> HuggingFaceGPT:
+    """Hugging Face's model with the same weights."""
+    found = HuggingFaceGPT(gpt.model)
+    found.gpt.transformer.load_state_dict(gpt.state_dict())
+    return found
 
 
 @pytest.mark.parametrize("attention", ["fused", "products"])
 @pytest.mark.parametrize("gelu", ["tanh", "sigmoid"])
 def test_loss_logits_and_every_gradient_equal_hugging_face(attention, gelu):
     gpt = randomised(PlainModel(**SIZES, attention=attention, gelu=gelu)).double()
-    oracle = hugging_face(gpt).double()
+    oracle = hugging_face(gpt).gpt.double()
     ids, labels = tokens(1)[0]
     loss, expected_logits = gpt(ids, labels), oracle(ids).logits
     expected = torch.nn.functional.cross_entropy(expected_logits.flatten(0, 1), labels.reshape(-1))
@@ -170,11 +158,9 @@ def test_every_baseline_takes_the_same_steps(recomputation):
         PlainTraining(steps=10, learning_rate=1e-2, weight_decay=0.1, max_norm=0.5),
     )
     plain = randomised(model)
-    theirs = HuggingFaceGPT(model)
-    theirs.gpt.transformer.load_state_dict(plain.state_dict())
     losses = [
         [trainer.step(tokens(3, seed=i)) for i in range(5)]
-        for trainer in (PlainTrainer(plain, training), PlainTrainer(theirs, training))
+        for trainer in (PlainTrainer(plain, training), PlainTrainer(hugging_face(plain), training))
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0][-1] < losses[0][0]

@@ -20,9 +20,7 @@ ROWS_AT_A_TIME = 2048
 def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, step: Any) -> torch.Tensor:
     """t = t * step / (step + 1) + lhs @ rhs / (step + 1), without a temporary of t's size."""
     mean = kernel_for(OPS["accumulate_mean_"], "cuda" if t.is_cuda else "cpu")
-    if t.dtype in NARROW or not t.is_floating_point():
-        return mean(t, product(lhs, rhs, lhs.dtype), step)
-    if t.is_cuda:
+    if t.is_cuda or t.dtype in NARROW or not t.is_floating_point():
         return mean(t, product(lhs, rhs, lhs.dtype), step)
     if t.dtype == lhs.dtype == torch.float32 and not prefers_onednn():
         old, new = shares(step)

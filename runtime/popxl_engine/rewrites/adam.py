@@ -9,7 +9,7 @@ from popxl.values import Tensor
 from popxl_engine import native
 from popxl_engine.kernels.compiled import one_pass
 from popxl_engine.kernels.rounding import Noise, update_noise, update_part, widened
-from popxl_engine.kernels.var_updates import adam_updater, correction
+from popxl_engine.kernels.var_updates import adam_updater, correction, factor
 from popxl_engine.rewrites.match import Steps, fused, scalar_constant
 from popxl_engine.steps import Step
 
@@ -38,7 +38,7 @@ def adamw_(
 
     Those of 16 bits are rounded once each, and draw in this order. The update is made from the moments as rounded.
     """
-    number = on_device if var.is_cuda else float
+    number = factor if var.is_cuda else float  # nobody waits for a GPU's
     options: Options = {
         "lr": -number(minus_lr), "beta1": float(beta1), "beta2": float(beta2), "eps": float(epsilon),
         "weight_decay": float(weight_decay or 0.0), "amsgrad": False, "maximize": False,
@@ -46,24 +46,19 @@ def adamw_(
     state = (var, first, second)
     if not all(t.is_contiguous() for t in state):
         return _strided(var, grad, scale, first, second, step, minus_lr, beta1, beta2, epsilon, weight_decay)
-    factor, noises = 1.0 if scale is None else number(scale), [update_noise(t) for t in state]
+    times, noises = 1.0 if scale is None else number(scale), [update_noise(t) for t in state]
     starts = {noise.start for noise in noises if noise is not None}
     if native.takes(*state, grad) and first.dtype == second.dtype and len(starts) <= 1:
-        return _native(state, grad, factor, step, options, noises, *starts)
+        return _native(state, grad, times, step, options, noises, *starts)
     update = _fused if first.dtype == second.dtype == torch.float32 and not var.is_cuda else _step_by_step
     flat, gradient = [t.view(-1) for t in state], grad.reshape(-1)
     size = max(var.numel(), 1) if var.is_cuda else CHUNK * torch.get_num_threads()
-    is_one = isinstance(factor, float) and factor == 1.0
+    is_one = isinstance(times, float) and times == 1.0
     for start in range(0, var.numel(), size):
         g = gradient[start : start + size].to(torch.float32)
         part = [t[start : start + size] for t in flat]
-        update(part, g if is_one else g * factor, step.reshape(()), options, noises, start)
+        update(part, g if is_one else g * times, step.reshape(()), options, noises, start)
     return var
-
-
-def on_device(value: Any) -> Any:
-    """A number that nobody waits for."""
-    return value.reshape(()) if isinstance(value, torch.Tensor) else value
 
 
 Noises = Sequence[Optional[Noise]]

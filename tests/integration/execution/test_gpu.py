@@ -10,10 +10,11 @@ from fake_gpu import run_on_fake_gpu
 from config import UserError, override, preset
 from execution.host import run_steps
 from execution.pretraining import pretraining, training_program
-from tests.integration.gpt_oracle import small
+from tests.integration import runs
 from tests.integration.runs import batches, train
 from utils.runtime import file_traffic, remote_memory_errors_are_user_errors, session_device
 
+TRAINED = override(runs.TRAINED, steps=3)
 ONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
 CASES = {
     "float32 on four replicas": {"precision": "float32", **ONE, "tensor_parallel_1": 2, "tensor_parallel_2": 2},
@@ -29,21 +30,6 @@ CASES = {
 def test_a_step_mixes_no_devices_and_waits_for_no_number_of_the_device(name):
     config = override(preset("tiny"), **CASES[name])
     assert run_on_fake_gpu(training_program(config)[0]) > 10
-
-
-TRAINED = small(
-    layers=3,
-    hidden_size=48,
-    heads=4,
-    global_batch_size=8,
-    micro_batch_size=2,
-    steps=3,
-    dropout=0.2,
-    precision="bfloat16",
-    stochastic_rounding=True,
-    warmup_steps=0,
-    max_norm=0.5,
-)
 
 
 def smallest_memory(config):

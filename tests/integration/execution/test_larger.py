@@ -14,23 +14,9 @@ from execution.host import run_steps
 from execution.memory import check_memory
 from execution.pretraining import pretraining
 from tests.faults import read, run
-from tests.integration.gpt_oracle import small
-from tests.integration.runs import batches, train
+from tests.integration.runs import TRAINED, batches, train
 from utils.runtime import file_traffic, remote_memory_errors_are_user_errors
 
-TRAINED = small(
-    layers=3,
-    hidden_size=48,
-    heads=4,
-    global_batch_size=8,
-    micro_batch_size=2,
-    steps=4,
-    dropout=0.2,
-    precision="bfloat16",
-    stochastic_rounding=True,
-    warmup_steps=0,
-    max_norm=0.5,
-)
 ENOUGH = 900_000
 """Bytes that hold what the largest phase uses at a time, and not much more."""
 
