@@ -25,8 +25,6 @@ Tests take each rule away and must fail.
 
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
 
-from popxl.errors import GraphError
-
 from popxl_engine.codegen import meets
 from popxl_engine.kernels.collectives import SHARED
 from popxl_engine.lowering import Block, Instr, Value
@@ -131,7 +129,6 @@ class Aliasing:
                 self.of(buffer).reads += [position, END] if "others_read" in self.rules else [position]
             for buffer in touched(instr, "remote_store"):
                 self.of(buffer).writes.append(position)
-            self._refuse_aliased_references(instr)
         for value in block.outputs:
             self.of(value).reads.append(len(block.instrs))
         for i in block.by_ref:
@@ -154,17 +151,6 @@ class Aliasing:
             found = {v for v in instr.outputs if id(self.of(v)) in viewed}
             self.viewed |= found
             instr.contiguous = bool(found)
-
-    def _refuse_aliased_references(self, instr: Instr) -> None:
-        for body, inputs in instr.calls():
-            references = {inputs[i] for i in body.by_ref}
-            for value in references:
-                others = [v for v in references if v is not value and self.of(v) is self.of(value)]
-                if others and self.of(value).writes:
-                    raise GraphError(
-                        f"repeat: got {value} and {others[0]}, two views of one tensor, by reference; expected "
-                        "different tensors. Pass the tensor once and make the view inside."
-                    )
 
     def identity(self, value: Value) -> Value:
         """The first value whose memory this one is, element by element."""

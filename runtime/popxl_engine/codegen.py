@@ -262,7 +262,8 @@ class BlockWriter:
             return
         outer = f"place_{len(self.source.lines)}"
         yield f"{outer} = r.place"
-        yield f"for i in range({count}):"
+        first = instr.arguments["first"]
+        yield f"for i in range({first}, {first + count}):"
         yield f"    r.place = {self.source.bind('enter', enter)}({outer}, ({self._numbers(instr)} i))"
         yield f"    {call}"
         yield f"r.place = {outer}"

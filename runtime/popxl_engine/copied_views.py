@@ -18,7 +18,7 @@ from popxl.opdef import OpDefinition, call_arguments
 from popxl_engine.kernels.dtypes import from_numpy
 from popxl_engine.kernels.registry import FUSED, kernel_for
 from popxl_engine.kernels.shape import BACK
-from popxl_engine.lowering import Block, Instr, Value, values_in
+from popxl_engine.lowering import Block, Instr, Value, filled, values_in
 
 Home = Value
 """The first value whose memory others are views of, by contract and in torch."""
@@ -69,13 +69,6 @@ class Rearrangement:
             self.definition, {n: filled(a, lambda v: next(following)) for n, a in self.arguments.items()}
         )
         return rule(*args, **kwargs)
-
-
-def filled(argument: Any, value: Callable[[Value], Any]) -> Any:
-    """An argument with something in place of each value in it."""
-    if isinstance(argument, Value):
-        return value(argument)
-    return tuple(filled(a, value) for a in argument) if isinstance(argument, (list, tuple)) else argument
 
 
 @dataclass(eq=False)
@@ -157,7 +150,7 @@ class CopiedViews:
             changed = self._in_bodies(instr) if instr.bodies else [self.home(v) for v in instr.written()]
             instrs.append(self._viewed(instr))
             if changed:
-                self._check_apart(instr, changed, changed)
+                self._check_apart(instr, changed)
                 instrs += self._updates(dict.fromkeys(changed))
         self.block.instrs = instrs
         return {i for i in self.block.by_ref if self.home(self.block.inputs[i]) in self.changed}
@@ -177,7 +170,6 @@ class CopiedViews:
         for body, inputs in instr.calls():
             written = copy_views(body, self.rules, {body.inputs[i]: self.layout(inputs[i]) for i in body.by_ref})
             changed += [self.home(inputs[i]) for i in sorted(written)]
-            self._check_apart(instr, changed, [self.home(inputs[i]) for i in sorted(body.by_ref)])
         return changed
 
     def _viewed(self, instr: Instr) -> Instr:
@@ -258,17 +250,21 @@ class CopiedViews:
                 "ops.concat."
             )
 
-    def _check_apart(self, instr: Instr, changed: Iterable[Home], used: Iterable[Home]) -> None:
-        """GraphError if an instruction writes to one side of a copied view and needs another side at the same time."""
+    def _check_apart(self, instr: Instr, changed: Iterable[Home]) -> None:
+        """GraphError if an instruction writes to two sides of a copied view at the same time."""
         for home in dict.fromkeys(changed) if self.views else ():
             equal = self._kept_equal(home)
-            for other in used:
-                if other is not home and other in equal:
+            for other in changed:
+                if other is not home and other in equal and self._overlap(home, other):
                     raise GraphError(
-                        f"{instr.source} built at {instr.source.where if instr.source else '?'}: got {home} and "
-                        f"{other}, which are views of the same elements, by reference; expected one of them. Pass one "
-                        "and make the other inside."
+                        f"{instr.source} built at {instr.source.where if instr.source else '?'}: got writes to {home} "
+                        f"and {other}, which are views of the same elements; expected one of them. Write to one after "
+                        "the other."
                     )
+
+    def _overlap(self, home: Home, other: Home) -> bool:
+        """Whether an element of one is also one of the other's: parts of a join are linked, and yet apart."""
+        return bool(torch.isin(self._memory(home), self._memory(other)).any())
 
     def _kept_equal(self, home: Home) -> Set[Home]:
         """Everything that is written when a home is, and what that comes from."""

@@ -5,7 +5,8 @@ call, an out-of-place view) there is a ``copy`` or a view instruction; `aliasing
 can observe.
 """
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Collection, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from popxl import dtypes
@@ -18,9 +19,6 @@ from popxl_engine.steps import Step, steps_of
 from popxl_engine.stochastic import Positions
 
 Rewrite = Callable[[List[Step], Graph], List[Step]]
-
-UNROLLED = 64
-"""A repeat that takes two views of one tensor by reference runs as so many calls, at most."""
 
 HOST_ELEMENTS = 16
 """Integer tensors of up to this many elements are computed on the host where their operands are there."""
@@ -133,9 +131,35 @@ def values_in(arguments: Any) -> Iterator[Value]:
             yield from values_in(a)
 
 
+def filled(argument: Any, value: Callable[[Value], Any]) -> Any:
+    """An argument with something in place of each value in it."""
+    if isinstance(argument, Value):
+        return value(argument)
+    return tuple(filled(a, value) for a in argument) if isinstance(argument, (list, tuple)) else argument
+
+
+def sharing(instr: Instr) -> List[Value]:
+    """Operands whose storage an instruction's first result has by contract."""
+    definition = instr.definition
+    if definition is None or not (definition.alias or definition.writes):
+        return []
+    return list(values_in([instr.arguments[p] for p in definition.writes[:1] or definition.views]))
+
+
 def is_small_integer(spec: Any) -> bool:
     """Whether a tensor may live on the host."""
     return (spec.dtype.is_int or spec.dtype is dtypes.bool) and spec.nelms <= HOST_ELEMENTS
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A value that a loop's or branch's body takes, and what it becomes there."""
+
+    value: Value
+    name: str
+    spec: TensorSpec
+    root: Any
+    by_ref: bool
 
 
 class Lowering:
@@ -195,31 +219,39 @@ class Lowering:
             )
         return self._writes[graph]
 
-    def body(self, graph: Graph, inputs: Sequence[Value], carried: int, name: str) -> Block:
-        """A loop's or branch's body. A carried input stays on the host only while the output that becomes it does."""
-        host = [v.host and (graph, i) not in self.device_roots for i, v in enumerate(inputs)]
+    def body(
+        self, graph: Graph, inputs: Sequence[Value], carried: int, name: str, outer: "BlockBuilder"
+    ) -> Tuple[Block, List[Value]]:
+        """A loop's or branch's body, and the values of the block around it that it takes.
+
+        A carried input stays on the host only while the output that becomes it does. Instead of several by-reference
+        inputs that are views of the same elements it takes these elements, and makes the views itself.
+        """
+        by_ref = [t in graph._by_ref_inputs for t in graph.inputs]
+        references = [v for v, is_ref in zip(inputs, by_ref) if is_ref]
+        views, viewed = outer.made_of_same(references)
+        made = {v for view in views for v in view.outputs}
+        taken = [
+            Taken(v, t.name, t.spec, (graph, i), is_ref)
+            for i, (t, v, is_ref) in enumerate(zip(graph.inputs, inputs, by_ref))
+            if not (is_ref and v in made)
+        ]
+        taken += [Taken(v, v.name, v.spec, outer.roots.get(v), True) for v in viewed if v not in references]
+        moved: Set[Any] = set()
         while True:
-            block = Block(name)
-            builder = BlockBuilder(self, block)
-            shared: Dict[Value, Value] = {}
-            bound = []
-            for i, t in enumerate(graph.inputs):
-                by_ref = t in graph._by_ref_inputs
-                value = shared.get(inputs[i]) if by_ref else None
-                if value is None:
-                    value = self.new(t.name, t.spec, host[i], inputs[i].sharding)
-                    builder.roots[value] = (graph, i)
-                if by_ref:
-                    block.by_ref.add(i)
-                    shared[inputs[i]] = value
-                block.inputs.append(value)
-                bound.append(builder.copy(value, (graph, i)) if self.touches(graph) and not by_ref else value)
+            builder = BlockBuilder(self, Block(name))
+            found = builder.take(taken, moved)
+            builder.view_again(views, found)
+            bound = [found[v if is_ref else (graph, i)] for i, (v, is_ref) in enumerate(zip(inputs, by_ref))]
+            if self.touches(graph):
+                own = enumerate(zip(bound, by_ref))
+                bound = [v if is_ref else builder.copy(v, (graph, i)) for i, (v, is_ref) in own]
             outputs = builder.inline(graph, bound, name)
-            moved = [i for i in range(carried) if host[i] and not outputs[i].host]
-            if not moved:
-                return builder.finish(outputs, host[:carried])
-            for i in moved:
-                host[i] = False
+            host = [v.host for v in builder.block.inputs[:carried]]
+            moves = {(graph, i) for i, v in enumerate(outputs[:carried]) if host[i] and not v.host}
+            if not moves:
+                return builder.finish(outputs, host), [t.value for t in taken]
+            moved |= moves
 
 
 class BlockBuilder:
@@ -245,6 +277,58 @@ class BlockBuilder:
             self.block.constants[c] = self.lowering.new(c.name, c.spec, is_small_integer(c.spec))
             self.roots[self.block.constants[c]] = c
         return self.block.constants[c]
+
+    def take(self, taken: Iterable[Taken], moved: Collection[Any]) -> Dict[Any, Value]:
+        """Add inputs. Returns them by their roots; those by reference by the values around this block, too.
+
+        Args:
+            moved: roots that are not on the host here.
+        """
+        found: Dict[Any, Value] = {}
+        for t in taken:
+            value = found.get(t.value) if t.by_ref else None
+            if value is None:
+                host = t.value.host and t.root not in moved and t.root not in self.lowering.device_roots
+                value = self.lowering.new(t.name, t.spec, host, t.value.sharding)
+                self.roots[value] = t.root
+            if t.by_ref:
+                self.block.by_ref.add(len(self.block.inputs))
+                found[t.value] = value
+            self.block.inputs.append(value)
+            found[t.root] = value
+        return found
+
+    def made_of_same(self, references: Iterable[Value]) -> Tuple[List[Instr], List[Value]]:
+        """How those of different references that share storage are made in this block, in order, and of what."""
+        needed = {v: True for v in self.alike(references)}
+        views: List[Instr] = []
+        for instr in reversed(self.block.instrs):
+            if not needed.keys().isdisjoint(instr.outputs[:1]) and (sources := sharing(instr)):
+                views.append(instr)
+                needed.update(dict.fromkeys(sources, True))
+        made = {instr.outputs[0] for instr in views}
+        return views[::-1], [v for v in needed if v not in made]
+
+    def alike(self, references: Iterable[Value]) -> List[Value]:
+        """Those that share storage with a different one."""
+        distinct = list(dict.fromkeys(references))
+        storages = Counter(self.shared.get(v, v) for v in distinct)
+        return [v for v in distinct if storages[self.shared.get(v, v)] > 1]
+
+    def view_again(self, views: Iterable[Instr], found: Dict[Any, Value]) -> None:
+        """Add instructions of another block, of which ``found`` has the operands; add the results to it."""
+        for view in views:
+            assert view.definition is not None
+            sources, result = [found[v] for v in sharing(view)], view.outputs[0]
+            if view.definition.writes:
+                found[result] = sources[0]
+                continue
+            found[result] = self.lowering.new(result.name, result.spec, result.host, result.sharding)
+            for source in sources:
+                self._share(source, found[result])
+            self.roots[found[result]] = self.roots.get(sources[0])
+            arguments = {n: filled(a, lambda v: found[v]) for n, a in view.arguments.items()}
+            self.block.instrs.append(replace(view, arguments=arguments, outputs=[found[result]]))
 
     def copy(self, value: Value, root: Any) -> Value:
         """An independent value; `aliasing` removes the copy where nothing can tell.
@@ -290,45 +374,40 @@ class BlockBuilder:
 
     def _repeat(self, step: Step, env: Dict[Tensor, Value], path: str, place: Tuple[int, ...]) -> None:
         graph: Graph = step.arguments["graph"]
-        copies = bool(graph._by_ref_inputs)
+        copies, inner = bool(graph._by_ref_inputs), f"{path}/{graph.name.split('_subgraph(')[0]}"
         inputs = [
             env[t] if g in graph._by_ref_inputs or not copies else self.copy(env[t], (step.source, g))
             for g, t in zip(graph.inputs, step.arguments["inputs"])
         ]
-        carried = len(graph.outputs)
-        if self._is_viewed_twice(v for g, v in zip(graph.inputs, inputs) if g in graph._by_ref_inputs):
-            if step.arguments["repeat_count"] <= UNROLLED:
-                env.update(zip(step.outputs, self._unrolled(step, inputs, path, place)))
-                return
-        body = self.lowering.body(graph, inputs, carried, f"{path}/{graph.name.split('_subgraph(')[0]}")
+        carried, first, count = len(graph.outputs), 0, step.arguments["repeat_count"]
+        if not count:
+            env.update((t, self.copy(v, (step.source, i))) for i, (t, v) in enumerate(zip(step.outputs, inputs)))
+            return
+        if self._is_carried_and_seen(graph, inputs):
+            # What becomes a carried input is a copy: only the first iteration changes the caller's.
+            bound = [
+                v if g in graph._by_ref_inputs else self.copy(v, (step.source, 0, g))
+                for g, v in zip(graph.inputs, inputs)
+            ]
+            results = self.inline(graph, bound, inner, (*place, 0))
+            inputs[:carried] = [self.copy(v, (step.source, 0, i)) for i, v in enumerate(results)]
+            first = 1
+        body, inputs = self.lowering.body(graph, inputs, carried, inner, self)
         self._check_host(body, inputs)
         inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
         outputs = [self.lowering.new(t.name, t.spec, v.host, v.sharding) for t, v in zip(step.outputs, body.outputs)]
         self.roots.update((v, (graph, i)) for i, v in enumerate(outputs))
-        arguments = {"repeat_count": step.arguments["repeat_count"], "inputs": tuple(inputs)}
+        arguments = {"repeat_count": count - first, "first": first, "inputs": tuple(inputs)}
         instr = Instr("repeat", arguments, outputs, source=step.source, bodies=(body,), path=path, place=place)
         self.block.instrs.append(instr)
         env.update(zip(step.outputs, outputs))
 
-    def _is_viewed_twice(self, references: Iterable[Value]) -> bool:
-        """Whether two different values among some share storage."""
-        distinct = set(references)
-        return len({self.shared.get(v, v) for v in distinct}) < len(distinct)
-
-    def _unrolled(self, step: Step, inputs: List[Value], path: str, place: Tuple[int, ...]) -> List[Value]:
-        """A repeat as calls one after the other: its body could not tell that two references are one tensor."""
-        graph, others = step.arguments["graph"], inputs[len(step.outputs) :]
-        carried = inputs[: len(step.outputs)]
-        for i in range(step.arguments["repeat_count"]):
-            bound = [
-                v if g in graph._by_ref_inputs else self.copy(v, (step.source, i, g))
-                for g, v in zip(graph.inputs, [*carried, *others])
-            ]
-            outputs = self.inline(graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", (*place, i))
-            carried = [self.copy(v, (step.source, i, n)) for n, v in enumerate(outputs)]
-        if not step.arguments["repeat_count"]:
-            carried = [self.copy(v, (step.source, n)) for n, v in enumerate(carried)]
-        return carried
+    def _is_carried_and_seen(self, graph: Graph, inputs: Sequence[Value]) -> bool:
+        """Whether a loop carries a by-reference input whose storage another by-reference input has, too."""
+        references = [v for t, v in zip(graph.inputs, inputs) if t in graph._by_ref_inputs]
+        storages = Counter(self.shared.get(v, v) for v in references)
+        carried = zip(graph.inputs[: len(graph.outputs)], inputs)
+        return any(t in graph._by_ref_inputs and storages[self.shared.get(v, v)] > 1 for t, v in carried)
 
     def _share(self, source: Value, result: Value) -> None:
         """Note that both share storage. A result that does already is a join of tensors."""
@@ -350,7 +429,7 @@ class BlockBuilder:
         for branch in ("then", "else"):
             graph: Graph = a[f"{branch}_branch"]
             inputs = [env[t] for t in a[f"{branch}_inputs"]]
-            body = self.lowering.body(graph, inputs, 0, f"{path}/{graph.name.split('_subgraph(')[0]}")
+            body, inputs = self.lowering.body(graph, inputs, 0, f"{path}/{graph.name.split('_subgraph(')[0]}", self)
             inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
             arguments[f"{branch}_inputs"] = tuple(inputs)
             bodies.append(body)

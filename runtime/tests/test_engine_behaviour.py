@@ -16,6 +16,7 @@ import torch
 from popart import popart_exception
 from popxl import ops
 from popxl.errors import GraphError
+from popxl.extensions import bfloat16
 from popxl.ops import var_updates
 from popxl.values import Tensor
 from popxl_engine.engine import Engine
@@ -234,7 +235,7 @@ def test_a_write_to_a_view_that_shows_an_element_twice_is_ambiguous() -> None:
         prepare(build)
 
 
-def test_a_view_and_a_part_of_it_by_reference_in_a_long_loop_are_refused() -> None:
+def test_a_loop_may_take_a_join_and_a_part_of_it_by_reference() -> None:
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         def body(x: popxl.TensorByRef, y: popxl.TensorByRef) -> None:
             ops.add_(x, ops.concat([y, y]))
@@ -242,10 +243,9 @@ def test_a_view_and_a_part_of_it_by_reference_in_a_long_loop_are_refused() -> No
         a, b = popxl.variable([1.0], name="a"), popxl.variable([3.0], name="b")
         joined = ops.concat_([a, b])
         ops.repeat(ir.create_graph(body, joined, a), 65, joined, a)
-        return [a]
+        return []
 
-    with pytest.raises(GraphError, match="which are views of the same elements, by reference; expected one of them"):
-        prepare(build)
+    assert both(build, runs=1) == [{"a": [2.0**65], "b": [2.0**65 + 2]}]
 
 
 def two_references(ir: popxl.Ir, a: Tensor, b: Tensor) -> popxl.Graph:
@@ -319,9 +319,55 @@ def test_a_loop_may_take_two_views_of_the_same_elements_by_reference(joined: boo
     assert found["d2h_stream"] == 4 and found["v"] == [v.tolist()] and found["w"] == w.tolist()
 
 
-def test_a_long_loop_over_two_views_of_one_tensor_is_refused() -> None:
-    with pytest.raises(GraphError, match="two views of one tensor, by reference; expected different tensors"):
-        prepare(views_in_a_loop(65, joined=False))
+@pytest.mark.parametrize("count", [0, 1, 100])
+@pytest.mark.parametrize("joined", [False, True])
+def test_views_of_the_same_elements_may_be_passed_to_loops_of_any_length(joined: bool, count: int) -> None:
+    assert both(views_in_a_loop(count, joined))[0]["d2h_stream"] == 1 + count
+
+
+@pytest.mark.parametrize("dtype", [popxl.float32, popxl.int32])  # on the device and on the host
+def test_loops_in_loops_may_take_views_that_were_written_between(dtype: popxl.dtype) -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        one = popxl.constant(1, dtype)
+
+        def inner(x: popxl.TensorByRef, reversed_y: popxl.TensorByRef, n: Tensor) -> None:
+            ops.add_(reversed_y, x)
+            ops.add_(x, n)
+
+        def outer(x: popxl.TensorByRef, y: popxl.TensorByRef, n: Tensor) -> None:
+            back = ops.slice_(y, step=-1, axis=1)
+            ops.repeat(ir.create_graph(inner, x, back, n), 2, x, back, n)
+
+        v = popxl.variable([[1, 2]], dtype, name="v")
+        a, b = ops.add_(v.reshape_((1, 2)), one), ops.add_(v, one)
+        ops.repeat(ir.create_graph(outer, a, b, one), 3, a, b, one)
+        return []
+
+    v = np.array([3, 4])
+    for _ in range(6):
+        v = v + v[::-1] + 1
+    assert both(build, runs=1) == [{"v": [v.tolist()]}]
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_carried_reference_is_the_callers_in_the_first_iteration_only(count: int, rounds: bool) -> None:
+    dtype = bfloat16 if rounds else popxl.float32
+
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        def body(x: popxl.TensorByRef, y: popxl.TensorByRef) -> Tensor:
+            ops.add_(x, popxl.constant(1.01, dtype))
+            ops.add_(y, popxl.constant(10.01, dtype))
+            return x * 0.5
+
+        v = popxl.variable(np.ones((2, 2), np.float32), dtype, name="v")
+        view = v.T_
+        same = ops.repeat(ir.create_graph(body, v, v), count, v, v)
+        return [*same, *ops.repeat(ir.create_graph(body, view, v), count, view, v)]
+
+    found, wanted = (run(prepare(build, i, enableStochasticRounding=rounds)) for i in (False, True))
+    assert found == wanted
+    assert np.allclose(found["v"], 1 + count * 20.02 + (2.02 if count else 0), rtol=0.05)
 
 
 def test_a_constant_that_is_written_is_fresh_in_every_run_and_call() -> None:
