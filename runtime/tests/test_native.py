@@ -17,6 +17,7 @@ from popxl_engine import native
 from popxl_engine.kernels import generator
 from popxl_engine.kernels.registry import ALTERNATES, KERNELS
 from popxl_engine.kernels.rounding import Noise, Updates, round_to
+from popxl_engine.rewrites.accumulate import accumulate_product_
 from popxl_engine.rewrites.adam import adamw_
 
 library: Any = importlib.import_module("popxl_engine.native.library")  # its package has a function of this name
@@ -24,6 +25,7 @@ NATIVE = ALTERNATES["cpu"]
 SPECIAL = [0.0, -0.0, 1e-30, -1e-30, 88.0, -88.0, 3e38, -3e38, float("inf"), float("-inf"), float("nan")]
 
 needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C++ compiler: the plain kernels run")
+needs_tiles = pytest.mark.skipif(not library._has_tiles(), reason="no AMX: torch multiplies")
 both_types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
@@ -54,6 +56,7 @@ def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
             for p in (0.0, 0.1, 0.75)
         ]
         + [(random(6, 33, 1031, dtype=dtype), torch.tensor([[7, 11], [7, 12], [0, 1]], dtype=torch.uint32), 0.1)],
+        "sumsquare": [(random(*s, dtype=dtype), None, False) for s in shapes],
         "logsumexp_and_pick": [],
         "logsumexp_and_pick_grad": [],
     }
@@ -135,6 +138,57 @@ def test_the_number_of_threads_does_not_change_a_bit(
             threads(count)
             results.append(NATIVE[name](*clones(call)))
         assert same(results[0], results[1]) and same(results[0], results[2])
+
+
+def matrix(rows: int, columns: int, is_transposed: bool, seed: int) -> torch.Tensor:
+    shape = (columns, rows) if is_transposed else (rows, columns)
+    t = random(*shape, dtype=torch.bfloat16, scale=1, seed=seed)
+    return t.t() if is_transposed else t
+
+
+@needs_tiles
+@pytest.mark.parametrize("is_rhs_transposed", [False, True])
+@pytest.mark.parametrize("is_lhs_transposed", [False, True])
+@pytest.mark.parametrize(
+    "rows, inner, columns", [(1, 1, 1), (33, 70, 17), (5, 2047, 40), (200, 3, 64), (64, 1025, 31), (300, 32, 7)]
+)
+def test_products_by_tiles_are_those_in_float64_for_any_threads(
+    rows: int, inner: int, columns: int, is_lhs_transposed: bool, is_rhs_transposed: bool, threads: Any
+) -> None:
+    lhs, rhs = matrix(rows, inner, is_lhs_transposed, 1), matrix(inner, columns, is_rhs_transposed, 2)
+    whole = random(rows, columns + 3)
+    for step, before in ((2.0, whole), (0.0, torch.full_like(whole, float("nan")))):
+        results = []
+        for count in (1, 2, 3):
+            threads(count)
+            held = before.clone()
+            total = held[:, 1:-2]  # a stride of its own
+            assert native.multiplies(total, lhs, rhs)
+            results.append(accumulate_product_(total, lhs, rhs, step).clone())
+            assert torch.equal(held[:, 0].nan_to_num(7), before[:, 0].nan_to_num(7))
+            assert torch.equal(held[:, -2:].nan_to_num(7), before[:, -2:].nan_to_num(7))
+        kept = before[:, 1:-2].double() * (step / (step + 1)) if step else 0.0
+        expected = kept + lhs.double() @ rhs.double() / (step + 1)
+        torch.testing.assert_close(results[0].double(), expected, rtol=1e-5, atol=1e-6 * inner**0.5 + 1e-6)
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@needs_tiles
+def test_other_libraries_find_their_tiles_as_they_left_them() -> None:
+    lhs, rhs = random(256, 256, dtype=torch.bfloat16), random(256, 256, dtype=torch.bfloat16, seed=1)
+    before = lhs @ rhs
+    accumulate_product_(torch.zeros(256, 256), lhs, rhs, 0.0)
+    assert torch.equal(lhs @ rhs, before)
+
+
+def test_products_that_tiles_do_not_take_are_made_by_torch() -> None:
+    lhs, rhs = random(6, 40, dtype=torch.bfloat16)[:, ::2], random(20, 5, dtype=torch.bfloat16, seed=1)
+    total = torch.zeros(6, 5)
+    assert not native.multiplies(total, lhs, rhs)
+    accumulate_product_(total, lhs, rhs, 0.0)
+    torch.testing.assert_close(total, lhs.float() @ rhs.float(), rtol=1e-2, atol=1e-2)
+    for t, a, b in ((total.double(), lhs, rhs), (total, lhs.float(), rhs.float()), (total[:0], lhs[:0], rhs)):
+        assert not native.multiplies(t, a, b)
 
 
 @needs_compiler

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "numbers.h"
+#include "products.h"
 
 using std::int64_t;
 

@@ -21,7 +21,7 @@ import torch
 
 logger = logging.getLogger("popxl")
 
-SOURCES = ("numbers.h", "kernels.cpp")
+SOURCES = ("numbers.h", "products.h", "kernels.cpp")
 # Without contraction an element's bits do not depend on its place in a vector, on the vector's width or on the CPU.
 FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
 OPTIONAL_FLAGS = ("-march=native", "-mprefer-vector-width=512", "-fopenmp")
@@ -42,9 +42,10 @@ SIGNATURES = {
     "logsumexp_grad": ("ppppppnn", 1),
     "adamw": ("ppppppppppnfffffffffn", 3),
     "random_words": ("pnnn", 0),
+    "accumulate_product": ("pnnpnnpnffnnn", 0),
 }
 """Of each function: its parameters before the number of threads (pointers, sizes and numbers), and how many element
-types its name ends in."""
+types its name ends in. `accumulate_product` is there on CPUs with AMX only."""
 
 
 def takes(*tensors: torch.Tensor) -> bool:
@@ -55,6 +56,28 @@ def takes(*tensors: torch.Tensor) -> bool:
     return library() is not None and all(
         t.dtype in SUFFIXES and t.is_contiguous() and t.device.type in ("cpu", "meta") for t in tensors
     )
+
+
+def multiplies(total: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
+    """Whether `accumulate_product` can add a product of these matrices to a total.
+
+    That is bfloat16 to float32, on a CPU with tiles for matrices. A matrix has a stride of 1.
+    """
+    return (
+        (total.dtype, lhs.dtype, rhs.dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
+        and all(t.device.type in ("cpu", "meta") for t in (total, lhs, rhs))
+        and total.stride(1) == 1
+        and all(1 in t.stride() for t in (lhs, rhs))
+        and min(total.numel(), lhs.numel()) > 0
+        and _has_tiles()
+    )
+
+
+@functools.cache
+def _has_tiles() -> bool:
+    """Whether the library multiplies with tiles, and the system lets this process use them."""
+    refuses = getattr(library(), "refuses_tiles", None)
+    return refuses is not None and not refuses()
 
 
 def call(name: str, dtypes: Tuple[torch.dtype, ...], *arguments: Any) -> None:
@@ -78,7 +101,9 @@ def _functions() -> Dict[Any, Any]:
     functions = {}
     for name, (kinds, types) in SIGNATURES.items():
         for dtypes in itertools.product(SUFFIXES, repeat=types):
-            function = getattr(loaded, "_".join([name, *(SUFFIXES[dtype] for dtype in dtypes)]))
+            function = getattr(loaded, "_".join([name, *(SUFFIXES[dtype] for dtype in dtypes)]), None)
+            if function is None:
+                continue
             function.argtypes = [*(KINDS[kind] for kind in kinds), ctypes.c_int]
             function.restype = None
             functions[(name, *dtypes)] = function

@@ -6,6 +6,7 @@ import torch
 from popxl.graph import Graph
 from popxl.opdef import OPS, flatten
 
+from popxl_engine import native
 from popxl_engine.kernels.linalg import prefers_onednn, product
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.kernels.rounding import NARROW
@@ -19,6 +20,10 @@ ROWS_AT_A_TIME = 2048
 
 def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, step: Any) -> torch.Tensor:
     """t = t * step / (step + 1) + lhs @ rhs / (step + 1), without a temporary of t's size."""
+    if native.multiplies(t, lhs, rhs):
+        factors = (lhs, *lhs.stride(), rhs, *rhs.stride())
+        native.call("accumulate_product", (), *factors, t, t.stride(0), *shares(step), *t.shape, lhs.shape[1])
+        return t
     mean = kernel_for(OPS["accumulate_mean_"], "cuda" if t.is_cuda else "cpu")
     if t.is_cuda or t.dtype in NARROW or not t.is_floating_point():
         return mean(t, product(lhs, rhs, lhs.dtype), step)
