@@ -8,6 +8,7 @@ import atexit
 import hashlib
 import importlib
 import os
+import socket
 import sys
 import time
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ TIMEOUT = "POPDIST_TIMEOUT"
 """Environment variable: seconds that an instance waits for others at a collective before the run ends."""
 SECONDS, JOIN_SECONDS, PATIENT_SECONDS = 60, 300, 3600
 """Defaults: at collectives; for all to start; while one instance does what only it does, such as writing files."""
+CONNECT_SECONDS, RETRY_SECONDS = 5, 0.1
+"""An attempt to connect, and from one to the next."""
 PULSE_SECONDS = 10
 """How much longer than at a collective an instance may be silent altogether: what waits there can say more."""
 AFTERMATH_SECONDS = 3.0
@@ -127,6 +130,11 @@ def _store(distributed: Any, index: int, instances: int) -> Any:
     host, port = os.environ["MASTER_ADDR"], number_from_environment("MASTER_PORT", 0)
     is_master = index == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     join = timedelta(seconds=max(JOIN_SECONDS, seconds()))
+    if not is_master and (problem := unreachable(host, port, join.total_seconds())) is not None:
+        raise InstanceError(
+            f"popdist: instance {index} did not reach instance 0 at {host}:{port} within {join.total_seconds():g} s "
+            f"({problem}); expected all {instances} instances, with one MASTER_ADDR and MASTER_PORT. Start them all."
+        )
     try:
         store = distributed.TCPStore(host, port, None, is_master, timeout=join, wait_for_workers=False)
     except RuntimeError as error:
@@ -147,6 +155,22 @@ def _store(distributed: Any, index: int, instances: int) -> Any:
                 f"all {instances} instances ({error})."
             ) from None
     return store
+
+
+def unreachable(host: str, port: int, wait: float) -> Optional[str]:
+    """Try to connect until somebody listens there; after so many seconds why nobody could be reached, in words.
+
+    torch tries as well, but tells of it in its own words, with stack traces.
+    """
+    until = time.monotonic() + wait
+    while True:
+        try:
+            socket.create_connection((host, port), CONNECT_SECONDS).close()
+            return None
+        except OSError as error:
+            if time.monotonic() > until:
+                return error.strerror or str(error)
+        time.sleep(RETRY_SECONDS)
 
 
 def make_group(instances: Sequence[int], backend: str) -> Any:

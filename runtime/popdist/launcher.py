@@ -14,13 +14,14 @@ import shutil
 import signal
 import socket
 import sys
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from popdist.environment import IPUS, REPLICAS
 from popdist.exchange import SECONDS, TIMEOUT
 
 GRACE_SECONDS = 60.0
 """Default of how long instances may take to finish when this process is asked to end."""
+CPP_LOG = "TORCH_CPP_LOG_LEVEL"
 USAGE_ERROR = 2
 """Exit code where the command line cannot be used."""
 
@@ -39,11 +40,23 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return USAGE_ERROR
     os.environ.update(environment(options))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process at once, until the agent starts instances
-    agent = importlib.import_module("popxl_engine.agent")
+    agent = _load_agent()
     machines = agent.Machines(
         options.nnodes, options.node_rank, local_instances(options), options.master_addr, options.master_port
     )
     return int(agent.run(options.program, machines, options.grace))
+
+
+def _load_agent() -> Any:
+    """Load the agent, and torch with it, which reads there that it is to keep its C++ stack traces."""
+    is_ours = CPP_LOG not in os.environ and "LOGLEVEL" not in os.environ
+    if is_ours:
+        os.environ[CPP_LOG] = "FATAL"
+    try:
+        return importlib.import_module("popxl_engine.agent")
+    finally:
+        if is_ours:
+            del os.environ[CPP_LOG]  # of this process alone, not of instances
 
 
 def parser() -> argparse.ArgumentParser:

@@ -24,7 +24,8 @@ class Voice:
 
     def __init__(self, index: int):
         self.index = index
-        self.has_spoken = False
+        self.spoke: float = 0
+        """When it was heard last, on the monotonic clock; 0: never."""
         self.reading, self._writing = os.pipe()
         os.set_blocking(self.reading, False)
         self._begun = b""
@@ -35,6 +36,11 @@ class Voice:
     def path(self) -> str:
         """A file name for what is said, valid in this process."""
         return f"/dev/fd/{self._writing}"
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether anything was passed on."""
+        return self.spoke > 0
 
     def listen(self) -> None:
         """Take what has been said so far."""
@@ -63,7 +69,7 @@ class Voice:
             self._begun = b""
 
     def _say(self, text: bytes) -> None:
-        self.has_spoken = True
+        self.spoke = time.monotonic()
         sys.stderr.buffer.write(text)
         sys.stderr.buffer.flush()
 
@@ -83,6 +89,12 @@ class Voices:
 
     def __getitem__(self, index: int) -> Voice:
         return self.voices[index]
+
+    @property
+    def last(self) -> Optional[Voice]:
+        """Who was heard last; None: nobody was."""
+        spoken = [voice for voice in self.voices.values() if voice.has_spoken]
+        return max(spoken, key=lambda voice: voice.spoke, default=None)
 
     def __enter__(self) -> "Voices":
         self._thread.start()

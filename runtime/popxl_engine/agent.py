@@ -1,8 +1,9 @@
 """The agent behind `poprun`: torchrun's own, with a few promises more about how instances end.
 
 torch's agent meets those of the other machines, gives instances their environment, starts and watches them. Added here:
-an instance that stands still (SIGSTOP) has failed, too; those that fail together are told apart; the others end within
-`END_SECONDS`; no instance outlives this process; and the error of the one that failed is the last on the screen.
+an instance that stands still (SIGSTOP) has failed, too; those that fail together are told apart; the others, also on
+other machines, end within `END_SECONDS`; no instance outlives this process; and the error of the one that failed is the
+last on the screen.
 """
 
 import logging
@@ -11,10 +12,10 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from popdist import tether
-from popdist.exchange import JOIN_SECONDS
+from popdist.exchange import JOIN_SECONDS, unreachable
 from popdist.voices import Voices
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -23,13 +24,13 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from popxl_engine.posts import Posts
+
 SETTLE_SECONDS = 0.5
 """After the first failure: others that fail by themselves meanwhile may be the cause."""
 STOPPED_SECONDS = 5.0
 END_SECONDS = 5.0
 """From SIGTERM, which the others get after a failure, to SIGKILL."""
-LAST_SECONDS = 60.0
-"""How long this machine waits for the others' instances after its own have succeeded."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +63,24 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
         The exit code: that of the first that failed; 128 + a signal.
     """
     _be_quiet()
+    first = machines.address, machines.port
+    if machines.index > 0 and (problem := unreachable(*first, JOIN_SECONDS)) is not None:
+        return _refuse(machines, problem)
     with Voices(machines.own) as voices:
         agent = Agent(program, machines, voices, grace)
         try:
             result = agent.run()
+            agent.end_all()
+            return agent.report(result)
         except SignalException as error:
             agent.end_all()
             voices.finish()
-            return 128 + error.sigval
+            return agent.tell(128 + error.sigval, f"its poprun got {signal.Signals(error.sigval).name}.")
         except DistError as error:
-            print(f"poprun: {_about_machines(machines, error)}", file=sys.stderr, flush=True)
-            return 1
+            return _refuse(machines, str(error).splitlines()[0].rstrip("."))
         finally:
             agent.end_all()
-        return agent.report(result)
+            agent.leave()
 
 
 def _be_quiet() -> None:
@@ -86,12 +91,15 @@ def _be_quiet() -> None:
         logger.propagate = False
 
 
-def _about_machines(machines: Machines, error: Exception) -> str:
-    met = str(error).splitlines()[0].rstrip(".")
-    return (
-        f"machine {machines.index} of {machines.count} did not meet the others at {machines.address}:{machines.port} "
-        f"({met}); expected poprun on all of them within {JOIN_SECONDS} s, with the same options but --node-rank."
+def _refuse(machines: Machines, problem: str) -> int:
+    print(
+        f"poprun: machine {machines.index} of {machines.count} did not meet the others at {machines.address}:"
+        f"{machines.port} ({problem}); expected poprun on all of them within {JOIN_SECONDS} s, with the same options "
+        "but --node-rank.",
+        file=sys.stderr,
+        flush=True,
     )
+    return 1
 
 
 class Pipes(DefaultLogsSpecs):
@@ -132,8 +140,12 @@ class Agent(LocalElasticAgent):
             master_addr=machines.address,
             master_port=machines.port,
         )
-        super().__init__(spec, Pipes(voices), exit_barrier_timeout=LAST_SECONDS)
-        self._voices, self._grace = voices, grace
+        super().__init__(spec, Pipes(voices))
+        self._machines, self._voices, self._grace = machines, voices, grace
+        self._posts: Optional[Posts] = None
+        """Once the machines have met."""
+        self._failed_elsewhere: Optional[Tuple[int, str]] = None
+        """The exit code and the words of the machine whose failure ended the instances here."""
         self._failed: Dict[int, int] = {}
         """Of the instances that failed before any was ended: exit codes, or negative signals."""
         self._stopped: Dict[int, float] = {}
@@ -143,14 +155,44 @@ class Agent(LocalElasticAgent):
         """The instances' process numbers."""
         return {w.global_rank: w.id for w in self.get_worker_group().workers if w.id is not None}
 
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        """See `SimpleElasticAgent`."""
+        super()._rendezvous(worker_group)
+        self._posts = Posts(worker_group.store, self._machines.index, self._machines.count)
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """See `SimpleElasticAgent`."""
+        assert self._posts is not None, "instances start when the machines have met"
         self._end_stopped()
         if self._failures():
             time.sleep(SETTLE_SECONDS)
             self._failed = self._failures()
+            culprit, code = self._culprit(self._failed)
+            self.tell(code, self._describe(culprit, code))
+        else:
+            self._failed_elsewhere = self._posts.failure()
+        if self._failed or self._failed_elsewhere:
+            self._voices.pause()  # what others say while they are ended is no news
             self._shutdown()
         return super()._monitor_workers(worker_group)
+
+    def _exit_barrier(self) -> None:
+        """See `SimpleElasticAgent`. The instances of this machine have succeeded."""
+        assert self._posts is not None
+        self._posts.tell(0)
+        self._failed_elsewhere = self._posts.wait()
+
+    def tell(self, code: int, problem: str) -> int:
+        """Tell the other machines of a failure on this one. Returns the exit code for it."""
+        code = code if code >= 0 else 128 - code
+        if self._posts is not None:
+            self._posts.tell(code, problem)
+        return code
+
+    def leave(self) -> None:
+        """The last thing to do: machine 0 stays until the others know."""
+        if self._posts is not None:
+            self._posts.leave()
 
     def _failures(self) -> Dict[int, int]:
         """Exit codes of instances that have failed. They are left for torch to see."""
@@ -188,19 +230,34 @@ class Agent(LocalElasticAgent):
             time.sleep(0.01)
 
     def report(self, result: RunResult) -> int:
-        """Pass on what is to be said at the end: all that instances said, or the error of the one that failed."""
+        """Pass on what is to be said at the end: all that instances said, or the error of the one that failed.
+
+        Returns the exit code.
+        """
         self._voices.pause()
-        if not result.is_failed():
+        failed = self._failed or {index: failure.exitcode for index, failure in result.failures.items()}
+        if self._failed_elsewhere is not None and not self._failed:
+            code, problem = self._failed_elsewhere
+            print(f"poprun: {problem} What runs here was ended.", file=sys.stderr, flush=True)
+            return code
+        if not failed:
             self._voices.finish()
             return 0
-        failed = self._failed or {index: failure.exitcode for index, failure in result.failures.items()}
+        culprit, code = self._culprit(failed)
+        voice = self._voices[culprit]
+        voice.finish()
+        happened = self._describe(culprit, code)
+        if code < 0 or self._voices.last is not voice:
+            where = "" if code < 0 else "What it said is above. " if voice.has_spoken else "It said nothing. "
+            print(f"poprun: {happened} {where}The others were ended.", file=sys.stderr, flush=True)
+        return self.tell(code, happened)
+
+    @staticmethod
+    def _culprit(failed: Dict[int, int]) -> Tuple[int, int]:
+        """The instance that others may have failed after, and its exit code, or minus the signal that ended it."""
         # Death by a signal comes before exit codes: those may follow from it.
         culprit = min(failed, key=lambda index: (failed[index] > 0, index))
-        code, voice = failed[culprit], self._voices[culprit]
-        voice.finish()
-        if code < 0 or not voice.has_spoken:
-            print(f"poprun: {self._describe(culprit, code)} The others were ended.", file=sys.stderr, flush=True)
-        return code if code > 0 else 128 - code
+        return culprit, failed[culprit]
 
     def _describe(self, index: int, code: int) -> str:
         who = f"instance {index} (process {self.processes()[index]})"
@@ -208,7 +265,7 @@ class Agent(LocalElasticAgent):
             return f"{who} was stopped, and did not go on for {STOPPED_SECONDS:g} s."
         if code < 0:
             return f"{who} was killed by {signal.Signals(-code).name}."
-        return f"{who} ended with exit code {code}, without a message."
+        return f"{who} ended with exit code {code}."
 
 
 def _news(pid: int, kinds: int) -> Any:

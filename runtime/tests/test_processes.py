@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -135,7 +136,7 @@ def left_over(folder):
 
 FAILURES = {
     "an exit code": ("sys.exit('boom') if rank == 1 else time.sleep(90)", 1, r"[1] boom"),
-    "silence": ("sys.exit(7) if rank == 1 else time.sleep(90)", 7, "ended with exit code 7, without a message"),
+    "silence": ("sys.exit(7) if rank == 1 else time.sleep(90)", 7, "ended with exit code 7. It said nothing."),
     "a kill": ("os.kill(os.getpid(), 9) if rank == 1 else time.sleep(90)", 137, "was killed by SIGKILL"),
     "a stop": ("os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else time.sleep(90)", 137, "was stopped"),
     "a deaf one": (
@@ -159,6 +160,30 @@ def test_one_failing_instance_ends_all_and_has_the_last_word(failure, tmp_path):
     assert says in ended.last_line
     assert ended.seconds < 30
     assert len(os.listdir(tmp_path)) == 3 and not left_over(tmp_path)
+
+
+OTHERS_FOLLOW = """
+def leave(*_):
+    time.sleep(1)
+    sys.exit("lost the other")
+signal.signal(15, leave) if rank == 0 else (print("boom", file=sys.stderr, flush=True), time.sleep(1), sys.exit(1))
+time.sleep(90)
+"""
+
+
+def test_what_others_say_while_they_are_ended_does_not_come_after_the_cause():
+    ended = launch(["--num-instances", 2], ["-c", RANKED + "\n" + OTHERS_FOLLOW])
+    assert (ended.code, ended.said) == (1, "[1] boom\n")
+
+
+def test_a_cause_that_others_have_spoken_after_is_named_at_the_end():
+    code = "(time.sleep(6), print('so long', file=sys.stderr, flush=True), time.sleep(90)) if rank == 0 else "
+    code += "(print('boom', file=sys.stderr, flush=True), time.sleep(7), sys.exit(3))"
+    ended = launch(["--num-instances", 2], ["-c", RANKED + code])
+    assert ended.code == 3
+    *before, last = ended.said.splitlines()
+    assert before == ["[1] boom", "so long"]
+    assert re.match(r"poprun: instance 1 \(process \d+\) ended with exit code 3. What it said is above.", last)
 
 
 def test_what_all_instances_say_when_they_fail_alike_is_said_once():
@@ -221,18 +246,28 @@ def test_instances_end_where_the_launcher_is_killed(tmp_path):
 IMPATIENT = "import sys, popdist.exchange; popdist.exchange.JOIN_SECONDS = 1; from popdist import launcher; "
 
 
-def two_machines(index):
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return f"--num-instances 2 --nnodes 2 --node-rank {index} --rdzv-endpoint 127.0.0.1:{port} true".split()
+        return probe.getsockname()[1]
 
 
-def test_a_machine_that_does_not_meet_the_others_in_time_says_so():
-    command = [sys.executable, "-c", IMPATIENT + "sys.exit(launcher.main(sys.argv[1:]))", *two_machines(0)]
+def two_machines(index):
+    return f"--num-instances 2 --nnodes 2 --node-rank {index} --rdzv-endpoint 127.0.0.1:{free_port()} true".split()
+
+
+def start_two_machines(program, port, instances, options=(), **more):
+    """The launchers of a run on two machines, which both are this one."""
+    options = ["--num-instances", instances, "--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", *options]
+    return [start([*options, "--node-rank", index], program, **more) for index in range(2)]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_machine_that_does_not_meet_the_others_in_time_says_so_in_one_message(index):
+    command = [sys.executable, "-c", IMPATIENT + "sys.exit(launcher.main(sys.argv[1:]))", *two_machines(index)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment())
     assert done.returncode == 1
-    assert "poprun: machine 0 of 2 did not meet the others at 127.0.0.1:" in done.stderr.splitlines()[-1]
+    assert re.fullmatch(f"poprun: machine {index} of 2 did not meet the others at 127.0.0.1:.*; .*\n", done.stderr)
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -333,15 +368,44 @@ with open(os.path.join(sys.argv[1], os.environ["RANK"]), "w") as file:
 
 
 def test_each_machine_starts_its_own_share_of_the_instances_with_torchruns_environment(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = ["--num-replicas", 8, "--num-instances", 4, "--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    port = free_port()
     program = ["-c", SHARE, tmp_path, "$RANK ${local_rank} $$ $"]
-    begin = time.monotonic()
-    machines = [start([*options, "--node-rank", index], program) for index in range(2)]
-    ended = [finish(machine, begin) for machine in machines]
+    machines = start_two_machines(program, port, 4, ["--num-replicas", 8])
+    ended = [finish(machine, time.monotonic()) for machine in machines]
     assert [(e.code, e.said) for e in ended] == [(0, ""), (0, "")]
     found = {name: json.loads((tmp_path / name).read_text()) for name in os.listdir(tmp_path)}
     rest = ["127.0.0.1", str(port), "8", program[-1]]
     assert found == {str(r): [str(r), str(r % 2), str(r // 2), "4", "2", *rest] for r in range(4)}
+
+
+ENDS_ELSEWHERE = {
+    "fails after that of machine 0 has succeeded": (1, "sys.exit() if rank == 0 else (time.sleep(3), sys.exit(5))", 5),
+    "fails while that of machine 1 talks to nobody": (0, "sys.exit(5) if rank == 0 else time.sleep(90)", 5),
+    "is killed": (1, "time.sleep(90) if rank == 0 else os.kill(os.getpid(), 9)", 137),
+}
+
+
+@pytest.mark.parametrize("case", ENDS_ELSEWHERE)
+def test_an_instance_that(case, tmp_path):
+    """.. ends the run on both machines, and both say which it was."""
+    failing, code, exit_code = ENDS_ELSEWHERE[case]
+    begin = time.monotonic()
+    machines = start_two_machines(["-c", NOTED + code], free_port(), 2, NOTES=str(tmp_path))
+    ended = [finish(machine, begin) for machine in machines]
+    assert [e.code for e in ended] == [exit_code] * 2, ended
+    assert all(e.seconds < 40 for e in ended)
+    assert not left_over(tmp_path)
+    happened = rf"instance {failing} \(process \d+\) (ended with exit code 5|was killed by SIGKILL)\."
+    assert re.match(f"poprun: {happened}", ended[failing].last_line)
+    assert re.fullmatch(f"poprun: machine {failing}: {happened} What runs here was ended.\n", ended[1 - failing].said)
+
+
+def test_a_launcher_that_is_killed_on_the_first_machine_ends_the_other(tmp_path):
+    begin = time.monotonic()
+    machines = start_two_machines(["-c", NOTED + "time.sleep(90)"], free_port(), 2, NOTES=str(tmp_path))
+    wait_for_instances(tmp_path, 2)
+    machines[0].kill()
+    ended = [finish(machine, begin) for machine in machines]
+    assert (ended[1].code, ended[1].said) == (1, "poprun: machine 0: its poprun is gone. What runs here was ended.\n")
+    assert ended[1].seconds < 40
+    assert not left_over(tmp_path)
