@@ -76,7 +76,8 @@ class Engine:
         self.program = None if interpret else Program(ir, device=device.where, ops=self._ops, **options)
         several = len(replicas) < ir.replication_factor
         self.fabric = Fabric(ir.replication_factor, replicas, device.where, groups_that_meet(ir)) if several else None
-        tier = tier_of(ir, self.program.block if self.program is not None else None, device, len(replicas))
+        blocks = [None if program is None else program.block for program in (self.program, self._preparation)]
+        tier = tier_of(ir, *blocks, device, len(replicas))
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric, tier, device)
         if self.fabric is not None:
             check_same_program(ir, interpret)
@@ -107,10 +108,11 @@ class Engine:
             programs[replica.index] = self._program(replica, self.program, self._ops)
             if self._before and self._is_uploaded:
                 preparations[replica.index] = self._program(replica, self._preparation, self._before)
-        with torch.no_grad(), self.device.running(), self.machine.run(), self._around_run():
-            if preparations:
+        with torch.no_grad(), self.device.running():
+            if preparations:  # not in a run, whose rows come in an order that is known
                 run_lockstep(preparations, self.fabric)
-            run_lockstep(programs, self.fabric)
+            with self.machine.run(), self._around_run():
+                run_lockstep(programs, self.fabric)
         self._is_uploaded = False
         for array, on_device in received:
             copy_apart(array, on_device)

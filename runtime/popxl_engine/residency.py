@@ -25,11 +25,14 @@ AUTO = 0.9
 """Share of the memory that is free on a GPU which a program takes where nothing is said."""
 
 
-def tier_of(ir: Ir, block: Optional[Block], device: Device, replicas: int) -> Optional[Tier]:
+def tier_of(
+    ir: Ir, block: Optional[Block], preparation: Optional[Block], device: Device, replicas: int
+) -> Optional[Tier]:
     """How rows come and go; None where they are used where they are. ``POPXL_LOOK_AHEAD=0``: no look-ahead.
 
     Args:
         block: of the compiled program; None where it is interpreted.
+        preparation: what runs before a run that follows an upload, and finds the rows that runs left; None: nothing.
         replicas: in this process.
     Raises:
         RemoteMemoryError: a limit on the device's memory that the program does not fit into.
@@ -45,6 +48,11 @@ def tier_of(ir: Ir, block: Optional[Block], device: Device, replicas: int) -> Op
         return store if on_host else StagedStore(store, largest, device)
 
     places = [v.location_info for v in ir.main_graph.variables if v.location_info is not None]
+    kept = {(place.buffer, place.offset) for place in places}
+    if preparation is not None:
+        taken = _events(ir, preparation)
+        everything = [((b, i), False) for b in ir.remote_buffers for i in range(b.entries)]
+        kept |= {row for row, _ in (everything if taken is None else taken)}
     found = _in_use(ir)
     memory = ir.remote_files.memory if on_host else _device_memory(ir, device, replicas, found)
     return Tier(
@@ -54,7 +62,7 @@ def tier_of(ir: Ir, block: Optional[Block], device: Device, replicas: int) -> Op
         open_store=open_store,
         device=device,
         events=_events(ir, block) if block is not None else None,
-        variables={(place.buffer, place.offset) for place in places},
+        variables=kept,
         needed=(found.rows, f"phase {found.phase}"),
         look_ahead=os.environ.get("POPXL_LOOK_AHEAD", "1") not in ("", "0"),
     )

@@ -5,7 +5,7 @@ import popxl
 import pytest
 from popxl import ops
 from popxl.context import _execution_context
-from popxl.extensions import verify
+from popxl.extensions import keep_remote_memory_in_files, limit_device_memory, verify
 
 FROM_HOST = popxl.ExecutionContext.WeightsFromHostFragment
 TO_HOST = popxl.ExecutionContext.WeightsToHostFragment
@@ -101,6 +101,51 @@ def test_a_fragment_may_call_graphs_and_write_to_what_it_makes():
             np.testing.assert_array_equal(session.get_tensor_data(total), [22 * run, 44 * run])
             np.testing.assert_array_equal(session.get_tensor_data(rows[1]), [44 * run, 88 * run])
         np.testing.assert_array_equal(session.get_tensor_data(rows[0]), START)
+
+
+def rows_that_move(ir, where, folder):
+    """Keep so few rows of 64 KiB in memory that they move."""
+    if where == "files":
+        keep_remote_memory_in_files(ir, str(folder), 5 * 2**16)
+    elif where == "host":
+        limit_device_memory(ir, 7 * 2**16)
+
+
+@pytest.mark.parametrize("where", ["files", "host"])
+def test_fragments_find_rows_that_move(where, tmp_path):
+    """One reads rows that runs left, of which each run replaces the contents, and stores one that a run loads."""
+
+    def results(where):
+        ir = popxl.Ir()
+        rows_that_move(ir, where, tmp_path)
+        with ir.main_graph, popxl.in_sequence():
+            buffer = popxl.remote_buffer((2**14,), popxl.float32, 9)
+            n = popxl.variable(np.ones(2**14, np.float32))
+            state = popxl.remote_variable(np.full(2**14, 5, np.float32), buffer, 8)
+            with _execution_context(FROM_HOST):
+                left = ops.remote_load(buffer, 7) + ops.remote_load(buffer, 8)
+                ops.remote_store(buffer, 6, left)
+            outputs = popxl.d2h_stream((), popxl.float32)
+            total = ops.remote_load(buffer, 6) * 100.0
+            for i in (7, *range(6)):
+                ops.remote_store(buffer, i, n + float(i))
+            for i in reversed(range(6)):
+                total = total + ops.remote_load(buffer, i)
+            ops.host_store(outputs, total[0].reshape(()))
+            with _execution_context(TO_HOST):
+                ops.remote_store(buffer, 8, n * 2.0)
+        with popxl.Session(ir) as session:
+            session.run()
+            found = []
+            for data in (3, 4):
+                session.write_variable_data(n, np.full(2**14, data, np.float32))
+                found += [float(session.run()[outputs]) for _ in range(2)]
+            return [*found, session.get_tensor_data(state)[0]]
+
+    plain = results("memory")
+    # the row that the last run left, 7 more than its n, and twice that n; then six rows
+    assert plain[0] == 100 * (1 + 7 + 2) + 6 * 3 + 15 and plain[2] == 100 * (3 + 7 + 6) + 6 * 4 + 15 and plain[4] == 8
+    assert results(where) == plain
 
 
 def refused(build, says):
