@@ -76,8 +76,8 @@ class Engine:
         self.program = None if interpret else Program(ir, device=device.where, ops=self._ops, **options)
         several = len(replicas) < ir.replication_factor
         self.fabric = Fabric(ir.replication_factor, replicas, device.where, groups_that_meet(ir)) if several else None
-        blocks = [None if program is None else program.block for program in (self.program, self._preparation)]
-        tier = tier_of(ir, *blocks, device, len(replicas))
+        block, before_run = (p.block if p is not None else None for p in (self.program, self._preparation))
+        tier = tier_of(ir, block, before_run, device, len(replicas))
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric, tier, device)
         if self.fabric is not None:
             check_same_program(ir, interpret)
