@@ -3,12 +3,13 @@
     python benchmarks/train_step.py                 # GPT-2 small, sequence 256, 4 micro-batches of 1, both dtypes
     python benchmarks/train_step.py --dtypes bfloat16 --rounds 9
     python benchmarks/train_step.py --wide --more   # every baseline there is
+    python benchmarks/train_step.py --shape gpt2-1024 --wide --dropout 0.1 --variants phased "phased, wide"
 
 The baselines are plain PyTorch at its best: fused AdamW with the clip inside, weights cast once per step under
-autocast, eager and compiled, each also with an allocator that keeps freed memory; with `--wide` the whole batch at a
-time, with `--more` Hugging Face's GPT-2 and activation checkpointing. The table's ratios are to the fastest of them;
-the bar holds the phased step to PyTorch as it comes, eager or compiled. On a busy machine, OMP_NUM_THREADS=1 and the
-column of processor time still tell something.
+autocast, eager and compiled, each also with an allocator that keeps freed memory; with `--wide` several micro-batches
+at a time, with `--more` Hugging Face's GPT-2 and activation checkpointing. The table's ratios are to the fastest of
+them, by seconds and by processor time; the bar holds the phased step to PyTorch as it comes, eager or compiled. On a
+busy machine, OMP_NUM_THREADS=1 and processor time still tell something.
 """
 
 import argparse
@@ -42,6 +43,21 @@ MEMORY_BAR = 1.2
 
 PLAIN = ("eager", "compiled")
 """PyTorch as it comes."""
+
+GPT2 = {"layers": 12, "hidden_size": 768, "heads": 12, "sequence_length": 256, "vocabulary_size": 50257}
+SMALL = {"layers": 6, "hidden_size": 384, "heads": 6, "sequence_length": 256, "vocabulary_size": 65}
+ONE_BY_FOUR = {"micro_batch_size": 1, "accumulation": 4, "width": 4}
+FOUR_BY_FOUR = {"micro_batch_size": 4, "accumulation": 4, "width": 4}
+ONE_BY_SIXTEEN = {"micro_batch_size": 1, "accumulation": 16, "width": 4}
+SHAPES = {
+    "gpt2": {**GPT2, **ONE_BY_FOUR},
+    "gpt2-16": {**GPT2, **ONE_BY_SIXTEEN},
+    "gpt2-1024": {**GPT2, "sequence_length": 1024, **ONE_BY_FOUR},
+    "gpt2-1024-16": {**GPT2, "sequence_length": 1024, **ONE_BY_SIXTEEN},
+    "small": {**SMALL, **FOUR_BY_FOUR},
+    "small-50257": {**SMALL, "vocabulary_size": 50257, **FOUR_BY_FOUR},
+}
+"""The model and the batch by name. `width`: micro-batches that run as one with `--wide`, the baselines' and ours."""
 
 
 class PlainWorkload:
@@ -121,14 +137,15 @@ def variants_of(arguments: argparse.Namespace, dtype: str) -> list[Variant]:
         Variant(name="phased, recomputing", options={**phased, "recomputation": True}),
     ]
     if arguments.wide:
-        whole = {"micro_batch_size": arguments.micro_batch_size * arguments.accumulation, "accumulation": 1}
+        micro_batch, rest = arguments.micro_batch_size * arguments.width, arguments.accumulation // arguments.width
+        larger = {"micro_batch_size": micro_batch, "accumulation": rest}
         for name, plain in (("eager", eager), ("compiled", compiled)):
-            wide = Variant(name=f"{name}, kept, whole batch", options={**plain, **whole}, environment=KEEP_FREED_MEMORY)
+            wide = Variant(name=f"{name}, kept, wide", options={**plain, **larger}, environment=KEEP_FREED_MEMORY)
             offered.insert(-2, wide)
-        widened = {**phased, "widening": arguments.accumulation}
+        widened = {**phased, "widening": arguments.width}
         offered += [
-            Variant(name="phased, widened", options={**widened, "recomputation": False}),
-            Variant(name="phased, widened, recomputing", options={**widened, "recomputation": True}),
+            Variant(name="phased, wide", options={**widened, "recomputation": False}),
+            Variant(name="phased, wide, recomputing", options={**widened, "recomputation": True}),
         ]
     if arguments.more:
         hugging_face = {**compiled, "hugging_face": True}
@@ -147,16 +164,23 @@ def compare(measurements: Sequence[Measurement], tokens: int) -> tuple[list[list
     """Rows for people and figures for programs: each variant against the fastest baseline."""
     baselines = [m for m in measurements if not m.name.startswith("phased")] or measurements
     best = min(baselines, key=lambda m: m.median)
+    least = min(m.cpu_median for m in baselines)
     rows, figures = [], {}
     for m in measurements:
         speed, memory = best.median / m.median, m.peak_bytes / best.peak_bytes
         loss = m.steps[-1]["loss"]
         rows.append(
-            [m.name, f"{tokens / m.median:.0f}", f"{m.median:.3f}", f"{m.cpu_median:.3f}", f"{100 * m.spread:.0f} %"]
-            + [f"{speed:.2f}x", gib(m.peak_bytes), f"{memory:.2f}x", f"{loss:.4f}"]
+            [m.name, f"{tokens / m.median:.0f}", f"{m.median:.3f}", f"{100 * m.spread:.0f} %", f"{speed:.2f}x"]
+            + [
+                f"{m.cpu_median:.3f}",
+                f"{least / m.cpu_median:.2f}x",
+                gib(m.peak_bytes),
+                f"{memory:.2f}x",
+                f"{loss:.4f}",
+            ]
         )
         figures[m.name] = {**m.figures(), "tokens_per_s": tokens / m.median, "speed_ratio": speed}
-        figures[m.name] |= {"memory_ratio": memory, "loss": loss}
+        figures[m.name] |= {"cpu_ratio": least / m.cpu_median, "memory_ratio": memory, "loss": loss}
     return rows, {"variants": figures, "fastest_baseline": best.name}
 
 
@@ -166,7 +190,7 @@ def verdict(figures: Figures) -> Figures | None:
     It is held to the faster of PyTorch's variants as they come, where they were measured.
     """
     variants = figures["variants"]
-    found = [variants[name] for name in ("phased", "phased, widened") if name in variants]
+    found = [variants[name] for name in ("phased", "phased, wide") if name in variants]
     if not found:
         return None
     phased = max(found, key=lambda variant: variant["speed_ratio"])
@@ -185,26 +209,32 @@ def main() -> int:
     parser.add_argument("--warmup", type=int, default=2, help="steps before them")
     parser.add_argument("--variants", nargs="+", help="only these, by the names in the table")
     parser.add_argument(
-        "--wide", action="store_true", help="also with the whole batch at a time, the baselines and the phased step"
+        "--wide",
+        action="store_true",
+        help="also with --width micro-batches at a time, the baselines and ours",
     )
     parser.add_argument("--more", action="store_true", help="also Hugging Face's GPT-2, and recomputing baselines")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
-    sizes = {"layers": 12, "hidden_size": 768, "heads": 12, "sequence_length": 256, "vocabulary_size": 50257}
-    for name, default in {**sizes, "micro_batch_size": 1, "accumulation": 4}.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--shape", choices=SHAPES, default="gpt2", help="model and batch; what follows changes parts")
+    for name in SHAPES["gpt2"]:
+        parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dropout", type=float, default=0.0)
     arguments = parser.parse_args()
+    for name, value in SHAPES[arguments.shape].items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    if arguments.wide and arguments.accumulation % arguments.width:
+        parser.error(f"--width: got {arguments.width}; expected a divisor of --accumulation {arguments.accumulation}.")
 
     tokens = arguments.sequence_length * arguments.micro_batch_size * arguments.accumulation
     result: Figures = {"benchmark": "train_step", "machine": machine(), "tokens_per_step": tokens, "dtypes": {}}
-    result["settings"] = {
-        name: getattr(arguments, name) for name in (*sizes, "micro_batch_size", "accumulation", "dropout")
-    }
+    result["settings"] = {name: getattr(arguments, name) for name in (*SHAPES["gpt2"], "dropout")}
     for dtype in arguments.dtypes:
         variants = variants_of(arguments, dtype)
         measured = measure(Path(__file__), variants, rounds=arguments.rounds, warmup=arguments.warmup)
         rows, figures = compare(measured, tokens)
-        headers = ["variant", "tokens/s", "s/step", "cpu s/step", "spread", "speed", "peak memory", "memory", "loss"]
+        headers = ["variant", "tokens/s", "s/step", "spread", "speed", "cpu s/step", "by cpu", "peak memory", "memory"]
+        headers.append("loss")
         print(f"\n{dtype}, {tokens} tokens a step, ratios to the fastest baseline ({figures['fastest_baseline']})\n")
         print(table(headers, rows), flush=True)
         figures["bar"] = verdict(figures)
