@@ -73,11 +73,11 @@ def test_train_step_holds_the_phased_step_to_its_bar():
     sizes = {**SIZES, "vocabulary_size": 30}
     flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
     command = [sys.executable, "benchmarks/train_step.py", *flags, "--rounds", "1", "--warmup", "1"]
-    command += ["--dtypes", "bfloat16", "--wide", "--variants", "eager", "phased", "phased, widened"]
+    command += ["--dtypes", "bfloat16", "--wide", "--variants", "eager", "phased", "phased, wide"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.strip().splitlines()[-1])["dtypes"]["bfloat16"]
-    phased = [figures["variants"][name] for name in ("phased", "phased, widened")]
+    phased = [figures["variants"][name] for name in ("phased", "phased, wide")]
     plain = figures["variants"]["eager"]["speed_ratio"]
     assert figures["bar"]["speed_ratio"] == max(variant["speed_ratio"] for variant in phased) / plain > 0
     assert figures["bar"]["memory_ratio"] > 0
