@@ -23,6 +23,7 @@ def parse_command_line(
     default: str,
     options: Optional[type] = None,
     defaults: Optional[dict[str, Any]] = None,
+    unused: Sequence[str] = (),
 ) -> tuple[Config, Any]:
     """Read a command line: defaults < preset < flags.
 
@@ -33,6 +34,7 @@ def parse_command_line(
         options: a dataclass of further flags that belong to this program and not to the run; its leaf names differ from
             the configuration's.
         defaults: leaves that this program sets differently from the preset, by name; flags win over them.
+        unused: sections and leaves that this program has no use for: a preset may set them, a flag is refused.
     Returns:
         the configuration, and an instance of `options` (None without it).
     Raises:
@@ -40,10 +42,11 @@ def parse_command_line(
         SystemExit: with code 0 after printing the help.
     """
     if any(word in HELP_FLAGS for word in arguments):
-        print(help_text(program, default, options))
+        print(help_text(program, default, options, unused))
         sys.exit(0)
     words = _Words(arguments, (*leaves(Config), *(leaves(options) if options else ())))
     words.read()
+    words.refuse([leaf for leaf in leaves(Config) if is_in(leaf, unused)], program.partition(":")[0])
     own = {item.name for item in fields(options)} if options else set()
     values = {name: value for name, value in words.values.items() if name not in own}
     try:
@@ -66,6 +69,11 @@ def _mapping(name: str) -> dict[str, Any]:
     if name.endswith((".yml", ".yaml")):
         return read_yaml(Path(name))
     return preset_mapping(name)
+
+
+def is_in(leaf: Leaf, names: Sequence[str]) -> bool:
+    """Whether a setting, or its section, is among some."""
+    return leaf.name in names or leaf.section in names
 
 
 class _Words:
@@ -97,6 +105,14 @@ class _Words:
                 self._read_no(self.flags[flag.removeprefix("no_")], word, attached=bool(has_value))
             else:
                 self._refuse_flag(word, flag)
+
+    def refuse(self, unused: Sequence[Leaf], program: str) -> None:
+        """Note as problems which flags among those that were read the program has no use for."""
+        for leaf in unused:
+            if leaf.name in self.values or leaf.name in self.bad:
+                self.problems.append(
+                    f"--{leaf.name}: got a flag that {program} does not use; expected none. Leave it out."
+                )
 
     def _read_leaf(self, leaf: Leaf, *, attached: bool) -> None:
         if leaf.is_list:
@@ -149,8 +165,8 @@ class _Words:
         return bool(self.rest) and not self.rest[0].startswith("--")
 
 
-def help_text(program: str, default: str, options: Optional[type] = None) -> str:
-    """The help: presets, then every flag with its values, default and meaning."""
+def help_text(program: str, default: str, options: Optional[type] = None, unused: Sequence[str] = ()) -> str:
+    """The help: presets, then every flag that is used with its values, default and meaning."""
     lines = [program, "", "  --config NAME"]
     lines.append(
         _wrapped(
@@ -163,9 +179,11 @@ def help_text(program: str, default: str, options: Optional[type] = None) -> str
         if record is None:
             continue
         for section, doc in sections(record).items():
+            if section in unused:
+                continue
             lines.append(f"\n{section or 'run'}: {doc}" if record is Config else f"\n{doc}")
             for leaf in leaves(record):
-                if leaf.section == section:
+                if leaf.section == section and not is_in(leaf, unused):
                     lines.append(f"  {_usage(leaf)}")
                     lines.append(_wrapped(f"{leaf.doc} ({leaf.expected}; default {shown(leaf.default)})"))
     lines.append("\nDefaults are those without a preset; the resolved configuration is printed when a run starts.")

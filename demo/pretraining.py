@@ -17,7 +17,6 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from textwrap import indent
 from typing import Optional
 
@@ -25,7 +24,7 @@ import numpy as np
 import popdist
 from tokenizers import Tokenizer
 
-from config import Config, ConfigError, UserError, exit_on_user_error, parse_command_line, to_yaml, validate
+from config import Config, ConfigError, UserError, exit_on_user_error, parse_command_line, to_yaml
 from config.schema import CountOrZero
 from data import DataError, Dataset, SyntheticDataset, TokenDataset
 from demo.pictures import draw_losses
@@ -33,13 +32,12 @@ from demo.run_folder import RunFolder, choose_folder
 from demo.text import MARK, read_tokenizer, whole_lines, write_samples
 from demo.training_run import TrainingRun
 from execution.checkpoint import SavedRun
-from execution.host import data_share
+from execution.instances import check_instances
 from execution.memory import check_memory
 from execution.metrics import read_metrics
 from execution.planning import PlanOptions, plan_and_show
 from execution.pretraining import training_program
 from execution.profiling import step_profiler
-from utils.log import set_up_logging
 from utils.runtime import gather, remote_memory_errors_are_user_errors
 from utils.units import si
 
@@ -86,32 +84,6 @@ def main(arguments: Sequence[str]) -> int:
         signal = run.run()
         finish(run, tokenizer, validation_data or data, options.samples if signal is None else 0)
     return 0 if signal is None else 128 + signal
-
-
-def check_instances(config: Config) -> bool:
-    """Whether this process is instance 0, which speaks for all.
-
-    Raises:
-        UserError: the launcher's variables do not fit the configuration, or it is not the same in all processes.
-    """
-    try:
-        is_leader, instances = popdist.getInstanceIndex() == 0, popdist.getNumInstances()
-        replicas = popdist.getNumTotalReplicas()
-    except (RuntimeError, ValueError) as error:
-        raise UserError(str(error)) from error
-    set_up_logging(is_leader)
-    if popdist.isPopdistEnvSet():
-        validate(config, replicas=replicas)
-        data_share(config)
-    texts = [text.splitlines() for text in gather(to_yaml(config), instances, patiently=True)]
-    for number, lines in enumerate(texts):
-        for ours, theirs in zip_longest(texts[0], lines, fillvalue=""):
-            if ours != theirs:
-                raise UserError(
-                    f"instances: got '{theirs.strip()}' in instance {number} and '{ours.strip()}' in instance 0; "
-                    "expected one configuration. Start all with the same command line."
-                )
-    return is_leader
 
 
 def choose_together(config: Config) -> "tuple[RunFolder, Optional[SavedRun]]":

@@ -4,7 +4,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
@@ -50,6 +50,7 @@ class RunFolder:
             UserError: the folder takes no files, or another run writes to it now.
         """
         with ExitStack() as stack:
+            stack.enter_context(_removed_where_it_fails(self.path, self.checkpoints))
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
                 _lock(self.path)
@@ -62,6 +63,19 @@ class RunFolder:
                     "Check its permissions and the space on the disk, or choose another --run_folder."
                 ) from error
             yield
+
+
+@contextmanager
+def _removed_where_it_fails(*paths: Path) -> Iterator[None]:
+    """Remove folders that the block has made, and nothing has come into, if it fails."""
+    made = [folder for path in paths for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in sorted(set(made), key=lambda folder: len(folder.parts), reverse=True):
+            with suppress(OSError):  # something is in it, or it was not made
+                folder.rmdir()
+        raise
 
 
 def choose_folder(config: Config) -> "tuple[RunFolder, Optional[SavedRun]]":

@@ -10,17 +10,19 @@ from typing import Any, Optional
 import popdist
 import popxl_addons as addons
 
-from config import Config, UserError, parse_command_line, validate
+from config import Config, UserError, parse_command_line
 from data import BatchLoader, SyntheticDataset
 from execution.host import data_share, run_steps
+from execution.instances import check_instances
 from execution.memory import check_memory
 from execution.metrics import flops_per_step
 from execution.planning import Build, PlanOptions, plan_and_show
 from execution.profiling import StepProfiler, step_profiler
-from utils.log import set_up_logging
 from utils.runtime import file_traffic, remote_memory_errors_are_user_errors
 from utils.units import bytes_text, duration, si
 
+UNUSED = ("data", "checkpoint", "wandb", "wandb_name", "wandb_project", "log_every")
+"""Settings that a run on random tokens, of which nothing is kept, has no use for."""
 PROFILED_RUNS = 2
 """Runs with a profiler; it keeps the last."""
 
@@ -144,22 +146,21 @@ def main(program: Callable[[Config], addons.TaskSession], build: Build, argument
         program="execution/pretraining.py: speed of the training program on synthetic data",
         default="test",
         options=Options,
+        unused=UNUSED,
     )
     if options.measured_runs < 1 or options.unmeasured_runs < 0:
         raise UserError(
             f"measured_runs, unmeasured_runs: got {options.measured_runs} and {options.unmeasured_runs}; expected at "
             "least 1 and at least 0. Raise them."
         )
-    set_up_logging(popdist.getInstanceIndex() == 0)
-    if popdist.isPopdistEnvSet():
-        validate(config, replicas=popdist.getNumTotalReplicas())
+    is_leader = check_instances(config)
     if options.is_plan():
         plan_and_show(build, config, options)
         return
     check_memory(config, popdist.getNumInstances())
     with remote_memory_errors_are_user_errors():
         speed = measure(program, config, options, step_profiler(config, options))
-    if popdist.getInstanceIndex() != 0:
+    if not is_leader:
         return
     print(f"configuration   {config.name} ({si(config.model.parameters)} parameters, {config.model.precision})")
     print(f"step time       {duration(speed.seconds_per_step)}")

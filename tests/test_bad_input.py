@@ -100,6 +100,8 @@ ROWS = [
         ("host_memory: got 1000 TiB", "of this machine")),
     Row("unknown flag of the benchmark", "{bench} --layer 3", ("--layer: unknown flag", "Did you mean '--layers'?")),
     Row("nothing to measure", "{bench} --measured_runs 0", ("measured_runs", "got 0")),
+    Row("data for the benchmark, which reads none", f"{{bench}} {DATA} --wandb",
+        ("2 problems", "--input_files: got a flag that execution/pretraining.py does not use", "--wandb: got a flag")),
     Row("benchmark larger than the memory", "{bench} --config gpt3_175B_pod256", ("memory: got", "--memmap_dir")),
     # Token files
     Row("no such file", f"{TRAIN} --input_files nothing*.tfrecord",
@@ -205,6 +207,14 @@ ROWS = [
         ("vocabulary_size: got 100; expected at least 257",)),
     Row("checking a damaged file", "{prepare} check " + RECORDS, (RECORDS, "checksum"), damaged(RECORDS, flipped(-30))),
     # The environment
+    Row("half of a launcher's variables", f"RANK=0 {RUN}", ("popdist: got RANK without WORLD_SIZE", "or none. Start")),
+    Row("half of a launcher's variables at the benchmark", "WORLD_SIZE=2 {bench}",
+        ("popdist: got WORLD_SIZE without RANK", "or none. Start")),
+    Row("launcher's variables that are no numbers", f"RANK=one WORLD_SIZE=2 {RUN}",
+        ("RANK: got 'one'", "whole number")),
+    Row("launcher's variables out of range", f"RANK=2 WORLD_SIZE=2 {RUN}", ("RANK=2 of WORLD_SIZE=2; expected 0",)),
+    Row("launcher's variables of another number of replicas", f"RANK=0 WORLD_SIZE=1 POPDIST_NUM_TOTAL_REPLICAS=3 {RUN}",
+        ("replicas: got 3 from the launcher; expected",)),
     Row("unknown log level", f"MODEL_LOG_LEVEL=loud {RUN}", ("MODEL_LOG_LEVEL: got 'LOUD'", "unset it")),
 ]  # fmt: skip
 
@@ -267,18 +277,30 @@ def test_a_second_run_of_a_name_takes_a_folder_of_its_own(copy):
     assert (copy / "runs/run-2/checkpoints/step_00000002/checkpoint.json").exists()
 
 
-@pytest.mark.parametrize(
-    "flag, says",
-    [
-        ("--device_memory 1KiB", "device memory: got 1024 bytes"),
-        ("--device cuda:99", "--device: got 'cuda:99'"),
-        ("--memmap_dir text/1.txt/rows --host_memory 1MiB", "text/1.txt/rows: got 'Not a directory'"),
-    ],
-    ids=["too little memory", "device that is not there", "folder below a file"],
-)
-def test_a_run_that_cannot_start_leaves_all_that_it_would_continue(flag, says, copy):
+CANNOT_START = {
+    "too little memory": ("--device_memory 1KiB", "device memory: got 1024 bytes"),
+    "device that is not there": ("--device cuda:99", "--device: got 'cuda:99'"),
+    "folder below a file": (
+        "--memmap_dir text/1.txt/rows --host_memory 1MiB",
+        "text/1.txt/rows: got 'Not a directory'",
+    ),
+}
+"""Found once the run has its folder."""
+
+
+STARTS = {
+    "go on": RESUME,
+    "begin": f"{RUN} --name new",
+    "begin in folders that are not there": f"{RUN} --run_folder new/runs --checkpoint.save saved",
+}
+
+
+@pytest.mark.parametrize("command", STARTS)
+@pytest.mark.parametrize("problem", CANNOT_START)
+def test_a_run_that_cannot_start_leaves_nothing_behind_and_all_that_it_would_continue(problem, command, copy):
+    (flag, says), command = CANNOT_START[problem], STARTS[command]
     before = hashes(copy)
-    done, _ = run(copy, f"{RESUME} {flag}")
+    done, _ = run(copy, f"{command} {flag}")
     assert done.returncode == 2 and says in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
     assert hashes(copy) == before
