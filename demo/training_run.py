@@ -3,6 +3,7 @@
 import logging
 import signal
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import FrameType
 from typing import Any, Optional
@@ -29,7 +30,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Interruption:
-    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop after the present step; a second one stops at once."""
+    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop after the present step, or batch of validation.
+
+    A second one stops at once.
+    """
 
     def __init__(self) -> None:
         self.signal: Optional[int] = None
@@ -64,13 +68,18 @@ class Validation:
         self.session = evaluation(config)
         self.loader = _loader(config, dataset, shuffle=False)
 
-    def loss(self, training: addons.TaskSession) -> float:
-        """Mean loss over the batches."""
+    def loss(self, training: addons.TaskSession, is_to_stop: Callable[[], bool]) -> Optional[float]:
+        """Mean loss over the batches; None where it is to stop, which is asked before each."""
+        if is_to_stop():
+            return None
         copy_weights(training, self.session)
-        batches = self.config.training.validation_batches
+        losses = []
         with self.session:
-            losses = [evaluate(self.session, self.config, *self.loader.batch(step)) for step in range(batches)]
-        return sum(losses) / batches
+            for step in range(self.config.training.validation_batches):
+                if is_to_stop():
+                    return None
+                losses.append(evaluate(self.session, self.config, *self.loader.batch(step)))
+        return sum(losses) / len(losses)
 
 
 class TrainingRun:
@@ -109,12 +118,14 @@ class TrainingRun:
         self._first_step = self.step
         self._saved_step = self.step if saved is not None else None
         self._last_validation: Optional[float] = None
+        self._interruption = Interruption()
 
     def run(self) -> Optional[int]:
         """Train to the last step. Returns the signal that ended the run early, if one did; then, too, all is saved."""
-        with Interruption() as interruption:
+        with self._interruption as interruption:
             try:
                 with self.session:
+                    self._catch_up()
                     signal_received = interruption.agree()
                     while self.step < self.config.training.steps and signal_received is None:
                         self._advance()
@@ -146,11 +157,30 @@ class TrainingRun:
         if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
             self._save()
 
+    def _catch_up(self) -> None:
+        """Validate after the step that the run goes on from, where it was stopped before it had done so."""
+        before = gather(None if self.metrics is None else self.metrics.last, popdist.getNumInstances(), patiently=True)
+        last = before[0]
+        if last is None or last["step"] != self.step or last["validation_loss"] is not None:
+            return
+        validation = self._validate()
+        if validation is not None and self.metrics is not None:
+            self.metrics.replace_last({**last, "validation_loss": validation})
+            if self.wandb is not None:
+                self.wandb.log({"step": self.step, "validation_loss": validation})
+
+    def _validate(self) -> Optional[float]:
+        """The validation loss after this step; None where it is not due, or somebody wants to stop."""
+        training = self.config.training
+        if self.validation is None or (self.step % training.validate_every and self.step != training.steps):
+            return None
+        found = self.validation.loss(self.session, lambda: self._interruption.agree() is not None)
+        if found is not None:
+            self._last_validation = found
+        return found
+
     def _record(self, result: StepResult, rate: float) -> None:
-        every, last = self.config.training.validate_every, self.step == self.config.training.steps
-        validation = None
-        if self.validation is not None and (self.step % every == 0 or last):
-            validation = self._last_validation = self.validation.loss(self.session)
+        validation = self._validate()
         if self.metrics is None:
             return
         values = {
@@ -163,7 +193,7 @@ class TrainingRun:
         self.metrics.write(values)
         if self.wandb is not None:
             self.wandb.log({**values, "tokens_per_second": self.progress.tokens_per_second})
-        is_first = self.step == self._first_step + 1
+        is_first, last = self.step == self._first_step + 1, self.step == self.config.training.steps
         if self.step % self.config.logging.log_every == 0 or validation is not None or is_first or last:
             line = self.progress.line(self.step, result.loss, self._last_validation, rate, result.gradient_norm)
             print(line, flush=True)

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Optional, Sequence
 
 from config import Config, Model, UserError
 from utils.files import written_whole
@@ -37,15 +37,26 @@ class MetricsFile:
     def __init__(self, path: Path, steps_done: int):
         """Open the file of a run that has done so many steps: lines of later ones, from a run cut off, are dropped."""
         self.path = path
+        kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= steps_done]
+        self.last: Optional[dict[str, Any]] = json.loads(kept[-1]) if kept else None
+        """What the file had of the last step before."""
+        self._begin_with(kept)
+
+    def _begin_with(self, lines: Sequence[str]) -> None:
         try:
-            kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= steps_done]
-            with written_whole(path) as partial, open(partial, "w", encoding="utf-8") as file:
-                file.writelines(kept)
+            with written_whole(self.path) as partial, open(partial, "w", encoding="utf-8") as file:
+                file.writelines(lines)
                 file.flush()
                 os.fsync(file.fileno())
-            self._file = open(path, "a", encoding="utf-8")
+            self._file = open(self.path, "a", encoding="utf-8")
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise _unwritable(self.path, error) from error
+
+    def replace_last(self, values: "dict[str, Any]") -> None:
+        """Put another line in the place of the last; raises as `write` does."""
+        *before, _ = _complete_lines(self.path)
+        self.close()
+        self._begin_with([*before, _line(values)])
 
     def write(self, values: "dict[str, Any]") -> None:
         """Append a line; floats keep every digit.
@@ -54,7 +65,7 @@ class MetricsFile:
             UserError: the disk is full; the lines before stay.
         """
         try:
-            self._file.write(json.dumps(values) + "\n")
+            self._file.write(_line(values))
             self._file.flush()
         except OSError as error:
             raise _unwritable(self.path, error) from error
@@ -71,6 +82,10 @@ class MetricsFile:
         """Close the file; what a full disk did not take is given up, as `write` has said."""
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+def _line(values: "dict[str, Any]") -> str:
+    return json.dumps(values) + "\n"
 
 
 def _unwritable(path: Path, error: OSError) -> UserError:

@@ -16,7 +16,6 @@ from data import example
 from data.records import RecordWriter
 
 pytestmark = pytest.mark.multi
-pytestmark = pytest.mark.multi
 ROOT = Path(__file__).parents[3]
 STEPS, EVERY = 48, 6
 RECORDS = 37
@@ -115,6 +114,27 @@ def test_ctrl_c_saves_and_the_run_goes_on_bitwise(tokens, uninterrupted, tmp_pat
     assert "Traceback" not in output
     assert "continuing after step" in finish(words)
     assert left_by(tmp_path) == uninterrupted
+
+
+def test_ctrl_c_does_not_wait_for_the_end_of_a_validation_which_the_run_that_goes_on_does(tokens, tmp_path):
+    few = ("--steps", 2, "--warmup_steps", 0, "--device_iterations", 1, "--validate_every", 1)
+    flags = (*few, "--validation_batches", 250)
+    finish(command(tmp_path / "undisturbed", tokens, *flags))
+    folder = tmp_path / "stopped"
+    words = command(folder, tokens, *flags, "--checkpoint.load", "auto")
+    process = start(words)
+    while steps_in(folder) < 1 and process.poll() is None:
+        time.sleep(0.002)
+    time.sleep(0.1)  # into the second validation, which takes many times as long
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, output
+    stopped = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["validation_loss"] is None for line in stopped] == [False, True]
+    assert [path.name for path in (folder / "run/checkpoints").iterdir()] == ["step_00000002"]
+    finish(words)
+    metrics = [(path / "run/metrics.jsonl").read_text() for path in (folder, tmp_path / "undisturbed")]
+    assert metrics[0] == metrics[1]
 
 
 def test_a_new_run_leaves_an_older_runs_folder_alone(tokens, tmp_path):
