@@ -23,7 +23,7 @@ from execution.batch_serialisation import Connections
 from execution.graphs import TrainingStep
 from execution.layer_graphs import activation_spec, decoder_graphs, embedding_graphs, head_graphs, words_spec
 from execution.transfers import Load, selected
-from execution.variables import make_variables, write_initial_weights
+from execution.variables import fresh_weights, make_variables, write_whole_weights
 from modelling import Layout
 from modelling.head import TIED
 from utils.runtime import keep_remote_memory_in_files, keep_state_once, limit_device_memory, session_device
@@ -37,9 +37,11 @@ def pretraining(config: Config) -> addons.TaskSession:
     One run is `device_iterations` optimizer steps. Its inputs are `words`, `labels` and `learning_rate`, its outputs
     `loss` (per run of the head) and `gradient_norm`; see `execution.host.run_steps`.
     """
-    ir, streams, state = training_program(config)
-    session = addons.TaskSession(streams.inputs, streams.outputs, state, 1, ir, session_device(config.execution.device))
-    write_initial_weights(session, config)
+    with fresh_weights(config) as weights:
+        ir, streams, state = training_program(config)
+        device = session_device(config.execution.device)
+        session = addons.TaskSession(streams.inputs, streams.outputs, state, 1, ir, device)
+        write_whole_weights(session, config, weights)
     return session
 
 

@@ -4,11 +4,15 @@ The state's tree has `weights` and `optimizer`, each with `embedding`, `decoder.
 have variables too, named alike, so that the host can read them; they are no state.
 """
 
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Optional, Tuple
 
 import numpy as np
+import popdist
 import popxl
 import popxl_addons as addons
 from popxl.tensor import Variable
@@ -18,7 +22,11 @@ from popxl_addons.variable_factory import NamedVariableFactories
 
 from config import Config
 from execution.graphs import Graphs, TrainingStep
-from modelling import initial_weights, model_table
+from modelling import model_table
+from utils.ahead import made_ahead
+
+DRAWN_AHEAD = 2**29
+"""Bytes of fresh weights on a machine that may wait while its programs are built."""
 
 
 def make_variables(step: TrainingStep, program: str = "") -> NamedTensors:
@@ -70,9 +78,21 @@ def gradient_variables(ir: popxl.Ir) -> "dict[str, Variable]":
     return {v.name.removeprefix(prefix): v for v in ir.main_graph.variables if v.name.startswith(prefix)}
 
 
-def write_initial_weights(session: addons.TaskSession, config: Config) -> None:
-    """Give fresh weights to a session; they depend on the seed alone, not on the layout."""
-    write_whole_weights(session, config, initial_weights(config.model, config.training.seed))
+@contextmanager
+def fresh_weights(config: Config) -> "Iterator[Iterator[Tuple[str, np.ndarray]]]":
+    """Fresh whole weights, which depend on the seed alone, not on the layout. They are drawn while the block runs.
+
+    With a limit on the host's memory they are drawn one at a time.
+    """
+    instances = popdist.getNumInstances()
+    room = DRAWN_AHEAD // instances if config.execution.host_memory is None else 0
+    parameters = model_table(config.model)
+    calls = [
+        (4 * math.prod(parameter.shape), partial(parameter.initial, name, config.training.seed))
+        for name, parameter in parameters.items()
+    ]
+    with made_ahead(calls, room, max(1, len(os.sched_getaffinity(0)) // instances)) as arrays:
+        yield zip(parameters, arrays)
 
 
 def write_whole_weights(session: addons.TaskSession, config: Config, whole: Iterable[Tuple[str, np.ndarray]]) -> None:

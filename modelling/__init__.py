@@ -4,12 +4,12 @@ May import `config`, `utils`, `popxl_addons` and `popxl`. A new layer is a file 
 beside it, and a case in `tests/integration/layers/cases.py`.
 """
 
-from modelling.gpt import initial_weights, layer_tables, model_table, shard_weights, unshard_weights
+from modelling.gpt import layer_tables, model_table, shard_weights, unshard_weights
 from modelling.layer import Layer
 from modelling.layout import Layout
 from modelling.parameters import Parameter, Role, Table
 
 __all__ = [
-    "Layer", "Layout", "Parameter", "Role", "Table", "initial_weights", "layer_tables", "model_table", "shard_weights",
+    "Layer", "Layout", "Parameter", "Role", "Table", "layer_tables", "model_table", "shard_weights",
     "unshard_weights",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 Names are `embedding.word.weight`, `decoder.3.attention.qkv.weight`, `head.norm.bias`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -30,12 +30,6 @@ def model_table(model: Model) -> Table:
     blocks += [(f"decoder.{n}", tables["decoder"]) for n in range(model.layers)]
     blocks += [("head", tables["head"])]
     return {f"{prefix}.{name}": parameter for prefix, table in blocks for name, parameter in table.items()}
-
-
-def initial_weights(model: Model, seed: int) -> Iterator["tuple[str, np.ndarray]"]:
-    """Fresh whole tensors, float32, one at a time; the same for every layout."""
-    for name, parameter in model_table(model).items():
-        yield name, parameter.initial(name, seed)
 
 
 def shard_weights(whole: Mapping[str, np.ndarray], model: Model, execution: Execution) -> "dict[str, np.ndarray]":

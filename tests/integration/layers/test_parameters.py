@@ -7,7 +7,7 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from config import Execution, Model, UserError
-from modelling import Role, initial_weights, model_table, shard_weights, unshard_weights
+from modelling import Role, model_table, shard_weights, unshard_weights
 from modelling.hugging_face import from_hugging_face, hugging_face_name, to_hugging_face
 from tests.integration.gpt_oracle import random_weights
 
@@ -82,8 +82,8 @@ def test_weights_of_another_model_are_refused_in_words():
 
 def test_fresh_weights_follow_their_roles():
     model = dataclasses.replace(MODEL, hidden_size=256, layers=8, vocabulary_size=2000)
-    for name, array in initial_weights(model, seed=3):
-        role = model_table(model)[name].role
+    for name, parameter in model_table(model).items():
+        role, array = parameter.role, parameter.initial(name, seed=3)
         if role is Role.BIAS:
             assert not array.any(), name
         elif role is Role.GAIN:
@@ -96,8 +96,11 @@ def test_fresh_weights_follow_their_roles():
 
 
 def test_fresh_weights_depend_on_the_seed_and_the_name_alone():
-    first, again, other = (dict(initial_weights(MODEL, seed)) for seed in (3, 3, 4))
-    deeper = dict(initial_weights(dataclasses.replace(MODEL, layers=3), 3))
+    def fresh(model, seed):
+        return {name: parameter.initial(name, seed) for name, parameter in model_table(model).items()}
+
+    first, again, other = (fresh(MODEL, seed) for seed in (3, 3, 4))
+    deeper = fresh(dataclasses.replace(MODEL, layers=3), 3)
     name = "decoder.1.attention.qkv.weight"
     np.testing.assert_array_equal(first[name], again[name])
     np.testing.assert_array_equal(first[name], deeper[name])
