@@ -18,7 +18,7 @@ from popxl_engine.machine.tier import ALL_RULES, BLOCK, Course, FileStore
 from popxl_engine.machine.tier import cache as cache_module
 from popxl_engine.machine.tier import store as store_module
 from popxl_engine.machine.tier.arena import Arena
-from tier_helpers import LOAD, STORE, Late, Rows
+from tier_helpers import LOAD, STORE, Clock, Late, Rows
 
 ROWS = 12
 
@@ -114,46 +114,45 @@ def sweep(count):
     return [event for row in range(count) for event in ((row, LOAD), (row, STORE))]
 
 
-def timed_run(rows, count, compute, runs):
-    """Seconds of the fastest of some runs over all rows with so much work on each, after another one, and those of its
-    transfers. What a busy machine adds is not the cache's."""
-    found = []
-    for _ in range(runs + 1):
-        begin, before = time.perf_counter(), rows.link.seconds
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only sleeping moves on."""
+    found = Clock()
+    monkeypatch.setattr(cache_module, "threading", found)
+    monkeypatch.setattr(cache_module, "time", found)
+    return found
+
+
+@pytest.mark.parametrize("look_ahead, least, most", [(True, 1.0, 1.1), (False, 1.8, 2.1)])
+def test_transfers_hide_behind_work_where_the_two_balance(look_ahead, least, most, clock):
+    count, memory, compute = 50, 4, 0.015
+    moved = 2 * (count - memory + 2)  # a run finds two rows where the one before has left them
+    bandwidth = BLOCK * moved / (count * compute)
+    rows = Rows([1] * count, memory, sweep(count), look_ahead=look_ahead, bandwidth=bandwidth, clock=clock)
+    for _ in range(3):
+        begin, transfers = clock.perf_counter(), rows.link.seconds
         with rows.run():
             for number in range(count):
                 with rows.borrowed(number) as memory:
-                    time.sleep(compute)
+                    clock.sleep(compute)
                     rows.store(number, memory)
-        found.append((time.perf_counter() - begin, rows.link.seconds - before))
-    return min(found[1:])
+    transfers, traffic = rows.link.seconds - transfers, rows.cache.traffic
+    assert transfers == pytest.approx(count * compute, rel=0.05)
+    taken = (clock.perf_counter() - begin) / max(count * compute, transfers)
+    assert least <= taken <= most
+    assert (traffic.waited < 0.2 * (traffic.read_seconds + traffic.write_seconds)) == look_ahead
 
 
-def test_transfers_hide_behind_work_where_the_two_balance():
-    count, memory, compute = 50, 4, 0.015
-    moved = 2 * (count - memory + 2)  # a run finds two rows where the one before has left them
-    options = {"blocks": [1] * count, "memory": memory, "events": sweep(count)}
-    options["bandwidth"] = BLOCK * moved / (count * compute)
-    ahead = Rows(**options)
-    seconds, transfers = timed_run(ahead, count, compute, 3)
-    without, same_transfers = timed_run(Rows(**options, look_ahead=False), count, compute, 1)
-    bound = max(count * compute, transfers)
-    assert transfers == pytest.approx(count * compute, rel=0.05) == same_transfers
-    assert seconds <= 1.1 * bound
-    assert without >= 1.8 * bound
-    assert ahead.cache.traffic.waited < 0.2 * (ahead.cache.traffic.read_seconds + ahead.cache.traffic.write_seconds)
-
-
-def test_looking_ahead_moves_little_more_than_the_best_order_of_leaving():
+def test_looking_ahead_moves_little_more_than_the_best_order_of_leaving(clock):
     count, memory = 24, 12
     moved = {}
     for look_ahead in (False, True):
         rows = Rows([1] * count, memory, sweep(count), look_ahead=look_ahead)
         for _ in range(2):
-            rows.take(sweep(count), work=lambda: time.sleep(0.001))
+            rows.take(sweep(count), work=lambda: clock.sleep(0.001))
         before = rows.cache.traffic.reads
         for _ in range(4):
-            rows.take(sweep(count), work=lambda: time.sleep(0.001))
+            rows.take(sweep(count), work=lambda: clock.sleep(0.001))
         moved[look_ahead] = (rows.cache.traffic.reads - before) / 4
     assert moved[False] == count - memory
     assert moved[True] <= moved[False] + memory / 2

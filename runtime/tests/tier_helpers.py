@@ -1,5 +1,6 @@
 """A cache over a link of known speed in place of a disk, and the same rows in plain memory to compare with."""
 
+import heapq
 import queue
 import threading
 import time
@@ -23,12 +24,13 @@ class Link:
         duplex: one transfer at a time each way.
         bandwidth: bytes/s. latency: seconds.
         fails_at: number of the transfer that fails, from 0.
+        clock: what sleeps and tells the time.
     """
 
     is_direct = True
 
-    def __init__(self, nbytes, bandwidth=float("inf"), latency=0.0, duplex=False, fails_at=None):
-        self.memory, self.duplex = torch.zeros(nbytes, dtype=torch.uint8), duplex
+    def __init__(self, nbytes, bandwidth=float("inf"), latency=0.0, duplex=False, fails_at=None, clock=time):
+        self.memory, self.duplex, self.clock = torch.zeros(nbytes, dtype=torch.uint8), duplex, clock
         self.bandwidth, self.latency, self.fails_at = bandwidth, latency, fails_at
         self.transfers, self.seconds, self.is_closed = 0, 0.0, False
         self._lock, self._free = threading.Lock(), {"read": 0.0, "write": 0.0}
@@ -50,11 +52,80 @@ class Link:
             seconds = self.latency + nbytes / self.bandwidth
             self.seconds += seconds
             lane = way if self.duplex else "read"
-            self._free[lane] = until = max(self._free[lane], time.perf_counter()) + seconds
+            self._free[lane] = until = max(self._free[lane], self.clock.perf_counter()) + seconds
         if number == self.fails_at:
             raise RemoteMemoryError("link: got 'Input/output error'; expected a link that works.")
-        while (left := until - time.perf_counter()) > 0:
-            time.sleep(left)
+        while (left := until - self.clock.perf_counter()) > 0:
+            self.clock.sleep(left)
+
+
+class Clock:
+    """Time that passes only while the program and all threads of caches sleep or wait: however busy the machine is,
+    what they compute takes none. It stands for the modules `threading` and `time` where caches use them.
+    """
+
+    RLock = staticmethod(threading.RLock)
+
+    def __init__(self):
+        self.seconds, self.lock = 0.0, threading.Lock()
+        self.awake = 1
+        self._sleepers, self._count = [], 0
+
+    def perf_counter(self):
+        return self.seconds
+
+    def sleep(self, seconds):
+        woken = threading.Event()
+        with self.lock:
+            self._count += 1
+            heapq.heappush(self._sleepers, (self.seconds + seconds, self._count, woken))
+        self.rest()
+        woken.wait()
+
+    def rest(self):
+        """A thread sleeps or waits. If it is the last one, it is now when the first sleeper wakes."""
+        with self.lock:
+            self.awake -= 1
+            if not self.awake and self._sleepers:
+                self.seconds, _, woken = heapq.heappop(self._sleepers)
+                self.awake = 1
+                woken.set()
+
+    def wake(self):
+        """A thread has been told to go on."""
+        with self.lock:
+            self.awake += 1
+
+    def Thread(self, **options):  # noqa: N802 - the module's name
+        self.wake()
+        return threading.Thread(**options)
+
+    def Condition(self, lock):  # noqa: N802 - the module's name
+        return Waiting(lock, self)
+
+
+class Waiting:
+    """A condition of `Clock`: threads that are notified are awake before anybody else comes to rest."""
+
+    def __init__(self, lock, clock):
+        self.condition, self.clock, self.waiting = threading.Condition(lock), clock, []
+
+    def wait(self):
+        told = []
+        self.waiting.append(told)
+        self.clock.rest()
+        while not told:
+            self.condition.wait()
+
+    def notify(self, count=1):
+        for told in self.waiting[:count]:
+            told.append(True)
+            self.clock.wake()
+        del self.waiting[:count]
+        self.condition.notify_all()
+
+    def notify_all(self):
+        self.notify(len(self.waiting))
 
 
 class Late(Processor):
