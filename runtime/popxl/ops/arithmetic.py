@@ -48,9 +48,13 @@ def _fmod_vjp(dy: Tensor, y: Tensor, lhs: Tensor, rhs: Tensor) -> Grads:
 
 
 def _host_div(lhs: Any, rhs: Any) -> Any:
-    if np.issubdtype(np.asarray(lhs).dtype, np.integer):
-        return (np.sign(lhs) * np.sign(rhs) * (np.abs(lhs) // np.abs(rhs))).astype(np.asarray(lhs).dtype)
-    return np.divide(lhs, rhs)
+    with np.errstate(divide="raise", over="ignore"):  # the lowest integer / -1 is itself, as in other ops that overflow
+        return (lhs - np.fmod(lhs, rhs)) // rhs
+
+
+def _host_fmod(lhs: Any, rhs: Any) -> Any:
+    with np.errstate(divide="raise"):
+        return np.fmod(lhs, rhs)
 
 
 add = binary("add", "Broadcast sum.", _add_vjp, np.add)
@@ -59,7 +63,11 @@ sub = binary("sub", "Broadcast difference, lhs - rhs.", _sub_vjp, np.subtract)
 mul = binary("mul", "Broadcast product.", _mul_vjp, np.multiply)
 div = binary("div", "Broadcast quotient; truncated towards zero for integers.", _div_vjp, _host_div)
 fmod = binary(
-    "fmod", "Broadcast remainder of C: it has the sign of lhs. Also for integers.", _fmod_vjp, np.fmod, "real numbers"
+    "fmod",
+    "Broadcast remainder of C: it has the sign of lhs. Also for integers.",
+    _fmod_vjp,
+    _host_fmod,
+    "real numbers",
 )
 
 negate: Any = unary("negate", "Elementwise -t.", lambda dy, y, t: negate(dy), host=np.negative, takes="numbers")

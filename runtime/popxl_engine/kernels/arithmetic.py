@@ -1,6 +1,6 @@
 """Elementwise arithmetic."""
 
-from typing import Any, Callable, Tuple, Union
+from typing import Any, Callable, Optional, Tuple, Union
 
 import torch
 
@@ -35,18 +35,31 @@ def unary(fn: Unary) -> Unary:
 
 def divide(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Quotient, truncated for integers."""
-    return (
-        torch.div(lhs, rhs)
-        if lhs.is_floating_point() or lhs.is_complex()
-        else torch.div(lhs, rhs, rounding_mode="trunc")
-    )
+    if lhs.is_floating_point() or lhs.is_complex():
+        return torch.div(lhs, rhs)
+    divisors, is_minus_one = without_minus_one(rhs)
+    quotient = torch.div(lhs, divisors, rounding_mode="trunc")
+    return quotient if is_minus_one is None else torch.where(is_minus_one, -quotient, quotient)
+
+
+def remainder(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """C's remainder."""
+    return torch.fmod(lhs, rhs if rhs.is_floating_point() else without_minus_one(rhs)[0])
+
+
+def without_minus_one(divisors: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """Integers with 1 in place of -1, and where that is; processors trap when they divide the lowest integer by -1."""
+    if not divisors.dtype.is_signed:
+        return divisors, None
+    is_minus_one = divisors == -1
+    return divisors.masked_fill(is_minus_one, 1), is_minus_one
 
 
 kernel("add")(binary(torch.add))
 kernel("sub")(binary(torch.sub))
 kernel("mul")(binary(torch.mul))
 kernel("div")(binary(divide))
-kernel("fmod")(binary(torch.fmod))
+kernel("fmod")(binary(remainder))
 kernel("negate")(unary(torch.neg))
 kernel("abs")(unary(torch.abs))
 kernel("sign")(unary(torch.sign))

@@ -15,8 +15,14 @@ DIVISORS = np.array([2, -2, 5, -3, 4], np.int32)
 WRAPPING = np.array([2**32 - 1, 2**31, 7], np.uint32)
 
 
+LOWEST = np.array([-(2**31), -(2**31), -(2**31), 2**31 - 1], np.int32)
+ODD = np.array([3, -1, 2**31 - 1, -1], np.int32)
+
+
 def truncated(lhs, rhs):
-    return (np.sign(lhs) * np.sign(rhs) * (np.abs(lhs) // np.abs(rhs))).astype(lhs.dtype)
+    """Without a limit on the size of numbers."""
+    exact = [abs(int(a)) // abs(int(b)) * (1 if (a < 0) == (b < 0) else -1) for a, b in zip(lhs, rhs)]
+    return np.array(exact, np.int64).astype(lhs.dtype)
 
 
 def binary(name, fn, divisor=False):
@@ -48,6 +54,8 @@ SAMPLES = [
     Sample("sub", operands=(WRAPPING, np.array([1, 2**31 + 1, 8], np.uint32)), oracle=np.subtract),
     Sample("mul", operands=(WRAPPING, np.array(3, np.uint32)), oracle=np.multiply),
     Sample("div", operands=(SIGNED, DIVISORS), oracle=truncated),
+    Sample("div", operands=(LOWEST, ODD), oracle=truncated),
+    Sample("div", operands=(WRAPPING, np.array([3, 2**31, 2**32 - 1], np.uint32)), oracle=truncated),
     Sample("add_", operands=(A, ROW), oracle=np.add),
     Sample("add_", operands=(TRANSPOSED, A), oracle=np.add),
     Sample("add_", operands=(STRIDED, COLUMN), oracle=np.add),
@@ -56,6 +64,7 @@ SAMPLES = [
     Sample("fmod", operands=(np.array([3.3, -3.3, 1.2, -5.4]), np.array([2.0, 2.0, -0.7, -1.6])), autograd=torch.fmod),
     Sample("fmod", operands=(np.array([[3.3], [-3.3]]), np.array([2.0, -0.9, 1.4])), autograd=torch.fmod),
     Sample("fmod", operands=(SIGNED, DIVISORS), oracle=np.fmod),
+    Sample("fmod", operands=(LOWEST, ODD), oracle=np.fmod),
     Sample("negate", operands=(A,), autograd=torch.neg),
     Sample("negate", operands=(TRANSPOSED,), autograd=torch.neg),
     Sample("negate", operands=(SIGNED,), oracle=np.negative),
