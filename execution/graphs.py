@@ -1,7 +1,7 @@
 """`Graphs`: one kind of layer's part of the step. Layers of a kind share graphs; row n of a buffer is layer n's."""
 
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import Mapping, Optional
 
 import popxl_addons as addons
 from popxl import Tensor
@@ -30,7 +30,10 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What a trained layer has beside its weights: gradients, optimizer, and their transfers."""
+    """What a trained layer has beside its weights: gradients, optimizer, and their transfers.
+
+    An update takes one parameter after the other, so that no more than the largest one's state is there at a time.
+    """
 
     accumulators: NamedVariableFactories
     """Gradient accumulators (`accum.<name>`) and their counter, for everything that the layer's graphs name."""
@@ -40,12 +43,13 @@ class Update:
     """A buffer for each tensor of the optimizer's state."""
     optimizer: Optimizer
     reduce: Reduce
-    gradient_load: Load
     gradient_store: Store
-    weight_load: Load
-    weight_store: Store
-    state_load: Load
-    state_store: Store
+    gradient_loads: Mapping[str, Load]
+    """For each of the layer's own parameters."""
+    loads: Mapping[str, Load]
+    """For each: its `weight`, and the optimizer's `state` of it."""
+    stores: Mapping[str, Store]
+    """For each: the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,24 +94,21 @@ class Graphs:
         """Put reduced gradients away until the update."""
         self.trained.gradient_store(gradients, row)
 
-    def grad_load(self, row: Row) -> NamedTensors:
-        """The reduced gradients of the layer's own parameters."""
-        return self.trained.gradient_load(row)
+    def grad_load(self, name: str, row: Row) -> Tensor:
+        """The reduced gradient of one of the layer's own parameters."""
+        return self.trained.gradient_loads[name](row)[name]
 
-    def optim_fwd_load(self, row: Row) -> Tuple[NamedTensors, NamedTensors]:
-        """Shards of the layer's own weights, and the optimizer's state."""
-        return self.trained.weight_load(row), self.trained.state_load(row)
+    def optim_fwd_load(self, name: str, row: Row) -> NamedTensors:
+        """A parameter's `weight`, a shard, and the optimizer's `state` of it."""
+        return self.trained.loads[name](row)
 
-    def optim_fwd_store(self, weights: NamedTensors, state: NamedTensors, row: Row) -> None:
+    def optim_fwd_store(self, name: str, tensors: NamedTensors, row: Row) -> None:
         """Put both back."""
-        self.trained.weight_store(weights, row)
-        self.trained.state_store(state, row)
+        self.trained.stores[name](tensors, row)
 
-    def optimize(
-        self, weights: NamedTensors, gradients: NamedTensors, state: NamedTensors, learning_rate: Tensor, norm: Tensor
-    ) -> None:
-        """Change weights and state in place."""
-        self.trained.optimizer(weights, gradients, state, learning_rate, norm)
+    def optimize(self, name: str, tensors: NamedTensors, gradient: Tensor, learning_rate: Tensor, norm: Tensor) -> None:
+        """Change a parameter's weight and state in place."""
+        self.trained.optimizer(name, tensors.weight, gradient, tensors.state, learning_rate, norm)
 
     @property
     def trained(self) -> Update:

@@ -6,6 +6,7 @@ import popxl
 import popxl_addons as addons
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
+from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
@@ -170,11 +171,11 @@ def _training_graphs(
     if tied_to is not None:
         own_sums.pop(TIED)
     gradients = _buffers(own_sums, rows, groups)
-    names = tuple(table)
-    weight_load = Load.of(selected(weights.buffers, names), rows)
-    gradient_load = Load.of(selected(gradients, names), rows)
-    optimizer = Optimizer.of(table, weight_load.results, gradient_load.results, layout, config.training)
+    gradient_loads = {name: Load.of(selected(gradients, (name,)), rows) for name in table}
+    own = NamedTensors.pack(list(table), [load.results[name] for name, load in gradient_loads.items()])
+    optimizer = Optimizer.of(table, weights.load.results, own, layout, config.training)
     state = addons.named_variable_buffers(optimizer.factories, rows, False)
+    updated = {name: NamedRemoteBuffers(weight=weights.buffers[name], state=state[name]) for name in table}
     if tied_to is not None:
         gradients.insert(TIED, tied_to.trained.gradients[TIED])
     update = Update(
@@ -183,12 +184,10 @@ def _training_graphs(
         state=state,
         optimizer=optimizer,
         reduce=Reduce.of(grad.args.accum, groups, layout.dp),
-        gradient_load=gradient_load,
         gradient_store=Store.of(gradients, rows),
-        weight_load=weight_load,
-        weight_store=Store.of(selected(weights.buffers, names), rows),
-        state_load=Load.of(state, rows),
-        state_store=Store.of(state, rows),
+        gradient_loads=gradient_loads,
+        loads={name: Load.of(buffers, rows) for name, buffers in updated.items()},
+        stores={name: Store.of(buffers, rows) for name, buffers in updated.items()},
     )
     return Graphs(config, layout, table, rows, weights, fwd, grad, update)
 

@@ -1,7 +1,7 @@
 """The optimizer's graphs: one per parameter, AdamW with loss scaling and clipping by the global norm."""
 
 from dataclasses import dataclass
-from typing import Tuple
+from typing import Dict
 
 import popxl
 import popxl_addons as addons
@@ -22,8 +22,8 @@ SCALAR = TensorSpec((), popxl.float32)
 class Optimizer:
     """Updates the parameters of one layer."""
 
-    graphs: Tuple[Tuple[str, addons.GraphWithNamedArgs], ...]
-    """(parameter's name, its graph)."""
+    graphs: Dict[str, addons.GraphWithNamedArgs]
+    """By parameter."""
     factories: NamedVariableFactories
     """Optimizer state by parameter: moments and step."""
     is_clipped: bool
@@ -33,7 +33,7 @@ class Optimizer:
         cls, table: Table, weights: NamedTensors, gradients: NamedTensors, layout: Layout, training: Training
     ) -> "Optimizer":
         """Graphs for tensors like these. Weight decay is given by each parameter's role."""
-        graphs, factories = [], NamedVariableFactories()
+        graphs, factories = {}, NamedVariableFactories()
         clip = {"global_norm": SCALAR, "global_norm_max": training.max_norm} if training.max_norm > 0 else {}
         moments = moment_options(training.moment_precision)
         for name, parameter in table.items():
@@ -51,22 +51,21 @@ class Optimizer:
                 **moments,
                 **clip,
             )
-            graphs.append((name, graph))
+            graphs[name] = graph
             factories.insert(name, state)
-        return cls(tuple(graphs), factories, bool(clip))
+        return cls(graphs, factories, bool(clip))
 
     def __call__(
-        self, weights: NamedTensors, gradients: NamedTensors, state: NamedTensors, learning_rate: Tensor, norm: Tensor
+        self, name: str, weight: Tensor, gradient: Tensor, state: NamedTensors, learning_rate: Tensor, norm: Tensor
     ) -> None:
-        """Change weights and state in place.
+        """Change a parameter's weight and state in place.
 
         Args:
-            gradients: of the scaled loss.
+            gradient: of the scaled loss.
             norm: global L2 norm of all gradients, of the unscaled loss.
         """
         scalars = (learning_rate, norm) if self.is_clipped else (learning_rate,)
-        for name, graph in self.graphs:
-            graph.bind(state[name]).call(weights[name], gradients[name], *scalars)
+        self.graphs[name].bind(state).call(weight, gradient, *scalars)
 
 
 def sum_of_squares(table: Table, gradients: NamedTensors, layout: Layout, training: Training) -> Tensor:

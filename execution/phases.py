@@ -61,7 +61,7 @@ def embedding_bwd_phase(step: TrainingStep, squares: Tensor, learning_rate: Tens
     if step.layout.everyone.group_size > 1:
         squares = ops.collectives.replicated_all_reduce(squares, group=step.layout.everyone)
     norm = ops.sqrt(squares)
-    _update(step.embedding, row, gradients, learning_rate, norm)
+    _update(step.embedding, row, learning_rate, norm, gradients)
     return norm
 
 
@@ -73,14 +73,13 @@ def add_tied_gradient(step: TrainingStep, gradients: NamedTensors, row: Tensor) 
 
 def decoder_optim_phase(step: TrainingStep, n: Tensor, learning_rate: Tensor, norm: Tensor) -> Tensor:
     """Layer n's update. Returns n + 1."""
-    _update(step.decoder, n, step.decoder.grad_load(n), learning_rate, norm)
+    _update(step.decoder, n, learning_rate, norm)
     return n + 1
 
 
 def head_optim_phase(step: TrainingStep, learning_rate: Tensor, norm: Tensor) -> None:
     """The update of the head's own parameters; the word embedding's is done."""
-    row = first_row()
-    _update(step.head, row, step.head.grad_load(row), learning_rate, norm)
+    _update(step.head, first_row(), learning_rate, norm)
 
 
 def _run_forward(graphs: Graphs, row: Tensor, seed: Optional[Tensor]) -> Tuple[Tensor, ...]:
@@ -105,7 +104,12 @@ def _run_gradient(graphs: Graphs, row: Tensor) -> NamedTensors:
     return graphs.grad_reduce(sums.accum)
 
 
-def _update(graphs: Graphs, row: Tensor, gradients: NamedTensors, learning_rate: Tensor, norm: Tensor) -> None:
-    weights, state = graphs.optim_fwd_load(row)
-    graphs.optimize(weights, gradients, state, learning_rate, norm)
-    graphs.optim_fwd_store(weights, state, row)
+def _update(
+    graphs: Graphs, row: Tensor, learning_rate: Tensor, norm: Tensor, gradients: Optional[NamedTensors] = None
+) -> None:
+    """Update a layer, one parameter after the other, by gradients that are at hand or wait in their buffers."""
+    for name in graphs.table:
+        gradient = graphs.grad_load(name, row) if gradients is None else gradients[name]
+        tensors = graphs.optim_fwd_load(name, row)
+        graphs.optimize(name, tensors, gradient, learning_rate, norm)
+        graphs.optim_fwd_store(name, tensors, row)
