@@ -87,13 +87,27 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def choose_together(config: Config) -> "tuple[RunFolder, Optional[SavedRun]]":
-    """The run's folder and checkpoint, as instance 0 finds them."""
+    """The run's folder and checkpoint, as instance 0 finds them.
+
+    Raises:
+        UserError: the checkpoint cannot be used, or not by all processes.
+    """
     instances, is_leader = popdist.getNumInstances(), popdist.getInstanceIndex() == 0
     folder, saved = choose_folder(config) if is_leader else (None, None)
     found = (folder, saved.folder if saved is not None else None)
     folder, checkpoint = gather(found, instances, patiently=True)[0]
+    problem = None
     if not is_leader and checkpoint is not None:
-        saved = SavedRun(checkpoint, config)
+        try:
+            saved = SavedRun(checkpoint, config)
+        except UserError as error:
+            problem = str(error)
+    for number, theirs in enumerate(gather(problem, instances, patiently=True)):
+        if theirs is not None:
+            raise UserError(
+                f"instance {number}: {theirs} Instance 0 can read it: checkpoints have to be on a file system that all "
+                "machines see."
+            )
     return folder, saved
 
 

@@ -1,6 +1,11 @@
 """What the processes of a run agree on before they start."""
 
+import hashlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
+from pathlib import Path
 
 import popdist
 
@@ -9,28 +14,65 @@ from execution.host import data_share
 from utils.log import set_up_logging
 from utils.runtime import gather
 
+PACKAGES = ("config", "data", "demo", "execution", "modelling", "utils",
+            "popart", "popdist", "popxl", "popxl_addons", "popxl_engine")  # fmt: skip
+
 
 def check_instances(config: Config) -> bool:
     """Whether this process is instance 0, which speaks for all.
 
     Raises:
-        UserError: the launcher's variables do not fit the configuration, or it is not the same in all processes.
+        UserError: the launcher's variables do not fit the configuration, not all processes came, or configuration or
+            code are not the same in all.
     """
-    try:
+    with _launch_errors_are_user_errors():
         is_leader, instances = popdist.getInstanceIndex() == 0, popdist.getNumInstances()
         replicas = popdist.getNumTotalReplicas()
-    except (RuntimeError, ValueError) as error:
-        raise UserError(str(error)) from error
     set_up_logging(is_leader)
     if popdist.isPopdistEnvSet():
         validate(config, replicas=replicas)
         data_share(config)
-    texts = [text.splitlines() for text in gather(to_yaml(config), instances, patiently=True)]
-    for number, lines in enumerate(texts):
-        for ours, theirs in zip_longest(texts[0], lines, fillvalue=""):
+        with _launch_errors_are_user_errors():
+            popdist.init()
+    if instances > 1:
+        _check_same(to_yaml(config), code_hashes(), instances)
+    return is_leader
+
+
+@contextmanager
+def _launch_errors_are_user_errors() -> Iterator[None]:
+    """How processes are started is the user's to change."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise UserError(str(error)) from error
+
+
+def _check_same(text: str, code: "dict[str, str]", instances: int) -> None:
+    found = gather((text, code), instances, patiently=True)
+    first_text, first_code = found[0]
+    for number, (text, code) in enumerate(found):
+        for ours, theirs in zip_longest(first_text.splitlines(), text.splitlines(), fillvalue=""):
             if ours != theirs:
                 raise UserError(
                     f"instances: got '{theirs.strip()}' in instance {number} and '{ours.strip()}' in instance 0; "
                     "expected one configuration. Start all with the same command line."
                 )
-    return is_leader
+        different = sorted(name for name in first_code.keys() | code.keys() if first_code.get(name) != code.get(name))
+        if different:
+            raise UserError(
+                f"instances: got another {different[0]} in instance {number} than in instance 0 ({len(different)} "
+                "files differ); expected the same code. Start all from one version of it."
+            )
+
+
+def code_hashes() -> "dict[str, str]":
+    """Hashes of the files of our packages, by package and place in it."""
+    hashes = {}
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            for path in Path(folder).rglob("*.py"):
+                name = f"{package}/{path.relative_to(folder)}"
+                hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return hashes

@@ -42,7 +42,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process at once, until the agent starts instances
     agent = _load_agent()
     machines = agent.Machines(
-        options.nnodes, options.node_rank, local_instances(options), options.master_addr, options.master_port
+        options.nnodes,
+        options.node_rank,
+        local_instances(options),
+        options.master_addr,
+        options.master_port,
+        options.num_replicas,
     )
     return int(agent.run(options.program, machines, options.grace))
 

@@ -16,6 +16,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 from popdist import tether
 from popdist.exchange import JOIN_SECONDS, unreachable
+from popdist.launcher import USAGE_ERROR
 from popdist.voices import Voices
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -45,11 +46,22 @@ class Machines:
     address: str
     """Of machine 0."""
     port: int
+    replicas: int
+    """Over all machines."""
 
     @property
     def own(self) -> range:
         """Indices of this machine's instances."""
         return range(self.index * self.instances, (self.index + 1) * self.instances)
+
+    @property
+    def options(self) -> str:
+        """What all machines have to agree on."""
+        return f"--num-replicas {self.replicas} --num-instances {self.count * self.instances} --nnodes {self.count}"
+
+
+class OptionsDiffer(ValueError):
+    """The machines were not started with the same command line."""
 
 
 def run(program: Sequence[str], machines: Machines, grace: float) -> int:
@@ -76,6 +88,9 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
             agent.end_all()
             voices.finish()
             return agent.tell(128 + error.sigval, f"its poprun got {signal.Signals(error.sigval).name}.")
+        except OptionsDiffer as error:
+            print(f"poprun: {error}", file=sys.stderr, flush=True)
+            return USAGE_ERROR
         except DistError as error:
             return _refuse(machines, str(error).splitlines()[0].rstrip("."))
         finally:
@@ -158,7 +173,17 @@ class Agent(LocalElasticAgent):
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """See `SimpleElasticAgent`."""
         super()._rendezvous(worker_group)
-        self._posts = Posts(worker_group.store, self._machines.index, self._machines.count)
+        assert self._store is not None
+        machines, store = self._machines, self._store
+        self._posts = Posts(store, machines.index, machines.count)
+        store.set(f"options/{machines.index}", machines.options)
+        for other in range(machines.count):
+            theirs = store.get(f"options/{other}").decode()
+            if theirs != machines.options:
+                raise OptionsDiffer(
+                    f"got {machines.options} on machine {machines.index} and {theirs} on machine {other}; expected the "
+                    "same on all. Change one of them."
+                )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """See `SimpleElasticAgent`."""

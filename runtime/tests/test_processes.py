@@ -378,6 +378,20 @@ def test_each_machine_starts_its_own_share_of_the_instances_with_torchruns_envir
     assert found == {str(r): [str(r), str(r % 2), str(r // 2), "4", "2", *rest] for r in range(4)}
 
 
+def test_machines_with_different_options_are_refused_on_each():
+    port, begin = free_port(), time.monotonic()
+    common = ["--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    numbers = [["--num-instances", 4], ["--num-instances", 2]]
+    machines = [start([*common, *n, "--node-rank", i], ["-c", "print('ran')"]) for i, n in enumerate(numbers)]
+    ended = [finish(machine, begin) for machine in machines]
+    each = [f"--num-replicas {n} --num-instances {n} --nnodes 2 on machine {i}" for i, n in enumerate((4, 2))]
+    assert [(e.code, e.said) for e in ended] == [
+        (2, f"poprun: got {ours} and {theirs}; expected the same on all. Change one of them.\n")
+        for ours, theirs in (each, reversed(each))
+    ]
+    assert all(e.seconds < 40 for e in ended)
+
+
 ENDS_ELSEWHERE = {
     "fails after that of machine 0 has succeeded": (1, "sys.exit() if rank == 0 else (time.sleep(3), sys.exit(5))", 5),
     "fails while that of machine 1 talks to nobody": (0, "sys.exit(5) if rank == 0 else time.sleep(90)", 5),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -96,6 +97,14 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path):
     assert f"After step {steps}:" in out
 
 
+def said_by_two(program, folder):
+    """Two processes that run a command line of the shell, in a folder that is new."""
+    words = [*command(2)[:7], "sh", "-c", f"exec {program}"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, env=environment(), cwd=folder)
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
 @pytest.mark.parametrize(
     "flags, says",
     [
@@ -105,9 +114,31 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path):
     ids=["replicas", "configurations"],
 )
 def test_what_does_not_fit_together_is_said_once_and_writes_nothing(flags, says, tmp_path):
-    program = " ".join([sys.executable, str(SCRIPT), *FLAGS, "--run_folder", str(tmp_path / "runs"), *flags])
-    words = [*command(2)[:7], "sh", "-c", f"exec {program}"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, env=environment())
-    assert done.returncode == 2
-    assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    said = said_by_two(" ".join([sys.executable, str(SCRIPT), *FLAGS, "--run_folder runs", *flags]), tmp_path)
+    assert says in said and len(said.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_other_code_in_a_process_is_found_before_anything_is_built(tmp_path):
+    for package in ("config", "data", "demo", "execution", "modelling", "utils"):
+        ignored = shutil.ignore_patterns("__pycache__", "files")
+        shutil.copytree(ROOT / package, tmp_path / "1" / package, ignore=ignored)
+    (tmp_path / "0").symlink_to(ROOT)
+    with open(tmp_path / "1/modelling/layout.py", "a") as file:
+        file.write("# another version\n")
+    program = f"{sys.executable} {tmp_path}/${{RANK}}/demo/pretraining.py {' '.join(FLAGS)} --run_folder runs"
+    said = said_by_two(program, tmp_path)
+    assert "error: instances: got another modelling/layout.py in instance 1 than in instance 0 (1 files" in said
+    assert len(said.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_checkpoint_that_only_instance_0_sees_is_refused(alone, tmp_path):
+    for rank in ("0", "1"):
+        (tmp_path / rank).mkdir()
+    (tmp_path / "0/saved").symlink_to(alone / "tiny/checkpoints/step_00000002")
+    program = f"{sys.executable} {SCRIPT} {' '.join(FLAGS)} --run_folder runs --checkpoint.load saved"
+    said = said_by_two(f"env --chdir=${{RANK}} {program}", tmp_path)
+    assert said.count("error: ") == 1
+    assert "error: instance 1: saved: got no checkpoint" in said and "on a file system that all machines see" in said
+    assert [path.name for rank in "01" for path in (tmp_path / rank).iterdir()] == ["saved"]
