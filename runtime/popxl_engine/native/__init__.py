@@ -4,6 +4,6 @@
 no compiler the plain kernels run, and the log says so once.
 """
 
-from popxl_engine.native.library import call, library, multiplies, takes
+from popxl_engine.native.library import attends, call, library, multiplies, takes
 
-__all__ = ["call", "library", "multiplies", "takes"]
+__all__ = ["attends", "call", "library", "multiplies", "takes"]

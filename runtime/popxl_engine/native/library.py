@@ -21,7 +21,7 @@ import torch
 
 logger = logging.getLogger("popxl")
 
-SOURCES = ("numbers.h", "products.h", "kernels.cpp")
+SOURCES = ("numbers.h", "products.h", "attention.h", "kernels.cpp")
 # Without contraction an element's bits do not depend on its place in a vector, on the vector's width or on the CPU.
 FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
 OPTIONAL_FLAGS = ("-march=native", "-mprefer-vector-width=512", "-fopenmp")
@@ -43,9 +43,11 @@ SIGNATURES = {
     "adamw": ("ppppppppppnfffffffffn", 3),
     "random_words": ("pnnn", 0),
     "accumulate_product": ("pnnpnnpnffnnn", 0),
+    "attend": ("pnnn" * 3 + "pfpp" + "pnnn" + "nnnnn" + "pnnf", 0),
+    "attend_grad": ("pnnn" * 4 + "ppf" + "pnnn" * 3 + "nnnnn" + "pnnf", 0),
 }
 """Of each function: its parameters before the number of threads (pointers, sizes and numbers), and how many element
-types its name ends in. `accumulate_product` is there on CPUs with AMX only."""
+types its name ends in. `accumulate_product`, `attend` and `attend_grad` are there on CPUs with AMX only."""
 
 
 def takes(*tensors: torch.Tensor) -> bool:
@@ -56,6 +58,11 @@ def takes(*tensors: torch.Tensor) -> bool:
     return library() is not None and all(
         t.dtype in SUFFIXES and t.is_contiguous() and t.device.type in ("cpu", "meta") for t in tensors
     )
+
+
+def attends(*tensors: torch.Tensor) -> bool:
+    """Whether `attend` and `attend_grad` can work on these: bfloat16, on a CPU with tiles for matrices."""
+    return all(t.dtype == torch.bfloat16 and t.device.type in ("cpu", "meta") for t in tensors) and _has_tiles()
 
 
 def multiplies(total: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> bool:

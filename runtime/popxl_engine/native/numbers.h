@@ -64,3 +64,18 @@ static inline float exponential(float x) {
 }
 
 static inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// Squares64 (Widynski 2020, arXiv:2004.06278): the output for a counter. popxl/generator.py says what draws are.
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "draws are read from words in memory");
+
+static inline uint64_t swap_halves(uint64_t x) { return (x >> 32) | (x << 32); }
+
+static inline uint64_t squares64(uint64_t counter, uint64_t key) {
+  const uint64_t y = counter * key, z = y + key;
+  uint64_t x = swap_halves(y * y + y);
+  x = swap_halves(x * x + z);
+  x = swap_halves(x * x + y);
+  const uint64_t t = x * x + z;
+  x = swap_halves(t);
+  return t ^ ((x * x + y) >> 32);
+}

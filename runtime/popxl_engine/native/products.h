@@ -4,7 +4,8 @@
 // k of 16 columns, the two of a pair side by side. Operands are packed into panels of two tiles a step of 32 k; four
 // tiles of sums, 32 rows by 32 columns, meet two tiles of each side. What is missing at the edges is packed as zeros.
 #pragma once
-#if defined(__AMX_BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__linux__)
+#define HAS_TILES
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>

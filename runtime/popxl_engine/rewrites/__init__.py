@@ -14,6 +14,7 @@ from popxl.opdef import Op
 from popxl_engine.lowering import Block, Lowering
 from popxl_engine.rewrites.accumulate import fuse_accumulated_products, fuse_accumulated_rows
 from popxl_engine.rewrites.adam import fuse_adam
+from popxl_engine.rewrites.attention import fuse_attention, fuse_attention_grad
 from popxl_engine.rewrites.identities import drop_casts, swap_transposed_products
 from popxl_engine.rewrites.narrow_logits import narrow_logits
 from popxl_engine.rewrites.products import fuse_bias, fuse_scores
@@ -25,6 +26,8 @@ REWRITES: Dict[str, Callable[[List[Step], Graph], List[Step]]] = {
     "transposed_products": swap_transposed_products,
     "bias": fuse_bias,
     "scores": fuse_scores,
+    "attention": fuse_attention,
+    "attention_grad": fuse_attention_grad,
     "accumulated_products": fuse_accumulated_products,
     "accumulated_rows": fuse_accumulated_rows,
     "adam": fuse_adam,

@@ -1,0 +1,244 @@
+"""Softmax attention and its gradient: from queries, keys and values to results without scores in memory."""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from popxl.graph import Graph
+from popxl.opdef import OPS
+from popxl.values import Tensor
+
+from popxl_engine import native
+from popxl_engine.kernels import generator
+from popxl_engine.kernels.linalg import product
+from popxl_engine.kernels.random import threshold
+from popxl_engine.kernels.registry import kernel_for
+from popxl_engine.rewrites.match import Steps, fused, scalar_constant
+from popxl_engine.rewrites.products import scores
+from popxl_engine.steps import Step
+
+SWAPPED = (0, 1, 3, 2)
+Seed = Optional[torch.Tensor]
+
+
+def attention(
+    query: torch.Tensor,
+    key_t: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
+) -> Tuple[torch.Tensor, ...]:
+    """softmax(query @ key_t * scale + mask), with a seed also what dropout leaves of it, and the product with value.
+
+    Shapes: query [b, h, q, d], key_t [b, h, d, s], value [b, h, s, d], mask [q, s] -> [b, h, q, s] (twice with a seed),
+    [b, h, q, d].
+    """
+    key = key_t.transpose(2, 3)
+    if not (_has_rows(query, key, value) and mask.is_contiguous() and _draws_in_pairs(key, seed_tensor)):
+        return _attention_by_parts(query, key_t, value, mask, scale, seed_tensor, p)
+    sizes = (*query.shape[:3], key.shape[2], query.shape[3])
+    probabilities = torch.empty(sizes[:4], dtype=query.dtype, device=query.device)
+    dropped = None if seed_tensor is None else torch.empty_like(probabilities)
+    y = torch.empty_like(query)
+    views = [part for t in (query, key, value) for part in _view(t)]
+    native.call("attend", (), *views, mask, scale, probabilities, dropped, *_view(y), *sizes, *_dropout(seed_tensor, p))
+    return (probabilities, y) if dropped is None else (probabilities, dropped, y)
+
+
+def attention_grad(
+    dy: torch.Tensor,
+    query_t: torch.Tensor,
+    key: torch.Tensor,
+    value_t: torch.Tensor,
+    probabilities: torch.Tensor,
+    factors: torch.Tensor,
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients for query, key_t and value of `attention`; ``factors`` is what was multiplied with value."""
+    query, value = query_t.transpose(2, 3), value_t.transpose(2, 3)
+    shares = (probabilities, factors)
+    ordered = all(t.is_contiguous() for t in shares) and native.attends(*shares)
+    if not (ordered and _has_rows(dy, query, key, value) and _draws_in_pairs(key, seed_tensor)):
+        return _gradient_by_parts(dy, query_t, key, value_t, probabilities, factors, scale, seed_tensor, p)
+    results = [torch.empty_like(t) for t in (query, key, value)]
+    views = [part for t in (dy, query, key, value) for part in _view(t)]
+    places = [part for t in results for part in _view(t)]
+    sizes = (*query.shape[:3], key.shape[2], query.shape[3])
+    native.call("attend_grad", (), *views, probabilities, factors, scale, *places, *sizes, *_dropout(seed_tensor, p))
+    return results[0], results[1].transpose(2, 3), results[2]
+
+
+def _has_rows(*tensors: torch.Tensor) -> bool:
+    """Whether the compiled kernels take these [b, h, n, d]: their last axis lies side by side, and copies' will."""
+    return native.attends(*tensors) and all(
+        t.numel() and t.stride(3) == 1 and torch.empty_like(t, device="meta").stride(3) == 1 for t in tensors
+    )
+
+
+def _draws_in_pairs(key: torch.Tensor, seed_tensor: Seed) -> bool:
+    """Whether a row of probabilities begins with the first of two draws, and seeds are for equal parts of the batch."""
+    return seed_tensor is None or (key.shape[2] % 2 == 0 and key.shape[0] % (seed_tensor.numel() // 2) == 0)
+
+
+def _view(t: torch.Tensor) -> Tuple[Any, ...]:
+    return (t, *t.stride()[:3])
+
+
+def _dropout(seed_tensor: Seed, p: float) -> Tuple[Any, ...]:
+    """Keys of the generator, how many, the least draw that is kept, and the factor for what is kept."""
+    if seed_tensor is None:
+        return None, 0, 0, 1.0
+    keys = generator.key(seed_tensor.reshape(-1, 2))
+    return keys, keys.numel(), threshold(p), 1 / (1 - p)
+
+
+def _kernel(name: str, like: torch.Tensor) -> Any:
+    return kernel_for(OPS[name], "cuda" if like.is_cuda else "cpu")
+
+
+def _attention_by_parts(
+    query: torch.Tensor,
+    key_t: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
+) -> Tuple[torch.Tensor, ...]:
+    probabilities = _kernel("softmax", query)(scores(query, key_t, mask, scale), -1)
+    if seed_tensor is None:
+        return probabilities, product(probabilities, value, value.dtype)
+    dropped = _kernel("dropout", query)(probabilities, seed_tensor, p)
+    return probabilities, dropped, product(dropped, value, value.dtype)
+
+
+def _gradient_by_parts(
+    dy: torch.Tensor,
+    query_t: torch.Tensor,
+    key: torch.Tensor,
+    value_t: torch.Tensor,
+    probabilities: torch.Tensor,
+    factors: torch.Tensor,
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    d = product(dy, value_t, dy.dtype)
+    d_value = product(factors.transpose(2, 3), dy, dy.dtype)
+    if seed_tensor is not None:
+        d = _kernel("dropout", dy)(d, seed_tensor, p)
+    d = _kernel("softmax_grad", dy)(d, probabilities, -1) * scale
+    return product(d, key, dy.dtype), product(query_t, d, dy.dtype), d_value
+
+
+ATTENTION, GRADIENT = fused(attention), fused(attention_grad)
+
+
+def fuse_attention(steps: List[Step], graph: Graph) -> List[Step]:
+    """Scores with scale and mask, their softmax, dropout of it, and its product with values."""
+    found = Steps(steps, graph)
+    for i, step in enumerate(steps):
+        if step.definition.name != "matmul" or step.arguments["output_type"] is not None:
+            continue
+        dropping = _maker(found, step.arguments["lhs"], "dropout")
+        shares = step.arguments["lhs"] if dropping is None else steps[dropping].arguments["t"]
+        normalising = _maker(found, shares, "softmax")
+        if normalising is None or shares.rank != 4 or steps[normalising].arguments["axis"] not in (-1, 3):
+            continue
+        scoring = found.made_by(steps[normalising].arguments["t"], "fused_scores")
+        value = step.arguments["rhs"]
+        if scoring is None or value.shape[:2] != shares.shape[:2] or found.writes_between(scoring, i):
+            continue
+        absorbed = [n for n in (scoring, normalising, dropping) if n is not None]
+        outputs = tuple(t for n in absorbed[1:] for t in steps[n].outputs) + step.outputs
+        if _only_after(found, outputs[:-1], i, absorbed):
+            of = steps[scoring].arguments
+            arguments = {"query": of["lhs"], "key_t": of["rhs"], "value": value, "mask": of["mask"]}
+            arguments |= {"scale": of["scale"], **_dropped(steps, dropping)}
+            found.replace(i, Step(ATTENTION, arguments, outputs, step.source), *absorbed)
+    return found.result()
+
+
+def fuse_attention_grad(steps: List[Step], graph: Graph) -> List[Step]:
+    """The products around a softmax's gradient, with the dropout before it and the scale after it."""
+    found = Steps(steps, graph)
+    for i, step in enumerate(steps):
+        if step.definition.name == "softmax_grad" and (match := _gradient(found, i)) is not None:
+            indices, arguments, outputs = match
+            last = max(indices)
+            if not found.writes_between(min(indices), last) and _only_after(found, outputs, last, indices):
+                absorbed = [n for n in indices if n != last]
+                found.replace(last, Step(GRADIENT, arguments, outputs, steps[last].source), *absorbed)
+    return found.result()
+
+
+def _gradient(found: Steps, i: int) -> Optional[Tuple[List[int], Dict[str, Any], Tuple[Tensor, ...]]]:
+    """(steps of the pattern around a softmax's gradient, the fused step's arguments, its outputs)."""
+    steps, a = found.steps, found.steps[i].arguments
+    shares, d = a["y"], a["dy"]
+    dropping = found.made_by(d, "dropout")
+    before = found.made_by(d if dropping is None else steps[dropping].arguments["t"], "matmul")
+    if before is None or shares.rank != 4 or a["axis"] not in (-1, 3):
+        return None
+    dy, value_t = steps[before].arguments["lhs"], steps[before].arguments["rhs"]
+    scaling = _only_user(found, steps[i].outputs[0], "mul")
+    if scaling is None or (scale := scalar_constant(steps[scaling].arguments["rhs"])) is None:
+        return None
+    scaled = steps[scaling].outputs[0]
+    products = found.users.get(scaled, [])
+    by_key = next((n for n in products if steps[n].arguments.get("lhs") is scaled), None)
+    by_query = next((n for n in products if steps[n].arguments.get("rhs") is scaled), None)
+    by_dy = _transposed_product(found, dy)
+    if by_key is None or by_query is None or by_dy is None or len(products) != 2 or scaled in found.outputs:
+        return None
+    indices = [n for n in (before, dropping, i, scaling, by_key, by_query, by_dy[0]) if n is not None]
+    multiplying = [steps[n] for n in (before, by_key, by_query, by_dy[0])]
+    if any(s.definition.name != "matmul" or s.arguments["output_type"] is not None for s in multiplying):
+        return None
+    key, query_t = steps[by_key].arguments["rhs"], steps[by_query].arguments["lhs"]
+    if any(t.rank != 4 or t.shape[:2] != shares.shape[:2] for t in (dy, query_t, key, value_t)):
+        return None
+    arguments = {"dy": dy, "query_t": query_t, "key": key, "value_t": value_t, "probabilities": shares}
+    arguments |= {"factors": by_dy[1], "scale": scale, **_dropped(steps, dropping)}
+    return indices, arguments, tuple(steps[n].outputs[0] for n in (by_key, by_query, by_dy[0]))
+
+
+def _maker(found: Steps, t: Any, name: str) -> Optional[int]:
+    """The step that makes a tensor, if it is an op of this name; others may use the tensor as well."""
+    index = found.maker.get(t) if isinstance(t, Tensor) else None
+    is_it = index is not None and index not in found.removed and found.steps[index].definition.name == name
+    return index if is_it else None
+
+
+def _only_user(found: Steps, t: Tensor, name: str) -> Optional[int]:
+    """The one step that uses a tensor, as its left operand, if it is an op of this name."""
+    users = found.users.get(t, [])
+    if len(users) != 1 or t in found.outputs or users[0] in found.removed:
+        return None
+    step = found.steps[users[0]]
+    return users[0] if step.definition.name == name and step.arguments["lhs"] is t else None
+
+
+def _transposed_product(found: Steps, dy: Tensor) -> Optional[Tuple[int, Tensor]]:
+    """(the product x.T @ dy, x)."""
+    for n in found.users.get(dy, []):
+        step = found.steps[n]
+        if step.definition.name == "matmul" and step.arguments["rhs"] is dy:
+            made = _maker(found, step.arguments["lhs"], "transpose")
+            if made is not None and found.steps[made].arguments["permutation"] == SWAPPED:
+                return n, found.steps[made].arguments["t"]
+    return None
+
+
+def _only_after(found: Steps, made: Tuple[Tensor, ...], last: int, absorbed: List[int]) -> bool:
+    """Whether nobody but absorbed steps uses, before the last one, what a fused step makes there."""
+    return all(n >= last or n in absorbed for t in made for n in found.users.get(t, []))
+
+
+def _dropped(steps: List[Step], dropping: Optional[int]) -> Dict[str, Any]:
+    if dropping is None:
+        return {"seed_tensor": None, "p": 0.0}
+    return {"seed_tensor": steps[dropping].arguments["seed_tensor"], "p": steps[dropping].arguments["p"]}

@@ -1,0 +1,211 @@
+"""Attention in one step: the textbook's numbers by autograd in float64, and the interpreter's in whole programs."""
+
+import math
+import re
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import popxl
+import popxl_addons as addons
+import pytest
+import torch
+from popxl import Tensor, ops
+from popxl_engine import native
+from popxl_engine.engine import Engine
+from popxl_engine.kernels.registry import KERNELS
+from popxl_engine.rewrites.attention import attention, attention_grad
+
+HAS_TILES = native.attends(torch.zeros(1, dtype=torch.bfloat16))
+ways = pytest.mark.parametrize("way", ["tiles", "parts"] if HAS_TILES else ["parts"])
+SHAPES = [(2, 3, 64, 64, 32), (1, 2, 40, 70, 24), (1, 1, 1, 2, 8), (2, 2, 33, 96, 64), (4, 1, 32, 160, 40)]
+"""Batch, heads, queries, keys, size of a head."""
+
+
+@pytest.fixture
+def by(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Switches the compiled kernels off for `parts`."""
+
+    def choose(way: str) -> None:
+        if way == "parts":
+            monkeypatch.setattr(native, "attends", lambda *tensors: False)
+
+    return choose
+
+
+def bfloat16(*shape: int, seed: int, is_nested: bool = False) -> torch.Tensor:
+    """Normal numbers; nested: heads lie within rows, as projections leave them."""
+    numbers = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    return numbers.transpose(1, 2).contiguous().transpose(1, 2) if is_nested else numbers
+
+
+def hiding(queries: int, keys: int, band: int) -> torch.Tensor:
+    """Queries see the keys up to their own, at most `band` of them; the last query sees the last key."""
+    distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
+    return torch.where((distance >= 0) & (distance < band), 0.0, -math.inf).bfloat16()
+
+
+def textbook(tensors: Sequence[torch.Tensor], mask: torch.Tensor, scale: float, kept: Optional[torch.Tensor]) -> Any:
+    """(probabilities, result, gradients of query, key and value), by autograd in float64."""
+    query, key, value, dy = (t.double().requires_grad_() for t in tensors)
+    shares = torch.softmax(query @ key.transpose(2, 3) * scale + mask.double(), -1)
+    y = (shares if kept is None else shares * kept) @ value
+    return (shares.detach(), y.detach(), *torch.autograd.grad(y, (query, key, value), dy.detach()))
+
+
+def run(tensors: Sequence[torch.Tensor], mask: torch.Tensor, scale: float, seed: Any, p: float) -> List[torch.Tensor]:
+    query, key, value, dy = tensors
+    shares, *dropped, y = attention(query, key.transpose(2, 3), value, mask, scale, seed, p)
+    factors = (dropped or [shares])[0]
+    key_t, value_t = query.transpose(2, 3), value.transpose(2, 3)
+    d_query, d_key_t, d_value = attention_grad(dy, key_t, key, value_t, shares, factors, scale, seed, p)
+    return [shares, y, d_query, d_key_t.transpose(2, 3), d_value]
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@ways
+@pytest.mark.parametrize("p, seeds", [(0.0, 0), (0.2, 1), (0.2, 2)])
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_results_and_gradients_are_the_textbooks(
+    shape: Tuple[int, ...], is_nested: bool, p: float, seeds: int, way: str, by: Any
+) -> None:
+    by(way)
+    batch, heads, queries, keys, width = shape
+    seeds = math.gcd(seeds, batch)
+    tensors = [
+        bfloat16(batch, heads, n, width, seed=i, is_nested=is_nested)
+        for i, n in enumerate((queries, keys, keys, queries))
+    ]
+    seed = torch.arange(5, 5 + 2 * seeds).to(torch.uint32).reshape(seeds, 2) if seeds else None
+    kept = None
+    if seed is not None:
+        kept = KERNELS["dropout"](torch.ones(batch, heads, queries, keys, dtype=torch.float64), seed, p)
+    for band in (keys, 3):
+        mask, scale = hiding(queries, keys, band), 1 / math.sqrt(width)
+        found, expected = run(tensors, mask, scale, seed, p), textbook(tensors, mask, scale, kept)
+        assert torch.equal(found[0] == 0, expected[0].bfloat16() == 0)
+        for name, one, other in zip(("shares", "y", "query", "key", "value"), found, expected):
+            if other.any():
+                assert error(one, other) < 0.012, name
+
+
+@pytest.mark.skipif(not HAS_TILES, reason="no AMX: there are no compiled kernels for attention")
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_bits_do_not_depend_on_threads_and_heads_nor_on_other_parts_of_the_batch(p: float) -> None:
+    before = torch.get_num_threads()
+    tensors = [bfloat16(4, 3, 96, 32, seed=i, is_nested=True) for i in range(4)]
+    seeds = torch.arange(8).to(torch.uint32).reshape(4, 2) if p else None
+    mask = hiding(96, 96, 96)
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(run(tensors, mask, 0.2, seeds, p))
+    finally:
+        torch.set_num_threads(before)
+    part = run([t[1:2] for t in tensors], mask, 0.2, None if seeds is None else seeds[1], p)
+    for first, second, third, alone in zip(*results, part):
+        assert torch.equal(first, second) and torch.equal(first, third) and torch.equal(first[1:2], alone)
+
+
+@ways
+def test_a_query_that_sees_no_key_gives_no_numbers(way: str, by: Any) -> None:
+    by(way)
+    tensors = [bfloat16(1, 1, 4, 8, seed=i) for i in range(4)]
+    mask = hiding(4, 4, 4)
+    mask[2] = -math.inf
+    shares, y, *_ = run(tensors, mask, 0.3, None, 0.0)
+    assert shares[0, 0, 2].isnan().all() and y[0, 0, 2].isnan().all()
+    assert not y[0, 0, [0, 1, 3]].isnan().any()
+
+
+# Programs
+
+DATA = {n: np.random.default_rng(i).normal(size=(2, 6, 4, 8)).astype(np.float32) for i, n in enumerate("qkvd")}
+MASK = np.triu(np.full((6, 6), -np.inf, np.float32), k=1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, seed: Tensor, p: float, twist: str) -> Tensor:
+    query, key, value = (t.transpose((0, 2, 1, 3)) for t in (q, k, v))
+    scores = query @ key.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(MASK, q.dtype)
+    if twist == "scores are seen":
+        popxl.graph_output(scores)
+    shares = ops.softmax(scores, axis=-1)
+    if p:
+        shares = ops.dropout(shares, seed, p)
+    if twist == "shares are changed":
+        shares = ops.add_(shares, shares)
+    if twist == "shares are seen before":
+        popxl.graph_output(shares * 2.0)
+    return (shares @ value).transpose((0, 2, 1, 3)).reshape(q.shape)
+
+
+def observe(dtype: popxl.dtype, p: float, twist: str, recomputing: bool, **options: Any) -> Tuple[Any, Dict[str, int]]:
+    """(result and gradients, how often each fused kernel of attention stands in the program)."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        q, k, v, d = (popxl.variable(a, dtype, name=n) for n, a in DATA.items())
+        seed = popxl.constant(np.array([3, 4], np.uint32), popxl.uint32)
+        graph = ir.create_empty_graph("attend")
+        with graph:
+            inputs = [popxl.graph_input(t.shape, t.dtype) for t in (q, k, v, seed)]
+            y = attend(*inputs, p, twist)
+            popxl.graph_output(y)
+        if twist == "shares are changed":  # there is no gradient of that
+            results = list(ops.call(graph, q, k, v, seed))
+        else:
+            named = addons.GraphWithNamedArgs(graph)
+            grad = addons.autodiff(named, grads_provided=[y], grads_required=graph.inputs[:3])
+            if recomputing:
+                grad = addons.recompute_graph(grad)
+            call = ops.call_with_info(graph, q, k, v, seed)
+            gradients = ops.call(grad.graph, d, inputs_dict=grad.grad_graph_info.inputs_dict(call))
+            results = [call.graph_to_parent(y), *gradients]
+        streams = [popxl.d2h_stream(t.shape, t.dtype) for t in results]
+        for stream, t in zip(streams, results):
+            ops.host_store(stream, t)
+    engine = Engine(ir, range(1), **options)
+    outputs = {s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in streams}
+    engine.run({}, outputs)
+    counts = {}
+    if engine.program is not None:
+        names = re.findall(r"k_fused_(attention\w*?)_\d+\w*\(", engine.program.source.text())
+        counts = {name: names.count(name) for name in names}
+    return list(outputs.values()), counts
+
+
+@ways
+@pytest.mark.parametrize("recomputing", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("dtype", [popxl.float32, popxl.bfloat16], ids=lambda d: d.name)
+def test_programs_are_fused_and_give_the_interpreters_numbers(
+    dtype: popxl.dtype, p: float, recomputing: bool, way: str, by: Any
+) -> None:
+    by(way)
+    expected, _ = observe(dtype, p, "", recomputing, interpret=True)
+    found, counts = observe(dtype, p, "", recomputing)
+    assert counts == {"attention": 1 + recomputing, "attention_grad": 1}
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(
+            one, other, **({"rtol": 1e-5, "atol": 1e-6} if dtype is popxl.float32 else {"atol": 0.03})
+        )
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("twist", ["scores are seen", "shares are changed", "shares are seen before"])
+def test_what_others_see_or_change_is_not_fused(twist: str, p: float) -> None:
+    expected, _ = observe(popxl.float32, p, twist, False, interpret=True)
+    found, counts = observe(popxl.float32, p, twist, False)
+    assert "attention" not in counts
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_both_rules_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POPXL_REWRITES", "-attention")
+    assert observe(popxl.float32, 0.0, "", False)[1] == {"attention_grad": 1}
+    monkeypatch.setenv("POPXL_REWRITES", "-attention_grad")
+    assert observe(popxl.float32, 0.0, "", False)[1] == {"attention": 1}
