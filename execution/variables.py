@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 import popdist
@@ -39,21 +39,29 @@ def make_variables(step: TrainingStep, program: str = "") -> NamedTensors:
     memmap_dir = None
     if execution.memmap_dir is not None and execution.host_memory is None:  # else the runtime has its own files
         memmap_dir = os.path.join(execution.memmap_dir, program)
-    state = NamedTensors(weights=NamedTensors())
-    trained = step.head.update is not None
-    if trained:
-        state.insert("optimizer", NamedTensors())
+    state: "Dict[str, Any]" = {"weights": {}}
+    if step.head.update is not None:
+        state["optimizer"] = {}
     for name, graphs, row in _layers(step):
         place = (row, name, memmap_dir)
         weights = _remote(graphs.weights.factories, graphs.weights.buffers, "weights", *place)
-        state.insert(f"weights.{name}", weights.filter_keys(graphs.table))
+        _put(state["weights"], name, weights.filter_keys(graphs.table))
         if graphs.update is not None:
             update = graphs.update
             moments = _remote(update.optimizer.factories, update.state, "optimizer", *place)
-            state.insert(f"optimizer.{name}", moments)
+            _put(state["optimizer"], name, moments)
             own = update.accumulators.accum.filter_keys(graphs.table)
             _remote(own, update.gradients, "gradients", *place)
-    return state
+    return NamedTensors.from_dict(state)
+
+
+def _put(trees: "Dict[str, Any]", layer: str, tree: NamedTensors) -> None:
+    """Put a layer's tree under `head`, or as number 3 under `decoder`."""
+    kind, _, number = layer.partition(".")
+    if number:
+        trees.setdefault(kind, {})[number] = tree
+    else:
+        trees[kind] = tree
 
 
 def _layers(step: TrainingStep) -> "list[Tuple[str, Graphs, int]]":

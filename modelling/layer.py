@@ -39,12 +39,9 @@ class Layer(addons.Module):
         """This replica's piece of a parameter, as an input of the graph. Its variables start at zero."""
         entry = self.table[name]
         shape = entry.shard_shape(self.layout.tp1.group_size, self.layout.tp2.group_size)
-        return self.add_variable_input(
-            name,
-            lambda: np.broadcast_to(np.zeros((), self.dtype.as_numpy()), shape),
-            self.dtype,
-            replica_grouping=self.layout.holders(entry),
-        )
+        zeros = np.broadcast_to(np.zeros((), self.dtype.as_numpy()), shape)
+        group = self.layout.holders(entry)
+        return self.add_variable_input(name, lambda: zeros, self.dtype, replica_grouping=group)
 
     def position_in(self, group: ReplicaGrouping, name: str) -> Tensor:
         """This replica's number within its group, int32 scalar, as a further input of the graph."""

@@ -52,7 +52,10 @@ def _repeat_calls(source: Callable[[], HostTensor]) -> Iterator[HostTensor]:
 
 
 def _as_item(data: HostTensor, dtype: Optional[popxl.dtype]) -> np.ndarray:
-    return to_host_value(data, dtype) if is_uniform(data) else to_numpy(data, dtype, copy=False)
+    if not isinstance(data, np.ndarray) or not is_uniform(data):
+        return to_numpy(data, dtype, copy=False)
+    is_kept = dtype is not None and dtype.as_numpy() == data.dtype and data.flat[0] == 0  # also where types round
+    return data if is_kept else to_host_value(data, dtype)
 
 
 class VariableFactory:
@@ -149,8 +152,9 @@ class VariableFactory:
         if shape == self._whole_shape:
             return self._next_item()
         items = [self._next_item() for _ in range(shape[0])]
-        if all(is_uniform(item) and item.flat[0] == items[0].flat[0] for item in items):
-            return np.broadcast_to(items[0], shape)
+        first = items[0]
+        if is_uniform(first) and all(i is first or is_uniform(i) and i.flat[0] == first.flat[0] for i in items):
+            return np.broadcast_to(first, shape)
         return np.stack(items)
 
     def next_memmap(

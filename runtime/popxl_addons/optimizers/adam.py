@@ -85,15 +85,12 @@ class AdamOptimizerStep(Module):
     ) -> Tensor:
         """A moment: zeros of the variable's (unsharded) shape."""
         shape = var.meta_shape or var.shape
-
-        def zeros() -> np.ndarray:
-            return np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
-
+        zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
         if not var.meta_shape:
-            return self.add_variable_input(name, zeros, dtype, by_ref=True, replica_grouping=replica_grouping)
+            return self.add_variable_input(name, lambda: zeros, dtype, by_ref=True, replica_grouping=replica_grouping)
         shards = -(-ops.multiply_tuple(shape) // var.nelms)
         return self.add_replica_sharded_variable_input(
-            name, zeros, dtype, by_ref=True, replica_grouping=replica_grouping, shard_over=shards
+            name, lambda: zeros, dtype, by_ref=True, replica_grouping=replica_grouping, shard_over=shards
         )
 
 

@@ -123,8 +123,8 @@ def _zeros_like(
     dtype = dtype or t.dtype
     shape = t.meta_shape or t.shape
     shards = -(-ops.multiply_tuple(shape) // t.nelms) if t.meta_shape else 1
-    zero = np.zeros((), dtype.as_numpy())
-    return VariableFactory(lambda: np.broadcast_to(zero, shape), dtype, name, True, group, shards)
+    zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
+    return VariableFactory(lambda: zeros, dtype, name, True, group, shards)
 
 
 def remap_grad_info(grad_info: GradGraphInfo, forward_graph: popxl.Graph, backward_graph: popxl.Graph) -> GradGraphInfo:
