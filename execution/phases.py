@@ -37,15 +37,17 @@ def head_phase(step: TrainingStep) -> Tensor:
     The gradient of the tied word embedding waits in its own buffer. Returns this replica's part of the squared norm.
     """
     gradients = _run_gradient(step.head, first_row())
+    squares = step.head.grad_squares(gradients)
     step.head.grad_store(gradients, first_row())
-    return step.head.grad_squares(gradients)
+    return squares
 
 
 def decoder_bwd_phase(step: TrainingStep, n: Tensor, squares: Tensor) -> Tuple[Tensor, Tensor]:
     """Layer n backward: row n + 1 of `dx` to row n. Returns n - 1 and the squared norm so far."""
     gradients = _run_gradient(step.decoder, n)
+    squares = squares + step.decoder.grad_squares(gradients)
     step.decoder.grad_store(gradients, n)
-    return n - 1, squares + step.decoder.grad_squares(gradients)
+    return n - 1, squares
 
 
 def embedding_bwd_phase(step: TrainingStep, squares: Tensor, learning_rate: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from popxl.replica_grouping import ReplicaGrouping
 from popxl_engine.kernels.collectives import pairing
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 from popxl_engine.kernels.registry import kernel_for
+from popxl_engine.kernels.remote import remote_give
 from popxl_engine.lowering import Block, Instr, Value, values_in
 from popxl_engine.machine.place import enter
 from popxl_engine.stochastic import NARROW, TRANSFERS, rounded
@@ -335,6 +336,9 @@ class BlockWriter:
         arguments = self._arguments(instr)
         if definition.name.startswith("remote_"):
             arguments = self._remote_arguments(instr)
+        if definition.name == "remote_store" and arguments[-1] in self.dying:
+            yield from self._give(arguments)
+            return
         call = f"{kernel}({', '.join([*first, *arguments])})"
         if self.generator.rounds and writes_narrow(instr):
             call = f"with {self._rounded(instr)}: {call}"
@@ -372,6 +376,13 @@ class BlockWriter:
         return [self._argument(a, h) for a, h in zip(args, host)] + [
             f"{k}={self._argument(v, False)}" for k, v in kwargs.items()
         ]
+
+    def _give(self, arguments: List[str]) -> Iterator[str]:
+        """A store of what nobody needs after it: its memory may become the row's."""
+        *place, value = arguments
+        self.dying = [n for n in self.dying if n != value]
+        yield f"held = [{value}]; del {value}"
+        yield f"{self.source.bind('give', remote_give)}(r, {', '.join(place)}, held)"
 
     def _finished(self, instr: Instr, call: str) -> str:
         if instr.own:

@@ -17,7 +17,7 @@ SHAPES = ((2, 3), (3, 2), (6,))
 KINDS = (
     "add", "add_", "mul", "reshape", "reshape_", "transpose", "transpose_", "slice", "detach", "call", "repeat",
     "load", "store", "load_change_store", "host_load", "variable", "constant", "conditional", "count", "slice_",
-    "split", "copy_", "load_", "concat_", "reverse_",
+    "split", "copy_", "load_", "concat_", "reverse_", "give",
 )  # fmt: skip
 COLLECTIVES = ("all_reduce", "all_reduce_", "all_gather", "reduce_scatter", "sharded_slice")
 """Kinds for programs on several replicas."""
@@ -217,6 +217,25 @@ class Builder:
     def do_store(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         buffer = self.buffers[a % 3]
         ops.remote_store(buffer, b % ROWS, pool.pick(c, buffer.tensor_shape))
+
+    def do_give(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        """A store of what nothing needs after it, though something may need what it was made from or is a view of."""
+        buffer = self.buffers[a % 3]
+        shape = buffer.tensor_shape
+        x = pool.pick(c, shape)
+        fresh = x + x
+        if b % 7 == 1:
+            pool.add(fresh)
+        given = (
+            lambda: fresh,
+            lambda: fresh.reshape_(shape),
+            lambda: x.detach(),
+            lambda: ops.cast(x, self.dtype),
+            lambda: fresh.transpose().reshape(shape[::-1]).transpose() if len(shape) > 1 else fresh,
+            lambda: ops.remote_load(buffer, c % ROWS),
+            lambda: ops.slice_(ops.concat([fresh.reshape((6,)), fresh.reshape((6,))]), 6, 12).reshape_(shape),
+        )[b % 7]()
+        ops.remote_store(buffer, b % ROWS, given)
 
     def do_load_change_store(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         """What an optimizer does: load a row, change it, store it.

@@ -1,9 +1,12 @@
 """Remote memory of one replica, without a program."""
 
+from typing import Any, Callable, Tuple
+
 import numpy as np
 import popxl
 import pytest
 import torch
+from popxl_engine.machine import memory
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import as_tensor
 
@@ -62,3 +65,121 @@ def test_rows_of_every_type_may_be_zeros(dtype: torch.dtype) -> None:
     rows = Rows((2, 3), dtype, 1)
     rows.store(0, torch.zeros((), dtype=dtype).expand(2, 3))
     assert not rows.load(0).view(torch.uint8).any()
+
+
+# A tensor that its owner gives up
+
+
+def first_numbers() -> torch.Tensor:
+    return torch.arange(6, dtype=torch.float32)
+
+
+def test_a_tensor_that_is_given_up_becomes_the_row_without_a_copy() -> None:
+    rows, held = Rows((6,), torch.float32, 2), [first_numbers()]
+    place = held[0].data_ptr()
+    rows.give(1, held)
+    assert held == [] and rows.load(1).data_ptr() == place and rows.held_bytes == rows.row_bytes
+    rows.give(1, [first_numbers() + 1])
+    assert rows.load(1).tolist() == [1, 2, 3, 4, 5, 6] and rows.held_bytes == rows.row_bytes
+    rows.give(1, [rows.load(1).add_(1)])
+    assert rows.load(1).tolist() == [2, 3, 4, 5, 6, 7]
+
+
+def of_numpy() -> Tuple[torch.Tensor, np.ndarray]:
+    array = np.arange(6, dtype=np.float32)
+    return torch.from_numpy(array), array
+
+
+def twice(t: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    return t, t
+
+
+def viewed(t: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    return t.view(6), t
+
+
+def same_memory(t: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    return t, torch.empty(0).set_(t.untyped_storage(), 0, (6,), (1,))  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        of_numpy,
+        lambda: twice(first_numbers()),
+        lambda: viewed(first_numbers()),
+        lambda: viewed(first_numbers())[::-1],
+        lambda: same_memory(first_numbers()),
+    ],
+    ids=["a numpy array", "a second name", "what it is a view of", "a view of it", "another tensor with its memory"],
+)
+def test_a_row_is_apart_from_what_somebody_else_still_has(make: Callable[[], Tuple[torch.Tensor, Any]]) -> None:
+    with torch.no_grad():
+        rows, (t, other) = Rows((6,), torch.float32, 1), make()
+        held = [t]
+        del t
+        rows.give(0, held)
+        other[:] = 9
+        assert rows.load(0).tolist() == [0, 1, 2, 3, 4, 5]
+        rows.load(0)[:] = 7
+        assert other.tolist() == [9] * 6
+
+
+@pytest.mark.parametrize("rule", ["sys.getrefcount", "torch._C._storage_Use_Count", "torch.UntypedStorage.resizable"])
+def test_without_any_one_question_somebody_elses_memory_becomes_the_row(rule: str, monkeypatch: Any) -> None:
+    """The references to the tensor, those to its memory, and whether PyTorch owns that."""
+    answer = True if rule.endswith("resizable") else 0
+    monkeypatch.setattr(rule, lambda *_: answer)
+    found = []
+    for make in (of_numpy, lambda: twice(first_numbers()), lambda: same_memory(first_numbers())):
+        rows, (t, other) = Rows((6,), torch.float32, 1), make()
+        held = [t]
+        del t
+        rows.give(0, held)
+        other[:] = 9
+        found.append(rows.load(0).tolist() == [9] * 6)
+    assert any(found)
+
+
+def test_only_a_tensor_of_a_row_s_size_and_order_becomes_the_row() -> None:
+    rows = Rows((2, 3), torch.float32, 1)
+    whole = torch.arange(12, dtype=torch.float32)
+    part = torch.empty(0).set_(whole.untyped_storage(), 6, (2, 3), (3, 1))  # type: ignore[call-overload]
+    del whole
+    for t in (part, first_numbers().reshape(3, 2).t(), torch.ones(2, 3, dtype=torch.float64), torch.ones(3)):
+        expected = t.expand(2, 3).tolist()
+        held = [t]
+        del t
+        rows.give(0, held)
+        row = rows.load(0)
+        assert row.tolist() == expected and row.is_contiguous() and row.dtype == torch.float32
+        assert rows.held_bytes == 6 * 4
+    with pytest.raises(IndexError, match="got offset 1; expected 0 <= offset < 1"):
+        rows.give(1, [torch.ones(2, 3)])
+
+
+def test_a_row_in_the_caller_s_memory_stays_there() -> None:
+    rows, array = Rows((6,), torch.float32, 1), np.zeros(6, np.float32)
+    rows.adopt(0, torch.from_numpy(array))
+    rows.give(0, [first_numbers()])
+    assert array.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("uses", [1, 2])
+def test_a_program_stores_what_it_needs_no_more_without_a_copy(uses: int, monkeypatch: Any) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((64,), popxl.float32, 2)
+        source = popxl.remote_variable(np.ones(64, np.float32), buffer, 0)
+        target = popxl.remote_variable(np.zeros(64, np.float32), buffer, 1)
+        x = popxl.ops.remote_load(buffer, 0) + 1.0
+        popxl.ops.remote_store(buffer, 1, x)
+        if uses == 2:
+            popxl.ops.remote_store(buffer, 0, x * 2.0)
+    copied = []
+    with popxl.Session(ir) as session:
+        monkeypatch.setattr(memory, "copy_apart", lambda row, t: copied.append(row.copy_(t)))
+        session.run()
+        assert session.get_tensor_data(target).tolist() == [2.0] * 64
+        assert session.get_tensor_data(source).tolist() == [1.0 if uses == 1 else 4.0] * 64
+    assert len(copied) == uses - 1

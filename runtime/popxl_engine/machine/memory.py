@@ -1,45 +1,46 @@
 """Remote memory of one replica: buffers of equal rows beside the device, in RAM or in memory-mapped files."""
 
-from typing import Dict, Optional, Sequence, Set
+import sys
+from typing import Dict, List, Sequence, Set
 
 import torch
-
-ALIGNMENT = 64
-"""Bytes; rows start on cache lines."""
 
 
 class Rows:
     """The slots of one remote buffer on one replica.
 
-    Rows share one slab, which the system backs with memory as rows are written; a row may instead be adopted from the
-    caller (a memory-mapped file). A row of zeros is only noted until it is asked for.
+    A row has memory from when it is first written or asked for; one of zeros is only noted until then. Its memory may
+    be adopted: from the caller, who sees every change (a memory-mapped file), or from a tensor that its owner gives up.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, entries: int):
         self.shape, self.dtype, self.entries = tuple(shape), dtype, entries
-        self._slab: Optional[torch.Tensor] = None
+        self.row_bytes = torch.Size(self.shape).numel() * dtype.itemsize
         self._rows: Dict[int, torch.Tensor] = {}
         self._zeros: Set[int] = set()
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row, without padding."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+        self._callers: Set[int] = set()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole buffer."""
-        return self._stride * self.entries
+        return self.row_bytes * self.entries
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the memory that rows have so far."""
+        return sum(row.untyped_storage().nbytes() for row in self._rows.values())
 
     def adopt(self, index: int, row: torch.Tensor) -> None:
         """Use the caller's memory as a row."""
         self._rows[index] = row
+        self._callers.add(index)
 
     def row(self, index: int) -> torch.Tensor:
         """The row itself: writing to it changes the buffer. IndexError outside the buffer."""
         found = self._rows.get(index)
         if found is None:
-            found = self._rows[index] = self._cut(index)
+            check_index(index, self.entries)
+            found = self._rows[index] = torch.empty(self.shape, dtype=self.dtype)
             if index in self._zeros:
                 found.view(torch.uint8).zero_()  # float8 has no fill
         return found
@@ -50,23 +51,31 @@ class Rows:
 
     def store(self, index: int, t: torch.Tensor) -> None:
         """Write a row. Storing a row into itself is free, and so are zeros at first. IndexError outside the buffer."""
-        check_index(index, self.entries)
-        if index not in self._rows and is_one_zero(t):
-            self._zeros.add(index)
+        row = self._rows.get(index)
+        if row is None:
+            check_index(index, self.entries)
+            if is_one_zero(t):
+                self._zeros.add(index)
+                return
+            self._zeros.discard(index)
+            row = self.row(index)
+        copy_apart(row, t)
+
+    def give(self, index: int, held: List[torch.Tensor]) -> None:
+        """As `store`, of the one tensor in a list, which is empty afterwards.
+
+        Where nobody else has the tensor or its memory, that becomes the row's without a copy.
+        """
+        if held[0] is self._rows.get(index):
+            held.clear()
             return
-        self._zeros.discard(index)
-        copy_apart(self.row(index), t)
-
-    def _cut(self, index: int) -> torch.Tensor:
-        check_index(index, self.entries)
-        if self._slab is None:
-            self._slab = allocate(self.nbytes)
-        start = index * self._stride
-        return self._slab[start : start + self.row_bytes].view(self.dtype).view(self.shape)
-
-    @property
-    def _stride(self) -> int:
-        return -(-self.row_bytes // ALIGNMENT) * ALIGNMENT
+        alone = is_alone(held)
+        t = held.pop()
+        same = t.shape == self.shape and t.dtype == self.dtype and t.is_contiguous()
+        if alone and same and 0 <= index < self.entries and index not in self._callers:
+            self._rows[index] = t
+        else:
+            self.store(index, t)
 
 
 def check_index(index: int, entries: int) -> None:
@@ -89,8 +98,13 @@ def is_one_zero(t: torch.Tensor) -> bool:
     return t.numel() > 1 and not any(t.stride()) and not t[(0,) * t.dim()].reshape(1).view(torch.uint8).any()
 
 
-def allocate(nbytes: int) -> torch.Tensor:
-    """Bytes that start on a cache line; the system backs them with memory as they are written."""
-    raw = torch.empty(max(nbytes, 1) + ALIGNMENT, dtype=torch.uint8)
-    start = -raw.data_ptr() % ALIGNMENT
-    return raw[start : start + nbytes]
+def is_alone(held: List[torch.Tensor]) -> bool:
+    """Whether only this list has its tensor, and only the tensor has its memory, all of it.
+
+    Memory that is not PyTorch's own, such as a numpy array's, always has another owner.
+    """
+    references = sys.getrefcount(held[0])
+    storage = held[0].untyped_storage()
+    if references > 2 or storage.nbytes() != held[0].nbytes or not storage.resizable():  # the list's, and this call's
+        return False
+    return bool(torch._C._storage_Use_Count(storage._cdata) <= 2)  # the tensor's, and our variable's

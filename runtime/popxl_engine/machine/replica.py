@@ -1,7 +1,7 @@
 """What one replica of this process owns: its variables, its remote rows, and its place in the streams of a run."""
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, Mapping, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Tuple, Union
 
 import numpy as np
 import torch
@@ -82,12 +82,15 @@ class Replica:
         self.traffic.loaded += rows.row_bytes
         return rows.load(offset)
 
-    def remote_store(self, buffer: RemoteBuffer, offset: int, t: torch.Tensor) -> None:
-        """Write row ``offset``. Storing a row into itself is free."""
+    def remote_store(self, buffer: RemoteBuffer, offset: int, held: List[torch.Tensor]) -> None:
+        """Write row ``offset`` from the one tensor in a list, and take it out.
+
+        Storing a row into itself is free, and so is a tensor that only the list has: its memory becomes the row's.
+        """
         rows = self.rows[buffer]
         self.traffic.stores += 1
         self.traffic.stored += rows.row_bytes
-        rows.store(offset, t)
+        rows.give(offset, held)
 
 
 def as_tensor(array: Any) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 import torch
 from popxl.ir import Ir
@@ -45,9 +45,10 @@ class Lender(Stage):
         self._note(0)
         return row
 
-    def remote_store(self, buffer: RemoteBuffer, offset: int, t: torch.Tensor) -> None:
+    def remote_store(self, buffer: RemoteBuffer, offset: int, held: List[torch.Tensor]) -> None:
         """A row that is not in use already is for a moment."""
-        self._note(0 if t.untyped_storage()._cdata in self._borrowed else self._nbytes(buffer))
+        self._note(0 if held[0].untyped_storage()._cdata in self._borrowed else self._nbytes(buffer))
+        super().remote_store(buffer, offset, held)
 
     def _note(self, more: int) -> None:
         phase = self.bytes.phase or MAIN

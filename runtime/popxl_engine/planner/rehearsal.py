@@ -135,8 +135,9 @@ class Stage:
         """A row."""
         return self._received(buffer.tensor_shape, torch_dtype(buffer.tensor_dtype))
 
-    def remote_store(self, buffer: RemoteBuffer, offset: int, t: torch.Tensor) -> None:
-        """Nothing."""
+    def remote_store(self, buffer: RemoteBuffer, offset: int, held: List[torch.Tensor]) -> None:
+        """The tensor in the list is the program's no more."""
+        held.clear()
 
 
 def on_meta_uncounted(shape: Tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

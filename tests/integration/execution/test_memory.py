@@ -24,8 +24,7 @@ BYTES_PER_PARAMETER = 16
 
 def held_bytes(session: TaskSession) -> "list[int]":
     """For each replica, the memory behind its remote buffers."""
-    slabs = [[rows._slab for rows in replica.rows.values()] for replica in session._engine.machine.replicas]
-    return [sum(slab.nbytes for slab in of_replica if slab is not None) for of_replica in slabs]
+    return [sum(rows.held_bytes for rows in replica.rows.values()) for replica in session._engine.machine.replicas]
 
 
 GRIDS = [

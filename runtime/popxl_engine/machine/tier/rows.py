@@ -63,17 +63,13 @@ class MovingRows:
         self, shape: Sequence[int], dtype: torch.dtype, slots: Sequence[Union[torch.Tensor, Row]], cache: Cache
     ):
         self.shape, self.dtype = tuple(shape), dtype
+        self.row_bytes = torch.Size(self.shape).numel() * dtype.itemsize
         self._slots, self._cache = slots, cache
 
     @property
     def entries(self) -> int:
         """Number of rows."""
         return len(self._slots)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row, without padding."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def load(self, index: int) -> torch.Tensor:
         """The row itself, which stays where it is as long as the tensor or a view of it lives. Waits for the store.
@@ -101,6 +97,10 @@ class MovingRows:
             copy_apart(self._tensor(memory[: self.row_bytes]), t)
         finally:
             self._cache.filled(slot)
+
+    def give(self, index: int, held: List[torch.Tensor]) -> None:
+        """As `store`, of the tensor in a list, which is taken out: rows that move have places of their own."""
+        self.store(index, held.pop())
 
     def _tensor(self, memory: torch.Tensor) -> torch.Tensor:
         return memory.view(self.dtype).view(self.shape)
