@@ -85,3 +85,13 @@ def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tenso
         return KERNELS["accumulate_mean_"](t, X, step)
     native.call("accumulate", (X.dtype,), t, X, *shares(step), t.numel())
     return t
+
+
+@kernel("sumsquare", device="cpu")
+def sumsquare(t: torch.Tensor, axis: Any, keepdims: bool) -> torch.Tensor:
+    """Of the whole tensor, made in float64."""
+    if axis is not None or keepdims or not native.takes(t):
+        return KERNELS["sumsquare"](t, axis, keepdims)
+    total = torch.empty((), dtype=t.dtype, device=t.device)
+    native.call("squares", (t.dtype,), t, total, t.numel())
+    return total

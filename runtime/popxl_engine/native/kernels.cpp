@@ -5,6 +5,8 @@
 // element types of its operands: _f32, _bf16.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <vector>
 
 #include "attention.h"
 #include "numbers.h"
@@ -69,8 +71,34 @@ void accumulate(float* total, const T* value, float old, float share, int64_t co
   });
 }
 
+// The sum of all squares: of a row in float32, of rows in float64. One sum of a large tensor in float32 would lose
+// three digits, and all of it in float64 takes twice as long.
+constexpr int64_t ROW = 256;
+
+template <class T>
+void squares(const T* x, T* total, int64_t count, int threads) {
+  std::vector<double> sums((count + PIECE - 1) / PIECE);
+  in_pieces(count, PIECE, threads, [=, &sums](int64_t first, int64_t end) {
+    double sum = 0.0;
+    for (int64_t start = first; start < end; start += ROW) {
+      float row = 0.0f;
+      const int64_t stop = std::min(end, start + ROW);
+#pragma omp simd reduction(+ : row)
+      for (int64_t i = start; i < stop; ++i) row += wide(x[i]) * wide(x[i]);
+      sum += row;
+    }
+    sums[first / PIECE] = sum;
+  });
+  narrow(float(std::accumulate(sums.begin(), sums.end(), 0.0)), *total);
+}
+
+// What one step of AdamW multiplies with. In float32 the first steps' corrections would lose four digits.
 struct Adam {
   float scale, beta1, share1, beta2, share2, decay, step_size, root_correction, epsilon;  // share = 1 - beta
+  Adam(double scale, double step, double rate, double beta1, double beta2, double epsilon, double decay)
+      : scale(float(scale)), beta1(float(beta1)), share1(float(1 - beta1)), beta2(float(beta2)),
+        share2(float(1 - beta2)), decay(float(1 - rate * decay)), step_size(float(rate / (1 - std::pow(beta1, step)))),
+        root_correction(float(std::sqrt(1 - std::pow(beta2, step)))), epsilon(float(epsilon)) {}
 };
 
 // Random bits of element i: base[i mod period] + shifts[i div period], as kernels/rounding.py says.
@@ -217,6 +245,7 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
   void accumulate_##NAME(float* total, const T* value, float old, float share, int64_t count, int threads) {         \
     accumulate(total, value, old, share, count, threads);                                                            \
   }                                                                                                                  \
+  void squares_##NAME(const T* x, T* total, int64_t count, int threads) { squares(x, total, count, threads); }       \
   void dropout_##NAME(const T* x, T* y, uint64_t key, int64_t threshold, float scale, int64_t count, int threads) {  \
     dropout(x, y, key, int32_t(threshold), scale, count, threads);                                                   \
   }                                                                                                                  \
@@ -235,9 +264,9 @@ FOR_TYPE(bfloat16, bf16)
   void adamw_##WEIGHT##_##GRADIENT##_##MOMENT(                                                                       \
       W* weight, const G* gradient, M* m, M* v, const int16_t* weight_base, const int16_t* weight_shifts,            \
       const int16_t* m_base, const int16_t* m_shifts, const int16_t* v_base, const int16_t* v_shifts,                \
-      int64_t offset, float scale, float beta1, float share1, float beta2, float share2, float decay,                \
-      float step_size, float root_correction, float epsilon, int64_t count, int threads) {                           \
-    const Adam a = {scale, beta1, share1, beta2, share2, decay, step_size, root_correction, epsilon};                \
+      int64_t offset, double scale, double step, double rate, double beta1, double beta2, double epsilon,            \
+      double decay, int64_t count, int threads) {                                                                    \
+    const Adam a(scale, step, rate, beta1, beta2, epsilon, decay);                                                   \
     const Noise noise[] = {{weight_base, weight_shifts}, {m_base, m_shifts}, {v_base, v_shifts}};                    \
     adamw(weight, gradient, m, v, a, noise, offset, count, threads);                                                 \
   }

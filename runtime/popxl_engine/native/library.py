@@ -32,15 +32,16 @@ ROOM = 1 << 20
 """Bytes that the library's folder must have room for; it is smaller."""
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
-KINDS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float}
+KINDS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
 SIGNATURES = {
     "gelu": ("ppn", 1),
     "gelu_grad": ("pppn", 1),
     "accumulate": ("ppffn", 1),
+    "squares": ("ppn", 1),
     "dropout": ("ppnnfn", 1),
     "logsumexp": ("ppnn", 1),
     "logsumexp_grad": ("ppppppnn", 1),
-    "adamw": ("ppppppppppnfffffffffn", 3),
+    "adamw": ("ppppppppppndddddddn", 3),
     "random_words": ("pnnn", 0),
     "accumulate_product": ("pnnpnnpnffnnn", 0),
     "attend": ("pnnn" * 3 + "pfpp" + "pnnn" + "nnnnn" + "pnnf", 0),
@@ -55,9 +56,10 @@ def takes(*tensors: torch.Tensor) -> bool:
 
     Tensors without memory pass too, so that plans see the memory that runs will use.
     """
-    return library() is not None and all(
-        t.dtype in SUFFIXES and t.is_contiguous() and t.device.type in ("cpu", "meta") for t in tensors
-    )
+    for t in tensors:
+        if not (t.is_cpu or t.is_meta) or t.dtype not in SUFFIXES or not t.is_contiguous():
+            return False
+    return library() is not None
 
 
 def attends(*tensors: torch.Tensor) -> bool:
@@ -93,27 +95,33 @@ def call(name: str, dtypes: Tuple[torch.dtype, ...], *arguments: Any) -> None:
     Args:
         name: of the function in `SIGNATURES`.
         dtypes: the element types that its name ends in.
-        arguments: its parameters; tensors stand for their memory, None for no tensor.
+        arguments: its parameters; tensors stand for their memory, None for no tensor. The first is a tensor.
     """
-    if any(isinstance(a, torch.Tensor) and a.is_meta for a in arguments):
+    if arguments[0].is_meta:
         return
-    function = _functions()[(name, *dtypes)]
-    function(*[a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments], torch.get_num_threads())
+    function, pointers = _functions()[(name, *dtypes)]
+    given = list(arguments)
+    for i in pointers:
+        if given[i] is not None:
+            given[i] = given[i].data_ptr()
+    function(*given, torch.get_num_threads())
 
 
 @functools.cache
 def _functions() -> Dict[Any, Any]:
+    """(function, which of its parameters are pointers) for each name with its element types."""
     loaded = library()
     assert loaded is not None, "callers ask `takes` first"
     functions = {}
     for name, (kinds, types) in SIGNATURES.items():
+        pointers = [i for i, kind in enumerate(kinds) if kind == "p"]
         for dtypes in itertools.product(SUFFIXES, repeat=types):
             function = getattr(loaded, "_".join([name, *(SUFFIXES[dtype] for dtype in dtypes)]), None)
             if function is None:
                 continue
             function.argtypes = [*(KINDS[kind] for kind in kinds), ctypes.c_int]
             function.restype = None
-            functions[(name, *dtypes)] = function
+            functions[(name, *dtypes)] = function, pointers
     return functions
 
 

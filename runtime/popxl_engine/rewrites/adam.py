@@ -9,7 +9,7 @@ from popxl.values import Tensor
 from popxl_engine import native
 from popxl_engine.kernels.compiled import one_pass
 from popxl_engine.kernels.rounding import Noise, update_noise, update_part, widened
-from popxl_engine.kernels.var_updates import adam_updater, correction, factor
+from popxl_engine.kernels.var_updates import adam_updater, factor
 from popxl_engine.rewrites.match import Steps, fused, scalar_constant
 from popxl_engine.steps import Step
 
@@ -124,12 +124,8 @@ def _native(
 ) -> torch.Tensor:
     """`adamw_` in one pass over memory. ``offset``: the start of every noise."""
     var, first, _ = state
-    lr, beta1, beta2 = options["lr"], options["beta1"], options["beta2"]
     bits = [part for n in noises for part in ((None, None) if n is None else n.parts(var.numel(), offset))]
-    numbers = (
-        scale, beta1, 1 - beta1, beta2, 1 - beta2, 1 - lr * options["weight_decay"],
-        float(lr / correction(beta1, step)), float(correction(beta2, step).sqrt()), options["eps"],
-    )  # fmt: skip
+    numbers = [scale, float(step), *(options[name] for name in ("lr", "beta1", "beta2", "eps", "weight_decay"))]
     native.call(
         "adamw", (var.dtype, grad.dtype, first.dtype), var, grad, *state[1:], *bits, offset, *numbers, var.numel()
     )
