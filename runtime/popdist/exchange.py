@@ -8,8 +8,10 @@ import atexit
 import hashlib
 import importlib
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,8 +90,23 @@ def connect() -> Connection:
     """
     global _connection
     if _connection is None:
-        _connection = _open(getInstanceIndex(), getNumInstances())
+        with _ended_by_ctrl_c():
+            _connection = _open(getInstanceIndex(), getNumInstances())
     return _connection
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end the process in the body, where torch waits for others and no exception would be heard."""
+    is_main = threading.current_thread() is threading.main_thread()
+    is_plain = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_plain:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if is_plain:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _open(index: int, instances: int) -> Connection:

@@ -231,6 +231,26 @@ def test_instances_that_do_not_finish_after_a_signal_are_ended(grace, signals, t
     assert not left_over(tmp_path)
 
 
+LATE = {
+    "starting": "time.sleep(90)",
+    "opening connections": "import torch.distributed as d; d.init_process_group = lambda *_, **__: time.sleep(90); "
+    "popdist.init()",
+}
+
+
+@pytest.mark.parametrize("place", LATE)
+def test_ctrl_c_ends_instances_that_wait_for_one_that_is_still(place, tmp_path):
+    code = f"popdist.init() if rank == 0 else exec({LATE[place]!r})"
+    process = start(["--num-instances", 2], ["-c", "import popdist; " + NOTED + code], NOTES=str(tmp_path))
+    begin = time.monotonic()
+    wait_for_instances(tmp_path, 2)
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    ended = finish(process, begin)
+    assert ended.code == 128 + signal.SIGINT and ended.seconds < 40
+    assert not left_over(tmp_path)
+
+
 def test_instances_end_where_the_launcher_is_killed(tmp_path):
     process = start(["--num-instances", 2], ["-c", NOTED + "time.sleep(90)"], NOTES=str(tmp_path))
     begin = time.monotonic()
