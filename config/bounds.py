@@ -58,7 +58,7 @@ class Bytes:
         """Whether the value is in range."""
         return value >= 1
 
-    def read(self, text: str) -> int:
+    def read(self, text: str) -> int | float | None:
         """The bytes that a text stands for; ValueError where it is none."""
         number = text.rstrip("BKMGTi").rstrip()
         unit = text[len(number) :].strip()
@@ -68,6 +68,29 @@ class Bytes:
 
     def __str__(self) -> str:
         return "of bytes, or with a unit (KiB, MiB, GiB, TiB)"
+
+
+@dataclass(frozen=True)
+class BytesOrShare(Bytes):
+    """Amounts of memory, or a share of all there is, above 0 and at most 1: `0.5`, `50%`; `auto` is none given."""
+
+    def admits(self, value: float) -> bool:
+        """Whether the value is in range: whole numbers are bytes, others a share."""
+        return 0 < value <= 1 if isinstance(value, float) else super().admits(value)
+
+    def read(self, text: str) -> int | float | None:
+        """The bytes or the share that a text stands for; ValueError where it is neither."""
+        if text.lower() == "auto":
+            return None
+        if text.endswith("%"):
+            return float(text[:-1]) / 100
+        try:
+            return super().read(text)
+        except ValueError:
+            return float(text)
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, a share such as 0.5 or 50%, auto"
 
 
 Bound = AtLeast | MoreThan | Between | Bytes

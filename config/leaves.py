@@ -10,7 +10,7 @@ from functools import cache
 from textwrap import dedent
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from config.bounds import AtLeast, Between, Bound, Bytes, MoreThan
+from config.bounds import AtLeast, Between, Bound, Bytes, BytesOrShare, MoreThan
 from config.schema import Config
 
 TRUE_WORDS = {"true", "yes", "on", "1"}
@@ -68,7 +68,8 @@ class Leaf:
             value = float(value)
         if isinstance(self.bound, Bytes) and isinstance(value, str):
             return self.parse(value)
-        is_kind = isinstance(value, self.kind) and isinstance(value, bool) == (self.kind is bool)
+        kinds = (int, float) if isinstance(self.bound, BytesOrShare) else self.kind
+        is_kind = isinstance(value, kinds) and isinstance(value, bool) == (self.kind is bool)
         if not is_kind or not self._is_in_range(value):
             raise self._refusal(value)
         return value
@@ -138,8 +139,9 @@ def _walk(record: type, section: str) -> Iterator[Leaf]:
 def _read_type(hint: Any) -> dict[str, Any]:
     """Take a field's annotation apart: the keyword arguments of `Leaf` that depend on it."""
     if get_origin(hint) in (Union, types.UnionType):
-        (inner,) = [part for part in get_args(hint) if part is not type(None)]
-        return {**_read_type(inner), "optional": True}
+        inner, *others = [part for part in get_args(hint) if part is not type(None)]
+        assert others in ([], [float]), f"no setting can have type {hint}"  # int | float: bytes or a share
+        return {**_read_type(inner), "optional": type(None) in get_args(hint)}
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         (bound,) = [note for note in notes if isinstance(note, (AtLeast, Between, MoreThan, Bytes))]

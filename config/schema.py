@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Optional
 
-from config.bounds import AtLeast, Between, Bytes, MoreThan
+from config.bounds import AtLeast, Between, Bytes, BytesOrShare, MoreThan
 
 Count = Annotated[int, AtLeast(1)]
 CountOrZero = Annotated[int, AtLeast(0)]
@@ -11,6 +11,7 @@ Positive = Annotated[float, MoreThan(0.0)]
 PositiveOrZero = Annotated[float, AtLeast(0.0)]
 Fraction = Annotated[float, Between(0.0, 1.0)]
 Memory = Annotated[int, Bytes()]
+MemoryOrShare = Annotated[int | float, BytesOrShare()]
 Seed = Annotated[int, Between(0, 2**32)]
 
 
@@ -142,8 +143,8 @@ class Execution:
     """Split weights, gradients, optimizer state and stored activations over the replicas that would hold them twice."""
     device: str = "auto"
     """Where replicas run: cpu, cuda (each process its own GPU), cuda:N; auto: a GPU where there is one."""
-    device_memory: Optional[Memory] = None
-    """What each process may take of a device's memory; other rows wait in host memory; none: what a GPU has free."""
+    device_memory: Optional[MemoryOrShare] = None
+    """What each process may take of a device's memory; other rows wait on the host; auto: what a GPU has free."""
     memmap_dir: Optional[str] = None
     """Folder for files that hold the remote memory; none: host memory."""
     host_memory: Optional[Memory] = None

@@ -279,6 +279,7 @@ def test_a_second_run_of_a_name_takes_a_folder_of_its_own(copy):
 
 CANNOT_START = {
     "too little memory": ("--device_memory 1KiB", "device memory: got 1024 bytes"),
+    "share of a processor": ("--device_memory 50%", "device memory: got a share of 0.5 on a processor; expected bytes"),
     "device that is not there": ("--device cuda:99", "--device: got 'cuda:99'"),
     "folder below a file": (
         "--memmap_dir text/1.txt/rows --host_memory 1MiB",

@@ -116,8 +116,8 @@ def keep_remote_memory_in_files(ir: popxl.Ir, folder: str, memory: int) -> None:
     extensions.keep_remote_memory_in_files(ir, folder, memory)
 
 
-def limit_device_memory(ir: popxl.Ir, memory: int) -> None:
-    """Let the sessions of a program take so many bytes of the device's memory, and no more.
+def limit_device_memory(ir: popxl.Ir, memory: int | float) -> None:
+    """Let the sessions of a program take so many bytes, or such a share, of the device's memory, and no more.
 
     Raises:
         UserError: if this PopXL cannot.

@@ -7,6 +7,7 @@ stack traces to point into. Nothing is read back from it; deleting it at any tim
 import hashlib
 import logging
 import os
+import uuid
 from pathlib import Path
 from typing import Optional
 
@@ -28,7 +29,7 @@ def save_source(folder: Path, text: str) -> Optional[Path]:
     path = folder / f"program_{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
+        part = path.with_suffix(f".{uuid.uuid4().hex}.part")
         part.write_text(text)
         os.replace(part, path)
     except OSError as error:

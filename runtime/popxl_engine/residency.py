@@ -96,7 +96,8 @@ def _device_memory(ir: Ir, device: Device, replicas: int, needed: InUse) -> int:
     if device.where.type == "cuda":
         free, total = torch.cuda.mem_get_info(device.where)
         free += torch.cuda.memory_reserved(device.where) - torch.cuda.memory_allocated(device.where)  # torch keeps it
-        limit = int(AUTO * free) if limit is None else int(limit * total) if isinstance(limit, float) else limit
+        most = AUTO * free if limit is None else limit * total if isinstance(limit, float) else limit
+        limit = min(int(most), free)
     elif isinstance(limit, float):
         raise RemoteMemoryError(
             f"device memory: got a share of {limit} on a processor; expected bytes. Give a number of bytes."

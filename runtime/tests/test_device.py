@@ -8,6 +8,8 @@ import pytest
 import torch
 from fake_gpu import CUDA, fake_gpu
 from popxl import Ir
+from popxl.errors import RemoteMemoryError
+from popxl.extensions import limit_device_memory
 from popxl_engine import residency
 from popxl_engine.kernels import compiled
 from popxl_engine.kernels.linalg import product
@@ -118,6 +120,18 @@ def test_what_torch_keeps_of_a_gpus_memory_is_free_for_rows(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 12 * GIB)
     found = residency._device_memory(Ir(), Gpu(), 1, InUse(rows=GIB, phase="main", working=GIB))
     assert found == int(0.9 * 80 * GIB) - GIB
+
+
+@pytest.mark.parametrize("limit, share", [(25 * GIB, 25), (0.25, 25), (0.9, 80), (99 * GIB, 80)])
+def test_a_limit_is_bytes_or_a_share_of_a_gpus_memory_as_far_as_it_is_free(limit, share, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB, 100 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    ir, needed = Ir(), InUse(rows=GIB, phase="main", working=GIB)
+    limit_device_memory(ir, limit)
+    assert residency._device_memory(ir, Gpu(), 1, needed) == (share - 1) * GIB
+    with pytest.raises(RemoteMemoryError, match=f"got {share * GIB} bytes of cuda:0; expected at least {81 * GIB}: "):
+        residency._device_memory(ir, Gpu(), 1, InUse(rows=GIB, phase="main", working=80 * GIB))
 
 
 class OnGpu(torch.Tensor):

@@ -3,9 +3,12 @@
 import gc
 import linecache
 import logging
+import os
 import re
+import threading
 import traceback
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence
 
@@ -19,6 +22,7 @@ from popxl.errors import GraphError
 from popxl.extensions import bfloat16
 from popxl.ops import var_updates
 from popxl.values import Tensor
+from popxl_engine.cache import save_source
 from popxl_engine.engine import Engine
 from popxl_engine.kernels.registry import KERNELS
 
@@ -512,3 +516,17 @@ def test_a_cache_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, capl
     with caplog.at_level(logging.WARNING, "popxl"):
         run(prepare(small, enableEngineCaching=True, cachePath=str(tmp_path / "file" / "cache")))
     assert "could not be written to" in caplog.text and "going on without" in caplog.text
+
+
+def test_threads_that_write_the_same_source_at_a_time_leave_it_whole(tmp_path: Path, monkeypatch: Any) -> None:
+    all_have_written, replace = threading.Barrier(4), os.replace
+
+    def replace_together(part: Path, path: Path) -> None:
+        all_have_written.wait(timeout=10)
+        replace(part, path)
+
+    monkeypatch.setattr(os, "replace", replace_together)
+    with ThreadPoolExecutor(4) as threads:
+        written = set(threads.map(lambda _: save_source(tmp_path, "x = 1\n"), range(4)))
+    (path,) = written
+    assert path is not None and path.read_text() == "x = 1\n" and list(tmp_path.iterdir()) == [path]

@@ -114,6 +114,17 @@ def test_memory_may_have_a_unit(text, count):
     assert config.from_mapping(values).execution.host_memory == count
 
 
+@pytest.mark.parametrize(
+    "text, amount",
+    [("20GiB", 20 * 2**30), ("1", 1), ("0.5", 0.5), ("50%", 0.5), ("100%", 1.0), ("1.0", 1.0), ("auto", None)],
+)
+def test_memory_of_a_device_may_be_a_share_of_it(text, amount):
+    found = parse(f"--device_memory {text}").execution.device_memory
+    from_file = config.from_mapping({"execution": {"device_memory": text}}).execution.device_memory
+    assert found == from_file == amount and type(found) is type(from_file) is type(amount)
+    assert config.from_mapping({"execution": {"device_memory": amount}}).execution.device_memory == amount
+
+
 def test_lists_take_every_word_up_to_the_next_flag():
     found = parse("--input_files a/*.tfrecord b --layers 3 --validation_files=c")
     assert found.data.input_files == ("a/*.tfrecord", "b")

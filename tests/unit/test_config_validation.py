@@ -25,6 +25,15 @@ REFUSALS = [
         {"device_memory": 0},
         "device_memory: got 0; expected a whole number of bytes, or with a unit (KiB, MiB, GiB, TiB)",
     ),
+    *(
+        (
+            {"device_memory": value},
+            f"device_memory: got {value!r}; expected a whole number of bytes, or with a unit (KiB, MiB, GiB, TiB), a "
+            "share such as 0.5 or 50%, auto, or none.",
+        )
+        for value in (1.5, 0.0, -0.5, float("nan"), "half", "%", True)
+    ),
+    ({"device_memory": "150%"}, "device_memory: got 1.5; expected a whole number of bytes"),
     ({"host_memory": 0}, "host_memory: got 0; expected a whole number of bytes, or with a unit (KiB, MiB, GiB, TiB)"),
     ({"host_memory": "2 miles", "memmap_dir": "there"}, "host_memory: got '2 miles'; expected a whole number of bytes"),
     ({"host_memory": "2GB", "memmap_dir": "there"}, "host_memory: got '2GB'; expected a whole number of bytes"),
