@@ -237,7 +237,8 @@ static void backward(const View& dy, const View& query, const View& key, const V
       pack_right({key.at(b, h), 1, key.row, n.width}, keys, packed_keys);
       pack_right({query.at(b, h), 1, query.row, n.width}, n.queries, packed_queries);
       pack_right({dy.at(b, h), 1, dy.row, n.width}, n.queries, packed_dy);
-      const bfloat16 *const shares = probabilities + head * n.queries * keys, *const used = factors + head * n.queries * keys;
+      const bfloat16* const shares = probabilities + head * n.queries * keys;
+      const bfloat16* const used = factors + head * n.queries * keys;
       for (int64_t q = 0; q < n.queries; q += PANEL) {
         const int64_t rows = std::min(PANEL, n.queries - q);
         const int64_t panels = panels_with_any(shares + q * keys, rows, keys);
@@ -245,7 +246,8 @@ static void backward(const View& dy, const View& query, const View& key, const V
         pack_panel<true>({dy.at(b, h) + q * dy.row, dy.row, 1, rows}, 0, 0, n.width, panel);
         for (int64_t p = 0; p < panels; ++p) {
           multiply(panel, packed_values + p * steps * PAIR, steps, sums);
-          for (int64_t i = 0; i < rows; ++i) std::copy(sums + i * PANEL, sums + (i + 1) * PANEL, d_shares + i * row + p * PANEL);
+          for (int64_t i = 0; i < rows; ++i)
+            std::copy(sums + i * PANEL, sums + (i + 1) * PANEL, d_shares + i * row + p * PANEL);
         }
         for (int64_t i = 0; i < rows; ++i) {
           const bfloat16* share = shares + (q + i) * keys;
@@ -263,12 +265,13 @@ static void backward(const View& dy, const View& query, const View& key, const V
           std::fill(to + needed, to + row, bfloat16{0});
         }
         pack_panel<true>({d_scores + q * row, row, 1, rows}, 0, 0, needed, panel);
-        multiply_store(panel, packed_keys, key_steps * PAIR, panels, d_query.at(b, h) + q * d_query.row, d_query.row, rows,
-                       n.width, sums);
+        multiply_store(panel, packed_keys, key_steps * PAIR, panels, d_query.at(b, h) + q * d_query.row, d_query.row,
+                       rows, n.width, sums);
       }
-      const auto multiply_transposed = [&](const bfloat16* of, const bfloat16* left, int64_t stride, const bfloat16* right,
-                                           const View& result) {
-        for (int64_t k = 0; k < keys; k += PANEL) {  // queries before the first that sees one of these keys add nothing
+      // left.T @ right, for each key; queries before the first with anything in `of` for one of 32 keys add nothing.
+      const auto multiply_transposed = [&](const bfloat16* of, const bfloat16* left, int64_t stride,
+                                           const bfloat16* right, const View& result) {
+        for (int64_t k = 0; k < keys; k += PANEL) {
           const int64_t rows = std::min(PANEL, keys - k);
           int64_t first = 0;
           while (first < n.queries && !any(of + first * keys + k, rows)) ++first;
@@ -299,9 +302,9 @@ void attend(VIEW(query), VIEW(key), VIEW(value), const bfloat16* mask, float sca
 }
 
 void attend_grad(VIEW(dy), VIEW(query), VIEW(key), VIEW(value), const bfloat16* probabilities,
-                    const bfloat16* factors, float scale, VIEW(d_query), VIEW(d_key), VIEW(d_value), int64_t batch, int64_t heads,
-                 int64_t queries, int64_t keys, int64_t width, const uint64_t* seeds, int64_t parts, int64_t threshold,
-                 float drop_scale, int threads) {
+                 const bfloat16* factors, float scale, VIEW(d_query), VIEW(d_key), VIEW(d_value), int64_t batch,
+                 int64_t heads, int64_t queries, int64_t keys, int64_t width, const uint64_t* seeds, int64_t parts,
+                 int64_t threshold, float drop_scale, int threads) {
   attention::backward(AS_VIEW(dy), AS_VIEW(query), AS_VIEW(key), AS_VIEW(value), probabilities, factors, scale,
                       AS_VIEW(d_query), AS_VIEW(d_key), AS_VIEW(d_value), {batch, heads, queries, keys, width},
                       {seeds, parts, threshold, drop_scale}, threads);

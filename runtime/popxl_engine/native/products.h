@@ -156,7 +156,8 @@ template <class Use>
 void product(const Operand& left, const Operand& right, int64_t k_count, int threads, Use use) {
   thread_local Room shared;
   const int64_t size = parts(parts(k_count, parts(k_count, CHUNK)), STEP) * STEP;
-  const int64_t panel = PANEL * size, panels_left = parts(left.length, PANEL), panels_right = parts(right.length, PANEL);
+  const int64_t panels_left = parts(left.length, PANEL), panels_right = parts(right.length, PANEL);
+  const int64_t panel = PANEL * size;
   const bool left_stays = panels_left <= panels_right;  // the shorter side is packed for all threads
   const int64_t stay = left_stays ? panels_left : panels_right, go = left_stays ? panels_right : panels_left;
   bfloat16* const staying = shared.take(stay * panel);
@@ -222,8 +223,8 @@ int64_t refuses_tiles() {
 void accumulate_product(const bfloat16* left, int64_t left_row, int64_t left_k, const bfloat16* right, int64_t right_k,
                         int64_t right_column, float* total, int64_t stride, float old, float share, int64_t rows,
                         int64_t columns, int64_t k, int threads) {
-  products::accumulate_product(total, stride, {left, left_row, left_k, rows}, {right, right_column, right_k, columns}, k,
-                               old, share, threads);
+  products::accumulate_product(total, stride, {left, left_row, left_k, rows}, {right, right_column, right_k, columns},
+                               k, old, share, threads);
 }
 }
 #endif
