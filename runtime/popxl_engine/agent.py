@@ -269,9 +269,10 @@ class Agent(LocalElasticAgent):
             self._voices.finish()
             return 0
         culprit, code = self._culprit(failed)
-        voice = self._voices[culprit]
+        voice, happened = self._voices[culprit], self._describe(culprit, code)
+        if code > 0 and 0 in self._machines.own and voice.repeats(self._voices[0]):
+            return self.tell(code, happened)
         voice.finish()
-        happened = self._describe(culprit, code)
         if code < 0 or self._voices.last is not voice:
             where = "" if code < 0 else "What it said is above. " if voice.has_spoken else "It said nothing. "
             print(f"poprun: {happened} {where}The others were ended.", file=sys.stderr, flush=True)

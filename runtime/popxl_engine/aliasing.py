@@ -25,9 +25,9 @@ Tests take each rule away and must fail.
 
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
 
+from popxl_engine.blocks import Block, Instr, Value
 from popxl_engine.codegen import meets
 from popxl_engine.kernels.collectives import SHARED
-from popxl_engine.lowering import Block, Instr, Value
 
 END = 1 << 60
 """A read by someone outside the block: the caller, the next run."""

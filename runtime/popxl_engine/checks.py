@@ -4,7 +4,7 @@ from typing import Any, Dict, Set
 
 from popxl.errors import GraphError
 
-from popxl_engine.lowering import Block, Instr, Value
+from popxl_engine.blocks import Block, Instr, Value
 
 
 def check_offsets(block: Block, known: Dict[Value, int]) -> None:

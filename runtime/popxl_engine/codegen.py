@@ -8,11 +8,11 @@ import torch
 from popxl.opdef import call_arguments
 from popxl.replica_grouping import ReplicaGrouping
 
+from popxl_engine.blocks import Block, Instr, Value, values_in
 from popxl_engine.kernels.collectives import pairing
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.kernels.remote import remote_give
-from popxl_engine.lowering import Block, Instr, Value, values_in
 from popxl_engine.machine.place import enter
 from popxl_engine.stochastic import NARROW, TRANSFERS, rounded
 from popxl_engine.support import Meeting, clone, copied, to_host, uploader, viewed

@@ -15,10 +15,10 @@ import torch
 from popxl.errors import GraphError
 from popxl.opdef import OpDefinition, call_arguments
 
+from popxl_engine.blocks import Block, Instr, Value, filled, values_in
 from popxl_engine.kernels.dtypes import from_numpy
 from popxl_engine.kernels.registry import FUSED, kernel_for
 from popxl_engine.kernels.shape import BACK
-from popxl_engine.lowering import Block, Instr, Value, filled, values_in
 
 Home = Value
 """The first value whose memory others are views of, by contract and in torch."""

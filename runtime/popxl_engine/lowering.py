@@ -6,14 +6,15 @@ can observe.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Collection, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from popxl import dtypes
 from popxl.graph import Graph
-from popxl.opdef import Op, OpDefinition, map_tensors
+from popxl.opdef import Op, map_tensors
 from popxl.values import Constant, Tensor, TensorSpec
 
+from popxl_engine.blocks import Block, Instr, Value, filled, sharing, values_in
 from popxl_engine.shards import Sharding, result_sharding, shardings
 from popxl_engine.steps import Step, steps_of
 from popxl_engine.stochastic import Positions
@@ -24,126 +25,12 @@ HOST_ELEMENTS = 16
 """Integer tensors of up to this many elements are computed on the host where their operands are there."""
 
 
-@dataclass(eq=False)
-class Value:
-    """One value in a block. ``host``: a numpy array on the host instead of a tensor on the device."""
-
-    name: str
-    spec: TensorSpec
-    host: bool = False
-    sharding: Optional[Sharding] = None
-
-    def __repr__(self) -> str:
-        return f"%{self.name}{'@host' if self.host else ''}"
-
-
-@dataclass(eq=False)
-class Instr:
-    """One instruction: kind "op", "copy", "repeat" or "conditional"."""
-
-    kind: str
-    arguments: Dict[str, Any]
-    outputs: List[Value]
-    definition: Optional[OpDefinition] = None
-    source: Optional[Op] = None
-    host: bool = False
-    bodies: Tuple["Block", ...] = ()
-    path: str = ""
-    place: Tuple[int, ...] = ()
-    """Positions of the calls around it in this block, outermost first, and of the op in its graph.
-
-    See `machine.place`.
-    """
-    positions: Tuple[int, ...] = ()
-    """Where it writes several operands: of each, the position of the user's op that wrote it."""
-    own: bool = False
-    """After `aliasing`: the result must not share storage with the operand it views."""
-    contiguous: bool = False
-    """After `aliasing`: alias forms view the results and they are written, so that they must lie in memory in order."""
-    shared: bool = False
-    """After `aliasing`: an alias form whose storage is written, so that the kernel must really return a view."""
-
-    def inputs(self) -> Iterator[Value]:
-        """Values read, in order."""
-        return values_in(self.arguments.values())
-
-    @property
-    def effects(self) -> FrozenSet[str]:
-        """The op's effects beyond its results."""
-        return self.definition.effects if self.definition is not None else frozenset()
-
-    def written(self) -> List[Value]:
-        """Operands whose storage this instruction changes."""
-        if self.kind == "op":
-            assert self.definition is not None
-            return [self.arguments[p] for p in self.definition.writes]
-        return [v for body, inputs in self.calls() for i, v in enumerate(inputs) if i in body.written]
-
-    def calls(self) -> List[Tuple["Block", Sequence[Value]]]:
-        """(body, its inputs here) for loops and branches."""
-        if self.kind == "repeat":
-            return [(self.bodies[0], self.arguments["inputs"])]
-        if self.kind == "conditional":
-            return list(zip(self.bodies, (self.arguments["then_inputs"], self.arguments["else_inputs"])))
-        return []
-
-
-@dataclass(eq=False)
-class Block:
-    """A straight-line program: the main graph, or the body of a loop or branch, with every call inlined."""
-
-    name: str
-    inputs: List[Value] = field(default_factory=list)
-    by_ref: Set[int] = field(default_factory=set)
-    instrs: List[Instr] = field(default_factory=list)
-    outputs: List[Value] = field(default_factory=list)
-    constants: Dict[Constant, Value] = field(default_factory=dict)
-    state: Dict[Tensor, Value] = field(default_factory=dict)
-    """Main block only: variables and device shards that it reads or writes."""
-    written: Set[int] = field(default_factory=set)
-    """Indices of by-reference inputs that the block really writes."""
-
-    def buffers(self, effect: str) -> Set[Any]:
-        """Remote buffers that "remote_load" or "remote_store" instructions reach, bodies included."""
-        found = set()
-        for instr in self.instrs:
-            if instr.definition is not None and instr.definition.name.startswith(effect):
-                found.add(instr.arguments["remote_buffer"])
-            for body in instr.bodies:
-                found |= body.buffers(effect)
-        return found
-
-
 class NotOnHost(Exception):
     """A host value is written by something that runs on the device: lower again with this root on the device."""
 
     def __init__(self, root: Any):
         super().__init__(root)
         self.root = root
-
-
-def values_in(arguments: Any) -> Iterator[Value]:
-    """The values among arguments and their tuples, in order."""
-    for a in arguments:
-        if isinstance(a, Value):
-            yield a
-        elif isinstance(a, (list, tuple)):
-            yield from values_in(a)
-
-
-def filled(argument: Any, value: Callable[[Value], Any]) -> Any:
-    """An argument with something in place of each value in it."""
-    if isinstance(argument, Value):
-        return value(argument)
-    return tuple(filled(a, value) for a in argument) if isinstance(argument, (list, tuple)) else argument
-
-
-def sharing(instr: Instr) -> List[Value]:
-    """Operands whose storage an instruction's first result has by contract."""
-    definition = instr.definition
-    if definition is None or not (definition.alias or definition.writes):
-        return []
-    return list(values_in([instr.arguments[p] for p in definition.writes[:1] or definition.views]))
 
 
 def is_small_integer(spec: Any) -> bool:

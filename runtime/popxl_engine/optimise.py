@@ -3,8 +3,8 @@
 from typing import Any, Dict, FrozenSet, List, Set
 
 from popxl_engine.aliasing import ALL_RULES, Aliasing, storage_groups
+from popxl_engine.blocks import Block, Instr, Value
 from popxl_engine.copied_views import copy_views
-from popxl_engine.lowering import Block, Instr, Value
 
 KEPT_EFFECTS = frozenset({"host", "remote", "print"})
 

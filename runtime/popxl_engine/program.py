@@ -11,12 +11,12 @@ from popxl.ir import Ir
 from popxl.opdef import Op
 
 from popxl_engine.aliasing import ALL_RULES
+from popxl_engine.blocks import Block, Instr
 from popxl_engine.cache import cache_folder, save_source
 from popxl_engine.checks import check_offsets
 from popxl_engine.codegen import CPU, yields
 from popxl_engine.codegen import Generator as SourceGenerator
 from popxl_engine.kernels.dtypes import as_array
-from popxl_engine.lowering import Block, Instr
 from popxl_engine.machine.lockstep import Program as Running
 from popxl_engine.machine.replica import Replica
 from popxl_engine.optimise import optimise

@@ -13,7 +13,7 @@ from popxl.errors import GraphError, RemoteMemoryError
 from popxl.ir import Ir
 from popxl.remote_files import DeviceNeeds
 
-from popxl_engine.lowering import Block
+from popxl_engine.blocks import Block
 from popxl_engine.machine.device import Device
 from popxl_engine.machine.tier import FileStore, HostStore, StagedStore, Store, Tier
 from popxl_engine.machine.tier.rows import RowId, in_blocks, nbytes_of

@@ -7,8 +7,9 @@ from popxl.ir import Ir
 from popxl.plan import Collective, Phase, Plan
 from popxl.remote_buffer import RemoteBuffer
 
+from popxl_engine.blocks import Block, Instr
 from popxl_engine.kernels.dtypes import torch_dtype
-from popxl_engine.lowering import Block, Instr, Lowering
+from popxl_engine.lowering import Lowering
 from popxl_engine.machine.memory import Rows
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.costs import Costs, Counter

@@ -5,7 +5,7 @@ from typing import Dict, Iterator, List, Tuple
 from popxl.graph import Graph
 from popxl.ir import Ir
 
-from popxl_engine.lowering import Block, Instr
+from popxl_engine.blocks import Block, Instr
 
 MAIN = "main"
 """The phase of what the main graph does by itself."""

@@ -20,11 +20,11 @@ from popxl.streams import Stream
 from popxl.values import TensorSpec
 from torch.utils._python_dispatch import _disable_current_modes
 
+from popxl_engine.blocks import Block, Instr
 from popxl_engine.codegen import Generator, yields
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import FUSED, kernel_for
-from popxl_engine.lowering import Block, Instr
 from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.replica import Traffic
 from popxl_engine.optimise import optimise

@@ -8,9 +8,10 @@ from popxl.ir import Ir
 from popxl.op_records import call_arguments
 from popxl.plan import Event
 
+from popxl_engine.blocks import Block, Instr, Value
 from popxl_engine.codegen import meets
 from popxl_engine.kernels.collectives import READS
-from popxl_engine.lowering import Block, Instr, Lowering, Value
+from popxl_engine.lowering import Lowering
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.phases import MAIN, in_phases, step_of
 

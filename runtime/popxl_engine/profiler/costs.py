@@ -9,8 +9,9 @@ from popxl.op_records import Op, OpDefinition, call_arguments, op_cost
 from popxl.profile import Work
 from popxl.values import Tensor, TensorSpec
 
+from popxl_engine.blocks import Block, Instr, Value
 from popxl_engine.kernels.registry import FUSED
-from popxl_engine.lowering import Block, Instr, Lowering, Value
+from popxl_engine.lowering import Lowering
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.costs import Costs, Counter
 from popxl_engine.planner.phases import in_phases, step_of

@@ -8,8 +8,8 @@ from typing import Iterator, List, Literal, Optional, Tuple
 
 import torch
 
+from popxl_engine.blocks import Block, Instr
 from popxl_engine.codegen import BlockWriter, Generator, meets
-from popxl_engine.lowering import Block, Instr
 from popxl_engine.planner.phases import MAIN
 from popxl_engine.profiler.clock import clock_of
 

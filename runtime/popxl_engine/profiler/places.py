@@ -6,8 +6,8 @@ from typing import Dict, Iterator, List, Tuple, Union
 from popxl.ir import Ir
 from popxl.profile import Work
 
+from popxl_engine.blocks import Block, Instr
 from popxl_engine.codegen import meets
-from popxl_engine.lowering import Block, Instr
 from popxl_engine.planner.phases import MAIN, step_of
 from popxl_engine.profiler.costs import InstructionWork, PlannedWork, Stretch, stretches
 from popxl_engine.profiler.marking import Kind, Mark

@@ -11,7 +11,8 @@ from typing import Callable, Collection, Dict, List, Optional, Sequence
 from popxl.graph import Graph
 from popxl.opdef import Op
 
-from popxl_engine.lowering import Block, Lowering
+from popxl_engine.blocks import Block
+from popxl_engine.lowering import Lowering
 from popxl_engine.rewrites.accumulate import fuse_accumulated_products, fuse_accumulated_rows
 from popxl_engine.rewrites.adam import fuse_adam
 from popxl_engine.rewrites.attention import fuse_attention, fuse_attention_grad

@@ -5,7 +5,7 @@ from typing import Dict, Iterator, List, Optional, Set
 from popxl import dtypes
 
 from popxl_engine.aliasing import storage_groups
-from popxl_engine.lowering import Block, Instr, Value
+from popxl_engine.blocks import Block, Instr, Value
 from popxl_engine.stochastic import NARROW
 
 
