@@ -20,7 +20,8 @@ def made_ahead(
 
     Args:
         calls: bytes of the result, and a function.
-        room: bytes of results that there may be, in work, waiting and in the caller's hands; one may be in any case.
+        room: bytes of results that there may be, in work, waiting and in the caller's hands. A larger one is made when
+            it is asked for.
     """
     ahead = _Ahead(calls, room)
     for _ in range(min(threads, len(calls))):
@@ -35,6 +36,8 @@ class _Ahead(Generic[Result]):
     def __init__(self, calls: "Sequence[tuple[int, Callable[[], Result]]]", room: int) -> None:
         self.calls, self.room = calls, room
         self._next = self._waiting = 0
+        self._asked = -1
+        """Number of the result that the caller waits for."""
         self._made: "dict[int, Future[Result]]" = {}
         self._is_closed = False
         self._changed = threading.Condition()
@@ -65,12 +68,14 @@ class _Ahead(Generic[Result]):
             return number
 
     def _has_room(self) -> bool:
-        return not self._waiting or self._waiting + self.calls[self._next][0] <= self.room
+        return self._next == self._asked or self._waiting + self.calls[self._next][0] <= self.room
 
     def results(self) -> "Iterator[Result]":
         """The results in order; the caller has one until it asks for the next."""
         for number, (nbytes, _) in enumerate(self.calls):
             with self._changed:
+                self._asked = number
+                self._changed.notify_all()
                 self._changed.wait_for(lambda: number in self._made)
                 made = self._made.pop(number)
             yield made.result()

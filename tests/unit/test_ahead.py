@@ -31,6 +31,18 @@ def test_results_are_made_before_they_are_asked_for_as_far_as_there_is_room():
     assert len(made) == 4
 
 
+def test_a_result_that_is_larger_than_the_room_is_made_when_it_is_asked_for():
+    made = []
+    calls = [(size, lambda n=n: made.append(n)) for n, size in enumerate((1, 7, 1))]
+    with made_ahead(calls, 2, 3) as results:
+        next(results)
+        assert made == [0]
+        next(results)
+        assert made == [0, 1]
+        next(results)
+    assert made == [0, 1, 2]
+
+
 def test_an_exception_is_raised_where_the_result_is_asked_for():
     calls = [(1, lambda: 1), (1, lambda: 1 // 0), (1, lambda: 3)]
     with pytest.raises(ZeroDivisionError), made_ahead(calls, 10, 2) as results:
