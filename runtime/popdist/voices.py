@@ -26,6 +26,8 @@ class Voice:
         self.index = index
         self.spoke: float = 0
         """When it was heard last, on the monotonic clock; 0: never."""
+        self._said = b""
+        """The end of what was passed on."""
         self.reading, self._writing = os.pipe()
         os.set_blocking(self.reading, False)
         self._begun = b""
@@ -68,8 +70,14 @@ class Voice:
             self._say(b"[%d] %s\n" % (self.index, self._begun))
             self._begun = b""
 
+    def repeats(self, other: "Voice") -> bool:
+        """Whether all that waits to be passed on is what another has said."""
+        self.listen()
+        mark = len(b"[%d] " % self.index)
+        return bool(self._waiting) and all(line[mark:] in other._said for _, line in self._waiting)
+
     def _say(self, text: bytes) -> None:
-        self.spoke = time.monotonic()
+        self.spoke, self._said = time.monotonic(), (self._said + text)[-CHUNK:]
         sys.stderr.buffer.write(text)
         sys.stderr.buffer.flush()
 
