@@ -116,9 +116,10 @@ static inline void pack_tile(const Operand& from, int64_t i, int64_t k, int64_t 
   for (int64_t j = 0; j < SIDE; ++j) _mm512_store_si512(to + STEP * j, r[j]);
 }
 
-// 32 i of an operand, the p-th ones, over a chunk of k.
+// 32 i of an operand, the p-th ones, over a chunk of k. It is not inlined, because that takes the compiler seconds.
 template <bool LEFT>
-static void pack_panel(const Operand& from, int64_t p, int64_t k, int64_t k_end, bfloat16* to) {
+__attribute__((noinline)) static void pack_panel(const Operand& from, int64_t p, int64_t k, int64_t k_end,
+                                                 bfloat16* to) {
   for (; k < k_end; k += STEP, to += 2 * TILE) {
     pack_tile<LEFT>(from, p * PANEL, k, k_end, to);
     pack_tile<LEFT>(from, p * PANEL + SIDE, k, k_end, to + TILE);
@@ -126,7 +127,8 @@ static void pack_panel(const Operand& from, int64_t p, int64_t k, int64_t k_end,
 }
 
 // Two panels' product, float32 [32, 32].
-static inline void multiply(const bfloat16* left, const bfloat16* right, int64_t steps, float* sums) {
+__attribute__((noinline)) static void multiply(const bfloat16* left, const bfloat16* right, int64_t steps,
+                                               float* sums) {
   constexpr int64_t ROW = PANEL * sizeof(float);
   _tile_zero(0);
   _tile_zero(1);
