@@ -17,7 +17,7 @@ from tests.faults import read, run
 from tests.integration.runs import TRAINED, batches, train
 from utils.runtime import file_traffic, remote_memory_errors_are_user_errors
 
-ENOUGH = 900_000
+ENOUGH = 200_000
 """Bytes that hold what the largest phase uses at a time, and not much more."""
 
 
