@@ -10,6 +10,7 @@ import pytest
 import torch
 from popxl import ops
 from popxl.ops import var_updates
+from popxl.ops.arithmetic import scale
 from popxl.values import Tensor
 from popxl_addons.layers import Embedding, Linear
 from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logsumexp_and_pick_grad
@@ -104,6 +105,12 @@ def accumulated_rows(between: Between, accumulator: Tensor, dy: Tensor, ids: Ten
     return var_updates.accumulate_mean_(accumulator, g, count)
 
 
+def accumulated_sum(between: Between, accumulator: Tensor, dy: Tensor, count: Tensor) -> Tensor:
+    g = ops.broadcasting.sum_to(dy, accumulator.shape)
+    between(g)
+    return var_updates.accumulate_mean_(accumulator, g, count)
+
+
 def adam(between: Between, var: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor) -> Tensor:
     g = ops.cast(grad, popxl.float32) * 0.5
     between(g)
@@ -134,6 +141,11 @@ PATTERNS: Dict[str, Tuple[Callable[..., Tensor], str, Dict[str, np.ndarray]]] = 
         accumulated_rows,
         "accumulate_rows",
         {"accumulator": normal(7, 4), "dy": normal(3, 2, 4), "ids": IDS, "count": np.float32(2)},
+    ),
+    "accumulated_sum": (
+        accumulated_sum,
+        "accumulate_sum",
+        {"accumulator": normal(5), "dy": normal(9, 5), "count": np.float32(2)},
     ),
     "adam": (
         adam,
@@ -365,7 +377,7 @@ def training(dtype: popxl.dtype) -> Callable[[popxl.Ir], Sequence[Tensor]]:
 @both_types
 def test_a_training_step_built_by_the_addons_is_fused_and_right(dtype: popxl.dtype) -> None:
     found = check(training(dtype), dtype, runs=3, scale=20)
-    assert found == {"linear", "scores", "accumulate_product", "accumulate_rows", "adamw"}
+    assert found == {"linear", "scores", "accumulate_product", "accumulate_rows", "accumulate_sum", "adamw"}
 
 
 # Logits that are widened for their cross entropy
@@ -483,3 +495,70 @@ def test_rules_are_switched_off_by_name(monkeypatch: Any) -> None:
     monkeypatch.setenv("POPXL_REWRITES", "-fast")
     with pytest.raises(ValueError, match=f"POPXL_REWRITES: got fast; expected '-name' for some of {list(REWRITES)[0]}"):
         observe(build, False)
+
+
+# Numbers that are computed again
+
+
+def repeated(between: Callable[[Tensor, Tensor], None], again: Callable[[Tensor], Tensor]) -> Any:
+    """A number made from a variable in one graph and, after something in between, in another."""
+
+    def make(name: str, formula: Callable[[Tensor], Tensor]) -> Callable[[popxl.Ir, Tensor], Tensor]:
+        def call(ir: popxl.Ir, x: Tensor) -> Tensor:
+            graph = ir.create_empty_graph(name)
+            with graph:
+                popxl.graph_output(formula(popxl.graph_input(x.shape, x.dtype, "x", by_ref=True)))
+            return ops.call(graph, x)[0]
+
+        return call
+
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        x = popxl.variable(np.float32(-0.25), popxl.float32, name="x")
+        first = make("first", clipped)(ir, x)
+        between(x, first)
+        return first + 0.0, make("second", again)(ir, x)
+
+    return build
+
+
+def clipped(x: Tensor) -> Tensor:
+    return ops.maximum(x, popxl.constant(-0.5, popxl.float32)) * 3.0
+
+
+def increase(t: Tensor) -> None:
+    ops.add_(t, popxl.constant(1.0, popxl.float32))
+
+
+REPEATED: Dict[str, Tuple[Callable[[Tensor, Tensor], None], Callable[[Tensor], Tensor], int]] = {
+    # name: (what comes in between, the other number, how often a maximum is made)
+    "again": (lambda x, first: None, clipped, 1),
+    "its operand changes": (lambda x, first: increase(x), clipped, 2),
+    "the first changes": (lambda x, first: increase(first), clipped, 1),
+    "another constant": (
+        lambda x, first: None,
+        lambda x: ops.maximum(x, popxl.constant(0.5, popxl.float32)) * 3.0,
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REPEATED))
+def test_a_number_that_is_computed_again_from_the_same_is_computed_once(name: str) -> None:
+    between, again, times = REPEATED[name]
+    build = repeated(between, again)
+    expected, _ = observe(build, True)
+    found, engine = observe(build, False)
+    assert {n: v.tolist() for n, (v, _) in found.items()} == {n: v.tolist() for n, (v, _) in expected.items()}
+    assert engine.program is not None and engine.program.source.text().count(" = k_maximum_") == times
+
+
+@pytest.mark.parametrize("factors", [(0.0, -0.0), (1, True), (2.0, 3.0)], ids=str)
+def test_numbers_that_only_compare_equal_are_not_the_same(factors: Tuple[Any, Any]) -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        x = popxl.variable(np.float32(2), popxl.float32, name="x")
+        return [x / scale(x, f) for f in factors]
+
+    expected, _ = observe(build, True)
+    found, _ = observe(build, False)
+    for n, (value, _) in expected.items():
+        assert np.array_equal(value, found[n][0])

@@ -9,6 +9,7 @@ from popxl_engine.kernels import generator
 from popxl_engine.kernels.cross_entropy import pick
 from popxl_engine.kernels.random import by_seed, threshold
 from popxl_engine.kernels.registry import KERNELS, kernel
+from popxl_engine.kernels.rounding import widened
 from popxl_engine.kernels.var_updates import shares
 
 
@@ -87,11 +88,34 @@ def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tenso
     return t
 
 
-@kernel("sumsquare", device="cpu")
-def sumsquare(t: torch.Tensor, axis: Any, keepdims: bool) -> torch.Tensor:
-    """Of the whole tensor, made in float64."""
-    if axis is not None or keepdims or not native.takes(t):
-        return KERNELS["sumsquare"](t, axis, keepdims)
-    total = torch.empty((), dtype=t.dtype, device=t.device)
-    native.call("squares", (t.dtype,), t, total, t.numel())
-    return total
+@kernel("sum_to", device="cpu")
+def sum_to(t: torch.Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...]) -> torch.Tensor:
+    """The sum of a matrix over its rows."""
+    if t.dim() != 2 or tuple(shape) != tuple(t.shape[1:]) or not t.numel() or not native.takes(t):
+        return KERNELS["sum_to"](t, shape, dropped)
+    total = torch.empty(t.shape[1], dtype=torch.float32, device=t.device)
+    native.call("column_sums", (t.dtype,), t, total, 0.0, 1.0, *t.shape)
+    return total.to(t.dtype)
+
+
+PARTS = 16
+"""Pieces of rows, at most, that sum up the gradients of normalisation's parameters for themselves."""
+
+
+@kernel("group_norm_grad", device="cpu")
+def group_norm_grad(
+    dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, num_groups: int, eps: float
+) -> Tuple[torch.Tensor, ...]:
+    """Of one group, row by row. PyTorch adds up bfloat16 gradients of parameters in bfloat16: 3 % off; here 0.2 %."""
+    plain = t.dim() != 2 or num_groups != 1 or not t.numel() or not t.dtype == dy.dtype == torch.bfloat16
+    if plain or not native.takes(dy, t, weight):
+        result: Tuple[torch.Tensor, ...] = KERNELS["group_norm_grad"](dy, t, weight, num_groups, eps)
+        return result
+    rows, columns = t.shape
+    piece = -(-rows // PARTS)
+    dt, parts = torch.empty_like(t), torch.empty(-(-rows // piece), 2 * columns, device=t.device)
+    native.call("layer_norm_grad", (t.dtype,), dy, t, widened(weight), dt, parts, eps, piece, rows, columns)
+    gradients = torch.empty(2 * columns, device=t.device)
+    native.call("column_sums", (torch.float32,), parts, gradients, 0.0, 1.0, *parts.shape)
+    dweight, dbias = gradients.to(weight.dtype).split(columns)
+    return dt, dweight, dbias

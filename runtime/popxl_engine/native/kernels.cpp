@@ -5,8 +5,6 @@
 // element types of its operands: _f32, _bf16.
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <vector>
 
 #include "attention.h"
 #include "numbers.h"
@@ -71,25 +69,82 @@ void accumulate(float* total, const T* value, float old, float share, int64_t co
   });
 }
 
-// The sum of all squares: of a row in float32, of rows in float64. One sum of a large tensor in float32 would lose
-// three digits, and all of it in float64 takes twice as long.
-constexpr int64_t ROW = 256;
+// total = old * total + share * the sum over rows. Sums of four rows are added up over 32 rows, and these then: one
+// sum over many rows in float32 would lose digits.
+template <class T>
+void column_sums(const T* x, float* total, float old, float share, int64_t rows, int64_t columns, int threads) {
+  constexpr int64_t FEW = 4, SOME = 32, WIDTH = 512;
+  const int64_t width = std::min(WIDTH, ((columns + threads - 1) / threads + 15) / 16 * 16);
+  in_pieces(columns, width, rows * columns < PIECE ? 1 : threads, [=](int64_t first, int64_t end) {
+    float sums[WIDTH] = {}, part[WIDTH];
+    const int64_t count = end - first;
+    for (int64_t start = 0; start < rows; start += SOME) {
+      const int64_t stop = std::min(rows, start + SOME);
+      std::fill_n(part, count, 0.0f);
+      int64_t r = start;
+      for (; r + FEW <= stop; r += FEW) {
+        const T *a = x + r * columns + first, *b = a + columns, *c = b + columns, *d = c + columns;
+#pragma omp simd
+        for (int64_t i = 0; i < count; ++i) part[i] += (wide(a[i]) + wide(b[i])) + (wide(c[i]) + wide(d[i]));
+      }
+      for (; r < stop; ++r) {
+        const T* a = x + r * columns + first;
+#pragma omp simd
+        for (int64_t i = 0; i < count; ++i) part[i] += wide(a[i]);
+      }
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) sums[i] += part[i];
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const float value = share * sums[i];
+      total[first + i] = old == 0.0f ? value : old * total[first + i] + value;  // what was there may be anything
+    }
+  });
+}
+
+struct Moments {
+  float mean, rstd;  // of one row
+};
 
 template <class T>
-void squares(const T* x, T* total, int64_t count, int threads) {
-  std::vector<double> sums((count + PIECE - 1) / PIECE);
-  in_pieces(count, PIECE, threads, [=, &sums](int64_t first, int64_t end) {
-    double sum = 0.0;
-    for (int64_t start = first; start < end; start += ROW) {
-      float row = 0.0f;
-      const int64_t stop = std::min(end, start + ROW);
-#pragma omp simd reduction(+ : row)
-      for (int64_t i = start; i < stop; ++i) row += wide(x[i]) * wide(x[i]);
-      sum += row;
+Moments moments(const T* row, int64_t columns, float epsilon) {
+  float sum = 0.0f, squares = 0.0f;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < columns; ++i) sum += wide(row[i]);
+  const float mean = sum / float(columns);
+#pragma omp simd reduction(+ : squares)
+  for (int64_t i = 0; i < columns; ++i) squares += (wide(row[i]) - mean) * (wide(row[i]) - mean);
+  return {mean, 1.0f / std::sqrt(squares / float(columns) + epsilon)};
+}
+
+// `parts` has room for the parameters' gradients of each piece of rows, [pieces, 2, columns]: the caller adds them up.
+template <class T>
+void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float* parts, float epsilon, int64_t piece,
+                     int64_t rows, int64_t columns, int threads) {
+  in_pieces(rows, piece, threads, [=](int64_t first, int64_t end) {
+    float *dweight = parts + first / piece * 2 * columns, *dbias = dweight + columns;
+    std::fill_n(dweight, 2 * columns, 0.0f);
+    for (int64_t r = first; r < end; ++r) {
+      const T *row = x + r * columns, *up = dy + r * columns;
+      T* down = dx + r * columns;
+      const Moments m = moments(row, columns, epsilon);
+      float sum = 0.0f, product = 0.0f;
+#pragma omp simd reduction(+ : sum, product)
+      for (int64_t i = 0; i < columns; ++i) {
+        const float normal = (wide(row[i]) - m.mean) * m.rstd, d = wide(up[i]);
+        dweight[i] += d * normal;
+        dbias[i] += d;
+        sum += d * weight[i];
+        product += d * weight[i] * normal;
+      }
+      const float mean = sum / float(columns), slope = product / float(columns);
+#pragma omp simd
+      for (int64_t i = 0; i < columns; ++i) {
+        const float normal = (wide(row[i]) - m.mean) * m.rstd;
+        narrow(m.rstd * (wide(up[i]) * weight[i] - mean - normal * slope), down[i]);
+      }
     }
-    sums[first / PIECE] = sum;
   });
-  narrow(float(std::accumulate(sums.begin(), sums.end(), 0.0)), *total);
 }
 
 // What one step of AdamW multiplies with. In float32 the first steps' corrections would lose four digits.
@@ -245,7 +300,14 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
   void accumulate_##NAME(float* total, const T* value, float old, float share, int64_t count, int threads) {         \
     accumulate(total, value, old, share, count, threads);                                                            \
   }                                                                                                                  \
-  void squares_##NAME(const T* x, T* total, int64_t count, int threads) { squares(x, total, count, threads); }       \
+  void column_sums_##NAME(const T* x, float* total, float old, float share, int64_t rows, int64_t columns,           \
+                          int threads) {                                                                             \
+    column_sums(x, total, old, share, rows, columns, threads);                                                       \
+  }                                                                                                                  \
+  void layer_norm_grad_##NAME(const T* dy, const T* x, const float* weight, T* dx, float* parts, float epsilon,      \
+                              int64_t piece, int64_t rows, int64_t columns, int threads) {                           \
+    layer_norm_grad(dy, x, weight, dx, parts, epsilon, piece, rows, columns, threads);                               \
+  }                                                                                                                  \
   void dropout_##NAME(const T* x, T* y, uint64_t key, int64_t threshold, float scale, int64_t count, int threads) {  \
     dropout(x, y, key, int32_t(threshold), scale, count, threads);                                                   \
   }                                                                                                                  \

@@ -13,12 +13,13 @@ from popxl.opdef import Op
 
 from popxl_engine.blocks import Block
 from popxl_engine.lowering import Lowering
-from popxl_engine.rewrites.accumulate import fuse_accumulated_products, fuse_accumulated_rows
+from popxl_engine.rewrites.accumulate import fuse_accumulated_products, fuse_accumulated_rows, fuse_accumulated_sums
 from popxl_engine.rewrites.adam import fuse_adam
 from popxl_engine.rewrites.attention import fuse_attention, fuse_attention_grad
 from popxl_engine.rewrites.identities import drop_casts, swap_transposed_products
 from popxl_engine.rewrites.narrow_logits import narrow_logits
 from popxl_engine.rewrites.products import fuse_bias, fuse_scores
+from popxl_engine.rewrites.repeated import repeated_numbers
 from popxl_engine.rewrites.unread_zeros import unread_zeros
 from popxl_engine.steps import Step
 
@@ -31,9 +32,14 @@ REWRITES: Dict[str, Callable[[List[Step], Graph], List[Step]]] = {
     "attention_grad": fuse_attention_grad,
     "accumulated_products": fuse_accumulated_products,
     "accumulated_rows": fuse_accumulated_rows,
+    "accumulated_sums": fuse_accumulated_sums,
     "adam": fuse_adam,
 }
-BLOCK_REWRITES: Dict[str, Callable[[Block], None]] = {"narrow_logits": narrow_logits, "unread_zeros": unread_zeros}
+BLOCK_REWRITES: Dict[str, Callable[[Block], None]] = {
+    "narrow_logits": narrow_logits,
+    "unread_zeros": unread_zeros,
+    "repeated_numbers": repeated_numbers,
+}
 
 
 def enabled_rewrites() -> List[str]:

@@ -36,6 +36,16 @@ def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, s
     return t
 
 
+def accumulate_sum_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tensor:
+    """t = t * step / (step + 1) + X summed over its rows / (step + 1)."""
+    if t.dtype == torch.float32 and X.numel() and native.takes(t, X):
+        native.call("column_sums", (X.dtype,), X, t, *shares(step), *X.shape)
+        return t
+    device = "cuda" if t.is_cuda else "cpu"
+    total = kernel_for(OPS["sum_to"], device)(X, tuple(t.shape), ())
+    return kernel_for(OPS["accumulate_mean_"], device)(t, total, step)
+
+
 def accumulate_rows_(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, step: Any) -> torch.Tensor:
     """t = t * step / (step + 1), then dy / (step + 1) added to rows by their indices; indices outside are dropped."""
     flat = indices.reshape(-1).to(torch.int64)
@@ -52,6 +62,7 @@ def accumulate_rows_(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, s
 
 
 PRODUCT = fused(accumulate_product_, writes=("t",))
+SUM = fused(accumulate_sum_, writes=("t",))
 ROWS = fused(accumulate_rows_, writes=("t",))
 
 
@@ -85,6 +96,20 @@ def fuse_accumulated_products(steps: List[Step], graph: Graph) -> List[Step]:
         if a["t"].rank == factors["lhs"].rank == factors["rhs"].rank == 2 and factors["output_type"] is None:
             arguments = {"t": a["t"], "lhs": factors["lhs"], "rhs": factors["rhs"], "step": a["step"]}
             found.replace(i, Step(PRODUCT, arguments, step.outputs, step.source), made)
+    return found.result()
+
+
+def fuse_accumulated_sums(steps: List[Step], graph: Graph) -> List[Step]:
+    """A sum over the rows of a matrix, the gradient of a bias, whose only use is accumulate_mean_."""
+    found = Steps(steps, graph)
+    for i, step in enumerate(steps):
+        match = _accumulated(found, i, "sum_to")
+        if match is None:
+            continue
+        made, a = match
+        t, X = a["t"], found.steps[made].arguments["t"]
+        if X.rank == 2 and t.shape == X.shape[1:] and found.origin(t) is not found.origin(X):
+            found.replace(i, Step(SUM, {"t": t, "X": X, "step": a["step"]}, step.outputs, step.source), made)
     return found.result()
 
 

@@ -5,7 +5,7 @@ from typing import Dict, List, Optional
 from popxl_engine.aliasing import storage_groups
 from popxl_engine.blocks import Block, Instr, Value
 
-MEANS = ("accumulate_mean_", "fused_accumulate_product_", "fused_accumulate_rows_")
+MEANS = ("accumulate_mean_", "fused_accumulate_product_", "fused_accumulate_rows_", "fused_accumulate_sum_")
 """Ops that replace ``t`` where ``step`` is zero, whatever it holds."""
 
 
