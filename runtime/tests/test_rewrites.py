@@ -529,10 +529,19 @@ def increase(t: Tensor) -> None:
     ops.add_(t, popxl.constant(1.0, popxl.float32))
 
 
+def increase_in_a_loop(t: Tensor) -> None:
+    graph = popxl.gcg().ir.create_empty_graph("loop")
+    with graph:
+        increase(popxl.graph_input(t.shape, t.dtype, "t", by_ref=True))
+    ops.repeat(graph, 3, t)
+
+
 REPEATED: Dict[str, Tuple[Callable[[Tensor, Tensor], None], Callable[[Tensor], Tensor], int]] = {
     # name: (what comes in between, the other number, how often a maximum is made)
     "again": (lambda x, first: None, clipped, 1),
     "its operand changes": (lambda x, first: increase(x), clipped, 2),
+    "its operand changes in a loop": (lambda x, first: increase_in_a_loop(x), clipped, 2),
+    "the first changes in a loop": (lambda x, first: increase_in_a_loop(first), clipped, 1),
     "the first changes": (lambda x, first: increase(first), clipped, 1),
     "another constant": (
         lambda x, first: None,
