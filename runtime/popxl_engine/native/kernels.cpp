@@ -5,6 +5,8 @@
 // element types of its operands: _f32, _bf16.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <vector>
 
 #include "attention.h"
 #include "numbers.h"
@@ -12,6 +14,9 @@
 using std::int64_t;
 
 namespace {
+
+// Sums over a loop are in functions of their own: in a function within a function GCC 12 keeps them in memory, and they
+// take several times as long.
 
 constexpr int64_t PIECE = 1 << 14;  // elements that one thread takes at a time
 
@@ -69,6 +74,29 @@ void accumulate(float* total, const T* value, float old, float share, int64_t co
   });
 }
 
+template <class T>
+float row_squares(const T* x, int64_t count) {
+  float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < count; ++i) sum += wide(x[i]) * wide(x[i]);
+  return sum;
+}
+
+// The sum of all squares: of a row in float32, of rows in float64. In float32 alone a large tensor's would lose three
+// digits.
+template <class T>
+void squares(const T* x, T* total, int64_t count, int threads) {
+  constexpr int64_t ROW = 1024;
+  std::vector<double> sums((count + PIECE - 1) / PIECE);
+  double* to = sums.data();
+  in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
+    double sum = 0.0;
+    for (int64_t start = first; start < end; start += ROW) sum += row_squares(x + start, std::min(ROW, end - start));
+    to[first / PIECE] = sum;
+  });
+  narrow(float(std::accumulate(sums.begin(), sums.end(), 0.0)), *total);
+}
+
 // total = old * total + share * the sum over rows. Sums of four rows are added up over 32 rows, and these then: one
 // sum over many rows in float32 would lose digits.
 template <class T>
@@ -117,6 +145,25 @@ Moments moments(const T* row, int64_t columns, float epsilon) {
   return {mean, 1.0f / std::sqrt(squares / float(columns) + epsilon)};
 }
 
+struct Slopes {
+  float sum, product;  // over a row, of the gradient of what is normal, and of that times what is normal
+};
+
+template <class T>
+Slopes parameter_gradients(const T* dy, const T* x, const float* weight, Moments m, float* dweight, float* dbias,
+                           int64_t columns) {
+  float sum = 0.0f, product = 0.0f;
+#pragma omp simd reduction(+ : sum, product)
+  for (int64_t i = 0; i < columns; ++i) {
+    const float normal = (wide(x[i]) - m.mean) * m.rstd, d = wide(dy[i]);
+    dweight[i] += d * normal;
+    dbias[i] += d;
+    sum += d * weight[i];
+    product += d * weight[i] * normal;
+  }
+  return {sum, product};
+}
+
 // `parts` has room for the parameters' gradients of each piece of rows, [pieces, 2, columns]: the caller adds them up.
 template <class T>
 void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float* parts, float epsilon, int64_t piece,
@@ -128,16 +175,8 @@ void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float*
       const T *row = x + r * columns, *up = dy + r * columns;
       T* down = dx + r * columns;
       const Moments m = moments(row, columns, epsilon);
-      float sum = 0.0f, product = 0.0f;
-#pragma omp simd reduction(+ : sum, product)
-      for (int64_t i = 0; i < columns; ++i) {
-        const float normal = (wide(row[i]) - m.mean) * m.rstd, d = wide(up[i]);
-        dweight[i] += d * normal;
-        dbias[i] += d;
-        sum += d * weight[i];
-        product += d * weight[i] * normal;
-      }
-      const float mean = sum / float(columns), slope = product / float(columns);
+      const Slopes slopes = parameter_gradients(up, row, weight, m, dweight, dbias, columns);
+      const float mean = slopes.sum / float(columns), slope = slopes.product / float(columns);
 #pragma omp simd
       for (int64_t i = 0; i < columns; ++i) {
         const float normal = (wide(row[i]) - m.mean) * m.rstd;
@@ -226,6 +265,14 @@ float largest(const T* row, int64_t columns) {
   return most;
 }
 
+template <class T>
+float sum_of_exponentials(const T* row, float shift, int64_t columns) {
+  float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < columns; ++i) sum += exponential(wide(row[i]) - shift);
+  return sum;
+}
+
 // log(sum(exp(row))) of each row.
 template <class T>
 void logsumexp(const T* logits, float* totals, int64_t rows, int64_t columns, int threads) {
@@ -233,10 +280,7 @@ void logsumexp(const T* logits, float* totals, int64_t rows, int64_t columns, in
     for (int64_t r = first; r < end; ++r) {
       const T* row = logits + r * columns;
       const float most = largest(row, columns), shift = std::isinf(most) ? 0.0f : most;
-      float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < columns; ++i) sum += exponential(wide(row[i]) - shift);
-      totals[r] = shift + std::log(sum);
+      totals[r] = shift + std::log(sum_of_exponentials(row, shift, columns));
     }
   });
 }
@@ -300,6 +344,7 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
   void accumulate_##NAME(float* total, const T* value, float old, float share, int64_t count, int threads) {         \
     accumulate(total, value, old, share, count, threads);                                                            \
   }                                                                                                                  \
+  void squares_##NAME(const T* x, T* total, int64_t count, int threads) { squares(x, total, count, threads); }       \
   void column_sums_##NAME(const T* x, float* total, float old, float share, int64_t rows, int64_t columns,           \
                           int threads) {                                                                             \
     column_sums(x, total, old, share, rows, columns, threads);                                                       \

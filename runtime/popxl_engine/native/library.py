@@ -37,6 +37,7 @@ SIGNATURES = {
     "gelu": ("ppn", 1),
     "gelu_grad": ("pppn", 1),
     "accumulate": ("ppffn", 1),
+    "squares": ("ppn", 1),
     "column_sums": ("ppffnn", 1),
     "layer_norm_grad": ("pppppfnnn", 1),
     "dropout": ("ppnnfn", 1),
