@@ -99,6 +99,11 @@ def _kernel(name: str, like: torch.Tensor) -> Any:
     return kernel_for(OPS[name], "cuda" if like.is_cuda else "cpu")
 
 
+def _in_rows(t: torch.Tensor) -> torch.Tensor:
+    """[b, h, n, d] whose heads follow one another in memory: else torch copies it for each product, turned or not."""
+    return t if t.shape[0] == 1 and t.stride(3) == 1 else t.contiguous()
+
+
 def _attention_by_parts(
     query: torch.Tensor,
     key_t: torch.Tensor,
@@ -108,6 +113,7 @@ def _attention_by_parts(
     seed_tensor: Seed,
     p: float,
 ) -> Tuple[torch.Tensor, ...]:
+    query, key_t, value = _in_rows(query), _in_rows(key_t.transpose(2, 3)).transpose(2, 3), _in_rows(value)
     probabilities = _kernel("softmax", query)(scores(query, key_t, mask, scale), -1)
     if seed_tensor is None:
         return probabilities, product(probabilities, value, value.dtype)
@@ -126,11 +132,13 @@ def _gradient_by_parts(
     seed_tensor: Seed,
     p: float,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dy, query_t = _in_rows(dy), _in_rows(query_t.transpose(2, 3)).transpose(2, 3)
+    key, value_t = _in_rows(key), _in_rows(value_t.transpose(2, 3)).transpose(2, 3)
     d = product(dy, value_t, dy.dtype)
     d_value = product(factors.transpose(2, 3), dy, dy.dtype)
     if seed_tensor is not None:
         d = _kernel("dropout", dy)(d, seed_tensor, p)
-    d = _kernel("softmax_grad", dy)(d, probabilities, -1) * scale
+    d = _kernel("softmax_grad", dy)(d, probabilities, -1).mul_(scale)
     return product(d, key, dy.dtype), product(query_t, d, dy.dtype), d_value
 
 
