@@ -60,8 +60,9 @@ class Replica:
         self.given += 1
         assert t.device == CUDA, f"{stream} gets a tensor on {t.device}"
 
-    def remote_store(self, buffer, offset, t):
+    def remote_store(self, buffer, offset, held):
         self.given += 1
+        t = held.pop()
         assert t.device == CUDA, f"{buffer} gets a tensor on {t.device}"
 
 
