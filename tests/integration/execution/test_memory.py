@@ -85,7 +85,8 @@ def grown_bytes(folder: Path, processes: int) -> "list[int]":
     program = [sys.executable, memory_program.__file__, str(folder)]
     launcher = [sys.executable, "-m", "popdist.launcher", "--num-replicas", str(processes)]
     plain = {key: value for key, value in os.environ.items() if not key.startswith(("RANK", "WORLD_SIZE", "POPDIST_"))}
-    environment = {**plain, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    # Threads draw weights: with arenas of their own glibc would keep some of what they freed.
+    environment = {**plain, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "PYTHONPATH": str(ROOT)}
     command = [*launcher, "--num-instances", str(processes), *program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
