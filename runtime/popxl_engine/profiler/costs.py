@@ -85,7 +85,8 @@ class InstructionWork:
     def _find_gone(self, graph: Graph, kept: Dict[Op, List[OpDefinition]]) -> None:
         """Give each op that is gone to the first fused one that uses, maybe through others, what it makes or changes.
 
-        An op that stands for another one counts its FLOPs by itself, so that nothing passes it.
+        An op that stands for another one counts its FLOPs by itself, so that nothing passes it. One whose results only
+        leave the graph belongs to a fused one that has an operand in common with it.
         """
         order = {op: i for i, op in enumerate(graph.ops)}
         users: Dict[Tensor, List[Op]] = {}
@@ -101,6 +102,12 @@ class InstructionWork:
                     self._gone.setdefault(home[op], []).append(op)
             for t in op.inputs:
                 users.setdefault(t, []).append(op)
+        for op in graph.ops:
+            if op not in home and op not in kept and any(t in graph.outputs for t in op.outputs):
+                near = [home[user] for t in op.inputs for user in users[t] if user in home]
+                if near:
+                    home[op] = min(near, key=lambda user: order[user])
+                    self._gone.setdefault(home[op], []).append(op)
 
     def of(self, instr: Instr) -> Work:
         """An instruction's work, without that of its bodies."""
