@@ -157,6 +157,11 @@ def variants_of(arguments: argparse.Namespace, dtype: str) -> list[Variant]:
             Variant(name="Hugging Face, compiled, kept", options=hugging_face, environment=KEEP_FREED_MEMORY),
             Variant(name="compiled, kept, recomputing", options=recomputing, environment=KEEP_FREED_MEMORY),
         ]
+    names = [variant.name for variant in offered]
+    if unknown := [name for name in arguments.variants or () if name not in names]:
+        flags = "" if arguments.wide and arguments.more else " (--wide and --more have others)"
+        print(f"--variants: got {', '.join(unknown)}; expected some of: {'; '.join(names)}{flags}.", file=sys.stderr)
+        raise SystemExit(2)
     return [variant for variant in offered if not arguments.variants or variant.name in arguments.variants]
 
 
@@ -185,13 +190,13 @@ def compare(measurements: Sequence[Measurement], tokens: int) -> tuple[list[list
 
 
 def verdict(figures: Figures) -> Figures | None:
-    """Whether the phased step, at its faster width, is within its bars; None when it was not measured.
+    """Whether the phased step, at its faster width, is within its bars; None when it, or every baseline, is missing.
 
     It is held to the faster of PyTorch's variants as they come, where they were measured.
     """
     variants = figures["variants"]
     found = [variants[name] for name in ("phased", "phased, wide") if name in variants]
-    if not found:
+    if not found or figures["fastest_baseline"].startswith("phased"):
         return None
     phased = max(found, key=lambda variant: variant["speed_ratio"])
     plain = [variants[name] for name in PLAIN if name in variants] or [variants[figures["fastest_baseline"]]]

@@ -1,5 +1,6 @@
 """The benchmarks' harness: alternation, memory, failures, and what the scripts print."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -107,6 +108,19 @@ def test_bars_look_at_speed_and_memory():
     assert verdict(1.01, 1.19)
     assert not verdict(0.99, 1.0)
     assert not verdict(2.0, 1.21)
+
+
+def test_without_a_baseline_nothing_is_met():
+    times = {"seconds": (1.0,), "cpu_seconds": (1.0,), "stepping_bytes": 1, "steps": ({"loss": 1.0},), "finish": {}}
+    alone = Measurement(name="phased", peak_bytes=100, **times)
+    assert train_step.verdict(train_step.compare([alone], 10)[1]) is None
+
+
+def test_a_variant_that_there_is_not_is_refused(capsys):
+    arguments = argparse.Namespace(**train_step.SHAPES["gpt2"], dropout=0.0, wide=False, more=False, variants=["fast"])
+    with pytest.raises(SystemExit) as stopped:
+        train_step.variants_of(arguments, "float32")
+    assert stopped.value.code == 2 and "got fast; expected some of: eager;" in capsys.readouterr().err
 
 
 def test_table_aligns_its_columns():
