@@ -25,7 +25,7 @@ Tests take each rule away and must fail.
 
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
 
-from popxl_engine.blocks import Block, Instr, Value
+from popxl_engine.blocks import Block, Instr, Value, sharing
 from popxl_engine.codegen import meets
 from popxl_engine.kernels.collectives import SHARED
 
@@ -264,14 +264,8 @@ class Aliasing:
 
 def hard_edges(instr: Instr) -> Iterable[Tuple[Value, Value]]:
     """(operand, result) pairs that share storage by contract."""
-    definition = instr.definition
-    if definition is None:
-        return []
-    if definition.writes and instr.outputs:
-        return [(instr.arguments[definition.writes[0]], instr.outputs[0])]
-    if definition.alias:
-        return [(v, result) for p in definition.views for v in _flat(instr.arguments[p]) for result in instr.outputs]
-    return []
+    results = instr.outputs[:1] if instr.definition is not None and instr.definition.writes else instr.outputs
+    return [(v, result) for v in sharing(instr) for result in results]
 
 
 def storage_groups(block: Block) -> Dict[Value, Value]:
@@ -288,10 +282,6 @@ def storage_groups(block: Block) -> Dict[Value, Value]:
             if find(a) is not find(b):
                 parent[find(b)] = find(a)
     return {v: find(v) for v in parent}
-
-
-def _flat(argument: Any) -> List[Value]:
-    return [argument] if isinstance(argument, Value) else list(argument)
 
 
 def is_shared(instr: Instr) -> bool:

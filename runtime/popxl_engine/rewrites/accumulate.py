@@ -1,10 +1,11 @@
 """Gradients that go straight into their accumulators: products, and rows of an embedding table."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from popxl.graph import Graph
-from popxl.opdef import OPS, flatten
+from popxl.opdef import OPS, OpDefinition, flatten
+from popxl.values import Tensor
 
 from popxl_engine import native
 from popxl_engine.kernels.linalg import prefers_onednn, product
@@ -82,47 +83,52 @@ def _accumulated(found: Steps, index: int, name: str) -> Optional[Tuple[int, Dic
     return made, a
 
 
-def fuse_accumulated_products(steps: List[Step], graph: Graph) -> List[Step]:
-    """A product of matrices whose only use is accumulate_mean_ into a matrix of its shape."""
+Operands = Callable[[Steps, Tensor, Dict[str, Any]], Optional[Dict[str, Any]]]
+"""From the accumulator and the arguments of what makes its value: the fused step's other operands; None: no match."""
+
+
+def _fused_with(steps: List[Step], graph: Graph, name: str, definition: OpDefinition, operands: Operands) -> List[Step]:
+    """Each accumulation of what an op of this name makes, with nobody else to use it, as one step."""
     found = Steps(steps, graph)
     for i, step in enumerate(steps):
-        match = _accumulated(found, i, "matmul")
+        match = _accumulated(found, i, name)
         if match is None:
             continue
         made, a = match
-        factors = found.steps[made].arguments
-        if found.origin(a["t"]) in (found.origin(factors["lhs"]), found.origin(factors["rhs"])):
-            continue
-        if a["t"].rank == factors["lhs"].rank == factors["rhs"].rank == 2 and factors["output_type"] is None:
-            arguments = {"t": a["t"], "lhs": factors["lhs"], "rhs": factors["rhs"], "step": a["step"]}
-            found.replace(i, Step(PRODUCT, arguments, step.outputs, step.source), made)
+        given = operands(found, a["t"], found.steps[made].arguments)
+        if given is not None:
+            arguments = {"t": a["t"], **given, "step": a["step"]}
+            found.replace(i, Step(definition, arguments, step.outputs, step.source), made)
     return found.result()
+
+
+def fuse_accumulated_products(steps: List[Step], graph: Graph) -> List[Step]:
+    """A product of matrices whose only use is accumulate_mean_ into a matrix of its shape."""
+
+    def operands(found: Steps, t: Tensor, product: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+        lhs, rhs = product["lhs"], product["rhs"]
+        apart = found.origin(t) not in (found.origin(lhs), found.origin(rhs))
+        fits = t.rank == lhs.rank == rhs.rank == 2 and product["output_type"] is None
+        return {"lhs": lhs, "rhs": rhs} if apart and fits else None
+
+    return _fused_with(steps, graph, "matmul", PRODUCT, operands)
 
 
 def fuse_accumulated_sums(steps: List[Step], graph: Graph) -> List[Step]:
     """A sum over the rows of a matrix, the gradient of a bias, whose only use is accumulate_mean_."""
-    found = Steps(steps, graph)
-    for i, step in enumerate(steps):
-        match = _accumulated(found, i, "sum_to")
-        if match is None:
-            continue
-        made, a = match
-        t, X = a["t"], found.steps[made].arguments["t"]
-        if X.rank == 2 and t.shape == X.shape[1:] and found.origin(t) is not found.origin(X):
-            found.replace(i, Step(SUM, {"t": t, "X": X, "step": a["step"]}, step.outputs, step.source), made)
-    return found.result()
+
+    def operands(found: Steps, t: Tensor, total: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+        X = total["t"]
+        fits = X.rank == 2 and t.shape == X.shape[1:] and found.origin(t) is not found.origin(X)
+        return {"X": X} if fits else None
+
+    return _fused_with(steps, graph, "sum_to", SUM, operands)
 
 
 def fuse_accumulated_rows(steps: List[Step], graph: Graph) -> List[Step]:
     """The gradient of a table lookup whose only use is accumulate_mean_ into the table's accumulator."""
-    found = Steps(steps, graph)
-    for i, step in enumerate(steps):
-        match = _accumulated(found, i, "gather_grad")
-        if match is None:
-            continue
-        made, a = match
-        lookup = found.steps[made].arguments
-        if lookup["axis"] == 0 and a["t"].rank == 2:
-            arguments = {"t": a["t"], "dy": lookup["dy"], "indices": lookup["indices"], "step": a["step"]}
-            found.replace(i, Step(ROWS, arguments, step.outputs, step.source), made)
-    return found.result()
+
+    def operands(found: Steps, t: Tensor, lookup: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+        return {"dy": lookup["dy"], "indices": lookup["indices"]} if lookup["axis"] == 0 and t.rank == 2 else None
+
+    return _fused_with(steps, graph, "gather_grad", ROWS, operands)
