@@ -21,7 +21,7 @@ import torch
 
 logger = logging.getLogger("popxl")
 
-SOURCES = ("numbers.h", "products.h", "attention.h", "kernels.cpp")
+SOURCES = ("numbers.h", "operands.h", "products.h", "attention.h", "kernels.cpp")
 # Without contraction an element's bits do not depend on its place in a vector, on the vector's width or on the CPU.
 FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
 OPTIONAL_FLAGS = ("-march=native", "-mprefer-vector-width=512", "-fopenmp")

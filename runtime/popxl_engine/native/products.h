@@ -11,14 +11,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdlib>
 
-#include "numbers.h"
+#include "operands.h"
 
 namespace products {
-
-using std::int64_t;
 
 constexpr int64_t SIDE = 16, STEP = 32, TILE = SIDE * STEP, PANEL = 2 * SIDE;
 constexpr int64_t CHUNK = 1024;  // k that are packed at a time
@@ -40,30 +36,6 @@ struct Tiles {
     _tile_loadconfig(&ours);
   }
   ~Tiles() { _tile_loadconfig(&before); }
-};
-
-// Memory that a thread keeps from call to call.
-struct Room {
-  void* data = nullptr;
-  std::size_t size = 0;
-  ~Room() { std::free(data); }
-  bfloat16* take(int64_t count) {
-    const std::size_t need = (std::size_t(count) * sizeof(bfloat16) + 4095) / 4096 * 4096;
-    if (need > size) {
-      std::free(data);
-      data = std::aligned_alloc(4096, need);
-      if (data == nullptr) std::abort();
-      size = need;
-    }
-    return static_cast<bfloat16*>(data);
-  }
-};
-
-// One side of a product. Element (i, k), i a row of the left operand or a column of the right one, lies at
-// data[i * along + k * across]; one of the strides is 1.
-struct Operand {
-  const bfloat16* data;
-  int64_t along, across, length;  // length: how many i
 };
 
 // 16 by 16 numbers of 32 bits.
@@ -149,8 +121,6 @@ __attribute__((noinline)) static void multiply(const bfloat16* left, const bfloa
   _tile_stored(2, sums + SIDE * PANEL, ROW);
   _tile_stored(3, sums + SIDE * PANEL + SIDE, ROW);
 }
-
-static inline int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 // Calls use(sums, first row, first column, is_first) with float32 [32, 32] for every panel of rows and columns and
 // every chunk of k, in the order of k; is_first: of the first chunk. What a call gets depends on the operands alone.
