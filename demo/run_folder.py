@@ -3,10 +3,13 @@
 import fcntl
 import logging
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Optional
 
 from config import Config, UserError, to_yaml
@@ -50,6 +53,7 @@ class RunFolder:
             UserError: the folder takes no files, or another run writes to it now.
         """
         with ExitStack() as stack:
+            stack.enter_context(_unwound_by(signal.SIGTERM, signal.SIGHUP))
             stack.enter_context(_removed_where_it_fails(self.path, self.checkpoints))
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -63,6 +67,23 @@ class RunFolder:
                     "Check its permissions and the space on the disk, or choose another --run_folder."
                 ) from error
             yield
+
+
+@contextmanager
+def _unwound_by(*numbers: signal.Signals) -> Iterator[None]:
+    """Let signals that would end the process where it stands end the block in order, as Ctrl-C does."""
+    heard = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in heard:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit(number: int, frame: Optional[FrameType]) -> None:
+    sys.exit(128 + number)
 
 
 @contextmanager

@@ -316,13 +316,14 @@ def start(folder: Path, command: str, **variables: str) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=hear_ctrl_c,
+        preexec_fn=hear_signals,
     )
 
 
-def hear_ctrl_c() -> None:
-    """As in a terminal: what a shell starts in the background ignores Ctrl-C, and so does all that it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def hear_signals() -> None:
+    """As in a terminal: what a shell starts in the background or under nohup ignores some, as does all it starts."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def wait_for(path: Path, process: subprocess.Popen) -> None:
@@ -361,6 +362,18 @@ def test_a_run_that_is_told_to_stop_saves_and_can_go_on(number, code, copy):
     assert f"After step {step}:" in output
     goes_on, _ = run(copy, f"{RUN} --name stopped --steps {step + 2} --checkpoint.load auto")
     assert goes_on.returncode == 0 and f"continuing after step {step}" in goes_on.stdout, goes_on.stderr
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_before_training_leaves_no_folder(number, code, copy, tmp_path):
+    before = hashes(copy)
+    process = start(copy, f"{RUN} --name stopped --layers 200")  # which takes seconds to build
+    wait_for(copy / "runs/stopped/checkpoints", process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors
+    assert hashes(copy) == before
 
 
 @pytest.mark.parametrize("command", ["{train} --config tiny", "{bench} --config tiny", f"{PREPARE} --output new"])
