@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 from popdist import tether
@@ -32,6 +33,8 @@ SETTLE_SECONDS = 0.5
 STOPPED_SECONDS = 5.0
 END_SECONDS = 5.0
 """From SIGTERM, which the others get after a failure, to SIGKILL."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Those that end this process: at the first, instances may finish; a second ends them at once."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
 
     Args:
         program: the command line.
-        grace: seconds that instances get to finish when this process gets SIGINT or SIGTERM; a second signal ends them.
+        grace: seconds that instances get to finish when this process gets one of `SIGNALS`.
 
     Returns:
         The exit code: that of the first that failed; 128 + a signal.
@@ -96,6 +99,8 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
         finally:
             agent.end_all()
             agent.leave()
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_IGN)  # all is done, and the exit code stays
 
 
 def _be_quiet() -> None:
@@ -165,10 +170,31 @@ class Agent(LocalElasticAgent):
         """Of the instances that failed before any was ended: exit codes, or negative signals."""
         self._stopped: Dict[int, float] = {}
         """Since when instances stand still."""
+        self._ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
+        """As under nohup."""
+        self._is_ending = False
 
     def processes(self) -> Dict[int, int]:
         """The instances' process numbers."""
-        return {w.global_rank: w.id for w in self.get_worker_group().workers if w.id is not None}
+        started = {} if self._pcontext is None else self._pcontext.pids()
+        return {self._machines.own[local]: pid for local, pid in started.items()}
+
+    def _start_workers(self, worker_group: WorkerGroup) -> Dict[int, Any]:
+        """See `SimpleElasticAgent`."""
+        found: Dict[int, Any] = super()._start_workers(worker_group)
+        self._hear_signals()
+        return found
+
+    def _hear_signals(self) -> None:
+        """Take the place of torch's handlers, which raise an exception for every signal, whatever goes on."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN if number in self._ignored else self._hear)
+
+    def _hear(self, number: int, frame: Optional[FrameType]) -> None:
+        if self._is_ending:
+            self.kill()
+        else:
+            raise SignalException(f"got signal {number}", signal.Signals(number))
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """See `SimpleElasticAgent`."""
@@ -241,15 +267,30 @@ class Agent(LocalElasticAgent):
 
     def _shutdown(self, death_sig: Optional[signal.Signals] = None, timeout: float = 0.0) -> None:
         """See `SimpleElasticAgent`. A signal that this process got is passed on, and instances may finish."""
-        if self._pcontext is not None:
-            seconds: Any = END_SECONDS if death_sig is None else self._grace
-            self._pcontext.close(death_sig or signal.SIGTERM, seconds)
+        self._is_ending = True
+        self._hear_signals()
+        if self._pcontext is None:
+            return
+        seconds: Any = END_SECONDS
+        if death_sig is not None:
+            seconds = self._grace
+            print(
+                f"poprun: got {death_sig.name}; instances have {seconds:g} s to finish (--grace). Once more ends them "
+                "at once.",
+                file=sys.stderr,
+                flush=True,
+            )
+        self._pcontext.close(death_sig or signal.SIGTERM, seconds)
+
+    def kill(self) -> None:
+        """End what runs, and what that has started."""
+        for pid in self.processes().values():
+            _send(pid, signal.SIGKILL)
 
     def end_all(self) -> None:
         """No instance is left when this returns, nor what one has started and left."""
+        self.kill()
         pids = self.processes().values()
-        for pid in pids:
-            _send(pid, signal.SIGKILL)
         until = time.monotonic() + END_SECONDS
         while not all(map(_is_over, pids)) and time.monotonic() < until:
             time.sleep(0.01)

@@ -214,22 +214,40 @@ def test_a_signal_to_the_launcher_reaches_instances_which_may_finish(number, tmp
     process.send_signal(number)
     ended = finish(process, begin)
     assert ended.code == 128 + number
-    assert sorted(ended.said.splitlines()) == ["[1] saved 1", "saved 0"]
+    told, *saved = ended.said.splitlines()
+    name = signal.Signals(number).name
+    assert told == f"poprun: got {name}; instances have 60 s to finish (--grace). Once more ends them at once."
+    assert sorted(saved) == ["[1] saved 1", "saved 0"]
     assert not left_over(tmp_path)
 
 
-@pytest.mark.parametrize("grace, signals", [(0.5, 1), (60, 2)], ids=["in time", "before a second one"])
-def test_instances_that_do_not_finish_after_a_signal_are_ended(grace, signals, tmp_path):
-    code = RANKED + "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + NOTED + "time.sleep(90)"
-    process = start(["--num-instances", 2, "--grace", grace], ["-c", code], NOTES=str(tmp_path))
+@pytest.mark.parametrize("grace, signals", [(0.5, 1), (60, 2), (60, 40)], ids=["in time", "at a second", "at many"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_instances_that_do_not_finish_after_a_signal_are_ended(number, grace, signals, tmp_path):
+    deaf = f"signal.signal({number:d}, signal.SIG_IGN); "
+    process = start(
+        ["--num-instances", 2, "--grace", grace], ["-c", RANKED + deaf + NOTED + "time.sleep(90)"], NOTES=str(tmp_path)
+    )
     begin = time.monotonic()
     wait_for_instances(tmp_path, 2)
     for _ in range(signals):
-        process.terminate()
-        time.sleep(0.5)
+        process.send_signal(number)
+        time.sleep(0.5 if signals == 2 else 0.02)
     ended = finish(process, begin)
-    assert ended.code == 128 + signal.SIGTERM and ended.seconds < 30
+    assert ended.code == 128 + number and ended.seconds < 30
+    assert re.fullmatch("poprun: got .* Once more ends them at once.\n", ended.said)
     assert not left_over(tmp_path)
+
+
+def test_a_run_that_ignores_hangups_goes_on_after_one(tmp_path):
+    """.. as under nohup."""
+    code = "signal.signal(signal.SIGHUP, signal.SIG_IGN); from popdist import launcher; sys.exit(launcher.main())"
+    words = ["-c", "import signal, sys; " + code, "--num-instances", "1", sys.executable, "-c", NOTED + "time.sleep(3)"]
+    process = subprocess.Popen([sys.executable, *words], env=environment(NOTES=str(tmp_path)))
+    wait_for_instances(tmp_path, 1)
+    time.sleep(1)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=60) == 0
 
 
 LATE = {
