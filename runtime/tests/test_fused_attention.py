@@ -1,8 +1,10 @@
 """Attention in one step: the textbook's numbers by autograd in float64, and the interpreter's in whole programs."""
 
 import math
+import os
+import platform
 import re
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import popxl
@@ -13,35 +15,47 @@ from popxl import Tensor, ops
 from popxl_engine import native
 from popxl_engine.engine import Engine
 from popxl_engine.kernels.registry import KERNELS
+from popxl_engine.native.library import _are_tiles_refused, _functions, library
 from popxl_engine.rewrites.attention import attention, attention_grad
 
-HAS_TILES = native.attends(torch.zeros(1, dtype=torch.bfloat16))
-ways = pytest.mark.parametrize("way", ["tiles", "parts"] if HAS_TILES else ["parts"])
+ways = pytest.mark.parametrize("way", ["compiled", "vectors", "parts"])
+"""As this CPU does it; by compiled kernels without tiles for matrices; op by op."""
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 SHAPES = [(2, 3, 64, 64, 32), (1, 2, 40, 70, 24), (1, 1, 1, 2, 8), (2, 2, 33, 96, 64), (4, 1, 32, 160, 40)]
 """Batch, heads, queries, keys, size of a head."""
 
 
 @pytest.fixture
-def by(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Switches the compiled kernels off for `parts`."""
+def by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Chooses between the ways."""
+
+    def load_again() -> None:
+        for cached in (library, _functions, _are_tiles_refused):
+            cached.cache_clear()
 
     def choose(way: str) -> None:
         if way == "parts":
             monkeypatch.setattr(native, "attends", lambda *tensors: False)
+        elif way == "vectors" and platform.machine() == "x86_64":
+            monkeypatch.setenv("CXX", f"{os.environ.get('CXX', 'c++')} -mno-amx-bf16")
+            load_again()
+            assert not hasattr(native.library(), "refuses_tiles")
 
-    return choose
+    yield choose
+    monkeypatch.undo()
+    load_again()
 
 
-def bfloat16(*shape: int, seed: int, is_nested: bool = False) -> torch.Tensor:
+def normal(dtype: torch.dtype, *shape: int, seed: int, is_nested: bool = False) -> torch.Tensor:
     """Normal numbers; nested: heads lie within rows, as projections leave them."""
-    numbers = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    numbers = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
     return numbers.transpose(1, 2).contiguous().transpose(1, 2) if is_nested else numbers
 
 
-def hiding(queries: int, keys: int, band: int) -> torch.Tensor:
+def hiding(queries: int, keys: int, band: int, dtype: torch.dtype) -> torch.Tensor:
     """Queries see the keys up to their own, at most `band` of them; the last query sees the last key."""
     distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
-    return torch.where((distance >= 0) & (distance < band), 0.0, -math.inf).bfloat16()
+    return torch.where((distance >= 0) & (distance < band), 0.0, -math.inf).to(dtype)
 
 
 def textbook(tensors: Sequence[torch.Tensor], mask: torch.Tensor, scale: float, kept: Optional[torch.Tensor]) -> Any:
@@ -66,17 +80,18 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @ways
+@dtypes
 @pytest.mark.parametrize("p, seeds", [(0.0, 0), (0.2, 1), (0.2, 2)])
 @pytest.mark.parametrize("is_nested", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_results_and_gradients_are_the_textbooks(
-    shape: Tuple[int, ...], is_nested: bool, p: float, seeds: int, way: str, by: Any
+    shape: Tuple[int, ...], is_nested: bool, p: float, seeds: int, dtype: torch.dtype, way: str, by: Any
 ) -> None:
     by(way)
     batch, heads, queries, keys, width = shape
     seeds = math.gcd(seeds, batch)
     tensors = [
-        bfloat16(batch, heads, n, width, seed=i, is_nested=is_nested)
+        normal(dtype, batch, heads, n, width, seed=i, is_nested=is_nested)
         for i, n in enumerate((queries, keys, keys, queries))
     ]
     seed = torch.arange(5, 5 + 2 * seeds).to(torch.uint32).reshape(seeds, 2) if seeds else None
@@ -84,21 +99,25 @@ def test_results_and_gradients_are_the_textbooks(
     if seed is not None:
         kept = KERNELS["dropout"](torch.ones(batch, heads, queries, keys, dtype=torch.float64), seed, p)
     for band in (keys, 3):
-        mask, scale = hiding(queries, keys, band), 1 / math.sqrt(width)
+        mask, scale = hiding(queries, keys, band, dtype), 1 / math.sqrt(width)
         found, expected = run(tensors, mask, scale, seed, p), textbook(tensors, mask, scale, kept)
-        assert torch.equal(found[0] == 0, expected[0].bfloat16() == 0)
+        assert torch.equal(found[0] == 0, expected[0].to(dtype) == 0)
         for name, one, other in zip(("shares", "y", "query", "key", "value"), found, expected):
             if other.any():
-                assert error(one, other) < 0.012, name
+                assert error(one, other) < (1e-6 if dtype is torch.float32 else 0.012), name
 
 
-@pytest.mark.skipif(not HAS_TILES, reason="no AMX: there are no compiled kernels for attention")
+@pytest.mark.parametrize("way", ["compiled", "vectors"])
+@dtypes
 @pytest.mark.parametrize("p", [0.0, 0.1])
-def test_bits_do_not_depend_on_threads_and_heads_nor_on_other_parts_of_the_batch(p: float) -> None:
+def test_bits_do_not_depend_on_threads_and_heads_nor_on_other_parts_of_the_batch(
+    p: float, dtype: torch.dtype, way: str, by: Any
+) -> None:
+    by(way)
     before = torch.get_num_threads()
-    tensors = [bfloat16(4, 3, 96, 32, seed=i, is_nested=True) for i in range(4)]
+    tensors = [normal(dtype, 4, 3, 96, 32, seed=i, is_nested=True) for i in range(4)]
     seeds = torch.arange(8).to(torch.uint32).reshape(4, 2) if p else None
-    mask = hiding(96, 96, 96)
+    mask = hiding(96, 96, 96, dtype)
     results = []
     try:
         for threads in (1, 2, 3):
@@ -112,10 +131,11 @@ def test_bits_do_not_depend_on_threads_and_heads_nor_on_other_parts_of_the_batch
 
 
 @ways
-def test_a_query_that_sees_no_key_gives_no_numbers(way: str, by: Any) -> None:
+@dtypes
+def test_a_query_that_sees_no_key_gives_no_numbers(dtype: torch.dtype, way: str, by: Any) -> None:
     by(way)
-    tensors = [bfloat16(1, 1, 4, 8, seed=i) for i in range(4)]
-    mask = hiding(4, 4, 4)
+    tensors = [normal(dtype, 1, 1, 4, 8, seed=i) for i in range(4)]
+    mask = hiding(4, 4, 4, dtype)
     mask[2] = -math.inf
     shares, y, *_ = run(tensors, mask, 0.3, None, 0.0)
     assert shares[0, 0, 2].isnan().all() and y[0, 0, 2].isnan().all()

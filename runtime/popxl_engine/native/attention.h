@@ -1,29 +1,68 @@
-// Softmax attention of bfloat16 queries, keys and values, and its gradient: one head at a time, 32 queries at a time,
-// with products by tiles. Scores stay in float32 in the cache; only probabilities are written. Where a mask hides all
-// keys from some key on, or where probabilities are zero from there on, nothing is computed.
+// Softmax attention and its gradient: one head at a time, 32 queries at a time. Scores stay in float32 in the cache; only
+// probabilities are written. Where a mask hides all keys from some key on, or where probabilities are zero from there
+// on, nothing is computed.
 #pragma once
 #include <vector>
 
 #include "products.h"
-#ifdef HAS_TILES
+#include "vectors.h"
 
 namespace attention {
 
-using namespace products;
+using products::Matrix;
+using products::Room;
+using products::parts;
+
+constexpr int64_t PANEL = 32;  // rows or columns of operands that are multiplied together
+
+// Ways to multiply panels. A packed panel has PANEL elements for each k, of which there are a multiple of 32.
+template <class T>
+struct ByVectors {
+  using Packed = float;
+  using Left = vectors::Left;
+  struct Scope {};
+  static Left left(const Matrix<T>& from, int64_t k, int64_t k_end, Packed* room) {
+    return vectors::left_panel(from, k, k_end, room);
+  }
+  static void pack_right(const Matrix<T>& from, int64_t p, int64_t k_count, Packed* to) {
+    vectors::pack_right(from, p, k_count, to);
+  }
+  static void multiply(const Left& left, const Packed* right, int64_t k_count, float* sums) {
+    vectors::multiply(left, right, k_count, sums);
+  }
+};
+
+#ifdef HAS_TILES
+struct ByTiles {
+  using Packed = bfloat16;
+  using Left = const bfloat16*;
+  using Scope = products::Tiles;
+  static Left left(const Matrix<bfloat16>& from, int64_t k, int64_t k_end, Packed* room) {
+    products::pack_panel<true>(from, 0, k, k_end, room);
+    return room;
+  }
+  static void pack_right(const Matrix<bfloat16>& from, int64_t p, int64_t k_count, Packed* to) {
+    products::pack_panel<false>(from, p, 0, k_count, to);
+  }
+  static void multiply(Left left, const Packed* right, int64_t k_count, float* sums) {
+    products::multiply(left, right, parts(k_count, products::STEP), sums);
+  }
+};
+#endif
 
 // [batch, heads, rows, columns] with a stride of 1 for columns.
+template <class T>
 struct View {
-  bfloat16* data;
+  T* data;
   int64_t batch, head, row;
-  bfloat16* at(int64_t b, int64_t h) const { return data + b * batch + h * head; }
+  T* at(int64_t b, int64_t h) const { return data + b * batch + h * head; }
 };
 
 struct Sizes {
   int64_t batch, heads, queries, keys, width;  // width: of a head
-  int64_t query_panels() const { return parts(queries, PANEL); }
-  int64_t key_panels() const { return parts(keys, PANEL); }
-  int64_t width_panels() const { return parts(width, PANEL); }
 };
+
+static inline int64_t padded(int64_t count) { return parts(count, PANEL) * PANEL; }
 
 // Elements are dropped where their draws, read as int32, are below the threshold, and scaled elsewhere. The keys of
 // the generator are for equal parts of the batch.
@@ -33,55 +72,47 @@ struct Dropout {
   float scale;
 };
 
-constexpr int64_t PAIR = 2 * TILE;  // a panel's step of 32 k
-
 // Packed panels of the right operand, for all columns: element (column, k).
-static void pack_right(const Operand& from, int64_t k_count, bfloat16* to) {
-  const int64_t steps = parts(k_count, STEP);
-  for (int64_t p = 0; p < parts(from.length, PANEL); ++p) pack_panel<false>(from, p, 0, k_count, to + p * steps * PAIR);
-}
-
-// Lanes of the 16 from j on that are below an end.
-static inline __mmask16 lanes(int64_t j, int64_t end) {
-  return end - j >= SIDE ? __mmask16(~0u) : __mmask16((1u << std::max<int64_t>(0, end - j)) - 1);
-}
-
-static inline void store(__m512 x, bfloat16* to, __mmask16 mask) {
-  _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(x));
-}
-
-static inline __m512 load(const bfloat16* from, __mmask16 mask) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from)), 16));
+template <class Way, class T>
+static void pack_right(const Matrix<T>& from, int64_t k_count, typename Way::Packed* to) {
+  for (int64_t p = 0; p < parts(from.length, PANEL); ++p, to += PANEL * padded(k_count))
+    Way::pack_right(from, p, k_count, to);
 }
 
 // rows x columns of sums into a result.
-static void store(const float* sums, bfloat16* to, int64_t stride, int64_t rows, int64_t columns) {
-  const __mmask16 first = lanes(0, columns), second = lanes(SIDE, columns);
+template <class T>
+static void store(const float* sums, T* to, int64_t stride, int64_t rows, int64_t columns) {
   for (int64_t i = 0; i < rows; ++i, sums += PANEL, to += stride) {
-    store(_mm512_load_ps(sums), to, first);
-    store(_mm512_load_ps(sums + SIDE), to + SIDE, second);
+#pragma omp simd
+    for (int64_t j = 0; j < columns; ++j) narrow(sums[j], to[j]);
   }
 }
 
-// A packed left panel times packed right panels of `stride` elements: into rows of a result of some width.
-static void multiply_store(const bfloat16* left, const bfloat16* right, int64_t stride, int64_t steps, bfloat16* to,
-                           int64_t row, int64_t rows, int64_t width, float* sums) {
+// A left panel times packed right panels of `stride` elements: into rows of a result of some width.
+template <class Way, class T>
+static void multiply_store(const typename Way::Left& left, const typename Way::Packed* right, int64_t stride,
+                           int64_t k_count, T* to, int64_t row, int64_t rows, int64_t width, float* sums) {
   for (int64_t d = 0; d < width; d += PANEL, right += stride) {
-    multiply(left, right, steps, sums);
+    Way::multiply(left, right, k_count, sums);
     store(sums, to + d, row, rows, std::min(PANEL, width - d));
   }
 }
 
+static inline uint32_t magnitude(float x) { return bits_as<uint32_t>(x) << 1; }
+static inline uint32_t magnitude(bfloat16 x) { return x.bits & 0x7fffu; }
+
 // Whether any of `count` numbers is not zero.
-static bool any(const bfloat16* x, int64_t count) {
-  uint16_t bits = 0;
+template <class T>
+static bool any(const T* x, int64_t count) {
+  uint32_t bits = 0;
 #pragma omp simd reduction(| : bits)
-  for (int64_t j = 0; j < count; ++j) bits |= x[j].bits;
-  return (bits & 0x7fffu) != 0;
+  for (int64_t j = 0; j < count; ++j) bits |= magnitude(x[j]);
+  return bits != 0;
 }
 
 // Key panels up to the last one in which a row has a probability.
-static int64_t panels_with_any(const bfloat16* shares, int64_t rows, int64_t keys) {
+template <class T>
+static int64_t panels_with_any(const T* shares, int64_t rows, int64_t keys) {
   for (int64_t p = parts(keys, PANEL); p > 0; --p)
     for (int64_t i = 0; i < rows; ++i)
       if (any(shares + i * keys + (p - 1) * PANEL, std::min(PANEL, keys - (p - 1) * PANEL))) return p;
@@ -89,7 +120,8 @@ static int64_t panels_with_any(const bfloat16* shares, int64_t rows, int64_t key
 }
 
 // For each 32 queries, key panels up to the last one that a mask lets any of them see.
-static std::vector<int64_t> panels_seen(const bfloat16* mask, int64_t queries, int64_t keys) {
+template <class T>
+static std::vector<int64_t> panels_seen(const T* mask, int64_t queries, int64_t keys) {
   std::vector<int64_t> result;
   for (int64_t q = 0; q < queries; q += PANEL) {
     int64_t seen = 0;
@@ -101,33 +133,56 @@ static std::vector<int64_t> panels_seen(const bfloat16* mask, int64_t queries, i
   return result;
 }
 
-// exp(x) for x that are not positive, to 3e-6 of it; below -150 it is zero. 2**f by its series, f in [-1/2, 1/2].
-static inline __m512 small_exponential(__m512 x) {
-  const __m512 t = _mm512_mul_ps(_mm512_max_ps(_mm512_set1_ps(-150.0f), x), _mm512_set1_ps(1.44269504f));
-  const __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = _mm512_sub_ps(t, n);
-  __m512 p = _mm512_set1_ps(1.33335581e-3f);
-  for (const float c : {9.61812911e-3f, 5.55041087e-2f, 2.40226507e-1f, 6.93147181e-1f, 1.0f})
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c));
-  return _mm512_scalef_ps(p, n);
+// exp(x) for x that are not positive, as exactly as probabilities of a type need.
+static inline float decay(float x, float) { return exponential(x); }
+
+// To 3e-6; what is below 2e-38 becomes zero. 2**f by its series, f in [-1/2, 1/2].
+static inline float decay(float x, bfloat16) {
+  const float lowest = -87.0f, magic = 12582912.0f;  // magic: 1.5 * 2**23 rounds to integers
+  const float t = (x < lowest ? lowest : x) * 1.44269504f, shifted = t + magic, f = t - (shifted - magic);
+  float p = 1.33335581e-3f;
+  p = fused(p, f, 9.61812911e-3f);
+  p = fused(p, f, 5.55041087e-2f);
+  p = fused(p, f, 2.40226507e-1f);
+  p = fused(p, f, 6.93147181e-1f);
+  p = fused(p, f, 1.0f);
+  const float power = bits_as<float>((bits_as<uint32_t>(shifted) - 0x4b400000u + 127u) << 23);
+  return x < lowest ? 0.0f : is_nan(x) ? x : p * power;
 }
 
-// exp(x - largest) / sum for the first `needed` of a row, zeros for the rest; NaN where all are minus infinity. x has
-// room up to the next 16.
-static void softmax(float* x, int64_t needed, bfloat16* to, int64_t keys) {
-  __m512 most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
-  for (int64_t j = 0; j < needed; j += SIDE)
-    most = _mm512_max_ps(most, _mm512_mask_loadu_ps(most, lanes(j, needed), x + j));
-  const float largest = _mm512_reduce_max_ps(most);
-  for (int64_t j = 0; j < needed; j += SIDE) {
-    const __m512 e = small_exponential(_mm512_sub_ps(_mm512_loadu_ps(x + j), _mm512_set1_ps(largest)));
-    sum = _mm512_mask_add_ps(sum, lanes(j, needed), sum, e);
-    _mm512_storeu_ps(x + j, e);
-  }
-  if (largest == -INFINITY) needed = 0;
-  const __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(sum));
-  for (int64_t j = 0; j < needed; j += SIDE)
-    store(_mm512_mul_ps(_mm512_loadu_ps(x + j), share), to + j, lanes(j, needed));
-  std::fill(to + needed, to + keys, bfloat16{uint16_t(largest == -INFINITY ? 0x7fc0 : 0)});
+static float largest(const float* x, int64_t count) {
+  float most = -INFINITY;
+#pragma omp simd reduction(max : most)
+  for (int64_t j = 0; j < count; ++j) most = x[j] > most ? x[j] : most;
+  return most;
+}
+
+template <class T>
+static float exponentials(float* x, float shift, int64_t count) {
+  float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < count; ++j) sum += x[j] = decay(x[j] - shift, T{});
+  return sum;
+}
+
+// exp(x - largest) / sum for the first `needed` of a row, zeros for the rest; NaN where all are minus infinity.
+template <class T>
+static void softmax(float* x, int64_t needed, T* to, int64_t keys) {
+  const float most = largest(x, needed), share = 1.0f / exponentials<T>(x, most, needed);
+  if (most == -INFINITY) needed = 0;
+#pragma omp simd
+  for (int64_t j = 0; j < needed; ++j) narrow(x[j] * share, to[j]);
+  T rest;
+  narrow(most == -INFINITY ? NAN : 0.0f, rest);
+  std::fill(to + needed, to + keys, rest);
+}
+
+template <class T>
+static float dot(const T* x, const float* y, int64_t count) {
+  float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < count; ++j) sum += wide(x[j]) * y[j];
+  return sum;
 }
 
 // The first `needed` of a row after dropout, elements of [batch, heads, queries, keys].
@@ -155,55 +210,53 @@ static void drop(const T* from, T* to, int64_t needed, const Sizes& n, int64_t h
 
 // probabilities = softmax(query @ key.T * scale + mask), [..., queries, keys] in order; dropped: the same after dropout
 // (may be null); y = dropped @ value.
-static void forward(const View& query, const View& key, const View& value, const bfloat16* mask, float scale,
-                    bfloat16* probabilities, bfloat16* dropped, const View& y, const Sizes& n, const Dropout& dropout,
+template <class Way, class T>
+static void forward(const View<T>& query, const View<T>& key, const View<T>& value, const T* mask, float scale,
+                    T* probabilities, T* dropped, const View<T>& y, const Sizes& n, const Dropout& dropout,
                     int threads) {
-  const int64_t steps = parts(n.width, STEP), key_steps = n.key_panels(), keys = n.keys, row = key_steps * PANEL;
+  using Packed = typename Way::Packed;
+  const int64_t keys = n.keys, row = padded(keys), width = padded(n.width);
   const std::vector<int64_t> seen = panels_seen(mask, n.queries, keys);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    thread_local Room room;
-    const int64_t of_keys = key_steps * steps * PAIR, of_values = n.width_panels() * key_steps * PAIR;
-    bfloat16* const packed_keys = room.take(of_keys + of_values + steps * PAIR + key_steps * PAIR + 2 * PANEL * row);
-    bfloat16 *const packed_values = packed_keys + of_keys, *const panel = packed_values + of_values;
-    bfloat16* const shares = panel + steps * PAIR;
-    float* const scores = reinterpret_cast<float*>(shares + key_steps * PAIR);
-    alignas(64) float sums[PANEL * PANEL];
-    const Tiles tiles;
+    thread_local Room room, floats;
+    Packed* const packed_keys = room.take<Packed>(2 * row * width + PANEL * std::max(width, row));
+    Packed *const packed_values = packed_keys + row * width, *const panel = packed_values + row * width;
+    float *const scores = floats.take<float>(PANEL * row + PANEL * PANEL), *const sums = scores + PANEL * row;
+    [[maybe_unused]] const typename Way::Scope scope;
 #pragma omp for schedule(static)
     for (int64_t head = 0; head < n.batch * n.heads; ++head) {
       const int64_t b = head / n.heads, h = head % n.heads;
-      pack_right({key.at(b, h), key.row, 1, keys}, n.width, packed_keys);
-      pack_right({value.at(b, h), 1, value.row, n.width}, keys, packed_values);
+      pack_right<Way, T>({key.at(b, h), key.row, 1, keys}, n.width, packed_keys);
+      pack_right<Way, T>({value.at(b, h), 1, value.row, n.width}, keys, packed_values);
       for (int64_t q = 0; q < n.queries; q += PANEL) {
         const int64_t rows = std::min(PANEL, n.queries - q);
-        const int64_t panels = seen[q / PANEL];
-        const int64_t needed = std::min(keys, panels * PANEL);
-        pack_panel<true>({query.at(b, h) + q * query.row, query.row, 1, rows}, 0, 0, n.width, panel);
-        for (int64_t p = 0; p < panels; ++p) {
-          multiply(panel, packed_keys + p * steps * PAIR, steps, sums);
-          for (int64_t i = 0; i < rows; ++i)
-            for (int64_t j = 0; j < PANEL; j += SIDE) {
-              const int64_t k = p * PANEL + j;
-              const __m512 added = load(mask + (q + i) * keys + k, lanes(k, keys));
-              const __m512 x = _mm512_fmadd_ps(_mm512_load_ps(sums + i * PANEL + j), _mm512_set1_ps(scale), added);
-              _mm512_storeu_ps(scores + i * row + k, x);
-            }
+        const int64_t needed = std::min(keys, seen[q / PANEL] * PANEL);
+        const auto queries = Way::left({query.at(b, h) + q * query.row, query.row, 1, rows}, 0, n.width, panel);
+        for (int64_t k = 0; k < needed; k += PANEL) {
+          Way::multiply(queries, packed_keys + k * width, n.width, sums);
+          const int64_t columns = std::min(PANEL, needed - k);
+          for (int64_t i = 0; i < rows; ++i) {
+            const T* added = mask + (q + i) * keys + k;
+            float* to = scores + i * row + k;
+#pragma omp simd
+            for (int64_t j = 0; j < columns; ++j) to[j] = fused(sums[i * PANEL + j], scale, wide(added[j]));
+          }
         }
-        bfloat16* const at = probabilities + (head * n.queries + q) * keys;
+        T* const at = probabilities + (head * n.queries + q) * keys;
         for (int64_t i = 0; i < rows; ++i) softmax(scores + i * row, needed, at + i * keys, keys);
-        const bfloat16* used = at;
+        const T* used = at;
         if (dropped != nullptr) {
-          bfloat16* const to = dropped + (head * n.queries + q) * keys;
+          T* const to = dropped + (head * n.queries + q) * keys;
           for (int64_t i = 0; i < rows; ++i) {
             drop(at + i * keys, to + i * keys, needed, n, head, q + i, dropout);
             std::copy(at + i * keys + needed, at + (i + 1) * keys, to + i * keys + needed);  // zeros, or NaN
           }
           used = to;
         }
-        pack_panel<true>({used, keys, 1, rows}, 0, 0, needed, shares);
-        multiply_store(shares, packed_values, key_steps * PAIR, panels, y.at(b, h) + q * y.row, y.row, rows, n.width,
-                       sums);
+        const auto shares = Way::left({used, keys, 1, rows}, 0, needed, panel);
+        multiply_store<Way>(shares, packed_values, row * PANEL, needed, y.at(b, h) + q * y.row, y.row, rows, n.width,
+                            sums);
       }
     }
   }
@@ -211,74 +264,66 @@ static void forward(const View& query, const View& key, const View& value, const
 
 // Gradients for query, key and value from dy. factors: what was multiplied with the values, the probabilities or what
 // dropout left of them; without dropout it has no parts.
-static void backward(const View& dy, const View& query, const View& key, const View& value,
-                     const bfloat16* probabilities, const bfloat16* factors, float scale, const View& d_query,
-                     const View& d_key, const View& d_value, const Sizes& n, const Dropout& dropout, int threads) {
-  const int64_t steps = parts(n.width, STEP), keys = n.keys, key_steps = n.key_panels(), row = key_steps * PANEL;
-  const int64_t query_steps = n.query_panels();
+template <class Way, class T>
+static void backward(const View<T>& dy, const View<T>& query, const View<T>& key, const View<T>& value,
+                     const T* probabilities, const T* factors, float scale, const View<T>& d_query,
+                     const View<T>& d_key, const View<T>& d_value, const Sizes& n, const Dropout& dropout,
+                     int threads) {
+  using Packed = typename Way::Packed;
+  const int64_t keys = n.keys, row = padded(keys), width = padded(n.width), queries = padded(n.queries);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    thread_local Room room;
-    const int64_t of_values = key_steps * steps * PAIR, of_keys = n.width_panels() * key_steps * PAIR;
-    const int64_t of_queries = n.width_panels() * query_steps * PAIR;
-    const int64_t of_panel = std::max({steps, key_steps, query_steps}) * PAIR;
-    bfloat16* const packed_values =
-        room.take(of_values + of_keys + 2 * of_queries + of_panel + n.queries * row + 2 * PANEL * row + query_steps);
-    bfloat16 *const packed_keys = packed_values + of_values, *const packed_queries = packed_keys + of_keys;
-    bfloat16 *const packed_dy = packed_queries + of_queries, *const panel = packed_dy + of_queries;
-    bfloat16* const d_scores = panel + of_panel;
-    float* const d_shares = reinterpret_cast<float*>(d_scores + n.queries * row);
-    alignas(64) float sums[PANEL * PANEL];
-    const Tiles tiles;
+    thread_local Room room, floats, elements;
+    Packed* const packed_values =
+        room.take<Packed>(2 * (row + queries) * width + PANEL * std::max({width, row, queries}));
+    Packed *const packed_keys = packed_values + row * width, *const packed_queries = packed_keys + row * width;
+    Packed *const packed_dy = packed_queries + queries * width, *const panel = packed_dy + queries * width;
+    float *const d_shares = floats.take<float>(PANEL * row + PANEL * PANEL), *const sums = d_shares + PANEL * row;
+    T* const d_scores = elements.take<T>(n.queries * row);
+    [[maybe_unused]] const typename Way::Scope scope;
 #pragma omp for schedule(static)
     for (int64_t head = 0; head < n.batch * n.heads; ++head) {
       const int64_t b = head / n.heads, h = head % n.heads;
-      pack_right({value.at(b, h), value.row, 1, keys}, n.width, packed_values);
-      pack_right({key.at(b, h), 1, key.row, n.width}, keys, packed_keys);
-      pack_right({query.at(b, h), 1, query.row, n.width}, n.queries, packed_queries);
-      pack_right({dy.at(b, h), 1, dy.row, n.width}, n.queries, packed_dy);
-      const bfloat16* const shares = probabilities + head * n.queries * keys;
-      const bfloat16* const used = factors + head * n.queries * keys;
+      pack_right<Way, T>({value.at(b, h), value.row, 1, keys}, n.width, packed_values);
+      pack_right<Way, T>({key.at(b, h), 1, key.row, n.width}, keys, packed_keys);
+      pack_right<Way, T>({query.at(b, h), 1, query.row, n.width}, n.queries, packed_queries);
+      pack_right<Way, T>({dy.at(b, h), 1, dy.row, n.width}, n.queries, packed_dy);
+      const T* const shares = probabilities + head * n.queries * keys;
+      const T* const used = factors + head * n.queries * keys;
       for (int64_t q = 0; q < n.queries; q += PANEL) {
         const int64_t rows = std::min(PANEL, n.queries - q);
-        const int64_t panels = panels_with_any(shares + q * keys, rows, keys);
-        const int64_t needed = std::min(keys, panels * PANEL);
-        pack_panel<true>({dy.at(b, h) + q * dy.row, dy.row, 1, rows}, 0, 0, n.width, panel);
-        for (int64_t p = 0; p < panels; ++p) {
-          multiply(panel, packed_values + p * steps * PAIR, steps, sums);
+        const int64_t needed = std::min(keys, panels_with_any(shares + q * keys, rows, keys) * PANEL);
+        const auto of_dy = Way::left({dy.at(b, h) + q * dy.row, dy.row, 1, rows}, 0, n.width, panel);
+        for (int64_t k = 0; k < needed; k += PANEL) {
+          Way::multiply(of_dy, packed_values + k * width, n.width, sums);
           for (int64_t i = 0; i < rows; ++i)
-            std::copy(sums + i * PANEL, sums + (i + 1) * PANEL, d_shares + i * row + p * PANEL);
+            std::copy(sums + i * PANEL, sums + (i + 1) * PANEL, d_shares + i * row + k);
         }
         for (int64_t i = 0; i < rows; ++i) {
-          const bfloat16* share = shares + (q + i) * keys;
+          const T* share = shares + (q + i) * keys;
           float* d = d_shares + i * row;
           if (dropout.parts > 0) drop(d, d, needed, n, head, q + i, dropout);
-          bfloat16* to = d_scores + (q + i) * row;
-          __m512 sum = _mm512_setzero_ps();
-          for (int64_t j = 0; j < needed; j += SIDE)
-            sum = _mm512_fmadd_ps(load(share + j, lanes(j, needed)), _mm512_loadu_ps(d + j), sum);
-          const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum)), factor = _mm512_set1_ps(scale);
-          for (int64_t j = 0; j < needed; j += SIDE) {
-            const __m512 share_scaled = _mm512_mul_ps(load(share + j, lanes(j, needed)), factor);
-            store(_mm512_mul_ps(share_scaled, _mm512_sub_ps(_mm512_loadu_ps(d + j), mean)), to + j, lanes(j, needed));
-          }
-          std::fill(to + needed, to + row, bfloat16{0});
+          T* to = d_scores + (q + i) * row;
+          const float mean = dot(share, d, needed);
+#pragma omp simd
+          for (int64_t j = 0; j < needed; ++j) narrow(wide(share[j]) * scale * (d[j] - mean), to[j]);
+          std::fill(to + needed, to + row, T{});
         }
-        pack_panel<true>({d_scores + q * row, row, 1, rows}, 0, 0, needed, panel);
-        multiply_store(panel, packed_keys, key_steps * PAIR, panels, d_query.at(b, h) + q * d_query.row, d_query.row,
-                       rows, n.width, sums);
+        const auto of_scores = Way::left({d_scores + q * row, row, 1, rows}, 0, needed, panel);
+        multiply_store<Way>(of_scores, packed_keys, row * PANEL, needed, d_query.at(b, h) + q * d_query.row,
+                            d_query.row, rows, n.width, sums);
       }
       // left.T @ right, for each key; queries before the first with anything in `of` for one of 32 keys add nothing.
-      const auto multiply_transposed = [&](const bfloat16* of, const bfloat16* left, int64_t stride,
-                                           const bfloat16* right, const View& result) {
+      const auto multiply_transposed = [&](const T* of, const T* left, int64_t stride, const Packed* right,
+                                           const View<T>& result) {
         for (int64_t k = 0; k < keys; k += PANEL) {
           const int64_t rows = std::min(PANEL, keys - k);
           int64_t first = 0;
           while (first < n.queries && !any(of + first * keys + k, rows)) ++first;
-          first = first / STEP * STEP;
-          pack_panel<true>({left + k, 1, stride, rows}, 0, first, n.queries, panel);
-          multiply_store(panel, right + first / STEP * PAIR, query_steps * PAIR, parts(n.queries - first, STEP),
-                         result.at(b, h) + k * result.row, result.row, rows, n.width, sums);
+          first = first / PANEL * PANEL;
+          const auto turned = Way::left({left + k, 1, stride, rows}, first, n.queries, panel);
+          multiply_store<Way>(turned, right + first * PANEL, queries * PANEL, n.queries - first,
+                              result.at(b, h) + k * result.row, result.row, rows, n.width, sums);
         }
       };
       multiply_transposed(shares, d_scores, row, packed_queries, d_key);
@@ -291,23 +336,32 @@ static void backward(const View& dy, const View& query, const View& key, const V
 
 extern "C" {
 
-#define VIEW(NAME) bfloat16 *NAME, int64_t NAME##_batch, int64_t NAME##_head, int64_t NAME##_row
-#define AS_VIEW(NAME) attention::View{NAME, NAME##_batch, NAME##_head, NAME##_row}
+#define VIEW(T, NAME) T *NAME, int64_t NAME##_batch, int64_t NAME##_head, int64_t NAME##_row
+#define AS_VIEW(T, NAME) attention::View<T>{NAME, NAME##_batch, NAME##_head, NAME##_row}
 
-void attend(VIEW(query), VIEW(key), VIEW(value), const bfloat16* mask, float scale, bfloat16* probabilities,
-               bfloat16* dropped, VIEW(y), int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t width,
-               const uint64_t* seeds, int64_t parts, int64_t threshold, float drop_scale, int threads) {
-  attention::forward(AS_VIEW(query), AS_VIEW(key), AS_VIEW(value), mask, scale, probabilities, dropped, AS_VIEW(y),
-                     {batch, heads, queries, keys, width}, {seeds, parts, threshold, drop_scale}, threads);
-}
+#define ATTENTION(T, NAME, ...)                                                                                      \
+  void attend_##NAME(VIEW(T, query), VIEW(T, key), VIEW(T, value), const T* mask, float scale, T* probabilities,     \
+                     T* dropped, VIEW(T, y), int64_t batch, int64_t heads, int64_t queries, int64_t keys,            \
+                     int64_t width, const uint64_t* seeds, int64_t parts, int64_t threshold, float drop_scale,       \
+                     int threads) {                                                                                  \
+    attention::forward<__VA_ARGS__>(AS_VIEW(T, query), AS_VIEW(T, key), AS_VIEW(T, value), mask, scale,              \
+                                    probabilities, dropped, AS_VIEW(T, y), {batch, heads, queries, keys, width},     \
+                                    {seeds, parts, threshold, drop_scale}, threads);                                 \
+  }                                                                                                                  \
+  void attend_grad_##NAME(VIEW(T, dy), VIEW(T, query), VIEW(T, key), VIEW(T, value), const T* probabilities,         \
+                          const T* factors, float scale, VIEW(T, d_query), VIEW(T, d_key), VIEW(T, d_value),         \
+                          int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t width,                \
+                          const uint64_t* seeds, int64_t parts, int64_t threshold, float drop_scale, int threads) {  \
+    attention::backward<__VA_ARGS__>(AS_VIEW(T, dy), AS_VIEW(T, query), AS_VIEW(T, key), AS_VIEW(T, value),          \
+                                     probabilities, factors, scale, AS_VIEW(T, d_query), AS_VIEW(T, d_key),          \
+                                     AS_VIEW(T, d_value), {batch, heads, queries, keys, width},                      \
+                                     {seeds, parts, threshold, drop_scale}, threads);                                \
+  }
 
-void attend_grad(VIEW(dy), VIEW(query), VIEW(key), VIEW(value), const bfloat16* probabilities,
-                 const bfloat16* factors, float scale, VIEW(d_query), VIEW(d_key), VIEW(d_value), int64_t batch,
-                 int64_t heads, int64_t queries, int64_t keys, int64_t width, const uint64_t* seeds, int64_t parts,
-                 int64_t threshold, float drop_scale, int threads) {
-  attention::backward(AS_VIEW(dy), AS_VIEW(query), AS_VIEW(key), AS_VIEW(value), probabilities, factors, scale,
-                      AS_VIEW(d_query), AS_VIEW(d_key), AS_VIEW(d_value), {batch, heads, queries, keys, width},
-                      {seeds, parts, threshold, drop_scale}, threads);
-}
-}
+ATTENTION(float, f32, attention::ByVectors<float>, float)
+#ifdef HAS_TILES
+ATTENTION(bfloat16, bf16, attention::ByTiles, bfloat16)
+#else
+ATTENTION(bfloat16, bf16, attention::ByVectors<bfloat16>, bfloat16)
 #endif
+}

@@ -21,7 +21,7 @@ import torch
 
 logger = logging.getLogger("popxl")
 
-SOURCES = ("numbers.h", "operands.h", "products.h", "attention.h", "kernels.cpp")
+SOURCES = ("numbers.h", "operands.h", "products.h", "vectors.h", "attention.h", "kernels.cpp")
 # Without contraction an element's bits do not depend on its place in a vector, on the vector's width or on the CPU.
 FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
 OPTIONAL_FLAGS = ("-march=native", "-mprefer-vector-width=512", "-fopenmp")
@@ -46,11 +46,11 @@ SIGNATURES = {
     "adamw": ("ppppppppppndddddddn", 3),
     "random_words": ("pnnn", 0),
     "accumulate_product": ("pnnpnnpnffnnn", 0),
-    "attend": ("pnnn" * 3 + "pfpp" + "pnnn" + "nnnnn" + "pnnf", 0),
-    "attend_grad": ("pnnn" * 4 + "ppf" + "pnnn" * 3 + "nnnnn" + "pnnf", 0),
+    "attend": ("pnnn" * 3 + "pfpp" + "pnnn" + "nnnnn" + "pnnf", 1),
+    "attend_grad": ("pnnn" * 4 + "ppf" + "pnnn" * 3 + "nnnnn" + "pnnf", 1),
 }
 """Of each function: its parameters before the number of threads (pointers, sizes and numbers), and how many element
-types its name ends in. `accumulate_product`, `attend` and `attend_grad` are there on CPUs with AMX only."""
+types its name ends in. `accumulate_product` is there on CPUs with AMX only."""
 
 
 def takes(*tensors: torch.Tensor) -> bool:
@@ -65,8 +65,14 @@ def takes(*tensors: torch.Tensor) -> bool:
 
 
 def attends(*tensors: torch.Tensor) -> bool:
-    """Whether `attend` and `attend_grad` can work on these: bfloat16, on a CPU with tiles for matrices."""
-    return all(t.dtype == torch.bfloat16 and t.device.type in ("cpu", "meta") for t in tensors) and _has_tiles()
+    """Whether `attend` and `attend_grad` can work on these: of one of the library's types, on a CPU.
+
+    Where the library multiplies bfloat16 with tiles, the system must let it.
+    """
+    dtype = tensors[0].dtype
+    if dtype not in SUFFIXES or any(t.dtype != dtype or t.device.type not in ("cpu", "meta") for t in tensors):
+        return False
+    return library() is not None and (dtype != torch.bfloat16 or not _are_tiles_refused())
 
 
 def multiplies(total: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
@@ -84,11 +90,16 @@ def multiplies(total: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> boo
     )
 
 
-@functools.cache
 def _has_tiles() -> bool:
     """Whether the library multiplies with tiles, and the system lets this process use them."""
+    return hasattr(library(), "refuses_tiles") and not _are_tiles_refused()
+
+
+@functools.cache
+def _are_tiles_refused() -> bool:
+    """Whether the library has functions that use tiles, and the system does not let this process use them."""
     refuses = getattr(library(), "refuses_tiles", None)
-    return refuses is not None and not refuses()
+    return refuses is not None and bool(refuses())
 
 
 def call(name: str, dtypes: Tuple[torch.dtype, ...], *arguments: Any) -> None:

@@ -42,7 +42,18 @@ def attention(
     dropped = None if seed_tensor is None else torch.empty_like(probabilities)
     y = torch.empty_like(query)
     views = [part for t in (query, key, value) for part in _view(t)]
-    native.call("attend", (), *views, mask, scale, probabilities, dropped, *_view(y), *sizes, *_dropout(seed_tensor, p))
+    native.call(
+        "attend",
+        (query.dtype,),
+        *views,
+        mask,
+        scale,
+        probabilities,
+        dropped,
+        *_view(y),
+        *sizes,
+        *_dropout(seed_tensor, p),
+    )
     return (probabilities, y) if dropped is None else (probabilities, dropped, y)
 
 
@@ -67,7 +78,9 @@ def attention_grad(
     views = [part for t in (dy, query, key, value) for part in _view(t)]
     places = [part for t in results for part in _view(t)]
     sizes = (*query.shape[:3], key.shape[2], query.shape[3])
-    native.call("attend_grad", (), *views, probabilities, factors, scale, *places, *sizes, *_dropout(seed_tensor, p))
+    native.call(
+        "attend_grad", (dy.dtype,), *views, probabilities, factors, scale, *places, *sizes, *_dropout(seed_tensor, p)
+    )
     return results[0], results[1].transpose(2, 3), results[2]
 
 

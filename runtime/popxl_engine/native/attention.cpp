@@ -1,0 +1,2 @@
+// Attention, and the products that it is made of.
+#include "attention.h"

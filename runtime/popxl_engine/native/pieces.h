@@ -1,0 +1,19 @@
+// Work on memory in pieces, which threads share.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+using std::int64_t;
+
+constexpr int64_t PIECE = 1 << 14;  // elements that one thread takes at a time
+
+// Calls work(first, end) for pieces of 0 .. count.
+template <class Work>
+static void in_pieces(int64_t count, int64_t piece, int threads, Work work) {
+  const int64_t pieces = (count + piece - 1) / piece;
+#pragma omp parallel for schedule(static) num_threads(threads) if (pieces > 1 && threads > 1)
+  for (int64_t i = 0; i < pieces; ++i) work(i * piece, std::min(count, (i + 1) * piece));
+}
+
+// Rows that make up about a piece.
+static inline int64_t rows_per_piece(int64_t columns) { return std::max<int64_t>(1, PIECE / std::max<int64_t>(1, columns)); }

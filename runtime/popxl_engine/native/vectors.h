@@ -1,0 +1,118 @@
+// Products of panels with the CPU's vectors, in float32, of operands of any element type.
+//
+// A panel is 32 rows of the left operand or 32 columns of the right one. A block of sums stays in registers while one
+// row of the right panel after another meets a number of each of its rows.
+#pragma once
+#include <algorithm>
+
+#include "operands.h"
+#if defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+namespace vectors {
+
+using products::Matrix;
+using std::int64_t;
+
+constexpr int64_t PANEL = 32;
+
+#if defined(__AVX512F__)
+using Vector = __m512;
+constexpr int64_t ROWS = 8;  // of a block, which is two vectors wide
+static inline Vector fused(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+#elif defined(__AVX2__) && defined(__FMA__)
+using Vector = __m256;
+constexpr int64_t ROWS = 4;
+static inline Vector fused(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+#else
+typedef float Vector __attribute__((vector_size(16)));
+constexpr int64_t ROWS = 4;
+static inline Vector fused(Vector a, Vector b, Vector c) { return a * b + c; }
+#endif
+constexpr int64_t WIDTH = sizeof(Vector) / sizeof(float);
+
+static inline Vector load(const float* from) {
+  Vector result;
+  std::memcpy(&result, from, sizeof(result));
+  return result;
+}
+
+static inline void store(Vector x, float* to) { std::memcpy(to, &x, sizeof(x)); }
+
+// A panel of the left operand: element (i, k) lies at data[i * along + k * across]. Rows from `rows` on are not there.
+struct Left {
+  const float* data;
+  int64_t along, across, rows;
+};
+
+static inline const float* in_place(const float* data) { return data; }
+static inline const float* in_place(const bfloat16*) { return nullptr; }
+
+// Up to 32 rows of an operand, from k on: as they lie where that is float32 with the k side by side, else in `room`.
+template <class T>
+static Left left_panel(const Matrix<T>& from, int64_t k, int64_t k_end, float* room) {
+  const int64_t rows = std::min(PANEL, from.length), count = k_end - k;
+  const T* at = from.data + k * from.across;
+  if (from.across == 1) {
+    if (in_place(at) != nullptr) return {in_place(at), from.along, 1, rows};
+    for (int64_t i = 0; i < rows; ++i) {
+#pragma omp simd
+      for (int64_t j = 0; j < count; ++j) room[i * count + j] = wide(at[i * from.along + j]);
+    }
+    return {room, count, 1, rows};
+  }
+  for (int64_t j = 0; j < count; ++j, at += from.across) {
+#pragma omp simd
+    for (int64_t i = 0; i < rows; ++i) room[j * PANEL + i] = wide(at[i]);
+  }
+  return {room, 1, PANEL, rows};
+}
+
+// 32 columns of an operand, the p-th ones: those of one k side by side. What is missing is zeros.
+template <class T>
+static void pack_right(const Matrix<T>& from, int64_t p, int64_t k_count, float* to) {
+  const int64_t columns = std::min(PANEL, from.length - p * PANEL);
+  const T* at = from.data + p * PANEL * from.along;
+  if (columns < PANEL) std::fill_n(to, k_count * PANEL, 0.0f);
+  if (from.along == 1) {
+    for (int64_t k = 0; k < k_count; ++k, at += from.across, to += PANEL) {
+#pragma omp simd
+      for (int64_t j = 0; j < columns; ++j) to[j] = wide(at[j]);
+    }
+  } else {
+    for (int64_t k = 0; k < k_count; ++k, at += from.across, to += PANEL)
+      for (int64_t j = 0; j < columns; ++j) to[j] = wide(at[j * from.along]);
+  }
+}
+
+// ROWS rows by two vectors of a product.
+static inline void multiply_block(const float* const* left, int64_t across, const float* right, int64_t k_count,
+                                  float* sums) {
+  Vector first[ROWS], second[ROWS];
+  for (int64_t i = 0; i < ROWS; ++i) first[i] = second[i] = Vector{};
+  for (int64_t k = 0; k < k_count; ++k, right += PANEL) {
+    const Vector one = load(right), other = load(right + WIDTH);
+    for (int64_t i = 0; i < ROWS; ++i) {
+      const Vector a = left[i][k * across] - Vector{};  // in every lane
+      first[i] = fused(a, one, first[i]);
+      second[i] = fused(a, other, second[i]);
+    }
+  }
+  for (int64_t i = 0; i < ROWS; ++i, sums += PANEL) {
+    store(first[i], sums);
+    store(second[i], sums + WIDTH);
+  }
+}
+
+// A panel times a panel: float32 [32, 32], of which the rows that are there, rounded up to a block, are written.
+static void multiply(const Left& left, const float* right, int64_t k_count, float* sums) {
+  for (int64_t i = 0; i < left.rows; i += ROWS) {
+    const float* rows[ROWS];
+    for (int64_t r = 0; r < ROWS; ++r) rows[r] = left.data + std::min(i + r, left.rows - 1) * left.along;
+    for (int64_t j = 0; j < PANEL; j += 2 * WIDTH)
+      multiply_block(rows, left.across, right + j, k_count, sums + i * PANEL + j);
+  }
+}
+
+}  // namespace vectors
