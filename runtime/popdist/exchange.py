@@ -8,6 +8,7 @@ import atexit
 import hashlib
 import importlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Type, Union
 
 from popdist.environment import (
     getInstanceIndex,
@@ -25,6 +26,7 @@ from popdist.environment import (
     number_from_environment,
 )
 from popdist.pulse import Pulse
+from popdist.roll_call import RollCall, own_name, waiting
 
 TIMEOUT = "POPDIST_TIMEOUT"
 """Environment variable: seconds that an instance waits for others at a collective before the run ends."""
@@ -49,13 +51,13 @@ class Connection:
 
     distributed: Any
     """The module `torch.distributed`."""
-    store: Any
-    """Keys and values that all instances see."""
     patient: Any
     """A process group for waits of unknown length."""
 
 
 _connection: Optional[Connection] = None
+_roll_call: Optional[RollCall] = None
+"""From when all instances have come."""
 _lost: List[InstanceError] = []
 """Of instances that are gone or do not answer."""
 
@@ -110,17 +112,23 @@ def _ended_by_ctrl_c() -> Iterator[None]:
 
 
 def _open(index: int, instances: int) -> Connection:
+    global _roll_call
     distributed = importlib.import_module("torch.distributed")
     short, long = timedelta(seconds=seconds()), timedelta(seconds=PATIENT_SECONDS)
-    store = _store(distributed, index, instances)
-    if not distributed.is_initialized():
-        with reaching_others("opening connections"):
-            distributed.init_process_group("gloo", store=store, rank=index, world_size=instances, timeout=short)
+    host, port = _address()
+    store = _store(distributed, host, port, index, instances)
+    names = _meet(store, index, instances)
+    _roll_call = RollCall(_client(distributed, host, port), index, names)
+    atexit.register(_roll_call.stop)
     silence = seconds() + PULSE_SECONDS
-    group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=silence))
-    pulse = Pulse(importlib.import_module("torch"), distributed, group, index, instances, silence)
+    with reaching_others("opening connections"):
+        if not distributed.is_initialized():
+            distributed.init_process_group("gloo", store=store, rank=index, world_size=instances, timeout=short)
+        group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=silence))
+        patient = distributed.new_group(backend="gloo", timeout=long)
+    pulse = Pulse(importlib.import_module("torch"), distributed, group, index, names, silence)
     atexit.register(_leave, distributed, pulse)
-    return Connection(distributed, store, distributed.new_group(backend="gloo", timeout=long))
+    return Connection(distributed, patient)
 
 
 def _leave(distributed: Any, pulse: Pulse) -> None:
@@ -137,23 +145,31 @@ def _leave(distributed: Any, pulse: Pulse) -> None:
     distributed.destroy_process_group()
 
 
-def _store(distributed: Any, index: int, instances: int) -> Any:
+def _address() -> Tuple[str, int]:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise RuntimeError(
             f"popdist: got RANK and WORLD_SIZE without {', '.join(missing)}; expected all of the launcher's variables. "
             "Start the program with torchrun or poprun."
         )
-    host, port = os.environ["MASTER_ADDR"], number_from_environment("MASTER_PORT", 0)
+    return os.environ["MASTER_ADDR"], number_from_environment("MASTER_PORT", 0)
+
+
+def _join_seconds() -> int:
+    return max(JOIN_SECONDS, seconds())
+
+
+def _store(distributed: Any, host: str, port: int, index: int, instances: int) -> Any:
+    """Keys and values that all instances see. Instance 0 keeps them, unless the launcher does."""
     is_master = index == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    join = timedelta(seconds=max(JOIN_SECONDS, seconds()))
-    if not is_master and (problem := unreachable(host, port, join.total_seconds())) is not None:
+    wait = _join_seconds()
+    if not is_master and (problem := unreachable(host, port, wait)) is not None:
         raise InstanceError(
-            f"popdist: instance {index} did not reach instance 0 at {host}:{port} within {join.total_seconds():g} s "
-            f"({problem}); expected all {instances} instances, with one MASTER_ADDR and MASTER_PORT. Start them all."
+            f"popdist: instance {index} did not reach instance 0 at {host}:{port} within {wait} s ({problem}); "
+            f"expected all {instances} instances, with one MASTER_ADDR and MASTER_PORT. Start them all."
         )
     try:
-        store = distributed.TCPStore(host, port, None, is_master, timeout=join, wait_for_workers=False)
+        return _client(distributed, host, port, is_master)
     except RuntimeError as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
             raise RuntimeError(
@@ -161,17 +177,27 @@ def _store(distributed: Any, index: int, instances: int) -> Any:
                 "(poprun --master-port), or none: poprun finds one."
             ) from None
         raise InstanceError(f"popdist: instance {index} cannot reach {host}:{port}: {error}") from None
-    store = distributed.PrefixStore("popdist", store)
-    store.set(f"joined/{index}", "yes")
-    for other in range(instances):
-        try:
-            store.wait([f"joined/{other}"], join)
-        except RuntimeError as error:
-            raise InstanceError(
-                f"popdist: instance {index} waited {join.total_seconds():g} s for instance {other} to start; expected "
-                f"all {instances} instances ({error})."
-            ) from None
-    return store
+
+
+def _client(distributed: Any, host: str, port: int, is_master: bool = False) -> Any:
+    """A connection to the store."""
+    wait = timedelta(seconds=_join_seconds())
+    store = distributed.TCPStore(host, port, None, is_master, timeout=wait, wait_for_workers=False)
+    return distributed.PrefixStore("popdist", store)
+
+
+def _meet(store: Any, index: int, instances: int) -> List[str]:
+    """Wait until all instances have come. Returns their names."""
+    store.set(f"joined/{index}", own_name())
+    try:
+        for other in range(instances):
+            store.wait([f"joined/{other}"])
+    except RuntimeError as error:
+        raise InstanceError(
+            f"popdist: instance {index} waited {_join_seconds()} s for instance {other} to start; expected all "
+            f"{instances} instances ({error})."
+        ) from None
+    return [store.get(f"joined/{other}").decode() for other in range(instances)]
 
 
 def unreachable(host: str, port: int, wait: float) -> Optional[str]:
@@ -198,28 +224,38 @@ def make_group(instances: Sequence[int], backend: str) -> Any:
 
 
 @contextmanager
-def reaching_others(what: str) -> Iterator[None]:
-    """Turn the transport's errors in the body into an `InstanceError` that says what was going on."""
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, InstanceError):
-            raise
-        if "imed out" not in str(error):
-            time.sleep(AFTERMATH_SECONDS)
-        lost = InstanceError(
-            f"popdist: instance {getInstanceIndex()} of {getNumInstances()}, {what}: {_in_words(error)} Look at the "
-            f"other instances' errors first. A wait that is long for good reason: set {TIMEOUT} (seconds)."
-        )
-        _lost.append(lost)
-        raise lost from None
+def reaching_others(what: Union[str, Callable[[], str]], errors: Type[Exception] = RuntimeError) -> Iterator[None]:
+    """Turn the transport's errors in the body into an `InstanceError`: what was going on, and where the others are.
+
+    Args:
+        what: words for it, or what finds them; another thread may call that.
+        errors: those of the transport.
+    """
+    told = what if callable(what) else lambda: what
+    with waiting(told):
+        try:
+            yield
+        except errors as error:
+            if isinstance(error, InstanceError):
+                raise
+            if "imed out" not in str(error):
+                time.sleep(AFTERMATH_SECONDS)
+            others = "" if _roll_call is None else _roll_call.call()
+            lost = InstanceError(
+                f"popdist: instance {getInstanceIndex()} of {getNumInstances()}, {told()}: {_in_words(error)} {others}"
+            )
+            _lost.append(lost)
+            raise lost from None
 
 
 def _in_words(error: Exception) -> str:
-    text = str(error).strip().splitlines()[0]
+    text = re.sub(r"^\[[^]]*\] ", "", str(error).strip().splitlines()[0])  # without a place in Gloo's source
     if "imed out" in text:
-        return f"an instance did not answer in time; expected all to get here ({text})."
-    return f"an instance is gone ({text.split('. This is typically')[0]})."
+        return (
+            f"an instance did not answer in time ({text}); expected all to get here. Where such a wait has a good "
+            f"reason, raise {TIMEOUT} (poprun --timeout)."
+        )
+    return f"an instance is gone ({text.split('. This is typically')[0]}). Look at the other instances' errors first."
 
 
 def gather(value: Any, what: str = "gathering values") -> List[Any]:

@@ -8,7 +8,7 @@ is left to those who use it.
 import os
 import sys
 import threading
-from typing import Any, List
+from typing import Any, List, Sequence
 
 BEAT_SECONDS = 1.0
 LAST_SECONDS = 3.0
@@ -22,12 +22,13 @@ class Pulse:
     Args:
         torch, distributed: the modules.
         group: a process group of their own; its timeout is how long a sign of life may take.
+        index, names: of this instance; what all are called.
         seconds: that timeout, for the message.
     """
 
-    def __init__(self, torch: Any, distributed: Any, group: Any, index: int, instances: int, seconds: float):
+    def __init__(self, torch: Any, distributed: Any, group: Any, index: int, names: Sequence[str], seconds: float):
         self._torch, self._distributed, self._group = torch, distributed, group
-        self._index, self._instances, self._seconds = index, instances, seconds
+        self._index, self._names, self._seconds = index, names, seconds
         self._leaving = threading.Event()
         self._threads: List[threading.Thread] = []
         for work in (self._send, self._receive):
@@ -44,7 +45,7 @@ class Pulse:
         return self._torch.full((1,), value, dtype=self._torch.uint8)
 
     def _send(self) -> None:
-        following = (self._index + 1) % self._instances
+        following = (self._index + 1) % len(self._names)
         try:
             while True:
                 is_last = self._leaving.wait(BEAT_SECONDS)
@@ -56,7 +57,7 @@ class Pulse:
             return  # it has left, or will be missed by whoever waits for it
 
     def _receive(self) -> None:
-        before = (self._index - 1) % self._instances
+        before = (self._index - 1) % len(self._names)
         try:
             while not self._leaving.is_set():
                 message = self._message(ALIVE)
@@ -69,9 +70,9 @@ class Pulse:
 
     def _end(self, before: int) -> None:
         print(
-            f"popdist: instance {self._index} of {self._instances} got no sign of life from instance {before} for "
-            f"{self._seconds:g} s; expected one each second. Its machine is down, its process is stopped, or the "
-            "link between them is cut. Start the run again, from its last checkpoint.",
+            f"popdist: instance {self._index} of {len(self._names)} got no sign of life from instance {before} "
+            f"({self._names[before]}) for {self._seconds:g} s; expected one each second. Its machine is down, its "
+            "process is stopped, or the link between them is cut. Start the run again, from its last checkpoint.",
             file=sys.stderr,
             flush=True,
         )

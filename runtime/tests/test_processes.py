@@ -337,6 +337,10 @@ with popxl.Session(ir, "cpu") as session:
 """
 
 
+HANGS = r"Instance 1 \(process \d+ on .*\) does not wait: it is at <string>:\d+ in (load, called at .* in )?<module>\.$"
+"""What is said of one that sleeps, at the very end."""
+
+
 @pytest.mark.parametrize(
     "mode, says",
     [
@@ -351,7 +355,30 @@ def test_errors_around_collectives_name_their_cause(mode, says):
     assert says in ended.last_line
     assert ended.said.count("Traceback") == 1
     if mode == "hang":
-        assert "in instance 1 it has not said where it is" in ended.last_line
+        assert re.search(HANGS, ended.last_line)
+
+
+APART = """
+import sys, time
+from popdist import exchange, getInstanceIndex
+from popxl.extensions import gather
+def load():
+    time.sleep(90)
+if sys.argv[1] == "patient":
+    exchange.PATIENT_SECONDS = 3
+exchange.connect()
+if getInstanceIndex() == 1:
+    load()
+gather(0, patiently=sys.argv[1] == "patient")
+"""
+
+
+@pytest.mark.parametrize("how", ["at once", "patient"])
+def test_an_instance_that_hangs_outside_of_collectives_is_named_last_with_its_place(how):
+    ended = launch(["--num-instances", 3, "--timeout", 3 if how == "at once" else 60], ["-c", APART, how])
+    assert ended.code == 1 and ended.seconds < 40
+    assert "Instance 2 waits, too: gathering values. Instance 1" in ended.last_line
+    assert re.search(HANGS, ended.last_line)
 
 
 def test_a_port_in_use_is_refused_at_once(capsys):

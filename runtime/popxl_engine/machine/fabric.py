@@ -8,11 +8,9 @@ Messages go from process to process, are posted as soon as a group's replicas in
 place in the program and the group as their tag. So nobody waits for anything but the members of its own group.
 """
 
-import threading
-import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, Collection, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from popdist import exchange
@@ -25,8 +23,6 @@ TAGS = 2**31
 """Tags of messages are below."""
 SPLIT_BYTES = 2**14
 """Reductions from this size on are split over the processes of the group: one more message, each shorter."""
-NOTE_SECONDS = 3.0
-"""How long an instance that gives up waits for the others to say where they are."""
 
 
 class Lost(RuntimeError):
@@ -186,13 +182,12 @@ class Fabric:
 
         Where all are at one place of the program, the order is that of their groups; else the first that is done.
         """
-        places = {found.first.number for found in abroad.values()}
-        members = min(abroad) if len(places) == 1 else self._first_done(abroad)
-        found = abroad[members]
-        try:
+        exchanges = list(abroad.values())
+        with exchange.reaching_others(lambda: _waits(exchanges), Lost):
+            places = {found.first.number for found in exchanges}
+            members = min(abroad) if len(places) == 1 else self._first_done(abroad)
+            found = abroad[members]
             results = self._results(found) if found.done is None else found.done.result()
-        except Lost as error:
-            self._give_up(error, abroad.values())
         del abroad[members]
         return results
 
@@ -243,38 +238,6 @@ class Fabric:
         done, _ = wait(waits_of, return_when=FIRST_COMPLETED)
         return min(waits_of[future] for future in done)
 
-    def _give_up(self, error: Lost, exchanges: Collection[Exchange]) -> None:
-        """Raise with where this process waits, and where the others do that have given up, too."""
-        here = waits({m: a for found in exchanges for m, a in found.arrivals.items()})
-        needed = {self.instance_of(m) for found in exchanges for m in found.first.members} - {self.instance}
-        notes = self._notes(here, needed)
-        with exchange.reaching_others("; ".join([here, *notes])):
-            raise error
-
-    def _notes(self, here: str, others: Collection[int]) -> List[str]:
-        """Leave a note of where this process waits, and collect those of others.
-
-        In a thread that is left behind where it gets stuck: the link to the process that keeps them may be cut.
-        """
-        notes: Dict[int, str] = {}
-        collecting = threading.Thread(target=self._collect, args=(here, others, notes), daemon=True)
-        collecting.start()
-        collecting.join(NOTE_SECONDS)
-        silent = "it has not said where it is"
-        return [f"in instance {other} {notes.get(other, silent)}" for other in sorted(others)]
-
-    def _collect(self, here: str, others: Collection[int], notes: Dict[int, str]) -> None:
-        store, until = self.connection.store, time.monotonic() + NOTE_SECONDS
-        try:
-            store.set(f"waits/{self.instance}", here)
-            while len(notes) < len(others) and time.monotonic() < until:
-                for other in set(others) - notes.keys():
-                    if store.check([f"waits/{other}"]):
-                        notes[other] = store.get(f"waits/{other}").decode()
-                time.sleep(0.05)
-        except RuntimeError:
-            return  # no more notes
-
     def broadcast(self, value: Optional[torch.Tensor], like: torch.Tensor, replica: int) -> torch.Tensor:
         """A replica's tensor in every process. Collective; ``value`` where the replica lives, None elsewhere.
 
@@ -286,3 +249,8 @@ class Fabric:
                 flat, source = whole.reshape(-1).view(torch.uint8), self.instance_of(replica)
                 self.connection.distributed.broadcast(flat, source, group=self.connection.patient)
         return whole
+
+
+def _waits(exchanges: Sequence[Exchange]) -> str:
+    """Where this process's replicas wait, in words."""
+    return waits({member: arrival for found in exchanges for member, arrival in found.arrivals.items()})

@@ -1,0 +1,131 @@
+"""Where the instances are, asked by one that has waited for others in vain.
+
+Each instance has a thread that looks every second whether one asks. So an instance whose program hangs answers, too,
+with the place where it is; one that is stopped, or gone, does not.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+
+BEAT_SECONDS = 1.0
+ANSWER_SECONDS = 4.0
+"""How long an instance that asks waits for answers."""
+LAST_SECONDS = 3.0
+"""How long the end of a process waits for the thread."""
+FRAMES = 3
+"""Calls, the innermost first, that tell where an instance is."""
+SHOWN = 3
+"""Instances that are named of those that wait, and of those that do not."""
+ASKED = "roll call"
+
+_waits: Dict[object, Callable[[], str]] = {}
+"""What this process waits for, where it does."""
+
+
+@contextmanager
+def waiting(what: Callable[[], str]) -> Iterator[None]:
+    """In the body this process waits for others. ``what`` says at what; another thread may call it."""
+    key = object()
+    _waits[key] = what
+    try:
+        yield
+    finally:
+        del _waits[key]
+
+
+def own_name() -> str:
+    """What this instance is called beside its number."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+class RollCall:
+    """This process's part in it.
+
+    Args:
+        store: that all instances see, over a connection of its own: others may be in use for long.
+        names: of all instances, see `own_name`.
+    """
+
+    def __init__(self, store: Any, index: int, names: Sequence[str]):
+        self._store, self._index, self._names = store, index, names
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="roll call", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._leaving.set()
+        self._thread.join(LAST_SECONDS)
+
+    def call(self) -> str:
+        """Ask the other instances where they are. Returns sentences, the last of those that do not wait."""
+        answers: Dict[int, Tuple[bool, str]] = {}
+        # In a thread that is left behind where it gets stuck: the link to the process that keeps the store may be cut.
+        asking = threading.Thread(target=self._ask, args=(answers,), daemon=True)
+        asking.start()
+        asking.join(ANSWER_SECONDS)
+        return self._in_words(dict(answers))
+
+    def _ask(self, answers: Dict[int, Tuple[bool, str]]) -> None:
+        until = time.monotonic() + ANSWER_SECONDS
+        missing = set(range(len(self._names))) - {self._index}
+        try:
+            self._answer()  # this process may have ended when another asks
+            self._store.set(ASKED, "")
+            while missing and time.monotonic() < until:
+                for other in sorted(missing):
+                    if self._store.check([_key(other)]):
+                        answers[other] = tuple(json.loads(self._store.get(_key(other))))
+                        missing.remove(other)
+                time.sleep(BEAT_SECONDS / 20)
+        except RuntimeError:
+            return  # nobody keeps the store any more
+
+    def _listen(self) -> None:
+        try:
+            while not self._leaving.wait(BEAT_SECONDS):
+                if self._store.check([ASKED]):
+                    return self._answer()
+        except RuntimeError:
+            return
+
+    def _answer(self) -> None:
+        waits = [what() for what in list(_waits.values())]
+        self._store.set(_key(self._index), json.dumps((bool(waits), waits[0] if waits else _place())))
+
+    def _in_words(self, answers: Dict[int, Tuple[bool, str]]) -> str:
+        waiting, others = [], []
+        for other, name in enumerate(self._names):
+            waits, where = answers.get(other, (False, ""))
+            if waits:
+                waiting.append(f"Instance {other} waits, too: {where}.")
+            elif other != self._index:
+                does = f"does not wait: it is at {where}" if where else "does not answer"
+                others.append(f"Instance {other} ({name}) {does}.")
+        return " ".join([*_shortened(waiting), *_shortened(others)] if others else [*_shortened(waiting), "So all do."])
+
+
+def _shortened(sentences: List[str]) -> List[str]:
+    more = len(sentences) - SHOWN
+    return sentences if more <= 0 else [f"{more} more like these:", *sentences[:SHOWN]]
+
+
+def _place() -> str:
+    """Where the main thread of this process is."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    places: List[str] = []
+    while frame is not None and len(places) < FRAMES:
+        file = "/".join(frame.f_code.co_filename.split("/")[-2:])
+        places.append(f"{file}:{frame.f_lineno} in {frame.f_code.co_name}")
+        frame = frame.f_back
+    return ", called at ".join(places) or "its end"
+
+
+def _key(instance: int) -> str:
+    return f"is at/{instance}"
