@@ -21,7 +21,9 @@ import torch
 
 logger = logging.getLogger("popxl")
 
-SOURCES = ("numbers.h", "operands.h", "products.h", "vectors.h", "attention.h", "kernels.cpp")
+FOLDER = Path(__file__).parent
+UNITS = sorted(FOLDER.glob("*.cpp"))
+SOURCES = sorted([*UNITS, *FOLDER.glob("*.h")])
 # Without contraction an element's bits do not depend on its place in a vector, on the vector's width or on the CPU.
 FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
 OPTIONAL_FLAGS = ("-march=native", "-mprefer-vector-width=512", "-fopenmp")
@@ -143,7 +145,7 @@ def library() -> Optional[ctypes.CDLL]:
     """The library, or None where it is switched off (``POPXL_NATIVE=0``) or cannot be built."""
     if os.environ.get("POPXL_NATIVE", "1") == "0":
         return None
-    sources = {name: (Path(__file__).parent / name).read_bytes() for name in SOURCES}
+    sources = {path.name: path.read_bytes() for path in SOURCES}
     compiler = _compiler()
     if compiler is None:
         logger.warning("native kernels: no C++ compiler (CXX, c++, g++, clang++); the plain, slower ones are used.")
@@ -218,12 +220,12 @@ def _built(path: Path, compiler: List[str]) -> Path:
 
 
 def _compile(compiler: List[str], to: Path) -> None:
-    source = str(Path(__file__).parent / "kernels.cpp")
-    done = _run(compiler, (*OPTIONAL_FLAGS, source), to)
+    sources = [str(path) for path in UNITS]
+    done = _run(compiler, (*OPTIONAL_FLAGS, *sources), to)
     if done.returncode:
         empty = ("-x", "c++", os.devnull)
         known = [flag for flag in OPTIONAL_FLAGS if not _run(compiler, (flag, *empty), to).returncode]
-        done = _run(compiler, (*known, source), to)
+        done = _run(compiler, (*known, *sources), to)
     if done.returncode:
         raise subprocess.SubprocessError(f"{shlex.join(done.args)}: {done.returncode} {done.stderr.strip()[-500:]}")
 

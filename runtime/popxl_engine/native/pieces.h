@@ -16,4 +16,6 @@ static void in_pieces(int64_t count, int64_t piece, int threads, Work work) {
 }
 
 // Rows that make up about a piece.
-static inline int64_t rows_per_piece(int64_t columns) { return std::max<int64_t>(1, PIECE / std::max<int64_t>(1, columns)); }
+static inline int64_t rows_per_piece(int64_t columns) {
+  return std::max<int64_t>(1, PIECE / std::max<int64_t>(1, columns));
+}
