@@ -39,6 +39,8 @@ PULSE_SECONDS = 10
 AFTERMATH_SECONDS = 3.0
 """An instance that lost another waits so long before it says so: the other's own error comes first, and alone where the
 launcher ends the run meanwhile."""
+LATE = re.compile("timed? ?out", re.IGNORECASE)
+"""In the transport's errors: nobody came in time."""
 
 
 class InstanceError(RuntimeError):
@@ -238,7 +240,7 @@ def reaching_others(what: Union[str, Callable[[], str]], errors: Type[Exception]
         except errors as error:
             if isinstance(error, InstanceError):
                 raise
-            if "imed out" not in str(error):
+            if not LATE.search(str(error)):
                 time.sleep(AFTERMATH_SECONDS)
             others = "" if _roll_call is None else _roll_call.call()
             lost = InstanceError(
@@ -250,7 +252,7 @@ def reaching_others(what: Union[str, Callable[[], str]], errors: Type[Exception]
 
 def _in_words(error: Exception) -> str:
     text = re.sub(r"^\[[^]]*\] ", "", str(error).strip().splitlines()[0])  # without a place in Gloo's source
-    if "imed out" in text:
+    if LATE.search(text):
         return (
             f"an instance did not answer in time ({text}); expected all to get here. Where such a wait has a good "
             f"reason, raise {TIMEOUT} (poprun --timeout)."

@@ -2,11 +2,13 @@
 
     python -I -S tether.py LAUNCHER PROGRAM [ARGUMENT ...]
 
-LAUNCHER is the number of the process that starts this one.
+LAUNCHER is the number of the process that starts this one. What the program starts ends with the launcher, too: a
+process beside it sees to that, as the system does for the program alone.
 """
 
 import ctypes
 import os
+import select
 import signal
 import sys
 
@@ -20,11 +22,33 @@ def main() -> None:
     launcher, program = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        leave_watch(launcher)
     if os.getppid() != launcher:
         os._exit(1)  # it has ended already
     for name in IGNORED_BY_PYTHON:
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     os.execvp(program[0], program)
+
+
+def leave_watch(launcher: int) -> None:
+    """Start a process that ends this one's group when the launcher ends. It is no child of the program."""
+    try:
+        end = os.pidfd_open(launcher)
+    except OSError:
+        return  # an old kernel, or the launcher has ended already
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    elif os.fork():
+        os._exit(0)
+    else:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)  # they are for the program
+        os.closerange(0, end)
+        poll = select.poll()
+        poll.register(end, select.POLLIN)
+        poll.poll()
+        os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -270,10 +270,14 @@ def test_ctrl_c_ends_instances_that_wait_for_one_that_is_still(place, tmp_path):
     assert not left_over(tmp_path)
 
 
-def test_instances_end_where_the_launcher_is_killed(tmp_path):
-    process = start(["--num-instances", 2], ["-c", NOTED + "time.sleep(90)"], NOTES=str(tmp_path))
+STARTS_ANOTHER = "import subprocess; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+
+
+def test_instances_and_what_they_start_end_where_the_launcher_is_killed(tmp_path):
+    sleep = NOTED + "time.sleep(90)"
+    process = start(["--num-instances", 2], ["-c", NOTED + STARTS_ANOTHER, sleep], NOTES=str(tmp_path))
     begin = time.monotonic()
-    wait_for_instances(tmp_path, 2)
+    wait_for_instances(tmp_path, 4)
     process.kill()
     assert finish(process, begin).code == -signal.SIGKILL
     until = time.monotonic() + 10
