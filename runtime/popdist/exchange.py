@@ -39,6 +39,8 @@ PULSE_SECONDS = 10
 AFTERMATH_SECONDS = 3.0
 """An instance that lost another waits so long before it says so: the other's own error comes first, and alone where the
 launcher ends the run meanwhile."""
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Environment variable: the network interface by which other instances are reached; the launcher sets it, too."""
 LATE = re.compile("timed? ?out", re.IGNORECASE)
 """In the transport's errors: nobody came in time."""
 
@@ -119,11 +121,12 @@ def _open(index: int, instances: int) -> Connection:
     short, long = timedelta(seconds=seconds()), timedelta(seconds=PATIENT_SECONDS)
     host, port = _address()
     store = _store(distributed, host, port, index, instances)
+    check_interface()
     names = _meet(store, index, instances)
     _roll_call = RollCall(_client(distributed, host, port), index, names)
     atexit.register(_roll_call.stop)
     silence = seconds() + PULSE_SECONDS
-    with reaching_others("opening connections"):
+    with reaching_others(_opening):
         if not distributed.is_initialized():
             distributed.init_process_group("gloo", store=store, rank=index, world_size=instances, timeout=short)
         group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=silence))
@@ -145,6 +148,21 @@ def _leave(distributed: Any, pulse: Pulse) -> None:
         sys.stderr.flush()
         os._exit(1)
     distributed.destroy_process_group()
+
+
+def check_interface() -> None:
+    """RuntimeError if the network interface that the environment names is not there."""
+    named, there = os.environ.get(INTERFACE), [name for _, name in socket.if_nameindex()]
+    if named and (missing := [name for name in named.split(",") if name not in there]):
+        raise RuntimeError(
+            f"environment variable {INTERFACE}: got {missing[0]!r}; expected a network interface of this machine, of "
+            f"{', '.join(there)}. Correct it, or unset it."
+        )
+
+
+def _opening() -> str:
+    interface = os.environ.get(INTERFACE, "unset: the address of this machine's name is taken")
+    return f"opening connections ({INTERFACE} is {interface})"
 
 
 def _address() -> Tuple[str, int]:
@@ -221,7 +239,7 @@ def unreachable(host: str, port: int, wait: float) -> Optional[str]:
 def make_group(instances: Sequence[int], backend: str) -> Any:
     """A process group of some instances. Every instance calls this; those outside get a group that is of no use."""
     connection = connect()
-    with reaching_others("opening connections"):
+    with reaching_others(_opening):
         return connection.distributed.new_group(list(instances), timedelta(seconds=seconds()), backend)
 
 

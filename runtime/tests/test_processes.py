@@ -428,6 +428,18 @@ def test_threads_are_divided_evenly_unless_the_user_says_how_many(monkeypatch):
     assert threads_of_each(3) is None
 
 
+def test_instances_talk_by_the_interface_of_the_first_machines_address():
+    assert launcher.interface_towards("127.0.0.1") == launcher.interface_towards("localhost") == "lo"
+    assert launcher.interface_towards("no-such-host.invalid") is None
+
+
+def test_an_interface_that_is_not_there_is_refused_at_once():
+    ended = launch(["--num-instances", 2], ["-c", "import popdist; popdist.init()"], GLOO_SOCKET_IFNAME="lo,eth77")
+    assert ended.code == 1
+    says = "environment variable GLOO_SOCKET_IFNAME: got 'eth77'; expected a network interface of this machine, of "
+    assert says in ended.last_line and ended.seconds < 30
+
+
 SHARE = """
 import json, os, sys
 names = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
