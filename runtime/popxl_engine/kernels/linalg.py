@@ -38,7 +38,7 @@ def prefers_onednn() -> bool:
 
 def dense(t: torch.Tensor) -> torch.Tensor:
     """A matrix whose rows or columns lie side by side: oneDNN multiplies by others a thousand times slower."""
-    return t if t.is_contiguous() or t.t().is_contiguous() else t.contiguous()
+    return t if t.is_contiguous() or t.stride() == (1, t.shape[0]) or t.t().is_contiguous() else t.contiguous()
 
 
 def matrix_product(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:

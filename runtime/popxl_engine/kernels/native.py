@@ -98,10 +98,6 @@ def sum_to(t: torch.Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...]) ->
     return total.to(t.dtype)
 
 
-PARTS = 16
-"""Pieces of rows, at most, that sum up the gradients of normalisation's parameters for themselves."""
-
-
 @kernel("group_norm_grad", device="cpu")
 def group_norm_grad(
     dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, num_groups: int, eps: float
@@ -111,14 +107,9 @@ def group_norm_grad(
     if plain or not native.takes(dy, t, weight):
         result: Tuple[torch.Tensor, ...] = KERNELS["group_norm_grad"](dy, t, weight, num_groups, eps)
         return result
-    rows, columns = t.shape
-    piece = -(-rows // PARTS)
-    dt, parts = torch.empty_like(t), torch.empty(-(-rows // piece), 2 * columns, device=t.device)
-    native.call("layer_norm_grad", (t.dtype,), dy, t, widened(weight), dt, parts, eps, piece, rows, columns)
-    gradients = torch.empty(2 * columns, device=t.device)
-    native.call("column_sums", (torch.float32,), parts, gradients, 0.0, 1.0, *parts.shape)
-    dweight, dbias = gradients.to(weight.dtype).split(columns)
-    return dt, dweight, dbias
+    dt, gradients = torch.empty_like(t), torch.empty(2, t.shape[1], device=t.device)
+    native.call("layer_norm_grad", (t.dtype,), dy, t, widened(weight), dt, gradients, eps, *t.shape)
+    return dt, *gradients.to(weight.dtype).unbind()
 
 
 @kernel("sumsquare", device="cpu")
@@ -126,6 +117,6 @@ def sumsquare(t: torch.Tensor, axis: Any, keepdims: bool) -> torch.Tensor:
     """Of the whole tensor: of rows in float32, which are added up in float64."""
     if axis is not None or keepdims or not native.takes(t):
         return KERNELS["sumsquare"](t, axis, keepdims)
-    total = torch.empty((), dtype=t.dtype, device=t.device)
+    total = t.new_empty(())
     native.call("squares", (t.dtype,), t, total, t.numel())
     return total

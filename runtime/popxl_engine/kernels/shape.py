@@ -12,13 +12,15 @@ from popxl_engine.kernels.registry import kernel
 @kernel("reshape")
 def reshape(t: torch.Tensor, shape: Tuple[int, ...]) -> torch.Tensor:
     """A view of contiguous elements, else a copy."""
-    return t.reshape(tuple(shape))
+    return t.reshape(*shape) if shape else t.reshape(())  # torch reads numbers faster than a tuple of them
 
 
 @kernel("transpose")
 def transpose(t: torch.Tensor, permutation: Optional[Tuple[int, ...]]) -> torch.Tensor:
     """A view with other strides."""
-    return t.permute(tuple(reversed(range(t.ndim))) if permutation is None else tuple(permutation))
+    if t.dim() == 2 and (permutation is None or permutation[0]):
+        return t.t()
+    return t.permute(*(reversed(range(t.dim())) if permutation is None else permutation))
 
 
 @kernel("squeeze")

@@ -149,13 +149,15 @@ Slopes parameter_gradients(const T* dy, const T* x, const float* weight, Moments
   return {sum, product};
 }
 
-// `parts` has room for the parameters' gradients of each piece of rows, [pieces, 2, columns]: the caller adds them up.
+// gradients: the parameters', [2, columns]. Up to 16 pieces of rows sum them up for themselves.
 template <class T>
-void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float* parts, float epsilon, int64_t piece,
-                     int64_t rows, int64_t columns, int threads) {
+void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float* gradients, float epsilon, int64_t rows,
+                     int64_t columns, int threads) {
+  const int64_t piece = (rows + 15) / 16, pieces = (rows + piece - 1) / piece;
+  std::vector<float> sums(pieces * 2 * columns);
+  float* const parts = sums.data();
   in_pieces(rows, piece, threads, [=](int64_t first, int64_t end) {
     float *dweight = parts + first / piece * 2 * columns, *dbias = dweight + columns;
-    std::fill_n(dweight, 2 * columns, 0.0f);
     for (int64_t r = first; r < end; ++r) {
       const T *row = x + r * columns, *up = dy + r * columns;
       T* down = dx + r * columns;
@@ -169,6 +171,7 @@ void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float*
       }
     }
   });
+  column_sums(parts, gradients, 0.0f, 1.0f, pieces, 2 * columns, threads);
 }
 
 template <class T>
@@ -263,9 +266,9 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
                           int threads) {                                                                             \
     column_sums(x, total, old, share, rows, columns, threads);                                                       \
   }                                                                                                                  \
-  void layer_norm_grad_##NAME(const T* dy, const T* x, const float* weight, T* dx, float* parts, float epsilon,      \
-                              int64_t piece, int64_t rows, int64_t columns, int threads) {                           \
-    layer_norm_grad(dy, x, weight, dx, parts, epsilon, piece, rows, columns, threads);                               \
+  void layer_norm_grad_##NAME(const T* dy, const T* x, const float* weight, T* dx, float* gradients, float epsilon,  \
+                              int64_t rows, int64_t columns, int threads) {                                          \
+    layer_norm_grad(dy, x, weight, dx, gradients, epsilon, rows, columns, threads);                                  \
   }                                                                                                                  \
   void dropout_##NAME(const T* x, T* y, uint64_t key, int64_t threshold, float scale, int64_t count, int threads) {  \
     dropout(x, y, key, int32_t(threshold), scale, count, threads);                                                   \

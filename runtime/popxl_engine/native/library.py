@@ -41,7 +41,7 @@ SIGNATURES = {
     "accumulate": ("ppffn", 1),
     "squares": ("ppn", 1),
     "column_sums": ("ppffnn", 1),
-    "layer_norm_grad": ("pppppfnnn", 1),
+    "layer_norm_grad": ("pppppfnn", 1),
     "dropout": ("ppnnfn", 1),
     "logsumexp": ("ppnn", 1),
     "logsumexp_grad": ("ppppppnn", 1),

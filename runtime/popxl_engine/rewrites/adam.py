@@ -38,18 +38,18 @@ def adamw_(
 
     Those of 16 bits are rounded once each, and draw in this order. The update is made from the moments as rounded.
     """
-    number = factor if var.is_cuda else float  # nobody waits for a GPU's
-    options: Options = {
-        "lr": -number(minus_lr), "beta1": float(beta1), "beta2": float(beta2), "eps": float(epsilon),
-        "weight_decay": float(weight_decay or 0.0), "amsgrad": False, "maximize": False,
-    }  # fmt: skip
     state = (var, first, second)
-    if not all(t.is_contiguous() for t in state):
+    in_one_pass = native.takes(*state, grad) and first.dtype == second.dtype
+    if not in_one_pass and not all(t.is_contiguous() for t in state):
         return _strided(var, grad, scale, first, second, step, minus_lr, beta1, beta2, epsilon, weight_decay)
+    number = factor if var.is_cuda else float  # nobody waits for a GPU's
     times, noises = 1.0 if scale is None else number(scale), [update_noise(t) for t in state]
+    lr, rest = -number(minus_lr), (float(beta1), float(beta2), float(epsilon), float(weight_decay or 0.0))
     starts = {noise.start for noise in noises if noise is not None}
-    if native.takes(*state, grad) and first.dtype == second.dtype and len(starts) <= 1:
-        return _native(state, grad, times, step, options, noises, *starts)
+    if in_one_pass and len(starts) <= 1:
+        return _native(state, grad, (times, float(step), lr, *rest), noises, *starts)
+    options: Options = dict(zip(("lr", "beta1", "beta2", "eps", "weight_decay"), (lr, *rest)))
+    options |= {"amsgrad": False, "maximize": False}
     update = _fused if first.dtype == second.dtype == torch.float32 and not var.is_cuda else _step_by_step
     flat, gradient = [t.view(-1) for t in state], grad.reshape(-1)
     size = max(var.numel(), 1) if var.is_cuda else CHUNK * torch.get_num_threads()
@@ -114,21 +114,13 @@ def _weight(
 
 
 def _native(
-    state: Sequence[torch.Tensor],
-    grad: torch.Tensor,
-    scale: float,
-    step: torch.Tensor,
-    options: Options,
-    noises: Noises,
-    offset: int = 0,
+    state: Sequence[torch.Tensor], grad: torch.Tensor, numbers: Sequence[float], noises: Noises, offset: int = 0
 ) -> torch.Tensor:
     """`adamw_` in one pass over memory. ``offset``: the start of every noise."""
-    var, first, _ = state
+    var, first, second = state
     bits = [part for n in noises for part in ((None, None) if n is None else n.parts(var.numel(), offset))]
-    numbers = [scale, float(step), *(options[name] for name in ("lr", "beta1", "beta2", "eps", "weight_decay"))]
-    native.call(
-        "adamw", (var.dtype, grad.dtype, first.dtype), var, grad, *state[1:], *bits, offset, *numbers, var.numel()
-    )
+    dtypes = (var.dtype, grad.dtype, first.dtype)
+    native.call("adamw", dtypes, var, grad, first, second, *bits, offset, *numbers, var.numel())
     return var
 
 

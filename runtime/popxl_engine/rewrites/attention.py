@@ -38,22 +38,10 @@ def attention(
     if not (_has_rows(query, key, value) and mask.is_contiguous() and _draws_in_pairs(key, seed_tensor)):
         return _attention_by_parts(query, key_t, value, mask, scale, seed_tensor, p)
     sizes = (*query.shape[:3], key.shape[2], query.shape[3])
-    probabilities = torch.empty(sizes[:4], dtype=query.dtype, device=query.device)
+    probabilities, y = query.new_empty(sizes[:4]), _result_for(query)
     dropped = None if seed_tensor is None else torch.empty_like(probabilities)
-    y = torch.empty_like(query)
-    views = [part for t in (query, key, value) for part in _view(t)]
-    native.call(
-        "attend",
-        (query.dtype,),
-        *views,
-        mask,
-        scale,
-        probabilities,
-        dropped,
-        *_view(y),
-        *sizes,
-        *_dropout(seed_tensor, p),
-    )
+    views, rest = _views(query, key, value), (*_views(y), *sizes, *_dropout(seed_tensor, p))
+    native.call("attend", (query.dtype,), *views, mask, scale, probabilities, dropped, *rest)
     return (probabilities, y) if dropped is None else (probabilities, dropped, y)
 
 
@@ -70,13 +58,11 @@ def attention_grad(
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients for query, key_t and value of `attention`; ``factors`` is what was multiplied with value."""
     query, value = query_t.transpose(2, 3), value_t.transpose(2, 3)
-    shares = (probabilities, factors)
-    ordered = all(t.is_contiguous() for t in shares) and native.attends(*shares)
+    ordered = probabilities.is_contiguous() and factors.is_contiguous()
     if not (ordered and _has_rows(dy, query, key, value) and _draws_in_pairs(key, seed_tensor)):
         return _gradient_by_parts(dy, query_t, key, value_t, probabilities, factors, scale, seed_tensor, p)
-    results = [torch.empty_like(t) for t in (query, key, value)]
-    views = [part for t in (dy, query, key, value) for part in _view(t)]
-    places = [part for t in results for part in _view(t)]
+    results = [_result_for(t) for t in (query, key, value)]
+    views, places = _views(dy, query, key, value), _views(*results)
     sizes = (*query.shape[:3], key.shape[2], query.shape[3])
     native.call(
         "attend_grad", (dy.dtype,), *views, probabilities, factors, scale, *places, *sizes, *_dropout(seed_tensor, p)
@@ -85,10 +71,14 @@ def attention_grad(
 
 
 def _has_rows(*tensors: torch.Tensor) -> bool:
-    """Whether the compiled kernels take these [b, h, n, d]: their last axis lies side by side, and copies' will."""
-    return native.attends(*tensors) and all(
-        t.numel() and t.stride(3) == 1 and torch.empty_like(t, device="meta").stride(3) == 1 for t in tensors
-    )
+    """Whether the compiled kernels take these [b, h, n, d]: their last axis lies side by side."""
+    return native.attends(*tensors) and all(t.numel() and t.stride(3) == 1 for t in tensors)
+
+
+def _result_for(t: torch.Tensor) -> torch.Tensor:
+    """Memory for a tensor of this shape, with the same order of axes, unless that does not end with the last."""
+    result = torch.empty_like(t)
+    return result if result.stride(3) == 1 else t.new_empty(t.shape)
 
 
 def _draws_in_pairs(key: torch.Tensor, seed_tensor: Seed) -> bool:
@@ -96,8 +86,9 @@ def _draws_in_pairs(key: torch.Tensor, seed_tensor: Seed) -> bool:
     return seed_tensor is None or (key.shape[2] % 2 == 0 and key.shape[0] % (seed_tensor.numel() // 2) == 0)
 
 
-def _view(t: torch.Tensor) -> Tuple[Any, ...]:
-    return (t, *t.stride()[:3])
+def _views(*tensors: torch.Tensor) -> List[Any]:
+    """Each tensor, and its strides but the last."""
+    return [part for t in tensors for part in (t, *t.stride()[:3])]
 
 
 def _dropout(seed_tensor: Seed, p: float) -> Tuple[Any, ...]:
