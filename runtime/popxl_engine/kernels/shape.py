@@ -18,9 +18,8 @@ def reshape(t: torch.Tensor, shape: Tuple[int, ...]) -> torch.Tensor:
 @kernel("transpose")
 def transpose(t: torch.Tensor, permutation: Optional[Tuple[int, ...]]) -> torch.Tensor:
     """A view with other strides."""
-    if t.dim() == 2 and (permutation is None or permutation[0]):
-        return t.t()
-    return t.permute(*(reversed(range(t.dim())) if permutation is None else permutation))
+    order = tuple(reversed(range(t.dim()))) if permutation is None else permutation
+    return t.permute(*order) if t.dim() else t
 
 
 @kernel("squeeze")
