@@ -26,7 +26,13 @@ from execution.transfers import Load, selected
 from execution.variables import fresh_weights, make_variables, write_whole_weights
 from modelling import Layout
 from modelling.head import TIED
-from utils.runtime import keep_remote_memory_in_files, keep_state_once, limit_device_memory, session_device
+from utils.runtime import (
+    expect_session,
+    keep_remote_memory_in_files,
+    keep_state_once,
+    limit_device_memory,
+    session_device,
+)
 
 SCALAR: "Tuple[int, ...]" = ()
 
@@ -37,6 +43,7 @@ def pretraining(config: Config) -> addons.TaskSession:
     One run is `device_iterations` optimizer steps. Its inputs are `words`, `labels` and `learning_rate`, its outputs
     `loss` (per run of the head) and `gradient_norm`; see `execution.host.run_steps`.
     """
+    expect_session(config.execution.device)
     with fresh_weights(config) as weights:
         ir, streams, state = training_program(config)
         device = session_device(config.execution.device)

@@ -127,6 +127,16 @@ def limit_device_memory(ir: popxl.Ir, memory: int | float) -> None:
     extensions.limit_device_memory(ir, memory)
 
 
+def expect_session(device: str) -> None:
+    """Let a processor's kernels be compiled while a program is built that will run; plain PopXL has none.
+
+    Args:
+        device: the configuration's, which `session_device` checks.
+    """
+    if hasattr(extensions, "expect_session") and not device.startswith("cuda"):
+        extensions.expect_session()
+
+
 def session_device(name: str) -> str:
     """What a Session is to be made for, of a configuration's `device`.
 

@@ -13,7 +13,7 @@ from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, measure, phase_ti
 from popxl.printer import to_text
 from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
 from popxl.remote_files import DeviceNeeds, FileTraffic, keep_remote_memory_in_files, limit_device_memory
-from popxl.session import Session
+from popxl.session import Session, expect_session
 from popxl.session_state import keep_state_once
 from popxl.tensor import Tensor
 from popxl.verify import verify
@@ -37,6 +37,7 @@ __all__ = [
     "bfloat16",
     "check_device",
     "device_needs",
+    "expect_session",
     "file_traffic",
     "gather",
     "keep_remote_memory_in_files",

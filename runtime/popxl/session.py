@@ -25,6 +25,23 @@ h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
 d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
 
 ENGINE = "popxl_engine.engine"
+KERNELS = "popxl_engine.build"
+
+
+def expect_session(device_desc: Union[str, DeviceInfo] = "cpu") -> None:
+    """Say that a Session will be made, and let what takes long beside its program be made in the background.
+
+    That is the compiling of a processor's kernels, once per machine. A Session begins with it, too, and runs wait for
+    it where they need it, so that numbers do not depend on when it ends. Said before the program is built, or before
+    torch is loaded, the first run comes sooner. What is not finished ends with the process.
+
+    Args:
+        device_desc: as a Session takes it.
+    Raises:
+        ValueError: an unknown device_desc.
+    """
+    if not engine_device(device_desc).startswith("cuda"):
+        importlib.import_module(KERNELS).begin()
 
 
 class EngineProtocol(DeviceValues, Protocol):
@@ -78,6 +95,7 @@ class Session:
             raise RuntimeError(
                 "Session: got a program without ops in its main graph; expected at least one. Build it first."
             )
+        expect_session(device_desc)
         self._ir = ir
         arrange_fragments(ir)
         ir._freeze()

@@ -1,37 +1,16 @@
-"""The compiled library: built when it is first needed, kept for later runs, called with tensors."""
+"""The compiled library: loaded when it is first needed, called with tensors."""
 
-import contextlib
 import ctypes
 import functools
-import hashlib
 import itertools
 import logging
-import os
-import platform
-import shlex
-import shutil
-import stat
-import subprocess
-import sysconfig
-import tempfile
-from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 
-logger = logging.getLogger("popxl")
+from popxl_engine import build
 
-FOLDER = Path(__file__).parent
-UNITS = sorted(FOLDER.glob("*.cpp"))
-SOURCES = sorted([*UNITS, *FOLDER.glob("*.h")])
-# Without contraction an element's bits do not depend on its place in a vector, on the vector's width or on the CPU.
-FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
-OPTIONAL_FLAGS = ("-march=native", "-mprefer-vector-width=512", "-fopenmp")
-"""What some compilers or CPUs do not know: tried all together, then those with which an empty file compiles."""
-TIME_LIMIT = 120
-"""Seconds that compiling may take; it takes about two."""
-ROOM = 1 << 20
-"""Bytes that the library's folder must have room for; it is smaller."""
+logger = logging.getLogger("popxl")
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 KINDS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
@@ -142,107 +121,16 @@ def _functions() -> Dict[Any, Any]:
 
 @functools.cache
 def library() -> Optional[ctypes.CDLL]:
-    """The library, or None where it is switched off (``POPXL_NATIVE=0``) or cannot be built."""
-    if os.environ.get("POPXL_NATIVE", "1") == "0":
-        return None
-    sources = {path.name: path.read_bytes() for path in SOURCES}
-    compiler = _compiler()
-    if compiler is None:
-        logger.warning("native kernels: no C++ compiler (CXX, c++, g++, clang++); the plain, slower ones are used.")
-        return None
-    key = hashlib.sha256(repr((sources, FLAGS, OPTIONAL_FLAGS, compiler, _machine())).encode()).hexdigest()[:16]
-    for folder in _folders():
+    """The library, or None where it is switched off (``POPXL_NATIVE=0``) or cannot be built; waits for the compiler."""
+    with build.LOCK:
+        return _library()
+
+
+@functools.cache
+def _library() -> Optional[ctypes.CDLL]:
+    for path in build.libraries():
         try:
-            return ctypes.CDLL(str(_built(folder / f"kernels_{key}.so", compiler)))
+            return ctypes.CDLL(str(path))
         except OSError as error:
-            logger.debug("native kernels: %s cannot be used (%s)", folder, error)
-        except subprocess.SubprocessError as error:
-            logger.warning("native kernels: not compiled (%s); the plain, slower ones are used.", error)
-            return None
-    logger.warning("native kernels: no folder to keep them in (set POPXL_CACHE_DIR); the plain, slower ones are used.")
+            logger.debug("native kernels: %s cannot be loaded (%s)", path, error)
     return None
-
-
-def _compiler() -> Optional[List[str]]:
-    for command in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        with contextlib.suppress(ValueError):  # CXX has a quote that nothing closes
-            words = shlex.split(command or "")
-            if words and shutil.which(words[0]):
-                return words
-    return None
-
-
-def _machine() -> str:
-    """What compiled code depends on: the architecture, and the instructions that this CPU has."""
-    features = sysconfig.get_platform() + platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return features + platform.processor()
-    return features + next((line for line in lines if line.startswith(("flags", "Features"))), "")
-
-
-def _folders() -> List[Path]:
-    """Where the library may be kept, the preferred place first; a private temporary folder is the last resort."""
-    folders = [Path(named)] if (named := os.environ.get("POPXL_CACHE_DIR")) else []
-    with contextlib.suppress(RuntimeError):  # the user has no home
-        folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "popxl")
-    with contextlib.suppress(OSError):  # no temporary folder can be written
-        folders.append(Path(tempfile.gettempdir()) / f"popxl-{os.getuid()}")
-    return [folder.absolute() for folder in folders]  # the loader looks up names without a folder elsewhere
-
-
-def _built(path: Path, compiler: List[str]) -> Path:
-    """Compile to ``path`` unless it is there already, with a hash of the file at its end: loading a damaged one kills.
-
-    Raises:
-        OSError: the folder cannot be written or is full, or somebody else may write what would be loaded from it.
-        subprocess.SubprocessError: the compiler fails with every set of flags, or takes too long.
-    """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = path.parent.stat()
-    if status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH:
-        raise PermissionError(f"{path.parent} belongs to another user, or everybody may write to it")
-    if path.exists() and _is_whole(path.read_bytes()):
-        return path
-    # A name of its own: other threads, and machines that share the folder, may compile at the same time.
-    handle, name = tempfile.mkstemp(".part", f"{path.stem}.", path.parent)
-    part = Path(name)
-    try:
-        with open(handle, "wb") as file:
-            file.write(bytes(ROOM))  # a full folder is told from a compiler that fails
-        _compile(compiler, part)
-        part.write_bytes(_sealed(part.read_bytes()))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
-
-
-def _compile(compiler: List[str], to: Path) -> None:
-    sources = [str(path) for path in UNITS]
-    done = _run(compiler, (*OPTIONAL_FLAGS, *sources), to)
-    if done.returncode:
-        empty = ("-x", "c++", os.devnull)
-        known = [flag for flag in OPTIONAL_FLAGS if not _run(compiler, (flag, *empty), to).returncode]
-        done = _run(compiler, (*known, *sources), to)
-    if done.returncode:
-        raise subprocess.SubprocessError(f"{shlex.join(done.args)}: {done.returncode} {done.stderr.strip()[-500:]}")
-
-
-def _run(compiler: List[str], arguments: Sequence[str], to: Path) -> "subprocess.CompletedProcess[str]":
-    command = [*compiler, *FLAGS, *arguments, "-o", str(to)]
-    try:
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT
-        )
-    except OSError as error:
-        raise subprocess.SubprocessError(str(error)) from error
-
-
-def _sealed(code: bytes) -> bytes:
-    return code + hashlib.sha256(code).digest()
-
-
-def _is_whole(content: bytes) -> bool:
-    return content == _sealed(content[: -hashlib.sha256().digest_size])
