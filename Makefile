@@ -14,6 +14,8 @@ TEXT := data/files/stdlib
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start hundreds of processes: each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test check format bench docs clean
 .DELETE_ON_ERROR:

@@ -4,6 +4,7 @@ import numpy as np
 import popxl_addons as addons
 
 from config import Config, learning_rate
+from demo.pretraining import main
 from execution.host import StepResult, run_steps
 from execution.pretraining import pretraining
 from execution.variables import read_gradients, read_weights, write_whole_weights
@@ -24,6 +25,14 @@ TRAINED = small(
     max_norm=0.5,
 )
 """A run in which everything is at work that could tell one run from another: dropout, rounding at random, clipping."""
+
+
+def run_job(*words: object) -> None:
+    """The training job with a command line, in this process: where no fresh one is claimed, that is most of the time.
+
+    Once for each folder, which is locked until the process ends. Tests of how processes start, fail and end start some.
+    """
+    assert main([str(word) for word in words]) == 0
 
 
 def gradients_of(config: Config, seed: int = 0) -> "tuple[float, dict[str, np.ndarray], float]":

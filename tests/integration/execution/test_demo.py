@@ -20,6 +20,7 @@ from demo.pictures import smooth
 from demo.run_folder import choose_folder
 from demo.text import whole_lines
 from demo.wandb_log import WandbLog
+from tests.integration.runs import run_job
 
 pytestmark = pytest.mark.multi
 ROOT = Path(__file__).parents[3]
@@ -44,16 +45,19 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def train(folder: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess:
-    words = (
+def words(folder: Path) -> "list[str]":
+    return (
         f"--config tiny --data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1 "
         f"--name run --run_folder {folder}/runs --input_files {folder}/train-*.tfrecord "
         f"--validation_files {folder}/validation-*.tfrecord --tokenizer {folder}/tokenizer.json --vocabulary_size 270 "
         "--sequence_length 16 --widening 4 "
         "--steps 20 --validate_every 5 --validation_batches 2 --log_every 5 --checkpoint.every 10"
     ).split()
+
+
+def train(folder: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, str(ROOT / "demo/pretraining.py"), *words, *flags],
+        [sys.executable, str(ROOT / "demo/pretraining.py"), *words(folder), *flags],
         capture_output=True,
         text=True,
         timeout=180,
@@ -102,26 +106,22 @@ def test_prompts_are_whole_lines_where_there_are_any():
 
 
 def test_the_saved_configuration_runs_again(folder, tmp_path):
-    done = train(
-        folder, "--config", str(folder / "runs/run/config.yml"), "--run_folder", str(tmp_path), "--samples", "0"
-    )
-    assert done.returncode == 0, done.stderr
+    run_job(*words(folder), "--config", folder / "runs/run/config.yml", "--run_folder", tmp_path, "--samples", 0)
     assert (tmp_path / "run/metrics.jsonl").read_text() == (folder / "runs/run/metrics.jsonl").read_text()
 
 
-def test_a_finished_run_that_is_continued_trains_no_more(folder):
+def test_a_finished_run_that_is_continued_trains_no_more(folder, capsys):
     before = (folder / "runs/run/metrics.jsonl").read_text()
-    done = train(folder, "--checkpoint.load", "auto", "--samples", "0")
-    assert done.returncode == 0, done.stderr
-    assert "continuing after step 20" in done.stdout and "step 20/20" not in done.stdout
+    run_job(*words(folder), "--checkpoint.load", "auto", "--samples", 0)
+    printed = capsys.readouterr().out
+    assert "continuing after step 20" in printed and "step 20/20" not in printed
     assert (folder / "runs/run/metrics.jsonl").read_text() == before
 
 
 def test_a_run_can_go_back_to_an_older_checkpoint_and_leaves_the_newer_ones(folder):
     run = folder / "runs/run"
     newer = {path.name for path in (run / "checkpoints").iterdir()}
-    done = train(folder, "--checkpoint.load", str(run / "checkpoints/step_00000010"), "--samples", "0")
-    assert done.returncode == 0, done.stderr
+    run_job(*words(folder), "--checkpoint.load", run / "checkpoints/step_00000010", "--samples", 0)
     assert {path.name for path in (run / "checkpoints").iterdir()} == newer
     lines = (run / "metrics.jsonl").read_text().splitlines()
     assert (folder / "runs/run-2/metrics.jsonl").read_text().splitlines() == lines[10:]
@@ -133,7 +133,9 @@ def test_wandb_offline_needs_no_network_and_a_wandb_that_fails_stops_nothing(fol
     done = train(folder, *flags, "--name", "offline", WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "offline/wandb").glob("offline-run-*"))
-    done = train(folder, *flags, "--name", "failing", WANDB_MODE="online", WANDB_API_KEY="", HOME=str(tmp_path))
+    kernels = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    elsewhere = {"HOME": str(tmp_path), "XDG_CACHE_HOME": kernels}  # where no key is, and kernels are compiled
+    done = train(folder, *flags, "--name", "failing", WANDB_MODE="online", WANDB_API_KEY="", **elsewhere)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("wandb: RuntimeError: no API key") == 1, done.stderr
     assert (tmp_path / "failing/metrics.jsonl").read_text() == (tmp_path / "offline/metrics.jsonl").read_text()
