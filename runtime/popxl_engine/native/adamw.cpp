@@ -1,6 +1,7 @@
 // AdamW's update of a tensor, in one pass. Every element's result depends on nothing but the operands.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "numbers.h"
 #include "pieces.h"
@@ -73,9 +74,11 @@ void adamw_as(W* weight, const G* gradient, M* m, M* v, const Adam& a, const Noi
 template <class W, class G, class M>
 void adamw(W* weight, const G* gradient, M* m, M* v, const Adam& a, const Noise* noise, int64_t offset, int64_t count,
            int threads) {
-  const bool draws = noise[0].base || noise[1].base || noise[2].base;
-  (draws ? adamw_as<Stochastic, W, G, M> : adamw_as<ToNearest, W, G, M>)(weight, gradient, m, v, a, noise, offset,
-                                                                         count, threads);
+  if constexpr (!std::is_same_v<W, float> || !std::is_same_v<M, float>) {
+    if (noise[0].base || noise[1].base || noise[2].base)
+      return adamw_as<Stochastic>(weight, gradient, m, v, a, noise, offset, count, threads);
+  }
+  adamw_as<ToNearest>(weight, gradient, m, v, a, noise, offset, count, threads);
 }
 
 }  // namespace
