@@ -201,8 +201,15 @@ def _store(distributed: Any, host: str, port: int, index: int, instances: int) -
 
 def _client(distributed: Any, host: str, port: int, is_master: bool = False) -> Any:
     """A connection to the store."""
-    wait = timedelta(seconds=_join_seconds())
-    store = distributed.TCPStore(host, port, None, is_master, timeout=wait, wait_for_workers=False)
+    wait = _join_seconds()
+    silent = (
+        f"popdist: got no answer from {host}:{port} within {wait} s, though something listens there; expected instance "
+        "0. Correct MASTER_ADDR and MASTER_PORT."
+    )
+    with ended_after(wait + CONNECT_SECONDS, silent):
+        store = distributed.TCPStore(
+            host, port, None, is_master, timeout=timedelta(seconds=wait), wait_for_workers=False
+        )
     return distributed.PrefixStore("popdist", store)
 
 
@@ -234,6 +241,23 @@ def unreachable(host: str, port: int, wait: float) -> Optional[str]:
             if time.monotonic() > until:
                 return error.strerror or str(error)
         time.sleep(RETRY_SECONDS)
+
+
+@contextmanager
+def ended_after(wait: float, problem: str) -> Iterator[None]:
+    """End the process with a message where the body takes longer: torch waits without end for a silent listener."""
+
+    def end() -> None:
+        print(problem, file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(wait, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def make_group(instances: Sequence[int], backend: str) -> Any:

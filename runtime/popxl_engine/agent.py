@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 from popdist import tether
-from popdist.exchange import JOIN_SECONDS, unreachable
+from popdist.exchange import JOIN_SECONDS, ended_after, unreachable
 from popdist.launcher import USAGE_ERROR
 from popdist.voices import Voices
 from torch.distributed import DistError
@@ -112,14 +112,16 @@ def _be_quiet() -> None:
 
 
 def _refuse(machines: Machines, problem: str) -> int:
-    print(
+    print(_alone(machines, problem), file=sys.stderr, flush=True)
+    return 1
+
+
+def _alone(machines: Machines, problem: str) -> str:
+    return (
         f"poprun: machine {machines.index} of {machines.count} did not meet the others at {machines.address}:"
         f"{machines.port} ({problem}); expected poprun on all of them within {JOIN_SECONDS} s, with the same options "
-        "but --node-rank.",
-        file=sys.stderr,
-        flush=True,
+        "but --node-rank."
     )
-    return 1
 
 
 class Pipes(DefaultLogsSpecs):
@@ -198,7 +200,9 @@ class Agent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """See `SimpleElasticAgent`."""
-        super()._rendezvous(worker_group)
+        silent = _alone(self._machines, "what listens there says nothing")
+        with ended_after(3 * JOIN_SECONDS, silent):  # it waits for a connection, for the others, and for what they say
+            super()._rendezvous(worker_group)
         assert self._store is not None
         machines, store = self._machines, self._store
         self._posts = Posts(store, machines.index, machines.count)

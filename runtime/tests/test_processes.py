@@ -313,6 +313,31 @@ def test_a_machine_that_does_not_meet_the_others_in_time_says_so_in_one_message(
     assert re.fullmatch(f"poprun: machine {index} of 2 did not meet the others at 127.0.0.1:.*; .*\n", done.stderr)
 
 
+LISTENS = {
+    "a machine": (
+        "sys.exit(launcher.main(sys.argv[1:]))",
+        r"poprun: machine 1 .* \(what listens there says nothing\);",
+    ),
+    "an instance": ("import popdist; popdist.init()", r"popdist: got no answer from 127.0.0.1:\d+ within 1 s,"),
+}
+
+
+@pytest.mark.parametrize("who", LISTENS)
+def test_a_port_where_something_else_listens_and_says_nothing_is_told_of(who):
+    code, says = LISTENS[who]
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = str(silent.getsockname()[1])
+        options = f"--num-instances 2 --nnodes 2 --node-rank 1 --rdzv-endpoint 127.0.0.1:{port} true".split()
+        of_instance = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        variables = environment(POPDIST_TIMEOUT="1", **(of_instance if who == "an instance" else {}))
+        command = [sys.executable, "-c", IMPATIENT + code, *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
+    assert done.returncode == 1
+    assert re.fullmatch(says + ".*\n", done.stderr)
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_waiting_for_other_machines_ends_with_ctrl_c(index):
     code = "import threading, os, signal; from popdist import launcher; import sys; import popxl_engine.agent; "
