@@ -1,0 +1,92 @@
+"""What an instance says of the others when it has waited for them in vain."""
+
+import json
+import time
+
+import pytest
+from popdist import roll_call
+from popdist.roll_call import RollCall, waiting
+
+
+class Store:
+    """As `torch.distributed` has them, of this process alone."""
+
+    def __init__(self):
+        self.values = {}
+
+    def set(self, key, value):
+        self.values[key] = value.encode()
+
+    def get(self, key):
+        return self.values[key]
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+
+class Cut(Store):
+    """One that nobody keeps any more."""
+
+    def check(self, keys):
+        raise RuntimeError("Broken pipe")
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """What instance 0 is told where the others have answered so."""
+    monkeypatch.setattr(roll_call, "ANSWER_SECONDS", 0.2)
+
+    def call(answers, store=None):
+        store = store or Store()
+        for instance, answer in answers.items():
+            if answer is not None:
+                store.set(f"is at/{instance}", json.dumps(answer))
+        found = RollCall(store, 0, [f"process {100 + i} on host{i}" for i in range(1 + len(answers))])
+        try:
+            return found.call()
+        finally:
+            found.stop()
+
+    return call
+
+
+def test_those_that_do_not_wait_are_named_after_those_that_do(called):
+    assert called({1: (False, "a.py:3 in f"), 2: None, 3: (True, "at a barrier")}) == (
+        "Instance 3 waits, too: at a barrier. Instance 1 (process 101 on host1) does not wait: it is at a.py:3 in f. "
+        "Instance 2 (process 102 on host2) does not answer."
+    )
+
+
+def test_instances_that_all_wait_are_told_to_do_so(called):
+    assert called({1: (True, "at a barrier")}) == "Instance 1 waits, too: at a barrier. So all do."
+
+
+def test_of_many_instances_a_few_are_named(called):
+    said = called({i: (i > 100, "x") for i in range(1, 201)})
+    assert said.startswith("97 more like these: Instance 101 waits, too: x. Instance 102")
+    assert said.endswith("97 more like these: " + " ".join(
+        f"Instance {i} (process {100 + i} on host{i}) does not wait: it is at x." for i in (1, 2, 3)
+    ))  # fmt: skip
+    assert said.count("Instance") == 6
+
+
+def test_where_nobody_keeps_the_answers_any_more_no_instance_answers(called):
+    assert called({1: (True, "at a barrier")}, Cut()) == "Instance 1 (process 101 on host1) does not answer."
+
+
+def test_an_instance_that_is_asked_says_what_it_waits_for_or_where_its_program_is(monkeypatch):
+    monkeypatch.setattr(roll_call, "BEAT_SECONDS", 0.01)
+
+    def answer():
+        store = Store()
+        store.set(roll_call.ASKED, "")
+        own = RollCall(store, 0, ["", ""])
+        while not store.check(["is at/0"]):
+            time.sleep(0.001)
+        own.stop()
+        return json.loads(store.get("is at/0"))
+
+    with waiting(lambda: "at a barrier"):
+        assert answer() == [True, "at a barrier"]
+    waits, place = answer()
+    assert not waits and "test_roll_call.py" in place and " in answer, called at " in place
