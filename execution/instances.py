@@ -1,9 +1,10 @@
 """What the processes of a run agree on before they start."""
 
 import hashlib
+import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from utils.runtime import gather
 
 PACKAGES = ("config", "data", "demo", "execution", "modelling", "utils",
             "popart", "popdist", "popxl", "popxl_addons", "popxl_engine")  # fmt: skip
+
+SOURCES = (".py", ".cpp", ".h")
+LIBRARIES = ("torch", "numpy")
+"""Those that the numbers come from."""
 
 
 def check_instances(config: Config) -> bool:
@@ -62,17 +67,21 @@ def _check_same(text: str, code: "dict[str, str]", instances: int) -> None:
         if different:
             raise UserError(
                 f"instances: got another {different[0]} in instance {number} than in instance 0 ({len(different)} "
-                "files differ); expected the same code. Start all from one version of it."
+                "files or versions differ); expected the same code. Start all from one version of it."
             )
 
 
 def code_hashes() -> "dict[str, str]":
-    """Hashes of the files of our packages, by package and place in it."""
+    """Hashes of the files of our packages, by package and place in it, and the versions of libraries."""
     hashes = {}
+    for library in LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            hashes[f"version of {library}"] = importlib.metadata.version(library)
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
         for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-            for path in Path(folder).rglob("*.py"):
-                name = f"{package}/{path.relative_to(folder)}"
-                hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+            for path in Path(folder).rglob("*"):
+                if path.suffix in SOURCES:
+                    name = f"{package}/{path.relative_to(folder)}"
+                    hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return hashes
