@@ -56,8 +56,7 @@ def embedding_bwd_phase(step: TrainingStep, squares: Tensor, learning_rate: Tens
     Returns the global L2 norm of all gradients, without the loss scaling.
     """
     row = first_row()
-    gradients = _run_gradient(step.embedding, row)
-    add_tied_gradient(step, gradients, row)
+    gradients = with_tied_gradient(step, _run_gradient(step.embedding, row), row)
     step.embedding.grad_store(gradients, row)
     squares = squares + step.embedding.grad_squares(gradients)
     if step.layout.everyone.group_size > 1:
@@ -67,10 +66,14 @@ def embedding_bwd_phase(step: TrainingStep, squares: Tensor, learning_rate: Tens
     return norm
 
 
-def add_tied_gradient(step: TrainingStep, gradients: NamedTensors, row: Tensor) -> None:
-    """Add the head's gradient of the word embedding, which waited in its buffer, to the embedding's, in place."""
+def with_tied_gradient(step: TrainingStep, gradients: NamedTensors, row: Tensor) -> NamedTensors:
+    """Gradients with the word embedding's added to the head's, which waited in its buffer and goes back there."""
     assert step.tied_load is not None, "a training step has a tied gradient"
-    ops.add_(gradients[TIED], step.tied_load(row)[TIED])
+    total = step.tied_load(row)[TIED]
+    ops.add_(total, gradients[TIED])
+    result = gradients.copy()
+    result.insert(TIED, total, overwrite=True)
+    return result
 
 
 def decoder_optim_phase(step: TrainingStep, n: Tensor, learning_rate: Tensor, norm: Tensor) -> Tensor:
