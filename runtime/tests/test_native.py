@@ -166,7 +166,7 @@ def test_products_by_tiles_are_those_in_float64_for_any_threads(
             threads(count)
             held = before.clone()
             total = held[:, 1:-2]  # a stride of its own
-            assert native.multiplies(total, lhs, rhs)
+            assert native.adds_product(total, lhs, rhs)
             results.append(accumulate_product_(total, lhs, rhs, step).clone())
             assert torch.equal(held[:, 0].nan_to_num(7), before[:, 0].nan_to_num(7))
             assert torch.equal(held[:, -2:].nan_to_num(7), before[:, -2:].nan_to_num(7))
@@ -187,11 +187,11 @@ def test_other_libraries_find_their_tiles_as_they_left_them() -> None:
 def test_products_that_tiles_do_not_take_are_made_by_torch() -> None:
     lhs, rhs = random(6, 40, dtype=torch.bfloat16)[:, ::2], random(20, 5, dtype=torch.bfloat16, seed=1)
     total = torch.zeros(6, 5)
-    assert not native.multiplies(total, lhs, rhs)
+    assert not native.adds_product(total, lhs, rhs)
     accumulate_product_(total, lhs, rhs, 0.0)
     torch.testing.assert_close(total, lhs.float() @ rhs.float(), rtol=1e-2, atol=1e-2)
     for t, a, b in ((total.double(), lhs, rhs), (total, lhs.float(), rhs.float()), (total[:0], lhs[:0], rhs)):
-        assert not native.multiplies(t, a, b)
+        assert not native.adds_product(t, a, b)
 
 
 @needs_compiler

@@ -1,10 +1,20 @@
 """Matrix products go to the fastest library on this CPU; whatever the operands' strides, numbers and speed stay."""
 
 import time
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
+import numpy as np
+import popxl
 import pytest
 import torch
+from popxl_engine import native
 from popxl_engine.kernels.linalg import matrix_product
+from popxl_engine.native.library import _has_tiles
+from popxl_engine.rewrites import products
+from popxl_engine.rewrites.products import linear, tiled
+from test_rewrites import check, fused_steps, observe
+
+needs_tiles = pytest.mark.skipif(not _has_tiles(), reason="no AMX: torch multiplies")
 
 WIDE = torch.randn(512, 1536, generator=torch.Generator().manual_seed(0))
 OPERANDS = {
@@ -28,3 +38,133 @@ def test_products_of_views_equal_products_of_copies_and_are_not_slow(lhs, rhs):
     expected = OPERANDS[lhs].double() @ OPERANDS[rhs].double() + bias.double()
     torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-3)
     assert seconds < 0.5, "a thousandfold slower reference loop took over"
+
+
+# By tiles
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def narrow(rows: int, columns: int, seed: int, is_transposed: bool = False, extra: int = 0) -> torch.Tensor:
+    """A bfloat16 matrix; `extra` elements lie between its rows, or its columns if it is transposed."""
+    shape = (columns, rows) if is_transposed else (rows, columns)
+    whole = torch.randn(shape[0], shape[1] + extra, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+    t = whole[:, : shape[1]]
+    return t.t() if is_transposed else t
+
+
+def by_tiles(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """What `tiled` makes where nothing is too small or too long for it."""
+    assert native.multiplies(lhs, rhs)
+    return tiled(lhs, rhs, bias)
+
+
+SIZES = [(1, 1, 1), (33, 70, 17), (5, 2047, 40), (64, 32, 64), (96, 2080, 40), (200, 1030, 31), (32, 96, 1700)]
+"""Rows, terms, columns: edges of tiles, rows that tiles are loaded from as they lie, several chunks, many columns."""
+
+
+@needs_tiles
+@pytest.mark.parametrize("extra", [0, 5, 32])
+@pytest.mark.parametrize("is_rhs_transposed", [False, True])
+@pytest.mark.parametrize("is_lhs_transposed", [False, True])
+@pytest.mark.parametrize("rows, inner, columns", SIZES)
+def test_products_by_tiles_are_those_in_float64_rounded_once_for_any_threads(
+    rows: int, inner: int, columns: int, is_lhs_transposed: bool, is_rhs_transposed: bool, extra: int,
+    threads: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(products, "MOST", 4096)
+    lhs, rhs = narrow(rows, inner, 1, is_lhs_transposed, extra), narrow(inner, columns, 2, is_rhs_transposed, extra)
+    for bias in (None, narrow(1, 2 * columns, 3)[0, ::2]):
+        results: List[torch.Tensor] = []
+        for count in (1, 2, 3):
+            threads(count)
+            results.append(by_tiles(lhs, rhs, bias))
+        exact = lhs.double() @ rhs.double() + (0.0 if bias is None else bias.double())
+        error = (results[0].double() - exact).abs()
+        assert (error <= exact.abs() * 2**-8 + 1e-6 * inner**0.5).all(), error.max()
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@needs_tiles
+@pytest.mark.parametrize("inner", [96, 1056])
+def test_a_rows_bits_depend_neither_on_its_place_nor_on_the_other_rows(inner: int) -> None:
+    lhs, rhs, bias = narrow(160, inner, 1), narrow(inner, 48, 2), narrow(1, 48, 3)[0]
+    whole = by_tiles(lhs, rhs, bias)
+    for first, end in ((0, 32), (32, 160), (7, 60), (159, 160)):
+        assert torch.equal(by_tiles(lhs[first:end], rhs, bias), whole[first:end])
+        assert torch.equal(by_tiles(lhs[first:end].t().contiguous().t(), rhs, bias), whole[first:end])
+
+
+@needs_tiles
+def test_what_is_beside_an_operand_and_what_a_result_held_before_does_not_matter() -> None:
+    whole = torch.full((70, 101), float("nan"), dtype=torch.bfloat16)
+    lhs = whole[1:40, 3:70]
+    lhs.copy_(narrow(39, 67, 1))
+    rhs = whole[:67, 71:90]
+    rhs.copy_(narrow(67, 19, 2))
+    assert torch.equal(by_tiles(lhs, rhs), by_tiles(lhs.contiguous(), rhs.contiguous()))
+    assert torch.equal(by_tiles(lhs, rhs).isnan(), torch.zeros(39, 19, dtype=torch.bool))
+    lhs[5, 7], lhs[6, 8] = float("inf"), float("nan")
+    y = by_tiles(lhs, rhs)
+    assert y[6].isnan().all() and not y[5].isfinite().any() and y[[*range(5), *range(7, 39)]].isfinite().all()
+
+
+@needs_tiles
+def test_a_large_total_that_is_written_once_is_the_product(threads: Any) -> None:
+    lhs, rhs = narrow(4160, 40, 1, is_transposed=True), narrow(40, 1024, 2)
+    total = torch.full((4160, 1024), float("nan"))
+    assert native.adds_product(total, lhs, rhs)
+    for count in (1, 2):
+        threads(count)
+        native.call(
+            "accumulate_product", (), lhs, *lhs.stride(), rhs, *rhs.stride(), total, 1024, 0.0, 0.5, 4160, 1024, 40
+        )
+        torch.testing.assert_close(total, 0.5 * (lhs.float() @ rhs.float()), rtol=1e-5, atol=1e-5)
+        total.fill_(float("nan"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_that_tiles_do_not_make_are_torchs(dtype: torch.dtype) -> None:
+    wide, rhs, bias = WIDE[:, :20].to(dtype), WIDE[:10, :7].to(dtype), WIDE[0, :7].to(dtype)
+    lhs = wide[:, ::2]
+    assert not native.multiplies(lhs, rhs)
+    assert torch.equal(tiled(lhs, rhs, None), lhs @ rhs)
+    assert torch.equal(tiled(lhs, rhs, bias), linear(lhs, rhs, bias))
+    assert tiled(lhs[:0], rhs, bias).shape == (0, 7)
+
+
+# In programs
+
+
+def layer(rows: int, dtype: popxl.dtype = popxl.bfloat16) -> Callable[[popxl.Ir], Sequence[popxl.Tensor]]:
+    """A product with a bias, and one with a transposed matrix."""
+
+    def build(ir: popxl.Ir) -> Sequence[popxl.Tensor]:
+        x, w, v, b = (
+            popxl.variable(np.random.default_rng(i).normal(size=s).astype(np.float32), dtype, name=n)
+            for i, (n, s) in enumerate({"x": (rows, 64), "w": (64, 96), "v": (80, 64), "b": (96,)}.items())
+        )
+        return [x @ w + b, x @ v.T]
+
+    return build
+
+
+def test_a_program_multiplies_many_rows_of_bfloat16_by_tiles() -> None:
+    assert check(layer(512), popxl.bfloat16, scale=4) == {"tiled"}
+
+
+@pytest.mark.parametrize("rows, dtype", [(511, popxl.bfloat16), (512, popxl.float32)])
+def test_a_program_leaves_few_rows_and_other_types_to_torch(rows: int, dtype: popxl.dtype) -> None:
+    assert fused_steps(observe(layer(rows, dtype), False)[1]) == {"linear"}
+
+
+def test_products_by_tiles_are_switched_off_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POPXL_REWRITES", "-tiled_products")
+    assert fused_steps(observe(layer(512), False)[1]) == {"linear"}
+    monkeypatch.setenv("POPXL_REWRITES", "-bias")
+    assert fused_steps(observe(layer(512), False)[1]) == {"tiled"}

@@ -27,11 +27,12 @@ SIGNATURES = {
     "adamw": ("ppppppppppndddddddn", 3),
     "random_words": ("pnnn", 0),
     "accumulate_product": ("pnnpnnpnffnnn", 0),
+    "multiply_add": ("pnnpnnppnnnn", 0),
     "attend": ("pnnn" * 3 + "pfpp" + "pnnn" + "nnnnn" + "pnnf", 1),
     "attend_grad": ("pnnn" * 4 + "ppf" + "pnnn" * 3 + "nnnnn" + "pnnf", 1),
 }
 """Of each function: its parameters before the number of threads (pointers, sizes and numbers), and how many element
-types its name ends in. `accumulate_product` is there on CPUs with AMX only."""
+types its name ends in. `accumulate_product` and `multiply_add` are there on CPUs with AMX only."""
 
 
 def takes(*tensors: torch.Tensor) -> bool:
@@ -56,19 +57,23 @@ def attends(*tensors: torch.Tensor) -> bool:
     return library() is not None and (dtype != torch.bfloat16 or not _are_tiles_refused())
 
 
-def multiplies(total: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
-    """Whether `accumulate_product` can add a product of these matrices to a total.
+def multiplies(lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
+    """Whether `multiply_add` can multiply these matrices.
 
-    That is bfloat16 to float32, on a CPU with tiles for matrices. A matrix has a stride of 1.
+    They are bfloat16, on a CPU with tiles for matrices, not empty, and have a stride of 1.
     """
     return (
-        (total.dtype, lhs.dtype, rhs.dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
-        and all(t.device.type in ("cpu", "meta") for t in (total, lhs, rhs))
-        and total.stride(1) == 1
+        lhs.dtype == rhs.dtype == torch.bfloat16
+        and all(t.device.type in ("cpu", "meta") for t in (lhs, rhs))
         and all(1 in t.stride() for t in (lhs, rhs))
-        and min(total.numel(), lhs.numel()) > 0
+        and min(lhs.numel(), rhs.numel()) > 0
         and _has_tiles()
     )
+
+
+def adds_product(total: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
+    """Whether `accumulate_product` can add the product of matrices that the library `multiplies` to a float32 total."""
+    return total.dtype == torch.float32 and total.stride(1) == 1 and multiplies(lhs, rhs)
 
 
 def _has_tiles() -> bool:

@@ -1,4 +1,4 @@
-// Products of bfloat16 matrices with the tiles of AMX, accumulated in float32, for CPUs that have them.
+// Products of bfloat16 panels with the tiles of AMX, accumulated in float32, for CPUs that have them.
 //
 // A tile is 16 rows of 64 bytes. Of the left operand it holds 16 rows of 32 consecutive k; of the right one 16 pairs of
 // k of 16 columns, the two of a pair side by side. Operands are packed into panels of two tiles a step of 32 k; four
@@ -17,8 +17,6 @@
 namespace products {
 
 constexpr int64_t SIDE = 16, STEP = 32, TILE = SIDE * STEP, PANEL = 2 * SIDE;
-constexpr int64_t CHUNK = 1024;  // k that are packed at a time
-constexpr int64_t BLOCK = 4;     // panels of the longer side that a thread packs at a time; they stay in its cache
 
 // The tiles' shapes, as the CPU reads them.
 struct Palette {
@@ -88,14 +86,42 @@ static inline void pack_tile(const Operand& from, int64_t i, int64_t k, int64_t 
   for (int64_t j = 0; j < SIDE; ++j) _mm512_store_si512(to + STEP * j, r[j]);
 }
 
-// 32 i of an operand, the p-th ones, over a chunk of k. It is not inlined, because that takes the compiler seconds.
+// Full tiles of 32 i and 32 k, where a load is 32 i of one k.
 template <bool LEFT>
-__attribute__((noinline)) static void pack_panel(const Operand& from, int64_t p, int64_t k, int64_t k_end,
-                                                 bfloat16* to) {
-  for (; k < k_end; k += STEP, to += 2 * TILE) {
-    pack_tile<LEFT>(from, p * PANEL, k, k_end, to);
-    pack_tile<LEFT>(from, p * PANEL + SIDE, k, k_end, to + TILE);
+static inline void pack_pairs(const Operand& from, int64_t i, int64_t k, bfloat16* to) {
+  alignas(64) static constexpr uint16_t PAIRS[2][STEP] = {
+      {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
+       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+      {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+       24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+  const __m512i lower = _mm512_load_si512(PAIRS[0]), upper = _mm512_load_si512(PAIRS[1]);
+  const bfloat16* at = from.data + i + k * from.across;
+  __m512i low[SIDE], high[SIDE];
+  for (int64_t j = 0; j < SIDE; ++j, at += 2 * from.across) {
+    const __m512i first = _mm512_loadu_si512(at), second = _mm512_loadu_si512(at + from.across);
+    low[j] = _mm512_permutex2var_epi16(first, lower, second);
+    high[j] = _mm512_permutex2var_epi16(first, upper, second);
   }
+  if (LEFT) transpose(low), transpose(high);
+  for (int64_t j = 0; j < SIDE; ++j) {
+    _mm512_store_si512(to + STEP * j, low[j]);
+    _mm512_store_si512(to + TILE + STEP * j, high[j]);
+  }
+}
+
+// 32 i and 32 k of an operand, from (i, k) on. It is not inlined, because that takes the compiler seconds.
+template <bool LEFT>
+__attribute__((noinline)) static void pack_step(const Operand& from, int64_t i, int64_t k, int64_t k_end,
+                                                bfloat16* to) {
+  if (from.across != 1 && i + PANEL <= from.length && k + STEP <= k_end) return pack_pairs<LEFT>(from, i, k, to);
+  pack_tile<LEFT>(from, i, k, k_end, to);
+  pack_tile<LEFT>(from, i + SIDE, k, k_end, to + TILE);
+}
+
+// 32 i of an operand, the p-th ones, over a chunk of k.
+template <bool LEFT>
+static inline void pack_panel(const Operand& from, int64_t p, int64_t k, int64_t k_end, bfloat16* to) {
+  for (; k < k_end; k += STEP, to += 2 * TILE) pack_step<LEFT>(from, p * PANEL, k, k_end, to);
 }
 
 // Two panels' product, float32 [32, 32].
@@ -122,81 +148,5 @@ __attribute__((noinline)) static void multiply(const bfloat16* left, const bfloa
   _tile_stored(3, sums + SIDE * PANEL + SIDE, ROW);
 }
 
-// Calls use(sums, first row, first column, is_first) with float32 [32, 32] for every panel of rows and columns and
-// every chunk of k, in the order of k; is_first: of the first chunk. What a call gets depends on the operands alone.
-template <class Use>
-void product(const Operand& left, const Operand& right, int64_t k_count, int threads, Use use) {
-  thread_local Room shared;
-  const int64_t size = parts(parts(k_count, parts(k_count, CHUNK)), STEP) * STEP;
-  const int64_t panels_left = parts(left.length, PANEL), panels_right = parts(right.length, PANEL);
-  const int64_t panel = PANEL * size;
-  const bool left_stays = panels_left <= panels_right;  // the shorter side is packed for all threads
-  const int64_t stay = left_stays ? panels_left : panels_right, go = left_stays ? panels_right : panels_left;
-  bfloat16* const staying = shared.take(stay * panel);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-    thread_local Room own;
-    bfloat16* const going = own.take(BLOCK * panel);
-    alignas(64) float sums[PANEL * PANEL];
-    const Tiles tiles;
-    for (int64_t k = 0; k < k_count; k += size) {
-      const int64_t k_end = std::min(k_count, k + size), steps = parts(k_end - k, STEP);
-#pragma omp for schedule(static)
-      for (int64_t p = 0; p < stay; ++p) {
-        if (left_stays) pack_panel<true>(left, p, k, k_end, staying + p * panel);
-        else pack_panel<false>(right, p, k, k_end, staying + p * panel);
-      }
-#pragma omp for schedule(static)
-      for (int64_t first = 0; first < go; first += BLOCK) {
-        const int64_t end = std::min(go, first + BLOCK);
-        for (int64_t q = first; q < end; ++q) {
-          if (left_stays) pack_panel<false>(right, q, k, k_end, going + (q - first) * panel);
-          else pack_panel<true>(left, q, k, k_end, going + (q - first) * panel);
-        }
-        for (int64_t p = 0; p < stay; ++p)
-          for (int64_t q = first; q < end; ++q) {
-            const bfloat16 *one = staying + p * panel, *other = going + (q - first) * panel;
-            if (left_stays) multiply(one, other, steps, sums);
-            else multiply(other, one, steps, sums);
-            use(sums, (left_stays ? p : q) * PANEL, (left_stays ? q : p) * PANEL, k == 0);
-          }
-      }
-    }
-  }
-}
-
-// total = old * total + share * left @ right: float32 [rows, columns].
-static void accumulate_product(float* total, int64_t stride, const Operand& left, const Operand& right, int64_t k_count,
-                               float old, float share, int threads) {
-  product(left, right, k_count, threads, [=](const float* sums, int64_t row, int64_t column, bool is_first) {
-    const int64_t rows = std::min(PANEL, left.length - row), columns = std::min(PANEL, right.length - column);
-    const float kept = is_first ? old : 1.0f;
-    for (int64_t i = 0; i < rows; ++i, sums += PANEL) {
-      float* to = total + (row + i) * stride + column;
-      if (kept == 0.0f) {  // what was there may be anything
-        for (int64_t j = 0; j < columns; ++j) to[j] = share * sums[j];
-      } else {
-        for (int64_t j = 0; j < columns; ++j) to[j] = kept * to[j] + share * sums[j];
-      }
-    }
-  });
-}
-
 }  // namespace products
-
-extern "C" {
-
-// Asks the system to let this process use tiles. Nonzero where it does not.
-int64_t refuses_tiles() {
-  constexpr int REQUEST = 0x1023, TILES = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, REQUEST, TILES);
-}
-
-void accumulate_product(const bfloat16* left, int64_t left_row, int64_t left_k, const bfloat16* right, int64_t right_k,
-                        int64_t right_column, float* total, int64_t stride, float old, float share, int64_t rows,
-                        int64_t columns, int64_t k, int threads) {
-  products::accumulate_product(total, stride, {left, left_row, left_k, rows}, {right, right_column, right_k, columns},
-                               k, old, share, threads);
-}
-}
 #endif

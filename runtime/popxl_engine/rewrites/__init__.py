@@ -18,7 +18,7 @@ from popxl_engine.rewrites.adam import fuse_adam
 from popxl_engine.rewrites.attention import fuse_attention, fuse_attention_grad
 from popxl_engine.rewrites.identities import drop_casts, swap_transposed_products
 from popxl_engine.rewrites.narrow_logits import narrow_logits
-from popxl_engine.rewrites.products import fuse_bias, fuse_scores
+from popxl_engine.rewrites.products import fuse_bias, fuse_scores, tile_products
 from popxl_engine.rewrites.repeated import repeated_numbers
 from popxl_engine.rewrites.unread_zeros import unread_zeros
 from popxl_engine.steps import Step
@@ -34,6 +34,7 @@ REWRITES: Dict[str, Callable[[List[Step], Graph], List[Step]]] = {
     "accumulated_rows": fuse_accumulated_rows,
     "accumulated_sums": fuse_accumulated_sums,
     "adam": fuse_adam,
+    "tiled_products": tile_products,
 }
 BLOCK_REWRITES: Dict[str, Callable[[Block], None]] = {
     "narrow_logits": narrow_logits,

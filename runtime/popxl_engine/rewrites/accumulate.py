@@ -21,7 +21,7 @@ ROWS_AT_A_TIME = 2048
 
 def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, step: Any) -> torch.Tensor:
     """t = t * step / (step + 1) + lhs @ rhs / (step + 1), without a temporary of t's size."""
-    if native.multiplies(t, lhs, rhs):
+    if native.adds_product(t, lhs, rhs):
         factors = (lhs, *lhs.stride(), rhs, *rhs.stride())
         native.call("accumulate_product", (), *factors, t, t.stride(0), *shares(step), *t.shape, lhs.shape[1])
         return t

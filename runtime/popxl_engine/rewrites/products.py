@@ -1,10 +1,12 @@
-"""Matrix products with what is added to them: bias, and the scale and mask of attention scores."""
+"""Matrix products with what is added to them: bias, and the scale and mask of attention scores; and by tiles."""
 
-from typing import List
+from typing import List, Optional
 
 import torch
+from popxl import dtypes
 from popxl.graph import Graph
 
+from popxl_engine import native
 from popxl_engine.kernels.linalg import matrix_product, multiplies_natively, product
 from popxl_engine.kernels.rounding import NARROW
 from popxl_engine.rewrites.match import Steps, fused, scalar_constant
@@ -27,8 +29,27 @@ def scores(lhs: torch.Tensor, rhs: torch.Tensor, mask: torch.Tensor, scale: floa
     return torch.baddbmm(mask.expand(left.shape[0], *mask.shape), left, right, alpha=scale).reshape(shape)
 
 
+def tiled(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+    """lhs @ rhs, plus a bias where there is one: by the library's tiles where they are faster than oneDNN's."""
+    (rows, inner), columns = lhs.shape, rhs.shape[1]
+    has_rows = rhs.stride(1) == 1
+    if inner > (MOST_WITH_ROWS if has_rows else MOST) or not native.multiplies(lhs, rhs):
+        return product(lhs, rhs, lhs.dtype) if bias is None else linear(lhs, rhs, bias)
+    y = lhs.new_empty(rows, columns)
+    added = None if bias is None else bias.contiguous()
+    native.call("multiply_add", (), lhs, *lhs.stride(), rhs, *rhs.stride(), added, y, columns, rows, columns, inner)
+    return y
+
+
 LINEAR = fused(linear)
 SCORES = fused(scores)
+TILED = fused(tiled)
+
+FEWEST, LEAST = 512, 64
+"""Rows of a product, and columns or terms of its sums, from which packing the right operand pays."""
+MOST, MOST_WITH_ROWS = 1024, 4096
+"""Terms of a sum up to which the library's tiles are faster, and where the right operand's rows lie side by side.
+Measured in benchmarks/NOTES.md, 2026-11-22: products by tiles, fed from the caches."""
 
 
 def fuse_bias(steps: List[Step], graph: Graph) -> List[Step]:
@@ -75,3 +96,18 @@ def fuse_scores(steps: List[Step], graph: Graph) -> List[Step]:
             arguments = {"lhs": a["lhs"], "rhs": a["rhs"], "mask": mask, "scale": scale}
             found.replace(i, Step(SCORES, arguments, step.outputs, step.source), made, times)
     return found.result()
+
+
+def tile_products(steps: List[Step], graph: Graph) -> List[Step]:
+    """Products of bfloat16 matrices, with or without bias, that the library's tiles may make: `tiled` decides."""
+    result = []
+    for step in steps:
+        a, name = step.arguments, step.definition.name
+        if name == LINEAR.name or (name == "matmul" and a["output_type"] is None):
+            lhs, rhs = a["lhs"], a["rhs"]
+            is_matrix = lhs.rank == rhs.rank == 2 and lhs.dtype is rhs.dtype is dtypes.bfloat16
+            if is_matrix and lhs.shape[0] >= FEWEST and min(rhs.shape) >= LEAST:
+                arguments = {"lhs": lhs, "rhs": rhs, "bias": a.get("bias")}
+                step = Step(TILED, arguments, step.outputs, step.source)
+        result.append(step)
+    return result

@@ -1,0 +1,245 @@
+// Whole products of bfloat16 matrices by tiles. An element's sum is taken in one order, whatever the threads.
+//
+// What limits them is not the tiles but what feeds them. Loads of tiles that pass the first cache by (`stream`) leave
+// the left panel's there, which the next product needs again; blocks of packed panels stay in the second cache; rows of
+// the left operand that are aligned are not packed at all; and lines of the result are asked for one product ahead.
+#include "products.h"
+#ifdef HAS_TILES
+
+namespace products {
+
+constexpr int64_t CHUNK = 1024;           // k that are multiplied at a time
+constexpr int64_t BLOCK_BYTES = 1200000;  // of the packed panels that stay in a thread's second cache
+constexpr int64_t KEPT = 16;              // steps of the left panel that stay in its first cache
+constexpr int64_t GROUP = 4;              // panels of columns that a panel of rows meets before the next one does
+constexpr int64_t LARGE = 1 << 24;        // bytes of a result that no cache keeps until it is read
+
+// Panels of the left operand, packed or as they lie.
+struct Left {
+  const bfloat16* data;
+  int64_t panel, step, half, row;  // elements from panel to panel, step to step, tile to tile; bytes from row to row
+};
+
+// Two panels' product, float32 [32, 32]. ahead(s) is called in every step.
+template <class Ahead>
+static inline void multiply(const Left& from, const bfloat16* left, const bfloat16* right, int64_t steps, float* sums,
+                            Ahead ahead) {
+  constexpr int64_t ROW = PANEL * sizeof(float);
+  const int64_t half = from.half, row = from.row;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  int64_t s = 0;
+  for (const int64_t kept = std::min(KEPT, steps); s < kept; ++s, left += from.step, right += 2 * TILE) {
+    _tile_loadd(4, left, row);
+    _tile_stream_loadd(6, right, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_stream_loadd(7, right + TILE, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    ahead(s);
+    _tile_loadd(5, left + half, row);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  for (; s < steps; ++s, left += from.step, right += 2 * TILE) {
+    _tile_stream_loadd(4, left, row);
+    _tile_stream_loadd(6, right, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_stream_loadd(7, right + TILE, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    ahead(s);
+    _tile_stream_loadd(5, left + half, row);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  for (; s < PANEL; ++s) ahead(s);
+  _tile_stored(0, sums, ROW);
+  _tile_stored(1, sums + SIDE, ROW);
+  _tile_stored(2, sums + SIDE * PANEL, ROW);
+  _tile_stored(3, sums + SIDE * PANEL + SIDE, ROW);
+}
+
+// Whether tiles may be loaded from an operand as it lies.
+static bool lies_in_tiles(const Operand& left, int64_t k_count) {
+  return left.across == 1 && k_count % STEP == 0 && left.length % PANEL == 0 && left.along % STEP == 0 &&
+         reinterpret_cast<uintptr_t>(left.data) % 64 == 0;
+}
+
+// Calls result.add(sums, row, column, is_first, is_last) with float32 [32, 32] for every panel of rows and columns and
+// every chunk of k, in the order of k, and before, for each of the 32 rows, result.fetch(row, column).
+// What a call of add gets depends on the operands alone.
+template <class Result>
+static void product(const Operand& left, const Operand& right, int64_t k_count, int threads, const Result& result) {
+  static thread_local Room shared;
+  const int64_t size = parts(parts(k_count, parts(k_count, CHUNK)), STEP) * STEP, panel = PANEL * size;
+  const int64_t rows = parts(left.length, PANEL), columns = parts(right.length, PANEL);
+  const bool as_it_lies = lies_in_tiles(left, k_count), left_stays = as_it_lies || rows <= columns;
+  // One side stays: as it lies, or packed for all threads. The other one goes by in blocks, packed by each thread.
+  const int64_t stay = left_stays ? rows : columns, go = left_stays ? columns : rows;
+  const int64_t most = std::max<int64_t>(1, BLOCK_BYTES / (panel * int64_t(sizeof(bfloat16))));
+  const int64_t block = parts(go, parts(parts(go, most), threads) * threads);
+  bfloat16* const staying = as_it_lies ? nullptr : shared.take(stay * panel);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    static thread_local Room own;
+    bfloat16* const going = own.take(block * panel);
+    alignas(64) float sums[2][PANEL * PANEL];
+    const Tiles tiles;
+    for (int64_t k = 0; k < k_count; k += size) {
+      const int64_t k_end = std::min(k_count, k + size), steps = parts(k_end - k, STEP);
+      const Left packed = {left_stays ? staying : going, panel, 2 * TILE, TILE, 64};
+      const Left lying = {left.data + k, PANEL * left.along, STEP, SIDE * left.along, 2 * left.along};
+      const Left from = as_it_lies ? lying : packed;
+      if (!as_it_lies) {
+#pragma omp for schedule(static)
+        for (int64_t p = 0; p < stay; ++p) {
+          if (left_stays) pack_panel<true>(left, p, k, k_end, staying + p * panel);
+          else pack_panel<false>(right, p, k, k_end, staying + p * panel);
+        }
+      }
+#pragma omp for schedule(static)
+      for (int64_t first = 0; first < go; first += block) {
+        const int64_t end = std::min(go, first + block);
+        for (int64_t at = k; at < k_end; at += STEP)
+          for (int64_t q = first; q < end; ++q) {
+            bfloat16* const to = going + (q - first) * panel + (at - k) * PANEL;
+            if (left_stays) pack_step<false>(right, q * PANEL, at, k_end, to);
+            else pack_step<true>(left, q * PANEL, at, k_end, to);
+          }
+        // Panels of columns [c, c_end) meet panels of rows [r, r_end).
+        const auto meet = [&](int64_t r, int64_t r_end, int64_t c, int64_t c_end) {
+          for (int64_t i = r; i < r_end; ++i)
+            for (int64_t j = c; j < c_end; ++j) {
+              const bfloat16* one = from.data + (left_stays ? i : i - first) * from.panel;
+              const bfloat16* other = left_stays ? going + (j - first) * panel : staying + j * panel;
+              const bool turns = j + 1 == c_end;
+              const int64_t next_row = (turns ? std::min(i + 1, r_end - 1) : i) * PANEL;
+              const int64_t next_column = (turns ? c : j + 1) * PANEL;
+              const auto ahead = [&](int64_t s) {
+                if (s < PANEL) result.fetch(next_row + s, next_column);
+              };
+              multiply(from, one, other, steps, sums[j & 1], ahead);
+              result.add(sums[j & 1], i * PANEL, j * PANEL, k == 0, k_end == k_count);
+            }
+        };
+        if (left_stays) meet(0, rows, first, end);
+        else
+          for (int64_t c = 0; c < columns; c += GROUP) meet(first, end, c, std::min(columns, c + GROUP));
+      }
+    }
+    _mm_sfence();
+  }
+}
+
+static inline __mmask16 lanes(int64_t count) { return __mmask16((1u << std::clamp<int64_t>(count, 0, SIDE)) - 1); }
+
+// total = old * total + share * left @ right: float32.
+struct Accumulated {
+  float* total;
+  int64_t stride, rows, columns;
+  float old, share;
+  bool passes_caches;
+  void fetch(int64_t row, int64_t column) const {
+    if (passes_caches || row >= rows) return;
+    const char* at = reinterpret_cast<const char*>(total + row * stride + column);
+    _mm_prefetch(at, _MM_HINT_ET0);
+    _mm_prefetch(at + 64, _MM_HINT_ET0);
+  }
+  void add(const float* sums, int64_t row, int64_t column, bool is_first, bool) const {
+    const int64_t count = std::min(PANEL, rows - row);
+    const __mmask16 masks[2] = {lanes(columns - column), lanes(columns - column - SIDE)};
+    const __m512 kept = _mm512_set1_ps(is_first ? old : 1.0f), factor = _mm512_set1_ps(share);
+    float* to = total + row * stride + column;
+    for (int64_t i = 0; i < count; ++i, sums += PANEL, to += stride)
+      for (int64_t h = 0; h < 2; ++h) {
+        __m512 x = _mm512_mul_ps(factor, _mm512_load_ps(sums + h * SIDE));
+        if (passes_caches) {
+          _mm512_stream_ps(to + h * SIDE, x);
+          continue;
+        }
+        if (!is_first || old != 0.0f)  // what was there may be anything
+          x = _mm512_add_ps(_mm512_mul_ps(kept, _mm512_maskz_loadu_ps(masks[h], to + h * SIDE)), x);
+        _mm512_mask_storeu_ps(to + h * SIDE, masks[h], x);
+      }
+  }
+};
+
+// y = left @ right + bias (may be null), rounded once.
+struct Rounded {
+  bfloat16* y;
+  int64_t stride, rows, columns;
+  const bfloat16* bias;
+  float* held;  // sums of the chunks so far, a panel by a panel after the other; null: there is one chunk
+  float* held_at(int64_t row, int64_t column) const {
+    return held + (row / PANEL * parts(columns, PANEL) + column / PANEL) * PANEL * PANEL;
+  }
+  void fetch(int64_t row, int64_t column) const {
+    if (row >= rows) return;
+    if (held == nullptr) return _mm_prefetch(reinterpret_cast<const char*>(y + row * stride + column), _MM_HINT_ET0);
+    const char* at = reinterpret_cast<const char*>(held_at(row, column) + row % PANEL * PANEL);
+    _mm_prefetch(at, _MM_HINT_ET0);
+    _mm_prefetch(at + 64, _MM_HINT_ET0);
+  }
+  void add(const float* sums, int64_t row, int64_t column, bool is_first, bool is_last) const {
+    float* before = held == nullptr ? nullptr : held_at(row, column);
+    if (!is_last) {
+      for (int64_t i = 0; i < PANEL * PANEL; i += SIDE) {
+        const __m512 x = _mm512_load_ps(sums + i);
+        _mm512_store_ps(before + i, is_first ? x : _mm512_add_ps(_mm512_load_ps(before + i), x));
+      }
+      return;
+    }
+    const int64_t count = std::min(PANEL, rows - row);
+    const __mmask32 mask = lanes(columns - column) | __mmask32(lanes(columns - column - SIDE)) << SIDE;
+    const __m512i added = bias == nullptr ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi16(mask, bias + column);
+    const auto widened = [](__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); };
+    const __m512 low_bias = widened(_mm512_castsi512_si256(added));
+    const __m512 high_bias = widened(_mm512_extracti64x4_epi64(added, 1));
+    bfloat16* to = y + row * stride + column;
+    for (int64_t i = 0; i < count; ++i, sums += PANEL, to += stride) {
+      __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + SIDE);
+      if (!is_first) {
+        low = _mm512_add_ps(_mm512_load_ps(before + i * PANEL), low);
+        high = _mm512_add_ps(_mm512_load_ps(before + i * PANEL + SIDE), high);
+      }
+      low = _mm512_add_ps(low, low_bias);
+      high = _mm512_add_ps(high, high_bias);
+      _mm512_mask_storeu_epi16(to, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+  }
+};
+
+}  // namespace products
+
+extern "C" {
+
+// Asks the system to let this process use tiles. Nonzero where it does not.
+int64_t refuses_tiles() {
+  constexpr int REQUEST = 0x1023, TILES = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, REQUEST, TILES);
+}
+
+// total = old * total + share * left @ right.
+void accumulate_product(const bfloat16* left, int64_t left_row, int64_t left_k, const bfloat16* right, int64_t right_k,
+                        int64_t right_column, float* total, int64_t stride, float old, float share, int64_t rows,
+                        int64_t columns, int64_t k, int threads) {
+  using namespace products;
+  const bool is_aligned = reinterpret_cast<uintptr_t>(total) % 64 == 0 && stride % SIDE == 0 && columns % PANEL == 0;
+  const bool is_large = rows * columns * int64_t(sizeof(float)) >= LARGE, is_written_once = old == 0.0f && k <= CHUNK;
+  product({left, left_row, left_k, rows}, {right, right_column, right_k, columns}, k, threads,
+          Accumulated{total, stride, rows, columns, old, share, is_aligned && is_large && is_written_once});
+}
+
+// y = left @ right + bias; bias may be null.
+void multiply_add(const bfloat16* left, int64_t left_row, int64_t left_k, const bfloat16* right, int64_t right_k,
+                  int64_t right_column, const bfloat16* bias, bfloat16* y, int64_t stride, int64_t rows,
+                  int64_t columns, int64_t k, int threads) {
+  using namespace products;
+  static thread_local Room room;
+  float* held = k <= CHUNK ? nullptr : room.take<float>(parts(rows, PANEL) * parts(columns, PANEL) * PANEL * PANEL);
+  product({left, left_row, left_k, rows}, {right, right_column, right_k, columns}, k, threads,
+          Rounded{y, stride, rows, columns, bias, held});
+}
+}
+#endif
