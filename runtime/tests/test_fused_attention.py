@@ -15,7 +15,7 @@ from popxl import Tensor, ops
 from popxl_engine import native
 from popxl_engine.engine import Engine
 from popxl_engine.kernels.registry import KERNELS
-from popxl_engine.native.library import _are_tiles_refused, _functions, library
+from popxl_engine.native.library import _are_tiles_refused, _functions, _library, library
 from popxl_engine.rewrites.attention import attention, attention_grad
 
 ways = pytest.mark.parametrize("way", ["compiled", "vectors", "parts"])
@@ -30,7 +30,7 @@ def by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Chooses between the ways."""
 
     def load_again() -> None:
-        for cached in (library, _functions, _are_tiles_refused):
+        for cached in (library, _library, _functions, _are_tiles_refused):
             cached.cache_clear()
 
     def choose(way: str) -> None:
