@@ -31,7 +31,7 @@ from popxl_engine.profiler import reading
 from popxl_engine.profiler.clock import EventClock
 from popxl_engine.profiler.reading import longest
 from test_plan import REPLICAS, ROWS, program, row_phase
-from test_tier import program as rows_program
+from test_tier_sessions import program as rows_program
 
 
 def inputs_of(session: popxl.Session) -> Dict[Any, np.ndarray]:

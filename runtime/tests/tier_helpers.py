@@ -228,3 +228,8 @@ class Rows:
                 else:
                     with self.borrowed(number):
                         work()
+
+
+def sweep(count):
+    """Rows one after the other, each changed."""
+    return [event for row in range(count) for event in ((row, LOAD), (row, STORE))]

@@ -1,0 +1,48 @@
+"""Runs of small programs by the engine, from their results to what was generated."""
+
+from typing import Any, Callable, Dict, List, Sequence
+
+import numpy as np
+import popxl
+from popxl import ops
+from popxl.values import Tensor
+from popxl_engine.engine import Engine
+
+
+def prepare(build: Callable[[popxl.Ir], Sequence[Tensor]], interpret: bool = False, **options: Any) -> Engine:
+    """An engine for a main graph that is ``build(ir)``, whose results go to streams."""
+    ir = popxl.Ir()
+    for name, value in options.items():
+        setattr(ir._pb_ir.getSessionOptions(), name, value)
+    with ir.main_graph:
+        for t in build(ir):
+            ops.host_store(popxl.d2h_stream(t.shape, t.dtype), t)
+    return Engine(ir, range(1), interpret=interpret)
+
+
+def run(engine: Engine) -> Dict[str, Any]:
+    """Outputs and variables after a run."""
+    outputs = {s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in engine.ir.get_all_d2h_streams()}
+    engine.run({}, outputs)
+    values: Dict[str, Any] = {
+        s.tensor_id: outputs[s][0, 0].tolist() for s in sorted(outputs, key=lambda s: s.tensor_id)
+    }
+    values.update((v.name, engine.read(v).tolist()) for v in engine.ir.main_graph.variables)
+    return values
+
+
+def both(build: Callable[[popxl.Ir], Sequence[Tensor]], runs: int = 2) -> List[Dict[str, Any]]:
+    """Values after each run, which are the interpreter's too."""
+    engine, interpreter = prepare(build), prepare(build, interpret=True)
+    found = [run(engine) for _ in range(runs)]
+    assert found == [run(interpreter) for _ in range(runs)]
+    return found
+
+
+def source(engine: Engine) -> str:
+    assert engine.program is not None
+    return engine.program.source.text()
+
+
+def ones(*shape: int) -> Tensor:
+    return popxl.constant(np.ones(shape, np.float32))
