@@ -120,10 +120,11 @@ def _open(index: int, instances: int) -> Connection:
     distributed = importlib.import_module("torch.distributed")
     short, long = timedelta(seconds=seconds()), timedelta(seconds=PATIENT_SECONDS)
     host, port = _address()
-    store = _store(distributed, host, port, index, instances)
+    is_master = index == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = _store(distributed, host, port, index, instances, is_master)
     check_interface()
     names = _meet(store, index, instances)
-    _roll_call = RollCall(_client(distributed, host, port), index, names)
+    _roll_call = RollCall(_client(distributed, host, port), index, names, is_master)
     atexit.register(_roll_call.stop)
     silence = seconds() + PULSE_SECONDS
     with reaching_others(_opening):
@@ -179,9 +180,8 @@ def _join_seconds() -> int:
     return max(JOIN_SECONDS, seconds())
 
 
-def _store(distributed: Any, host: str, port: int, index: int, instances: int) -> Any:
-    """Keys and values that all instances see. Instance 0 keeps them, unless the launcher does."""
-    is_master = index == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+def _store(distributed: Any, host: str, port: int, index: int, instances: int, is_master: bool) -> Any:
+    """Keys and values that all instances see. Instance 0 keeps them, the master, unless the launcher does."""
     wait = _join_seconds()
     if not is_master and (problem := unreachable(host, port, wait)) is not None:
         raise InstanceError(

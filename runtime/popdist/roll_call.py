@@ -22,7 +22,8 @@ FRAMES = 3
 """Calls, the innermost first, that tell where an instance is."""
 SHOWN = 3
 """Instances that are named of those that wait, and of those that do not."""
-ASKED = "roll call"
+ASKED, OVER = "roll call", "no roll call"
+"""Keys of the store."""
 
 _waits: Dict[object, Callable[[], str]] = {}
 """What this process waits for, where it does."""
@@ -50,18 +51,22 @@ class RollCall:
     Args:
         store: that all instances see, over a connection of its own: others may be in use for long.
         names: of all instances, see `own_name`.
+        keeps_store: whether the store ends with this process.
     """
 
-    def __init__(self, store: Any, index: int, names: Sequence[str]):
-        self._store, self._index, self._names = store, index, names
+    def __init__(self, store: Any, index: int, names: Sequence[str], keeps_store: bool = False):
+        self._store, self._index, self._names, self._keeps_store = store, index, names, keeps_store
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="roll call", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread; and where the store ends, too, those of the others first, of which torch would complain."""
         self._leaving.set()
         self._thread.join(LAST_SECONDS)
+        if self._keeps_store and not self._thread.is_alive():
+            self._store.set(OVER, "")
+            time.sleep(BEAT_SECONDS * 1.5)
 
     def call(self) -> str:
         """Ask the other instances where they are. Returns sentences, the last of those that do not wait."""
@@ -90,6 +95,8 @@ class RollCall:
     def _listen(self) -> None:
         try:
             while not self._leaving.wait(BEAT_SECONDS):
+                if self._store.check([OVER]):
+                    return
                 if self._store.check([ASKED]):
                     return self._answer()
         except RuntimeError:

@@ -15,7 +15,7 @@ import process_programs as programs
 import pytest
 from popdist import launcher
 from process_programs import ASSIGNMENTS, GRADIENT_GROUPS, REPLICAS, results, values
-from processes import environment, finish, is_alive, launch, start
+from processes import SECONDS, environment, finish, is_alive, launch, start
 
 pytestmark = pytest.mark.multi
 
@@ -408,6 +408,17 @@ def test_an_instance_that_hangs_outside_of_collectives_is_named_last_with_its_pl
     assert ended.code == 1 and ended.seconds < 40
     assert "Instance 2 waits, too: gathering values. Instance 1" in ended.last_line
     assert re.search(HANGS, ended.last_line)
+
+
+def test_instances_that_no_launcher_started_end_one_after_another_without_a_word():
+    code = "import time, popdist; popdist.init(); time.sleep(4 * popdist.getInstanceIndex())"
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment(**shared, RANK=rank), stderr=subprocess.PIPE)
+        for rank in ("0", "1")
+    ]
+    said = [process.communicate(timeout=SECONDS)[1] for process in started]
+    assert [(process.returncode, text) for process, text in zip(started, said)] == [(0, b"")] * 2
 
 
 def test_a_port_in_use_is_refused_at_once(capsys):
