@@ -133,23 +133,6 @@ static std::vector<int64_t> panels_seen(const T* mask, int64_t queries, int64_t 
   return result;
 }
 
-// exp(x) for x that are not positive, as exactly as probabilities of a type need.
-static inline float decay(float x, float) { return exponential(x); }
-
-// To 3e-6; what is below 2e-38 becomes zero. 2**f by its series, f in [-1/2, 1/2].
-static inline float decay(float x, bfloat16) {
-  const float lowest = -87.0f, magic = 12582912.0f;  // magic: 1.5 * 2**23 rounds to integers
-  const float t = (x < lowest ? lowest : x) * 1.44269504f, shifted = t + magic, f = t - (shifted - magic);
-  float p = 1.33335581e-3f;
-  p = fused(p, f, 9.61812911e-3f);
-  p = fused(p, f, 5.55041087e-2f);
-  p = fused(p, f, 2.40226507e-1f);
-  p = fused(p, f, 6.93147181e-1f);
-  p = fused(p, f, 1.0f);
-  const float power = bits_as<float>((bits_as<uint32_t>(shifted) - 0x4b400000u + 127u) << 23);
-  return x < lowest ? 0.0f : is_nan(x) ? x : p * power;
-}
-
 static float largest(const float* x, int64_t count) {
   float most = -INFINITY;
 #pragma omp simd reduction(max : most)

@@ -182,11 +182,11 @@ float largest(const T* row, int64_t columns) {
   return most;
 }
 
-template <class T>
+template <class Exactness, class T>
 float sum_of_exponentials(const T* row, float shift, int64_t columns) {
   float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < columns; ++i) sum += exponential(wide(row[i]) - shift);
+  for (int64_t i = 0; i < columns; ++i) sum += decay(wide(row[i]) - shift, Exactness{});
   return sum;
 }
 
@@ -196,8 +196,9 @@ void logsumexp(const T* logits, float* totals, int64_t rows, int64_t columns, in
   in_pieces(rows, rows_per_piece(columns), threads, [=](int64_t first, int64_t end) {
     for (int64_t r = first; r < end; ++r) {
       const T* row = logits + r * columns;
-      const float most = largest(row, columns), shift = std::isinf(most) ? 0.0f : most;
-      totals[r] = shift + std::log(sum_of_exponentials(row, shift, columns));
+      const float most = largest(row, columns);
+      totals[r] = std::isinf(most) ? std::log(sum_of_exponentials<float>(row, 0.0f, columns))
+                                   : most + std::log(sum_of_exponentials<T>(row, most, columns));
     }
   });
 }
@@ -212,9 +213,9 @@ void logsumexp_grad(const T* logits, const float* totals, const float* scales, c
       T* out = result + r * columns;
       const float shift = totals[r] == -INFINITY ? 0.0f : totals[r], scale = scales[r];
 #pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) narrow(exponential(wide(row[i]) - shift) * scale, out[i]);
+      for (int64_t i = 0; i < columns; ++i) narrow(decay(wide(row[i]) - shift, T{}) * scale, out[i]);
       const int64_t at = indices[r];
-      if (at >= 0 && at < columns) narrow(exponential(wide(row[at]) - shift) * scale + picked[r], out[at]);
+      if (at >= 0 && at < columns) narrow(decay(wide(row[at]) - shift, T{}) * scale + picked[r], out[at]);
     }
   });
 }
