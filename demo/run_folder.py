@@ -74,7 +74,7 @@ def _unwound_by(*numbers: signal.Signals) -> Iterator[None]:
     """Let signals that would end the process where it stands end the block in order, as Ctrl-C does."""
     heard = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     for number in heard:
-        signal.signal(number, _exit)
+        signal.signal(number, _unwind)
     try:
         yield
     finally:
@@ -82,7 +82,7 @@ def _unwound_by(*numbers: signal.Signals) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _exit(number: int, frame: Optional[FrameType]) -> None:
+def _unwind(number: int, frame: Optional[FrameType]) -> None:
     sys.exit(128 + number)
 
 
