@@ -10,7 +10,6 @@ import torch
 from popxl_engine import native
 from popxl_engine.kernels.linalg import matrix_product
 from popxl_engine.native.library import _has_tiles
-from popxl_engine.rewrites import products
 from popxl_engine.rewrites.products import linear, tiled
 from test_rewrites import check, fused_steps, observe
 
@@ -75,9 +74,8 @@ SIZES = [(1, 1, 1), (33, 70, 17), (5, 2047, 40), (64, 32, 64), (96, 2080, 40), (
 @pytest.mark.parametrize("rows, inner, columns", SIZES)
 def test_products_by_tiles_are_those_in_float64_rounded_once_for_any_threads(
     rows: int, inner: int, columns: int, is_lhs_transposed: bool, is_rhs_transposed: bool, extra: int,
-    threads: Any, monkeypatch: pytest.MonkeyPatch,
+    threads: Any,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(products, "MOST", 4096)
     lhs, rhs = narrow(rows, inner, 1, is_lhs_transposed, extra), narrow(inner, columns, 2, is_rhs_transposed, extra)
     for bias in (None, narrow(1, 2 * columns, 3)[0, ::2]):
         results: List[torch.Tensor] = []
@@ -112,6 +110,19 @@ def test_what_is_beside_an_operand_and_what_a_result_held_before_does_not_matter
     lhs[5, 7], lhs[6, 8] = float("inf"), float("nan")
     y = by_tiles(lhs, rhs)
     assert y[6].isnan().all() and not y[5].isfinite().any() and y[[*range(5), *range(7, 39)]].isfinite().all()
+
+
+@needs_tiles
+@pytest.mark.parametrize("rows, inner, columns, is_rhs_transposed", [(1024, 40, 8201, True), (8193, 33, 1030, False)])
+def test_large_results_are_rounded_once_at_any_alignment(
+    rows: int, inner: int, columns: int, is_rhs_transposed: bool, threads: Any
+) -> None:
+    lhs, rhs = narrow(rows, inner, 1), narrow(inner, columns, 2, is_rhs_transposed)
+    exact = lhs.float() @ rhs.float()
+    for count in (1, 2):
+        threads(count)
+        y = by_tiles(lhs, rhs)
+        assert ((y.float() - exact).abs() <= exact.abs() * 2**-8 + 1e-5).all()
 
 
 @needs_tiles

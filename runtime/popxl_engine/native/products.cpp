@@ -2,7 +2,8 @@
 //
 // What limits them is not the tiles but what feeds them. Loads of tiles that pass the first cache by (`stream`) leave
 // the left panel's there, which the next product needs again; blocks of packed panels stay in the second cache; rows of
-// the left operand that are aligned are not packed at all; and lines of the result are asked for one product ahead.
+// the left operand that are aligned are not packed at all; lines of the result are asked for one product ahead; and
+// large results, which no cache keeps until they are read, are written past the caches in whole lines.
 #include "products.h"
 #ifdef HAS_TILES
 
@@ -12,7 +13,8 @@ constexpr int64_t CHUNK = 1024;           // k that are multiplied at a time
 constexpr int64_t BLOCK_BYTES = 1200000;  // of the packed panels that stay in a thread's second cache
 constexpr int64_t KEPT = 16;              // steps of the left panel that stay in its first cache
 constexpr int64_t GROUP = 4;              // panels of columns that a panel of rows meets before the next one does
-constexpr int64_t LARGE = 1 << 24;        // bytes of a result that no cache keeps until it is read
+constexpr int64_t WIDEST = 32;            // panels of a block, at most
+constexpr int64_t LARGE = 1 << 24;        // bytes of a result from which no cache keeps it until it is read
 
 // Panels of the left operand, packed or as they lie.
 struct Left {
@@ -66,9 +68,10 @@ static bool lies_in_tiles(const Operand& left, int64_t k_count) {
          reinterpret_cast<uintptr_t>(left.data) % 64 == 0;
 }
 
-// Calls result.add(sums, row, column, is_first, is_last) with float32 [32, 32] for every panel of rows and columns and
-// every chunk of k, in the order of k, and before, for each of the 32 rows, result.fetch(row, column).
-// What a call of add gets depends on the operands alone.
+// Calls result.add(sums, row, column, ..., is_first, is_last) with float32 [32, 32] for every panel of rows and columns
+// and every chunk of k, in the order of k, and before, for each of the 32 rows, result.fetch(row, column). A panel of
+// rows meets some panels of columns one after the other: add gets the first column of them, and after the last of them
+// comes result.finish(row, first column, end). The sums depend on the operands alone.
 template <class Result>
 static void product(const Operand& left, const Operand& right, int64_t k_count, int threads, const Result& result) {
   static thread_local Room shared;
@@ -77,7 +80,7 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
   const bool as_it_lies = lies_in_tiles(left, k_count), left_stays = as_it_lies || rows <= columns;
   // One side stays: as it lies, or packed for all threads. The other one goes by in blocks, packed by each thread.
   const int64_t stay = left_stays ? rows : columns, go = left_stays ? columns : rows;
-  const int64_t most = std::max<int64_t>(1, BLOCK_BYTES / (panel * int64_t(sizeof(bfloat16))));
+  const int64_t most = std::clamp<int64_t>(BLOCK_BYTES / (panel * int64_t(sizeof(bfloat16))), 1, WIDEST);
   const int64_t block = parts(go, parts(parts(go, most), threads) * threads);
   bfloat16* const staying = as_it_lies ? nullptr : shared.take(stay * panel);
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -101,12 +104,15 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
 #pragma omp for schedule(static)
       for (int64_t first = 0; first < go; first += block) {
         const int64_t end = std::min(go, first + block);
-        for (int64_t at = k; at < k_end; at += STEP)
-          for (int64_t q = first; q < end; ++q) {
-            bfloat16* const to = going + (q - first) * panel + (at - k) * PANEL;
-            if (left_stays) pack_step<false>(right, q * PANEL, at, k_end, to);
-            else pack_step<true>(left, q * PANEL, at, k_end, to);
-          }
+        // Along the operand's rows, which lie in memory one after the other.
+        const bool along_k = (left_stays ? right : left).across == 1;
+        const int64_t count = end - first;
+        for (int64_t n = 0; n < count * steps; ++n) {
+          const int64_t q = along_k ? n / steps : n % count, s = along_k ? n % steps : n / count;
+          bfloat16* const to = going + q * panel + s * 2 * TILE;
+          if (left_stays) pack_step<false>(right, (first + q) * PANEL, k + s * STEP, k_end, to);
+          else pack_step<true>(left, (first + q) * PANEL, k + s * STEP, k_end, to);
+        }
         // Panels of columns [c, c_end) meet panels of rows [r, r_end).
         const auto meet = [&](int64_t r, int64_t r_end, int64_t c, int64_t c_end) {
           for (int64_t i = r; i < r_end; ++i)
@@ -120,7 +126,8 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
                 if (s < PANEL) result.fetch(next_row + s, next_column);
               };
               multiply(from, one, other, steps, sums[j & 1], ahead);
-              result.add(sums[j & 1], i * PANEL, j * PANEL, k == 0, k_end == k_count);
+              result.add(sums[j & 1], i * PANEL, j * PANEL, c * PANEL, k == 0, k_end == k_count);
+              if (turns && k_end == k_count) result.finish(i * PANEL, c * PANEL, c_end * PANEL);
             }
         };
         if (left_stays) meet(0, rows, first, end);
@@ -146,7 +153,8 @@ struct Accumulated {
     _mm_prefetch(at, _MM_HINT_ET0);
     _mm_prefetch(at + 64, _MM_HINT_ET0);
   }
-  void add(const float* sums, int64_t row, int64_t column, bool is_first, bool) const {
+  void finish(int64_t, int64_t, int64_t) const {}
+  void add(const float* sums, int64_t row, int64_t column, int64_t, bool is_first, bool) const {
     const int64_t count = std::min(PANEL, rows - row);
     const __mmask16 masks[2] = {lanes(columns - column), lanes(columns - column - SIDE)};
     const __m512 kept = _mm512_set1_ps(is_first ? old : 1.0f), factor = _mm512_set1_ps(share);
@@ -170,18 +178,20 @@ struct Rounded {
   bfloat16* y;
   int64_t stride, rows, columns;
   const bfloat16* bias;
+  bool passes_caches;
   float* held;  // sums of the chunks so far, a panel by a panel after the other; null: there is one chunk
   float* held_at(int64_t row, int64_t column) const {
     return held + (row / PANEL * parts(columns, PANEL) + column / PANEL) * PANEL * PANEL;
   }
   void fetch(int64_t row, int64_t column) const {
     if (row >= rows) return;
+    if (held == nullptr && passes_caches) return;
     if (held == nullptr) return _mm_prefetch(reinterpret_cast<const char*>(y + row * stride + column), _MM_HINT_ET0);
     const char* at = reinterpret_cast<const char*>(held_at(row, column) + row % PANEL * PANEL);
     _mm_prefetch(at, _MM_HINT_ET0);
     _mm_prefetch(at + 64, _MM_HINT_ET0);
   }
-  void add(const float* sums, int64_t row, int64_t column, bool is_first, bool is_last) const {
+  void add(const float* sums, int64_t row, int64_t column, int64_t from, bool is_first, bool is_last) const {
     float* before = held == nullptr ? nullptr : held_at(row, column);
     if (!is_last) {
       for (int64_t i = 0; i < PANEL * PANEL; i += SIDE) {
@@ -196,8 +206,9 @@ struct Rounded {
     const auto widened = [](__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); };
     const __m512 low_bias = widened(_mm512_castsi512_si256(added));
     const __m512 high_bias = widened(_mm512_extracti64x4_epi64(added, 1));
-    bfloat16* to = y + row * stride + column;
-    for (int64_t i = 0; i < count; ++i, sums += PANEL, to += stride) {
+    bfloat16* to = passes_caches ? stage() + column - from : y + row * stride + column;
+    const int64_t next = passes_caches ? WIDEST * PANEL : stride;
+    for (int64_t i = 0; i < count; ++i, sums += PANEL, to += next) {
       __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + SIDE);
       if (!is_first) {
         low = _mm512_add_ps(_mm512_load_ps(before + i * PANEL), low);
@@ -206,6 +217,29 @@ struct Rounded {
       low = _mm512_add_ps(low, low_bias);
       high = _mm512_add_ps(high, high_bias);
       _mm512_mask_storeu_epi16(to, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+  }
+  static bfloat16* stage() {
+    static thread_local Room room;
+    return room.take(PANEL * WIDEST * PANEL);
+  }
+  // Writes the columns [first, end) of a panel of rows from where add has put them, whole lines past the caches.
+  void finish(int64_t row, int64_t first, int64_t end) const {
+    if (!passes_caches) return;
+    constexpr int64_t LINE = 32;  // elements
+    const int64_t count = std::min(PANEL, rows - row), width = std::min(end, columns) - first;
+    for (int64_t i = 0; i < count; ++i) {
+      const bfloat16* from = stage() + i * WIDEST * PANEL;
+      bfloat16* to = y + (row + i) * stride + first;
+      const auto part = [&](int64_t at, int64_t length) {
+        const __mmask32 mask = (__mmask32(1) << length) - 1;
+        _mm512_mask_storeu_epi16(to + at, mask, _mm512_maskz_loadu_epi16(mask, from + at));
+      };
+      int64_t j = std::min<int64_t>(width, -(reinterpret_cast<intptr_t>(to) / 2) & (LINE - 1));
+      part(0, j);
+      for (; j + LINE <= width; j += LINE)
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + j), _mm512_loadu_si512(from + j));
+      part(j, width - j);
     }
   }
 };
@@ -238,8 +272,9 @@ void multiply_add(const bfloat16* left, int64_t left_row, int64_t left_k, const 
   using namespace products;
   static thread_local Room room;
   float* held = k <= CHUNK ? nullptr : room.take<float>(parts(rows, PANEL) * parts(columns, PANEL) * PANEL * PANEL);
+  const bool is_large = rows * columns * int64_t(sizeof(bfloat16)) >= LARGE;
   product({left, left_row, left_k, rows}, {right, right_column, right_k, columns}, k, threads,
-          Rounded{y, stride, rows, columns, bias, held});
+          Rounded{y, stride, rows, columns, bias, is_large, held});
 }
 }
 #endif

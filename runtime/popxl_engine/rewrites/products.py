@@ -32,8 +32,7 @@ def scores(lhs: torch.Tensor, rhs: torch.Tensor, mask: torch.Tensor, scale: floa
 def tiled(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
     """lhs @ rhs, plus a bias where there is one: by the library's tiles where they are faster than oneDNN's."""
     (rows, inner), columns = lhs.shape, rhs.shape[1]
-    has_rows = rhs.stride(1) == 1
-    if inner > (MOST_WITH_ROWS if has_rows else MOST) or not native.multiplies(lhs, rhs):
+    if inner > MOST or not native.multiplies(lhs, rhs):
         return product(lhs, rhs, lhs.dtype) if bias is None else linear(lhs, rhs, bias)
     y = lhs.new_empty(rows, columns)
     added = None if bias is None else bias.contiguous()
@@ -47,9 +46,8 @@ TILED = fused(tiled)
 
 FEWEST, LEAST = 512, 64
 """Rows of a product, and columns or terms of its sums, from which packing the right operand pays."""
-MOST, MOST_WITH_ROWS = 1024, 4096
-"""Terms of a sum up to which the library's tiles are faster, and where the right operand's rows lie side by side.
-Measured in benchmarks/NOTES.md, 2026-11-22: products by tiles, fed from the caches."""
+MOST = 4096
+"""Terms of a sum up to which the library's tiles are faster: benchmarks/NOTES.md, tiles fed from the caches."""
 
 
 def fuse_bias(steps: List[Step], graph: Graph) -> List[Step]:
