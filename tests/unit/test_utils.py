@@ -1,6 +1,7 @@
 """Helpers of `utils`."""
 
 import logging
+from types import SimpleNamespace
 
 import popxl
 import pytest
@@ -62,6 +63,17 @@ def test_without_the_extension_bfloat16_is_refused_and_the_rest_works(monkeypatc
     assert runtime.data_type("float16") == popxl.float16
     with pytest.raises(UserError, match="precision: got bfloat16; .* Use float16 or float32"):
         runtime.data_type("bfloat16")
+
+
+def test_sessions_on_processors_are_expected_where_this_popxl_can(monkeypatch):
+    expected = []
+    monkeypatch.setattr(runtime, "extensions", SimpleNamespace(expect_session=lambda: expected.append("one")))
+    runtime.expect_session("cuda:1")
+    assert not expected
+    runtime.expect_session("auto")
+    assert expected == ["one"]
+    monkeypatch.setattr(runtime, "extensions", None)
+    runtime.expect_session("cpu")
 
 
 def test_the_generated_parts_of_the_readme_are_up_to_date():

@@ -197,3 +197,17 @@ def test_bfloat16_with_stochastic_rounding_tracks_float32_over_500_steps():
     nearest = curve(override(config, precision="bfloat16", stochastic_rounding=False))
     assert np.abs(stochastic - expected).max() < 0.01
     assert np.abs(nearest - expected).max() > 0.03
+
+
+def test_a_session_is_expected_before_its_program_is_built(monkeypatch):
+    events = []
+
+    def build(config):
+        events.append("program")
+        raise InterruptedError
+
+    monkeypatch.setattr("execution.pretraining.expect_session", events.append)
+    monkeypatch.setattr("execution.pretraining.training_program", build)
+    with pytest.raises(InterruptedError):
+        pretraining(override(TRAINED, device="cpu"))
+    assert events == ["cpu", "program"]
