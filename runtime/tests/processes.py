@@ -1,6 +1,7 @@
 """How tests start several processes: bounded in time, on this machine only, each with one thread."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -63,3 +64,28 @@ def is_alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
     except FileNotFoundError:
         return False
+
+
+RANKED = "import os, signal, sys, time; rank = int(os.environ['RANK']); "
+"""The begin of a program that asks for its rank."""
+NOTED = RANKED + "open(os.path.join(os.environ['NOTES'], str(os.getpid())), 'w').close(); "
+"""And leaves its process number in a folder."""
+
+
+def left_over(folder):
+    """Instances that wrote their process number to a folder and still run."""
+    return [name for name in os.listdir(folder) if is_alive(name)]
+
+
+def wait_for_instances(folder, count):
+    """.. to leave their process numbers in a folder."""
+    until = time.monotonic() + 30
+    while len(os.listdir(folder)) < count and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def free_port():
+    """One that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
