@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 logger = logging.getLogger("popxl")
 
@@ -58,7 +58,7 @@ def begin() -> None:
     compiler = _compiler()
     if _is_off() or compiler is None:
         return
-    for path in _places(compiler):
+    for path in _places(tuple(compiler)):
         with contextlib.suppress(OSError, subprocess.SubprocessError):  # who needs the library says so
             _start(path, compiler)
             return
@@ -72,7 +72,7 @@ def libraries() -> Iterator[Path]:
     if compiler is None:
         logger.warning("native kernels: no C++ compiler (CXX, c++, g++, clang++); the plain, slower ones are used.")
         return
-    for path in _places(compiler):
+    for path in _places(tuple(compiler)):
         try:
             found = made(path, compiler)
         except OSError as error:
@@ -119,7 +119,7 @@ class Making:
     """A process that makes the library at ``path``. It ends with this one, which does not wait for it otherwise."""
 
     def __init__(self, path: Path, compiler: List[str]):
-        command = [sys.executable, "-I", "-S", __file__, str(TIME_LIMIT), str(path), *compiler]
+        command = [sys.executable or "python3", "-I", "-S", __file__, str(TIME_LIMIT), str(path), *compiler]
         _watch_ends()
         self._process = _started(  # Ctrl-C is for the program
             command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -190,8 +190,9 @@ def _compiler() -> Optional[List[str]]:
     return None
 
 
-def _places(compiler: List[str]) -> List[Path]:
-    """Where the library may be, of these sources and flags, this compiler and machine."""
+@functools.cache
+def _places(compiler: Tuple[str, ...]) -> List[Path]:
+    """Where the library may be, of these sources and flags, this compiler and machine; the same when asked again."""
     sources = {path.name: path.read_bytes() for path in SOURCES}
     key = hashlib.sha256(repr((sources, FLAGS, OPTIONAL_FLAGS, compiler, _machine())).encode()).hexdigest()[:16]
     return [folder / f"kernels_{key}.so" for folder in _folders()]

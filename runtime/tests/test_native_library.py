@@ -304,6 +304,13 @@ def test_a_session_on_a_gpu_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -
     assert begun
 
 
+def test_a_program_that_changes_its_folder_waits_for_what_has_begun(copying: None, tmp_path: Path) -> None:
+    program = "import os; from popxl_engine import build; build.begin(); os.chdir('/'); print(next(build.libraries()))"
+    folder = os.path.relpath(tmp_path / "cache")
+    assert Path(run(program, tmp_path, POPXL_CACHE_DIR=folder)[0]).parent.samefile(tmp_path / "cache")
+    assert len(calls(tmp_path)) == CALLS
+
+
 FORK = """
 import os, sys
 from popxl_engine import build
