@@ -35,6 +35,7 @@ from tests.faults import (
     without_index,
     written,
 )  # fmt: skip
+from tests.integration.runs import run_job
 
 pytestmark = pytest.mark.slow
 SECONDS = 2.0
@@ -262,17 +263,22 @@ def test_a_mistake_is_told_in_one_message_and_changes_nothing(row, copy):
         assert seconds < SECONDS, f"{seconds:.1f} s of processor time"
 
 
-def test_auto_starts_afresh_where_there_is_no_checkpoint(copy):
+def run_here(folder, command, monkeypatch):
+    """A training run that has no reason to fail, in this process."""
+    monkeypatch.chdir(folder)
+    run_job(*read(command)[0][2:])
+
+
+def test_auto_starts_afresh_where_there_is_no_checkpoint(copy, monkeypatch):
     shutil.rmtree(copy / "runs")
-    done, _ = run(copy, f"{RUN} --checkpoint.load auto --steps 2")
-    assert done.returncode == 0, done.stderr
+    run_here(copy, f"{RUN} --checkpoint.load auto --steps 2", monkeypatch)
     assert (copy / "runs/run/checkpoints/step_00000002/checkpoint.json").exists()
 
 
-def test_a_second_run_of_a_name_takes_a_folder_of_its_own(copy):
+def test_a_second_run_of_a_name_takes_a_folder_of_its_own(copy, monkeypatch, capsys):
     before = hashes(copy, "runs/run")
-    done, _ = run(copy, f"{RUN} --steps 2")
-    assert done.returncode == 0 and "run folder runs/run-2" in done.stdout, done.stderr
+    run_here(copy, f"{RUN} --steps 2", monkeypatch)
+    assert "run folder runs/run-2" in capsys.readouterr().out
     assert hashes(copy, "runs/run") == before
     assert (copy / "runs/run-2/checkpoints/step_00000002/checkpoint.json").exists()
 
@@ -289,17 +295,22 @@ CANNOT_START = {
 """Found once the run has its folder."""
 
 
-STARTS = {
-    "go on": RESUME,
-    "begin": f"{RUN} --name new",
-    "begin in folders that are not there": f"{RUN} --run_folder new/runs --checkpoint.save saved",
-}
+GO_ON, BEGIN = RESUME, f"{RUN} --name new"
+BEGIN_IN_NEW_FOLDERS = f"{RUN} --run_folder new/runs --checkpoint.save saved"
+STARTS = [
+    *(pytest.param(problem, BEGIN_IN_NEW_FOLDERS, id=f"begin in new folders, {problem}") for problem in CANNOT_START),
+    # What becomes of the folder does not depend on what the problem was: one of the device and one of the files.
+    *(
+        pytest.param(problem, command, id=f"{name}, {problem}")
+        for problem in ("too little memory", "folder below a file")
+        for name, command in (("go on", GO_ON), ("begin", BEGIN))
+    ),
+]
 
 
-@pytest.mark.parametrize("command", STARTS)
-@pytest.mark.parametrize("problem", CANNOT_START)
+@pytest.mark.parametrize("problem, command", STARTS)
 def test_a_run_that_cannot_start_leaves_nothing_behind_and_all_that_it_would_continue(problem, command, copy):
-    (flag, says), command = CANNOT_START[problem], STARTS[command]
+    flag, says = CANNOT_START[problem]
     before = hashes(copy)
     done, _ = run(copy, f"{command} {flag}")
     assert done.returncode == 2 and says in done.stderr, done.stderr
@@ -347,7 +358,7 @@ def test_two_runs_do_not_write_to_one_folder_at_once(copy):
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
-def test_a_run_that_is_told_to_stop_saves_and_can_go_on(number, code, copy):
+def test_a_run_that_is_told_to_stop_saves_and_can_go_on(number, code, copy, monkeypatch, capsys):
     process = start(copy, f"{RUN} --name stopped --steps 100000 --checkpoint.every 0")
     wait_for(copy / "runs/stopped/metrics.jsonl", process)
     while (copy / "runs/stopped/metrics.jsonl").read_text().count("\n") < 3:
@@ -360,8 +371,8 @@ def test_a_run_that_is_told_to_stop_saves_and_can_go_on(number, code, copy):
     (saved,) = (copy / "runs/stopped/checkpoints").iterdir()
     step = int(saved.name.removeprefix("step_"))
     assert f"After step {step}:" in output
-    goes_on, _ = run(copy, f"{RUN} --name stopped --steps {step + 2} --checkpoint.load auto")
-    assert goes_on.returncode == 0 and f"continuing after step {step}" in goes_on.stdout, goes_on.stderr
+    run_here(copy, f"{RUN} --name stopped --steps {step + 2} --checkpoint.load auto", monkeypatch)
+    assert f"continuing after step {step}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])

@@ -29,11 +29,17 @@ def script(words):
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("only", ["rows survive", "softmax", "in float32 has", "gives the same bits"])
-def test_the_checks_for_a_gpu_hold_on_a_processor(only):
-    done = script(f"tests/gpu_checks.py --device cpu --only '{only}'")
+def test_the_checks_for_a_gpu_hold_on_a_processor():
+    only = "'rows survive' softmax 'in float32 has' 'gives the same bits'"
+    done = script(f"tests/gpu_checks.py --device cpu --only {only}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 failed on cpu" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.multi
+def test_a_check_that_there_is_not_is_refused():
+    done = script("tests/gpu_checks.py --device cpu --only rows 'rows that are nowhere'")
+    assert done.returncode == 2 and "got 'rows that are nowhere'; expected a part of a check's name" in done.stderr
 
 
 @pytest.mark.multi

@@ -1,7 +1,9 @@
 """Training with state larger than memory: the same bits as in memory, clean ends where the disk or the memory does not
 suffice, and runs that go on."""
 
+import functools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ from execution.host import run_steps
 from execution.memory import check_memory
 from execution.pretraining import pretraining
 from tests.faults import read, run
-from tests.integration.runs import TRAINED, batches, train
+from tests.integration.runs import TRAINED, batches, run_job, train
 from utils.runtime import file_traffic, remote_memory_errors_are_user_errors
 
 ENOUGH = 200_000
@@ -25,21 +27,23 @@ def with_files(config: Config, folder: Path, memory: object) -> Config:
     return override(config, memmap_dir=str(folder), host_memory=memory)
 
 
-@pytest.fixture(scope="module")
-def in_memory():
-    return train(TRAINED)
+CASES = {
+    "": TRAINED,
+    "kept": override(TRAINED, recomputation=False, device_iterations=2),
+    "narrow moments": override(TRAINED, moment_precision="bfloat16"),
+}
+
+
+@functools.cache
+def in_memory(case):
+    return train(CASES[case])
 
 
 @pytest.mark.parametrize("memory", [ENOUGH, 1_300_000, "1GiB"])
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"recomputation": False, "device_iterations": 2}, {"moment_precision": "bfloat16"}],
-    ids=["", "kept", "narrow moments"],
-)
-def test_losses_are_bitwise_those_of_the_run_in_memory(memory, changes, in_memory, tmp_path):
-    config = override(TRAINED, **changes)
-    expected, expected_weights = in_memory if not changes else train(config)
-    results, weights = train(with_files(config, tmp_path, memory))
+@pytest.mark.parametrize("case", CASES)
+def test_losses_are_bitwise_those_of_the_run_in_memory(memory, case, tmp_path):
+    expected, expected_weights = in_memory(case)
+    results, weights = train(with_files(CASES[case], tmp_path, memory))
     assert results == expected
     for name, array in expected_weights.items():
         np.testing.assert_array_equal(weights[name], array, err_msg=name)
@@ -60,7 +64,7 @@ def test_rows_really_come_from_files_and_never_take_more_than_their_memory(tmp_p
     assert 0 < after.waited
 
 
-def test_replicas_share_the_memory_of_their_process(in_memory, tmp_path):
+def test_replicas_share_the_memory_of_their_process(tmp_path):
     config = override(TRAINED, data_parallel=2, steps=2)
     expected, _ = train(config)
     results, _ = train(with_files(config, tmp_path, 2 * ENOUGH))
@@ -86,7 +90,8 @@ def test_more_memory_than_the_machine_has_is_refused(tmp_path):
 
 FLAGS = (
     "--config tiny --data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1 --hidden_size 48 --layers 3 "
-    "--dropout 0.1 --name run --run_folder runs --checkpoint.every 2 --validate_every 2 --validation_batches 1"
+    "--dropout 0.1 --name run --run_folder runs --checkpoint.every 2 --validate_every 2 --validation_batches 1 "
+    "--schedule constant"
 )
 FILES = f"--memmap_dir rows --host_memory {ENOUGH}"
 
@@ -98,22 +103,42 @@ def job(folder, flags, largest_file=None, code=0):
     return done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.multi
-def test_a_run_goes_on_in_files_where_one_in_memory_stopped_and_back(tmp_path):
-    for steps, files in ((2, ""), (4, FILES), (6, "")):
-        job(tmp_path, f"--steps {steps} --schedule constant --checkpoint.load auto {files}")
-    job(tmp_path, "--steps 6 --schedule constant --name whole")
-    parts, whole = (tmp_path / f"runs/{name}/metrics.jsonl" for name in ("run", "whole"))
-    assert parts.read_text() == whole.read_text() and parts.read_text().count("\n") == 6
+def train_here(folder, flags):
+    run_job(*FLAGS.split(), "--run_folder", folder / "runs", *flags.replace("rows", f"{folder}/rows").split())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run of six steps in memory, which nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    train_here(folder, "--steps 6 --checkpoint.keep 3")
+    return folder
+
+
+def left_after_two_steps(whole, folder):
+    """A copy of what the run had left after its first two steps."""
+    shutil.copytree(whole / "runs", folder / "runs")
+    for step in (4, 6):
+        shutil.rmtree(folder / f"runs/run/checkpoints/step_{step:08d}")
+    metrics = folder / "runs/run/metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:2]))
+
+
+def metrics_of(folder):
+    return (folder / "runs/run/metrics.jsonl").read_text()
 
 
 @pytest.mark.multi
-def test_files_that_are_mapped_hold_validation_apart_from_training(tmp_path):
-    job(tmp_path, "--steps 4 --name plain")
-    job(tmp_path, "--steps 4 --name mapped --memmap_dir rows")
-    plain, mapped = (tmp_path / f"runs/{name}/metrics.jsonl" for name in ("plain", "mapped"))
-    assert mapped.read_text() == plain.read_text() and plain.read_text().count("validation_loss") >= 2
+def test_a_run_goes_on_in_files_where_one_in_memory_stopped_and_back(whole, tmp_path):
+    left_after_two_steps(whole, tmp_path)
+    job(tmp_path, f"--steps 4 --checkpoint.load auto {FILES}")
+    train_here(tmp_path, "--steps 6 --checkpoint.load auto")
+    assert metrics_of(tmp_path) == metrics_of(whole) and metrics_of(whole).count("\n") == 6
+
+
+def test_files_that_are_mapped_hold_validation_apart_from_training(whole, tmp_path):
+    train_here(tmp_path, "--steps 6 --memmap_dir rows")
+    assert metrics_of(tmp_path) == metrics_of(whole) and metrics_of(whole).count('"validation_loss": null') == 3
 
 
 FAILING = """
@@ -144,8 +169,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
         ("reading", "EIO", "Input/output error"),
     ],
 )
-def test_a_disk_that_fails_in_a_step_ends_the_run_in_words_and_leaves_its_checkpoint(way, error, words, tmp_path):
-    job(tmp_path, "--steps 2")
+def test_a_disk_that_fails_in_a_step_ends_the_run_in_words_and_leaves_its_checkpoint(
+    way, error, words, whole, tmp_path
+):
+    left_after_two_steps(whole, tmp_path)
     saved = tmp_path / "runs/run/checkpoints/step_00000002"
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
     script = tmp_path / "failing.py"
@@ -167,7 +194,8 @@ def test_a_disk_that_fails_in_a_step_ends_the_run_in_words_and_leaves_its_checkp
     assert f"got '{words}' while {way} remote memory; expected a disk that works. Go on from the last" in done.stderr
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
     assert json.loads((saved / "checkpoint.json").read_text())["step"] == 2
-    job(tmp_path, "--steps 4 --checkpoint.load auto")
+    train_here(tmp_path, "--steps 6 --checkpoint.load auto")
+    assert metrics_of(tmp_path) == metrics_of(whole)
 
 
 @pytest.mark.multi

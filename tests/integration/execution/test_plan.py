@@ -1,6 +1,5 @@
 """Plans of training runs: against formulas, and against the counters and allocations of runs in other processes."""
 
-import bisect
 import json
 import resource
 import subprocess
@@ -8,59 +7,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from popxl import extensions
 from popxl_engine.machine.lockstep import Rendezvous
 from popxl_engine.machine.replica import Replica
-from popxl_engine.planner import rehearsal
-from torch.profiler import ProfilerActivity, profile, record_function
 
-from config import Config, UserError, parse_command_line, preset, preset_names
+from config import UserError, parse_command_line, preset, preset_names
 from execution.benchmark import Options
 from execution.host import run_steps
 from execution.metrics import flops_per_step
 from execution.plan_tables import group_name, plan_text
-from execution.planning import PlanOptions, RunPlan, as_json, make_run_plan
+from execution.planning import PlanOptions, as_json, make_run_plan
 from execution.pretraining import pretraining, training_program
+from tests.integration.execution.plan_cases import GRIDS, SPEEDS, as_flags, configuration, planned, step_arrays
 
 ROOT = Path(__file__).parents[3]
-SPEEDS = {"device_tflops": 1.0, "link_gbps": 1.0, "remote_gbps": 1.0}
-ODD = {"hidden_size": 60, "heads": 6, "sequence_length": 11, "vocabulary_size": 97, "global_batch_size": 6}
-"""With 2 x 2 replicas or 3 heads each, nothing is a power of two."""
-GRIDS = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 3, 2), (2, 2, 2)]
-
-
-def configuration(grid: tuple[int, int, int] = (1, 1, 1), **changes: Any) -> Config:
-    """A small model of odd sizes on dp x tp1 x tp2 replicas."""
-    names = ("data_parallel", "tensor_parallel_1", "tensor_parallel_2")
-    return preset("tiny", **{**ODD, **dict(zip(names, grid)), **changes})
-
-
-def planned(config: Config, **options: Any) -> RunPlan:
-    return make_run_plan(training_program, config, PlanOptions(plan=True, **{**SPEEDS, **options}))
-
-
-def plan_in_another_process(folder: Path, *flags: str, script: str = "demo/pretraining.py") -> "dict[str, Any]":
-    """plan.json of a command line."""
-    command = [sys.executable, str(ROOT / script), "--plan", "--plan_folder", str(folder), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return json.loads((folder / "plan.json").read_text())
-
-
-def as_flags(grid: tuple[int, int, int], changes: "dict[str, Any]") -> "list[str]":
-    names = ("data_parallel", "tensor_parallel_1", "tensor_parallel_2")
-    values = {**ODD, **dict(zip(names, grid)), **changes}
-    return ["--config", "tiny", *(word for name, value in values.items() for word in (f"--{name}", str(value)))]
-
-
-def step_arrays(config: Config) -> "tuple[np.ndarray, np.ndarray, list[float]]":
-    """Words, labels and learning rates of one run."""
-    iterations, model = config.execution.device_iterations, config.model
-    shape = (config.training.global_batch_size * iterations, model.sequence_length)
-    words = np.random.default_rng(0).integers(0, model.vocabulary_size, shape)
-    return words, np.roll(words, -1, axis=1), [1e-3] * iterations
 
 
 # Work
@@ -89,20 +50,36 @@ def test_without_splits_and_recomputation_that_formula_is_six_per_weight_and_tok
 # Traffic
 
 
+PLANNED: "list[tuple[tuple[int, int, int], dict[str, Any]]]" = [
+    ((1, 1, 1), {"dropout": 0.1}),
+    ((2, 2, 2), {"dropout": 0.1}),
+    ((1, 3, 2), {"precision": "bfloat16", "device_iterations": 2}),
+    ((2, 1, 1), {"moment_precision": "bfloat16", "stochastic_rounding": "true"}),
+    ((2, 2, 1), {"recomputation": "false", "replicated_tensor_sharding": "false"}),
+]
+PLANS = """
+import json, sys
+from demo.pretraining import main
+for arguments in json.loads(sys.argv[1]):
+    assert main(arguments) == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory) -> "list[dict[str, Any]]":
+    """The plans of `PLANNED`, all made in one other process."""
+    folders = [tmp_path_factory.mktemp("plan") for _ in PLANNED]
+    lines = [["--plan", "--plan_folder", str(f), *as_flags(*case)] for f, case in zip(folders, PLANNED)]
+    command = [sys.executable, "-c", PLANS, json.dumps(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / "plan.json").read_text()) for folder in folders]
+
+
 @pytest.mark.multi
-@pytest.mark.parametrize(
-    "grid, changes",
-    [
-        ((1, 1, 1), {"dropout": 0.1}),
-        ((2, 2, 2), {"dropout": 0.1}),
-        ((1, 3, 2), {"precision": "bfloat16", "device_iterations": 2}),
-        ((2, 1, 1), {"moment_precision": "bfloat16", "stochastic_rounding": "true"}),
-        ((2, 2, 1), {"recomputation": "false", "replicated_tensor_sharding": "false"}),
-    ],
-    ids=str,
-)
-def test_bytes_and_calls_equal_the_counters_of_a_run_in_another_process(grid, changes, tmp_path):
-    plan = plan_in_another_process(tmp_path, *as_flags(grid, changes))
+@pytest.mark.parametrize("number", range(len(PLANNED)), ids=[str(case) for case in PLANNED])
+def test_bytes_and_calls_equal_the_counters_of_a_run_in_another_process(number, plans):
+    plan, (grid, changes) = plans[number], PLANNED[number]
     config = configuration(grid, **{k: v == "true" if v in ("true", "false") else v for k, v in changes.items()})
     session = pretraining(config)
     with session:
@@ -207,112 +184,6 @@ def test_the_sequence_of_rows_is_that_of_a_run(monkeypatch):
     assert [(e.kind, e.name, e.row) for e in events if e.kind != "collective"] == seen
 
 
-# Memory
-
-
-def allocated_peak(work: Any) -> int:
-    """Most bytes that torch's allocator has given out at a time during some work, beyond those from before.
-
-    The profiler sees nothing of what was there when it began: the work is done once before.
-    """
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        work()
-        with record_function("measured"):
-            work()
-    events = profiler.profiler.kineto_results.events()
-    (begin,) = (e.start_ns() for e in events if e.name() == "measured")
-    changes = sorted(((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"), key=lambda pair: pair[0])
-    before = sum(nbytes for moment, nbytes in changes if moment < begin)
-    products = sorted((e.start_ns(), e.end_ns()) for e in events if e.name() in ("aten::mm", "aten::addmm"))
-    measured = without_scratch([change for change in changes if change[0] >= begin], products)
-    live = np.cumsum([nbytes for _, nbytes in measured])
-    assert live[-1] < 0.02 * before + 1000, "a step leaves nothing behind"
-    return int(live.max())
-
-
-def without_scratch(changes: "list[tuple[int, int]]", products: "list[tuple[int, int]]") -> "list[tuple[int, int]]":
-    """Less what is taken and given back inside one product: where oneDNN rearranges a factor. No plan knows that."""
-    found: "list[tuple[int, int]]" = []
-    for moment, nbytes in changes:
-        begin, end = products[max(0, bisect.bisect(products, (moment, moment)) - 1)]
-        if found and begin < found[-1][0] < moment < end and nbytes == -found[-1][1]:
-            found.pop()
-        else:
-            found.append((moment, nbytes))
-    return found
-
-
-def copying(name: str, monkeypatch: Any) -> None:
-    """Let loads take memory of their own, as on a device beside the host."""
-    original = getattr(Replica, name)
-    monkeypatch.setattr(Replica, name, lambda *arguments: original(*arguments).clone())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("borrows", [True, False], ids=["rows in place", "rows copied"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"dropout": 0.1, "attention_serialisation": 11, "micro_batch_size": 3},
-        {"dropout": 0.1, "widening": 3},
-        {"precision": "bfloat16", "stochastic_rounding": True, "hidden_size": 180, "layers": 3},
-        {
-            "precision": "float16",
-            "recomputation": False,
-            "loss_scaling": 128.0,
-            "device_iterations": 2,
-            "hidden_size": 180,
-        },
-        {"vocabulary_size": 1511, "sequence_length": 37},
-    ],
-    ids=str,
-)
-def test_peak_memory_is_within_five_percent_of_a_run(changes, borrows, monkeypatch):
-    config = configuration(**changes, max_norm=1e-3)  # the plan is for steps that clip, which need a little more
-    expected = extensions.plan(training_program(config)[0], borrows_rows=borrows).peak_bytes
-    session, arrays = pretraining(config), step_arrays(config)
-    if not borrows:
-        copying("remote_load", monkeypatch)
-        copying("host_load", monkeypatch)
-    with session:
-        run_steps(session, config, *arrays)
-        measured = allocated_peak(lambda: run_steps(session, config, *arrays))
-    assert measured == pytest.approx(expected, rel=0.05)
-
-
-def test_an_update_has_one_parameter_at_a_time_on_the_device():
-    config = configuration(hidden_size=180)
-    (update,) = (p for p in planned(config).program.phases if p.name == "decoder_optim_phase")
-    weight_gradient_and_moments = 4 * 4 * config.model.hidden_size * config.model.feed_forward
-    assert weight_gradient_and_moments < update.peak_bytes < 1.05 * weight_gradient_and_moments
-
-
-def test_remembering_what_kernels_need_changes_no_peak(monkeypatch):
-    changes = {"dropout": 0.1, "precision": "bfloat16", "stochastic_rounding": True, "attention_serialisation": 11}
-    config = configuration((2, 2, 1), **changes)
-    remembered = planned(config).program
-    monkeypatch.setattr(rehearsal, "Remembered", lambda kernel, live: kernel)
-    assert planned(config).program == remembered
-
-
-@pytest.mark.parametrize("borrows", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["in place", "copied"])
-@pytest.mark.parametrize("grid", GRIDS[1:], ids=str)
-def test_peak_memory_of_replicas_in_one_process_is_within_five_percent_of_a_run(grid, borrows, monkeypatch):
-    config = configuration(grid, max_norm=1e-3)
-    ir = training_program(config)[0]
-    expected = extensions.plan(ir, borrows_rows=borrows, together=True).peak_bytes
-    assert expected <= ir.replication_factor * extensions.plan(ir, borrows_rows=borrows).peak_bytes
-    session, arrays = pretraining(config), step_arrays(config)
-    if not borrows:
-        copying("remote_load", monkeypatch)
-        copying("host_load", monkeypatch)
-    with session:
-        run_steps(session, config, *arrays)
-        measured = allocated_peak(lambda: run_steps(session, config, *arrays))
-    assert measured == pytest.approx(expected, rel=0.05)
-
-
 # Time, and what the user sees
 
 
@@ -367,7 +238,10 @@ def test_groups_are_named_by_what_they_are_for():
 def test_both_entry_points_plan_and_leave_only_the_plan(script, tmp_path):
     rows = tmp_path / "rows"
     flags = ("--config", "tiny", "--memmap_dir", str(rows), "--device_tflops", "1", "--link_gbps", "1")
-    plan = plan_in_another_process(tmp_path, *flags, "--remote_gbps", "1", script=script)
+    command = [sys.executable, str(ROOT / script), "--plan", "--plan_folder", str(tmp_path), "--remote_gbps", "1"]
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["config"] == "tiny" and plan["machine"]["measured"] == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "plan.png"]
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")

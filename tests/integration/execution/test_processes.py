@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.runs import run_job
+
 pytestmark = pytest.mark.multi
 
 ROOT = Path(__file__).parents[3]
@@ -25,8 +27,6 @@ FLAGS = (
 
 def command(instances, *flags, options=()):
     program = [sys.executable, str(SCRIPT), *FLAGS, *map(str, flags)]
-    if instances == 1:
-        return program
     sizes = ["--num-replicas", REPLICAS, "--num-instances", instances]
     return [sys.executable, "-m", "popdist.launcher", *map(str, sizes), *options, *program]
 
@@ -53,9 +53,9 @@ def files_of(run, step):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """A run of eight replicas in one process."""
+    """A run of eight replicas in one process, this one."""
     folder = tmp_path_factory.mktemp("alone")
-    train(folder, 1)
+    run_job(*FLAGS, "--run_folder", folder)
     return folder
 
 

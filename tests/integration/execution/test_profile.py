@@ -19,6 +19,8 @@ from execution.pretraining import pretraining, training_program
 from execution.profile_picture import busy
 from execution.profile_tables import profile_text
 from execution.profiling import RunProfile, StepProfiler, as_json, make_run_profile
+from tests.integration.execution.plan_cases import step_arrays
+from tests.integration.runs import run_job
 
 ROOT = Path(__file__).parents[3]
 ALONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
@@ -28,14 +30,6 @@ NAMES = [
     "decoder_optim_phase", "head_optim_phase",
 ]  # fmt: skip
 SPEEDS = {"device_tflops": 1.0, "remote_gbps": 1.0}
-
-
-def step_arrays(config: Config) -> "tuple[np.ndarray, np.ndarray, list[float]]":
-    """Words, labels and learning rates of one run."""
-    iterations, model = config.execution.device_iterations, config.model
-    shape = (config.training.global_batch_size * iterations, model.sequence_length)
-    words = np.random.default_rng(0).integers(0, model.vocabulary_size, shape)
-    return words, np.roll(words, -1, axis=1), [1e-3] * iterations
 
 
 def recorded(config: Config) -> "tuple[Profile, Any]":
@@ -202,18 +196,18 @@ def run(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     return done
 
 
-@pytest.mark.multi
-def test_training_with_a_profile_gives_the_run_without_it_bitwise(tmp_path):
-    flags = ("--config", "tiny", "--steps", "5", "--validate_every", "0")
-    script = str(ROOT / "demo/pretraining.py")
-    plain = run(script, *flags, "--name", "plain", cwd=tmp_path)
-    profiled = run(script, *flags, "--name", "profiled", "--profile", cwd=tmp_path)
-    runs = [tmp_path / "runs" / name for name in ("plain", "profiled")]
+def test_training_with_a_profile_gives_the_run_without_it_bitwise(tmp_path, capsys):
+    flags = ("--config", "tiny", "--steps", 5, "--validate_every", 0, "--run_folder", tmp_path)
+    run_job(*flags, "--name", "plain")
+    plain = capsys.readouterr().out
+    run_job(*flags, "--name", "profiled", "--profile")
+    profiled = capsys.readouterr().out
+    runs = [tmp_path / name for name in ("plain", "profiled")]
     assert (runs[0] / "metrics.jsonl").read_bytes() == (runs[1] / "metrics.jsonl").read_bytes()
     names = [sorted(path.name for path in folder.iterdir()) for folder in runs]
     assert set(names[1]) - set(names[0]) == {"profile.json", "profile.png", "timeline.json"}
-    assert "profile of profiled" in profiled.stdout and "profile of" not in plain.stdout
-    before = profiled.stdout.split("profile of profiled")[0]
+    assert "profile of profiled" in profiled and "profile of" not in plain
+    before = profiled.split("profile of profiled")[0]
     assert "step 2/5 " in before and "step 3/5 " not in before
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +15,13 @@ import pytest
 
 from data import example
 from data.records import RecordWriter
+from tests.integration.runs import run_job
 
 pytestmark = pytest.mark.multi
 ROOT = Path(__file__).parents[3]
 STEPS, EVERY = 48, 6
+KILLS = 5
+"""Of one run. Each process but the last is killed, and each but the first goes on where one was."""
 RECORDS = 37
 """An epoch ends within a global batch."""
 
@@ -33,7 +37,7 @@ def tokens(tmp_path_factory) -> Path:
     return path
 
 
-def command(folder: Path, tokens: Path, *flags: object) -> "list[str]":
+def flags_of(folder: Path, tokens: Path, *flags: object) -> "list[str]":
     settings = {
         "config": "tiny", "name": "run", "run_folder": folder, "input_files": tokens, "validation_files": tokens,
         "vocabulary_size": 61, "hidden_size": 24, "heads": 3, "dropout": 0.1, "steps": STEPS, "global_batch_size": 4,
@@ -41,20 +45,13 @@ def command(folder: Path, tokens: Path, *flags: object) -> "list[str]":
         "validation_batches": 2, "checkpoint.every": EVERY, "log_every": 8, "data_parallel": 1, "tensor_parallel_1": 1,
         "tensor_parallel_2": 1,
     }  # fmt: skip
-    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, str(ROOT / "demo/pretraining.py"), *words, *map(str, flags)]
+    return [word for name, value in settings.items() for word in (f"--{name}", str(value))] + [*map(str, flags)]
 
 
-def start(words: "list[str]") -> subprocess.Popen:
+def start(flags: "list[str]") -> subprocess.Popen:
+    words = [sys.executable, str(ROOT / "demo/pretraining.py"), *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-
-
-def finish(words: "list[str]", code: int = 0) -> str:
-    process = start(words)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == code, output
-    return output
 
 
 def left_by(folder: Path) -> "tuple[str, dict[str, str]]":
@@ -70,59 +67,70 @@ def steps_in(folder: Path) -> int:
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
+def last_change(folder: Path) -> int:
+    metrics = folder / "run/metrics.jsonl"
+    return metrics.stat().st_mtime_ns if metrics.exists() else 0
+
+
 def kill_at_a_random_moment(process: subprocess.Popen, folder: Path, choice: random.Random) -> None:
-    """SIGKILL during a step, or as soon as a checkpoint is being written."""
-    wanted = steps_in(folder) + choice.randrange(1, STEPS)
-    in_a_save = choice.random() < 0.5
+    """SIGKILL during one of the next steps, or as soon as a checkpoint is being written; at the end at the latest."""
+    saves = folder / "run/checkpoints"
+    wanted, left = steps_in(folder) + choice.randrange(1, STEPS // KILLS), set(saves.glob(".step_*"))
+    in_a_save, before = choice.random() < 0.5, last_change(folder)
+    while process.poll() is None and last_change(folder) == before:
+        time.sleep(0.02)
     while process.poll() is None:
-        is_saving = any((folder / "run/checkpoints").glob(".step_*"))
-        if (in_a_save and is_saving and steps_in(folder) > EVERY) or (not in_a_save and steps_in(folder) >= wanted):
+        steps, is_saving = steps_in(folder), any(path not in left for path in saves.glob(".step_*"))
+        if (is_saving and steps > EVERY) or steps >= STEPS - 2 if in_a_save else steps >= wanted:
             time.sleep(choice.random() * 0.01)
             process.send_signal(signal.SIGKILL)
             break
         time.sleep(0.001)
-    process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, output
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tokens, tmp_path_factory) -> "tuple[str, dict[str, str]]":
-    """What a run leaves that nothing disturbs."""
+def uninterrupted(tokens, tmp_path_factory) -> Path:
+    """The folder of a run that nothing disturbs."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    finish(command(folder, tokens))
-    return left_by(folder)
+    run_job(*flags_of(folder, tokens))
+    return folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_a_killed_run_ends_bitwise_where_an_undisturbed_one_ends(seed, tokens, uninterrupted, tmp_path):
-    choice = random.Random(seed)
-    words = command(tmp_path, tokens, "--checkpoint.load", "auto")
-    for _ in range(choice.randrange(1, 3)):
-        kill_at_a_random_moment(start(words), tmp_path, choice)
-    finish(words)
-    assert left_by(tmp_path) == uninterrupted
+@pytest.mark.parametrize("seeds", [range(first, first + KILLS) for first in range(0, 20, KILLS)], ids=str)
+def test_a_killed_run_ends_bitwise_where_an_undisturbed_one_ends(seeds, tokens, uninterrupted, tmp_path):
+    flags = flags_of(tmp_path, tokens, "--checkpoint.load", "auto")
+    for seed in seeds:
+        kill_at_a_random_moment(start(flags), tmp_path, random.Random(seed))
+    process = start(flags)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert left_by(tmp_path) == left_by(uninterrupted)
 
 
-def test_ctrl_c_saves_and_the_run_goes_on_bitwise(tokens, uninterrupted, tmp_path):
-    words = command(tmp_path, tokens, "--checkpoint.load", "auto")
-    process = start(words)
+def test_ctrl_c_saves_and_the_run_goes_on_bitwise(tokens, uninterrupted, tmp_path, capsys):
+    flags = flags_of(tmp_path, tokens, "--checkpoint.load", "auto")
+    process = start(flags)
     while steps_in(tmp_path) < 9 and process.poll() is None:
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, output
     assert "Traceback" not in output
-    assert "continuing after step" in finish(words)
-    assert left_by(tmp_path) == uninterrupted
+    run_job(*flags)
+    assert "continuing after step" in capsys.readouterr().out
+    assert left_by(tmp_path) == left_by(uninterrupted)
 
 
 def test_ctrl_c_does_not_wait_for_the_end_of_a_validation_which_the_run_that_goes_on_does(tokens, tmp_path):
     few = ("--steps", 2, "--warmup_steps", 0, "--device_iterations", 1, "--validate_every", 1)
-    flags = (*few, "--validation_batches", 250)
-    finish(command(tmp_path / "undisturbed", tokens, *flags))
+    long = (*few, "--validation_batches", 250)
+    run_job(*flags_of(tmp_path / "undisturbed", tokens, *long))
     folder = tmp_path / "stopped"
-    words = command(folder, tokens, *flags, "--checkpoint.load", "auto")
-    process = start(words)
+    flags = flags_of(folder, tokens, *long, "--checkpoint.load", "auto")
+    process = start(flags)
     while steps_in(folder) < 1 and process.poll() is None:
         time.sleep(0.002)
     time.sleep(0.1)  # into the second validation, which takes many times as long
@@ -132,15 +140,15 @@ def test_ctrl_c_does_not_wait_for_the_end_of_a_validation_which_the_run_that_goe
     stopped = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["validation_loss"] is None for line in stopped] == [False, True]
     assert [path.name for path in (folder / "run/checkpoints").iterdir()] == ["step_00000002"]
-    finish(words)
+    run_job(*flags)
     metrics = [(path / "run/metrics.jsonl").read_text() for path in (folder, tmp_path / "undisturbed")]
     assert metrics[0] == metrics[1]
 
 
-def test_a_new_run_leaves_an_older_runs_folder_alone(tokens, tmp_path):
-    short = ("--steps", 4, "--warmup_steps", 0)
-    finish(command(tmp_path, tokens, *short))
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    finish(command(tmp_path, tokens, *short))
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
-    assert (tmp_path / "run-2/metrics.jsonl").read_text() == (tmp_path / "run/metrics.jsonl").read_text()
+def test_a_new_run_leaves_an_older_runs_folder_alone(tokens, uninterrupted, tmp_path):
+    shutil.copytree(uninterrupted, tmp_path / "runs")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/run").rglob("*")}
+    run_job(*flags_of(tmp_path / "runs", tokens))
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/run").rglob("*")} == before
+    metrics = [(tmp_path / "runs" / name / "metrics.jsonl").read_text() for name in ("run", "run-2")]
+    assert metrics[0] == metrics[1]
