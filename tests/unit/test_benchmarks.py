@@ -151,6 +151,30 @@ def test_missing_text_is_the_users_mistake(tmp_path):
     assert "none.txt" in done.stderr and "--text FILE" in done.stderr and "Traceback" not in done.stderr
 
 
+OF_SMALL_MODELS = """
+import sys
+sys.argv, sys.path[0] = ["overhead.py", "--rounds", "1"], sys.argv[1]
+from benchmarks import overhead
+small = 'preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)'
+for name, large in (("START", 'preset("test")'), ("BUILD", 'preset("gpt3_175B_pod256")')):
+    program = getattr(overhead, name)
+    assert large in program
+    setattr(overhead, name, program.replace(large, small))
+sys.exit(overhead.main())
+"""
+
+
+@pytest.mark.multi
+def test_overhead_tells_every_figure_that_has_a_bar(monkeypatch):
+    monkeypatch.setenv("POPXL_NATIVE", "0")  # nothing is compiled
+    done = subprocess.run([sys.executable, "-c", OF_SMALL_MODELS, str(ROOT)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.strip().splitlines()[-1])
+    assert figures["bars"].keys() <= figures["found"].keys() and figures["ops"].keys() == {"add", "mul", "matmul"}
+    assert figures["met"] == all(figures["found"][name] <= bar for name, bar in figures["bars"].items())
+    assert 0 < figures["found"]["build, s"] < figures["found"]["cold start, s"]
+
+
 @pytest.mark.multi
 def test_train_step_prints_a_table_and_ends_with_json():
     sizes = {"layers": 1, "hidden_size": 16, "heads": 2, "sequence_length": 8, "vocabulary_size": 30}
