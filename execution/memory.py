@@ -32,15 +32,21 @@ def machine_bytes() -> int:
         return physical
 
 
-def check_memory(config: Config, instances: int) -> None:
-    """Refuse a run whose state alone is more than this machine's memory.
+def processes_here() -> int:
+    """Processes of this run that its launcher starts on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
-    Processes are taken to be on machines of their own, so that nothing is refused that might run.
+
+def check_memory(config: Config, instances: int) -> None:
+    """Refuse a run whose state alone, what its processes here hold of it, is more than this machine's memory.
+
+    Args:
+        instances: processes of the run, on all machines.
 
     Raises:
         UserError: it does not fit, and no files are to hold it, or what is to be in memory of them does not fit.
     """
-    needed, there = state_bytes(config) // instances, machine_bytes()
+    needed, there = state_bytes(config) * processes_here() // instances, machine_bytes()
     part = config.execution.host_memory
     if part is not None and part > there:
         raise UserError(
