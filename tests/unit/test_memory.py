@@ -1,6 +1,7 @@
 """Runs that cannot fit are refused; those of which a machine holds only a part are judged by that part."""
 
 import pytest
+
 from config import UserError, preset
 from execution import memory
 
