@@ -107,6 +107,9 @@ def test_what_is_beside_an_operand_and_what_a_result_held_before_does_not_matter
     rhs.copy_(narrow(67, 19, 2))
     assert torch.equal(by_tiles(lhs, rhs), by_tiles(lhs.contiguous(), rhs.contiguous()))
     assert torch.equal(by_tiles(lhs, rhs).isnan(), torch.zeros(39, 19, dtype=torch.bool))
+    aligned = torch.full((64, 128), float("nan"), dtype=torch.bfloat16)[:, :67]
+    aligned.copy_(narrow(64, 67, 3))
+    assert by_tiles(aligned, rhs).isfinite().all()
     lhs[5, 7], lhs[6, 8] = float("inf"), float("nan")
     y = by_tiles(lhs, rhs)
     assert y[6].isnan().all() and not y[5].isfinite().any() and y[[*range(5), *range(7, 39)]].isfinite().all()
@@ -126,17 +129,19 @@ def test_large_results_are_rounded_once_at_any_alignment(
 
 
 @needs_tiles
-def test_a_large_total_that_is_written_once_is_the_product(threads: Any) -> None:
-    lhs, rhs = narrow(4160, 40, 1, is_transposed=True), narrow(40, 1024, 2)
-    total = torch.full((4160, 1024), float("nan"))
-    assert native.adds_product(total, lhs, rhs)
+@pytest.mark.parametrize("columns", [1024, 1010])
+def test_a_large_total_that_is_written_once_is_the_product(columns: int, threads: Any) -> None:
+    rows, inner = 4160, 40
+    lhs, rhs = narrow(rows, inner, 1, is_transposed=True), narrow(inner, columns, 2)
     for count in (1, 2):
         threads(count)
-        native.call(
-            "accumulate_product", (), lhs, *lhs.stride(), rhs, *rhs.stride(), total, 1024, 0.0, 0.5, 4160, 1024, 40
-        )
+        whole = torch.full((rows, 1024), float("nan"))
+        total = whole[:, :columns]
+        assert native.adds_product(total, lhs, rhs)
+        factors = (lhs, *lhs.stride(), rhs, *rhs.stride())
+        native.call("accumulate_product", (), *factors, total, 1024, 0.0, 0.5, rows, columns, inner)
         torch.testing.assert_close(total, 0.5 * (lhs.float() @ rhs.float()), rtol=1e-5, atol=1e-5)
-        total.fill_(float("nan"))
+        assert whole[:, columns:].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
