@@ -213,6 +213,39 @@ def test_a_small_slice_of_a_large_intermediate_is_kept_instead_of_the_whole(ir: 
     assert [t.shape for t in graph.outputs] == [(1, 3), (1, 3)]
 
 
+def test_what_is_only_reshaped_is_kept_as_it_is_then(ir: popxl.Ir) -> None:
+    def merged(x: popxl.Tensor, w: popxl.Tensor) -> popxl.Tensor:
+        return ops.matmul(ops.sin(ops.transpose(x)).transpose().reshape((3, 2)), w)
+
+    graph = graph_of(ir, merged, X, TensorSpec((2, 4), popxl.float32))
+    info = autodiff(graph, grads_required=[graph.inputs[1]])
+    assert kinds(info) == ((GRAD, "matmul"), (FWD, "reshape"))
+    values = [torch.rand(2, 3), torch.rand(2, 4)]
+    [dw] = gradients(ir, graph, info, values, [torch.ones(3, 4)])
+    torch.testing.assert_close(dw, values[0].sin().reshape(3, 2).T @ torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("pieces_in_use, kept", [(3, (6, 3)), (2, (2, 3))])
+def test_pieces_are_kept_in_one_where_all_of_them_are_used(
+    pieces_in_use: int, kept: Tuple[int, ...], ir: popxl.Ir
+) -> None:
+    def product(x: popxl.Tensor) -> popxl.Tensor:
+        result, *rest = ops.split(ops.add(x, x), 3, axis=0)[:pieces_in_use]
+        for piece in rest:
+            result = ops.mul(result, ops.sin(piece))
+        return result
+
+    graph = graph_of(ir, product, TensorSpec((6, 3), popxl.float32))
+    info = autodiff(graph)
+    assert kept in [t.shape for t in graph.outputs[1:]]
+    x = torch.rand(6, 3, requires_grad=True)
+    first, *rest = (x + x).split(2)[:pieces_in_use]
+    for piece in rest:
+        first = first * piece.sin()
+    [dx] = gradients(ir, graph, info, [x.detach()], [torch.ones(2, 3)])
+    torch.testing.assert_close(dx, torch.autograd.grad(first.sum(), x)[0])
+
+
 def test_only_ops_on_the_way_to_required_gradients_are_made(ir: popxl.Ir) -> None:
     graph = graph_of(ir, linear, X, W, B)
     info = autodiff(graph, grads_required=[graph.inputs[2]])

@@ -6,7 +6,7 @@ from popxl import ops
 from popxl.errors import GraphError
 from popxl.graph import Graph, called_first
 from popxl.opdef import Op
-from popxl.transforms.clone import clone_constant, clone_op, placed_like, prune
+from popxl.transforms.clone import clone_constant, clone_op, placed_like, prune, remove_ops
 from popxl.transforms.control_rules import CONTROL_RULES
 from popxl.transforms.grad_info import ExpectedConnection, ExpectedConnectionType, GradGraphInfo
 from popxl.transforms.gradient_rules import added, rule_for
@@ -128,6 +128,7 @@ class GradientBuilder:
         self.active = self._influenced(self.required)
         self.available = set(forward.inputs) if forward._is_body else {*forward.inputs, *forward.outputs}
         """Forward values that the gradient graph can be given without extending the forward graph."""
+        self.used = {t for op in forward.ops for t in op.inputs}
         self.gradients: Dict[Tensor, Tensor] = {}
         """Forward tensor -> the sum of its gradients so far."""
         self.values: Dict[Tensor, Tensor] = {}
@@ -165,6 +166,7 @@ class GradientBuilder:
             for t in required:
                 self.graph._add_output(self._result(t))
             prune(self.graph)
+        self._start_after_reshapes()
         activations = self._connect()
         return GradGraphInfo.make(
             self.graph,
@@ -278,8 +280,11 @@ class GradientBuilder:
         return self.values[t]
 
     def _is_cheap_view(self, op: Op) -> bool:
-        """Whether it only rearranges a tensor that is available anyway, or one no larger than its result."""
-        return is_view(op) and (self._is_derivable(op.inputs[0]) or op.inputs[0].nelms <= op.outputs[0].nelms)
+        """Whether it only rearranges a tensor that is available anyway, or one no larger than its results in use."""
+        if not is_view(op):
+            return False
+        used = sum(t.nelms for t in op.outputs if t in self.used)
+        return self._is_derivable(op.inputs[0]) or op.inputs[0].nelms <= max(used, op.outputs[0].nelms)
 
     def _is_derivable(self, t: Tensor) -> bool:
         while t not in self.available and t._op is not None and is_view(t._op):
@@ -290,6 +295,34 @@ class GradientBuilder:
         for op in self.forward.ops:
             if not has_effect(op, TRANSFERS):
                 self.clones[op] = clone_op(op, self.value)
+
+    def _start_after_reshapes(self) -> None:
+        """Take a value that is only rearranged, and reshaped in the end, as it is then: nobody does that twice."""
+        originals = {clone: op for op, clone in self.clones.items()}
+        users: Dict[Tensor, List[Op]] = {}
+        for op in self.graph.ops:
+            for t in dict.fromkeys(op.inputs):
+                users.setdefault(t, []).append(op)
+        for value, t in tuple(self.stand_ins.items()):
+            views: List[Op] = []
+            count = 0
+            while t not in self.available and len(users.get(value, ())) == 1 and value not in self.graph.outputs:
+                op = users[value][0]
+                if op not in originals or not is_view(op) or len(op.outputs) > 1:
+                    break
+                value = op.outputs[0]
+                views.append(op)
+                count = len(views) if op.definition.name == "reshape" and value.nelms <= t.nelms else count
+            if count:
+                self._start_after(views[:count], originals[views[count - 1]].outputs[0])
+
+    def _start_after(self, views: Sequence[Op], t: Tensor) -> None:
+        """Make what these ops of the gradient graph lead to, a forward tensor's value, a value that is given."""
+        end = views[-1].outputs[0]
+        remove_ops(self.graph, views)
+        self.graph._tensors[end.name] = end
+        end._op = None
+        self.stand_ins[end] = t
 
     def _connect(self) -> List[Tensor]:
         """Turn used stand-ins into inputs, in the forward graph's order; returns their forward tensors."""

@@ -10,11 +10,11 @@ namespace {
 
 // What one step of AdamW multiplies with. In float32 the first steps' corrections would lose four digits.
 struct Adam {
-  float scale, beta1, share1, beta2, share2, decay, step_size, root_correction, epsilon;  // share = 1 - beta
+  float scale, beta1, share1, beta2, share2, decay, step_size, root_share, epsilon;  // share = 1 - beta
   Adam(double scale, double step, double rate, double beta1, double beta2, double epsilon, double decay)
       : scale(float(scale)), beta1(float(beta1)), share1(float(1 - beta1)), beta2(float(beta2)),
         share2(float(1 - beta2)), decay(float(1 - rate * decay)), step_size(float(rate / (1 - std::pow(beta1, step)))),
-        root_correction(float(std::sqrt(1 - std::pow(beta2, step)))), epsilon(float(epsilon)) {}
+        root_share(float(1 / std::sqrt(1 - std::pow(beta2, step)))), epsilon(float(epsilon)) {}
 };
 
 // Random bits of element i: base[i mod period] + shifts[i div period], as kernels/rounding.py says.
@@ -63,7 +63,7 @@ void adamw_as(W* weight, const G* gradient, M* m, M* v, const Adam& a, const Noi
         const float g = wide(gradient[i]) * a.scale;
         const float mean = of_m.store(a.beta1 * wide(m[i]) + a.share1 * g, m[i], i - start);
         const float square = of_v.store(a.beta2 * wide(v[i]) + a.share2 * g * g, v[i], i - start);
-        const float root = std::sqrt(square) / a.root_correction + a.epsilon;
+        const float root = std::sqrt(square) * a.root_share + a.epsilon;
         of_weight.store(wide(weight[i]) * a.decay - a.step_size * mean / root, weight[i], i - start);
       }
       start = stop;
