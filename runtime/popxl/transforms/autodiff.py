@@ -298,7 +298,7 @@ class GradientBuilder:
 
     def _start_after_reshapes(self) -> None:
         """Take a value that is only rearranged, and reshaped in the end, as it is then: nobody does that twice."""
-        originals = {clone: op for op, clone in self.clones.items()}
+        originals, outputs = {clone: op for op, clone in self.clones.items()}, set(self.graph.outputs)
         users: Dict[Tensor, List[Op]] = {}
         for op in self.graph.ops:
             for t in dict.fromkeys(op.inputs):
@@ -306,7 +306,7 @@ class GradientBuilder:
         for value, t in tuple(self.stand_ins.items()):
             views: List[Op] = []
             count = 0
-            while t not in self.available and len(users.get(value, ())) == 1 and value not in self.graph.outputs:
+            while t not in self.available and len(users.get(value, ())) == 1 and value not in outputs:
                 op = users[value][0]
                 if op not in originals or not is_view(op) or len(op.outputs) > 1:
                     break

@@ -133,13 +133,6 @@ static std::vector<int64_t> panels_seen(const T* mask, int64_t queries, int64_t 
   return result;
 }
 
-static float largest(const float* x, int64_t count) {
-  float most = -INFINITY;
-#pragma omp simd reduction(max : most)
-  for (int64_t j = 0; j < count; ++j) most = x[j] > most ? x[j] : most;
-  return most;
-}
-
 template <class T>
 static float exponentials(float* x, float shift, int64_t count) {
   float sum = 0.0f;

@@ -174,14 +174,6 @@ void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float*
   column_sums(parts, gradients, 0.0f, 1.0f, pieces, 2 * columns, threads);
 }
 
-template <class T>
-float largest(const T* row, int64_t columns) {
-  float most = -INFINITY;
-#pragma omp simd reduction(max : most)
-  for (int64_t i = 0; i < columns; ++i) most = std::max(most, wide(row[i]));
-  return most;
-}
-
 template <class Exactness, class T>
 float sum_of_exponentials(const T* row, float shift, int64_t columns) {
   float sum = 0.0f;

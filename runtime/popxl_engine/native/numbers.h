@@ -96,3 +96,11 @@ static inline uint64_t squares64(uint64_t counter, uint64_t key) {
   x = swap_halves(t);
   return t ^ ((x * x + y) >> 32);
 }
+
+template <class T>
+static float largest(const T* x, int64_t count) {
+  float most = -INFINITY;
+#pragma omp simd reduction(max : most)
+  for (int64_t i = 0; i < count; ++i) most = most < wide(x[i]) ? wide(x[i]) : most;
+  return most;
+}

@@ -22,6 +22,23 @@ struct Left {
   int64_t panel, step, half, row;  // elements from panel to panel, step to step, tile to tile; bytes from row to row
 };
 
+// 32 rows and columns of 32 k, added to tiles 0 to 3. The left operand's tiles are kept in the first cache, or pass it by.
+template <bool STAYS, class Ahead>
+static inline void multiply_step(const bfloat16* left, int64_t half, int64_t row, const bfloat16* right, int64_t s,
+                                 Ahead ahead) {
+  if constexpr (STAYS) _tile_loadd(4, left, row);
+  else _tile_stream_loadd(4, left, row);
+  _tile_stream_loadd(6, right, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_stream_loadd(7, right + TILE, 64);
+  _tile_dpbf16ps(1, 4, 7);
+  ahead(s);
+  if constexpr (STAYS) _tile_loadd(5, left + half, row);
+  else _tile_stream_loadd(5, left + half, row);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
 // Two panels' product, float32 [32, 32]. ahead(s) is called in every step.
 template <class Ahead>
 static inline void multiply(const Left& from, const bfloat16* left, const bfloat16* right, int64_t steps, float* sums,
@@ -33,28 +50,10 @@ static inline void multiply(const Left& from, const bfloat16* left, const bfloat
   _tile_zero(2);
   _tile_zero(3);
   int64_t s = 0;
-  for (const int64_t kept = std::min(KEPT, steps); s < kept; ++s, left += from.step, right += 2 * TILE) {
-    _tile_loadd(4, left, row);
-    _tile_stream_loadd(6, right, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_stream_loadd(7, right + TILE, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    ahead(s);
-    _tile_loadd(5, left + half, row);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-  for (; s < steps; ++s, left += from.step, right += 2 * TILE) {
-    _tile_stream_loadd(4, left, row);
-    _tile_stream_loadd(6, right, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_stream_loadd(7, right + TILE, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    ahead(s);
-    _tile_stream_loadd(5, left + half, row);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
+  for (const int64_t kept = std::min(KEPT, steps); s < kept; ++s, left += from.step, right += 2 * TILE)
+    multiply_step<true>(left, half, row, right, s, ahead);
+  for (; s < steps; ++s, left += from.step, right += 2 * TILE)
+    multiply_step<false>(left, half, row, right, s, ahead);
   for (; s < PANEL; ++s) ahead(s);
   _tile_stored(0, sums, ROW);
   _tile_stored(1, sums + SIDE, ROW);

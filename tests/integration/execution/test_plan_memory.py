@@ -53,6 +53,17 @@ def copying(name: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(Replica, name, lambda *arguments: original(*arguments).clone())
 
 
+def measured_peak(config: Any, borrows: bool, monkeypatch: Any) -> int:
+    """`allocated_peak` of steps, whose loads may take memory of their own."""
+    session, arrays = pretraining(config), step_arrays(config)
+    if not borrows:
+        copying("remote_load", monkeypatch)
+        copying("host_load", monkeypatch)
+    with session:
+        run_steps(session, config, *arrays)
+        return allocated_peak(lambda: run_steps(session, config, *arrays))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("borrows", [True, False], ids=["rows in place", "rows copied"])
 @pytest.mark.parametrize(
@@ -76,14 +87,7 @@ def copying(name: str, monkeypatch: Any) -> None:
 def test_peak_memory_is_within_five_percent_of_a_run(changes, borrows, monkeypatch):
     config = configuration(**changes, max_norm=1e-3)  # the plan is for steps that clip, which need a little more
     expected = extensions.plan(training_program(config)[0], borrows_rows=borrows).peak_bytes
-    session, arrays = pretraining(config), step_arrays(config)
-    if not borrows:
-        copying("remote_load", monkeypatch)
-        copying("host_load", monkeypatch)
-    with session:
-        run_steps(session, config, *arrays)
-        measured = allocated_peak(lambda: run_steps(session, config, *arrays))
-    assert measured == pytest.approx(expected, rel=0.05)
+    assert measured_peak(config, borrows, monkeypatch) == pytest.approx(expected, rel=0.05)
 
 
 def test_an_update_has_one_parameter_at_a_time_on_the_device():
@@ -108,11 +112,4 @@ def test_peak_memory_of_replicas_in_one_process_is_within_five_percent_of_a_run(
     ir = training_program(config)[0]
     expected = extensions.plan(ir, borrows_rows=borrows, together=True).peak_bytes
     assert expected <= ir.replication_factor * extensions.plan(ir, borrows_rows=borrows).peak_bytes
-    session, arrays = pretraining(config), step_arrays(config)
-    if not borrows:
-        copying("remote_load", monkeypatch)
-        copying("host_load", monkeypatch)
-    with session:
-        run_steps(session, config, *arrays)
-        measured = allocated_peak(lambda: run_steps(session, config, *arrays))
-    assert measured == pytest.approx(expected, rel=0.05)
+    assert measured_peak(config, borrows, monkeypatch) == pytest.approx(expected, rel=0.05)
