@@ -23,26 +23,26 @@ struct Left {
 };
 
 // 32 rows and columns of 32 k, added to tiles 0 to 3. The left operand's tiles are kept in the first cache, or pass it by.
-template <bool STAYS, class Ahead>
+template <bool STAYS, class Beside>
 static inline void multiply_step(const bfloat16* left, int64_t half, int64_t row, const bfloat16* right, int64_t s,
-                                 Ahead ahead) {
+                                 const Beside& beside) {
   if constexpr (STAYS) _tile_loadd(4, left, row);
   else _tile_stream_loadd(4, left, row);
   _tile_stream_loadd(6, right, 64);
   _tile_dpbf16ps(0, 4, 6);
   _tile_stream_loadd(7, right + TILE, 64);
   _tile_dpbf16ps(1, 4, 7);
-  ahead(s);
+  beside(s);
   if constexpr (STAYS) _tile_loadd(5, left + half, row);
   else _tile_stream_loadd(5, left + half, row);
   _tile_dpbf16ps(2, 5, 6);
   _tile_dpbf16ps(3, 5, 7);
 }
 
-// Two panels' product, float32 [32, 32]. ahead(s) is called in every step.
-template <class Ahead>
+// Two panels' product, float32 [32, 32]. beside(s) is called in every step.
+template <class Beside>
 static inline void multiply(const Left& from, const bfloat16* left, const bfloat16* right, int64_t steps, float* sums,
-                            Ahead ahead) {
+                            const Beside& beside) {
   constexpr int64_t ROW = PANEL * sizeof(float);
   const int64_t half = from.half, row = from.row;
   _tile_zero(0);
@@ -51,10 +51,9 @@ static inline void multiply(const Left& from, const bfloat16* left, const bfloat
   _tile_zero(3);
   int64_t s = 0;
   for (const int64_t kept = std::min(KEPT, steps); s < kept; ++s, left += from.step, right += 2 * TILE)
-    multiply_step<true>(left, half, row, right, s, ahead);
+    multiply_step<true>(left, half, row, right, s, beside);
   for (; s < steps; ++s, left += from.step, right += 2 * TILE)
-    multiply_step<false>(left, half, row, right, s, ahead);
-  for (; s < PANEL; ++s) ahead(s);
+    multiply_step<false>(left, half, row, right, s, beside);
   _tile_stored(0, sums, ROW);
   _tile_stored(1, sums + SIDE, ROW);
   _tile_stored(2, sums + SIDE * PANEL, ROW);
@@ -67,10 +66,18 @@ static bool lies_in_tiles(const Operand& left, int64_t k_count) {
          reinterpret_cast<uintptr_t>(left.data) % 64 == 0;
 }
 
-// Calls result.add(sums, row, column, ..., is_first, is_last) with float32 [32, 32] for every panel of rows and columns
-// and every chunk of k, in the order of k, and before, for each of the 32 rows, result.fetch(row, column). A panel of
-// rows meets some panels of columns one after the other: add gets the first column of them, and after the last of them
-// comes result.finish(row, first column, end). The sums depend on the operands alone.
+// Where a product of two panels goes: rows from `row` on and columns from `column` on, of those from `first` to `end`
+// that the same panel of rows meets one after the other; and which of the chunks of k it is of.
+struct Place {
+  int64_t row, column, first, end;
+  bool is_first, is_last;
+  bool ends_row() const { return is_last && column + PANEL == end; }
+};
+
+// Multiplies, and gives each product of two panels, over each chunk of k in the order of k, to the result:
+// result.lines(place) says where its 32 lines go, then come result.fetch(lines, i), and result.put(lines, i, sums) with
+// float32 [32], for every line that is there; after the last panel of columns of a row, and the last chunk,
+// result.finish(place). Lines are put beside the next product's tiles. The sums depend on the operands alone.
 template <class Result>
 static void product(const Operand& left, const Operand& right, int64_t k_count, int threads, const Result& result) {
   static thread_local Room shared;
@@ -112,26 +119,36 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
           if (left_stays) pack_step<false>(right, (first + q) * PANEL, k + s * STEP, k_end, to);
           else pack_step<true>(left, (first + q) * PANEL, k + s * STEP, k_end, to);
         }
+        Place place{};
+        typename Result::Lines lines{};  // none
+        int turn = 0;
+        const auto finish = [&] {
+          if (place.ends_row()) result.finish(place);
+        };
         // Panels of columns [c, c_end) meet panels of rows [r, r_end).
+        const int64_t some = parts(PANEL, steps);
         const auto meet = [&](int64_t r, int64_t r_end, int64_t c, int64_t c_end) {
           for (int64_t i = r; i < r_end; ++i)
             for (int64_t j = c; j < c_end; ++j) {
               const bfloat16* one = from.data + (left_stays ? i : i - first) * from.panel;
               const bfloat16* other = left_stays ? going + (j - first) * panel : staying + j * panel;
-              const bool turns = j + 1 == c_end;
-              const int64_t next_row = (turns ? std::min(i + 1, r_end - 1) : i) * PANEL;
-              const int64_t next_column = (turns ? c : j + 1) * PANEL;
-              const auto ahead = [&](int64_t s) {
-                if (s < PANEL) result.fetch(next_row + s, next_column);
-              };
-              multiply(from, one, other, steps, sums[j & 1], ahead);
-              result.add(sums[j & 1], i * PANEL, j * PANEL, c * PANEL, k == 0, k_end == k_count);
-              if (turns && k_end == k_count) result.finish(i * PANEL, c * PANEL, c_end * PANEL);
+              const Place here = {i * PANEL, j * PANEL, c * PANEL, c_end * PANEL, k == 0, k_end == k_count};
+              const typename Result::Lines next = result.lines(here);
+              multiply(from, one, other, steps, sums[turn], [&](int64_t s) {
+                for (int64_t n = s * some; n < (s + 1) * some; ++n) {
+                  if (n < next.count) result.fetch(next, n);
+                  if (n < lines.count) result.put(lines, n, sums[turn ^ 1] + n * PANEL);
+                }
+              });
+              finish();
+              place = here, lines = next, turn ^= 1;
             }
         };
         if (left_stays) meet(0, rows, first, end);
         else
           for (int64_t c = 0; c < columns; c += GROUP) meet(first, end, c, std::min(columns, c + GROUP));
+        for (int64_t n = 0; n < lines.count; ++n) result.put(lines, n, sums[turn ^ 1] + n * PANEL);
+        finish();
       }
     }
     _mm_sfence();
@@ -146,30 +163,39 @@ struct Accumulated {
   int64_t stride, rows, columns;
   float old, share;
   bool passes_caches;
-  void fetch(int64_t row, int64_t column) const {
-    if (passes_caches || row >= rows) return;
-    const char* at = reinterpret_cast<const char*>(total + row * stride + column);
+  struct Lines {
+    float* to;
+    int64_t count;
+    __mmask16 masks[2];
+    bool adds;
+    __m512 kept;
+  };
+  Lines lines(const Place& at) const {
+    return {total + at.row * stride + at.column,
+            std::min(PANEL, rows - at.row),
+            {lanes(columns - at.column), lanes(columns - at.column - SIDE)},
+            !at.is_first || old != 0.0f,  // what was there may be anything
+            _mm512_set1_ps(at.is_first ? old : 1.0f)};
+  }
+  void fetch(const Lines& lines, int64_t i) const {
+    if (passes_caches) return;
+    const char* at = reinterpret_cast<const char*>(lines.to + i * stride);
     _mm_prefetch(at, _MM_HINT_ET0);
     _mm_prefetch(at + 64, _MM_HINT_ET0);
   }
-  void finish(int64_t, int64_t, int64_t) const {}
-  void add(const float* sums, int64_t row, int64_t column, int64_t, bool is_first, bool) const {
-    const int64_t count = std::min(PANEL, rows - row);
-    const __mmask16 masks[2] = {lanes(columns - column), lanes(columns - column - SIDE)};
-    const __m512 kept = _mm512_set1_ps(is_first ? old : 1.0f), factor = _mm512_set1_ps(share);
-    float* to = total + row * stride + column;
-    for (int64_t i = 0; i < count; ++i, sums += PANEL, to += stride)
-      for (int64_t h = 0; h < 2; ++h) {
-        __m512 x = _mm512_mul_ps(factor, _mm512_load_ps(sums + h * SIDE));
-        if (passes_caches) {
-          _mm512_stream_ps(to + h * SIDE, x);
-          continue;
-        }
-        if (!is_first || old != 0.0f)  // what was there may be anything
-          x = _mm512_add_ps(_mm512_mul_ps(kept, _mm512_maskz_loadu_ps(masks[h], to + h * SIDE)), x);
-        _mm512_mask_storeu_ps(to + h * SIDE, masks[h], x);
+  void put(const Lines& lines, int64_t i, const float* sums) const {
+    float* to = lines.to + i * stride;
+    for (int64_t h = 0; h < 2; ++h, to += SIDE, sums += SIDE) {
+      __m512 x = _mm512_mul_ps(_mm512_set1_ps(share), _mm512_load_ps(sums));
+      if (passes_caches) {
+        _mm512_stream_ps(to, x);
+        continue;
       }
+      if (lines.adds) x = _mm512_add_ps(_mm512_mul_ps(lines.kept, _mm512_maskz_loadu_ps(lines.masks[h], to)), x);
+      _mm512_mask_storeu_ps(to, lines.masks[h], x);
+    }
   }
+  void finish(const Place&) const {}
 };
 
 // y = left @ right + bias (may be null), rounded once.
@@ -179,60 +205,67 @@ struct Rounded {
   const bfloat16* bias;
   bool passes_caches;
   float* held;  // sums of the chunks so far, a panel by a panel after the other; null: there is one chunk
-  float* held_at(int64_t row, int64_t column) const {
-    return held + (row / PANEL * parts(columns, PANEL) + column / PANEL) * PANEL * PANEL;
+  struct Lines {
+    bfloat16* to;
+    int64_t next, count;  // elements from line to line, lines
+    float* before;        // what the chunks so far have come to
+    bool is_first, is_last;
+    __mmask32 mask;
+    __m512 low_bias, high_bias;
+  };
+  Lines lines(const Place& at) const {
+    const __mmask32 mask = lanes(columns - at.column) | __mmask32(lanes(columns - at.column - SIDE)) << SIDE;
+    const __m512i added = bias == nullptr ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi16(mask, bias + at.column);
+    const auto widened = [](__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); };
+    return {passes_caches ? stage() + at.column - at.first : y + at.row * stride + at.column,
+            passes_caches ? WIDEST * PANEL : stride,
+            std::min(PANEL, rows - at.row),
+            held == nullptr ? nullptr : held + (at.row * parts(columns, PANEL) + at.column) * PANEL,
+            at.is_first,
+            at.is_last,
+            mask,
+            widened(_mm512_castsi512_si256(added)),
+            widened(_mm512_extracti64x4_epi64(added, 1))};
   }
-  void fetch(int64_t row, int64_t column) const {
-    if (row >= rows) return;
-    if (held == nullptr && passes_caches) return;
-    if (held == nullptr) return _mm_prefetch(reinterpret_cast<const char*>(y + row * stride + column), _MM_HINT_ET0);
-    const char* at = reinterpret_cast<const char*>(held_at(row, column) + row % PANEL * PANEL);
-    _mm_prefetch(at, _MM_HINT_ET0);
-    _mm_prefetch(at + 64, _MM_HINT_ET0);
+  void fetch(const Lines& lines, int64_t i) const {
+    if (held != nullptr) {
+      const char* at = reinterpret_cast<const char*>(lines.before + i * PANEL);
+      _mm_prefetch(at, _MM_HINT_ET0);
+      _mm_prefetch(at + 64, _MM_HINT_ET0);
+    } else if (!passes_caches) {
+      _mm_prefetch(reinterpret_cast<const char*>(lines.to + i * stride), _MM_HINT_ET0);
+    }
   }
-  void add(const float* sums, int64_t row, int64_t column, int64_t from, bool is_first, bool is_last) const {
-    float* before = held == nullptr ? nullptr : held_at(row, column);
-    if (!is_last) {
-      for (int64_t i = 0; i < PANEL * PANEL; i += SIDE) {
-        const __m512 x = _mm512_load_ps(sums + i);
-        _mm512_store_ps(before + i, is_first ? x : _mm512_add_ps(_mm512_load_ps(before + i), x));
-      }
+  void put(const Lines& lines, int64_t i, const float* sums) const {
+    __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + SIDE);
+    float* before = lines.before + i * PANEL;
+    if (!lines.is_first) {
+      low = _mm512_add_ps(_mm512_load_ps(before), low);
+      high = _mm512_add_ps(_mm512_load_ps(before + SIDE), high);
+    }
+    if (!lines.is_last) {
+      _mm512_store_ps(before, low);
+      _mm512_store_ps(before + SIDE, high);
       return;
     }
-    const int64_t count = std::min(PANEL, rows - row);
-    const __mmask32 mask = lanes(columns - column) | __mmask32(lanes(columns - column - SIDE)) << SIDE;
-    const __m512i added = bias == nullptr ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi16(mask, bias + column);
-    const auto widened = [](__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); };
-    const __m512 low_bias = widened(_mm512_castsi512_si256(added));
-    const __m512 high_bias = widened(_mm512_extracti64x4_epi64(added, 1));
-    bfloat16* to = passes_caches ? stage() + column - from : y + row * stride + column;
-    const int64_t next = passes_caches ? WIDEST * PANEL : stride;
-    for (int64_t i = 0; i < count; ++i, sums += PANEL, to += next) {
-      __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + SIDE);
-      if (!is_first) {
-        low = _mm512_add_ps(_mm512_load_ps(before + i * PANEL), low);
-        high = _mm512_add_ps(_mm512_load_ps(before + i * PANEL + SIDE), high);
-      }
-      low = _mm512_add_ps(low, low_bias);
-      high = _mm512_add_ps(high, high_bias);
-      _mm512_mask_storeu_epi16(to, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-    }
+    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_add_ps(high, lines.high_bias), _mm512_add_ps(low, lines.low_bias));
+    _mm512_mask_storeu_epi16(lines.to + i * lines.next, lines.mask, (__m512i)both);
   }
   static bfloat16* stage() {
     static thread_local Room room;
     return room.take(PANEL * WIDEST * PANEL);
   }
-  // Writes the columns [first, end) of a panel of rows from where add has put them, whole lines past the caches.
-  void finish(int64_t row, int64_t first, int64_t end) const {
+  // Writes a row's panels from where put has left them, whole lines past the caches.
+  void finish(const Place& at) const {
     if (!passes_caches) return;
     constexpr int64_t LINE = 32;  // elements
-    const int64_t count = std::min(PANEL, rows - row), width = std::min(end, columns) - first;
+    const int64_t count = std::min(PANEL, rows - at.row), width = std::min(at.end, columns) - at.first;
     for (int64_t i = 0; i < count; ++i) {
       const bfloat16* from = stage() + i * WIDEST * PANEL;
-      bfloat16* to = y + (row + i) * stride + first;
-      const auto part = [&](int64_t at, int64_t length) {
+      bfloat16* to = y + (at.row + i) * stride + at.first;
+      const auto part = [&](int64_t start, int64_t length) {
         const __mmask32 mask = (__mmask32(1) << length) - 1;
-        _mm512_mask_storeu_epi16(to + at, mask, _mm512_maskz_loadu_epi16(mask, from + at));
+        _mm512_mask_storeu_epi16(to + start, mask, _mm512_maskz_loadu_epi16(mask, from + start));
       };
       int64_t j = std::min<int64_t>(width, -(reinterpret_cast<intptr_t>(to) / 2) & (LINE - 1));
       part(0, j);
