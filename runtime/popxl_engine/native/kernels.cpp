@@ -16,17 +16,11 @@ namespace {
 // Sums over a loop are in functions of their own: in a function within a function GCC 12 keeps them in memory, and they
 // take several times as long.
 
-// GELU's tanh form: x * sigmoid(2u), 2u = C (x + 0.044715 x**3).
-constexpr float C = 1.5957691216057308f, CUBIC = 0.044715f;
-
 template <class T>
-void gelu(const T* x, T* y, int64_t count, int threads) {
+void gelu_of(const T* x, T* y, int64_t count, int threads) {
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
 #pragma omp simd
-    for (int64_t i = first; i < end; ++i) {
-      const float t = wide(x[i]);
-      narrow(t * sigmoid(C * t * (1.0f + CUBIC * t * t)), y[i]);
-    }
+    for (int64_t i = first; i < end; ++i) narrow(gelu(wide(x[i])), y[i]);
   });
 }
 
@@ -34,14 +28,7 @@ template <class T>
 void gelu_grad(const T* dy, const T* x, T* dx, int64_t count, int threads) {
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
 #pragma omp simd
-    for (int64_t i = first; i < end; ++i) {
-      const float at = wide(x[i]);
-      const float t = at < -10.0f ? -10.0f : at > 10.0f ? 10.0f : at;  // further out the slope is 0 or 1
-      const float square = t * t;
-      const float e = exponential(-C * t * (1.0f + CUBIC * square)), s = 1.0f / (1.0f + e);  // s(1 - s) = s * s * e
-      const float slope = s + t * s * (s * e) * C * (1.0f + 3.0f * CUBIC * square);
-      narrow(wide(dy[i]) * slope, dx[i]);
-    }
+    for (int64_t i = first; i < end; ++i) narrow(wide(dy[i]) * gelu_slope(wide(x[i])), dx[i]);
   });
 }
 
@@ -174,11 +161,11 @@ void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float*
   column_sums(parts, gradients, 0.0f, 1.0f, pieces, 2 * columns, threads);
 }
 
-template <class Exactness, class T>
+template <class T>
 float sum_of_exponentials(const T* row, float shift, int64_t columns) {
   float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < columns; ++i) sum += decay(wide(row[i]) - shift, Exactness{});
+  for (int64_t i = 0; i < columns; ++i) sum += decay(wide(row[i]) - shift, T{});
   return sum;
 }
 
@@ -189,8 +176,12 @@ void logsumexp(const T* logits, float* totals, int64_t rows, int64_t columns, in
     for (int64_t r = first; r < end; ++r) {
       const T* row = logits + r * columns;
       const float most = largest(row, columns);
-      totals[r] = std::isinf(most) ? std::log(sum_of_exponentials<float>(row, 0.0f, columns))
-                                   : most + std::log(sum_of_exponentials<T>(row, most, columns));
+      if (std::isinf(most)) {
+        const bool undefined = std::any_of(row, row + columns, [](T x) { return is_nan(wide(x)); });
+        totals[r] = undefined ? NAN : most;
+      } else {
+        totals[r] = most + std::log(sum_of_exponentials(row, most, columns));
+      }
     }
   });
 }
@@ -247,7 +238,7 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
 }
 
 #define FOR_TYPE(T, NAME)                                                                                            \
-  void gelu_##NAME(const T* x, T* y, int64_t count, int threads) { gelu(x, y, count, threads); }                     \
+  void gelu_##NAME(const T* x, T* y, int64_t count, int threads) { gelu_of(x, y, count, threads); }                  \
   void gelu_grad_##NAME(const T* dy, const T* x, T* dx, int64_t count, int threads) {                                \
     gelu_grad(dy, x, dx, count, threads);                                                                            \
   }                                                                                                                  \

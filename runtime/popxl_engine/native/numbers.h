@@ -41,14 +41,12 @@ static inline float fused(float a, float b, float c) {
 #endif
 }
 
-// exp(x) to 2 units in the last place; what is below 2.5e-38 becomes zero. Coefficients: Cephes' expf (Moshier).
+// exp(x) to 2 units in the last place, for x of -87.6 to 88; infinity up to 89. Coefficients: Cephes' expf (Moshier).
 static inline float exponential(float x) {
-  const float lowest = -86.6f, highest = 88.72284f, magic = 12582912.0f;  // magic: 1.5 * 2**23 rounds to integers
-  float clamped = x < lowest ? lowest : x;
-  clamped = clamped > highest ? highest : clamped;
-  const float shifted = fused(clamped, 1.44269504f, magic);
+  const float magic = 12582912.0f;  // 1.5 * 2**23 rounds to integers
+  const float shifted = fused(x, 1.44269504f, magic);
   const float n = shifted - magic;
-  const float f = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, clamped));
+  const float f = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, x));
   float p = 1.9875691500e-4f;
   p = fused(p, f, 1.3981999507e-3f);
   p = fused(p, f, 8.3334519073e-3f);
@@ -56,15 +54,14 @@ static inline float exponential(float x) {
   p = fused(p, f, 1.6666665459e-1f);
   p = fused(p, f, 5.0000001201e-1f);
   p = fused(p * f, f, f) + 1.0f;
-  const uint32_t half_power = ((bits_as<uint32_t>(shifted) - 0x4b400000u) + 126u) << 23;  // 2**(n - 1)
-  float result = p * bits_as<float>(half_power) * 2.0f;
-  result = x < lowest ? 0.0f : result;
-  result = x > highest ? INFINITY : result;
-  return is_nan(x) ? x : result;
+  return p * bits_as<float>((bits_as<uint32_t>(shifted) - 0x4b400000u + 127u) << 23);
 }
 
-// exp(x) for x that are not positive, as exactly as results of a type need.
-static inline float decay(float x, float) { return exponential(x); }
+// exp(x) for x that are not positive, as exactly as results of a type need. What is below 2.5e-38 becomes zero.
+static inline float decay(float x, float) {
+  const float lowest = -86.6f;
+  return x < lowest ? 0.0f : exponential(x);
+}
 
 // To 3e-6; what is below 2e-38 becomes zero. 2**f by its series, f in [-1/2, 1/2].
 static inline float decay(float x, bfloat16) {
@@ -80,7 +77,19 @@ static inline float decay(float x, bfloat16) {
   return x < lowest ? 0.0f : is_nan(x) ? x : p * power;
 }
 
-static inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+// GELU's tanh form: x * sigmoid(2u), 2u = C (x + 0.044715 x**3), and its slope; beyond 10 they are 0 or x, 0 or 1.
+constexpr float GELU_C = 1.5957691216057308f, GELU_CUBIC = 0.044715f;
+
+static inline float gelu(float x) {
+  const float t = x < -10.06f ? -10.06f : x > 10.0f ? 10.0f : x;  // of -10.06 the exponential is infinity
+  return x / (1.0f + exponential(-GELU_C * t * (1.0f + GELU_CUBIC * t * t)));
+}
+
+static inline float gelu_slope(float x) {
+  const float t = x < -10.0f ? -10.0f : x > 10.0f ? 10.0f : x, square = t * t;
+  const float e = exponential(-GELU_C * t * (1.0f + GELU_CUBIC * square)), s = 1.0f / (1.0f + e);
+  return s + t * s * (s * e) * GELU_C * (1.0f + 3.0f * GELU_CUBIC * square);  // s(1 - s) = s * s * e
+}
 
 // Squares64 (Widynski 2020, arXiv:2004.06278): the output for a counter. popxl/generator.py says what draws are.
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "draws are read from words in memory");
