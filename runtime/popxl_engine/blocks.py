@@ -64,6 +64,10 @@ class Instr:
             return [self.arguments[p] for p in self.definition.writes]
         return [v for body, inputs in self.calls() for i, v in enumerate(inputs) if i in body.written]
 
+    def lent(self) -> List[Value]:
+        """Values that bodies take by reference, and may change, whether or not `Block.written` is known yet."""
+        return [inputs[i] for body, inputs in self.calls() for i in body.by_ref]
+
     def calls(self) -> List[Tuple["Block", Sequence[Value]]]:
         """(body, its inputs here) for loops and branches."""
         if self.kind == "repeat":

@@ -383,6 +383,11 @@ def test_a_training_step_built_by_the_addons_is_fused_and_right(dtype: popxl.dty
 # Logits that are widened for their cross entropy
 
 
+def double(t: popxl.TensorByRef) -> List[Tensor]:
+    ops.add_(t, t)
+    return []
+
+
 def loss_and_gradient(dtype: popxl.dtype, twist: str) -> Callable[[popxl.Ir], Sequence[Tensor]]:
     """Log-sum-exp of widened logits and its gradient, with a twist that the rule must see."""
 
@@ -395,6 +400,8 @@ def loss_and_gradient(dtype: popxl.dtype, twist: str) -> Callable[[popxl.Ir], Se
             ops.add_(y, y)
         if twist == "wide is written":
             ops.add_(wide, wide)
+        if twist == "a loop writes wide":
+            ops.repeat(ir.create_graph(double, wide), 2, wide)
         gradient = logsumexp_and_pick_grad(total, picked, total, wide, labels)
         if twist == "gradient is written":
             ops.add_(gradient, gradient)
@@ -413,6 +420,7 @@ def loss_and_gradient(dtype: popxl.dtype, twist: str) -> Callable[[popxl.Ir], Se
         ("wide is read", 1),
         ("narrow is written", 2),
         ("wide is written", 2),
+        ("a loop writes wide", 2),
         ("gradient is read", 2),
         ("gradient is written", 2),
     ],

@@ -44,12 +44,12 @@ class Uses:
         self.kept = set(block.outputs)
         for instr in block.instrs:
             self.maker.update(dict.fromkeys(instr.outputs, instr))
-            self.written |= {self.groups.get(v, v) for v in instr.written()}
+            self.written |= {self.groups.get(v, v) for v in (*instr.written(), *instr.lent())}
             for v in instr.inputs():
                 self.users.setdefault(v, []).append(instr)
 
     def is_written(self, v: Value) -> bool:
-        """Whether anything in the block writes the value's storage."""
+        """Whether anything in the block writes the value's storage, or may."""
         return self.groups.get(v, v) in self.written
 
     def copied_from(self, v: Value) -> Iterator[Value]:

@@ -1,7 +1,7 @@
 """Numbers that are computed again: each parameter's update derives the same few from norm and learning rate."""
 
 from dataclasses import replace
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 from popxl_engine.aliasing import storage_groups
 from popxl_engine.blocks import Block, Instr, Value
@@ -13,7 +13,7 @@ def repeated_numbers(block: Block) -> None:
     What the block writes anywhere is never the same.
     """
     groups = storage_groups(block)
-    written = {groups.get(v, v) for instr in block.instrs for v in (*instr.written(), *_lent(instr))}
+    written = {groups.get(v, v) for instr in block.instrs for v in (*instr.written(), *instr.lent())}
 
     def is_written(value: Value) -> bool:
         return groups.get(value, value) in written
@@ -44,11 +44,6 @@ def repeated_numbers(block: Block) -> None:
                 names[instr.outputs[0]] = name(made)
             elif not is_written(instr.outputs[0]):
                 first[key] = instr.outputs[0]
-
-
-def _lent(instr: Instr) -> List[Value]:
-    """What a loop or branch gets by reference, and may write."""
-    return [inputs[i] for body, inputs in instr.calls() for i in body.by_ref]
 
 
 def _makes_a_number(instr: Instr) -> bool:
