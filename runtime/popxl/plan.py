@@ -11,6 +11,7 @@ from typing import Dict, Iterator, Protocol, Tuple, cast
 from popxl.dtypes import dtype, float32
 from popxl.ir import Ir
 
+KINDS = ("cpu", "cuda")
 PLANNER = "popxl_engine.planner"
 PRODUCTS = ("matmul",)
 """Ops whose FLOPs count as matrix products."""
@@ -175,7 +176,7 @@ class Event:
 class Planner(Protocol):
     """What the engine's planner offers."""
 
-    def make_plan(self, ir: Ir, borrows_rows: bool, together: bool) -> Plan:
+    def make_plan(self, ir: Ir, borrows_rows: bool, together: bool, device: str) -> Plan:
         """See `plan`."""
 
     def sequence(self, ir: Ir, replica: int) -> Iterator[Event]:
@@ -189,7 +190,7 @@ def _planner() -> Planner:
     return cast(Planner, importlib.import_module(PLANNER))
 
 
-def plan(ir: Ir, borrows_rows: bool = False, together: bool = False) -> Plan:
+def plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device: str = "cpu") -> Plan:
     """Plan one step of a program, without its data: nothing of the program's size is allocated.
 
     FLOPs, traffic and calls follow from the graphs. Peak memory is found by a rehearsal: the compiled program runs on
@@ -200,10 +201,19 @@ def plan(ir: Ir, borrows_rows: bool = False, together: bool = False) -> Plan:
             memory on the device.
         together: whether one process runs all replicas. Peak memory is then that of all together, which have theirs at
             different moments; all other figures stay those of one replica.
+        device: "cpu" or "cuda", whose kernels need less memory. It need not be there.
     Raises:
         GraphError: an op whose cost depends on values that only exist when the program runs.
+        ValueError: another device.
     """
-    return _planner().make_plan(ir, borrows_rows, together)
+    return _planner().make_plan(ir, borrows_rows, together, kind_of_device(device, "plan"))
+
+
+def kind_of_device(name: str, where: str) -> str:
+    """The name of a kind of device, which need not be there. Raises ValueError where it is none."""
+    if name not in KINDS:
+        raise ValueError(f"{where}: got device {name!r}; expected one of {', '.join(KINDS)}. Leave out a number.")
+    return name
 
 
 def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:

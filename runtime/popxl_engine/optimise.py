@@ -26,7 +26,7 @@ def _remove_copies(block: Block, rules: FrozenSet[str]) -> None:
 
 
 def remove_dead_code(block: Block) -> None:
-    """Drop instructions whose results nobody reads and that have no lasting effect."""
+    """Drop instructions whose results nobody reads and that have no lasting effect, and constants that none reads."""
     groups = storage_groups(block)
     live: Set[Any] = {groups.get(v, v) for v in block.outputs}
     live |= {groups.get(v, v) for v in block.state.values()}
@@ -38,6 +38,8 @@ def remove_dead_code(block: Block) -> None:
             kept.append(instr)
             live |= {groups.get(v, v) for v in instr.inputs()}
     block.instrs = kept[::-1]
+    read = {v for instr in block.instrs for v in instr.inputs()}.union(block.outputs)
+    block.constants = {c: v for c, v in block.constants.items() if v in read}
 
 
 def separate_operands(block: Block) -> None:

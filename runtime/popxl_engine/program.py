@@ -28,7 +28,7 @@ class Program:
 
     Args:
         rules: what keeps copies (tests take one away).
-        rewrites: names of the fusion rules; all that are enabled where it is None.
+        rewrites: names of the fusion rules; all that are enabled for the device where it is None.
         device: where it runs.
         ops: those of the main graph that run; default: all.
     """
@@ -41,7 +41,7 @@ class Program:
         device: torch.device = CPU,
         ops: Optional[Collection[Op]] = None,
     ):
-        self.block: Block = fused_program(ir.main_graph, rewrites, ops)
+        self.block: Block = fused_program(ir.main_graph, rewrites, ops, device)
         check_offsets(self.block, {})
         optimise(self.block, rules)
         options = ir._pb_ir.getSessionOptions()

@@ -68,7 +68,7 @@ class Replica:
 
 def run_on_fake_gpu(ir):
     """Run a program once, as the engine writes it for a GPU. Returns how often its replicas gave something away."""
-    block = fused_program(ir.main_graph)
+    block = fused_program(ir.main_graph, device=CUDA)
     optimise(block)
     with fake_gpu():
         generator = Generator(CUDA, bool(ir._pb_ir.getSessionOptions().enableStochasticRounding))

@@ -8,6 +8,7 @@ import torch
 from popxl.ir import Ir
 from popxl.remote_buffer import RemoteBuffer
 
+from popxl_engine.codegen import CPU
 from popxl_engine.lowering import Lowering
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.costs import Counter
@@ -67,11 +68,12 @@ class InUse:
     """Of everything else, at most: variables, constants, activations, what kernels need on the way."""
 
 
-def in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int]) -> InUse:
+def in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int], device: torch.device = CPU) -> InUse:
     """What a replica of a program has in use at a time.
 
     Args:
         nbytes: that a row of a buffer takes.
+        device: whose fusions; it need not be there.
     Raises:
         GraphError: a program that cannot be rehearsed.
     """
@@ -79,7 +81,7 @@ def in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int]) -> InUse:
     optimise(block)
     counter = Counter()
     counter.count(block.instrs)
-    live, stages = rehearse(ir, lambda live, index: Lender(live, index, nbytes), False, counter.dearer)
+    live, stages = rehearse(ir, lambda live, index: Lender(live, index, nbytes), False, counter.dearer, device)
     (lender,) = stages
     assert isinstance(lender, Lender)
     phase = max(lender.peaks, key=lambda name: lender.peaks[name], default=MAIN)

@@ -2,6 +2,7 @@
 
 from typing import Dict, List, Set, Tuple
 
+import torch
 from popxl.graph import Graph
 from popxl.ir import Ir
 from popxl.plan import Collective, Phase, Plan
@@ -17,14 +18,14 @@ from popxl_engine.planner.phases import in_phases, runs_of, step_of
 from popxl_engine.planner.rehearsal import peak_bytes
 
 
-def make_plan(ir: Ir, borrows_rows: bool = False, together: bool = False) -> Plan:
+def make_plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device: str = "cpu") -> Plan:
     """See `popxl.plan.plan`."""
     block = Lowering().main(ir.main_graph)  # work and traffic are those of the program, before any fusion
     optimise(block)
     graph, inner, steps = step_of(ir, block)
     counter, grouped = Counter(), _grouped(graph, inner)
     costs = {name: counter.count(instrs) for name, instrs in grouped.items()}
-    peaks = peak_bytes(ir, borrows_rows, together, counter.dearer)
+    peaks = peak_bytes(ir, borrows_rows, together, counter.dearer, torch.device(device))
     runs = runs_of(graph)
     buffers = {b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries).nbytes for b in ir.remote_buffers}
     reached = {name: sum(buffers[b] for b in _reached(instrs)) for name, instrs in grouped.items()}

@@ -52,27 +52,34 @@ MARK = OpDefinition("enter_phase", _mark, inspect.signature(_mark), effects=froz
 FUSED[MARK.name] = enter_phase
 
 
-def peak_bytes(ir: Ir, borrows_rows: bool, together: bool, dearer: Mapping[Op, bool]) -> Dict[str, int]:
+def peak_bytes(
+    ir: Ir, borrows_rows: bool, together: bool, dearer: Mapping[Op, bool], device: torch.device
+) -> Dict[str, int]:
     """Most bytes of device memory that are in use at a time on one replica, by phase.
 
     Args:
         borrows_rows: whether remote rows and stream slots take no device memory.
         together: count all replicas, as one process runs them.
         dearer: for each conditional, whether its first branch is the one to run.
+        device: whose fusions; it need not be there.
     """
 
     def stage(live: LiveBytes, index: int) -> Stage:
         return Stage(live, borrows_rows, index)
 
-    live, _ = rehearse(ir, stage, together, dearer)
+    live, _ = rehearse(ir, stage, together, dearer, device)
     return live.peaks
 
 
 def rehearse(
-    ir: Ir, make_stage: "Callable[[LiveBytes, int], Stage]", together: bool, dearer: Mapping[Op, bool]
+    ir: Ir,
+    make_stage: "Callable[[LiveBytes, int], Stage]",
+    together: bool,
+    dearer: Mapping[Op, bool],
+    device: torch.device,
 ) -> "Tuple[LiveBytes, List[Stage]]":
     """Run a program on stages; returns the bytes that they counted, and the stages. Arguments as of `peak_bytes`."""
-    block = fused_program(ir.main_graph)
+    block = fused_program(ir.main_graph, device=device)
     optimise(block)
     _mark_phases(ir, block)
     _shorten(block)

@@ -2,12 +2,14 @@
 
 `REWRITES` and `BLOCK_REWRITES` list them in the order in which they run; ``POPXL_REWRITES=-name,-name`` switches some
 off. To add one: a file here with a function ``(steps, graph) -> steps`` and its fused kernel, and its line in the list.
-A rule for steps that come from different graphs, as forward and gradient do, works on a block with its calls inlined.
+A rule for steps that come from different graphs, as forward and gradient do, works on a block with its calls inlined;
+one that must do the same to an op wherever it runs, on the whole program (`PROGRAM_REWRITES`).
 """
 
 import os
 from typing import Callable, Collection, Dict, List, Optional, Sequence
 
+import torch
 from popxl.graph import Graph
 from popxl.opdef import Op
 
@@ -20,6 +22,7 @@ from popxl_engine.rewrites.identities import drop_casts, swap_transposed_product
 from popxl_engine.rewrites.narrow_logits import narrow_logits
 from popxl_engine.rewrites.products import fuse_bias, fuse_scores, tile_products
 from popxl_engine.rewrites.repeated import repeated_numbers
+from popxl_engine.rewrites.streamed_attention import stream_attention, streams
 from popxl_engine.rewrites.unread_zeros import unread_zeros
 from popxl_engine.steps import Step
 
@@ -42,10 +45,18 @@ BLOCK_REWRITES: Dict[str, Callable[[Block], None]] = {
     "repeated_numbers": repeated_numbers,
 }
 
+PROGRAM_REWRITES: Dict[str, Callable[[Block], None]] = {"streamed_attention": stream_attention}
+HAS_KERNELS: Dict[str, Callable[[torch.device], bool]] = {"streamed_attention": streams}
+"""Of rewrites that are not for every device: whether they are for this one."""
+CPU = torch.device("cpu")
 
-def enabled_rewrites() -> List[str]:
-    """Every fusion except those that the environment switches off: ``POPXL_REWRITES=-bias,-adam``, or ``-all``."""
-    every = [*REWRITES, *BLOCK_REWRITES]
+
+def enabled_rewrites(device: torch.device = CPU) -> List[str]:
+    """Every fusion for a device except those that the environment switches off.
+
+    ``POPXL_REWRITES=-bias,-adam``, or ``-all``.
+    """
+    every = [*REWRITES, *BLOCK_REWRITES, *PROGRAM_REWRITES]
     off = {name.strip().lstrip("-") for name in os.environ.get("POPXL_REWRITES", "").split(",") if name.strip()}
     unknown = off - {*every, "all"}
     if unknown:
@@ -53,16 +64,26 @@ def enabled_rewrites() -> List[str]:
             f"POPXL_REWRITES: got {', '.join(sorted(unknown))}; expected '-name' for some of {', '.join(every)}, "
             "or '-all'."
         )
-    return [] if "all" in off else [name for name in every if name not in off]
+    if "all" in off:
+        return []
+    return [name for name in every if name not in off and (name not in HAS_KERNELS or HAS_KERNELS[name](device))]
 
 
-def fused_program(graph: Graph, names: Optional[Sequence[str]] = None, ops: Optional[Collection[Op]] = None) -> Block:
-    """A main graph, or these ops of it, lowered with fusions; default: those that are enabled."""
-    chosen = enabled_rewrites() if names is None else names
+def fused_program(
+    graph: Graph,
+    names: Optional[Sequence[str]] = None,
+    ops: Optional[Collection[Op]] = None,
+    device: torch.device = CPU,
+) -> Block:
+    """A main graph, or these ops of it, lowered with fusions; default: those that are enabled for the device."""
+    chosen = enabled_rewrites(device) if names is None else names
     block = Lowering([REWRITES[name] for name in REWRITES if name in chosen], ops).main(graph)
     for name, rewrite in BLOCK_REWRITES.items():
         if name in chosen:
             _everywhere(rewrite, block)
+    for name, rewrite in PROGRAM_REWRITES.items():
+        if name in chosen:
+            rewrite(block)
     return block
 
 

@@ -1,0 +1,244 @@
+"""Causal attention on GPUs without its probabilities in memory: the gradient makes them again, piece by piece."""
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+
+import numpy as np
+import torch
+from popxl import dtypes
+from popxl.opdef import Op
+from popxl.values import Constant, TensorSpec
+
+from popxl_engine.blocks import Block, Instr, Value
+from popxl_engine.rewrites.attention import ATTENTION, GRADIENT
+from popxl_engine.rewrites.match import fused
+from popxl_engine.rewrites.narrow_logits import Uses
+
+aten = torch.ops.aten
+
+ALIGNMENT = 16
+"""Bytes that a GPU's kernels read at once: a head is a multiple of them, and every row begins on such a boundary."""
+WIDEST = 192
+"""Size of a head up to which every GPU with the flash kernels has their gradient."""
+HIDDEN = -9e3
+"""What is added to the score of a key that a query must not see, at most: its exponential is 0."""
+
+
+def streams(device: torch.device) -> bool:
+    """Whether a device has the kernels: a GPU from compute capability 8.0 on. One that is not there counts as such."""
+    if device.type != "cuda":
+        return False
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def streamed_attention(
+    query: torch.Tensor, key_t: torch.Tensor, value: torch.Tensor, scale: float
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """softmax(query @ key_t * scale) @ value over the keys up to each query's own; and what the gradient needs.
+
+    Shapes: query and value [b, h, s, d], key_t [b, h, d, s] -> [b, h, s, d]; float32 [b, h, s], the log-sum-exp of each
+    query's scores, which a kernel may lengthen.
+    Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691; for float32 Rabe and Staats 2021, arXiv:2112.05682.
+    """
+    operands = tuple(map(_in_rows, (query, key_t.transpose(2, 3), value)))
+    if query.device.type == "cpu":
+        y, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(*operands, 0.0, True, scale=scale)
+    elif _takes_flash(query):
+        y, logsumexp, *_ = aten._scaled_dot_product_flash_attention(*operands, 0.0, True, scale=scale)
+    else:
+        y, logsumexp, *_ = aten._scaled_dot_product_efficient_attention(*operands, None, True, 0.0, True, scale=scale)
+    return y, logsumexp
+
+
+def streamed_attention_grad(
+    dy: torch.Tensor,
+    query_t: torch.Tensor,
+    key: torch.Tensor,
+    value_t: torch.Tensor,
+    y: torch.Tensor,
+    logsumexp: torch.Tensor,
+    scale: float,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients for query, key_t and value of `streamed_attention`; the same bits every time."""
+    operands = tuple(map(_in_rows, (dy, query_t.transpose(2, 3), key, value_t.transpose(2, 3), y)))
+    if dy.device.type == "cpu":
+        found = aten._scaled_dot_product_flash_attention_for_cpu_backward(*operands, logsumexp, 0.0, True, scale=scale)
+    else:
+        found = _gradient_on_gpu(operands, logsumexp, scale)
+    return found[0], found[1].transpose(2, 3), found[2]
+
+
+def _gradient_on_gpu(operands: Tuple[torch.Tensor, ...], logsumexp: torch.Tensor, scale: float) -> Any:
+    query, sequence = operands[1], operands[1].shape[2]
+    draws = [query.new_empty(shape, dtype=torch.uint64) for shape in ((2,), ())]  # of dropout: there is none
+    with _one_order():
+        if _takes_flash(query):
+            lengths = (None, None, sequence, sequence)
+            return aten._scaled_dot_product_flash_attention_backward(
+                *operands, logsumexp, *lengths, 0.0, True, *draws, scale=scale
+            )
+        dy, query, key, value, y = operands
+        return aten._scaled_dot_product_efficient_attention_backward(
+            *(dy, query, key, value, None, y, logsumexp, *draws, 0.0, [True, True, True, False], True), scale=scale
+        )
+
+
+def _takes_flash(query: torch.Tensor) -> bool:
+    return query.dtype is not torch.float32 and query.shape[3] <= WIDEST
+
+
+def _in_rows(t: torch.Tensor) -> torch.Tensor:
+    """[b, h, s, d] as the kernels read it: its last axis side by side, and each row of it on a boundary.
+
+    What rows of projections hold is so already.
+    """
+    unit = ALIGNMENT // t.element_size()
+    is_placed = t.stride(3) == 1 and not any(n % unit for n in (t.storage_offset(), *t.stride()[:3]))
+    return t if is_placed else t.clone(memory_format=torch.contiguous_format)
+
+
+@contextmanager
+def _one_order() -> Iterator[None]:
+    """Inside, kernels add in one order, where torch lets them choose otherwise, even if it is asked to warn only."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    settings: Any = torch.utils.deterministic
+    fills, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        settings.fill_uninitialized_memory = fills
+
+
+STREAMED, STREAMED_GRADIENT = fused(streamed_attention), fused(streamed_attention_grad)
+
+
+@dataclass
+class Found:
+    """Attention in a block whose probabilities nothing sees but gradients of it."""
+
+    block: Block
+    forward: Instr
+    gradients: List[Instr]
+    unread: List[Instr]
+    """Copies and transposes of the probabilities."""
+
+
+def stream_attention(main: Block) -> None:
+    """Attention with a causal mask and without dropout gives its result and log-sum-exp instead of probabilities.
+
+    An op is rewritten wherever a program runs it or nowhere, so that what is computed again has the same bits.
+    """
+    everywhere: List[Found] = []
+    refused: Set[Optional[Op]] = set()
+    for block in _blocks(main):
+        uses = Uses(block)
+        hiding = {v: c for c, v in block.constants.items()}
+        for instr in block.instrs:
+            if instr.definition is ATTENTION:
+                found = _seen_by_gradients(block, uses, instr) if _is_causal(uses, hiding, instr) else None
+                if found is not None:
+                    everywhere.append(found)
+                else:
+                    refused.add(instr.source)
+    for found in everywhere:
+        if found.forward.source not in refused:
+            _replace(found)
+
+
+def _blocks(block: Block) -> Iterator[Block]:
+    yield block
+    for instr in block.instrs:
+        for body in instr.bodies:
+            yield from _blocks(body)
+
+
+def _is_causal(uses: Uses, hiding: Dict[Value, Constant], instr: Instr) -> bool:
+    """Whether the kernels take it: as many keys as queries, each of which sees those up to its own, and whole heads."""
+    a = instr.arguments
+    query, key_t, value = (a[n].spec for n in ("query", "key_t", "value"))
+    heads_fit = query.shape[3] * query.dtype.itemsize % ALIGNMENT == 0 and query.dtype is not dtypes.float64
+    if a["seed_tensor"] is not None or not heads_fit or not query.shape == value.shape:
+        return False
+    *_, mask = uses.copied_from(a["mask"])
+    if key_t.shape[3] != query.shape[2] or mask not in hiding or any(map(uses.is_written, uses.copied_from(a["mask"]))):
+        return False
+    added = np.asarray(hiding[mask].host_value, np.float32).reshape(a["mask"].spec.shape)
+    above = np.triu(np.ones(added.shape, np.bool_), k=1)
+    return not added[~above].any() and bool((added[above] <= HIDDEN).all())
+
+
+def _seen_by_gradients(block: Block, uses: Uses, instr: Instr) -> Optional[Found]:
+    """Its gradients, if nothing else sees the probabilities, and they are for the very same operands."""
+    probabilities, y = instr.outputs
+    found = Found(block, instr, [], [])
+    same, seen = {probabilities}, [probabilities]
+    for v in seen:  # it grows
+        if v in uses.kept or uses.is_written(v):
+            return None
+        for user in uses.users.get(v, ()):
+            name = user.definition.name if user.definition is not None else user.kind
+            if name in ("copy", "transpose"):
+                found.unread.append(user)
+                seen += user.outputs
+                same |= set(user.outputs if name == "copy" and v in same else ())
+            elif user.definition is not GRADIENT:
+                return None
+            elif user not in found.gradients:
+                found.gradients.append(user)
+    is_fit = all(_is_gradient(uses, instr, gradient, same) for gradient in found.gradients)
+    return found if is_fit and not (found.gradients and uses.is_written(y)) else None
+
+
+def _is_gradient(uses: Uses, forward: Instr, gradient: Instr, probabilities: Set[Value]) -> bool:
+    """Whether a gradient is that of an attention, of whose probabilities all copies are given."""
+    of, a = forward.arguments, gradient.arguments
+    pairs = ((of["query"], a["query_t"]), (of["key_t"], a["key"]), (of["value"], a["value_t"]))
+    return (
+        a["seed_tensor"] is None
+        and a["scale"] == of["scale"]
+        and {a["probabilities"], a["factors"]} <= probabilities
+        and all(_content(uses, one) == _turned(_content(uses, other), (0, 1, 3, 2)) for one, other in pairs)
+    )
+
+
+Content = Tuple[Tuple[int, ...], Any]
+"""Order of axes, and what it is of: a value, or a view by its op, number of the result, and operands."""
+
+
+def _content(uses: Uses, v: Value) -> Content:
+    """Equal for values that hold the same, through copies and views of what is never written."""
+    straight, maker = tuple(range(v.spec.rank)), uses.maker.get(v)
+    if uses.is_written(v):
+        return straight, object()  # it does not hold the same at all times
+    if maker is None:
+        return straight, v
+    if maker.kind == "copy":
+        return _content(uses, maker.arguments["t"])
+    definition = maker.definition
+    if definition is None or not definition.views or definition.alias or definition.writes:
+        return straight, v
+    if definition.name == "transpose":
+        return _turned(_content(uses, maker.arguments["t"]), maker.arguments["permutation"])
+    operands = {n: _content(uses, a) if isinstance(a, Value) else a for n, a in maker.arguments.items()}
+    return straight, (definition.name, maker.outputs.index(v), operands)
+
+
+def _turned(content: Content, permutation: Tuple[int, ...]) -> Content:
+    axes, of = content
+    return tuple(axes[i] for i in permutation), of
+
+
+def _replace(found: Found) -> None:
+    of, (probabilities, y) = found.forward.arguments, found.forward.outputs
+    logsumexp = Value(f"logsumexp_of_{probabilities.name}", TensorSpec(y.spec.shape[:3], dtypes.float32))
+    made: Dict[Instr, Instr] = {}
+    arguments = {n: of[n] for n in ("query", "key_t", "value", "scale")}
+    made[found.forward] = replace(found.forward, definition=STREAMED, arguments=arguments, outputs=[y, logsumexp])
+    for gradient in found.gradients:
+        arguments = {n: gradient.arguments[n] for n in ("dy", "query_t", "key", "value_t")}
+        arguments |= {"y": y, "logsumexp": logsumexp, "scale": of["scale"]}
+        made[gradient] = replace(gradient, definition=STREAMED_GRADIENT, arguments=arguments)
+    found.block.instrs = [made.get(i, i) for i in found.block.instrs if i not in found.unread]
