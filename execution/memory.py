@@ -14,13 +14,15 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def state_bytes(config: Config) -> int:
-    """What all replicas together hold in host memory, at least: parameters and activations between layers, once."""
+    """What all replicas together hold in host memory at a time, at least: parameters, and what is larger of their
+    gradients, all of which are there when the backward pass ends, and activations between layers, which are when it
+    begins.
+    """
     model, training = config.model, config.training
     width = WIDTHS[model.precision]
-    state = width + 2 * WIDTHS[training.moment_precision] + GRADIENT
-    rows = 2 * model.layers  # of x and of dx, at least
-    activations = rows * training.global_batch_size * model.sequence_length * model.hidden_size * width
-    return model.parameters * state + activations
+    state = width + 2 * WIDTHS[training.moment_precision]
+    activations = model.layers * training.global_batch_size * model.sequence_length * model.hidden_size * width
+    return model.parameters * state + max(model.parameters * GRADIENT, activations)
 
 
 def machine_bytes() -> int:

@@ -87,7 +87,7 @@ class Plan:
     phases: Tuple[Phase, ...]
     """In the order in which a step first reaches them. What the main graph does by itself is "main"."""
     remote_memory_bytes: int
-    """Remote memory that one replica holds."""
+    """Remote memory of one replica's rows. On a CPU those that pass nothing on need not all have memory at a time."""
     buffers: Dict[str, int]
     """Bytes of each remote buffer, by number, shape of a row and type."""
 

@@ -30,7 +30,7 @@ from popxl_engine.machine.memory import copy_apart
 from popxl_engine.machine.replica import Replica, as_tensor
 from popxl_engine.profiler import Recorder
 from popxl_engine.program import Program
-from popxl_engine.residency import tier_of
+from popxl_engine.residency import lifetimes_of, tier_of
 from popxl_engine.rewrites import enabled_rewrites
 from popxl_engine.shards import shardings
 
@@ -78,7 +78,8 @@ class Engine:
         self.fabric = Fabric(ir.replication_factor, replicas, device.where, groups_that_meet(ir)) if several else None
         block, before_run = (p.block if p is not None else None for p in (self.program, self._preparation))
         tier = tier_of(ir, block, before_run, device, len(replicas))
-        self.machine = Machine(ir.remote_buffers, replicas, self.fabric, tier, device)
+        lifetimes = lifetimes_of(ir, block, before_run, device)
+        self.machine = Machine(ir.remote_buffers, replicas, self.fabric, tier, device, lifetimes)
         if self.fabric is not None:
             check_same_program(ir, interpret)
         for tensor in ir.main_graph.kept:

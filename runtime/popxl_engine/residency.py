@@ -6,7 +6,7 @@ host's memory and a device's (`popxl.extensions.limit_device_memory`; on a GPU a
 
 import os
 from dataclasses import replace
-from typing import List, Optional, Tuple
+from typing import List, Optional, Set, Tuple
 
 import torch
 from popxl.errors import GraphError, RemoteMemoryError
@@ -15,6 +15,7 @@ from popxl.remote_files import DeviceNeeds
 
 from popxl_engine.blocks import Block
 from popxl_engine.machine.device import Device
+from popxl_engine.machine.lifetimes import Lifetimes
 from popxl_engine.machine.tier import FileStore, HostStore, StagedStore, Store, Tier
 from popxl_engine.machine.tier.rows import RowId, in_blocks, nbytes_of
 from popxl_engine.planner.lending import InUse, in_use
@@ -37,9 +38,9 @@ def tier_of(
     Raises:
         RemoteMemoryError: a limit on the device's memory that the program does not fit into.
     """
-    on_host = device.where.type == "cpu" and ir.device_memory is None
-    if not ir.remote_buffers or on_host and ir.remote_files is None:
+    if not ir.remote_buffers or _stay(ir, device):
         return None
+    on_host = _on_host(ir, device)
 
     def open_store(nbytes: int, largest: int) -> Store:
         if ir.remote_files is None:
@@ -47,12 +48,6 @@ def tier_of(
         store = FileStore(ir.remote_files.folder, nbytes)
         return store if on_host else StagedStore(store, largest, device)
 
-    places = [v.location_info for v in ir.main_graph.variables if v.location_info is not None]
-    kept = {(place.buffer, place.offset) for place in places}
-    if preparation is not None:
-        taken = _events(ir, preparation)
-        everything = [((b, i), False) for b in ir.remote_buffers for i in range(b.entries)]
-        kept |= {row for row, _ in (everything if taken is None else taken)}
     found = _in_use(ir)
     memory = ir.remote_files.memory if on_host else _device_memory(ir, device, replicas, found)
     return Tier(
@@ -62,10 +57,39 @@ def tier_of(
         open_store=open_store,
         device=device,
         events=_events(ir, block) if block is not None else None,
-        variables=kept,
+        variables=_readable(ir, preparation),
         needed=(found.rows, f"phase {found.phase}"),
         look_ahead=os.environ.get("POPXL_LOOK_AHEAD", "1") not in ("", "0"),
     )
+
+
+def lifetimes_of(ir: Ir, block: Optional[Block], preparation: Optional[Block], device: Device) -> Optional[Lifetimes]:
+    """When rows that are used where they are may give up their memory; None where that is not known.
+
+    Arguments as of `tier_of`.
+    """
+    events = _events(ir, block) if block is not None and ir.remote_buffers and _stay(ir, device) else None
+    return Lifetimes(events, _readable(ir, preparation)) if events else None
+
+
+def _on_host(ir: Ir, device: Device) -> bool:
+    return device.where.type == "cpu" and ir.device_memory is None
+
+
+def _stay(ir: Ir, device: Device) -> bool:
+    """Whether rows are used where they are."""
+    return _on_host(ir, device) and ir.remote_files is None
+
+
+def _readable(ir: Ir, preparation: Optional[Block]) -> Set[RowId]:
+    """Rows that may be read between runs: by the host, or by what runs before a run that follows an upload."""
+    places = [v.location_info for v in ir.main_graph.variables if v.location_info is not None]
+    found = {(place.buffer, place.offset) for place in places}
+    if preparation is not None:
+        taken = _events(ir, preparation)
+        everything = [((b, i), False) for b in ir.remote_buffers for i in range(b.entries)]
+        found |= {row for row, _ in (everything if taken is None else taken)}
+    return found
 
 
 def device_needs(ir: Ir) -> DeviceNeeds:

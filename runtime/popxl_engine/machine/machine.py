@@ -4,7 +4,7 @@ Reading is collective in a program over several processes: each needs what the o
 """
 
 import weakref
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Union
 
 import numpy as np
@@ -17,6 +17,7 @@ from popxl.values import Tensor
 from popxl_engine.kernels.dtypes import as_array, from_numpy, torch_dtype
 from popxl_engine.machine.device import PROCESSOR, Device
 from popxl_engine.machine.fabric import Fabric
+from popxl_engine.machine.lifetimes import Lifetimes
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import Replica, as_tensor
 from popxl_engine.machine.tier import Cache, MovingRows, Tier, make_moving_rows
@@ -30,6 +31,7 @@ class Machine:
         fabric: reaches the others.
         tier: how remote rows come and go; without it they are used where they are.
         device: where variables are.
+        lifetimes: of rows that do not move; without it they keep their memory from run to run.
     """
 
     def __init__(
@@ -39,9 +41,10 @@ class Machine:
         fabric: Optional[Fabric] = None,
         tier: Optional[Tier] = None,
         device: Device = PROCESSOR,
+        lifetimes: Optional[Lifetimes] = None,
     ):
         buffers, replicas = tuple(buffers), tuple(replicas)
-        self.fabric, self.device = fabric, device
+        self.fabric, self.device, self.lifetimes = fabric, device, lifetimes
         self.caches: List[Cache] = []
         """Of the replicas in order, where their rows come and go."""
         self.files: Set[Variable] = set()
@@ -67,7 +70,10 @@ class Machine:
         for cache in self.caches:
             cache.begin()
         try:
-            yield
+            with ExitStack() as stack:
+                for replica in self.replicas:
+                    stack.enter_context(replica.forgetting(self.lifetimes))
+                yield
         finally:
             for cache in self.caches:
                 cache.leave()

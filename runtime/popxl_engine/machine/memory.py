@@ -9,8 +9,9 @@ import torch
 class Rows:
     """The slots of one remote buffer on one replica.
 
-    A row has memory from when it is first written or asked for; one of zeros is only noted until then. Its memory may
-    be adopted: from the caller, who sees every change (a memory-mapped file), or from a tensor that its owner gives up.
+    A row has memory from when it is first written or asked for until its contents are over; one of zeros is only noted
+    until then. Its memory may be adopted: from the caller, who sees every change (a memory-mapped file), or from a
+    tensor that its owner gives up.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, entries: int):
@@ -76,6 +77,12 @@ class Rows:
             self._rows[index] = t
         else:
             self.store(index, t)
+
+    def give_up(self, index: int) -> None:
+        """Leave a row's memory to the tensors that still have it; from here on it is zeros. A caller's stays a row."""
+        if index not in self._callers:
+            self._rows.pop(index, None)
+            self._zeros.add(index)
 
 
 def check_index(index: int, entries: int) -> None:

@@ -1,7 +1,8 @@
 """What one replica of this process owns: its variables, its remote rows, and its place in the streams of a run."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Mapping, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from popxl.utils import is_uniform
 from popxl.values import Tensor
 
 from popxl_engine.kernels.dtypes import from_numpy
+from popxl_engine.machine.lifetimes import Lifetimes
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.tier import MovingRows
 
@@ -49,6 +51,9 @@ class Replica:
         self._inputs: Arrays = {}
         self._outputs: Arrays = {}
         self._position: Dict[Stream, int] = {}
+        self._lifetimes: Optional[Lifetimes] = None
+        self._uses = 0
+        """Loads and stores of rows in this run so far, where lifetimes are known."""
 
     def begin(self, inputs: Arrays, outputs: Arrays, place: int = 0) -> None:
         """Start a run: each stream's array is ``[transfers, *shape]`` for this replica; ``place`` numbers the run."""
@@ -80,7 +85,9 @@ class Replica:
         rows = self.rows[buffer]
         self.traffic.loads += 1
         self.traffic.loaded += rows.row_bytes
-        return rows.load(offset)
+        row = rows.load(offset)
+        self._used(buffer, offset)
+        return row
 
     def remote_store(self, buffer: RemoteBuffer, offset: int, held: List[torch.Tensor]) -> None:
         """Write row ``offset`` from the one tensor in a list, and take it out.
@@ -91,6 +98,29 @@ class Replica:
         self.traffic.stores += 1
         self.traffic.stored += rows.row_bytes
         rows.give(offset, held)
+        self._used(buffer, offset)
+
+    @contextmanager
+    def forgetting(self, lifetimes: Optional[Lifetimes]) -> Iterator[None]:
+        """Around a run: rows that do not move give up their memory when their contents are over."""
+        for row in lifetimes.over_before if lifetimes is not None else ():
+            self._give_up(*row)
+        self._lifetimes, self._uses = lifetimes, 0
+        try:
+            yield
+        finally:
+            self._lifetimes = None
+
+    def _used(self, buffer: RemoteBuffer, offset: int) -> None:
+        if self._lifetimes is not None:
+            if self._lifetimes.is_over((buffer, offset), self._uses):
+                self._give_up(buffer, offset)
+            self._uses += 1
+
+    def _give_up(self, buffer: RemoteBuffer, offset: int) -> None:
+        rows = self.rows[buffer]
+        assert isinstance(rows, Rows), "the memory of rows that move is the cache's"
+        rows.give_up(offset)
 
 
 def as_tensor(array: Any) -> torch.Tensor:

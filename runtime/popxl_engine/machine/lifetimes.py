@@ -1,0 +1,55 @@
+"""When the contents of remote rows are over, so that they need no memory until they are written again.
+
+A row's contents are over once nobody asks for them:
+
+- `written_first`: a run writes the row before it reads it, so that nothing passes from one run to the next;
+- `replaced`: the row's next use, in this run or the next one, is a store;
+- `readable`: what may be read between runs lasts until the next one begins.
+
+Tests take each rule away and must fail.
+"""
+
+from typing import AbstractSet, Dict, FrozenSet, Sequence, Tuple
+
+from popxl_engine.machine.tier.course import Course
+from popxl_engine.machine.tier.rows import RowId
+
+ALL_RULES = frozenset({"written_first", "replaced", "readable"})
+
+
+class Lifetimes:
+    """What a run need not keep of its rows.
+
+    Args:
+        events: the rows that every run takes, in order, and whether it stores.
+        readable: rows that may be read between runs.
+        rules: what keeps contents (tests take one away).
+    """
+
+    def __init__(
+        self,
+        events: Sequence[Tuple[RowId, bool]],
+        readable: AbstractSet[RowId],
+        rules: FrozenSet[str] = ALL_RULES,
+    ):
+        self._numbers: Dict[RowId, int] = {}
+        numbered = [(self._numbers.setdefault(row, len(self._numbers)), stores) for row, stores in events]
+        course = Course(numbered, [0] * len(self._numbers))
+        self.over_before = [
+            row
+            for row, number in self._numbers.items()
+            if course.begins_with_store(number) or "written_first" not in rules
+        ]
+        """Rows whose contents are over when a run begins."""
+        passing = {self._numbers[row] for row in self.over_before if row not in readable or "readable" not in rules}
+
+        def is_replaced(number: int, time: int) -> bool:
+            return course.at(int(course.next_use(number, time + 1)))[1] or "replaced" not in rules
+
+        self._events = [(n, n in passing and is_replaced(n, time)) for time, (n, _) in enumerate(numbered)]
+
+    def is_over(self, row: RowId, time: int) -> bool:
+        """Whether a row's contents are over after an event of a run, which takes that row."""
+        number, is_over = self._events[time]
+        assert self._numbers.get(row) == number, "a run takes rows in the order that was found before"
+        return is_over
