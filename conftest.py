@@ -1,6 +1,7 @@
-"""What every run of the tests has: long tests first, and a collector that looks only at what tests leave."""
+"""What every run of the tests has: long tests first, and no time spent on what is not theirs."""
 
 import gc
+import logging
 from collections import Counter
 from collections.abc import Iterator
 
@@ -16,6 +17,18 @@ def pytest_collection() -> "Iterator[None]":
     finally:
         gc.freeze()
         gc.enable()
+        pass_logs_on()
+
+
+def pass_logs_on() -> None:
+    """Let every logger pass its records to the root's.
+
+    pytest adds its handlers to the root and to each logger that does not, six times per test: torch has forty such, and
+    they take longer than most tests.
+    """
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:

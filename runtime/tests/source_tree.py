@@ -73,9 +73,10 @@ def sources() -> dict[str, Source]:
     return found
 
 
-def imports(source: Source) -> Iterator[Import]:
+@cache
+def imports(source: Source) -> tuple[Import, ...]:
     """Every import of a module, wherever it stands."""
-    yield from _imports(source, source.tree, in_function=False, for_types_only=False)
+    return tuple(_imports(source, source.tree, in_function=False, for_types_only=False))
 
 
 def _imports(source: Source, node: ast.AST, *, in_function: bool, for_types_only: bool) -> Iterator[Import]:

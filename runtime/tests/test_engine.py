@@ -64,12 +64,14 @@ def test_engine_equals_interpreter_bit_for_bit(program: Any) -> None:
     assert differences(*program) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs(KINDS))
 def test_engine_equals_interpreter_on_integers_that_live_on_the_host(program: Any) -> None:
     assert differences(*program, dtype=popxl.int32) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs(KINDS + COLLECTIVES * 2))
 def test_engine_equals_interpreter_on_four_replicas(program: Any) -> None:
@@ -92,6 +94,7 @@ def corpus(size: int, kinds: Sequence[str] = KINDS) -> Any:
         yield [step() for _ in range(12)], [[step() for _ in range(5)] for _ in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", sorted(ALL_RULES))
 def test_without_any_one_rule_some_program_goes_wrong(rule: str) -> None:
     replicas, kinds = (4, KINDS + COLLECTIVES * 2) if rule == "members_read" else (1, KINDS)

@@ -66,7 +66,13 @@ def family_program(name: str, replicas: int) -> Tuple[List[Step], List[List[Step
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-@pytest.mark.parametrize("dtype, replicas", [(popxl.float32, 1), (bfloat16, 4)], ids=["float32-1", "bfloat16-4"])
+@pytest.mark.parametrize(
+    "dtype, replicas",
+    [
+        pytest.param(popxl.float32, 1, id="float32-1"),
+        pytest.param(bfloat16, 4, marks=pytest.mark.slow, id="bfloat16-4"),
+    ],
+)
 def test_engine_equals_interpreter_on_every_op_of_a_family(family: str, dtype: popxl.dtype, replicas: int) -> None:
     assert differences(FAMILIES[family], *family_program(family, replicas), replicas, dtype) == []
 
@@ -82,6 +88,7 @@ def programs(kinds: Sequence[str]) -> Any:
     return st.tuples(st.lists(step, max_size=12), st.lists(st.lists(step, min_size=1, max_size=6), max_size=3))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs(OP_KINDS))
 @DTYPES
@@ -89,6 +96,7 @@ def test_engine_equals_interpreter_on_the_whole_table_of_ops(dtype: popxl.dtype,
     assert differences(SAMPLES, *program, 1, dtype) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs(OP_KINDS + COLLECTIVES * 4))
 @DTYPES

@@ -18,14 +18,14 @@ from popxl_engine.kernels.registry import ALTERNATES, KERNELS, kernel_for
 from popxl_engine.kernels.rounding import Noise, Updates, update_noise
 from popxl_engine.rewrites import adam
 from samples.sample import Sample
-from test_ops import SAMPLES, ids
+from test_ops import SAMPLES, over
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 WAIT = {"dynamic_slice", "dynamic_update", "dynamic_update_", "roi_align", "roi_align_grad"}
 """Ops whose kernels wait for a number from the device: where to cut, or how many samples there are."""
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=ids(SAMPLES))
+@over(SAMPLES)
 def test_a_kernel_gives_its_results_on_the_device_of_its_operands(sample: Sample):
     case = make_case(sample, sample.dtype)
     program = build(case)

@@ -14,6 +14,7 @@ from typing import Any, List, Tuple, Type
 
 import pytest
 from popxl_engine import build, native
+from quick import cases
 
 needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C++ compiler: the plain kernels run")
 
@@ -209,12 +210,14 @@ def kept(tmp_path: Path) -> List[Path]:
     return list(tmp_path.rglob("kernels_*"))
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_plain_kernels_run_and_the_log_says_so_once(tmp_path: Path, plain: str) -> None:
     out, err = run(GELU + RUN, tmp_path, PATH=str(tmp_path), CXX="no-such-compiler")
     assert out == plain
     assert err.count("no C++ compiler") == 1
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_late_is_reported_once_with_its_words(
     compiler: List[str], tmp_path: Path, plain: str
 ) -> None:
@@ -224,17 +227,20 @@ def test_a_compiler_that_fails_late_is_reported_once_with_its_words(
     assert not kept(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_compiler_that_writes_garbage_is_reported_once(compiler: List[str], tmp_path: Path, plain: str) -> None:
     out, err = run(GELU + RUN, tmp_path, CXX=shlex.join(compiler))
     assert out == plain
     assert err.count("native kernels") == 1
 
 
+@pytest.mark.slow
 def test_the_library_is_switched_off_by_name(copying: None, tmp_path: Path, plain: str) -> None:
     assert run(GELU + RUN, tmp_path, POPXL_NATIVE="0") == (plain, "")
     assert not calls(tmp_path)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_the_library_is_built_once_and_found_again(tmp_path: Path, plain: str) -> None:
     cache = tmp_path / "cache"
@@ -246,6 +252,7 @@ def test_the_library_is_built_once_and_found_again(tmp_path: Path, plain: str) -
     assert built.stat().st_mtime_ns == when
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_numbers_do_not_depend_on_when_the_compiler_ends(copying: None, tmp_path: Path, plain: str) -> None:
     slow = run(GELU + RUN, tmp_path, SLOWLY="sleep 1")
@@ -254,6 +261,7 @@ def test_numbers_do_not_depend_on_when_the_compiler_ends(copying: None, tmp_path
     assert len(calls(tmp_path)) == CALLS
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_where_no_cache_can_be_written_another_folder_serves(copying: None, tmp_path: Path, plain: str) -> None:
     (tmp_path / "home").write_text("a file where the home folder should be")
@@ -263,6 +271,7 @@ def test_where_no_cache_can_be_written_another_folder_serves(copying: None, tmp_
     assert list(tmp_path.glob("temporary/popxl-*/kernels_*.so"))
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_damaged_library_is_built_again(copying: None, tmp_path: Path) -> None:
     first = run(GELU + RUN, tmp_path)
@@ -282,6 +291,7 @@ def test_compiling_begins_before_torch_is_there(copying: None, tmp_path: Path) -
     assert out == "False\ncompiling\n"
 
 
+@pytest.mark.slow
 def test_a_session_begins_to_compile_and_a_program_that_is_only_built_does_not(copying: None, tmp_path: Path) -> None:
     assert run(GELU + "print(len(ir.main_graph.ops) > 0)", tmp_path)[0] == "True\n"
     assert not calls(tmp_path)
@@ -332,6 +342,7 @@ def test_a_fork_leaves_its_parents_library_alone(copying: None, is_left_early: b
     assert [path.suffix for path in kept(tmp_path)] == [".so"]
 
 
+@pytest.mark.slow
 def test_threads_that_need_the_library_at_once_hear_once_that_there_is_none(
     compiler: List[str], tmp_path: Path
 ) -> None:
@@ -385,7 +396,7 @@ def processes(tmp_path: Path) -> List[str]:
     return found
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", cases(ENDS, lambda end: end in ("the end", "SIGKILL")))
 def test_a_program_that_ends_early_leaves_no_compiler_and_no_parts(
     compiler: List[str], end: str, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from popxl.testing import get_all_int_dtypes
 from popxl.transforms.autodiff import autodiff
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import KERNELS, kernel_for
+from quick import cases, firsts
 from samples.sample import Refusal, Sample
 from tolerance import FINITE_DIFFERENCES, assert_close
 
@@ -38,6 +39,17 @@ def ids(items: Sequence[Any]) -> List[str]:
 
 over_samples = pytest.mark.parametrize("sample", SAMPLES, ids=ids(SAMPLES))
 over_ops = pytest.mark.parametrize("name", sorted(OPS))
+
+
+def over(samples: List[Sample]) -> Any:
+    """Over all these samples; of each op one is quick."""
+    return pytest.mark.parametrize("sample", cases(samples, firsts(samples), ids(samples)))
+
+
+def over_dtypes(*dtypes: popxl.dtype) -> Any:
+    """Over data types, of which bfloat16 is quick."""
+    names = [dtype.name for dtype in dtypes]
+    return pytest.mark.parametrize("dtype", cases(dtypes, lambda dtype: dtype is popxl.bfloat16, names))
 
 
 def expected_results(program: Program) -> List[Tuple[str, List[np.ndarray]]]:
@@ -87,12 +99,8 @@ def test_values_and_inferred_specs_are_those_of_the_oracle(sample: Sample) -> No
     check_values(sample, sample.dtype)
 
 
-@pytest.mark.parametrize("dtype", NARROW, ids=lambda d: d.name)
-@pytest.mark.parametrize(
-    "sample",
-    [s for s in SAMPLES if s.dtype is popxl.float32 and s.in_16_bits],
-    ids=ids([s for s in SAMPLES if s.dtype is popxl.float32 and s.in_16_bits]),
-)
+@over_dtypes(*NARROW)
+@over([s for s in SAMPLES if s.dtype is popxl.float32 and s.in_16_bits])
 def test_16_bit_values_are_those_of_the_oracle_on_rounded_operands(sample: Sample, dtype: popxl.dtype) -> None:
     check_values(sample, dtype)
 
@@ -199,7 +207,7 @@ class Gradients:
         return [np.zeros(t.shape) if g is None else g.numpy() for g, t in zip(gradients, wanted)]
 
 
-@pytest.mark.parametrize("sample", DIFFERENTIABLE, ids=ids(DIFFERENTIABLE))
+@over(DIFFERENTIABLE)
 def test_gradients_are_central_differences_and_torchs(sample: Sample) -> None:
     gradients = Gradients(sample, popxl.float64)
     assert gradients.seeded, f"{sample.op}: no floating-point result; give grads=None"
@@ -221,8 +229,8 @@ def test_gradients_are_central_differences_and_torchs(sample: Sample) -> None:
 FLOAT32 = [s for s in DIFFERENTIABLE if s.dtype is popxl.float32]
 
 
-@pytest.mark.parametrize("dtype", (popxl.float32, popxl.bfloat16), ids=lambda d: d.name)
-@pytest.mark.parametrize("sample", FLOAT32, ids=ids(FLOAT32))
+@over_dtypes(popxl.float32, popxl.bfloat16)
+@over(FLOAT32)
 def test_gradients_in_narrow_types_are_near_those_in_float64(sample: Sample, dtype: popxl.dtype) -> None:
     if dtype in NARROW and not sample.in_16_bits:
         dtype = popxl.float32

@@ -2,9 +2,11 @@
 
 import re
 
+import pytest
 from ops_page import NAMES, PAGE, page
 
 
+@pytest.mark.slow
 def test_the_page_of_ops_is_up_to_date():
     assert page() == PAGE.read_text(encoding="utf-8"), "run: python runtime/tests/ops_page.py"
 

@@ -200,6 +200,7 @@ def observe(steps: Any, graphs: Any, replicas: int, interpret: bool) -> List[Dic
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_engine_and_interpreter_round_alike(replicas: int) -> None:
     draw = random.Random(11)

@@ -43,6 +43,7 @@ def test_state_in_files_is_measured_beside_the_same_steps_in_memory(tmp_path):
     assert str(ROOT) not in last and list((tmp_path / "rows").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_limit_that_leaves_nothing_for_rows_is_refused(tmp_path):
     flags = [part for name, value in SIZES.items() for part in (f"--{name}", str(value))]
     command = [sys.executable, "benchmarks/larger_than_memory.py", *flags, "--disk_mib", "1", "--folder", str(tmp_path)]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from quick import cases
 
 import config
 from config.leaves import field_docstrings, shown
@@ -49,7 +50,13 @@ def other_value(leaf: config.Leaf):
     return 2 if leaf.kind is int else 0.5
 
 
-@pytest.mark.parametrize("leaf", config.leaves(), ids=lambda leaf: leaf.path)
+KINDS = {(leaf.kind, leaf.optional, leaf.is_list, bool(leaf.choices)): leaf for leaf in config.leaves()}
+"""A leaf of each kind."""
+
+
+@pytest.mark.parametrize(
+    "leaf", cases(config.leaves(), lambda leaf: leaf in KINDS.values(), [leaf.path for leaf in config.leaves()])
+)
 def test_every_leaf_is_a_flag_in_every_spelling(leaf):
     value = other_value(leaf)
     word = shown(value)

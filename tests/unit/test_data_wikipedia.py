@@ -51,6 +51,7 @@ def test_a_dump_of_several_bz2_streams_is_read_to_its_end(tmp_path):
     assert len(list(wikipedia_source(path).documents())) == 20
 
 
+@pytest.mark.slow
 def test_reading_takes_no_more_memory_for_a_longer_dump(tmp_path):
     peaks = []
     for pages in (200, 2000):

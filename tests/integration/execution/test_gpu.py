@@ -3,9 +3,12 @@
 And on a processor whose memory is cut in two, with rows that move between the parts as they would on a GPU.
 """
 
+import functools
+
 import numpy as np
 import pytest
 from fake_gpu import run_on_fake_gpu
+from quick import cases
 
 from config import UserError, override, preset
 from execution.host import run_steps
@@ -27,7 +30,7 @@ CASES = {
 """Each with two layers, and two runs of each phase: a first and one that goes on."""
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", cases(CASES, lambda name: name == "bfloat16"))
 def test_a_step_mixes_no_devices_and_waits_for_no_number_of_the_device(name):
     config = override(preset("tiny"), **{**ONE, "global_batch_size": 2, **CASES[name]})
     assert run_on_fake_gpu(training_program(config)[0]) > 10
@@ -41,18 +44,25 @@ def smallest_memory(config):
     return int(str(refused.value).split("at least ")[1].split(":")[0])
 
 
-@pytest.mark.parametrize("changes", [{}, {"data_parallel": 2}], ids=["one replica", "two replicas"])
-def test_losses_are_bitwise_the_same_with_any_device_memory(changes):
-    config = override(TRAINED, **changes)
-    expected, expected_weights = train(config)
-    least = smallest_memory(config)
-    for memory in (least, int(1.3 * least), 2**30):
-        results, weights = train(override(config, device_memory=memory))
-        assert results == expected
-        for name, array in expected_weights.items():
-            np.testing.assert_array_equal(weights[name], array, err_msg=name)
+@functools.cache
+def without_a_limit(replicas):
+    """Losses and weights of a run, and the smallest device memory that it could do with."""
+    config = override(TRAINED, data_parallel=replicas)
+    return *train(config), smallest_memory(config)
 
 
+@pytest.mark.parametrize("replicas", cases([1, 2], lambda replicas: replicas == 1, ["one replica", "two replicas"]))
+@pytest.mark.parametrize("share", cases([1, 1.3, None], lambda share: share == 1, ["least", "more", "all"]))
+def test_losses_are_bitwise_the_same_with_any_device_memory(share, replicas):
+    expected, expected_weights, least = without_a_limit(replicas)
+    memory = int(share * least) if share else 2**30
+    results, weights = train(override(TRAINED, data_parallel=replicas, device_memory=memory))
+    assert results == expected
+    for name, array in expected_weights.items():
+        np.testing.assert_array_equal(weights[name], array, err_msg=name)
+
+
+@pytest.mark.slow
 def test_more_device_memory_means_fewer_transfers_down_to_none():
     least, moved = smallest_memory(TRAINED), []
     for memory in (least, int(1.5 * least), 2**30):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from quick import cases
 
 from config import override
 from demo.text import choose
@@ -11,18 +12,16 @@ from execution.pretraining import pretraining
 from execution.variables import copy_weights, write_whole_weights
 from tests.integration.gpt_oracle import distance, expect, random_batch, random_weights, small
 
+EVALUATED = [
+    {},
+    {"tensor_parallel_1": 3},
+    {"data_parallel": 2, "micro_batch_size": 2},
+    {"data_parallel": 2, "widening": 2},
+    {"precision": "bfloat16"},
+]
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"tensor_parallel_1": 3},
-        {"data_parallel": 2, "micro_batch_size": 2},
-        {"data_parallel": 2, "widening": 2},
-        {"precision": "bfloat16"},
-    ],
-    ids=str,
-)
+
+@pytest.mark.parametrize("changes", cases(EVALUATED, lambda changes: "widening" in changes))
 def test_the_loss_of_a_batch_is_the_training_programs(changes):
     config = small(**changes)
     training, evaluating = pretraining(config), evaluation(config)

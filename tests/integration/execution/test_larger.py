@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from quick import cases
 
 from config import Config, UserError, override
 from execution.host import run_steps
@@ -39,8 +40,8 @@ def in_memory(case):
     return train(CASES[case])
 
 
-@pytest.mark.parametrize("memory", [ENOUGH, 1_300_000, "1GiB"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("memory", cases([ENOUGH, 1_300_000, "1GiB"], lambda memory: memory == ENOUGH))
+@pytest.mark.parametrize("case", cases(CASES, lambda case: not case))
 def test_losses_are_bitwise_those_of_the_run_in_memory(memory, case, tmp_path):
     expected, expected_weights = in_memory(case)
     results, weights = train(with_files(CASES[case], tmp_path, memory))
@@ -64,6 +65,7 @@ def test_rows_really_come_from_files_and_never_take_more_than_their_memory(tmp_p
     assert 0 < after.waited
 
 
+@pytest.mark.slow
 def test_replicas_share_the_memory_of_their_process(tmp_path):
     config = override(TRAINED, data_parallel=2, steps=2)
     expected, _ = train(config)
@@ -136,6 +138,7 @@ def test_a_run_goes_on_in_files_where_one_in_memory_stopped_and_back(whole, tmp_
     assert metrics_of(tmp_path) == metrics_of(whole) and metrics_of(whole).count("\n") == 6
 
 
+@pytest.mark.slow
 def test_files_that_are_mapped_hold_validation_apart_from_training(whole, tmp_path):
     train_here(tmp_path, "--steps 6 --memmap_dir rows")
     assert metrics_of(tmp_path) == metrics_of(whole) and metrics_of(whole).count('"validation_loss": null') == 3

@@ -5,10 +5,10 @@ Float32, no dropout, every parameter at random. Processes are in test_processes.
 
 import itertools
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
+from quick import cases
 
 from config import Config, override, preset
 from execution.host import StepResult
@@ -24,11 +24,6 @@ GRIDS = [grid for grid in itertools.product((1, 2, 4), repeat=3) if 1 < math.pro
 def laid_out(config: Config, grid: Grid, **changes: object) -> Config:
     names = ("data_parallel", "tensor_parallel_1", "tensor_parallel_2")
     return override(config, **dict(zip(names, grid)), **changes)
-
-
-def marked(grids: "list[Grid]", quick: Callable[[Grid], bool]) -> list:
-    """Cases; those that are not quick are left to `make test`."""
-    return [pytest.param(grid, marks=[] if quick(grid) else [pytest.mark.slow], id=str(grid)) for grid in grids]
 
 
 # Gradients
@@ -47,7 +42,7 @@ def check_same(found: "tuple[float, dict[str, np.ndarray], float]", expected: "t
     assert found[2] == pytest.approx(expected[2], rel=1e-5)
 
 
-@pytest.mark.parametrize("grid", marked(GRIDS, lambda grid: math.prod(grid) <= 4 or grid == (2, 2, 2)))
+@pytest.mark.parametrize("grid", cases(GRIDS, lambda grid: grid in ((1, 2, 2), (2, 2, 2))))
 def test_loss_and_gradients_are_those_of_one_replica(grid, alone):
     check_same(gradients_of(laid_out(SMALL, grid)), alone)
 
@@ -62,7 +57,7 @@ def test_a_padded_vocabulary_changes_nothing(grid):
 SIZES = {"hidden_size": 20, "sequence_length": 5, "global_batch_size": 6}
 ODD = override(SMALL, **SIZES)
 """Neither weights nor activations divide evenly over groups of three or four."""
-ODD_GRIDS = marked([(3, 1, 1), (1, 4, 2), (3, 4, 2)], lambda grid: math.prod(grid) <= 8)
+ODD_GRIDS = cases([(3, 1, 1), (1, 4, 2), (3, 4, 2)], lambda grid: grid == (3, 1, 1))
 
 
 @pytest.mark.parametrize("grid", ODD_GRIDS)
@@ -90,7 +85,8 @@ def trained_alone() -> "list[StepResult]":
     return results
 
 
-@pytest.mark.parametrize("grid", marked(TRAINED_GRIDS, lambda grid: math.prod(grid) <= 4))
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", TRAINED_GRIDS, ids=str)
 def test_twenty_steps_have_the_losses_of_one_replica(grid, trained_alone):
     results, _ = train(laid_out(TRAINED, grid))
     np.testing.assert_allclose(losses(results), losses(trained_alone), rtol=1e-4)
@@ -103,16 +99,19 @@ def check_bitwise(config: Config, one: "dict[str, object]", other: "dict[str, ob
         np.testing.assert_array_equal(array, second_weights[name], err_msg=name)
 
 
-BITWISE_GRIDS = marked([(1, 2, 2), (4, 1, 1), (2, 2, 2)], lambda grid: grid == (1, 2, 2))
+BITWISE_GRIDS = cases([(1, 2, 2), (4, 1, 1), (2, 2, 2)], lambda grid: grid == (1, 2, 2))
 SHARDED, WHOLE = {"replicated_tensor_sharding": True}, {"replicated_tensor_sharding": False}
 
 
-@pytest.mark.parametrize("max_norm", [0.0, 1e3], ids=["without clipping", "never clipped"])
+@pytest.mark.parametrize(
+    "max_norm", cases([0.0, 1e3], lambda max_norm: not max_norm, ["without clipping", "never clipped"])
+)
 @pytest.mark.parametrize("grid", BITWISE_GRIDS)
 def test_replicated_tensor_sharding_changes_no_bit_where_nothing_is_clipped(grid, max_norm):
     check_bitwise(laid_out(TRAINED, grid, steps=3, max_norm=max_norm), SHARDED, WHOLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", BITWISE_GRIDS)
 def test_replicated_tensor_sharding_changes_clipped_steps_by_rounding_of_the_norm_alone(grid):
     config = laid_out(TRAINED, grid, steps=3, max_norm=0.01)
@@ -130,11 +129,13 @@ def test_padded_shards_change_no_bit():
 NARROW_MOMENTS = {"moment_precision": "bfloat16", "stochastic_rounding": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", BITWISE_GRIDS)
 def test_shards_of_moments_in_bfloat16_round_as_whole_ones(grid):
     check_bitwise(laid_out(TRAINED, grid, steps=4, max_norm=0.0, **NARROW_MOMENTS), SHARDED, WHOLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", BITWISE_GRIDS)
 def test_recomputation_changes_no_bit(grid):
     check_bitwise(laid_out(TRAINED, grid, steps=3), {"recomputation": True}, {"recomputation": False})

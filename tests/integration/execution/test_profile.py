@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from popxl.extensions import LANES, PHASES, Machine, PhaseProfile, Profile, Work, plan, profile
+from quick import cases
 
 from config import Config, UserError, parse_command_line, preset
 from execution.benchmark import Options
@@ -43,18 +44,17 @@ def recorded(config: Config) -> "tuple[Profile, Any]":
 # What is recorded
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"dropout": 0.1, "attention_serialisation": 11},
-        {"dropout": 0.1, "widening": 2},
-        {"precision": "bfloat16", "stochastic_rounding": True, "device_iterations": 2},
-        {"recomputation": False, "data_parallel": 2, "tensor_parallel_1": 2},
-        {"tensor_parallel_2": 2, "replicated_tensor_sharding": False, "micro_batch_size": 3},
-    ],
-    ids=str,
-)
+RECORDED = [
+    {},
+    {"dropout": 0.1, "attention_serialisation": 11},
+    {"dropout": 0.1, "widening": 2},
+    {"precision": "bfloat16", "stochastic_rounding": True, "device_iterations": 2},
+    {"recomputation": False, "data_parallel": 2, "tensor_parallel_1": 2},
+    {"tensor_parallel_2": 2, "replicated_tensor_sharding": False, "micro_batch_size": 3},
+]
+
+
+@pytest.mark.parametrize("changes", cases(RECORDED, lambda changes: "tensor_parallel_2" in changes))
 def test_what_instructions_do_adds_up_to_the_plan(changes):
     config = preset("tiny", **{**ODD, **changes})
     (found, _), expected = recorded(config), plan(training_program(config)[0])
@@ -136,6 +136,7 @@ def test_times_are_set_beside_the_limit():
     assert [phase["bound"] for phase in values["phases"]] == ["compute", "remote"]
 
 
+@pytest.mark.slow
 def test_speeds_that_are_not_given_are_measured_in_the_precision_of_the_model():
     record = made_up().record
     found = make_run_profile(
@@ -171,6 +172,7 @@ def test_one_run_is_recorded_and_files_are_left(tmp_path, capsys):
     assert [phase["name"] for phase in phases] == NAMES
 
 
+@pytest.mark.slow
 def test_of_few_runs_the_last_is_recorded(tmp_path, capsys):
     config = preset("tiny", **ALONE)
     profiler = StepProfiler(config, PlanOptions(profile=True, **SPEEDS), tmp_path)
@@ -196,6 +198,7 @@ def run(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     return done
 
 
+@pytest.mark.slow
 def test_training_with_a_profile_gives_the_run_without_it_bitwise(tmp_path, capsys):
     flags = ("--config", "tiny", "--steps", 5, "--validate_every", 0, "--run_folder", tmp_path)
     run_job(*flags, "--name", "plain")

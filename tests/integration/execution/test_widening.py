@@ -6,6 +6,7 @@ import numpy as np
 import popxl_addons as addons
 import pytest
 from popxl.extensions import stack_seeds
+from quick import cases
 
 from config import Config, UserError, override
 from execution.checkpoint import Position, SavedRun, save
@@ -43,8 +44,8 @@ def one_by_one(case: str) -> "tuple[float, dict[str, np.ndarray], float]":
     return gradients_of(CASES[case])
 
 
-@pytest.mark.parametrize("widening", [2, 4])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("widening", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", cases(CASES, lambda case: case in ("dropout", "split every way")))
 def test_loss_and_every_gradient_are_those_of_micro_batches_one_by_one(case, widening):
     config = override(CASES[case], widening=widening)
     assert config.gradient_accumulation == 4 and config.runs_per_phase == 4 // widening
@@ -92,9 +93,10 @@ def test_a_widened_program_is_one_of_larger_micro_batches():
     assert found.inputs.words.shape == expected.inputs.words.shape
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"device_iterations": 2}, {"data_parallel": 2, "micro_batch_size": 1}], ids=str
-)
+TRAINED = [{}, {"device_iterations": 2}, {"data_parallel": 2, "micro_batch_size": 1}]
+
+
+@pytest.mark.parametrize("changes", cases(TRAINED, lambda changes: not changes))
 def test_steps_of_training_have_the_losses_of_micro_batches_one_by_one(changes):
     config = override(DROPPING, **changes, steps=4, learning_rate=3e-3, max_norm=0.5, weight_decay=0.2)
     losses, wide = ([step.loss for step in train(override(config, widening=w))[0]] for w in (1, 4))
@@ -107,7 +109,9 @@ def losses_of(session: addons.TaskSession, config: Config, steps: range) -> "lis
         return [run_steps(session, config, *random_batch(config, step), [1e-3])[0].loss for step in steps]
 
 
-@pytest.mark.parametrize("before, after", [(1, 4), (4, 2), (2, 1)])
+@pytest.mark.parametrize(
+    "before, after", [(1, 4), *(pytest.param(*widths, marks=pytest.mark.slow) for widths in ((4, 2), (2, 1)))]
+)
 def test_a_checkpoint_loads_with_another_width(before, after, tmp_path, caplog):
     config, other = (override(DROPPING, widening=widening) for widening in (before, after))
     session = pretraining(config)
