@@ -3,18 +3,23 @@
     python benchmarks/train_step.py                 # GPT-2 small, sequence 256, 4 micro-batches of 1, both dtypes
     python benchmarks/train_step.py --dtypes bfloat16 --rounds 9
     python benchmarks/train_step.py --wide --more   # every baseline there is
+    python benchmarks/train_step.py --wide --offloading --dtypes bfloat16 --variants FSDP2 "FSDP2, compiled" \
+        DeepSpeed "DeepSpeed, compiled" "phased, wide, recomputing"
     python benchmarks/train_step.py --shape gpt2-1024 --wide --dropout 0.1 --variants phased "phased, wide"
 
 The baselines are plain PyTorch at its best: fused AdamW with the clip inside, weights cast once per step under
 autocast, eager and compiled, each also with an allocator that keeps freed memory; with `--wide` several micro-batches
-at a time, with `--more` Hugging Face's GPT-2 and activation checkpointing. The table's ratios are to the fastest of
-them, by seconds and by processor time; the bar holds the phased step to PyTorch as it comes, eager or compiled. On a
-busy machine, OMP_NUM_THREADS=1 and processor time still tell something.
+at a time, with `--more` Hugging Face's GPT-2 and activation checkpointing, with `--offloading` FSDP2 and DeepSpeed
+(`pip install deepspeed`), which keep state on the host as we do. The table's ratios are to the fastest of them, by
+seconds and by processor time. One bar holds the phased step to PyTorch as it comes, eager or compiled; another holds
+the phased step that recomputes to those that offload. On a busy machine, OMP_NUM_THREADS=1 and processor time still
+tell something.
 """
 
 import argparse
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,10 +44,14 @@ SPEED_BAR = 1.0
 """Tokens/s of the phased step over the baseline's, at least."""
 MEMORY_BAR = 1.2
 """Peak memory of the phased step over the baseline's, at most."""
-
+OFFLOADING_BAR = 2.0
+"""Tokens/s of the phased step that recomputes over those of the fastest that offloads, at least."""
 
 PLAIN = ("eager", "compiled")
 """PyTorch as it comes."""
+RECOMPUTING = ("phased, recomputing", "phased, wide, recomputing")
+PEERS = ("FSDP2", "DeepSpeed")
+"""Training loops that offload."""
 
 GPT2 = {"layers": 12, "hidden_size": 768, "heads": 12, "sequence_length": 256, "vocabulary_size": 50257}
 SMALL = {"layers": 6, "hidden_size": 384, "heads": 6, "sequence_length": 256, "vocabulary_size": 65}
@@ -75,7 +84,15 @@ class PlainWorkload:
             from benchmarks.hugging_face_gpt import HuggingFaceGPT as PlainGPT  # noqa: N814
         training = PlainTraining(steps=1000, learning_rate=1e-4, weight_decay=0.1, max_norm=1.0)
         dtype, compiled = getattr(torch, options["dtype"]), options["compiled"]
-        self.trainer = PlainTrainer(PlainGPT(model), training, dtype=dtype, compiled=compiled)
+        if peer := options.get("offloading"):
+            from benchmarks import offloading
+
+            offloading.start_alone()
+            make = offloading.TRAINERS[peer]
+            kept = {"dtype": dtype, "compiled": compiled, "accumulation": options["accumulation"]}
+            self.trainer = make(PlainGPT(model), training, **kept)
+        else:
+            self.trainer = PlainTrainer(PlainGPT(model), training, dtype=dtype, compiled=compiled)
         self.tensor = torch.from_numpy
 
     def step(self, count: int) -> Figures:
@@ -113,8 +130,18 @@ def build(options: Figures) -> Workload:
     return PhasedSteps(options, Batches(options))
 
 
-def variants_of(arguments: argparse.Namespace, dtype: str) -> list[Variant]:
-    """The baselines, then ours."""
+def offloading_peers(wanted: Sequence[str] | None) -> tuple[list[str], list[str] | None]:
+    """The peers that are here, and the variants wanted without those of a peer that is not; says what is left out."""
+    probe = subprocess.run([sys.executable, "-c", "import deepspeed"], capture_output=True, text=True)
+    if probe.returncode == 0:
+        return list(PEERS), wanted
+    error = probe.stderr.strip().splitlines()[-1]
+    print(f"--offloading: goes on without DeepSpeed ({error}). Try: pip install deepspeed", file=sys.stderr)
+    return ["FSDP2"], wanted and [name for name in wanted if not name.startswith("DeepSpeed")]
+
+
+def variants_of(arguments: argparse.Namespace, dtype: str, peers: Iterable[str] = ()) -> list[Variant]:
+    """The baselines, `peers` that offload among them, then ours."""
     model = {name: getattr(arguments, name) for name in ("layers", "hidden_size", "heads", "sequence_length")}
     options = {
         "model": {**model, "vocabulary_size": arguments.vocabulary_size},
@@ -136,6 +163,7 @@ def variants_of(arguments: argparse.Namespace, dtype: str) -> list[Variant]:
         Variant(name="phased", options={**phased, "recomputation": False}),
         Variant(name="phased, recomputing", options={**phased, "recomputation": True}),
     ]
+    larger = {}
     if arguments.wide:
         micro_batch, rest = arguments.micro_batch_size * arguments.width, arguments.accumulation // arguments.width
         larger = {"micro_batch_size": micro_batch, "accumulation": rest}
@@ -157,9 +185,16 @@ def variants_of(arguments: argparse.Namespace, dtype: str) -> list[Variant]:
             Variant(name="Hugging Face, compiled, kept", options=hugging_face, environment=KEEP_FREED_MEMORY),
             Variant(name="compiled, kept, recomputing", options=recomputing, environment=KEEP_FREED_MEMORY),
         ]
+    for peer in peers:
+        forms = {peer: eager, f"{peer}, compiled": compiled}
+        forms[f"{peer}, Hugging Face, compiled"] = {**compiled, "hugging_face": True}
+        offered[4:4] = [
+            Variant(name=name, options={**form, **larger, "offloading": peer}, environment=KEEP_FREED_MEMORY)
+            for name, form in forms.items()
+        ]
     names = [variant.name for variant in offered]
     if unknown := [name for name in arguments.variants or () if name not in names]:
-        flags = "" if arguments.wide and arguments.more else " (--wide and --more have others)"
+        flags = "" if arguments.wide and arguments.more and peers else " (--wide, --more and --offloading have others)"
         print(f"--variants: got {', '.join(unknown)}; expected some of: {'; '.join(names)}{flags}.", file=sys.stderr)
         raise SystemExit(2)
     return [variant for variant in offered if not arguments.variants or variant.name in arguments.variants]
@@ -206,8 +241,24 @@ def verdict(figures: Figures) -> Figures | None:
     return {"speed_ratio": speed, "memory_ratio": memory, "met": speed >= SPEED_BAR and memory <= MEMORY_BAR}
 
 
+def offloading_verdict(figures: Figures) -> Figures | None:
+    """Whether the phased step that recomputes, at its faster width, is within its bar; None without it or a peer.
+
+    `cpu_ratio` compares processor time, `memory_ratio` our peak to the fastest peer's.
+    """
+    variants = figures["variants"]
+    ours = [variants[name] for name in RECOMPUTING if name in variants]
+    peers = [variants[name] for name in variants if name.startswith(PEERS)]
+    if not ours or not peers:
+        return None
+    best, fastest = (min(found, key=lambda variant: variant["seconds"]) for found in (ours, peers))
+    speed, cpu = (fastest[key] / best[key] for key in ("seconds", "cpu_seconds"))
+    memory = best["peak_bytes"] / fastest["peak_bytes"]
+    return {"speed_ratio": speed, "cpu_ratio": cpu, "memory_ratio": memory, "met": speed >= OFFLOADING_BAR}
+
+
 def main() -> int:
-    """Measure and print; exit code 0, or with `--check` 1 when a bar is missed."""
+    """Measure and print; exit code 0, with `--check` 1 when the bar is missed, 2 when nothing can be measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=5, help="measured steps of each variant")
@@ -219,7 +270,10 @@ def main() -> int:
         help="also with --width micro-batches at a time, the baselines and ours",
     )
     parser.add_argument("--more", action="store_true", help="also Hugging Face's GPT-2, and recomputing baselines")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
+    parser.add_argument("--offloading", action="store_true", help=f"also {' and '.join(PEERS)}, which offload")
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 when the bar is missed; with --offloading, that one"
+    )
     parser.add_argument("--shape", choices=SHAPES, default="gpt2", help="model and batch; what follows changes parts")
     for name in SHAPES["gpt2"]:
         parser.add_argument(f"--{name}", type=int)
@@ -233,9 +287,14 @@ def main() -> int:
 
     tokens = arguments.sequence_length * arguments.micro_batch_size * arguments.accumulation
     result: Figures = {"benchmark": "train_step", "machine": machine(), "tokens_per_step": tokens, "dtypes": {}}
+    peers: Sequence[str] = ()
+    if arguments.offloading:
+        peers, arguments.variants = offloading_peers(arguments.variants)
+    if arguments.variants == []:
+        return 2  # what was wanted is not here
     result["settings"] = {name: getattr(arguments, name) for name in (*SHAPES["gpt2"], "dropout")}
     for dtype in arguments.dtypes:
-        variants = variants_of(arguments, dtype)
+        variants = variants_of(arguments, dtype, peers)
         measured = measure(Path(__file__), variants, rounds=arguments.rounds, warmup=arguments.warmup)
         rows, figures = compare(measured, tokens)
         headers = ["variant", "tokens/s", "s/step", "spread", "speed", "cpu s/step", "by cpu", "peak memory", "memory"]
@@ -250,9 +309,16 @@ def main() -> int:
                 f"\nbar: phased at least {SPEED_BAR}x the speed of PyTorch as it comes ({' or '.join(PLAIN)}) at most "
                 f"{MEMORY_BAR}x its memory: {met} ({speed:.2f}x, {memory:.2f}x)"
             )
+        figures["offloading_bar"] = offloading_verdict(figures)
+        if (found := figures["offloading_bar"]) is not None:
+            print(
+                f"\nbar: phased and recomputing at least {OFFLOADING_BAR}x the speed of the fastest that offloads: "
+                f"{'met' if found['met'] else 'missed'} ({found['speed_ratio']:.2f}x, {found['cpu_ratio']:.2f}x by "
+                f"processor time, {found['memory_ratio']:.2f}x the memory)"
+            )
         result["dtypes"][dtype] = figures
     print_json(result)
-    bars = [figures["bar"] for figures in result["dtypes"].values()]
+    bars = [figures["offloading_bar" if arguments.offloading else "bar"] for figures in result["dtypes"].values()]
     return 1 if arguments.check and not all(bar and bar["met"] for bar in bars) else 0
 
 
