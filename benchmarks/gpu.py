@@ -216,7 +216,7 @@ def variants_of(arguments: argparse.Namespace) -> list[Variant]:
     from utils.runtime import planner
 
     options = options_of(arguments)
-    needs = planner().device_needs(training_program(config_of(options))[0])
+    needs = planner().device_needs(training_program(config_of(options))[0], arguments.device)
     slack = 1 + arguments.slack
     limits = {
         "resident": int(slack * needs.resident),

@@ -117,7 +117,7 @@ def make_run_plan(build: Build, config: Config, options: PlanOptions) -> RunPlan
     """Build the program and plan it. Files of remote memory are not made."""
     tools = planner()
     ir = build(replace(config, execution=replace(config.execution, memmap_dir=None)))[0]
-    program = tools.plan(ir)
+    program = tools.plan(ir, device="cuda" if config.execution.device.startswith("cuda") else "cpu")
     machine, measured = speeds(config, options)
     times = tuple(tools.phase_time(phase, machine) for phase in program.phases)
     return RunPlan(config, program, machine, measured, times)

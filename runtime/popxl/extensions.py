@@ -9,7 +9,7 @@ from popxl.dtypes import bfloat16
 from popxl.errors import RemoteMemoryError
 from popxl.ir import Ir
 from popxl.ops import concat, reshape
-from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, measure, phase_time, plan, sequence
+from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, kind_of_device, measure, phase_time, plan, sequence
 from popxl.printer import to_text
 from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
 from popxl.remote_files import DeviceNeeds, FileTraffic, keep_remote_memory_in_files, limit_device_memory
@@ -94,9 +94,13 @@ def check_device(name: str) -> None:
     importlib.import_module("popxl_engine.machine.device").device_named(name)
 
 
-def device_needs(ir: Ir) -> DeviceNeeds:
-    """What a program needs of a device, see `limit_device_memory`. Nothing is allocated. Raises as `plan`."""
-    found: DeviceNeeds = importlib.import_module("popxl_engine.residency").device_needs(ir)
+def device_needs(ir: Ir, device: str = "cpu") -> DeviceNeeds:
+    """What a program needs of a device, see `limit_device_memory`. Nothing is allocated.
+
+    Arguments and errors as of `plan`.
+    """
+    residency = importlib.import_module("popxl_engine.residency")
+    found: DeviceNeeds = residency.device_needs(ir, kind_of_device(device, "device_needs"))
     return found
 
 

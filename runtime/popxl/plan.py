@@ -201,7 +201,7 @@ def plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device: str
             memory on the device.
         together: whether one process runs all replicas. Peak memory is then that of all together, which have theirs at
             different moments; all other figures stay those of one replica.
-        device: "cpu" or "cuda", whose kernels need less memory. It need not be there.
+        device: "cpu" or "cuda", whose attention needs less memory. It need not be there.
     Raises:
         GraphError: an op whose cost depends on values that only exist when the program runs.
         ValueError: another device.
@@ -210,10 +210,11 @@ def plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device: str
 
 
 def kind_of_device(name: str, where: str) -> str:
-    """The name of a kind of device, which need not be there. Raises ValueError where it is none."""
-    if name not in KINDS:
-        raise ValueError(f"{where}: got device {name!r}; expected one of {', '.join(KINDS)}. Leave out a number.")
-    return name
+    """The kind of a device that a session may be made for, which need not be there. Raises ValueError for others."""
+    kind = name.partition(":")[0]
+    if kind not in KINDS:
+        raise ValueError(f"{where}: got device {name!r}; expected one of {', '.join(KINDS)}. Name one of them.")
+    return kind
 
 
 def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:

@@ -81,7 +81,7 @@ class Engine:
         lifetimes = lifetimes_of(ir, block, before_run, device)
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric, tier, device, lifetimes)
         if self.fabric is not None:
-            check_same_program(ir, interpret)
+            check_same_program(ir, interpret, device.where)
         for tensor in ir.main_graph.kept:
             self.machine.keep(tensor)
         for variable in ir.main_graph.variables if fill else ():
@@ -174,10 +174,10 @@ class Engine:
         return variable in self.machine.files
 
 
-def check_same_program(ir: Ir, interpret: bool) -> None:
+def check_same_program(ir: Ir, interpret: bool, where: torch.device) -> None:
     """RuntimeError if the processes of a run have built different programs. Every process must call it."""
     rounding = ir._pb_ir.getSessionOptions().enableStochasticRounding
-    rewrites = "none, interpreted" if interpret else ", ".join(enabled_rewrites())
+    rewrites = "none, interpreted" if interpret else ", ".join(enabled_rewrites(where))
     text = f"{to_text(ir)}\ntransfers per run: {ir.num_host_transfers}\n"
     text += f"stochastic rounding: {rounding}\nfusion rules: {rewrites}\n"
     if found := difference(text):

@@ -48,7 +48,7 @@ def tier_of(
         store = FileStore(ir.remote_files.folder, nbytes)
         return store if on_host else StagedStore(store, largest, device)
 
-    found = _in_use(ir)
+    found = _in_use(ir, device.where)
     memory = ir.remote_files.memory if on_host else _device_memory(ir, device, replicas, found)
     return Tier(
         what="host memory" if on_host else "device memory for rows",
@@ -92,25 +92,25 @@ def _readable(ir: Ir, preparation: Optional[Block]) -> Set[RowId]:
     return found
 
 
-def device_needs(ir: Ir) -> DeviceNeeds:
+def device_needs(ir: Ir, device: str) -> DeviceNeeds:
     """See `popxl.extensions.device_needs`."""
-    found = _rehearsed(ir)
+    found = _rehearsed(ir, torch.device(device))
     rows = sum(in_blocks(nbytes_of(b)) * b.entries for b in ir.remote_buffers)
     return DeviceNeeds(least=found.rows + found.working, resident=rows + found.working)
 
 
-def _in_use(ir: Ir) -> InUse:
-    """What a replica needs at a time, as far as that is known before."""
+def _in_use(ir: Ir, where: torch.device) -> InUse:
+    """What a replica needs at a time on a device, as far as that is known before."""
     try:
-        return _rehearsed(ir)
+        return _rehearsed(ir, where)
     except GraphError:  # it finds out when it runs
         return InUse(0, MAIN, 0)
 
 
-def _rehearsed(ir: Ir) -> InUse:
-    """What a replica needs at a time, with room for one more row."""
+def _rehearsed(ir: Ir, where: torch.device) -> InUse:
+    """What a replica needs at a time on a device, with room for one more row."""
     largest = max((in_blocks(nbytes_of(b)) for b in ir.remote_buffers), default=0)
-    found = in_use(ir, lambda buffer: in_blocks(nbytes_of(buffer)))
+    found = in_use(ir, lambda buffer: in_blocks(nbytes_of(buffer)), where)
     return replace(found, rows=found.rows + largest if found.rows else 0)
 
 

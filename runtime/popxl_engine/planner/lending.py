@@ -8,7 +8,6 @@ import torch
 from popxl.ir import Ir
 from popxl.remote_buffer import RemoteBuffer
 
-from popxl_engine.codegen import CPU
 from popxl_engine.lowering import Lowering
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.costs import Counter
@@ -68,7 +67,7 @@ class InUse:
     """Of everything else, at most: variables, constants, activations, what kernels need on the way."""
 
 
-def in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int], device: torch.device = CPU) -> InUse:
+def in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int], device: torch.device) -> InUse:
     """What a replica of a program has in use at a time.
 
     Args:

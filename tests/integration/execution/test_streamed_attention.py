@@ -1,0 +1,114 @@
+"""The training program for GPUs, whose attention keeps no probabilities: its numbers, its steps and its memory."""
+
+import re
+
+import numpy as np
+import pytest
+from fake_gpu import CUDA
+from popxl.extensions import device_needs
+from popxl_engine import rewrites
+from popxl_engine.engine import Engine
+from popxl_engine.optimise import optimise
+
+from config import override
+from execution.pretraining import training_program
+from tests.integration.gpt_oracle import distance, small
+from tests.integration.runs import gradients_of, worst_distance
+
+SEQUENCE = 40
+CONFIG = small(
+    hidden_size=48,
+    sequence_length=SEQUENCE,
+    max_positions=160,
+    precision="float32",
+    global_batch_size=4,
+    micro_batch_size=2,
+)
+
+
+@pytest.fixture
+def on_a_processor(monkeypatch):
+    """Lets processors have the rule, too; what is chosen is the number of its steps in the last session's program."""
+    chosen = {}
+
+    def choose(is_streamed):
+        monkeypatch.setitem(rewrites.HAS_KERNELS, "streamed_attention", lambda device: is_streamed)
+        chosen.clear()
+        return chosen
+
+    original = Engine.__init__
+
+    def prepare(engine, *arguments, **options):
+        original(engine, *arguments, **options)
+        names = re.findall(r"k_fused_(\w*attention\w*?)_\d+\w*\(", engine.program.source.text())
+        chosen.update({name: names.count(name) for name in names})
+
+    monkeypatch.setattr(Engine, "__init__", prepare)
+    return choose
+
+
+def with_and_without(config, on_a_processor):
+    """Loss, gradients and their norm of a step that keeps probabilities, and of one that does not."""
+    chosen = on_a_processor(False)
+    kept = gradients_of(config)
+    assert chosen == {"attention": 2, "attention_grad": 1}
+    on_a_processor(True)
+    streamed = gradients_of(config)
+    assert chosen == {"streamed_attention": 2, "streamed_attention_grad": 1}
+    return kept, streamed
+
+
+@pytest.mark.parametrize("changes", [{}, {"widening": 2}, {"tensor_parallel_1": 3}], ids=str)
+def test_loss_and_gradients_are_those_of_a_step_that_keeps_probabilities(changes, on_a_processor):
+    (loss, gradients, norm), (other_loss, others, other_norm) = with_and_without(
+        override(CONFIG, **changes), on_a_processor
+    )
+    np.testing.assert_allclose([other_loss, other_norm], [loss, norm], rtol=2e-6)
+    worst, name = worst_distance(others, gradients)
+    assert worst < 2e-6, name
+
+
+def test_in_bfloat16_gradients_are_as_near_to_those_in_float32(on_a_processor):
+    (_, exact, _), _ = with_and_without(CONFIG, on_a_processor)
+    (_, kept, _), (_, streamed, _) = with_and_without(override(CONFIG, precision="bfloat16"), on_a_processor)
+    for name, array in exact.items():
+        assert distance(streamed[name], array) < 1.2 * distance(kept[name], array) + 1e-3, name
+
+
+def blocks_of(block):
+    yield block
+    for instr in block.instrs:
+        for body in instr.bodies:
+            yield from blocks_of(body)
+
+
+def steps_of(config):
+    """(names of steps of attention, whether a value or constant has a number for each query and key) on a GPU."""
+    main = rewrites.fused_program(training_program(config)[0].main_graph, device=CUDA)
+    optimise(main)
+    names, has_squares = [], False
+    for block in blocks_of(main):
+        names += [i.definition.name for i in block.instrs if i.definition and "attention" in i.definition.name]
+        shapes = [v.spec.shape for i in block.instrs for v in i.outputs] + [c.shape for c in block.constants]
+        has_squares |= any(shape[-2:] == (SEQUENCE, SEQUENCE) for shape in shapes)
+    return names, has_squares
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_on_a_gpu_nothing_has_a_number_for_each_query_and_key(precision):
+    names, has_squares = steps_of(override(CONFIG, precision=precision))
+    assert names == ["fused_streamed_attention", "fused_streamed_attention", "fused_streamed_attention_grad"]
+    assert not has_squares
+
+
+@pytest.mark.parametrize("changes", [{"dropout": 0.1}, {"recomputation": False}], ids=str)
+def test_with_dropout_or_without_recomputation_probabilities_are_kept(changes):
+    names, has_squares = steps_of(override(CONFIG, **changes))
+    assert set(names) == {"fused_attention", "fused_attention_grad"} and has_squares
+
+
+def test_a_gpu_needs_less_memory_beside_its_rows():
+    ir = training_program(override(CONFIG, sequence_length=160))[0]
+    here, there = (device_needs(ir, name) for name in ("cpu", "cuda"))
+    probabilities = 4 * CONFIG.execution.micro_batch_size * CONFIG.model.heads * 160**2
+    assert here.least - there.least > probabilities and here.resident - there.resident > probabilities
