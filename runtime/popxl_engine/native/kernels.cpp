@@ -16,19 +16,40 @@ namespace {
 // Sums over a loop are in functions of their own: in a function within a function GCC 12 keeps them in memory, and they
 // take several times as long.
 
+// Calls make(to, start, length) for parts of [first, end), which writes numbers that go to y from `start` on.
+template <class Make>
+void in_rows(float* y, int64_t first, int64_t end, Make make) {
+  make(y + first, first, end - first);
+}
+
+template <class Make>
+void in_rows(bfloat16* y, int64_t first, int64_t end, Make make) {
+  constexpr int64_t ROW = 512;
+  alignas(64) float row[ROW];
+  for (int64_t start = first; start < end; start += ROW) {
+    const int64_t length = std::min(ROW, end - start);
+    make(row, start, length);
+    narrow(row, y + start, length);
+  }
+}
+
 template <class T>
 void gelu_of(const T* x, T* y, int64_t count, int threads) {
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
+    in_rows(y, first, end, [=](float* to, int64_t start, int64_t length) {
 #pragma omp simd
-    for (int64_t i = first; i < end; ++i) narrow(gelu(wide(x[i])), y[i]);
+      for (int64_t i = 0; i < length; ++i) to[i] = gelu(wide(x[start + i]), T{});
+    });
   });
 }
 
 template <class T>
 void gelu_grad(const T* dy, const T* x, T* dx, int64_t count, int threads) {
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
+    in_rows(dx, first, end, [=](float* to, int64_t start, int64_t length) {
 #pragma omp simd
-    for (int64_t i = first; i < end; ++i) narrow(wide(dy[i]) * gelu_slope(wide(x[i])), dx[i]);
+      for (int64_t i = 0; i < length; ++i) to[i] = wide(dy[start + i]) * gelu_slope(wide(x[start + i]), T{});
+    });
   });
 }
 
@@ -186,7 +207,8 @@ void logsumexp(const T* logits, float* totals, int64_t rows, int64_t columns, in
   });
 }
 
-// exp(logits - total) * scale for each row, plus `picked` at the row's index where that is valid.
+// exp(logits - total) * scale for each row, plus `picked` at the row's index where that is valid. The result may be
+// the logits' own memory.
 template <class T>
 void logsumexp_grad(const T* logits, const float* totals, const float* scales, const float* picked,
                     const int64_t* indices, T* result, int64_t rows, int64_t columns, int threads) {
@@ -195,10 +217,12 @@ void logsumexp_grad(const T* logits, const float* totals, const float* scales, c
       const T* row = logits + r * columns;
       T* out = result + r * columns;
       const float shift = totals[r] == -INFINITY ? 0.0f : totals[r], scale = scales[r];
+      const int64_t at = indices[r];
+      const bool is_valid = at >= 0 && at < columns;
+      const float own = is_valid ? decay(wide(row[at]) - shift, T{}) * scale + picked[r] : 0.0f;
 #pragma omp simd
       for (int64_t i = 0; i < columns; ++i) narrow(decay(wide(row[i]) - shift, T{}) * scale, out[i]);
-      const int64_t at = indices[r];
-      if (at >= 0 && at < columns) narrow(decay(wide(row[at]) - shift, T{}) * scale + picked[r], out[at]);
+      if (is_valid) narrow(own, out[at]);
     }
   });
 }
