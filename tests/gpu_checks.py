@@ -3,8 +3,9 @@
     python tests/gpu_checks.py                      # on the first GPU; exit code 2 where there is none
     python tests/gpu_checks.py --device cpu         # the script itself, on a processor
 
-Every op's kernels give what they give on the processor, float32 to rounding; rows survive the way to page-locked
-memory and back; training has the processor's losses, and the same bits whatever part of its state is on the device.
+Every op's kernels give what they give on the processor, float32 to rounding; attention that keeps no probabilities has
+the textbook's numbers, and the same bits every time; rows survive the way to page-locked memory and back; training has
+the processor's losses, and the same bits whatever part of its state is on the device.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from popxl_engine.interpreter import constant_tensor  # noqa: E402
 from popxl_engine.kernels.registry import kernel_for  # noqa: E402
 from popxl_engine.machine.device import Device, device_named  # noqa: E402
 from popxl_engine.machine.tier import HostStore  # noqa: E402
+from popxl_engine.rewrites.streamed_attention import streamed_attention, streamed_attention_grad  # noqa: E402
 
 from config import Config, override, preset  # noqa: E402
 from execution.host import run_steps  # noqa: E402
@@ -43,6 +45,9 @@ Check = tuple[str, Callable[[], None]]
 
 NEAR = {"rtol": 2e-4, "atol": 2e-5}
 """Between kernels of two devices, in float32."""
+
+STREAMED = {torch.float32: 1e-5, torch.bfloat16: 0.012, torch.float16: 0.002}
+"""Distance from exact results, as a part of them."""
 
 
 def op_checks(device: Device) -> Iterator[Check]:
@@ -83,6 +88,33 @@ def same_numbers(got: torch.Tensor, expected: torch.Tensor) -> None:
     if expected.dtype.is_floating_point and expected.itemsize == 1:
         got, expected = got.float(), expected.float()
     torch.testing.assert_close(got, expected, **NEAR if expected.dtype == torch.float32 else {}, equal_nan=True)
+
+
+def streams_attention(device: Device, dtype: torch.dtype, width: int) -> None:
+    """Causal attention and its gradients against autograd in float64; once more they have the same bits."""
+    random = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, 4, 600, 3, width, generator=random).to(dtype)  # heads lie within rows, as projections leave
+    query, key, value, dy = (t.permute(0, 2, 1, 3) for t in rows.permute(1, 0, 2, 3, 4).to(device.where))
+    scale = 0.7 / width**0.5
+
+    def run() -> list[torch.Tensor]:
+        y, logsumexp = streamed_attention(query, key.transpose(2, 3), value, scale)
+        operands = (dy, query.transpose(2, 3), key, value.transpose(2, 3), y, logsumexp)
+        d_query, d_key_t, d_value = streamed_attention_grad(*operands, scale)
+        return [y, d_query, d_key_t.transpose(2, 3), d_value]
+
+    exact = [t.detach().cpu().double().requires_grad_() for t in (query, key, value)]
+    hidden = torch.ones(600, 600, dtype=torch.bool).triu(1)
+    scores = (exact[0] @ exact[1].transpose(2, 3) * scale).masked_fill(hidden, float("-inf"))
+    y = torch.softmax(scores, -1) @ exact[2]
+    expected = [y.detach(), *torch.autograd.grad(y, exact, dy.cpu().double())]
+    found = run()
+    for one, other in zip(found, expected):
+        distance = float((one.cpu().double() - other).norm() / other.norm())
+        assert distance < STREAMED[dtype], f"distance {distance}; expected less than {STREAMED[dtype]}"
+    for _ in range(5):
+        for one, other in zip(run(), found):
+            assert torch.equal(one, other), "the bits of two runs differ"
 
 
 def rows_survive(device: Device) -> None:
@@ -141,13 +173,23 @@ def checks(name: str, device: Device) -> Iterator[Check]:
     """Everything that is checked."""
     yield "rows survive the way to the host's memory and back", lambda: rows_survive(device)
     yield from op_checks(device)
+    for dtype, width in ((torch.float32, 20), (torch.bfloat16, 80), (torch.float16, 128), (torch.bfloat16, 256)):
+        yield (
+            f"attention without probabilities in {dtype}, heads of {width}",
+            lambda dtype=dtype, width=width: streams_attention(device, dtype, width),
+        )
     sixteen = {"precision": "bfloat16", "stochastic_rounding": True}
+    streamed = {"dropout": 0.0, "heads": 3}
     yield "training in float32 has the processor's losses", lambda: same_losses(name)
     yield "training in bfloat16 has the processor's losses", lambda: same_losses(name, **sixteen)
     yield "training without recomputation has them, too", lambda: same_losses(name, recomputation=False)
+    yield "training without probabilities has them, too", lambda: same_losses(name, **streamed)
+    yield "training without probabilities in bfloat16 has them", lambda: same_losses(name, **streamed, **sixteen)
     yield "two replicas on one device have them, too", lambda: same_losses(name, data_parallel=2)
     yield "any part of the state on the device gives the same bits", lambda: same_bits(name)
     yield "the same in bfloat16, rounding stochastically", lambda: same_bits(name, **sixteen)
+    yield "the same without probabilities", lambda: same_bits(name, **streamed)
+    yield "the same without probabilities in bfloat16", lambda: same_bits(name, **streamed, **sixteen)
 
 
 def main() -> int:
