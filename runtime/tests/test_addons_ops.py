@@ -6,6 +6,7 @@ import numpy as np
 import popxl
 import pytest
 import torch
+import transformers
 from addons_programs import normal, run_program
 from popxl import ops
 from popxl.transforms.autodiff import autodiff
@@ -13,7 +14,6 @@ from popxl_addons.ops.cross_entropy_sharded_wr_loss import cross_entropy_sharded
 from popxl_addons.ops.linear_layout import linear_layout
 from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_constants, trig_tables
 from popxl_addons.ops.static_sparse_ops import dense_const_sparse_matmul, random_sparse
-from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb, create_sinusoidal_positions
 
 BATCH, SEQUENCE, HEADS, FEATURES = 2, 5, 3, 8
 
@@ -57,15 +57,17 @@ def test_rotary_embedding_turns_pairs_as_complex_numbers_and_its_gradient_turns_
     np.testing.assert_allclose(gradient, turned(dy, dim or FEATURES, -1), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [popxl.float32, popxl.float16])
 def test_rotary_embedding_is_that_of_hugging_faces_gpt_j(dtype):
     t = normal(BATCH, SEQUENCE, HEADS, FEATURES).astype(dtype.as_numpy())
-    reference = create_sinusoidal_positions(SEQUENCE, FEATURES)
+    gptj = transformers.models.gptj.modeling_gptj
+    reference = gptj.create_sinusoidal_positions(SEQUENCE, FEATURES)
     sin, cos = trig_tables(SEQUENCE, FEATURES)
     np.testing.assert_allclose(np.concatenate([sin, cos], 1), reference.numpy(), rtol=1e-6, atol=1e-7)
     assert sin.dtype == np.float32 and trig_tables(3, 4, np_dtype="float16")[1].dtype == np.float16
     tables = [part[None].to(torch.float32) for part in reference.split(FEATURES // 2, 1)]
-    expected = apply_rotary_pos_emb(torch.tensor(t, dtype=torch.float32), *tables)
+    expected = gptj.apply_rotary_pos_emb(torch.tensor(t, dtype=torch.float32), *tables)
     (result,) = run_program(
         lambda ir: [rotary_pos_embed(popxl.variable(t), *trig_table_constants(SEQUENCE, FEATURES, dtype=dtype))]
     )

@@ -7,6 +7,7 @@ from helpers import Program, build, make_case, run, same_bits
 from popxl.opdef import op_cost
 from samples import convolution, interpolation, pooling
 from samples.sample import Sample
+from test_ops import over
 from torch.utils.flop_counter import FlopCounterMode
 
 COUNTED = [s for s in convolution.SAMPLES if s.op in ("conv", "conv_transpose", "conv_weight_grad")]
@@ -44,7 +45,7 @@ OURS = [s for table in (convolution, pooling, interpolation) for s in table.SAMP
 NARROW = [s for s in OURS if s.dtype is popxl.float32 and s.in_16_bits]
 
 
-@pytest.mark.parametrize("sample", NARROW, ids=lambda s: s.op)
+@over(NARROW)
 def test_16_bit_results_are_those_of_float32_rounded_once(sample: Sample) -> None:
     narrow, wide = make_case(sample, popxl.bfloat16), make_case(sample)
     wide.tensors = [t.float() if t.is_floating_point() else t for t in narrow.tensors]
@@ -53,7 +54,7 @@ def test_16_bit_results_are_those_of_float32_rounded_once(sample: Sample) -> Non
     assert same_bits(result, rounded.to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("sample", OURS, ids=lambda s: s.op)
+@over(OURS)
 def test_results_are_in_memory_of_their_own(sample: Sample) -> None:
     program = build(make_case(sample))
     operands = program.case.tensors

@@ -4,25 +4,26 @@ import math
 
 import numpy as np
 import popxl
+import pytest
 import torch
+import transformers
 from addons_programs import run_program
 from popxl import ops
 from popxl_addons.ops.cross_entropy import cross_entropy
 from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_constants
-from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCABULARY, HIDDEN, FEED_FORWARD, LAYERS, HEADS, KV_HEADS, FEATURES = 50, 24, 40, 2, 4, 2, 6
 BATCH, SEQUENCE, EPSILON = 2, 7, 1e-6
 
 
-def hugging_face() -> LlamaForCausalLM:
+def hugging_face() -> "transformers.LlamaForCausalLM":
     """The model, every parameter random: fresh gains of one would hide that they are not multiplied."""
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=FEED_FORWARD, num_hidden_layers=LAYERS,
         num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=FEATURES, max_position_embeddings=SEQUENCE,
         rms_norm_eps=EPSILON, attn_implementation="eager",
     )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    model = transformers.LlamaForCausalLM(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -81,6 +82,7 @@ def llama(ids: popxl.Tensor, weights: dict) -> popxl.Tensor:
     return cross_entropy(logits, ids[:, 1:].flatten())
 
 
+@pytest.mark.slow
 def test_a_llama_decoder_has_hugging_faces_loss_and_gradients():
     model = hugging_face()
     ids = np.random.default_rng(0).integers(0, VOCABULARY, (BATCH, SEQUENCE)).astype(np.int32)

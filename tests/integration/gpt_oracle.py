@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+import transformers
 
 from config import Config, Model, preset
 from modelling.gpt import model_table
@@ -47,10 +47,10 @@ def random_batch(config: Config, seed: int = 1) -> "tuple[np.ndarray, np.ndarray
     return words, labels
 
 
-def hugging_face(model: Model, weights: "dict[str, np.ndarray]") -> GPT2LMHeadModel:
+def hugging_face(model: Model, weights: "dict[str, np.ndarray]") -> "transformers.GPT2LMHeadModel":
     """Hugging Face's model in float64, without dropout, with these weights."""
-    gpt = GPT2LMHeadModel(
-        GPT2Config(
+    gpt = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
             vocab_size=model.vocabulary_size,
             n_positions=model.positions,
             n_embd=model.hidden_size,

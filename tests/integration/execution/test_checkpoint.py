@@ -62,6 +62,7 @@ def test_a_restored_session_goes_on_bitwise(changes, tmp_path):
 NARROW = {"moment_precision": "bfloat16", "stochastic_rounding": True}
 
 
+@pytest.mark.slow
 def test_moments_in_bfloat16_go_on_in_float32_as_they_are(tmp_path, caplog):
     config = override(BASE, **NARROW)
     session = pretraining(config)

@@ -51,6 +51,7 @@ def test_losses_are_bitwise_those_of_the_run_in_memory(memory, case, tmp_path):
     assert list(tmp_path.iterdir()) == [], "files have no names"
 
 
+@pytest.mark.slow
 def test_rows_really_come_from_files_and_never_take_more_than_their_memory(tmp_path):
     config = with_files(TRAINED, tmp_path, ENOUGH)
     session = pretraining(config)

@@ -190,6 +190,7 @@ def test_the_sequence_of_rows_is_that_of_a_run(monkeypatch):
 # Time, and what the user sees
 
 
+@pytest.mark.slow
 def test_a_step_takes_the_time_of_what_bounds_it():
     config = configuration((2, 2, 1))
     flops = sum(phase.flops for phase in planned(config).program.phases)

@@ -98,6 +98,7 @@ def test_layers_are_spans_with_their_share_of_the_work():
         assert [s.work.times(3) for s in layers] == [whole.work] * 3
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_a_run_that_is_not_recorded():
     config = preset("tiny", **{**ALONE, "tensor_parallel_1": 2, "dropout": 0.1})
     session = pretraining(config)

@@ -85,6 +85,7 @@ def test_fifty_steps_equal_a_plain_pytorch_loop(changes):
     assert max(distance(weights[name], expected_weights[name]) for name in compared) < 1e-4
 
 
+@pytest.mark.slow
 def test_training_twice_gives_the_same_bits():
     config = override(TRAINED, steps=5, dropout=0.2, warmup_steps=0)
     (first, first_weights), (second, second_weights) = train(config), train(config)
@@ -93,7 +94,7 @@ def test_training_twice_gives_the_same_bits():
         np.testing.assert_array_equal(array, second_weights[name], err_msg=name)
 
 
-@pytest.mark.parametrize("recomputation", [True, False])
+@pytest.mark.parametrize("recomputation", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_dropout_changes_from_step_to_step_and_with_the_seed(recomputation):
     config = override(TRAINED, steps=2, dropout=0.2, warmup_steps=0, learning_rate=1e-12, minimum_learning_rate=0.0)
     config = override(config, recomputation=recomputation, weight_decay=0.0)
@@ -108,6 +109,7 @@ def test_dropout_changes_from_step_to_step_and_with_the_seed(recomputation):
     assert len({*losses[1], *losses[2]}) == 4
 
 
+@pytest.mark.slow
 def test_dropout_in_recomputation_drops_what_the_forward_pass_dropped():
     config = override(TRAINED, steps=3, dropout=0.3, warmup_steps=0)
     kept, kept_weights = train(override(config, recomputation=False))
@@ -128,6 +130,7 @@ def test_sixteen_bit_training_tracks_float32(precision):
     assert differences.max() < 0.1
 
 
+@pytest.mark.slow
 def test_remote_memory_on_files_gives_the_same_bits(tmp_path):
     config = override(TRAINED, steps=5, warmup_steps=0)
     (expected, expected_weights), (results, weights) = train(config), train(override(config, memmap_dir=str(tmp_path)))
