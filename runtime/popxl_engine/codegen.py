@@ -11,8 +11,9 @@ from popxl.replica_grouping import ReplicaGrouping
 from popxl_engine.blocks import Block, Instr, Value, values_in
 from popxl_engine.kernels.collectives import pairing
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
-from popxl_engine.kernels.registry import kernel_for
+from popxl_engine.kernels.registry import OVERWRITES, kernel_for
 from popxl_engine.kernels.remote import remote_give
+from popxl_engine.machine.memory import unshared
 from popxl_engine.machine.place import enter
 from popxl_engine.stochastic import NARROW, TRANSFERS, rounded
 from popxl_engine.support import Meeting, clone, copied, to_host, uploader, viewed
@@ -339,6 +340,10 @@ class BlockWriter:
         if definition.name == "remote_store" and arguments[-1] in self.dying:
             yield from self._give(arguments)
             return
+        over = self._overwritten(instr)
+        if over in arguments:
+            yield from self._lend(over)
+            arguments = [*("held[0]" if a == over else a for a in arguments), "into=into"]
         call = f"{kernel}({', '.join([*first, *arguments])})"
         if self.generator.rounds and writes_narrow(instr):
             call = f"with {self._rounded(instr)}: {call}"
@@ -376,6 +381,21 @@ class BlockWriter:
         return [self._argument(a, h) for a, h in zip(args, host)] + [
             f"{k}={self._argument(v, False)}" for k, v in kwargs.items()
         ]
+
+    def _overwritten(self, instr: Instr) -> str:
+        """The name in the source of the operand in whose place the result may be, if nothing needs it any more."""
+        assert instr.definition is not None
+        operand = OVERWRITES.get(kernel_for(instr.definition, self.generator.device.type))
+        if operand is None:
+            return ""
+        name, names = self.python[instr.arguments[operand]], [self.python[v] for v in instr.inputs()]
+        return name if name in self.dying and names.count(name) == 1 else ""
+
+    def _lend(self, name: str) -> Iterator[str]:
+        """Before a call that is the last to need an operand: its memory is the result's, if nobody else has it."""
+        self.dying = ["held", "into", *(n for n in self.dying if n != name)]
+        yield f"held = [{name}]; del {name}"
+        yield f"into = {self.source.bind('unshared', unshared)}(held)"
 
     def _give(self, arguments: List[str]) -> Iterator[str]:
         """A store of what nobody needs after it: its memory may become the row's."""

@@ -1,6 +1,7 @@
 """The compiled kernels: the plain ones' numbers, and the same bits for any threads and place."""
 
 import importlib
+import inspect
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from popxl.generator import draws as host_draws
 from popxl_engine import native
 from popxl_engine.kernels import generator
-from popxl_engine.kernels.registry import ALTERNATES, KERNELS
+from popxl_engine.kernels.registry import ALTERNATES, KERNELS, OVERWRITES
 from popxl_engine.kernels.rounding import Noise, Updates, round_to
 from popxl_engine.rewrites.accumulate import accumulate_product_
 from popxl_engine.rewrites.adam import adamw_
@@ -83,6 +84,17 @@ def test_a_compiled_kernel_gives_the_plain_kernels_numbers(name: str, dtype: tor
         found, expected = NATIVE[name](*copies), in_double(KERNELS[name], call)
         tolerance = {"rtol": 1e-2, "atol": 1e-3} if dtype == torch.bfloat16 else {"rtol": 2e-6, "atol": 1e-6}
         torch.testing.assert_close(found, expected, **tolerance, equal_nan=True, check_dtype=False)
+
+
+@needs_compiler
+@both_types
+@pytest.mark.parametrize("name", sorted(name for name, kernel in NATIVE.items() if kernel in OVERWRITES))
+def test_a_result_in_the_place_of_an_operand_has_the_bits_of_one_apart(name: str, dtype: torch.dtype) -> None:
+    place = list(inspect.signature(NATIVE[name]).parameters).index(OVERWRITES[NATIVE[name]])
+    for call in operands(dtype)[name]:
+        given = clones(call)
+        result = NATIVE[name](*given, into=given[place])
+        assert result is given[place] and same(result, NATIVE[name](*call))
 
 
 @needs_compiler

@@ -18,7 +18,7 @@ from popxl.opdef import OPS, call_arguments, map_tensors, op_cost
 from popxl.testing import get_all_int_dtypes
 from popxl.transforms.autodiff import autodiff
 from popxl_engine.kernels.dtypes import torch_dtype
-from popxl_engine.kernels.registry import KERNELS, kernel_for
+from popxl_engine.kernels.registry import KERNELS, OVERWRITES, kernel_for
 from quick import cases, firsts
 from samples.sample import Refusal, Sample
 from tolerance import FINITE_DIFFERENCES, assert_close
@@ -293,6 +293,8 @@ def test_every_op_has_a_kernel_with_its_parameters(name: str) -> None:
     if definition.effects & {"host", "remote"}:
         assert parameters[0] == "replica"
         parameters = parameters[1:]
+    if kernel in OVERWRITES:
+        assert parameters.pop() == "into"
     assert parameters == list(definition.signature.parameters)
 
 

@@ -1,6 +1,6 @@
 """Ops that `popxl_engine.native` computes on CPUs in one pass over memory; plain kernels do what it does not take."""
 
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 
@@ -60,19 +60,20 @@ def logsumexp_and_pick(logits: torch.Tensor, indices: torch.Tensor) -> Tuple[tor
     return total, pick(logits, indices)
 
 
-@kernel("logsumexp_and_pick_grad", device="cpu")
+@kernel("logsumexp_and_pick_grad", device="cpu", over="logits")
 def logsumexp_and_pick_grad(
     d_logsumexp: torch.Tensor,
     d_picked: torch.Tensor,
     logsumexp: torch.Tensor,
     logits: torch.Tensor,
     indices: torch.Tensor,
+    into: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """exp(logits - logsumexp) * d_logsumexp, plus d_picked at the index."""
     numbers = (d_logsumexp, d_picked, logsumexp)
     if not native.takes(logits) or not logits.numel() or any(t.dtype != torch.float32 for t in numbers):
         return KERNELS["logsumexp_and_pick_grad"](d_logsumexp, d_picked, logsumexp, logits, indices)
-    result = torch.empty_like(logits)
+    result = torch.empty_like(logits) if into is None else into
     scales, picked, totals = (t.contiguous() for t in numbers)
     wide = indices.to(torch.int64).contiguous()
     native.call("logsumexp_grad", (logits.dtype,), logits, totals, scales, picked, wide, result, *_rows(logits))

@@ -16,7 +16,11 @@ ALTERNATES: Dict[str, Dict[str, Kernel]] = {}
 """device type -> op name -> faster kernel."""
 
 
-def kernel(name: str, device: Optional[str] = None) -> Callable[[Kernel], Kernel]:
+OVERWRITES: Dict[Kernel, str] = {}
+"""Kernels that may write their result over an operand: its name."""
+
+
+def kernel(name: str, device: Optional[str] = None, over: Optional[str] = None) -> Callable[[Kernel], Kernel]:
     """Register the kernel of op ``name``, or with ``device`` a faster alternate for that device type.
 
     A kernel takes the op's parameters, tensors as torch tensors, and returns one tensor, a list or tuple of them, or
@@ -26,6 +30,9 @@ def kernel(name: str, device: Optional[str] = None) -> Callable[[Kernel], Kernel
     - an op with host or remote effects gets ``replica``, the machine's handle, as first parameter;
     - a collective gets, for each tensor parameter, the list of that operand on every member of the group, in group
       order, and returns the list of every member's result.
+
+    An alternate that has ``over``, the name of an operand, gets that operand once more as ``into`` where it alone has
+    its memory and nothing needs it any more: the result may be written there. Otherwise ``into`` is None.
     """
 
     def register(fn: Kernel) -> Kernel:
@@ -33,6 +40,8 @@ def kernel(name: str, device: Optional[str] = None) -> Callable[[Kernel], Kernel
         if name in table:
             raise ValueError(f"kernel: got a second kernel for {name!r}; expected one per op and device.")
         table[name] = fn
+        if over is not None:
+            OVERWRITES[fn] = over
         return fn
 
     return register

@@ -1,7 +1,7 @@
 """Remote memory of one replica: buffers of equal rows beside the device, in RAM or in memory-mapped files."""
 
 import sys
-from typing import Dict, List, Sequence, Set
+from typing import Dict, List, Optional, Sequence, Set
 
 import torch
 
@@ -103,6 +103,11 @@ def copy_apart(row: torch.Tensor, t: torch.Tensor) -> None:
 def is_one_zero(t: torch.Tensor) -> bool:
     """Whether a tensor is one zero, without a sign, seen everywhere."""
     return t.numel() > 1 and not any(t.stride()) and not t[(0,) * t.dim()].reshape(1).view(torch.uint8).any()
+
+
+def unshared(held: List[torch.Tensor]) -> Optional[torch.Tensor]:
+    """The tensor in a list, if that is alone, so that its memory may be used for something else."""
+    return held[0] if is_alone(held) else None
 
 
 def is_alone(held: List[torch.Tensor]) -> bool:
