@@ -58,6 +58,7 @@ def differences(
     return [f"run {i}: {n}" for i, n, a, b in pairs if not np.array_equal(a, b, equal_nan=True)]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs(KINDS))
 def test_engine_equals_interpreter_bit_for_bit(program: Any) -> None:

@@ -240,7 +240,11 @@ def training(
 @pytest.mark.parametrize("dtype", [popxl.float32, popxl.bfloat16], ids=lambda d: d.name)
 @pytest.mark.parametrize("recomputing", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("is_loop", [False, True], ids=["in a row", "in a loop"])
-@pytest.mark.parametrize("shape, heads", [((2, 6, 16), 2), ((1, 33, 8), 1), ((3, 16, 96), 4)], ids=str)
+@pytest.mark.parametrize(
+    "shape, heads",
+    [((2, 6, 16), 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in (((1, 33, 8), 1), ((3, 16, 96), 4)))],
+    ids=str,
+)
 def test_programs_have_the_interpreters_numbers(
     shape: Tuple[int, ...], heads: int, is_loop: bool, recomputing: bool, dtype: popxl.dtype
 ) -> None:

@@ -74,6 +74,7 @@ def test_replicas_share_the_memory_of_their_process(tmp_path):
     assert results == expected
 
 
+@pytest.mark.slow
 def test_memory_for_less_than_one_layer_is_refused_with_the_number_that_suffices(tmp_path):
     with pytest.raises(UserError, match="got 50000 bytes .* expected at least .* in phase") as refused:
         with remote_memory_errors_are_user_errors():
