@@ -12,7 +12,6 @@ from popxl_engine.blocks import Block, Instr, Value, values_in
 from popxl_engine.kernels.collectives import pairing
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 from popxl_engine.kernels.registry import OVERWRITES, kernel_for
-from popxl_engine.kernels.remote import remote_give
 from popxl_engine.machine.memory import unshared
 from popxl_engine.machine.place import enter
 from popxl_engine.stochastic import NARROW, TRANSFERS, rounded
@@ -333,13 +332,11 @@ class BlockWriter:
         if "collective" in definition.effects:
             yield from self._collective(instr, kernel)
             return
-        first = ["r"] if definition.effects & {"host", "remote"} else []
-        arguments = self._arguments(instr)
-        if definition.name.startswith("remote_"):
-            arguments = self._remote_arguments(instr)
-        if definition.name == "remote_store" and arguments[-1] in self.dying:
-            yield from self._give(arguments)
+        if definition.name in ("remote_load", "remote_store"):
+            yield self._transfer(instr)
             return
+        first = ["r"] if definition.effects & {"host", "remote"} else []
+        arguments = self._arguments(instr) if "remote" not in definition.effects else self._remote_arguments(instr)
         over = self._overwritten(instr)
         if over in arguments:
             yield from self._lend(over)
@@ -397,12 +394,17 @@ class BlockWriter:
         yield f"held = [{name}]; del {name}"
         yield f"into = {self.source.bind('unshared', unshared)}(held)"
 
-    def _give(self, arguments: List[str]) -> Iterator[str]:
-        """A store of what nobody needs after it: its memory may become the row's."""
-        *place, value = arguments
+    def _transfer(self, instr: Instr) -> str:
+        """A load of a row, or a store; of what nobody needs after it, so that its memory may become the row's."""
+        buffer, offset, *rest = self._remote_arguments(instr)
+        place = f"{buffer}, int({offset})"
+        if instr.outputs:
+            return f"{self.python[instr.outputs[0]]} = {self._finished(instr, f'r.remote_load({place})')}"
+        value = rest[0]
+        if value not in self.dying:
+            return f"r.remote_store({place}, [{value}])"
         self.dying = [n for n in self.dying if n != value]
-        yield f"held = [{value}]; del {value}"
-        yield f"{self.source.bind('give', remote_give)}(r, {', '.join(place)}, held)"
+        return f"held = [{value}]; del {value}; r.remote_store({place}, held)"
 
     def _finished(self, instr: Instr, call: str) -> str:
         if instr.own:

@@ -46,7 +46,7 @@ def test_counters_offsets_and_seeds_are_computed_on_the_host() -> None:
     text = source(prepare(build))
     assert re.search(r"host_add\w*\(", text) and re.search(r"host_split_random_seed\w*\(", text)
     assert not re.search(r"k_(add|split_random_seed)\w*\(", text)
-    loads = [line for line in text.splitlines() if "k_remote_" in line]
+    loads = [line for line in text.splitlines() if "r.remote_" in line]
     assert loads and not any("to_device" in line for line in loads)
     both(build)
 

@@ -12,6 +12,7 @@ from popxl_engine import residency
 from popxl_engine.engine import Engine
 from popxl_engine.machine.lifetimes import ALL_RULES, Lifetimes
 from popxl_engine.machine.memory import Rows
+from popxl_engine.machine.replica import Replica
 from random_programs import Built, build
 from test_engine import corpus
 
@@ -186,9 +187,12 @@ def test_a_run_in_another_order_is_noticed() -> None:
     with ir.main_graph:
         buffer = popxl.remote_buffer((1,), popxl.float32, 2)
     lifetimes = Lifetimes([((buffer, 0), True), ((buffer, 1), True), ((buffer, 0), False)], frozenset())
-    assert [lifetimes.is_over((buffer, row), time) for time, row in enumerate([0, 1, 0])] == [False, True, True]
-    with pytest.raises(AssertionError, match="in the order that was found before"):
-        lifetimes.is_over((buffer, 1), 0)
+    assert lifetimes.over_after == {2: (buffer, 1), 3: (buffer, 0)}
+    replica = Replica(0, {buffer: Rows((1,), torch.float32, 2)})
+    with replica.forgetting(lifetimes):
+        replica.remote_load(buffer, 0)
+        with pytest.raises(AssertionError, match="in the order that was found before"):
+            replica.remote_load(buffer, 0)
 
 
 def test_a_row_that_is_given_up_is_zeros_and_leaves_what_was_borrowed_as_it_is() -> None:

@@ -103,7 +103,7 @@ def test_gelu_far_from_zero_is_zero_or_its_operand_and_its_slope_zero_or_one(dty
     far = torch.tensor([10.0, 11.0, 1e4, 1e13, 1e20, 3e38, float("inf")]).to(dtype)
     ones = torch.ones_like(far)
     assert torch.equal(NATIVE["gelu_grad"](ones, far), ones)
-    assert NATIVE["gelu_grad"](ones, -far).abs().max() < 1e-35
+    assert NATIVE["gelu_grad"](ones, -far).abs().max() < 1e-34  # that of -9.9 or -10
     assert torch.equal(NATIVE["gelu"](far), far)
     assert NATIVE["gelu"](-far[1:-1]).abs().max() == 0
 

@@ -1,6 +1,6 @@
 """Transfers to and from remote memory: the replica's handle does them. Offsets are host scalars."""
 
-from typing import Any, List, Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 
@@ -25,8 +25,3 @@ def remote_load_(replica: Any, remote_buffer: Any, offset: Union[int, torch.Tens
 def remote_store(replica: Any, remote_buffer: Any, offset: Union[int, torch.Tensor], t: torch.Tensor) -> None:
     """The slot becomes t."""
     replica.remote_store(remote_buffer, int(offset), [t])
-
-
-def remote_give(replica: Any, remote_buffer: Any, offset: Union[int, torch.Tensor], held: List[torch.Tensor]) -> None:
-    """The slot becomes the tensor that this list has, which the program needs no more, without a copy if possible."""
-    replica.remote_store(remote_buffer, int(offset), held)

@@ -32,24 +32,21 @@ class Lifetimes:
         readable: AbstractSet[RowId],
         rules: FrozenSet[str] = ALL_RULES,
     ):
-        self._numbers: Dict[RowId, int] = {}
-        numbered = [(self._numbers.setdefault(row, len(self._numbers)), stores) for row, stores in events]
-        course = Course(numbered, [0] * len(self._numbers))
+        numbers: Dict[RowId, int] = {}
+        numbered = [(numbers.setdefault(row, len(numbers)), stores) for row, stores in events]
+        course = Course(numbered, [0] * len(numbers))
         self.over_before = [
-            row
-            for row, number in self._numbers.items()
-            if course.begins_with_store(number) or "written_first" not in rules
+            row for row, number in numbers.items() if course.begins_with_store(number) or "written_first" not in rules
         ]
         """Rows whose contents are over when a run begins."""
-        passing = {self._numbers[row] for row in self.over_before if row not in readable or "readable" not in rules}
+        passing = {numbers[row] for row in self.over_before if row not in readable or "readable" not in rules}
 
         def is_replaced(number: int, time: int) -> bool:
             return course.at(int(course.next_use(number, time + 1)))[1] or "replaced" not in rules
 
-        self._events = [(n, n in passing and is_replaced(n, time)) for time, (n, _) in enumerate(numbered)]
-
-    def is_over(self, row: RowId, time: int) -> bool:
-        """Whether a row's contents are over after an event of a run, which takes that row."""
-        number, is_over = self._events[time]
-        assert self._numbers.get(row) == number, "a run takes rows in the order that was found before"
-        return is_over
+        self.over_after = {
+            time + 1: row
+            for time, (row, _) in enumerate(events)
+            if numbers[row] in passing and is_replaced(numbers[row], time)
+        }
+        """Rows whose contents are over after so many events of a run, the last of which takes that row."""

@@ -48,7 +48,8 @@ class Rows:
 
     def load(self, index: int) -> torch.Tensor:
         """The row itself; whoever needs it unchanged copies. IndexError outside the buffer."""
-        return self.row(index)
+        found = self._rows.get(index)
+        return self.row(index) if found is None else found
 
     def store(self, index: int, t: torch.Tensor) -> None:
         """Write a row. Storing a row into itself is free, and so are zeros at first. IndexError outside the buffer."""

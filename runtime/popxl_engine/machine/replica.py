@@ -12,7 +12,7 @@ from popxl.utils import is_uniform
 from popxl.values import Tensor
 
 from popxl_engine.kernels.dtypes import from_numpy
-from popxl_engine.machine.lifetimes import Lifetimes
+from popxl_engine.machine.lifetimes import Lifetimes, RowId
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.tier import MovingRows
 
@@ -51,9 +51,9 @@ class Replica:
         self._inputs: Arrays = {}
         self._outputs: Arrays = {}
         self._position: Dict[Stream, int] = {}
-        self._lifetimes: Optional[Lifetimes] = None
+        self._over_after: Mapping[int, RowId] = {}
         self._uses = 0
-        """Loads and stores of rows in this run so far, where lifetimes are known."""
+        """Loads and stores of rows in this run so far."""
 
     def begin(self, inputs: Arrays, outputs: Arrays, place: int = 0) -> None:
         """Start a run: each stream's array is ``[transfers, *shape]`` for this replica; ``place`` numbers the run."""
@@ -82,11 +82,13 @@ class Replica:
 
     def remote_load(self, buffer: RemoteBuffer, offset: int) -> torch.Tensor:
         """Row ``offset`` itself; whoever needs it unchanged copies."""
-        rows = self.rows[buffer]
-        self.traffic.loads += 1
-        self.traffic.loaded += rows.row_bytes
+        rows, traffic = self.rows[buffer], self.traffic
+        traffic.loads += 1
+        traffic.loaded += rows.row_bytes
         row = rows.load(offset)
-        self._used(buffer, offset)
+        self._uses += 1
+        if self._uses in self._over_after:
+            self._forget(buffer, offset)
         return row
 
     def remote_store(self, buffer: RemoteBuffer, offset: int, held: List[torch.Tensor]) -> None:
@@ -94,28 +96,34 @@ class Replica:
 
         Storing a row into itself is free, and so is a tensor that only the list has: its memory becomes the row's.
         """
-        rows = self.rows[buffer]
-        self.traffic.stores += 1
-        self.traffic.stored += rows.row_bytes
+        rows, traffic = self.rows[buffer], self.traffic
+        traffic.stores += 1
+        traffic.stored += rows.row_bytes
         rows.give(offset, held)
-        self._used(buffer, offset)
+        self._uses += 1
+        if self._uses in self._over_after:
+            self._forget(buffer, offset)
 
     @contextmanager
     def forgetting(self, lifetimes: Optional[Lifetimes]) -> Iterator[None]:
         """Around a run: rows that do not move give up their memory when their contents are over."""
-        for row in lifetimes.over_before if lifetimes is not None else ():
+        self._uses = 0
+        if lifetimes is None:
+            yield
+            return
+        for row in lifetimes.over_before:
             self._give_up(*row)
-        self._lifetimes, self._uses = lifetimes, 0
+        self._over_after = lifetimes.over_after
         try:
             yield
         finally:
-            self._lifetimes = None
+            self._over_after = {}
 
-    def _used(self, buffer: RemoteBuffer, offset: int) -> None:
-        if self._lifetimes is not None:
-            if self._lifetimes.is_over((buffer, offset), self._uses):
-                self._give_up(buffer, offset)
-            self._uses += 1
+    def _forget(self, buffer: RemoteBuffer, offset: int) -> None:
+        """Give up the row that was used just now."""
+        row = self._over_after[self._uses]
+        assert row == (buffer, offset), "a run takes rows in the order that was found before"
+        self._give_up(buffer, offset)
 
     def _give_up(self, buffer: RemoteBuffer, offset: int) -> None:
         rows = self.rows[buffer]
