@@ -21,6 +21,8 @@ ALIGNMENT = 16
 """Bytes that a GPU's kernels read at once: a head is a multiple of them, and every row begins on such a boundary."""
 WIDEST = 192
 """Size of a head up to which every GPU with the flash kernels has their gradient."""
+MULTIPROCESSORS = 132
+"""Of the largest GPUs in use, H100 and H200."""
 HIDDEN = -9e3
 """What is added to the score of a key that a query must not see, at most: its exponential is 0."""
 
@@ -70,18 +72,31 @@ def streamed_attention_grad(
 
 
 def _gradient_on_gpu(operands: Tuple[torch.Tensor, ...], logsumexp: torch.Tensor, scale: float) -> Any:
-    query, sequence = operands[1], operands[1].shape[2]
-    draws = [query.new_empty(shape, dtype=torch.uint64) for shape in ((2,), ())]  # of dropout: there is none
+    dy, query, key, value, y = operands
+    sequence, is_flash = query.shape[2], _takes_flash(query)
+    sums = _sums_of_flash(query) if is_flash and query.is_meta else None
     with _one_order():
-        if _takes_flash(query):
-            lengths = (None, None, sequence, sequence)
-            return aten._scaled_dot_product_flash_attention_backward(
-                *operands, logsumexp, *lengths, 0.0, True, *draws, scale=scale
+        if is_flash:
+            draws = query.new_empty(2, dtype=torch.uint64), query.new_empty((), dtype=torch.uint64)  # dropout's: none
+            found = aten._scaled_dot_product_flash_attention_backward(
+                *(*operands, logsumexp, None, None, sequence, sequence, 0.0, True, *draws), scale=scale
             )
-        dy, query, key, value, y = operands
-        return aten._scaled_dot_product_efficient_attention_backward(
-            *(dy, query, key, value, None, y, logsumexp, *draws, 0.0, [True, True, True, False], True), scale=scale
-        )
+        else:
+            draws = query.new_empty((), dtype=torch.int64), query.new_empty((), dtype=torch.int64)
+            found = aten._scaled_dot_product_efficient_attention_backward(
+                *(dy, query, key, value, None, y, logsumexp, *draws, 0.0, [True, True, True, False], True), scale=scale
+            )
+    del sums
+    return found
+
+
+def _sums_of_flash(query: torch.Tensor) -> torch.Tensor:
+    """What the flash kernel takes beside its results to add in one order, which a rehearsal would not see.
+
+    A part for each of the GPU's multiprocessors, as far as heads leave some without work.
+    """
+    parts = -(-MULTIPROCESSORS // (query.shape[0] * query.shape[1]))
+    return query.new_empty((parts, *query.shape), dtype=torch.float32)
 
 
 def _takes_flash(query: torch.Tensor) -> bool:
