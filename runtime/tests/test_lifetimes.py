@@ -53,7 +53,10 @@ def with_rules(monkeypatch: Any, rules: FrozenSet[str], readable: bool) -> None:
     monkeypatch.setattr(residency, "Lifetimes", lifetimes)
 
 
-@pytest.mark.parametrize("readable, replicas", [(True, 1), (False, 1), (False, 2)])
+@pytest.mark.parametrize(
+    "readable, replicas",
+    [pytest.param(True, 1, marks=pytest.mark.slow), pytest.param(False, 1, marks=pytest.mark.slow), (False, 2)],
+)
 def test_rows_that_give_up_their_memory_change_no_number(readable: bool, replicas: int, monkeypatch: Any) -> None:
     with_rules(monkeypatch, ALL_RULES, readable)
     given_up: List[int] = []
@@ -145,6 +148,26 @@ def test_what_the_host_may_read_lasts_until_the_next_run_begins(monkeypatch: Any
     program.run(2.0)
     row = 4 * int(np.prod(SHAPE))
     assert held == [0] * LAYERS + [n * row for n in range(LAYERS)]
+
+
+def test_a_run_after_one_that_failed_starts_afresh(monkeypatch: Any) -> None:
+    program = Layered()
+    program.run(1.0)
+    original = Rows.give
+
+    def failing(self: Rows, index: int, tensors: Any) -> None:
+        if self is program.rows[program.results] and index == 2:
+            raise RuntimeError("no more")
+        original(self, index, tensors)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Rows, "give", failing)
+        with pytest.raises(RuntimeError, match="no more"):
+            program.run(2.0)
+    found = [program.engine.read(v)[0, 0] for v in program.variables]
+    assert found == [0, 0, 0, *program.expected(2.0)[3:]], "what the failed run has not written is zeros"
+    program.run(3.0)
+    assert [program.engine.read(v)[0, 0] for v in program.variables] == program.expected(3.0)
 
 
 def test_rows_whose_numbers_are_not_known_before_keep_their_memory() -> None:

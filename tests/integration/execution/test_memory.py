@@ -10,12 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from popxl_addons import TaskSession
+from popxl_engine.machine.replica import Replica
 from quick import cases
 
 from config import override, preset
+from execution.host import run_steps
 from execution.memory import state_bytes
+from execution.variables import gradient_variables
 from tests.integration.execution import memory_program
 from tests.integration.execution.memory_program import stepped
+from tests.integration.execution.plan_cases import step_arrays
 
 ROOT = Path(__file__).parents[3]
 TOLERANCE = 0.03
@@ -67,12 +71,36 @@ def test_every_replica_holds_its_share_of_the_live_buffers(grid):
         assert held == pytest.approx(share, rel=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_moments_in_bfloat16_take_half_of_what_they_take_in_float32():
     config = preset("tiny", hidden_size=128, data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
     narrow = override(config, moment_precision="bfloat16", stochastic_rounding=True)
     (wide_bytes,), (narrow_bytes,) = held_bytes(stepped(config)), held_bytes(stepped(narrow))
     assert wide_bytes - narrow_bytes == 2 * 2 * config.model.parameters
     assert state_bytes(config) - state_bytes(narrow) == wide_bytes - narrow_bytes
+
+
+def test_gradients_of_one_step_and_activations_of_the_next_are_never_there_together(monkeypatch):
+    config = preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1, layers=8, recomputation=False)
+    session = stepped(config)
+    (replica,) = session._engine.machine.replicas
+    rows_of_gradients = {v.location_info.buffer for v in gradient_variables(session.ir).values()}
+    state = {v.location_info.buffer for v in session.state.to_dict().values() if v.location_info} - rows_of_gradients
+    whole, gradients, kept = (
+        sum(replica.rows[b].nbytes for b in buffers) for buffers in (replica.rows, rows_of_gradients, state)
+    )
+    activations = whole - gradients - kept
+    held, store = [], Replica.remote_store
+
+    def counting(*arguments):
+        store(*arguments)
+        held.extend(held_bytes(session))
+
+    monkeypatch.setattr(Replica, "remote_store", counting)
+    with session:
+        run_steps(session, config, *step_arrays(config))
+    assert min(gradients, activations) > 0.15 * whole
+    assert max(held) <= kept + max(gradients, activations)
 
 
 def test_without_sharding_every_replica_holds_all_that_it_shares():
