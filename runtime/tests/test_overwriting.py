@@ -64,11 +64,13 @@ def programs(size: int, more: Sequence[str] = ()) -> Iterator[Any]:
         yield steps(20), [steps(8) for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_random_programs_have_the_same_numbers() -> None:
     assert not any(differences(*program) for program in programs(25))
     assert len(overwritten) > 50
 
 
+@pytest.mark.slow
 def test_random_programs_have_the_same_numbers_on_four_replicas() -> None:
     assert not any(differences(*program, replicas=4) for program in programs(8, ("all_reduce", "all_gather")))
     assert len(overwritten) > 20

@@ -115,6 +115,7 @@ def test_children_of_a_seed_differ_from_each_other_and_from_their_parent():
         assert len(children) == 2000 and words not in children
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_splits_does_not_repeat():
     # With a random function instead of a permutation a cycle is expected within some 80 000 steps.
     seed, seen = seed_of(9, 0), set()

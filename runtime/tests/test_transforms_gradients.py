@@ -45,6 +45,7 @@ def check(program: Program, flag: bool = True, last: int = 3) -> None:
         torch.testing.assert_close(result, reference, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(PROGRAMS, st.booleans())
 def test_random_programs_have_the_gradients_that_torch_gives(program: Program, flag: bool) -> None:

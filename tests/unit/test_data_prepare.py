@@ -374,6 +374,7 @@ def test_mistakes_end_with_code_two_one_message_and_no_change(tmp_path, monkeypa
     assert snapshot(tmp_path) == before and not list(tmp_path.glob("**/.*.partial-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["text", "none.txt"], ["text", "--worker", "1", "."], ["check", SCRIPT]])
 def test_mistakes_in_a_real_process_show_no_traceback(tmp_path, arguments):
     start = time.monotonic()

@@ -167,6 +167,7 @@ def test_batches_are_inputs_and_the_next_tokens():
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 12), max_size=12), st.integers(0, 3))
 def test_prefetching_never_changes_a_batch(steps, prefetch):

@@ -51,8 +51,9 @@ def without_a_limit(replicas):
     return *train(config), smallest_memory(config)
 
 
-@pytest.mark.parametrize("replicas", cases([1, 2], lambda replicas: replicas == 1, ["one replica", "two replicas"]))
-@pytest.mark.parametrize("share", cases([1, 1.3, None], lambda share: share == 1, ["least", "more", "all"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2], ids=["one replica", "two replicas"])
+@pytest.mark.parametrize("share", [1, 1.3, None], ids=["least", "more", "all"])
 def test_losses_are_bitwise_the_same_with_any_device_memory(share, replicas):
     expected, expected_weights, least = without_a_limit(replicas)
     memory = int(share * least) if share else 2**30

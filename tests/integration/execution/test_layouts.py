@@ -47,7 +47,8 @@ def test_loss_and_gradients_are_those_of_one_replica(grid, alone):
     check_same(gradients_of(laid_out(SMALL, grid)), alone)
 
 
-@pytest.mark.parametrize("grid", [(1, 2, 2), pytest.param((2, 4, 1), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", [(1, 2, 2), (2, 4, 1)], ids=str)
 def test_a_padded_vocabulary_changes_nothing(grid):
     whole = override(SMALL, vocabulary_size=50257, layers=1, global_batch_size=2)
     assert whole.model.vocabulary_size % grid[1]
@@ -122,6 +123,7 @@ def test_replicated_tensor_sharding_changes_clipped_steps_by_rounding_of_the_nor
     np.testing.assert_allclose(*norms, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_padded_shards_change_no_bit():
     check_bitwise(laid_out(override(TRAINED, **SIZES), (3, 1, 1), steps=3, max_norm=0.0), SHARDED, WHOLE)
 
@@ -144,12 +146,13 @@ def test_recomputation_changes_no_bit(grid):
 # The small preset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "grid, heads",
     [
         pytest.param((2, 2, 2), 4, id="8 replicas"),
-        pytest.param((4, 4, 4), 4, marks=pytest.mark.slow, id="64 replicas"),
-        pytest.param((4, 8, 8), 8, marks=pytest.mark.slow, id="256 replicas"),
+        pytest.param((4, 4, 4), 4, id="64 replicas"),
+        pytest.param((4, 8, 8), 8, id="256 replicas"),
     ],
 )
 def test_the_smallest_preset_trains_in_one_process(grid, heads):

@@ -147,6 +147,7 @@ def test_speeds_that_are_not_given_are_measured_in_the_precision_of_the_model():
     assert "FLOP/s (measured here), remote memory 2.00 GB/s\n" in profile_text(found)
 
 
+@pytest.mark.slow
 def test_one_run_is_recorded_and_files_are_left(tmp_path, capsys):
     config = preset("tiny", **{**ALONE, "tensor_parallel_1": 2})
     profiler = StepProfiler(config, PlanOptions(profile=True, profile_folder=str(tmp_path / "new"), **SPEEDS))
