@@ -9,9 +9,11 @@ from popxl.extensions import device_needs
 from popxl_engine import rewrites
 from popxl_engine.engine import Engine
 from popxl_engine.optimise import optimise
+from quick import cases
 
 from config import override
 from execution.pretraining import training_program
+from tests.integration.execution.plan_cases import planned
 from tests.integration.gpt_oracle import distance, small
 from tests.integration.runs import gradients_of, worst_distance
 
@@ -58,7 +60,7 @@ def with_and_without(config, on_a_processor):
     return kept, streamed
 
 
-@pytest.mark.parametrize("changes", [{}, {"widening": 2}, {"tensor_parallel_1": 3}], ids=str)
+@pytest.mark.parametrize("changes", cases([{}, {"widening": 2}, {"tensor_parallel_1": 3}], lambda changes: not changes))
 def test_loss_and_gradients_are_those_of_a_step_that_keeps_probabilities(changes, on_a_processor):
     (loss, gradients, norm), (other_loss, others, other_norm) = with_and_without(
         override(CONFIG, **changes), on_a_processor
@@ -68,6 +70,7 @@ def test_loss_and_gradients_are_those_of_a_step_that_keeps_probabilities(changes
     assert worst < 2e-6, name
 
 
+@pytest.mark.slow
 def test_in_bfloat16_gradients_are_as_near_to_those_in_float32(on_a_processor):
     (_, exact, _), _ = with_and_without(CONFIG, on_a_processor)
     (_, kept, _), (_, streamed, _) = with_and_without(override(CONFIG, precision="bfloat16"), on_a_processor)
@@ -107,8 +110,18 @@ def test_with_dropout_or_without_recomputation_probabilities_are_kept(changes):
     assert set(names) == {"fused_attention", "fused_attention_grad"} and has_squares
 
 
+@pytest.mark.slow
 def test_a_gpu_needs_less_memory_beside_its_rows():
     ir = training_program(override(CONFIG, sequence_length=160))[0]
     here, there = (device_needs(ir, name) for name in ("cpu", "cuda"))
     probabilities = 4 * CONFIG.execution.micro_batch_size * CONFIG.model.heads * 160**2
     assert here.least - there.least > probabilities and here.resident - there.resident > probabilities
+
+
+def test_the_plan_of_a_run_is_for_its_device():
+    plans = [planned(override(CONFIG, sequence_length=160, device=name)).program for name in ("auto", "cuda:1")]
+    here, there = ({phase.name: phase.peak_bytes for phase in plan.phases} for plan in plans)
+    mask, probabilities = 4 * 160**2, 4 * CONFIG.execution.micro_batch_size * CONFIG.model.heads * 160**2
+    assert here["head_phase"] - there["head_phase"] == mask
+    logsumexp = probabilities // 160
+    assert here["decoder_bwd_phase"] - there["decoder_bwd_phase"] >= mask + probabilities - logsumexp
