@@ -172,11 +172,13 @@ void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float*
       const Moments m = moments(row, columns, epsilon);
       const Slopes slopes = parameter_gradients(up, row, weight, m, dweight, dbias, columns);
       const float mean = slopes.sum / float(columns), slope = slopes.product / float(columns);
+      in_rows(down, 0, columns, [=](float* to, int64_t start, int64_t length) {
 #pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) {
-        const float normal = (wide(row[i]) - m.mean) * m.rstd;
-        narrow(m.rstd * (wide(up[i]) * weight[i] - mean - normal * slope), down[i]);
-      }
+        for (int64_t i = 0; i < length; ++i) {
+          const float normal = (wide(row[start + i]) - m.mean) * m.rstd;
+          to[i] = m.rstd * (wide(up[start + i]) * weight[start + i] - mean - normal * slope);
+        }
+      });
     }
   });
   column_sums(parts, gradients, 0.0f, 1.0f, pieces, 2 * columns, threads);
@@ -220,8 +222,10 @@ void logsumexp_grad(const T* logits, const float* totals, const float* scales, c
       const int64_t at = indices[r];
       const bool is_valid = at >= 0 && at < columns;
       const float own = is_valid ? decay(wide(row[at]) - shift, T{}) * scale + picked[r] : 0.0f;
+      in_rows(out, 0, columns, [=](float* to, int64_t start, int64_t length) {
 #pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) narrow(decay(wide(row[i]) - shift, T{}) * scale, out[i]);
+        for (int64_t i = 0; i < length; ++i) to[i] = decay(wide(row[start + i]) - shift, T{}) * scale;
+      });
       if (is_valid) narrow(own, out[at]);
     }
   });
