@@ -8,7 +8,6 @@ import functools
 import numpy as np
 import pytest
 from fake_gpu import run_on_fake_gpu
-from quick import cases
 
 from config import UserError, override, preset
 from execution.host import run_steps
@@ -30,7 +29,8 @@ CASES = {
 """Each with two layers, and two runs of each phase: a first and one that goes on."""
 
 
-@pytest.mark.parametrize("name", cases(CASES, lambda name: name == "bfloat16"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_a_step_mixes_no_devices_and_waits_for_no_number_of_the_device(name):
     config = override(preset("tiny"), **{**ONE, "global_batch_size": 2, **CASES[name]})
     assert run_on_fake_gpu(training_program(config)[0]) > 10

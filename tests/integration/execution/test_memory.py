@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from popxl_addons import TaskSession
 from popxl_engine.machine.replica import Replica
-from quick import cases
 
 from config import override, preset
 from execution.host import run_steps
@@ -61,7 +60,8 @@ def alone(batch: int) -> int:
     return found
 
 
-@pytest.mark.parametrize("grid", cases(GRIDS, lambda grid: grid == (1, 2, 2)))
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_every_replica_holds_its_share_of_the_live_buffers(grid):
     batch = 8 if 8 % grid[0] == 0 else 15
     found = sharded_bytes(*grid, global_batch_size=batch)

@@ -119,7 +119,8 @@ def planned_groups(plan: "dict[str, Any]") -> "dict[Any, tuple[int, int]]":
     return found
 
 
-@pytest.mark.parametrize("grid", cases([(1, 3, 2), (2, 2, 2)], lambda grid: grid == (1, 3, 2)))
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", [(1, 3, 2), (2, 2, 2)], ids=str)
 def test_bytes_are_those_of_the_rows_that_move_and_of_the_tensors_that_meet(grid, monkeypatch):
     """Counted from outside: what the machine hands out and takes, and what arrives where replicas wait."""
     config, rows, met = configuration(grid), {"load": 0, "store": 0}, {}

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from popxl.extensions import LANES, PHASES, Machine, PhaseProfile, Profile, Work, plan, profile
-from quick import cases
 
 from config import Config, UserError, parse_command_line, preset
 from execution.benchmark import Options
@@ -54,7 +53,8 @@ RECORDED = [
 ]
 
 
-@pytest.mark.parametrize("changes", cases(RECORDED, lambda changes: "tensor_parallel_2" in changes))
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", RECORDED, ids=str)
 def test_what_instructions_do_adds_up_to_the_plan(changes):
     config = preset("tiny", **{**ODD, **changes})
     (found, _), expected = recorded(config), plan(training_program(config)[0])
