@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -128,7 +129,8 @@ class VariantProcess:
 
     def stop(self) -> None:
         """End the process; kill it if closing its input is not enough."""
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):  # what it could not be told any more
+            self.process.stdin.close()
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:

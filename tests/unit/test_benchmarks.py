@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import train_step
-from benchmarks.harness import BenchmarkError, Measurement, Variant, machine, measure, table
+from benchmarks.harness import BenchmarkError, Measurement, Variant, VariantProcess, machine, measure, table
 from benchmarks.shakespeare import BATCH, Characters
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -76,6 +76,16 @@ def test_peak_memory_is_the_process_own(script, tmp_path):
 def test_a_variant_that_dies_is_named_with_its_last_words(script, tmp_path):
     with pytest.raises(BenchmarkError, match=r"(?s)variant 'b' died with exit code 1.*out of luck"):
         measure(script, [variant(tmp_path, "a"), variant(tmp_path, "b", fail_at=2)], rounds=3, warmup=1)
+
+
+def test_a_variant_that_the_system_kills_between_two_steps_is_named(script, tmp_path):
+    process = VariantProcess(script, variant(tmp_path, "a"), 60.0)
+    process.ask("build")
+    process.process.kill()
+    process.process.wait()
+    with pytest.raises(BenchmarkError, match="variant 'a' died with exit code -9"):
+        process.ask("step", count=1)
+    process.stop()
 
 
 def test_a_variant_that_hangs_is_given_up(script, tmp_path):
