@@ -16,6 +16,7 @@ from fake_gpu import CUDA, fake_gpu
 from popxl import Tensor, ops
 from popxl.extensions import plan
 from popxl.ops.normalisation import softmax_grad
+from popxl_engine import native
 from popxl_engine.engine import Engine
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.live_bytes import LiveBytes
@@ -400,6 +401,17 @@ def test_a_plan_for_a_gpu_needs_no_memory_for_probabilities(dtype: popxl.dtype) 
     optimise(block)
     assert not any(value.spec.shape[-2:] == (sequence, sequence) for i in block.instrs for value in i.outputs)
     assert not any(c.shape == (sequence, sequence) for c in block.constants), "nothing reads the mask"
+
+
+@pytest.mark.skipif(native.library() is None, reason="no C++ compiler: plans for processors see the plain kernels")
+def test_a_plan_for_a_gpu_does_not_see_the_processors_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: List[str] = []
+    monkeypatch.setattr(native, "call", lambda name, *_: called.append(name))
+    ir = program_of(training(popxl.float32, seed=True))
+    plan(ir, device="cuda")
+    assert not called
+    plan(ir, device="cpu")
+    assert {"attend", "attend_grad"} <= set(called)
 
 
 @pytest.mark.parametrize("dtype, parts", [(torch.bfloat16, 132 // 4), (torch.float32, 0)], ids=str)

@@ -53,8 +53,9 @@ def squares64(first: int, counters: int, key: torch.Tensor, device: torch.device
 
     A block is overwritten by the next one.
     """
-    size = min(counters, LARGE_BLOCK if device.type == "cuda" else CPU_BLOCK * torch.get_num_threads())
-    if device.type != "cuda" and native.library() is not None:
+    is_here = native.is_here(device)
+    size = min(counters, CPU_BLOCK * torch.get_num_threads() if is_here else LARGE_BLOCK)
+    if is_here and native.library() is not None:
         words, number = torch.empty(size, dtype=torch.int64, device=device), int(key)
         for start in range(first, first + counters, size):
             count = min(size, first + counters - start)

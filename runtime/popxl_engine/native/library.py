@@ -4,7 +4,8 @@ import ctypes
 import functools
 import itertools
 import logging
-from typing import Any, Dict, Optional, Tuple
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
 
@@ -35,13 +36,37 @@ SIGNATURES = {
 types its name ends in. `accumulate_product` and `multiply_add` are there on CPUs with AMX only."""
 
 
+_elsewhere = False
+"""Whether tensors without memory stand for those of another device."""
+
+
+@contextmanager
+def elsewhere(device: torch.device) -> Iterator[None]:
+    """Inside, tensors without memory stand for a device's."""
+    global _elsewhere  # noqa: PLW0603
+    before, _elsewhere = _elsewhere, device.type != "cpu"
+    try:
+        yield
+    finally:
+        _elsewhere = before
+
+
+def is_here(device: torch.device) -> bool:
+    """Whether a device is the processor, or stands for it."""
+    return device.type == "cpu" or device.type == "meta" and not _elsewhere
+
+
+def _is_here(t: torch.Tensor) -> bool:
+    return t.is_cpu or is_here(t.device)
+
+
 def takes(*tensors: torch.Tensor) -> bool:
     """Whether the library can work on these: there is one, and they are contiguous, of its types, and on a CPU.
 
     Tensors without memory pass too, so that plans see the memory that runs will use.
     """
     for t in tensors:
-        if not (t.is_cpu or t.is_meta) or t.dtype not in SUFFIXES or not t.is_contiguous():
+        if not _is_here(t) or t.dtype not in SUFFIXES or not t.is_contiguous():
             return False
     return library() is not None
 
@@ -52,7 +77,7 @@ def attends(*tensors: torch.Tensor) -> bool:
     Where the library multiplies bfloat16 with tiles, the system must let it.
     """
     dtype = tensors[0].dtype
-    if dtype not in SUFFIXES or any(t.dtype != dtype or t.device.type not in ("cpu", "meta") for t in tensors):
+    if dtype not in SUFFIXES or any(t.dtype != dtype or not _is_here(t) for t in tensors):
         return False
     return library() is not None and (dtype != torch.bfloat16 or not _are_tiles_refused())
 
@@ -64,7 +89,7 @@ def multiplies(lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
     """
     return (
         lhs.dtype == rhs.dtype == torch.bfloat16
-        and all(t.device.type in ("cpu", "meta") for t in (lhs, rhs))
+        and all(_is_here(t) for t in (lhs, rhs))
         and all(1 in t.stride() for t in (lhs, rhs))
         and min(lhs.numel(), rhs.numel()) > 0
         and _has_tiles()

@@ -20,6 +20,7 @@ from popxl.streams import Stream
 from popxl.values import TensorSpec
 from torch.utils._python_dispatch import _disable_current_modes
 
+from popxl_engine import native
 from popxl_engine.blocks import Block, Instr
 from popxl_engine.codegen import Generator, yields
 from popxl_engine.kernels.collectives import READS
@@ -85,7 +86,7 @@ def rehearse(
     _shorten(block)
     generator = Generator(rounds=bool(ir._pb_ir.getSessionOptions().enableStochasticRounding))
     name = generator.function(block)
-    with torch.device("meta"), LiveBytes() as live:
+    with torch.device("meta"), native.elsewhere(device), LiveBytes() as live:
         replicas = [make_stage(live, index) for index in range(ir.replication_factor if together else 1)]
         names = _props(generator, live, together, dearer)
         states = [_state(block) for _ in replicas]

@@ -122,6 +122,5 @@ def test_the_plan_of_a_run_is_for_its_device():
     plans = [planned(override(CONFIG, sequence_length=160, device=name)).program for name in ("auto", "cuda:1")]
     here, there = ({phase.name: phase.peak_bytes for phase in plan.phases} for plan in plans)
     mask, probabilities = 4 * 160**2, 4 * CONFIG.execution.micro_batch_size * CONFIG.model.heads * 160**2
-    assert here["head_phase"] - there["head_phase"] == mask
     logsumexp = probabilities // 160
     assert here["decoder_bwd_phase"] - there["decoder_bwd_phase"] >= mask + probabilities - logsumexp
