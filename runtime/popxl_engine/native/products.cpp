@@ -87,7 +87,8 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
   // One side stays: as it lies, or packed for all threads. The other one goes by in blocks, packed by each thread.
   const int64_t stay = left_stays ? rows : columns, go = left_stays ? columns : rows;
   const int64_t most = std::clamp<int64_t>(BLOCK_BYTES / (panel * int64_t(sizeof(bfloat16))), 1, WIDEST);
-  const int64_t block = parts(go, parts(parts(go, most), threads) * threads);
+  // Several blocks for each thread, which takes the next one when it is there: the system may hold one of them up.
+  const int64_t block = parts(go, std::max<int64_t>(parts(go, most), threads > 1 ? 4 * threads : 1));
   bfloat16* const staying = as_it_lies ? nullptr : shared.take(stay * panel);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
@@ -107,7 +108,7 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
           else pack_panel<false>(right, p, k, k_end, staying + p * panel);
         }
       }
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
       for (int64_t first = 0; first < go; first += block) {
         const int64_t end = std::min(go, first + block);
         // Along the operand's rows, which lie in memory one after the other.
