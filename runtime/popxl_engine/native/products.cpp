@@ -87,8 +87,8 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
   // One side stays: as it lies, or packed for all threads. The other one goes by in blocks, packed by each thread.
   const int64_t stay = left_stays ? rows : columns, go = left_stays ? columns : rows;
   const int64_t most = std::clamp<int64_t>(BLOCK_BYTES / (panel * int64_t(sizeof(bfloat16))), 1, WIDEST);
-  // Several blocks for each thread, which takes the next one when it is there: the system may hold one of them up.
-  const int64_t block = parts(go, std::max<int64_t>(parts(go, most), threads > 1 ? 4 * threads : 1));
+  // A thread takes the next block when it is there, as the system may hold one of them up. Smaller blocks cost more.
+  const int64_t block = parts(go, parts(parts(go, most), threads) * threads);
   bfloat16* const staying = as_it_lies ? nullptr : shared.take(stay * panel);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
