@@ -334,6 +334,7 @@ if child:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_left_early", [False, True], ids=["needs it, too", "ends early"])
 def test_a_fork_leaves_its_parents_library_alone(copying: None, is_left_early: bool, tmp_path: Path) -> None:
     program = FORK.replace("CHILD", "sys.exit()" if is_left_early else "pass")
@@ -359,6 +360,7 @@ with ThreadPoolExecutor(5) as pool:
     assert out == "{None}\n" and err.count("native kernels") == 1
 
 
+@pytest.mark.slow
 def test_a_program_that_goes_on_after_ctrl_c_has_its_kernels(copying: None, tmp_path: Path) -> None:
     begin = (
         "import signal; signal.signal(signal.SIGINT, lambda *_: None)\nfrom popxl_engine import build; build.begin()"

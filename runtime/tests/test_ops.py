@@ -37,7 +37,6 @@ def ids(items: Sequence[Any]) -> List[str]:
     return [f"{i.op}-{seen.setdefault(i.op, []).append(i) or len(seen[i.op])}" for i in items]
 
 
-over_samples = pytest.mark.parametrize("sample", SAMPLES, ids=ids(SAMPLES))
 over_ops = pytest.mark.parametrize("name", sorted(OPS))
 
 
@@ -94,7 +93,7 @@ def check_values(sample: Sample, dtype: popxl.dtype) -> None:
         sample.check([to_numpy(r) for r in results], *args, **kwargs, **program.attrs)
 
 
-@over_samples
+@over(SAMPLES)
 def test_values_and_inferred_specs_are_those_of_the_oracle(sample: Sample) -> None:
     check_values(sample, sample.dtype)
 

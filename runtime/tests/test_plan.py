@@ -224,6 +224,7 @@ def test_times_add_up_as_they_are_said_to():
     assert (slow_links.bound, slow_links.seconds, slow_links.limit) == ("links", 5.0, 2.0)
 
 
+@pytest.mark.slow
 def test_a_machine_can_be_measured():
     machine = measure()
     assert machine.flops > 1e8 and machine.link > 1e7 and machine.remote > 1e7

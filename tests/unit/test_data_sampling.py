@@ -80,6 +80,7 @@ def test_keys_depend_on_every_part_and_the_order():
     assert len(keys) == 6
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     samples=st.integers(1, 40),

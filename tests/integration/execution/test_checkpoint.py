@@ -127,6 +127,7 @@ def hashes(folder: Path) -> "dict[str, bytes]":
     return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
 
 
+@pytest.mark.slow
 def test_only_the_newest_checkpoints_are_kept(tmp_path):
     config = override(BASE, keep=2)
     session = pretraining(config)

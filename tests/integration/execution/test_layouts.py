@@ -61,6 +61,7 @@ ODD = override(SMALL, **SIZES)
 ODD_GRIDS = cases([(3, 1, 1), (1, 4, 2), (3, 4, 2)], lambda grid: grid == (3, 1, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", ODD_GRIDS)
 def test_shards_that_are_padded_change_nothing(grid):
     check_same(gradients_of(laid_out(ODD, grid)), gradients_of(ODD))

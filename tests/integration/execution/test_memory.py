@@ -80,6 +80,7 @@ def test_moments_in_bfloat16_take_half_of_what_they_take_in_float32():
     assert state_bytes(config) - state_bytes(narrow) == wide_bytes - narrow_bytes
 
 
+@pytest.mark.slow
 def test_gradients_of_one_step_and_activations_of_the_next_are_never_there_together(monkeypatch):
     config = preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1, layers=8, recomputation=False)
     session = stepped(config)
