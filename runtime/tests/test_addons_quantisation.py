@@ -26,6 +26,7 @@ over_types = pytest.mark.parametrize("dtype", LARGEST, ids=lambda d: d.name)
 # Scales
 
 
+@pytest.mark.slow
 @over_types
 def test_the_amax_scale_is_the_largest_without_overflow(dtype: popxl.dtype) -> None:
     powers = [LARGEST[dtype] * 2.0**-k for k in range(-30, 31)]

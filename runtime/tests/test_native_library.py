@@ -49,6 +49,7 @@ def calls(tmp_path: Path) -> List[List[str]]:
 # One file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refused", build.OPTIONAL_FLAGS)
 def test_a_flag_that_a_compiler_refuses_costs_no_other_flag(
     compiler: List[str], refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -398,6 +399,7 @@ def processes(tmp_path: Path) -> List[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", cases(ENDS, lambda end: end in ("the end", "SIGKILL")))
 def test_a_program_that_ends_early_leaves_no_compiler_and_no_parts(
     compiler: List[str], end: str, tmp_path: Path

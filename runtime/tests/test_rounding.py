@@ -72,6 +72,7 @@ def test_without_a_seed_rounding_is_to_nearest(dtype: torch.dtype) -> None:
     assert torch.equal(round_to(dtype, x), x.to(dtype))
 
 
+@pytest.mark.slow
 @over_types
 def test_small_updates_are_not_lost_when_they_are_rounded_stochastically(dtype: torch.dtype) -> None:
     """A thousand steps, each a twentieth of the spacing of bfloat16 at one: rounding to nearest would lose them all."""

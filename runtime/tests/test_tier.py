@@ -87,6 +87,7 @@ def test_random_programs_read_what_they_stored(with_course, memory):
         assert wrong_rows(seed, with_course=with_course, memory=memory) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [10, 15, 40])
 def test_random_programs_read_what_they_stored_on_a_device_that_works_behind_them(memory):
     assert wrong_rows(0, memory=memory, device=Late(0.002)) == 0

@@ -140,6 +140,7 @@ class Run:
         self.rows.cache.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_course, look_ahead", [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("is_late", [False, True])
 def test_programs_with_memory_just_enough_read_what_they_stored_whatever_is_given_up(is_late, with_course, look_ahead):

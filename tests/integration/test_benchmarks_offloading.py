@@ -44,6 +44,7 @@ def losses(make, model: type, **options) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [PlainGPT, HuggingFaceGPT])
 @pytest.mark.parametrize("peer", HERE)
 @pytest.mark.filterwarnings("ignore:.*deprecated")  # DeepSpeed calls what PyTorch has given other names

@@ -49,6 +49,7 @@ def test_losses_follow_the_plain_loop_and_validation_covers_every_window(text):
     assert run.finish()["validation_loss"] == pytest.approx(plain.evaluate([windows]), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("widening", [1, 3])
 def test_train_step_gives_both_the_same_micro_batches(widening):
     options = {

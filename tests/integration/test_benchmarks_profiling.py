@@ -9,6 +9,7 @@ from quick import cases
 from benchmarks import profiling
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", cases([[], ["--check"]], bool, ["plain", "check"]))
 def test_the_cost_of_recording_is_told_for_each_preset(check, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["profiling.py", "--presets", "tiny", "--rounds", "2", "--warmup", "1", *check])

@@ -104,6 +104,7 @@ def test_gradients_of_one_step_and_activations_of_the_next_are_never_there_toget
     assert max(held) <= kept + max(gradients, activations)
 
 
+@pytest.mark.slow
 def test_without_sharding_every_replica_holds_all_that_it_shares():
     whole = sharded_bytes(4, 1, 1, replicated_tensor_sharding=False, global_batch_size=8)
     assert min(whole) > 0.9 * alone(8)

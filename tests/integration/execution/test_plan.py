@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[3]
 # Work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recomputation", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("grid", cases(GRIDS, lambda grid: grid == (1, 3, 2)))
 def test_matrix_products_are_those_of_the_formula(grid, recomputation):

@@ -118,6 +118,7 @@ def test_a_gpu_needs_less_memory_beside_its_rows():
     assert here.least - there.least > probabilities and here.resident - there.resident > probabilities
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_run_is_for_its_device():
     plans = [planned(override(CONFIG, sequence_length=160, device=name)).program for name in ("auto", "cuda:1")]
     here, there = ({phase.name: phase.peak_bytes for phase in plan.phases} for plan in plans)

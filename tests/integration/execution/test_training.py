@@ -94,6 +94,7 @@ def test_training_twice_gives_the_same_bits():
         np.testing.assert_array_equal(array, second_weights[name], err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recomputation", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_dropout_changes_from_step_to_step_and_with_the_seed(recomputation):
     config = override(TRAINED, steps=2, dropout=0.2, warmup_steps=0, learning_rate=1e-12, minimum_learning_rate=0.0)

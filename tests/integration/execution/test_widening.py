@@ -63,6 +63,7 @@ def test_more_micro_batches_than_the_host_keeps_seeds_for_run_as_one():
     assert worst_distance(gradients, expected)[0] < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [
