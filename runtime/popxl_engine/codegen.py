@@ -328,12 +328,12 @@ class BlockWriter:
     def _op(self, instr: Instr) -> Iterator[str]:
         definition = instr.definition
         assert definition is not None
+        if definition.name in ("remote_load", "remote_store"):
+            yield self._transfer(instr)
+            return
         kernel = self.source.bind(f"k_{definition.name}", kernel_for(definition, self.generator.device.type))
         if "collective" in definition.effects:
             yield from self._collective(instr, kernel)
-            return
-        if definition.name in ("remote_load", "remote_store"):
-            yield self._transfer(instr)
             return
         first = ["r"] if definition.effects & {"host", "remote"} else []
         arguments = self._arguments(instr) if "remote" not in definition.effects else self._remote_arguments(instr)
