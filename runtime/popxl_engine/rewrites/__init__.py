@@ -19,6 +19,7 @@ from popxl_engine.rewrites.accumulate import fuse_accumulated_products, fuse_acc
 from popxl_engine.rewrites.adam import fuse_adam
 from popxl_engine.rewrites.attention import fuse_attention, fuse_attention_grad
 from popxl_engine.rewrites.identities import drop_casts, swap_transposed_products
+from popxl_engine.rewrites.joined_gradients import join_gradients
 from popxl_engine.rewrites.narrow_logits import narrow_logits
 from popxl_engine.rewrites.products import fuse_bias, fuse_scores, tile_products
 from popxl_engine.rewrites.repeated import repeated_numbers
@@ -33,6 +34,7 @@ REWRITES: Dict[str, Callable[[List[Step], Graph], List[Step]]] = {
     "scores": fuse_scores,
     "attention": fuse_attention,
     "attention_grad": fuse_attention_grad,
+    "joined_gradients": join_gradients,
     "accumulated_products": fuse_accumulated_products,
     "accumulated_rows": fuse_accumulated_rows,
     "accumulated_sums": fuse_accumulated_sums,
@@ -46,7 +48,10 @@ BLOCK_REWRITES: Dict[str, Callable[[Block], None]] = {
 }
 
 PROGRAM_REWRITES: Dict[str, Callable[[Block], None]] = {"streamed_attention": stream_attention}
-HAS_KERNELS: Dict[str, Callable[[torch.device], bool]] = {"streamed_attention": streams}
+HAS_KERNELS: Dict[str, Callable[[torch.device], bool]] = {
+    "streamed_attention": streams,
+    "joined_gradients": lambda device: not streams(device),  # what is joined is not streamed
+}
 """Of rewrites that are not for every device: whether they are for this one."""
 CPU = torch.device("cpu")
 

@@ -1,6 +1,6 @@
 """Softmax attention and its gradient: from queries, keys and values to results without scores in memory."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from popxl.graph import Graph
@@ -57,17 +57,46 @@ def attention_grad(
     p: float,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients for query, key_t and value of `attention`; ``factors`` is what was multiplied with value."""
-    query, value = query_t.transpose(2, 3), value_t.transpose(2, 3)
+    operands = (dy, query_t, key, value_t, probabilities, factors)
+    if not takes_gradient(*operands, seed_tensor):
+        return gradient_by_parts(*operands, scale, seed_tensor, p)
+    places = [_result_for(t) for t in (query_t.transpose(2, 3), key, value_t.transpose(2, 3))]
+    write_gradient(places, *operands, scale, seed_tensor, p)
+    return places[0], places[1].transpose(2, 3), places[2]
+
+
+def takes_gradient(
+    dy: torch.Tensor,
+    query_t: torch.Tensor,
+    key: torch.Tensor,
+    value_t: torch.Tensor,
+    probabilities: torch.Tensor,
+    factors: torch.Tensor,
+    seed_tensor: Seed,
+) -> bool:
+    """Whether `write_gradient` can work on these."""
     ordered = probabilities.is_contiguous() and factors.is_contiguous()
-    if not (ordered and _has_rows(dy, query, key, value) and _draws_in_pairs(key, seed_tensor)):
-        return _gradient_by_parts(dy, query_t, key, value_t, probabilities, factors, scale, seed_tensor, p)
-    results = [_result_for(t) for t in (query, key, value)]
-    views, places = _views(dy, query, key, value), _views(*results)
-    sizes = (*query.shape[:3], key.shape[2], query.shape[3])
-    native.call(
-        "attend_grad", (dy.dtype,), *views, probabilities, factors, scale, *places, *sizes, *_dropout(seed_tensor, p)
-    )
-    return results[0], results[1].transpose(2, 3), results[2]
+    rows = (dy, query_t.transpose(2, 3), key, value_t.transpose(2, 3))
+    return ordered and _has_rows(*rows) and _draws_in_pairs(key, seed_tensor)
+
+
+def write_gradient(
+    places: Sequence[torch.Tensor],
+    dy: torch.Tensor,
+    query_t: torch.Tensor,
+    key: torch.Tensor,
+    value_t: torch.Tensor,
+    probabilities: torch.Tensor,
+    factors: torch.Tensor,
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
+) -> None:
+    """`attention_grad` into three [b, h, n, d] whose last axis lies side by side, for query, key and value."""
+    query, value = query_t.transpose(2, 3), value_t.transpose(2, 3)
+    views, sizes = _views(dy, query, key, value), (*query.shape[:3], key.shape[2], query.shape[3])
+    rest = (*_views(*places), *sizes, *_dropout(seed_tensor, p))
+    native.call("attend_grad", (dy.dtype,), *views, probabilities, factors, scale, *rest)
 
 
 def _has_rows(*tensors: torch.Tensor) -> bool:
@@ -125,7 +154,7 @@ def _attention_by_parts(
     return probabilities, dropped, product(dropped, value, value.dtype)
 
 
-def _gradient_by_parts(
+def gradient_by_parts(
     dy: torch.Tensor,
     query_t: torch.Tensor,
     key: torch.Tensor,
@@ -136,6 +165,7 @@ def _gradient_by_parts(
     seed_tensor: Seed,
     p: float,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`attention_grad` op by op."""
     dy, query_t = _in_rows(dy), _in_rows(query_t.transpose(2, 3)).transpose(2, 3)
     key, value_t = _in_rows(key), _in_rows(value_t.transpose(2, 3)).transpose(2, 3)
     d = product(dy, value_t, dy.dtype)

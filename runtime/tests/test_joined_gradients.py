@@ -1,0 +1,114 @@
+"""Gradients of queries, keys and values side by side: the numbers of three, and only where nobody else sees them."""
+
+import re
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import popxl
+import popxl_addons as addons
+import pytest
+import torch
+from popxl import Tensor, ops
+from popxl_engine.engine import Engine
+from popxl_engine.rewrites.attention import attention_grad
+from popxl_engine.rewrites.joined_gradients import attention_grad_rows
+from test_fused_attention import by, dtypes, normal, ways  # noqa: F401 - a fixture
+
+B, N, H, D = 2, 40, 3, 16
+
+
+@ways
+@dtypes
+def test_rows_are_the_three_gradients_side_by_side(dtype: torch.dtype, way: str, by: Any) -> None:  # noqa: F811
+    by(way)
+    dy, query, key, value = (normal(dtype, B, H, N, D, seed=i, is_nested=True) for i in range(4))
+    shares = torch.softmax(normal(torch.float32, B, H, N, N, seed=5), -1).to(dtype)
+    operands = (dy, query.transpose(2, 3), key, value.transpose(2, 3), shares, shares, 0.25, None, 0.0)
+    d_query, d_key_t, d_value = attention_grad(*operands)
+    parts = (d_query, d_key_t.transpose(2, 3), d_value)
+    side_by_side = torch.cat([t.transpose(1, 2).reshape(B * N, H * D) for t in parts], 1)
+    assert torch.equal(attention_grad_rows(*operands), side_by_side)
+
+
+def observe(dtype: popxl.dtype, p: float = 0.0, twist: str = "", **options: Any) -> Tuple[List[Any], Dict[str, int]]:
+    """(result and gradient of attention whose queries, keys and values lie in one tensor; its kernels and concats)."""
+    ir = popxl.Ir()
+    numbers = [
+        np.random.default_rng(i).standard_normal((B * N, k * H * D)).astype(np.float32) for i, k in ((0, 3), (1, 1))
+    ]
+    with ir.main_graph:
+        x, d = (popxl.variable(a, dtype, name=f"v{i}") for i, a in enumerate(numbers))
+        seed = popxl.constant(np.array([3, 4], np.uint32), popxl.uint32)
+        graph = ir.create_empty_graph("attend")
+        with graph:
+            qkv, of_seed = popxl.graph_input(x.shape, dtype), popxl.graph_input((2,), popxl.uint32)
+            y = attend(qkv, of_seed, p, twist)
+            popxl.graph_output(y)
+        grad = addons.autodiff(addons.GraphWithNamedArgs(graph), grads_provided=[y], grads_required=[qkv])
+        call = ops.call_with_info(graph, x, seed)
+        results = [
+            call.graph_to_parent(y),
+            *ops.call(grad.graph, d, inputs_dict=grad.grad_graph_info.inputs_dict(call)),
+        ]
+        streams = [popxl.d2h_stream(t.shape, t.dtype) for t in results]
+        for stream, t in zip(streams, results):
+            ops.host_store(stream, t)
+    engine = Engine(ir, range(1), **options)
+    outputs = {s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in streams}
+    engine.run({}, outputs)
+    source = "" if engine.program is None else engine.program.source.text()
+    names = re.findall(r"k_(fused_attention\w*?|concat)_\d+\w*\(", source)
+    return list(outputs.values()), {name: names.count(name) for name in names}
+
+
+def attend(qkv: Tensor, seed: Tensor, p: float, twist: str) -> Tensor:
+    """[B * N, 3 * H * D] -> [B * N, H * D]."""
+    parts = ops.split(qkv, 3, axis=1)
+    if twist == "another order":
+        parts = [parts[1], parts[0], parts[2]]
+    if twist == "one is used twice":
+        parts = [parts[0], parts[1], parts[0] + parts[2]]
+    n = 2 * N if twist == "other sequences" else N
+    query, key, value = (t.reshape((-1, n, H, D)).transpose((0, 2, 1, 3)) for t in parts)
+    if twist == "queries of keys":
+        query, key = key.transpose((0, 1, 3, 2)).reshape(query.shape), key
+    mask = popxl.constant(np.triu(np.full((n, n), -np.inf, np.float32), 1), qkv.dtype)
+    shares = ops.softmax(query @ key.transpose((0, 1, 3, 2)) * 0.25 + mask, axis=-1)
+    if p:
+        shares = ops.dropout(shares, seed, p)
+    return (shares @ value).transpose((0, 2, 1, 3)).reshape((-1, H * D))
+
+
+JOINED = {"fused_attention": 1, "fused_attention_grad_rows": 1}
+APART = {"fused_attention": 1, "fused_attention_grad": 1, "concat": 1}
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("dtype", [popxl.float32, popxl.bfloat16], ids=lambda d: d.name)
+def test_programs_join_them_and_give_the_interpreters_numbers(dtype: popxl.dtype, p: float) -> None:
+    expected, _ = observe(dtype, p, interpret=True)
+    found, counts = observe(dtype, p)
+    assert counts == JOINED
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(
+            one, other, **({"rtol": 1e-5, "atol": 1e-5} if dtype is popxl.float32 else {"atol": 0.03})
+        )
+
+
+@pytest.mark.parametrize(
+    "twist, counts",
+    [("other sequences", JOINED), ("another order", APART), ("one is used twice", APART), ("queries of keys", APART)],
+)
+def test_only_rows_in_order_are_joined(twist: str, counts: Dict[str, int]) -> None:
+    expected, _ = observe(popxl.float32, 0.0, twist, interpret=True)
+    found, kernels = observe(popxl.float32, 0.0, twist)
+    assert kernels == counts
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_the_rule_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined, _ = observe(popxl.float32)
+    monkeypatch.setenv("POPXL_REWRITES", "-joined_gradients")
+    apart, counts = observe(popxl.float32)
+    assert counts == APART and all(np.array_equal(*pair) for pair in zip(joined, apart))
