@@ -13,11 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from quick import Later
 
 from config import preset
-from imgs.draw_phases import description, drawn_from, phases, program
 from utils.readme import PAGES, ROOT, with_generated_parts
 
+picture = Later("imgs.draw_phases")
 README, RUNTIME_README = ROOT / "README.md", ROOT / "runtime" / "README.md"
 SMALL = "--layers 1 --hidden_size 32 --heads 4 --sequence_length 16 --warmup_steps 0 --validate_every 2"
 SHORTER = {
@@ -195,11 +196,11 @@ def test_the_map_names_every_folder():
 
 def test_the_picture_shows_the_phases_of_the_program():
     config = preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
-    found = phases(*program(config))
+    found = picture.phases(*picture.program(config))
     names = [name for name, _, _ in found]
     assert names == [
         "embedding_fwd_phase", "decoder_fwd_phase", "head_phase", "decoder_bwd_phase", "embedding_bwd_phase",
         "decoder_optim_phase", "head_optim_phase",
     ]  # fmt: skip
     assert [times for _, times, _ in found] == [1, 2, 1, 2, 1, 2, 1]
-    assert drawn_from(README.parent / "imgs/phases.png") == description(found)
+    assert picture.drawn_from(README.parent / "imgs/phases.png") == picture.description(found)

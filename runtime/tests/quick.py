@@ -1,5 +1,6 @@
-"""Which cases of a test are quick checks: `make check` runs these, `make test` runs all."""
+"""What keeps `make check` quick: which cases of a test it runs, and imports that wait until a test needs them."""
 
+import importlib
 from typing import Any, Callable, Iterable, List, Optional, Sequence
 
 import pytest
@@ -21,3 +22,15 @@ def firsts(samples: Iterable[Sample]) -> Callable[[Sample], bool]:
     for sample in samples:
         found.setdefault(sample.op, sample)
     return lambda sample: found[sample.op] is sample
+
+
+class Later:
+    """A module that is imported when a public name of it is first read, and not where tests are only collected."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest asks every global of a test file for such names
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._module), name)

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 RUNTIME = Path(__file__).parents[1]
@@ -26,6 +26,11 @@ class Source:
     def package(self) -> str:
         """The top-level package."""
         return self.module.split(".")[0]
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the tree."""
+        return list(ast.walk(self.tree))
 
     @property
     def is_package(self) -> bool:
@@ -63,14 +68,19 @@ class Import:
 @cache
 def sources() -> dict[str, Source]:
     """Every module of the runtime and the application, by dotted name."""
-    found = {}
-    for package in PACKAGES:
-        base = RUNTIME if package in RUNTIME_PACKAGES else ROOT
-        for path in sorted((base / package).rglob("*.py")):
-            parts = path.relative_to(base).with_suffix("").parts
-            module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            found[module] = Source(module, path, ast.parse(path.read_text(encoding="utf-8"), str(path)))
-    return found
+    return {source.module: source for package in PACKAGES for source in sources_of(package)}
+
+
+@cache
+def sources_of(package: str) -> tuple[Source, ...]:
+    """Every module of a top-level package."""
+    found = []
+    base = RUNTIME if package in RUNTIME_PACKAGES else ROOT
+    for path in sorted((base / package).rglob("*.py")):
+        parts = path.relative_to(base).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found.append(Source(module, path, ast.parse(path.read_text(encoding="utf-8"), str(path))))
+    return tuple(found)
 
 
 @cache
@@ -80,7 +90,7 @@ def imports(source: Source) -> tuple[Import, ...]:
 
 
 def _imports(source: Source, node: ast.AST, *, in_function: bool, for_types_only: bool) -> Iterator[Import]:
-    for child in ast.iter_child_nodes(node):
+    for child in _statements(node):
         if isinstance(child, ast.Import):
             for alias in child.names:
                 yield Import(source, child, alias.name, None, in_function, for_types_only)
@@ -89,9 +99,15 @@ def _imports(source: Source, node: ast.AST, *, in_function: bool, for_types_only
             for alias in child.names:
                 yield Import(source, child, module, alias.name, in_function, for_types_only)
         else:
-            inside = in_function or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            inside = in_function or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
             types = for_types_only or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test))
             yield from _imports(source, child, in_function=inside, for_types_only=types)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements and branches of a statement, which hold all its imports."""
+    for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+        yield from getattr(node, block, ())
 
 
 def _absolute(source: Source, node: ast.ImportFrom) -> str:

@@ -6,7 +6,6 @@ import numpy as np
 import popxl
 import pytest
 import torch
-import transformers
 from addons_programs import normal, run_program
 from popxl import ops
 from popxl.transforms.autodiff import autodiff
@@ -14,7 +13,9 @@ from popxl_addons.ops.cross_entropy_sharded_wr_loss import cross_entropy_sharded
 from popxl_addons.ops.linear_layout import linear_layout
 from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_constants, trig_tables
 from popxl_addons.ops.static_sparse_ops import dense_const_sparse_matmul, random_sparse
+from quick import Later
 
+transformers = Later("transformers")
 BATCH, SEQUENCE, HEADS, FEATURES = 2, 5, 3, 8
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from source_tree import APPLICATION_PACKAGES, Source, imports, parse, sources
+from source_tree import APPLICATION_PACKAGES, Source, imports, parse, sources_of
 
 API_PACKAGES = ("popart", "popdist", "popxl", "popxl_addons")
 DOOR = "utils.runtime"
@@ -88,8 +88,8 @@ def dotted(node: ast.AST) -> str | None:
 def used_paths(source: Source) -> Iterator[tuple[ast.AST, str]]:
     """Every use of the API in a module: the node and the dotted path, for the longest chain only."""
     names = api_names(source)
-    inner = {node.value for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(source.tree):
+    inner = {node.value for node in source.nodes if isinstance(node, ast.Attribute)}
+    for node in source.nodes:
         if isinstance(node, (ast.Name, ast.Attribute)) and node not in inner:
             path = dotted(node)
             head, _, rest = (path or "").partition(".")
@@ -140,13 +140,14 @@ def misfit(parameters: str, call: ast.Call) -> str | None:
 
 def problems(source: Source) -> list[str]:
     """Uses of names that are not in the API, and calls that do not fit it."""
+    used = list(used_paths(source))
+    paths = dict(used)
     found = [
         f"{source.at(node)}: {source.module} uses {path}, which is not in the API"
-        for node, path in used_paths(source)
+        for node, path in used
         if not known(path)
     ]
-    paths = dict(used_paths(source))
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.Call) or node.func not in paths:
             continue
         _, entry = look_up(paths[node.func])
@@ -158,7 +159,7 @@ def problems(source: Source) -> list[str]:
     return found
 
 
-APPLICATION = [source for source in sources().values() if source.package in APPLICATION_PACKAGES]
+APPLICATION = [source for package in APPLICATION_PACKAGES for source in sources_of(package)]
 
 
 def test_the_application_uses_only_names_and_signatures_of_the_api():

@@ -188,13 +188,13 @@ def test_a_circle_is_seen():
 def defined_names(source: Source) -> set[str]:
     """Underscore names that a module defines: functions, classes, attributes, slots, arguments of dataclasses."""
     names = set()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            if ast.unparse(node.value) in ("self", "cls"):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
                 names.add(node.attr)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
             names.add(node.value)  # __slots__, setattr
@@ -210,7 +210,7 @@ def foreign_private_uses(source: Source, owned: dict[str, set[str]]) -> list[str
     others = set().union(*(names for package, names in owned.items() if package != source.package))
     foreign = others - owned.get(source.package, set()) - private_names()
     wrong = []
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Attribute) and node.attr in foreign:
             wrong.append(f"{source.at(node)}: {source.module} uses {ast.unparse(node)} of another package")
     for found in imports(source):

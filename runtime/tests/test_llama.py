@@ -6,17 +6,18 @@ import numpy as np
 import popxl
 import pytest
 import torch
-import transformers
 from addons_programs import run_program
 from popxl import ops
 from popxl_addons.ops.cross_entropy import cross_entropy
 from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_constants
+from quick import Later
 
+transformers = Later("transformers")
 VOCABULARY, HIDDEN, FEED_FORWARD, LAYERS, HEADS, KV_HEADS, FEATURES = 50, 24, 40, 2, 4, 2, 6
 BATCH, SEQUENCE, EPSILON = 2, 7, 1e-6
 
 
-def hugging_face() -> "transformers.LlamaForCausalLM":
+def hugging_face() -> torch.nn.Module:
     """The model, every parameter random: fresh gains of one would hide that they are not multiplied."""
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=FEED_FORWARD, num_hidden_layers=LAYERS,

@@ -4,11 +4,13 @@ import dataclasses
 
 import numpy as np
 import torch
-import transformers
+from quick import Later
 
 from config import Config, Model, preset
 from modelling.gpt import model_table
 from modelling.hugging_face import hugging_face_name
+
+transformers = Later("transformers")
 
 
 def small(**values: object) -> Config:
@@ -47,7 +49,7 @@ def random_batch(config: Config, seed: int = 1) -> "tuple[np.ndarray, np.ndarray
     return words, labels
 
 
-def hugging_face(model: Model, weights: "dict[str, np.ndarray]") -> "transformers.GPT2LMHeadModel":
+def hugging_face(model: Model, weights: "dict[str, np.ndarray]") -> torch.nn.Module:
     """Hugging Face's model in float64, without dropout, with these weights."""
     gpt = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(

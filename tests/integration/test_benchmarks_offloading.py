@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from quick import Later
 
-from benchmarks import offloading, train_step
+from benchmarks import train_step
 from benchmarks.harness import Measurement
-from benchmarks.hugging_face_gpt import HuggingFaceGPT
 from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraining
 
+offloading, hugging_face_gpt = Later("benchmarks.offloading"), Later("benchmarks.hugging_face_gpt")
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = {"layers": 2, "hidden_size": 24, "heads": 3, "sequence_length": 10, "vocabulary_size": 37}
 TRAINING = PlainTraining(steps=9, learning_rate=1e-2, schedule="linear", weight_decay=0.1, max_norm=0.05)
@@ -23,17 +24,17 @@ HERE = [peer for peer in train_step.PEERS if peer == "FSDP2" or importlib.util.f
 """DeepSpeed is no requirement; where it is installed, it is held to the same."""
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def group():
     offloading.start_alone()
     yield
     torch.distributed.destroy_process_group()
 
 
-def losses(make, model: type, **options) -> list[float]:
+def losses(make, model: str, **options) -> list[float]:
     """Six steps from random parameters, gains and biases too; clipping must be active for them to mean something."""
     torch.manual_seed(0)
-    gpt = model(PlainModel(**SIZES))
+    gpt = (PlainGPT if model == "PlainGPT" else hugging_face_gpt.HuggingFaceGPT)(PlainModel(**SIZES))
     with torch.no_grad():
         for p in gpt.parameters():
             p.copy_(torch.randn_like(p) * 0.2)
@@ -45,7 +46,8 @@ def losses(make, model: type, **options) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [PlainGPT, HuggingFaceGPT])
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("model", ["PlainGPT", "HuggingFaceGPT"])
 @pytest.mark.parametrize("peer", HERE)
 @pytest.mark.filterwarnings("ignore:.*deprecated")  # DeepSpeed calls what PyTorch has given other names
 def test_a_peer_that_offloads_takes_the_steps_of_plain_pytorch(peer, model):

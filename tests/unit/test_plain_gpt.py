@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from quick import Later
 
-from benchmarks.hugging_face_gpt import HuggingFaceGPT
 from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel, PlainTrainer, PlainTraining
 
+hugging_face_gpt = Later("benchmarks.hugging_face_gpt")
 SIZES = {"layers": 2, "hidden_size": 24, "heads": 3, "sequence_length": 10, "vocabulary_size": 37}
 
 
@@ -26,9 +27,9 @@ def tokens(count: int, batch: int = 2, seed: int = 1) -> list[tuple[torch.Tensor
     return [(rows[:, :-1], rows[:, 1:]) for rows in ids]
 
 
-def hugging_face(gpt: PlainGPT) -> HuggingFaceGPT:
+def hugging_face(gpt: PlainGPT) -> torch.nn.Module:
     """Hugging Face's model with the same weights."""
-    found = HuggingFaceGPT(gpt.model)
+    found = hugging_face_gpt.HuggingFaceGPT(gpt.model)
     found.gpt.transformer.load_state_dict(gpt.state_dict())
     return found
 

@@ -4,14 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-import transformers
-from quick import cases
+from quick import Later, cases
 
 from config import Execution, Model, UserError
 from modelling import Role, model_table, shard_weights, unshard_weights
 from modelling.hugging_face import from_hugging_face, hugging_face_name, to_hugging_face
 from tests.integration.gpt_oracle import random_weights
 
+transformers = Later("transformers")
 MODEL = Model(layers=2, hidden_size=24, heads=4, sequence_length=6, vocabulary_size=37, max_positions=9)
 SPLITS = [(1, 1), (2, 1), (1, 2), (4, 2), (2, 4), (4, 8)]
 
