@@ -4,9 +4,10 @@ Everything stays on the device of the seed, so that no kernel waits for it. Coun
 CPU's second-level cache: all rounds of a block run before the next block starts.
 """
 
-from typing import Callable, Iterator, Tuple
+from typing import Callable, Iterator, Tuple, Union
 
 import torch
+from popxl import generator as on_host
 from popxl.generator import GOLDEN, MURMUR_MULTIPLIERS, SPLITMIX_MULTIPLIERS
 
 from popxl_engine import native
@@ -42,13 +43,26 @@ def key(seed: torch.Tensor) -> torch.Tensor:
     return splitmix64((high << 32) | low) | 1
 
 
+Key = Union[int, torch.Tensor]
+
+
+def key_here(seed: torch.Tensor) -> int:
+    """`key` as a number: seed uint32 [2], on the host."""
+    return signed(on_host.key(seed.numpy()))
+
+
+def is_native(seed: torch.Tensor) -> bool:
+    """Whether the native library draws from a seed."""
+    return seed.is_cpu and native.library() is not None
+
+
 def swap_halves(x: torch.Tensor, scratch: torch.Tensor) -> None:
     """Exchange the two 32-bit halves of every element, in place."""
     torch.bitwise_right_shift(x, 32, out=scratch).bitwise_and_(MASK)
     x.bitwise_left_shift_(32).bitwise_or_(scratch)
 
 
-def squares64(first: int, counters: int, key: torch.Tensor, device: torch.device) -> Iterator[Tuple[int, torch.Tensor]]:
+def squares64(first: int, counters: int, key: Key, device: torch.device) -> Iterator[Tuple[int, torch.Tensor]]:
     """Squares64 for ``counters`` counters from ``first``: yields (first counter, int64 outputs) block by block.
 
     A block is overwritten by the next one.
@@ -103,7 +117,7 @@ def blocks(
         return
     first = offset // 2
     counters = -(-(offset + count) // 2) - first
-    seed_key = key(seed)
+    seed_key = key_here(seed) if is_native(seed) else key(seed)
     for start, words in squares64(first, counters, seed_key, device):
         values = of_pairs(words.view(torch.int32).view(-1, 2)).reshape(-1)
         begin = 2 * start - offset
@@ -113,6 +127,11 @@ def blocks(
 
 def draws(seed: torch.Tensor, count: int, offset: int = 0) -> torch.Tensor:
     """The draws as one tensor: seed uint32 [2] -> int32 [count], with the bits of the unsigned draws."""
+    if count and is_native(seed):
+        first = offset // 2
+        words = torch.empty(-(-(offset + count) // 2) - first, dtype=torch.int64, device=seed.device)
+        native.call("random_words", (), words, key_here(seed), first, words.numel())
+        return words.view(torch.int32)[offset % 2 :][:count]
     result = torch.empty(count, dtype=torch.int32, device=seed.device)
     for part, values in blocks(seed, count, seed.device, offset):
         result[part] = values

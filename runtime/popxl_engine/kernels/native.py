@@ -44,7 +44,7 @@ def dropout(t: torch.Tensor, seed_tensor: torch.Tensor, p: float) -> torch.Tenso
         return KERNELS["dropout"](t, seed_tensor, p)
     result = torch.empty_like(t)
     for seed, values, kept in zip(*by_seed(seed_tensor, t, result)):
-        seed_key = int(generator.key(seed))
+        seed_key = generator.key_here(seed)
         native.call("dropout", (t.dtype,), values, kept, seed_key, threshold(p), 1 / (1 - p), values.numel())
     return result
 
