@@ -283,6 +283,7 @@ for number in itertools.count():
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_saves_leaves_one_whole_folder_under_the_name(tmp_path):
     target, rng = tmp_path / "c", np.random.default_rng(0)
     for _ in range(6):

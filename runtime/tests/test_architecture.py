@@ -286,6 +286,7 @@ before = faces()
 """
 
 
+@pytest.mark.slow
 def test_importing_a_module_hides_no_function_of_its_package():
     check = (
         "hidden = [key for key, value in before.items() if faces().get(key) is not value]\nassert not hidden, hidden\n"
@@ -294,6 +295,7 @@ def test_importing_a_module_hides_no_function_of_its_package():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_importing_has_no_effect_on_environment_folders_and_threads():
     watch = "import os, threading\nbefore = dict(os.environ), sorted(os.listdir('.')), threading.active_count()\n"
     check = (

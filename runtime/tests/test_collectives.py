@@ -33,7 +33,14 @@ REPLICAS = 8
 GROUPS = ["00000000", "00112233", "01012323", "01230123", "01010101", "01234567"]
 IRREGULAR = ["01102332", "00010111", "01201233", "01001101"]
 """Without a constant stride: within a group, between groups, or both."""
-over_groups = pytest.mark.parametrize("groups, size", [(digits, digits.count("0")) for digits in GROUPS + IRREGULAR])
+QUICK = ("00000000", "00112233", "01230123", "01102332", "00010111")
+over_groups = pytest.mark.parametrize(
+    "groups, size",
+    [
+        pytest.param(digits, digits.count("0"), marks=[] if digits in QUICK else [pytest.mark.slow])
+        for digits in GROUPS + IRREGULAR
+    ],
+)
 
 
 def run_on_replicas(graph, inputs):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from op_programs import OP_KINDS, build, usable
 from popxl.extensions import bfloat16
 from popxl.op_records import OPS
+from quick import cases
 from random_programs import COLLECTIVES, Step
 from samples.sample import Sample
 from test_engine import observe
@@ -20,6 +21,7 @@ from tolerance import TOLERANCE
 FAMILIES = {t.__name__.rpartition(".")[2]: usable(t.SAMPLES) for t in TABLES if usable(t.SAMPLES)}
 DTYPES = pytest.mark.parametrize("dtype", [popxl.float32, bfloat16], ids=lambda d: d.name)
 NUMBERS = st.integers(0, 31)
+QUICK = ("collectives", "indexing", "linalg", "losses", "shape", "var_updates")
 
 
 def differences(
@@ -65,7 +67,7 @@ def family_program(name: str, replicas: int) -> Tuple[List[Step], List[List[Step
     return bodies[0], bodies[1:]
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", cases(sorted(FAMILIES), lambda family: family in QUICK))
 @pytest.mark.parametrize(
     "dtype, replicas",
     [

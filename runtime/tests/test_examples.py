@@ -14,6 +14,9 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 TRAINED_LONG = {"bert_encoder.py": 0.1}
 """Relative difference of numbers, where training multiplies the rounding errors of another machine."""
 
+LONG = (*TRAINED_LONG, "phased_execution.py", "pipelining.py")
+"""Examples that are no quick checks."""
+
 
 def shown(name: str) -> str:
     """The output in the guide."""
@@ -26,9 +29,7 @@ def values(line: str) -> "list[float]":
     return [float(number) for number in NUMBER.findall(line)]
 
 
-@pytest.mark.parametrize(
-    "path", cases(EXAMPLES, lambda path: path.name not in TRAINED_LONG, [p.stem for p in EXAMPLES])
-)
+@pytest.mark.parametrize("path", cases(EXAMPLES, lambda path: path.name not in LONG, [p.stem for p in EXAMPLES]))
 def test_an_example_prints_what_the_guide_shows(path, capsys):
     runpy.run_path(str(path), run_name="__main__")
     printed = capsys.readouterr().out

@@ -53,9 +53,10 @@ def with_rules(monkeypatch: Any, rules: FrozenSet[str], readable: bool) -> None:
     monkeypatch.setattr(residency, "Lifetimes", lifetimes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "readable, replicas",
-    [pytest.param(True, 1, marks=pytest.mark.slow), pytest.param(False, 1, marks=pytest.mark.slow), (False, 2)],
+    [(True, 1), (False, 1), (False, 2)],
 )
 def test_rows_that_give_up_their_memory_change_no_number(readable: bool, replicas: int, monkeypatch: Any) -> None:
     with_rules(monkeypatch, ALL_RULES, readable)

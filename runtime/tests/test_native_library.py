@@ -65,6 +65,7 @@ def test_a_flag_that_a_compiler_refuses_costs_no_other_flag(
         assert {flag for flag in build.OPTIONAL_FLAGS if flag not in call} == {refused}
 
 
+@pytest.mark.slow
 def test_several_programs_that_build_at_once_leave_one_whole_library(compiler: List[str], tmp_path: Path) -> None:
     path = tmp_path / "cache" / "kernels.so"
     path.parent.mkdir()
@@ -286,6 +287,7 @@ def test_a_damaged_library_is_built_again(copying: None, tmp_path: Path) -> None
 # In the background
 
 
+@pytest.mark.slow
 def test_compiling_begins_before_torch_is_there(copying: None, tmp_path: Path) -> None:
     program = "import sys, popxl.extensions as e; e.expect_session(); print('torch' in sys.modules, flush=True)\n"
     out, _ = run(program + WAIT, tmp_path, SLOWLY="sleep 60", CALLS=str(tmp_path / "calls"))
@@ -315,6 +317,7 @@ def test_a_session_on_a_gpu_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -
     assert begun
 
 
+@pytest.mark.slow
 def test_a_program_that_changes_its_folder_waits_for_what_has_begun(copying: None, tmp_path: Path) -> None:
     program = "import os; from popxl_engine import build; build.begin(); os.chdir('/'); print(next(build.libraries()))"
     folder = os.path.relpath(tmp_path / "cache")

@@ -28,7 +28,7 @@ OPERANDS = {
 }
 
 
-@pytest.mark.parametrize("lhs", OPERANDS)
+@pytest.mark.parametrize("lhs", cases(OPERANDS, lambda name: name in ("contiguous", "columns of a wider one")))
 @pytest.mark.parametrize("rhs", OPERANDS)
 def test_products_of_views_equal_products_of_copies_and_are_not_slow(lhs, rhs):
     bias = WIDE[0, :512]
@@ -117,7 +117,10 @@ def test_what_is_beside_an_operand_and_what_a_result_held_before_does_not_matter
 
 
 @needs_tiles
-@pytest.mark.parametrize("rows, inner, columns, is_rhs_transposed", [(1024, 40, 8201, True), (8193, 33, 1030, False)])
+@pytest.mark.parametrize(
+    "rows, inner, columns, is_rhs_transposed",
+    [pytest.param(1024, 40, 8201, True, marks=pytest.mark.slow), (8193, 33, 1030, False)],
+)
 def test_large_results_are_rounded_once_at_any_alignment(
     rows: int, inner: int, columns: int, is_rhs_transposed: bool, threads: Any
 ) -> None:
@@ -130,7 +133,7 @@ def test_large_results_are_rounded_once_at_any_alignment(
 
 
 @needs_tiles
-@pytest.mark.parametrize("columns", [1024, 1010])
+@pytest.mark.parametrize("columns", cases([1024, 1010], lambda columns: columns == 1010))
 def test_a_large_total_that_is_written_once_is_the_product(columns: int, threads: Any) -> None:
     rows, inner = 4160, 40
     lhs, rhs = narrow(rows, inner, 1, is_transposed=True), narrow(inner, columns, 2)

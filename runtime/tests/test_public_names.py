@@ -19,6 +19,7 @@ from typing import Any
 import popxl
 import pytest
 from popxl.tensorlocation import ReplicatedTensorSharding, TensorStorage
+from quick import cases
 from test_application_names import api, as_arguments
 
 MODULES: dict[str, dict[str, Any]] = api()["modules"]
@@ -175,7 +176,7 @@ def test_every_public_name_is_there_with_its_kind_and_signature(module):
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("package", ["popxl", "popxl_addons"])
+@pytest.mark.parametrize("package", cases(["popxl", "popxl_addons"], lambda package: package == "popxl"))
 def test_one_import_reaches_everything_at_the_top_of_a_package(package):
     code = f"import sys, {package}; print([name for name in sys.argv[1:] if not hasattr({package}, name)])"
     ran = subprocess.run([sys.executable, "-c", code, *MODULES[package]], capture_output=True, text=True, check=True)

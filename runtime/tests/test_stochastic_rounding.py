@@ -10,6 +10,7 @@ from popxl import extensions, ops
 from popxl.ops import collectives, var_updates
 from popxl_addons.optimizers import AdamOptimizerStep
 from popxl_engine.engine import Engine
+from quick import cases
 from random_programs import COLLECTIVES, KINDS, build
 
 SMALL = 2.0**-12
@@ -260,11 +261,18 @@ def adamw(shards: bool, moments: popxl.dtype, weight: popxl.dtype) -> List[np.nd
         return [found[v] for v in variables]
 
 
-both_weights = pytest.mark.parametrize("weight", [popxl.float32, popxl.bfloat16], ids=lambda d: d.name)
-narrow_moments = pytest.mark.parametrize("moments", [popxl.bfloat16, popxl.float16], ids=lambda d: d.name)
+def over_types(name: str, *types: popxl.dtype) -> Any:
+    """Each type for a parameter; bfloat16 is a quick check."""
+    return pytest.mark.parametrize(
+        name, cases(types, lambda dtype: dtype is popxl.bfloat16, [dtype.name for dtype in types])
+    )
 
 
-@pytest.mark.parametrize("moments", [popxl.float32, popxl.bfloat16, popxl.float16], ids=lambda d: d.name)
+both_weights = over_types("weight", popxl.float32, popxl.bfloat16)
+narrow_moments = over_types("moments", popxl.bfloat16, popxl.float16)
+
+
+@over_types("moments", popxl.float32, popxl.bfloat16, popxl.float16)
 def test_fused_adamw_draws_for_shards_what_it_draws_for_the_whole(moments: popxl.dtype, monkeypatch: Any) -> None:
     monkeypatch.setattr("popxl_engine.rewrites.adam.CHUNK", 640)
     whole = adamw(False, moments, popxl.bfloat16)

@@ -7,6 +7,7 @@ from popxl.errors import RemoteMemoryError
 from popxl_engine.machine.tier import ALL_RULES, BLOCK, Course
 from popxl_engine.machine.tier import cache as cache_module
 from popxl_engine.machine.tier.arena import Arena
+from quick import cases
 from tier_helpers import LOAD, STORE, Clock, Late, Rows, sweep
 
 ROWS = 12
@@ -81,7 +82,7 @@ def wrong_rows(seed, rules=ALL_RULES, with_course=True, memory=15, runs=3, devic
 
 
 @pytest.mark.parametrize("with_course", [True, False])
-@pytest.mark.parametrize("memory", [10, 15, 40])
+@pytest.mark.parametrize("memory", cases([10, 15, 40], lambda memory: memory == 15))
 def test_random_programs_read_what_they_stored(with_course, memory):
     for seed in range(2):
         assert wrong_rows(seed, with_course=with_course, memory=memory) == 0
@@ -93,7 +94,7 @@ def test_random_programs_read_what_they_stored_on_a_device_that_works_behind_the
     assert wrong_rows(0, memory=memory, device=Late(0.002)) == 0
 
 
-@pytest.mark.parametrize("rule", sorted(ALL_RULES))
+@pytest.mark.parametrize("rule", cases(sorted(ALL_RULES), lambda rule: rule != "fences"))
 def test_without_a_rule_a_random_program_reads_what_it_did_not_store(rule):
     device = Late(0.002) if rule == "fences" else None
     assert any(wrong_rows(seed, ALL_RULES - {rule}, device=device) for seed in range(8))

@@ -72,7 +72,7 @@ INTERPRETED = pytest.mark.parametrize("interpret", cases(["0", "1"], lambda inte
 
 @INTERPRETED
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("memory", [70_000, 120_000, 10**7])
+@pytest.mark.parametrize("memory", cases([70_000, 120_000, 10**7], lambda memory: memory == 70_000))
 def test_a_program_gives_the_same_bits_with_its_rows_in_files(memory, replicas, interpret, tmp_path, monkeypatch):
     monkeypatch.setenv("POPXL_INTERPRET", interpret)
     expected, none = results(replicas=replicas)
@@ -87,7 +87,9 @@ def test_a_program_gives_the_same_bits_with_its_rows_in_files(memory, replicas, 
 
 @INTERPRETED
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("memory, with_files", [(120_000, False), (120_000, True), (10**7, False)])
+@pytest.mark.parametrize(
+    "memory, with_files", [(120_000, False), (120_000, True), pytest.param(10**7, False, marks=pytest.mark.slow)]
+)
 def test_a_program_gives_the_same_bits_on_a_device_with_less_memory(
     memory, with_files, replicas, interpret, tmp_path, monkeypatch
 ):

@@ -61,11 +61,13 @@ def test_variants_alternate_and_turn_round(script, tmp_path):
     assert [figures["taken"] for figures in measured[0].steps] == [2, 4, 6, 8]
 
 
+@pytest.mark.slow
 def test_seconds_are_per_step(script, tmp_path):
     (slow,) = measure(script, [variant(tmp_path, "a", sleep=0.02)], rounds=3, warmup=1, steps_per_round=4)
     assert 0.02 <= slow.median < 0.04
 
 
+@pytest.mark.slow
 def test_peak_memory_is_the_process_own(script, tmp_path):
     small, large = measure(
         script, [variant(tmp_path, "a"), variant(tmp_path, "b", bytes=200 << 20)], rounds=1, warmup=1
@@ -73,6 +75,7 @@ def test_peak_memory_is_the_process_own(script, tmp_path):
     assert (200 << 20) * 0.95 < large.peak_bytes - small.peak_bytes < (200 << 20) * 1.05
 
 
+@pytest.mark.slow
 def test_a_variant_that_dies_is_named_with_its_last_words(script, tmp_path):
     with pytest.raises(BenchmarkError, match=r"(?s)variant 'b' died with exit code 1.*out of luck"):
         measure(script, [variant(tmp_path, "a"), variant(tmp_path, "b", fail_at=2)], rounds=3, warmup=1)

@@ -108,6 +108,7 @@ def test_prepared_documents_are_the_given_ones_shuffled_and_held_out_once(tmp_pa
     assert json.loads((tmp_path / "out/dataset.json").read_text()) == info
 
 
+@pytest.mark.slow
 def test_the_result_depends_on_input_and_seed_and_not_on_workers_buckets_or_call(tmp_path, monkeypatch):
     source = text_source([str(write_documents(tmp_path / "text"))])
     for name, changes, workers in (("a", {}, 1), ("b", {}, 2), ("d", {"seed": 1}, 1)):
@@ -217,6 +218,7 @@ def test_text_that_spells_the_end_of_text_does_not_end_it():
     assert tokenizer.decode(tokens[:-1].tolist()) == f"a{END_OF_TEXT}b"
 
 
+@pytest.mark.slow
 def test_workers_keep_the_order_and_clean_each_document(monkeypatch):
     monkeypatch.setattr(data.tokenisation, "_BATCH_CHARACTERS", 200)
     tokenizer = train_tokenizer(documents(20), 300)
@@ -383,6 +385,7 @@ def test_mistakes_in_a_real_process_show_no_traceback(tmp_path, arguments):
     assert time.monotonic() - start < 2
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_is_one_message_and_leaves_nothing(tmp_path):
     write_documents(tmp_path / "text", 400)
     limited = f"ulimit -f 8; exec '{sys.executable}' '{SCRIPT}' text text --vocabulary_size 300 --sequence_length 8"

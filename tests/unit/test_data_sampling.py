@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quick import cases
 
 from data import BatchLoader, BatchSampler, DataError, SyntheticDataset
 from data.sampling import derive_key, mix, permute
@@ -39,6 +38,7 @@ def test_permute_is_a_permutation(size, key):
     assert sorted(permute(np.arange(size), size, key).tolist()) == list(range(size))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 2**40), st.integers(0, 2**64 - 1), st.data())
 def test_permute_sends_a_position_to_one_place_however_it_is_asked(size, key, data):
@@ -48,7 +48,8 @@ def test_permute_sends_a_position_to_one_place_however_it_is_asked(size, key, da
     assert together.tolist() == [int(permute(np.array([position]), size, key)[0]) for position in positions]
 
 
-@pytest.mark.parametrize("size", cases([2, 3, 5, 10], lambda size: size == 3))
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3, 5, 10])
 def test_permutations_of_many_keys_are_uniform(size):
     keys = 1500
     placed = np.zeros((size, size))

@@ -85,6 +85,7 @@ def test_formula_adamw_equals_the_one_of_torch():
     torch.testing.assert_close(train(PlainAdamW), train(torch.optim.AdamW), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_fast_loop_equals_formula_loop_over_many_steps():
     training = PlainTraining(
         steps=20,

@@ -41,7 +41,7 @@ def expected_of(config: Config) -> Expected:
     return expect(config.model, random_weights(config.model), *random_batch(config))
 
 
-QUICK = ("plain", "serialised attention", "whole vocabulary", "split every way")
+QUICK = ("plain", "serialised attention", "split every way")
 
 
 @pytest.mark.parametrize("case", cases(CASES, lambda case: case in QUICK))
@@ -56,7 +56,9 @@ def test_loss_and_every_gradient_equal_hugging_faces(case):
     assert norm == pytest.approx(whole, rel=1e-5)
 
 
-@pytest.mark.parametrize("case", ["plain", "serialised attention", "whole vocabulary"])
+@pytest.mark.parametrize(
+    "case", cases(["plain", "serialised attention", "whole vocabulary"], lambda case: case in QUICK)
+)
 def test_logits_of_the_forward_program_equal_hugging_faces(case):
     config = override(CASES[case], micro_batch_size=2)
     expected = expected_of(config)
@@ -98,7 +100,7 @@ def test_a_program_that_drops_the_tied_gradient_is_noticed(monkeypatch):
     assert max(distances.values()) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", sorted(random_weights(small(layers=1).model)))
+@pytest.mark.parametrize("name", cases(sorted(random_weights(small(layers=1).model)), lambda name: "norm" in name))
 def test_a_perturbed_parameter_is_noticed(name):
     config = small(layers=1)
     weights = random_weights(config.model)

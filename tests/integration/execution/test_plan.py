@@ -157,6 +157,7 @@ def test_bytes_are_those_of_the_rows_that_move_and_of_the_tensors_that_meet(grid
     }
 
 
+@pytest.mark.slow
 def test_a_ring_sends_its_share_of_what_it_moves():
     for phase in planned(configuration((2, 2, 2))).program.phases:
         for c in phase.collectives:
@@ -171,6 +172,7 @@ def test_a_ring_sends_its_share_of_what_it_moves():
                 assert c.sent_bytes == pytest.approx(2 * (n - 1) / n * c.brought_bytes, abs=c.calls)
 
 
+@pytest.mark.slow
 def test_the_sequence_of_rows_is_that_of_a_run(monkeypatch):
     config, seen = configuration((1, 2, 1), device_iterations=2), []
     for kind in ("load", "store"):

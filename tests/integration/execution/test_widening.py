@@ -79,6 +79,7 @@ def test_seeds_that_are_not_those_of_the_micro_batches_are_noticed(wrong, monkey
     assert worst_distance(gradients, one_by_one("dropout")[1])[0] > 1000 * TOLERANCE
 
 
+@pytest.mark.slow
 def test_recomputation_changes_no_bit_of_any_gradient():
     config = override(DROPPING, widening=2)
     kept, again = (gradients_of(override(config, recomputation=is_on))[1] for is_on in (False, True))
