@@ -4,6 +4,7 @@
 #pragma once
 #include <vector>
 
+#include "dropout.h"
 #include "products.h"
 #include "vectors.h"
 
@@ -161,27 +162,13 @@ static float dot(const T* x, const float* y, int64_t count) {
   return sum;
 }
 
-// The first `needed` of a row after dropout, elements of [batch, heads, queries, keys].
+// The first `needed` of a row after dropout, elements of [batch, heads, queries, keys]; keys are an even number.
 template <class T>
 static void drop(const T* from, T* to, int64_t needed, const Sizes& n, int64_t head, int64_t query,
                  const Dropout& dropout) {
-  constexpr int64_t WORDS = 64;
-  uint64_t words[WORDS];
-  int32_t draws[2 * WORDS];
   const int64_t heads = n.batch / dropout.parts * n.heads;  // of one key
-  const int32_t least = int32_t(dropout.threshold);
-  const float scale = dropout.scale;
   const uint64_t key = dropout.keys[head / heads], index = uint64_t((head % heads * n.queries + query) * n.keys);
-  for (int64_t start = 0; start < needed; start += 2 * WORDS) {
-    const int64_t count = std::min(needed - start, 2 * WORDS);
-    const uint64_t first = (index + uint64_t(start)) / 2;  // keys are an even number
-#pragma omp simd
-    for (int64_t i = 0; i < WORDS; ++i) words[i] = squares64(first + uint64_t(i), key);
-    std::memcpy(draws, words, sizeof(draws));  // the lower word first
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i)
-      narrow(draws[i] >= least ? wide(from[start + i]) * scale : 0.0f, to[start + i]);
-  }
+  ::drop(from, to, key, index, int32_t(dropout.threshold), dropout.scale, needed);
 }
 
 // probabilities = softmax(query @ key.T * scale + mask), [..., queries, keys] in order; dropped: the same after dropout

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "dropout.h"
 #include "numbers.h"
 #include "pieces.h"
 
@@ -238,22 +239,10 @@ void fill_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, in
   });
 }
 
-// x * scale where the element's draw, read as int32, is at least the threshold; else zero.
 template <class T>
 void dropout(const T* x, T* y, uint64_t key, int32_t threshold, float scale, int64_t count, int threads) {
-  constexpr int64_t COUNTERS = 256;
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
-    uint64_t words[COUNTERS];
-    int32_t draws[2 * COUNTERS];
-    for (int64_t start = first; start < end; start += 2 * COUNTERS) {
-#pragma omp simd
-      for (int64_t i = 0; i < COUNTERS; ++i) words[i] = squares64(uint64_t(start / 2 + i), key);
-      std::memcpy(draws, words, sizeof(draws));  // the lower word first
-      const int64_t length = std::min(end - start, 2 * COUNTERS);
-#pragma omp simd
-      for (int64_t i = 0; i < length; ++i)
-        narrow(draws[i] >= threshold ? wide(x[start + i]) * scale : 0.0f, y[start + i]);
-    }
+    drop(x + first, y + first, key, uint64_t(first), threshold, scale, end - first);
   });
 }
 

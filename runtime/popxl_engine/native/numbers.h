@@ -48,6 +48,10 @@ static inline void narrow(const float* from, bfloat16* to, int64_t count) {
 #endif
 }
 
+static inline void narrow(const float* from, float* to, int64_t count) {
+  std::memcpy(to, from, sizeof(float) * std::size_t(count));
+}
+
 // a * b + c, rounded once where the CPU can do so in one instruction. Written out, because compilers that contract
 // products and sums at will do it differently in vectors and in what is left over.
 static inline float fused(float a, float b, float c) {
