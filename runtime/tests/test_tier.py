@@ -106,7 +106,8 @@ def clock(monkeypatch):
     found = Clock()
     monkeypatch.setattr(cache_module, "threading", found)
     monkeypatch.setattr(cache_module, "time", found)
-    return found
+    yield found
+    found.rest()  # threads that still sleep wake up, and end with the process: it waits for them
 
 
 @pytest.mark.parametrize("look_ahead, least, most", [(True, 1.0, 1.1), (False, 1.8, 2.1)])
