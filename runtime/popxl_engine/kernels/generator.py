@@ -48,7 +48,7 @@ Key = Union[int, torch.Tensor]
 
 def key_here(seed: torch.Tensor) -> int:
     """`key` as a number: seed uint32 [2], on the host."""
-    return signed(on_host.key(seed.numpy()))
+    return int(key(seed)) if seed.is_meta else signed(on_host.key(seed.numpy()))
 
 
 def is_native(seed: torch.Tensor) -> bool:
