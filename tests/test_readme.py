@@ -194,6 +194,7 @@ def test_the_map_names_every_folder():
             assert any(f"{folder.name}/" in line for line in named), folder.name
 
 
+@pytest.mark.slow
 def test_the_picture_shows_the_phases_of_the_program():
     config = preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
     found = picture.phases(*picture.program(config))

@@ -1,5 +1,6 @@
 """From a line of a sample table to operands, a graph with the op in it, and the results of its kernel."""
 
+import functools
 import sys
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
@@ -9,7 +10,7 @@ import popxl
 import torch
 from popxl import ops
 from popxl.graph import Graph
-from popxl.opdef import OPS, Op, call_arguments, map_tensors
+from popxl.opdef import OPS, Op, OpDefinition, call_arguments, map_tensors
 from popxl.ops import var_updates
 from popxl.values import Tensor
 from popxl_engine.interpreter import constant_tensor, run_graph
@@ -37,12 +38,18 @@ def public_function(name: str) -> Callable[..., Any]:
         found = getattr(module, name, None)
         if callable(found):
             return found
+    return declaring_function(OPS[name])
+
+
+@functools.cache
+def declaring_function(op: OpDefinition) -> Callable[..., Any]:
+    """The function that declares an op, in whichever module it is."""
     for module_name, module in sorted(sys.modules.items()):
         if module_name.startswith(("popxl.", "popxl_addons.")):
             for value in vars(module).values():
-                if getattr(value, "definition", None) is OPS[name]:
+                if getattr(value, "definition", None) is op:
                     return value
-    raise LookupError(f"op {name!r}: found no function that declares it in the modules imported by the tests")
+    raise LookupError(f"op {op.name!r}: found no function that declares it in the modules imported by the tests")
 
 
 # Operands

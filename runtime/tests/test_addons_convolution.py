@@ -162,6 +162,7 @@ def torch_training(network, images, labels):
     return losses
 
 
+@pytest.mark.slow
 def test_a_small_network_trains_as_torchs_does():
     images, labels = normal(STEPS, BATCH, 2, 8, 6), np.arange(STEPS * BATCH).reshape(STEPS, BATCH) % CLASSES
     images += labels[:, :, None, None, None] - 1  # something to learn

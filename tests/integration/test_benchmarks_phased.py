@@ -37,6 +37,7 @@ def plain_like(run: PhasedRun | PhasedSteps, training: PlainTraining) -> PlainTr
     return PlainTrainer(gpt, training)
 
 
+@pytest.mark.slow
 def test_losses_follow_the_plain_loop_and_validation_covers_every_window(text):
     run = PhasedRun({"seed": 1, "steps": 50}, text, SIZES, {**TRAINING, "warmup_steps": 5}, BATCH)
     plain = plain_like(run, PlainTraining(steps=50, **{**TRAINING, "warmup_steps": 5}))

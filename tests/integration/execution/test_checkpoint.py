@@ -78,12 +78,14 @@ def test_moments_in_bfloat16_go_on_in_float32_as_they_are(tmp_path, caplog):
         np.testing.assert_array_equal(array, before[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_moments_in_float32_are_not_cut_to_bfloat16(tmp_path):
     saved = save(pretraining(BASE), BASE, tmp_path, Position(3, "data"))
     with pytest.raises(UserError, match="moment_precision float32, not bfloat16, which would lose some of it"):
         SavedRun(saved, override(BASE, **NARROW))
 
 
+@pytest.mark.slow
 def test_a_setting_that_an_older_run_did_not_have_counts_as_its_default(tmp_path, caplog):
     saved = save(pretraining(BASE), BASE, tmp_path, Position(3, "data"))
     manifest = json.loads((saved / "checkpoint.json").read_text())

@@ -72,12 +72,14 @@ def test_logits_of_the_forward_program_equal_hugging_faces(case):
     assert distance(got.reshape(expected.logits.shape), expected.logits) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_recomputation_does_not_change_a_bit_of_any_gradient():
     kept, again = (gradients_of(small(recomputation=is_on))[1] for is_on in (False, True))
     for name, array in kept.items():
         np.testing.assert_array_equal(array, again[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_program_that_drops_a_micro_batch_is_noticed(monkeypatch):
     make = Connections.make
 
@@ -91,6 +93,7 @@ def test_a_program_that_drops_a_micro_batch_is_noticed(monkeypatch):
     assert worst_distance(gradients, expected_of(config).gradients)[0] > 1000 * TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_program_that_drops_the_tied_gradient_is_noticed(monkeypatch):
     monkeypatch.setattr(phases, "with_tied_gradient", lambda step, gradients, row: gradients)
     config = CASES["plain"]
@@ -100,7 +103,9 @@ def test_a_program_that_drops_the_tied_gradient_is_noticed(monkeypatch):
     assert max(distances.values()) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", cases(sorted(random_weights(small(layers=1).model)), lambda name: "norm" in name))
+@pytest.mark.parametrize(
+    "name", cases(sorted(random_weights(small(layers=1).model)), lambda name: name.endswith("qkv.weight"))
+)
 def test_a_perturbed_parameter_is_noticed(name):
     config = small(layers=1)
     weights = random_weights(config.model)

@@ -44,6 +44,7 @@ def test_matrix_products_are_those_of_the_formula(grid, recomputation):
     assert found.replicas * sum(phase.product_flops for phase in found.phases) == expected
 
 
+@pytest.mark.slow
 def test_without_splits_and_recomputation_that_formula_is_six_per_weight_and_token_plus_attention():
     config = configuration(recomputation=False)
     found = planned(config)

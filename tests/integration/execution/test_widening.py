@@ -87,6 +87,7 @@ def test_recomputation_changes_no_bit_of_any_gradient():
         np.testing.assert_array_equal(array, again[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_widened_program_is_one_of_larger_micro_batches():
     config = override(DROPPING, widening=2)
     wide = override(DROPPING, micro_batch_size=4)
