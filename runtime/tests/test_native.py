@@ -170,7 +170,11 @@ def matrix(rows: int, columns: int, is_transposed: bool, seed: int) -> torch.Ten
 @pytest.mark.parametrize("is_rhs_transposed", [False, True])
 @pytest.mark.parametrize("is_lhs_transposed", [False, True])
 @pytest.mark.parametrize(
-    "rows, inner, columns", [(1, 1, 1), (33, 70, 17), (5, 2047, 40), (200, 3, 64), (64, 1025, 31), (300, 32, 7)]
+    "rows, inner, columns",
+    [
+        *((1, 1, 1), (33, 70, 17), (64, 1025, 31)),
+        *(pytest.param(*size, marks=pytest.mark.slow) for size in ((5, 2047, 40), (200, 3, 64), (300, 32, 7))),
+    ],
 )
 def test_products_by_tiles_are_those_in_float64_for_any_threads(
     rows: int, inner: int, columns: int, is_lhs_transposed: bool, is_rhs_transposed: bool, threads: Any

@@ -66,13 +66,16 @@ def by_tiles(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor] 
 
 SIZES = [(1, 1, 1), (33, 70, 17), (5, 2047, 40), (64, 32, 64), (96, 2080, 40), (200, 1030, 31), (32, 96, 1700)]
 """Rows, terms, columns: edges of tiles, rows that tiles are loaded from as they lie, several chunks, many columns."""
+QUICK = ((33, 70, 17), (64, 32, 64), (96, 2080, 40))
 
 
 @needs_tiles
 @pytest.mark.parametrize("extra", cases([0, 5, 32], lambda extra: extra == 5))
 @pytest.mark.parametrize("is_rhs_transposed", [False, True])
 @pytest.mark.parametrize("is_lhs_transposed", [False, True])
-@pytest.mark.parametrize("rows, inner, columns", SIZES)
+@pytest.mark.parametrize(
+    "rows, inner, columns", [pytest.param(*size, marks=[pytest.mark.slow] * (size not in QUICK)) for size in SIZES]
+)
 def test_products_by_tiles_are_those_in_float64_rounded_once_for_any_threads(
     rows: int, inner: int, columns: int, is_lhs_transposed: bool, is_rhs_transposed: bool, extra: int,
     threads: Any,

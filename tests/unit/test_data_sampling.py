@@ -109,6 +109,7 @@ def test_epochs_and_seeds_are_ordered_differently():
     assert BatchSampler(samples=50, global_batch_size=20).epochs(5) == 2.0
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     instances=st.integers(1, 4),
