@@ -270,8 +270,9 @@ class BlockBuilder:
         if not count:
             env.update((t, self.copy(v, (step.source, i))) for i, (t, v) in enumerate(zip(step.outputs, inputs)))
             return
-        if self._is_carried_and_seen(graph, inputs):
-            # What becomes a carried input is a copy: only the first iteration changes the caller's.
+        if count == 1 or self._is_carried_and_seen(graph, inputs):
+            # The first iteration, maybe the only one; what becomes a carried input is a copy, as only it changes the
+            # caller's.
             bound = [
                 v if g in graph._by_ref_inputs else self.copy(v, (step.source, 0, g))
                 for g, v in zip(graph.inputs, inputs)
@@ -279,6 +280,9 @@ class BlockBuilder:
             results = self.inline(graph, bound, inner, (*place, 0))
             inputs[:carried] = [self.copy(v, (step.source, 0, i)) for i, v in enumerate(results)]
             first = 1
+            if count == 1:
+                env.update(zip(step.outputs, inputs))
+                return
         body, inputs = self.lowering.body(graph, inputs, carried, inner, self)
         self._check_host(body, inputs)
         inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]

@@ -223,6 +223,20 @@ def test_the_environment_names_the_cache_folder(tmp_path: Path, monkeypatch: Any
     assert len(list(tmp_path.glob("program_*.py"))) == 1
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_loop_that_runs_once_is_no_loop(count: int) -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        def body(x: Tensor, total: popxl.TensorByRef) -> Tensor:
+            ops.add_(total, x)
+            return x * 2.0
+
+        x, total = popxl.variable([1.5], name="x"), popxl.variable([0.0], name="total")
+        return ops.repeat(ir.create_graph(body, x, total), count, x, total)
+
+    both(build)
+    assert source(prepare(build)).count("for _ in range") == count - 1
+
+
 def test_without_a_cache_folder_nothing_is_written_and_nothing_is_kept(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     engine = prepare(small, cachePath=str(tmp_path))

@@ -441,7 +441,7 @@ def test_logits_that_are_widened_for_their_loss_stay_narrow(dtype: popxl.dtype, 
 # Zeros that nobody reads
 
 
-def means_in_a_loop(kind: str, twist: str) -> Callable[[popxl.Ir], Sequence[Tensor]]:
+def means_in_a_loop(kind: str, twist: str, times: int) -> Callable[[popxl.Ir], Sequence[Tensor]]:
     """A loop that accumulates a mean into fresh zeros, with a twist that the rule must see."""
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
@@ -472,7 +472,7 @@ def means_in_a_loop(kind: str, twist: str) -> Callable[[popxl.Ir], Sequence[Tens
             ops.add_(count, popxl.constant(2.0))
         if twist == "read between":
             ops.add_(x, ops.sum(total) + 1.0)
-        ops.repeat(graph, 3, total, count, x, dy, ids)
+        ops.repeat(graph, times, total, count, x, dy, ids)
         return [total]
 
     return build
@@ -480,8 +480,9 @@ def means_in_a_loop(kind: str, twist: str) -> Callable[[popxl.Ir], Sequence[Tens
 
 @pytest.mark.parametrize("kind", ["product", "rows", "mean"])
 @pytest.mark.parametrize("twist", ["", "counted before", "read before", "counter is not zero", "read between"])
-def test_accumulators_are_cleared_only_where_their_zeros_are_read(kind: str, twist: str) -> None:
-    build = means_in_a_loop(kind, twist)
+@pytest.mark.parametrize("times", [1, 3])
+def test_accumulators_are_cleared_only_where_their_zeros_are_read(times: int, kind: str, twist: str) -> None:
+    build = means_in_a_loop(kind, twist, times)
     expected, _ = observe(build, True)
     torch.use_deterministic_algorithms(True)  # memory that is not cleared holds NaN
     try:

@@ -17,6 +17,7 @@ from popxl_engine.blocks import Block
 from popxl_engine.lowering import Lowering
 from popxl_engine.rewrites.accumulate import fuse_accumulated_products, fuse_accumulated_rows, fuse_accumulated_sums
 from popxl_engine.rewrites.adam import fuse_adam
+from popxl_engine.rewrites.added_rows import added_rows
 from popxl_engine.rewrites.attention import fuse_attention, fuse_attention_grad
 from popxl_engine.rewrites.identities import drop_casts, swap_transposed_products
 from popxl_engine.rewrites.joined_gradients import join_gradients
@@ -44,6 +45,7 @@ REWRITES: Dict[str, Callable[[List[Step], Graph], List[Step]]] = {
 BLOCK_REWRITES: Dict[str, Callable[[Block], None]] = {
     "narrow_logits": narrow_logits,
     "unread_zeros": unread_zeros,
+    "added_rows": added_rows,
     "repeated_numbers": repeated_numbers,
 }
 

@@ -49,17 +49,23 @@ def accumulate_sum_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tensor
 
 def accumulate_rows_(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, step: Any) -> torch.Tensor:
     """t = t * step / (step + 1), then dy / (step + 1) added to rows by their indices; indices outside are dropped."""
-    flat = indices.reshape(-1).to(torch.int64)
-    rows = dy.reshape(flat.numel(), -1).to(t.dtype)
-    outside = (flat < 0) | (flat >= t.shape[0])
-    if t.is_cuda or outside.any():
-        rows, flat = rows.masked_fill(outside[:, None], 0), flat.masked_fill(outside, 0)
+    flat, rows = rows_by_index(t, dy, indices)
     if t.is_cuda:  # the count stays where it is
         sums = torch.zeros_like(t).index_add_(0, flat, rows)
         return kernel_for(OPS["accumulate_mean_"], "cuda")(t, sums, step)
     old, new = shares(step)
     scaled = t.mul_(old) if old else t.zero_()
     return scaled.index_add_(0, flat, rows, alpha=new)
+
+
+def rows_by_index(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    """(numbers of rows of t, what is added to each, of t's type); rows outside become zeros for row 0."""
+    flat = indices.reshape(-1).to(torch.int64)
+    rows = dy.reshape(flat.numel(), -1).to(t.dtype)
+    outside = (flat < 0) | (flat >= t.shape[0])
+    if t.is_cuda or outside.any():
+        rows, flat = rows.masked_fill(outside[:, None], 0), flat.masked_fill(outside, 0)
+    return flat, rows
 
 
 PRODUCT = fused(accumulate_product_, writes=("t",))

@@ -1,6 +1,6 @@
 """Zeros that nobody reads: accumulators of a mean whose first value replaces what is there."""
 
-from typing import Dict, List, Optional
+from typing import Dict, Iterator, List, Optional, Tuple
 
 from popxl_engine.aliasing import storage_groups
 from popxl_engine.blocks import Block, Instr, Value
@@ -10,30 +10,45 @@ MEANS = ("accumulate_mean_", "fused_accumulate_product_", "fused_accumulate_rows
 
 
 def unread_zeros(block: Block) -> None:
-    """Memory of an accumulator is not cleared where a loop takes it, with a counter at zero, and begins with a mean.
+    """Memory of an accumulator is not cleared where a mean with a counter at zero is the first that meets it.
 
-    Both come fresh from `init`; the loop's body first meets the accumulator as the target of a mean, before it writes
-    the counter.
+    Both come fresh from `init`. A loop may take them instead, whose body first meets the accumulator as the target of a
+    mean, before it writes the counter.
     """
     groups = storage_groups(block)
-    fresh: Dict[Value, Instr] = {}
+    unmet: Dict[Value, Instr] = {}
     """Zeros that nothing has met yet, by what shares their storage."""
+    unwritten: Dict[Value, Instr] = {}
+    """Those that nothing has written yet."""
     for instr in block.instrs:
         if _is_zeros(instr):
-            fresh[groups.get(instr.outputs[0], instr.outputs[0])] = instr
+            storage = groups.get(instr.outputs[0], instr.outputs[0])
+            unmet[storage] = unwritten[storage] = instr
             continue
-        if instr.kind == "repeat" and instr.arguments["repeat_count"] > 0:
-            body, values = instr.bodies[0], instr.arguments["inputs"]
-            inside = storage_groups(body)
-            for i in sorted(body.by_ref):
-                made = fresh.get(groups.get(values[i], values[i]))
-                step = _counter_of_first_mean(body, inside, body.inputs[i])
-                counter = fresh.get(groups.get(values[step], values[step])) if step is not None else None
-                once = sum(groups.get(v, v) is groups.get(values[i], values[i]) for v in values) == 1
-                if made is not None and counter is not None and made is not counter and once:
-                    made.arguments["init_type"] = "undef"
-        for v in instr.inputs():
-            fresh.pop(groups.get(v, v), None)
+        met = [groups.get(v, v) for v in instr.inputs()]
+        for accumulator, step in _first_means(instr):
+            target = groups.get(accumulator, accumulator)
+            made, counter = unmet.get(target), unwritten.get(groups.get(step, step))
+            if made is not None and counter is not None and made is not counter and met.count(target) == 1:
+                made.arguments["init_type"] = "undef"
+        for storage in met:
+            unmet.pop(storage, None)
+        for v in (*instr.written(), *instr.lent()):
+            unwritten.pop(groups.get(v, v), None)
+
+
+def _first_means(instr: Instr) -> Iterator[Tuple[Value, Value]]:
+    """(target, counter) of a mean, or of the means with which a loop's body begins on what it takes by reference."""
+    if instr.kind == "repeat" and instr.arguments["repeat_count"] > 0:
+        body, values = instr.bodies[0], instr.arguments["inputs"]
+        inside = storage_groups(body)
+        for i in sorted(body.by_ref):
+            step = _counter_of_first_mean(body, inside, body.inputs[i])
+            if step is not None:
+                yield values[i], values[step]
+    elif instr.definition is not None and instr.definition.name in MEANS:
+        if isinstance(instr.arguments["step"], Value):
+            yield instr.arguments["t"], instr.arguments["step"]
 
 
 def _is_zeros(instr: Instr) -> bool:

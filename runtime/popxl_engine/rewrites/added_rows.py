@@ -1,0 +1,80 @@
+"""The gradient of a table whose rows are looked up, added to another gradient: its rows go there at once."""
+
+from dataclasses import replace
+from typing import Dict, List, Set
+
+import torch
+from popxl import dtypes
+
+from popxl_engine.aliasing import storage_groups
+from popxl_engine.blocks import Block, Instr, Value
+from popxl_engine.rewrites.accumulate import ROWS, rows_by_index
+from popxl_engine.rewrites.match import fused
+
+
+def add_rows_(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """t with dy added to rows by their indices; indices outside are dropped."""
+    flat, rows = rows_by_index(t, dy, indices)
+    return t.index_add_(0, flat, rows)
+
+
+ADD = fused(add_rows_, writes=("t",))
+
+
+def added_rows(block: Block) -> None:
+    """add_ of zeros that nobody else meets but a mean of rows, with a counter at zero.
+
+    Accumulator and counter come fresh from `init`, and nothing writes the rows or their indices before they are added.
+    """
+    groups = storage_groups(block)
+
+    def storage(value: Value) -> Value:
+        return groups.get(value, value)
+
+    meeting: Dict[Value, List[int]] = {}
+    for i, instr in enumerate(block.instrs):
+        for value in {storage(v) for v in (*instr.inputs(), *instr.outputs)}:
+            meeting.setdefault(value, []).append(i)
+    leaving, gone = {storage(v) for v in block.outputs}, set()
+
+    def changes(first: int, last: int, values: Set[Value]) -> bool:
+        """Whether an instruction after the first and before the last one may write any of these."""
+        between = block.instrs[first + 1 : last]
+        return any(storage(v) in values for instr in between for v in (*instr.written(), *instr.lent()))
+
+    for i, instr in enumerate(block.instrs):
+        if not _adds(instr):
+            continue
+        sums = storage(instr.arguments["rhs"])
+        if sums in leaving or len(meeting[sums]) != 3 or meeting[sums][-1] != i:
+            continue
+        made, mean, _ = meeting[sums]
+        a = block.instrs[mean].arguments
+        if not _is_op(block.instrs[made], "init") or block.instrs[mean].definition is not ROWS:
+            continue
+        counter, rows = storage(a["step"]), {storage(a["dy"]), storage(a["indices"])}
+        start = meeting[counter][0]
+        is_zero = _is_op(block.instrs[start], "init") and block.instrs[start].arguments["init_type"] == "zero"
+        if (
+            not is_zero
+            or rows & {sums, storage(instr.arguments["lhs"])}
+            or changes(start, mean, {counter})
+            or changes(mean, i, rows)
+        ):
+            continue
+        arguments = {"t": instr.arguments["lhs"], "dy": a["dy"], "indices": a["indices"]}
+        block.instrs[i] = replace(instr, definition=ADD, arguments=arguments)
+        gone |= {made, mean}
+    block.instrs = [instr for i, instr in enumerate(block.instrs) if i not in gone]
+
+
+def _is_op(instr: Instr, name: str) -> bool:
+    return instr.definition is not None and instr.definition.name == name
+
+
+def _adds(instr: Instr) -> bool:
+    """Whether it adds a float32 to another of its shape."""
+    if not _is_op(instr, "add_"):
+        return False
+    lhs, rhs = instr.arguments["lhs"].spec, instr.arguments["rhs"].spec
+    return lhs.shape == rhs.shape and lhs.dtype is rhs.dtype is dtypes.float32
