@@ -66,7 +66,7 @@ def programs(size: int, more: Sequence[str] = ()) -> Iterator[Any]:
 
 @pytest.mark.slow
 def test_random_programs_have_the_same_numbers() -> None:
-    assert not any(differences(*program) for program in programs(25))
+    assert not any(differences(*program) for program in programs(30))
     assert len(overwritten) > 50
 
 
