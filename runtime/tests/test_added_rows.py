@@ -108,6 +108,19 @@ def test_rows_that_lie_where_they_are_added_are_read_first() -> None:
     assert not added(build)
 
 
+@pytest.mark.parametrize("step", [0, 0.0, 2.0])
+def test_a_mean_that_is_counted_by_a_number_stays(step: float) -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        other, dy = popxl.variable(normal(*SHAPE), name="other"), popxl.variable(normal(5, 4), name="dy")
+        ids = popxl.variable(np.array(INSIDE, np.int32))
+        sums = ops.init(SHAPE, popxl.float32, "sums")
+        var_updates.accumulate_mean_(sums, ops.indexing.gather_grad(dy, ids, SHAPE, 0, True), step)
+        ops.add_(other, sums)
+        return [other]
+
+    assert not added(build)
+
+
 @pytest.mark.parametrize("row", [0, 1])
 def test_rows_and_their_target_may_come_from_one_remote_buffer(row: int) -> None:
     def build(ir: popxl.Ir) -> Sequence[Tensor]:

@@ -52,6 +52,8 @@ def added_rows(block: Block) -> None:
         a = block.instrs[mean].arguments
         if not _is_op(block.instrs[made], "init") or block.instrs[mean].definition is not ROWS:
             continue
+        if not isinstance(a["step"], Value):
+            continue
         counter, rows = storage(a["step"]), {storage(a["dy"]), storage(a["indices"])}
         start = meeting[counter][0]
         is_zero = _is_op(block.instrs[start], "init") and block.instrs[start].arguments["init_type"] == "zero"
