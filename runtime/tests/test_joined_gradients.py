@@ -107,6 +107,45 @@ def test_only_rows_in_order_are_joined(twist: str, counts: Dict[str, int]) -> No
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("width", [D, 6])
+def test_heads_of_values_may_have_a_width_of_their_own(width: int) -> None:
+    """Joined as [B * N, H, D] they are other rows."""
+
+    def numbers(interpret: bool) -> Tuple[List[Any], str]:
+        ir = popxl.Ir()
+        with ir.main_graph:
+            sizes = [D, D, width]
+            heads = [
+                popxl.variable(np.random.default_rng(i).standard_normal((B, N, H, n)).astype(np.float32), name=f"v{i}")
+                for i, n in enumerate(sizes)
+            ]
+            graph = ir.create_empty_graph("attend")
+            with graph:
+                inputs = [popxl.graph_input(t.shape, t.dtype) for t in heads]
+                query, key, value = (t.transpose((0, 2, 1, 3)) for t in inputs)
+                shares = ops.softmax(query @ key.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(np.zeros((N, N))), -1)
+                y = (shares @ value).transpose((0, 2, 1, 3))
+                popxl.graph_output(y)
+            grad = addons.autodiff(addons.GraphWithNamedArgs(graph), grads_provided=[y], grads_required=inputs)
+            call = ops.call_with_info(graph, *heads)
+            gradients = ops.call(grad.graph, heads[2], inputs_dict=grad.grad_graph_info.inputs_dict(call))
+            rows = [t.reshape((B * N, H, t.shape[3])) for t in gradients]
+            joined = ops.concat(rows, axis=1 if width == D else 2)
+            results = [call.graph_to_parent(y), joined]
+            streams = [popxl.d2h_stream(t.shape, t.dtype) for t in results]
+            for stream, t in zip(streams, results):
+                ops.host_store(stream, t)
+        engine = Engine(ir, range(1), interpret=interpret)
+        outputs = {s: np.zeros((1, 1, *s.shape), np.float32) for s in streams}
+        engine.run({}, outputs)
+        return list(outputs.values()), "" if engine.program is None else engine.program.source.text()
+
+    (expected, _), (found, source) = numbers(True), numbers(False)
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    assert ("k_fused_attention_grad_" in source) == (width == D) and "attention_grad_rows" not in source
+
+
 def test_the_rule_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     joined, _ = observe(popxl.float32)
     monkeypatch.setenv("POPXL_REWRITES", "-joined_gradients")

@@ -194,6 +194,8 @@ def fuse_attention(steps: List[Step], graph: Graph) -> List[Step]:
         value = step.arguments["rhs"]
         if scoring is None or value.shape[:2] != shares.shape[:2] or found.writes_between(scoring, i):
             continue
+        if value.shape[3] != steps[scoring].arguments["lhs"].shape[3]:
+            continue
         absorbed = [n for n in (scoring, normalising, dropping) if n is not None]
         outputs = tuple(t for n in absorbed[1:] for t in steps[n].outputs) + step.outputs
         if _only_after(found, outputs[:-1], i, absorbed):
@@ -242,6 +244,8 @@ def _gradient(found: Steps, i: int) -> Optional[Tuple[List[int], Dict[str, Any],
         return None
     key, query_t = steps[by_key].arguments["rhs"], steps[by_query].arguments["lhs"]
     if any(t.rank != 4 or t.shape[:2] != shares.shape[:2] for t in (dy, query_t, key, value_t)):
+        return None
+    if dy.shape[3] != key.shape[3]:
         return None
     arguments = {"dy": dy, "query_t": query_t, "key": key, "value_t": value_t, "probabilities": shares}
     arguments |= {"factors": by_dy[1], "scale": scale, **_dropped(steps, dropping)}

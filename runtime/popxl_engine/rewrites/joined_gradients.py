@@ -68,7 +68,7 @@ def _rows_of(found: Steps, t: Any, is_turned: bool) -> Optional[Tuple[Tensor, Li
         if index is None or found.steps[index].arguments.get("permutation") != permutation:
             return None
         source: Tensor = found.steps[index].arguments["t"]
-        if name == "reshape" and (source.rank, t.shape[0]) != (4, source.shape[0] * source.shape[1]):
+        if name == "reshape" and (t.rank, source.rank, t.shape[0]) != (2, 4, source.shape[0] * source.shape[1]):
             return None
         views.append(index)
         t = source
