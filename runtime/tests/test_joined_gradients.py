@@ -63,7 +63,7 @@ def observe(dtype: popxl.dtype, p: float = 0.0, twist: str = "", **options: Any)
 
 def attend(qkv: Tensor, seed: Tensor, p: float, twist: str) -> Tensor:
     """[B * N, 3 * H * D] -> [B * N, H * D]."""
-    parts = ops.split(qkv, 3, axis=1)
+    parts = ops.split(qkv.reshape((B * N, 3 * H, D)) if twist == "heads apart" else qkv, 3, axis=1)
     if twist == "another order":
         parts = [parts[1], parts[0], parts[2]]
     if twist == "one is used twice":
@@ -97,7 +97,13 @@ def test_programs_join_them_and_give_the_interpreters_numbers(dtype: popxl.dtype
 
 @pytest.mark.parametrize(
     "twist, counts",
-    [("other sequences", JOINED), ("another order", APART), ("one is used twice", APART), ("queries of keys", APART)],
+    [
+        ("other sequences", JOINED),
+        ("another order", APART),
+        ("one is used twice", APART),
+        ("queries of keys", APART),
+        ("heads apart", APART),
+    ],
 )
 def test_only_rows_in_order_are_joined(twist: str, counts: Dict[str, int]) -> None:
     expected, _ = observe(popxl.float32, 0.0, twist, interpret=True)
@@ -109,8 +115,6 @@ def test_only_rows_in_order_are_joined(twist: str, counts: Dict[str, int]) -> No
 
 @pytest.mark.parametrize("width", [D, 6])
 def test_heads_of_values_may_have_a_width_of_their_own(width: int) -> None:
-    """Joined as [B * N, H, D] they are other rows."""
-
     def numbers(interpret: bool) -> Tuple[List[Any], str]:
         ir = popxl.Ir()
         with ir.main_graph:
