@@ -1,7 +1,7 @@
 """Gradients of queries, keys and values side by side: the numbers of three, and only where nobody else sees them."""
 
 import re
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 import popxl
@@ -9,10 +9,10 @@ import popxl_addons as addons
 import pytest
 import torch
 from popxl import Tensor, ops
-from popxl_engine.engine import Engine
 from popxl_engine.rewrites.attention import attention_grad
 from popxl_engine.rewrites.joined_gradients import attention_grad_rows
 from test_fused_attention import by, dtypes, normal, ways  # noqa: F401 - a fixture
+from test_rewrites import observe
 
 B, N, H, D = 2, 40, 3, 16
 
@@ -30,35 +30,43 @@ def test_rows_are_the_three_gradients_side_by_side(dtype: torch.dtype, way: str,
     assert torch.equal(attention_grad_rows(*operands), side_by_side)
 
 
-def observe(dtype: popxl.dtype, p: float = 0.0, twist: str = "", **options: Any) -> Tuple[List[Any], Dict[str, int]]:
-    """(result and gradient of attention whose queries, keys and values lie in one tensor; its kernels and concats)."""
-    ir = popxl.Ir()
-    numbers = [
-        np.random.default_rng(i).standard_normal((B * N, k * H * D)).astype(np.float32) for i, k in ((0, 3), (1, 1))
-    ]
-    with ir.main_graph:
+def program(dtype: popxl.dtype, p: float, twist: str) -> Callable[[popxl.Ir], Sequence[Tensor]]:
+    """Attention whose queries, keys and values lie in one tensor: its result and gradient."""
+    sizes = enumerate((3, 1))
+    numbers = [np.random.default_rng(i).standard_normal((B * N, k * H * D)).astype(np.float32) for i, k in sizes]
+
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
         x, d = (popxl.variable(a, dtype, name=f"v{i}") for i, a in enumerate(numbers))
         seed = popxl.constant(np.array([3, 4], np.uint32), popxl.uint32)
         graph = ir.create_empty_graph("attend")
         with graph:
             qkv, of_seed = popxl.graph_input(x.shape, dtype), popxl.graph_input((2,), popxl.uint32)
-            y = attend(qkv, of_seed, p, twist)
-            popxl.graph_output(y)
-        grad = addons.autodiff(addons.GraphWithNamedArgs(graph), grads_provided=[y], grads_required=[qkv])
-        call = ops.call_with_info(graph, x, seed)
-        results = [
-            call.graph_to_parent(y),
-            *ops.call(grad.graph, d, inputs_dict=grad.grad_graph_info.inputs_dict(call)),
-        ]
-        streams = [popxl.d2h_stream(t.shape, t.dtype) for t in results]
-        for stream, t in zip(streams, results):
-            ops.host_store(stream, t)
-    engine = Engine(ir, range(1), **options)
-    outputs = {s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in streams}
-    engine.run({}, outputs)
+            popxl.graph_output(attend(qkv, of_seed, p, twist))
+        return with_gradients(graph, [x, seed], [qkv], d)
+
+    return build
+
+
+def with_gradients(
+    graph: popxl.Graph, inputs: Sequence[Tensor], required: Sequence[Tensor], dy: Tensor
+) -> List[Tensor]:
+    """A graph's output, and the gradients of the required ones of its inputs."""
+    grad = addons.autodiff(
+        addons.GraphWithNamedArgs(graph), grads_provided=graph.outputs[:1], grads_required=list(required)
+    )
+    call = ops.call_with_info(graph, *inputs)
+    return [*call.outputs[:1], *ops.call(grad.graph, dy, inputs_dict=grad.grad_graph_info.inputs_dict(call))]
+
+
+def results(
+    build: Callable[[popxl.Ir], Sequence[Tensor]], interpret: bool = False
+) -> Tuple[List[np.ndarray], Dict[str, int]]:
+    """(a program's results, how often its kernels of attention and concat stand in it)."""
+    values, engine = observe(build, interpret)
     source = "" if engine.program is None else engine.program.source.text()
     names = re.findall(r"k_(fused_attention\w*?|concat)_\d+\w*\(", source)
-    return list(outputs.values()), {name: names.count(name) for name in names}
+    found = [value for name, (value, _) in values.items() if name.startswith("output")]
+    return found, {name: names.count(name) for name in names}
 
 
 def attend(qkv: Tensor, seed: Tensor, p: float, twist: str) -> Tensor:
@@ -86,8 +94,8 @@ APART = {"fused_attention": 1, "fused_attention_grad": 1, "concat": 1}
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("dtype", [popxl.float32, popxl.bfloat16], ids=lambda d: d.name)
 def test_programs_join_them_and_give_the_interpreters_numbers(dtype: popxl.dtype, p: float) -> None:
-    expected, _ = observe(dtype, p, interpret=True)
-    found, counts = observe(dtype, p)
+    expected, _ = results(program(dtype, p, ""), interpret=True)
+    found, counts = results(program(dtype, p, ""))
     assert counts == JOINED
     for one, other in zip(found, expected):
         np.testing.assert_allclose(
@@ -106,8 +114,9 @@ def test_programs_join_them_and_give_the_interpreters_numbers(dtype: popxl.dtype
     ],
 )
 def test_only_rows_in_order_are_joined(twist: str, counts: Dict[str, int]) -> None:
-    expected, _ = observe(popxl.float32, 0.0, twist, interpret=True)
-    found, kernels = observe(popxl.float32, 0.0, twist)
+    build = program(popxl.float32, 0.0, twist)
+    expected, _ = results(build, interpret=True)
+    found, kernels = results(build)
     assert kernels == counts
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
@@ -115,43 +124,31 @@ def test_only_rows_in_order_are_joined(twist: str, counts: Dict[str, int]) -> No
 
 @pytest.mark.parametrize("width", [D, 6])
 def test_heads_of_values_may_have_a_width_of_their_own(width: int) -> None:
-    def numbers(interpret: bool) -> Tuple[List[Any], str]:
-        ir = popxl.Ir()
-        with ir.main_graph:
-            sizes = [D, D, width]
-            heads = [
-                popxl.variable(np.random.default_rng(i).standard_normal((B, N, H, n)).astype(np.float32), name=f"v{i}")
-                for i, n in enumerate(sizes)
-            ]
-            graph = ir.create_empty_graph("attend")
-            with graph:
-                inputs = [popxl.graph_input(t.shape, t.dtype) for t in heads]
-                query, key, value = (t.transpose((0, 2, 1, 3)) for t in inputs)
-                shares = ops.softmax(query @ key.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(np.zeros((N, N))), -1)
-                y = (shares @ value).transpose((0, 2, 1, 3))
-                popxl.graph_output(y)
-            grad = addons.autodiff(addons.GraphWithNamedArgs(graph), grads_provided=[y], grads_required=inputs)
-            call = ops.call_with_info(graph, *heads)
-            gradients = ops.call(grad.graph, heads[2], inputs_dict=grad.grad_graph_info.inputs_dict(call))
-            rows = [t.reshape((B * N, H, t.shape[3])) for t in gradients]
-            joined = ops.concat(rows, axis=1 if width == D else 2)
-            results = [call.graph_to_parent(y), joined]
-            streams = [popxl.d2h_stream(t.shape, t.dtype) for t in results]
-            for stream, t in zip(streams, results):
-                ops.host_store(stream, t)
-        engine = Engine(ir, range(1), interpret=interpret)
-        outputs = {s: np.zeros((1, 1, *s.shape), np.float32) for s in streams}
-        engine.run({}, outputs)
-        return list(outputs.values()), "" if engine.program is None else engine.program.source.text()
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        heads = [
+            popxl.variable(np.random.default_rng(i).standard_normal((B, N, H, n)).astype(np.float32), name=f"v{i}")
+            for i, n in enumerate([D, D, width])
+        ]
+        graph = ir.create_empty_graph("attend")
+        with graph:
+            inputs = [popxl.graph_input(t.shape, t.dtype) for t in heads]
+            query, key, value = (t.transpose((0, 2, 1, 3)) for t in inputs)
+            shares = ops.softmax(query @ key.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(np.zeros((N, N))), -1)
+            popxl.graph_output((shares @ value).transpose((0, 2, 1, 3)))
+        y, *gradients = with_gradients(graph, heads, inputs, heads[2])
+        rows = [t.reshape((B * N, H, t.shape[3])) for t in gradients]
+        return [y, ops.concat(rows, axis=1 if width == D else 2)]
 
-    (expected, _), (found, source) = numbers(True), numbers(False)
+    expected, _ = results(build, interpret=True)
+    found, counts = results(build)
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-    assert ("k_fused_attention_grad_" in source) == (width == D) and "attention_grad_rows" not in source
+    assert ("fused_attention_grad" in counts) == (width == D) and "fused_attention_grad_rows" not in counts
 
 
 def test_the_rule_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    joined, _ = observe(popxl.float32)
+    build = program(popxl.float32, 0.0, "")
+    joined, _ = results(build)
     monkeypatch.setenv("POPXL_REWRITES", "-joined_gradients")
-    apart, counts = observe(popxl.float32)
+    apart, counts = results(build)
     assert counts == APART and all(np.array_equal(*pair) for pair in zip(joined, apart))

@@ -101,6 +101,12 @@ def _as_drawn(pairs: torch.Tensor) -> torch.Tensor:
     return pairs
 
 
+def counters_of(count: int, offset: int) -> Tuple[int, int]:
+    """(the first counter, how many) for the draws of elements offset .. offset + count - 1."""
+    first = offset // 2
+    return first, -(-(offset + count) // 2) - first
+
+
 def blocks(
     seed: torch.Tensor, count: int, device: torch.device, offset: int = 0, of_pairs: Pairs = _as_drawn
 ) -> Iterator[Tuple[slice, torch.Tensor]]:
@@ -115,8 +121,7 @@ def blocks(
     """
     if not count:
         return
-    first = offset // 2
-    counters = -(-(offset + count) // 2) - first
+    first, counters = counters_of(count, offset)
     seed_key = key_here(seed) if is_native(seed) else key(seed)
     for start, words in squares64(first, counters, seed_key, device):
         values = of_pairs(words.view(torch.int32).view(-1, 2)).reshape(-1)
@@ -128,9 +133,9 @@ def blocks(
 def draws(seed: torch.Tensor, count: int, offset: int = 0) -> torch.Tensor:
     """The draws as one tensor: seed uint32 [2] -> int32 [count], with the bits of the unsigned draws."""
     if count and is_native(seed):
-        first = offset // 2
-        words = torch.empty(-(-(offset + count) // 2) - first, dtype=torch.int64, device=seed.device)
-        native.call("random_words", (), words, key_here(seed), first, words.numel())
+        first, counters = counters_of(count, offset)
+        words = torch.empty(counters, dtype=torch.int64, device=seed.device)
+        native.call("random_words", (), words, key_here(seed), first, counters)
         return words.view(torch.int32)[offset % 2 :][:count]
     result = torch.empty(count, dtype=torch.int32, device=seed.device)
     for part, values in blocks(seed, count, seed.device, offset):

@@ -10,6 +10,7 @@ from popxl_engine.aliasing import storage_groups
 from popxl_engine.blocks import Block, Instr, Value
 from popxl_engine.rewrites.accumulate import ROWS, rows_by_index
 from popxl_engine.rewrites.match import fused
+from popxl_engine.rewrites.unread_zeros import is_zeros
 
 
 def add_rows_(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -26,6 +27,9 @@ def added_rows(block: Block) -> None:
 
     Accumulator and counter come fresh from `init`, and nothing writes the rows or their indices before they are added.
     """
+    means = [i for i, instr in enumerate(block.instrs) if instr.definition is ROWS]
+    if not means:
+        return
     groups = storage_groups(block)
 
     def storage(value: Value) -> Value:
@@ -42,30 +46,23 @@ def added_rows(block: Block) -> None:
         between = block.instrs[first + 1 : last]
         return any(storage(v) in values for instr in between for v in (*instr.written(), *instr.lent()))
 
-    for i, instr in enumerate(block.instrs):
-        if not _adds(instr):
-            continue
-        sums = storage(instr.arguments["rhs"])
-        if sums in leaving or len(meeting[sums]) != 3 or meeting[sums][-1] != i:
-            continue
-        made, mean, _ = meeting[sums]
+    for mean in means:
         a = block.instrs[mean].arguments
-        if not _is_op(block.instrs[made], "init") or block.instrs[mean].definition is not ROWS:
+        sums = storage(a["t"])
+        if sums in leaving or len(meeting[sums]) != 3 or not isinstance(a["step"], Value):
             continue
-        if not isinstance(a["step"], Value):
+        made, _, adding = meeting[sums]
+        add = block.instrs[adding]
+        if not _is_op(block.instrs[made], "init") or not _adds(add) or storage(add.arguments["rhs"]) is not sums:
             continue
         counter, rows = storage(a["step"]), {storage(a["dy"]), storage(a["indices"])}
-        start = meeting[counter][0]
-        is_zero = _is_op(block.instrs[start], "init") and block.instrs[start].arguments["init_type"] == "zero"
-        if (
-            not is_zero
-            or rows & {sums, storage(instr.arguments["lhs"])}
-            or changes(start, mean, {counter})
-            or changes(mean, i, rows)
-        ):
+        start, target = meeting[counter][0], storage(add.arguments["lhs"])
+        if not is_zeros(block.instrs[start]) or changes(start, mean, {counter}):
             continue
-        arguments = {"t": instr.arguments["lhs"], "dy": a["dy"], "indices": a["indices"]}
-        block.instrs[i] = replace(instr, definition=ADD, arguments=arguments)
+        if target is sums or rows & {sums, target} or changes(mean, adding, rows):
+            continue
+        arguments = {"t": add.arguments["lhs"], "dy": a["dy"], "indices": a["indices"]}
+        block.instrs[adding] = replace(add, definition=ADD, arguments=arguments)
         gone |= {made, mean}
     block.instrs = [instr for i, instr in enumerate(block.instrs) if i not in gone]
 

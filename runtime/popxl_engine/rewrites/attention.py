@@ -1,6 +1,6 @@
 """Softmax attention and its gradient: from queries, keys and values to results without scores in memory."""
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from popxl.graph import Graph
@@ -45,6 +45,20 @@ def attention(
     return (probabilities, y) if dropped is None else (probabilities, dropped, y)
 
 
+class Operands(NamedTuple):
+    """What `attention_grad` takes."""
+
+    dy: torch.Tensor
+    query_t: torch.Tensor
+    key: torch.Tensor
+    value_t: torch.Tensor
+    probabilities: torch.Tensor
+    factors: torch.Tensor
+    scale: float
+    seed_tensor: Seed
+    p: float
+
+
 def attention_grad(
     dy: torch.Tensor,
     query_t: torch.Tensor,
@@ -57,46 +71,27 @@ def attention_grad(
     p: float,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients for query, key_t and value of `attention`; ``factors`` is what was multiplied with value."""
-    operands = (dy, query_t, key, value_t, probabilities, factors)
-    if not takes_gradient(*operands, seed_tensor):
-        return gradient_by_parts(*operands, scale, seed_tensor, p)
+    operands = Operands(dy, query_t, key, value_t, probabilities, factors, scale, seed_tensor, p)
+    if not takes_gradient(operands):
+        return gradient_by_parts(operands)
     places = [_result_for(t) for t in (query_t.transpose(2, 3), key, value_t.transpose(2, 3))]
-    write_gradient(places, *operands, scale, seed_tensor, p)
+    write_gradient(places, operands)
     return places[0], places[1].transpose(2, 3), places[2]
 
 
-def takes_gradient(
-    dy: torch.Tensor,
-    query_t: torch.Tensor,
-    key: torch.Tensor,
-    value_t: torch.Tensor,
-    probabilities: torch.Tensor,
-    factors: torch.Tensor,
-    seed_tensor: Seed,
-) -> bool:
+def takes_gradient(o: Operands) -> bool:
     """Whether `write_gradient` can work on these."""
-    ordered = probabilities.is_contiguous() and factors.is_contiguous()
-    rows = (dy, query_t.transpose(2, 3), key, value_t.transpose(2, 3))
-    return ordered and _has_rows(*rows) and _draws_in_pairs(key, seed_tensor)
+    ordered = o.probabilities.is_contiguous() and o.factors.is_contiguous()
+    rows = (o.dy, o.query_t.transpose(2, 3), o.key, o.value_t.transpose(2, 3))
+    return ordered and _has_rows(*rows) and _draws_in_pairs(o.key, o.seed_tensor)
 
 
-def write_gradient(
-    places: Sequence[torch.Tensor],
-    dy: torch.Tensor,
-    query_t: torch.Tensor,
-    key: torch.Tensor,
-    value_t: torch.Tensor,
-    probabilities: torch.Tensor,
-    factors: torch.Tensor,
-    scale: float,
-    seed_tensor: Seed,
-    p: float,
-) -> None:
+def write_gradient(places: Sequence[torch.Tensor], o: Operands) -> None:
     """`attention_grad` into three [b, h, n, d] whose last axis lies side by side, for query, key and value."""
-    query, value = query_t.transpose(2, 3), value_t.transpose(2, 3)
-    views, sizes = _views(dy, query, key, value), (*query.shape[:3], key.shape[2], query.shape[3])
-    rest = (*_views(*places), *sizes, *_dropout(seed_tensor, p))
-    native.call("attend_grad", (dy.dtype,), *views, probabilities, factors, scale, *rest)
+    query, value = o.query_t.transpose(2, 3), o.value_t.transpose(2, 3)
+    views, sizes = _views(o.dy, query, o.key, value), (*query.shape[:3], o.key.shape[2], query.shape[3])
+    rest = (*_views(*places), *sizes, *_dropout(o.seed_tensor, o.p))
+    native.call("attend_grad", (o.dy.dtype,), *views, o.probabilities, o.factors, o.scale, *rest)
 
 
 def _has_rows(*tensors: torch.Tensor) -> bool:
@@ -154,25 +149,15 @@ def _attention_by_parts(
     return probabilities, dropped, product(dropped, value, value.dtype)
 
 
-def gradient_by_parts(
-    dy: torch.Tensor,
-    query_t: torch.Tensor,
-    key: torch.Tensor,
-    value_t: torch.Tensor,
-    probabilities: torch.Tensor,
-    factors: torch.Tensor,
-    scale: float,
-    seed_tensor: Seed,
-    p: float,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def gradient_by_parts(o: Operands) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`attention_grad` op by op."""
-    dy, query_t = _in_rows(dy), _in_rows(query_t.transpose(2, 3)).transpose(2, 3)
-    key, value_t = _in_rows(key), _in_rows(value_t.transpose(2, 3)).transpose(2, 3)
+    dy, query_t = _in_rows(o.dy), _in_rows(o.query_t.transpose(2, 3)).transpose(2, 3)
+    key, value_t = _in_rows(o.key), _in_rows(o.value_t.transpose(2, 3)).transpose(2, 3)
     d = product(dy, value_t, dy.dtype)
-    d_value = product(factors.transpose(2, 3), dy, dy.dtype)
-    if seed_tensor is not None:
-        d = _kernel("dropout", dy)(d, seed_tensor, p)
-    d = _kernel("softmax_grad", dy)(d, probabilities, -1).mul_(scale)
+    d_value = product(o.factors.transpose(2, 3), dy, dy.dtype)
+    if o.seed_tensor is not None:
+        d = _kernel("dropout", dy)(d, o.seed_tensor, o.p)
+    d = _kernel("softmax_grad", dy)(d, o.probabilities, -1).mul_(o.scale)
     return product(d, key, dy.dtype), product(query_t, d, dy.dtype), d_value
 
 

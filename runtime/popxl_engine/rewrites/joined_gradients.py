@@ -6,7 +6,15 @@ import torch
 from popxl.graph import Graph
 from popxl.values import Tensor
 
-from popxl_engine.rewrites.attention import GRADIENT, SWAPPED, Seed, gradient_by_parts, takes_gradient, write_gradient
+from popxl_engine.rewrites.attention import (
+    GRADIENT,
+    SWAPPED,
+    Operands,
+    Seed,
+    gradient_by_parts,
+    takes_gradient,
+    write_gradient,
+)
 from popxl_engine.rewrites.match import Steps, fused
 from popxl_engine.steps import Step
 
@@ -30,11 +38,11 @@ def attention_grad_rows(
     b, h, n, d = dy.shape
     rows = dy.new_empty(b * n, 3 * h * d)
     places = [part.view(b, n, h, d).transpose(1, 2) for part in rows.split(h * d, 1)]
-    operands = (dy, query_t, key, value_t, probabilities, factors)
-    if takes_gradient(*operands, seed_tensor):
-        write_gradient(places, *operands, scale, seed_tensor, p)
+    operands = Operands(dy, query_t, key, value_t, probabilities, factors, scale, seed_tensor, p)
+    if takes_gradient(operands):
+        write_gradient(places, operands)
         return rows
-    d_query, d_key_t, d_value = gradient_by_parts(*operands, scale, seed_tensor, p)
+    d_query, d_key_t, d_value = gradient_by_parts(operands)
     for place, t in zip(places, (d_query, d_key_t.transpose(2, 3), d_value)):
         place.copy_(t)
     return rows

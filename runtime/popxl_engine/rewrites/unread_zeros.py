@@ -21,7 +21,7 @@ def unread_zeros(block: Block) -> None:
     unwritten: Dict[Value, Instr] = {}
     """Those that nothing has written yet."""
     for instr in block.instrs:
-        if _is_zeros(instr):
+        if is_zeros(instr):
             storage = groups.get(instr.outputs[0], instr.outputs[0])
             unmet[storage] = unwritten[storage] = instr
             continue
@@ -39,7 +39,7 @@ def unread_zeros(block: Block) -> None:
 
 def _first_means(instr: Instr) -> Iterator[Tuple[Value, Value]]:
     """(target, counter) of a mean, or of the means with which a loop's body begins on what it takes by reference."""
-    if instr.kind == "repeat" and instr.arguments["repeat_count"] > 0:
+    if instr.kind == "repeat":
         body, values = instr.bodies[0], instr.arguments["inputs"]
         inside = storage_groups(body)
         for i in sorted(body.by_ref):
@@ -51,7 +51,8 @@ def _first_means(instr: Instr) -> Iterator[Tuple[Value, Value]]:
             yield instr.arguments["t"], instr.arguments["step"]
 
 
-def _is_zeros(instr: Instr) -> bool:
+def is_zeros(instr: Instr) -> bool:
+    """Whether an instruction makes zeros with `init`."""
     definition = instr.definition
     return definition is not None and definition.name == "init" and instr.arguments["init_type"] == "zero"
 
