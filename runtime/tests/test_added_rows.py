@@ -52,9 +52,6 @@ def two_gradients(
             ops.add_(ids, popxl.constant(1, popxl.int32))
         if twist == "sums are written":
             ops.add_(sums, popxl.constant(1.0, dtype))
-        if twist == "added to themselves":
-            ops.add_(sums, sums)
-            return [other]
         ops.add_(sums if twist == "the other way" else other, other if twist == "the other way" else sums)
         return [other, sums if twist == "the other way" else other, *more]
 
@@ -88,7 +85,6 @@ def test_rows_are_added_at_once(twist: str) -> None:
         "rows are written",
         "indices are written",
         "the other way",
-        "added to themselves",
     ],
 )
 def test_sums_that_others_meet_and_what_changes_stay(twist: str) -> None:

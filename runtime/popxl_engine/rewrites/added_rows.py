@@ -59,7 +59,7 @@ def added_rows(block: Block) -> None:
         start, target = meeting[counter][0], storage(add.arguments["lhs"])
         if not is_zeros(block.instrs[start]) or changes(start, mean, {counter}):
             continue
-        if target is sums or rows & {sums, target} or changes(mean, adding, rows):
+        if rows & {sums, target} or changes(mean, adding, rows):
             continue
         arguments = {"t": add.arguments["lhs"], "dy": a["dy"], "indices": a["indices"]}
         block.instrs[adding] = replace(add, definition=ADD, arguments=arguments)
