@@ -5,8 +5,9 @@ from typing import Any, ContextManager, List, Optional, Sequence
 
 from popdist import exchange
 
-from popxl.dtypes import bfloat16
+from popxl.dtypes import bfloat16, uint32
 from popxl.errors import RemoteMemoryError
+from popxl.graph import Graph
 from popxl.ir import Ir
 from popxl.ops import concat, reshape
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, kind_of_device, measure, phase_time, plan, sequence
@@ -47,6 +48,7 @@ __all__ = [
     "phase_time",
     "plan",
     "profile",
+    "round_from",
     "run_count",
     "sequence",
     "set_run_count",
@@ -113,7 +115,10 @@ def file_traffic(session: Session) -> Optional[FileTraffic]:
 
 
 def run_count(session: Session) -> int:
-    """How often a session has run. Stochastic rounding draws from it: save it with the variables, to resume bitwise."""
+    """How often a session has run. Save it with the variables, to resume bitwise.
+
+    Stochastic rounding draws from it, except in graphs that `round_from` a seed.
+    """
     return session._engine.run_count
 
 
@@ -122,3 +127,39 @@ def set_run_count(session: Session, count: int) -> None:
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ValueError(f"set_run_count: got {count!r}; expected a count of runs, 0 or more.")
     session._engine.run_count = count
+
+
+def round_from(graph: Graph, seed: Tensor) -> None:
+    """Let stochastic rounding in a graph, and in all that it calls or repeats, draw from a seed.
+
+    What an update draws then follows from the seed and from its place inside the graph, and no more from where in a
+    program, and in which of its runs, the graph is called. So two calls with one seed draw the same: split a seed for
+    each. In a called graph that has a seed itself, that one counts. Replicas that make the same update need the same
+    seed. The value is the caller's, whatever the graph does to its input. A second seed for a graph replaces the first;
+    without ``enableStochasticRounding`` it has no effect.
+
+    Args:
+        seed: an input of the graph by value, uint32 [2]. The engine computes it on the host if it follows from
+            constants, loop counters and variables of few integers, and waits for it at each call if not.
+    Raises:
+        ValueError: another tensor.
+        RuntimeError: a Session was made of the Ir before.
+    """
+    graph._check_open("round_from")
+    where = f"graph '{graph.name or 'main'}'"
+    if not isinstance(seed, Tensor) or seed not in graph.inputs:
+        raise ValueError(
+            f"round_from: got {seed!r}; expected an input of {where}. Make one there: "
+            "popxl.graph_input((2,), popxl.uint32)."
+        )
+    if seed.shape != (2,) or seed.dtype is not uint32:
+        raise ValueError(
+            f"round_from: got %{seed.name}: {seed.spec} of {where}; expected uint32[2]. Make one "
+            "with popxl.create_seeds or ops.split_random_seed."
+        )
+    if seed in graph._by_ref_inputs:
+        raise ValueError(
+            f"round_from: got %{seed.name} of {where}, an input by reference; expected one by value. Annotate it as "
+            "popxl.Tensor, or make it with by_ref=False."
+        )
+    graph.rounding_seed = seed

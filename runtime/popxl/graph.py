@@ -31,6 +31,8 @@ class Graph:
     _ops: List["Op"]
     _call_sites: List["Op"]
     """Ops anywhere in the Ir that call this graph; a plain call gains this graph's new outputs."""
+    rounding_seed: Optional[Tensor]
+    """The input that stochastic rounding draws from, see `popxl.extensions.round_from`."""
     _hooks: Hooks
 
     def __init__(self) -> None:
@@ -43,7 +45,7 @@ class Graph:
         self._tensors, self._counters = {}, {}
         self._inputs, self._outputs, self._by_ref_inputs, self._activations = [], [], set(), set()
         self._constants, self._variables, self._ops, self._call_sites = [], [], [], []
-        self.kept, self._hooks = [], Hooks()
+        self.kept, self.rounding_seed, self._hooks = [], None, Hooks()
         return self
 
     @property

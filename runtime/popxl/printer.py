@@ -37,7 +37,10 @@ def to_text(what: Union[Ir, Graph]) -> str:
 
 def _header(graph: Graph) -> str:
     inputs = [f"{_declared(t)}{' by ref' * (t in graph._by_ref_inputs)}" for t in graph.inputs]
-    return f"graph '{graph.name or 'main'}' ({', '.join(inputs)}) -> ({', '.join(map(_attribute, graph.outputs))})"
+    seed = graph.rounding_seed
+    rounding = f", rounding from %{seed.name}" if seed is not None else ""
+    outputs = ", ".join(map(_attribute, graph.outputs))
+    return f"graph '{graph.name or 'main'}' ({', '.join(inputs)}) -> ({outputs}){rounding}"
 
 
 def _declared(t: Tensor) -> str:

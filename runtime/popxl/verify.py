@@ -14,7 +14,7 @@ def verify(what: Union[Ir, Graph]) -> None:
 
     Every op's results have the specs that its operands imply; tensors belong to their graph, have unique names and are
     made before they are used; calls give each input of the called graph a tensor of its spec and return all outputs;
-    by-reference inputs are inputs; no graph calls itself.
+    by-reference inputs are inputs, and so is what a graph rounds from, by value; no graph calls itself.
 
     Raises:
         GraphError: the first violation, with the op, its graph and the line that made it.
@@ -81,6 +81,12 @@ def _verify_inputs(graph: Graph) -> None:
             raise GraphError(
                 f"verify: got by-reference tensor %{t.name} of {_name(graph)}; expected one of its inputs."
             )
+    seed = graph.rounding_seed
+    if seed is not None and (seed not in graph.inputs or seed in graph._by_ref_inputs):
+        raise GraphError(
+            f"verify: got %{seed.name} as the seed that {_name(graph)} rounds from; expected one of its inputs, by "
+            "value."
+        )
 
 
 def _verify_operands(op: Op, graph: Graph, made: Set[Tensor]) -> None:

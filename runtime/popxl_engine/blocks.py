@@ -22,6 +22,20 @@ class Value:
         return f"%{self.name}{'@host' if self.host else ''}"
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where an instruction draws, see `machine.place`."""
+
+    numbers: Tuple[int, ...] = ()
+    """Positions of the calls around it, outermost first, and of the op in its graph; those that follow the start."""
+    seed: Optional[Value] = None
+    """Of what draws in a graph with a seed: this seed, on the host, as the start; else the block's own place."""
+
+    def inside(self, *numbers: int) -> "Place":
+        """A place in what is here."""
+        return Place((*self.numbers, *numbers), self.seed)
+
+
 @dataclass(eq=False)
 class Instr:
     """One instruction: kind "op", "copy", "repeat" or "conditional"."""
@@ -34,11 +48,7 @@ class Instr:
     host: bool = False
     bodies: Tuple["Block", ...] = ()
     path: str = ""
-    place: Tuple[int, ...] = ()
-    """Positions of the calls around it in this block, outermost first, and of the op in its graph.
-
-    See `machine.place`.
-    """
+    place: Place = Place()
     positions: Tuple[int, ...] = ()
     """Where it writes several operands: of each, the position of the user's op that wrote it."""
     own: bool = False
@@ -49,8 +59,8 @@ class Instr:
     """After `aliasing`: an alias form whose storage is written, so that the kernel must really return a view."""
 
     def inputs(self) -> Iterator[Value]:
-        """Values read, in order."""
-        return values_in(self.arguments.values())
+        """Values read, in order; the seed that it rounds from among them."""
+        return values_in((*self.arguments.values(), self.place.seed))
 
     @property
     def effects(self) -> FrozenSet[str]:

@@ -13,9 +13,9 @@ from popxl_engine.kernels.collectives import pairing
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 from popxl_engine.kernels.registry import OVERWRITES, kernel_for
 from popxl_engine.machine.memory import unshared
-from popxl_engine.machine.place import enter
+from popxl_engine.machine.place import enter, of_seed
 from popxl_engine.stochastic import NARROW, TRANSFERS, rounded
-from popxl_engine.support import Meeting, clone, copied, to_host, uploader, viewed
+from popxl_engine.support import Meeting, clone, copied, downloaded, to_host, uploader, viewed
 
 CPU = torch.device("cpu")
 PLAIN = (int, float, bool, str, type(None))
@@ -218,6 +218,8 @@ class BlockWriter:
             yield f"{self.python[result]} = {self._moved(self.python[source])}"
         elif source.host:
             yield f"{self.python[result]} = {self.python[source]}.copy()"
+        elif result.host:
+            yield f"{self.python[result]} = {self.source.bind('downloaded', downloaded)}({self.python[source]})"
         else:
             yield f"{self.python[result]} = {self._clone(self.python[source])}"
 
@@ -247,6 +249,8 @@ class BlockWriter:
         for name, source, value in zip(carried, inputs, instr.outputs):
             yield f"{name} = {source if count else f'{source}.copy()' if value.host else self._clone(source)}"
         replaced = set(inputs[: len(carried)]) - set(inputs[len(carried) :]) - set(carried)
+        if instr.place.seed is not None:
+            replaced.discard(self.python[instr.place.seed])
         if count and (gone := [n for n in self.dying if n in replaced]):
             yield f"del {', '.join(gone)}"
             self.dying = [n for n in self.dying if n not in gone]
@@ -261,24 +265,28 @@ class BlockWriter:
             yield f"for _ in range({count}):"
             yield f"    {call}"
             return
-        outer = f"place_{len(self.source.lines)}"
-        yield f"{outer} = r.place"
+        outer, start = f"place_{len(self.source.lines)}", f"start_{len(self.source.lines)}"
+        yield f"{outer}, {start} = r.place, {self._start(instr)}"
         first = instr.arguments["first"]
         yield f"for i in range({first}, {first + count}):"
-        yield f"    r.place = {self.source.bind('enter', enter)}({outer}, ({self._numbers(instr)} i))"
+        yield f"    r.place = {self._inside(start, *instr.place.numbers, 'i')}"
         yield f"    {call}"
         yield f"r.place = {outer}"
 
-    @staticmethod
-    def _numbers(instr: Instr) -> str:
-        return "".join(f"{n}, " for n in instr.place)
+    def _start(self, instr: Instr) -> str:
+        """The place from which an instruction's numbers count."""
+        seed = instr.place.seed
+        return "r.place" if seed is None else f"{self.source.bind('of_seed', of_seed)}({self.python[seed]})"
+
+    def _inside(self, start: str, *numbers: Any) -> str:
+        return f"{self.source.bind('enter', enter)}({start}, ({''.join(f'{n}, ' for n in numbers)}))"
 
     def _conditional(self, instr: Instr) -> Iterator[str]:
         inside = self.generator.rounds and any(draws(body) for body in instr.bodies)
         outer = f"place_{len(self.source.lines)}"
         if inside:
             yield f"{outer} = r.place"
-            yield f"r.place = {self.source.bind('enter', enter)}(r.place, ({self._numbers(instr)}))"
+            yield f"r.place = {self._inside(self._start(instr), *instr.place.numbers)}"
         yield f"if bool({self.python[instr.arguments['cond']]}):"
         for body, branch in zip(instr.bodies, ("then", "else")):
             arguments = "".join(f", {self.python[v]}" for v in instr.arguments[f"{branch}_inputs"])
@@ -354,15 +362,14 @@ class BlockWriter:
 
     def _rounded(self, instr: Instr) -> str:
         """The context that an update of 16-bit tensors runs in."""
-        enter_, updates = self.source.bind("enter", enter), []
-        for target, position in zip(instr.written(), instr.positions or instr.place[-1:]):
+        updates, around = [], instr.place.numbers[:-1]
+        for target, position in zip(instr.written(), instr.positions or instr.place.numbers[-1:]):
             if target.spec.dtype not in NARROW:
                 continue
             start = "0"
             if target.sharding is not None:
                 start = f"{self.source.bind('starts', target.sharding.starts(target.spec.nelms))}[r.index]"
-            numbers = "".join(f"{n}, " for n in (*instr.place[:-1], position))
-            updates.append(f"({enter_}(r.place, ({numbers})), {start})")
+            updates.append(f"({self._inside(self._start(instr), *around, position)}, {start})")
         return f"{self.source.bind('rounded', rounded)}({', '.join(updates)})"
 
     @staticmethod

@@ -20,7 +20,7 @@ from popxl_engine.kernels.collectives import APART, READS
 from popxl_engine.kernels.dtypes import as_signed, from_numpy, torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.machine.lockstep import Rendezvous, run_lockstep
-from popxl_engine.machine.place import enter
+from popxl_engine.machine.place import enter, of_seed
 from popxl_engine.shards import Sharding, result_sharding
 from popxl_engine.stochastic import Positions, rounded
 
@@ -116,7 +116,9 @@ class Interpreter:
         env: Env = dict(state or {})
         env.update(zip(graph.inputs, inputs))
         env.update((c, Cell.new(constant_tensor(c))) for c in graph.constants)
-        outer = self.place
+        outer, seed = self.place, graph.rounding_seed
+        if seed is not None:
+            outer = of_seed(env[seed].read().tolist())
         for op in graph.ops:
             if self.ops is not None and graph is graph.main_graph and op not in self.ops:
                 continue
@@ -130,7 +132,6 @@ class Interpreter:
                         f"while executing {op} in graph '{graph.name or 'main'}', built at {op.where}: {error}",
                     )
                 raise
-        self.place = outer
         return [env[t] for t in graph.outputs]
 
     def op(self, op: Op, env: Env) -> Run:

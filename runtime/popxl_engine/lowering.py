@@ -14,13 +14,15 @@ from popxl.graph import Graph
 from popxl.opdef import Op, map_tensors
 from popxl.values import Constant, Tensor, TensorSpec
 
-from popxl_engine.blocks import Block, Instr, Value, filled, sharing, values_in
+from popxl_engine.blocks import Block, Instr, Place, Value, filled, sharing, values_in
 from popxl_engine.shards import Sharding, result_sharding, shardings
 from popxl_engine.steps import Step, steps_of
 from popxl_engine.stochastic import Positions
 
 Rewrite = Callable[[List[Step], Graph], List[Step]]
 
+START = Place()
+"""Where a block runs."""
 HOST_ELEMENTS = 16
 """Integer tensors of up to this many elements are computed on the host where their operands are there."""
 
@@ -62,6 +64,7 @@ class Lowering:
         self._steps: Dict[Graph, List[Step]] = {}
         self._writes: Dict[Graph, bool] = {}
         self.positions = Positions()
+        self.rounds = False
         self.sharding: Dict[Any, Sharding] = {}
         self._count = 0
 
@@ -79,6 +82,7 @@ class Lowering:
     def main(self, graph: Graph) -> Block:
         """The main graph's block."""
         self.sharding = shardings(graph.ir)
+        self.rounds = bool(graph.ir._pb_ir.getSessionOptions().enableStochasticRounding)
         while True:
             try:
                 builder = BlockBuilder(self, Block("main"))
@@ -96,6 +100,12 @@ class Lowering:
         clean = "".join(c if c.isalnum() else "_" for c in name.split("/")[-1])
         clean = f"v{clean}" if clean[:1].isdigit() else clean
         return Value(f"{clean}_{self._count}", spec, host, sharding)
+
+    def place(self, step: Step, around: Place) -> Place:
+        """The place of a step in a graph; with the graph's seed only if it draws."""
+        at = around.inside(self.positions.of(step.source))
+        draws = any(self.positions.draws(op) for op in (step.source, *step.writers))
+        return at if draws else replace(at, seed=None)
 
     def touches(self, graph: Graph) -> bool:
         """Whether anything in a graph, or in what it calls, writes to storage or shares it by contract."""
@@ -235,20 +245,28 @@ class BlockBuilder:
         self.block.instrs.append(Instr("copy", {"t": value}, [result], host=host))
         return result
 
-    def inline(self, graph: Graph, bound: Sequence[Value], path: str, place: Tuple[int, ...] = ()) -> List[Value]:
+    def seed(self, value: Value) -> Value:
+        """What a seed is now, on the host. The program waits for one that the device makes."""
+        result = self._copied(value, True)
+        self.roots[result] = result
+        return result
+
+    def inline(self, graph: Graph, bound: Sequence[Value], path: str, place: Place = START) -> List[Value]:
         """Add a graph's ops on the given inputs; returns its outputs. ``place``: of the call."""
         env: Dict[Tensor, Value] = dict(zip(graph.inputs, bound))
         env.update(self.block.state if not path else {})
         copies = self.lowering.touches(graph)
         for c in graph.constants:
             env[c] = self.copy(self.constant(c), (c, path)) if copies else self.constant(c)
+        if self.lowering.rounds and graph.rounding_seed is not None:
+            place = Place(seed=self.seed(env[graph.rounding_seed]))
         add = {"call": self._call, "repeat": self._repeat, "conditional": self._conditional}
         for step in self.lowering.steps(graph):
-            at = (*place, self.lowering.positions.of(step.source))
+            at = self.lowering.place(step, place)
             add.get(step.definition.name, self._op)(step, env, path, at)
         return [env[t] for t in graph.outputs]
 
-    def _call(self, step: Step, env: Dict[Tensor, Value], path: str, place: Tuple[int, ...]) -> None:
+    def _call(self, step: Step, env: Dict[Tensor, Value], path: str, place: Place) -> None:
         graph: Graph = step.arguments["graph"]
         copies = self.lowering.touches(graph)
         bound = [
@@ -259,7 +277,7 @@ class BlockBuilder:
         for i, (t, value) in enumerate(zip(step.outputs, outputs)):
             env[t] = self.copy(value, (step.source, i))
 
-    def _repeat(self, step: Step, env: Dict[Tensor, Value], path: str, place: Tuple[int, ...]) -> None:
+    def _repeat(self, step: Step, env: Dict[Tensor, Value], path: str, place: Place) -> None:
         graph: Graph = step.arguments["graph"]
         copies, inner = bool(graph._by_ref_inputs), f"{path}/{graph.name.split('_subgraph(')[0]}"
         inputs = [
@@ -277,7 +295,7 @@ class BlockBuilder:
                 v if g in graph._by_ref_inputs else self.copy(v, (step.source, 0, g))
                 for g, v in zip(graph.inputs, inputs)
             ]
-            results = self.inline(graph, bound, inner, (*place, 0))
+            results = self.inline(graph, bound, inner, place.inside(0))
             inputs[:carried] = [self.copy(v, (step.source, 0, i)) for i, v in enumerate(results)]
             first = 1
             if count == 1:
@@ -313,7 +331,7 @@ class BlockBuilder:
             if i in body.by_ref and value.host and not inner.host:
                 raise NotOnHost(self.roots[value])
 
-    def _conditional(self, step: Step, env: Dict[Tensor, Value], path: str, place: Tuple[int, ...]) -> None:
+    def _conditional(self, step: Step, env: Dict[Tensor, Value], path: str, place: Place) -> None:
         a = step.arguments
         bodies: List[Block] = []
         arguments: Dict[str, Any] = {"cond": env[a["cond"]]}
@@ -332,7 +350,7 @@ class BlockBuilder:
         self.block.instrs.append(instr)
         env.update(zip(step.outputs, outputs))
 
-    def _op(self, step: Step, env: Dict[Tensor, Value], path: str, place: Tuple[int, ...]) -> None:
+    def _op(self, step: Step, env: Dict[Tensor, Value], path: str, place: Place) -> None:
         definition = step.definition
         arguments = {n: map_tensors(v, lambda t: env[t]) for n, v in step.arguments.items()}
         inputs = list(values_in(arguments.values()))

@@ -39,6 +39,11 @@ def uploader(device: torch.device) -> Callable[[np.ndarray], torch.Tensor]:
     return lambda value: torch.from_numpy(np.array(value)).to(device, non_blocking=True)
 
 
+def downloaded(t: torch.Tensor) -> np.ndarray:
+    """A tensor's elements on the host, in memory of their own: it waits for them. Zeros where t has no memory."""
+    return np.array(t.cpu().numpy()) if not t.is_meta else np.zeros(t.shape, np.uint32)
+
+
 def clone(t: torch.Tensor) -> torch.Tensor:
     """A copy whose elements lie next to each other in order, whatever t's strides are."""
     return t.clone(memory_format=torch.contiguous_format)

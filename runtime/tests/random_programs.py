@@ -8,7 +8,7 @@ from typing import Dict, List, Sequence, Set, Tuple
 
 import numpy as np
 import popxl
-from popxl import ops
+from popxl import extensions, ops
 from popxl.ops import collectives
 from popxl.transforms.storage import roots
 from popxl.values import Tensor
@@ -102,7 +102,10 @@ class Builder:
         return popxl.variable(self.data_of_replicas(shape), self.dtype, name=name, replica_grouping=self.alone)
 
     def graph(self, steps: Sequence[Step]) -> popxl.Graph:
-        """A callable graph: one input of each shape, of which some are by reference; one output of each shape."""
+        """A callable graph: one input of each shape, of which some are by reference; one output of each shape.
+
+        It rounds from a seed, the last input, or has none.
+        """
         graph = self.ir.create_empty_graph("body")
         with graph:
             flags = steps[0][1] if steps else 0
@@ -111,6 +114,8 @@ class Builder:
             ]
             pool = Pool(inputs)
             pool.counter.append(popxl.graph_input((), popxl.int32, "n", by_ref=bool(flags >> 3 & 1)))
+            if flags >> 4 & 1:
+                extensions.round_from(graph, popxl.graph_input((2,), popxl.uint32, "seed"))
             self.fill(pool, steps[1:], main=False)
             for i, s in enumerate(SHAPES):
                 popxl.graph_output(pool.pick((steps[0][2] >> i) if steps else 0, s))
@@ -189,26 +194,31 @@ class Builder:
         x = pool.pick(a)
         pool.add(x.detach())
 
-    def arguments(self, pool: Pool, a: int, b: int, c: int) -> List[Tensor]:
-        return [pool.pick(n, s) for n, s in zip((a, b, c), SHAPES)] + [pool.counter[a % len(pool.counter)]]
+    def arguments(self, graph: popxl.Graph, pool: Pool, a: int, b: int, c: int) -> List[Tensor]:
+        counter = pool.counter[a % len(pool.counter)]
+        seed = popxl.constant([b, c], popxl.uint32)
+        seeds = [ops.create_random_seed(seed, counter) if a % 3 else seed] if graph.rounding_seed is not None else []
+        return [*(pool.pick(n, s) for n, s in zip((a, b, c), SHAPES)), counter, *seeds]
 
     def do_call(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         if self.graphs:
-            for t in ops.call(self.graphs[c % len(self.graphs)], *self.arguments(pool, a, b, c)):
+            graph = self.graphs[c % len(self.graphs)]
+            for t in ops.call(graph, *self.arguments(graph, pool, a, b, c)):
                 pool.add(t)
 
     def do_repeat(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         if self.graphs:
             graph = self.graphs[c % len(self.graphs)]
-            for t in ops.repeat(graph, b % 4, *self.arguments(pool, a, b, c)):
+            for t in ops.repeat(graph, b % 4, *self.arguments(graph, pool, a, b, c)):
                 pool.add(t)
 
     def do_conditional(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         pure = [g for g in self.graphs if not g._by_ref_inputs]
         if len(pure) > 1:
             condition = ops.equal(pool.counter[a % len(pool.counter)], popxl.constant(b % 3, popxl.int32))
-            inputs = self.arguments(pool, a, b, c)
-            for t in ops.conditional(condition, pure[a % len(pure)], pure[b % len(pure)], inputs, inputs):
+            branches = pure[a % len(pure)], pure[b % len(pure)]
+            inputs = [self.arguments(graph, pool, a, b, c) for graph in branches]
+            for t in ops.conditional(condition, *branches, *inputs):
                 pool.add(t)
 
     def do_load(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:

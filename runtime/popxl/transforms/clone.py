@@ -47,6 +47,8 @@ def clone_constant(constant: Constant) -> Constant:
 def clone_ops(graph: Graph, mapping: Mapping[Tensor, Tensor]) -> Dict[Tensor, Tensor]:
     """Emit all ops of a graph again in the current graph; ``graph`` is left as it is.
 
+    The ops round from the current graph's seed, not from the graph's own (`popxl.extensions.round_from`).
+
     Args:
         mapping: the current graph's tensor for each input (and, for the main graph, each variable) that the ops use.
             Constants are made anew unless they are in it.

@@ -5,6 +5,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple, Uni
 import numpy as np
 import popxl
 from popxl import Tensor, ops
+from popxl.extensions import round_from
 from popxl.tensor import Constant
 from popxl.transforms.autodiff import ExpectedConnection, GradGraphInfo
 from popxl.transforms.clone import clone_constant, clone_op
@@ -70,6 +71,8 @@ def autodiff_with_accumulation(
     args, factories = NamedTensors(), NamedVariableFactories()
     with result:
         values = {t: input_like(info.graph, t) for t in info.graph.inputs}
+        if (seed := info.graph.rounding_seed) is not None:
+            round_from(result, values[seed])
         accumulators: Dict[Tensor, List[Tensor]] = {}
         for t in accumulated:
             name = names.get(t, sanitise(t.name))

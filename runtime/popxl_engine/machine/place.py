@@ -2,16 +2,18 @@
 
 A place is made by folding, from the outside in: the run's number, then for each call, branch or loop around it the
 position of that op in its graph (for loops the iteration too), then the position of the op itself; positions count
-only ops that draw.
+only ops that draw. A graph with a seed (`popxl.extensions.round_from`) begins anew: its ops fold from the seed.
 """
 
-from typing import Iterable, Tuple
+from typing import Iterable, Sequence, Tuple
 
 from popxl.generator import GOLDEN, SPLITMIX_MULTIPLIERS
 
 MASK = 2**64 - 1
 RUNS = 0x9BDB62AD7D1F4C25
 """Keeps the places of runs apart from seeds that programs choose, which are small numbers."""
+SEEDS = 0x6A1F93D20C5B74E7
+"""Keeps what is drawn from a seed apart from what other ops draw from it, or from seeds that are split off it."""
 
 
 def enter(place: int, numbers: Iterable[int]) -> int:
@@ -27,6 +29,12 @@ def enter(place: int, numbers: Iterable[int]) -> int:
 def of_run(run: int) -> int:
     """The place of a whole run."""
     return enter(RUNS, (run,))
+
+
+def of_seed(words: Sequence[int]) -> int:
+    """The place of a graph with a seed of two 32-bit words; each seed has its own."""
+    high, low = (int(word) for word in words)
+    return enter(SEEDS, (high << 32 | low,))
 
 
 def as_seed(place: int) -> Tuple[int, int]:
