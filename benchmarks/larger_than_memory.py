@@ -72,7 +72,9 @@ class Larger:
             moment_precision=options["moments"],
             stochastic_rounding=True,
         )
-        execution = Execution(memmap_dir=options["folder"], host_memory=options["host_memory"])
+        execution = Execution(
+            memmap_dir=options["folder"], host_memory=options["host_memory"], device_iterations=options["iterations"]
+        )
         config = Config(name="larger_than_memory", model=model, training=training, execution=execution)
         self.trainer = PhasedTrainer(config, tokens(batch, model.sequence_length, model.vocabulary_size))
         self.traffic = lambda: file_traffic(self.trainer.session)
@@ -152,7 +154,8 @@ def variants_of(arguments: argparse.Namespace, batch: int, moments: str, limit: 
         )
     sizes = ("layers", "hidden_size", "heads", "sequence_length", "vocabulary_size", "precision")
     model = {name: getattr(arguments, name) for name in sizes}
-    plain = {"model": model, "batch": batch, "moments": moments, "folder": None, "host_memory": None, "limit": None}
+    plain = {"model": model, "batch": batch, "moments": moments, "iterations": arguments.device_iterations}
+    plain |= {"folder": None, "host_memory": None, "limit": None}
     found = [Variant(name="in memory", options=plain)]
     for name, environment in (("in files", {}), ("in files, fetched when asked for", {"POPXL_LOOK_AHEAD": "0"})):
         own = {"folder": arguments.folder, "host_memory": rows, "limit": limit}
@@ -226,7 +229,13 @@ def measured_with(
     for batch in batches:
         variants = variants_of(arguments, batch, moments, limit)
         try:
-            measured = measure(Path(__file__), variants, rounds=arguments.rounds, warmup=arguments.warmup)
+            measured = measure(
+                Path(__file__),
+                variants,
+                rounds=arguments.rounds,
+                warmup=arguments.warmup,
+                steps_per_round=arguments.device_iterations,
+            )
         finally:
             for variant in variants[1:]:
                 remove_cgroup(variant.options["cgroup"], arguments.cgroup)
@@ -252,8 +261,9 @@ def main() -> int:
         "--moments", nargs="+", default=list(WIDTHS), choices=list(WIDTHS), help="the first: all batches"
     )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4], help="sequences of a step")
-    parser.add_argument("--rounds", type=int, default=5, help="measured steps of each variant")
-    parser.add_argument("--warmup", type=int, default=1, help="steps before them")
+    parser.add_argument("--device_iterations", type=int, default=4, help="steps of a run of the session")
+    parser.add_argument("--rounds", type=int, default=3, help="measured runs of each variant")
+    parser.add_argument("--warmup", type=int, default=1, help="runs before them")
     parser.add_argument("--host_memory", type=int, help=f"MiB for rows; default: the limit without {PROCESS_MIB} MiB")
     parser.add_argument("--limit", type=int, help="MiB that the process may use; default: a third of the state")
     parser.add_argument("--disk_mib", type=int, default=1024, help="MiB that are moved each way to measure the disk")

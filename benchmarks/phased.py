@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -29,12 +30,14 @@ class PhasedTrainer:
         self.session.__enter__()  # the process ends with the workload
 
     def step(self, count: int) -> Figures:
-        """Optimizer steps; the loss of the last."""
-        for _ in range(count):
-            rates = [learning_rate(self.config.training, self.done)]
-            (result,) = run_steps(self.session, self.config, *next(self.batches), rates)
-            self.done += 1
-        return {"loss": result.loss}
+        """Optimizer steps, a multiple of those of a run; the loss of the last."""
+        iterations = self.config.execution.device_iterations
+        for _ in range(count // iterations):
+            ids, labels = (np.concatenate(part) for part in zip(*islice(self.batches, iterations)))
+            rates = [learning_rate(self.config.training, self.done + i) for i in range(iterations)]
+            results = run_steps(self.session, self.config, ids, labels, rates)
+            self.done += iterations
+        return {"loss": results[-1].loss}
 
     def finish(self) -> Figures:
         """Nothing to add."""

@@ -76,6 +76,14 @@ def with_tied_gradient(step: TrainingStep, gradients: NamedTensors, row: Tensor)
     return result
 
 
+def decoder_optim_fwd_phase(
+    step: TrainingStep, n: Tensor, seed: Tensor, learning_rate: Tensor, norm: Tensor
+) -> Tuple[Tensor, ...]:
+    """Layer n's update by the gradients of the step before, and layer n forward. Returns n + 1 and the next seed."""
+    _update(step.decoder, n, learning_rate, norm)
+    return (n + 1, *_run_forward(step.decoder, n, seed))
+
+
 def decoder_optim_phase(step: TrainingStep, n: Tensor, learning_rate: Tensor, norm: Tensor) -> Tensor:
     """Layer n's update. Returns n + 1."""
     _update(step.decoder, n, learning_rate, norm)

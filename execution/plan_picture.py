@@ -26,7 +26,7 @@ def draw_plan(found: "RunPlan", path: Path) -> None:
     FigureCanvasAgg(figure)
     times, memory = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     for number, (kind, colour) in enumerate(COLOURS.items()):
-        values = [getattr(time, kind) for time in found.times]
+        values = [getattr(time, kind) / found.program.steps for time in found.times]
         places = [i + (number - 1) * HEIGHT for i in range(len(names))]
         bars = times.barh(places, values, HEIGHT, color=colour, label=LABELS[kind])
         times.bar_label(bars, [duration(v) if v else "" for v in values], padding=3, fontsize=7)

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from execution.planning import RunPlan
 
 ASSUMPTIONS = (
-    "Per replica and step. Every FLOP at the device's speed; rows come and go while the device computes; collectives "
-    "are waited for.\nPeak memory: of a device with memory of its own; a CPU uses remote rows where they lie. "
-    "Remote memory: of the buffers that a phase reaches.\n"
+    "Per replica and step, the mean of a run's. Every FLOP at the device's speed; rows come and go while the device "
+    "computes; collectives are waited for.\nPeak memory: of a device with memory of its own; a CPU uses remote rows "
+    "where they lie. Remote memory: of the buffers that a phase reaches.\n"
     "A ring of n sends 2 (n-1)/n of an all-reduce's tensor, (n-1)/n of an all-gather's or a reduce-scatter's, padded.\n"
     "Physical limit of a phase: the larger of FLOPs and remote bytes over their speeds."
 )
@@ -60,21 +60,21 @@ def _phases(found: "RunPlan") -> str:
         "links",
         "remote",
     )
-    rows = [(*heads, "bound")]
+    rows, steps = [(*heads, "bound")], found.program.steps
     for phase, time in zip(found.program.phases, found.times):
         rows.append(
             (
                 phase.name,
-                str(phase.runs),
-                si(phase.flops),
+                f"{phase.runs / steps:g}",
+                si(phase.flops / steps),
                 bytes_text(phase.peak_bytes),
                 bytes_text(phase.remote_memory_bytes),
-                bytes_text(phase.loaded_bytes),
-                bytes_text(phase.stored_bytes),
-                bytes_text(phase.sent_bytes),
-                duration(time.compute),
-                duration(time.link),
-                duration(time.remote),
+                bytes_text(phase.loaded_bytes / steps),
+                bytes_text(phase.stored_bytes / steps),
+                bytes_text(phase.sent_bytes / steps),
+                duration(time.compute / steps),
+                duration(time.link / steps),
+                duration(time.remote / steps),
                 time.bound if time.seconds else "-",
             )
         )
@@ -83,15 +83,15 @@ def _phases(found: "RunPlan") -> str:
         (
             "step",
             "",
-            si(sum(p.flops for p in phases)),
+            si(sum(p.flops for p in phases) / steps),
             bytes_text(found.program.peak_bytes),
             bytes_text(found.program.remote_memory_bytes),
-            bytes_text(sum(p.loaded_bytes for p in phases)),
-            bytes_text(sum(p.stored_bytes for p in phases)),
-            bytes_text(sum(p.sent_bytes for p in phases)),
-            duration(sum(t.compute for t in times)),
-            duration(sum(t.link for t in times)),
-            duration(sum(t.remote for t in times)),
+            bytes_text(sum(p.loaded_bytes for p in phases) / steps),
+            bytes_text(sum(p.stored_bytes for p in phases) / steps),
+            bytes_text(sum(p.sent_bytes for p in phases) / steps),
+            duration(sum(t.compute for t in times) / steps),
+            duration(sum(t.link for t in times) / steps),
+            duration(sum(t.remote for t in times) / steps),
             found.bound,
         )
     )
@@ -99,12 +99,12 @@ def _phases(found: "RunPlan") -> str:
 
 
 def _collectives(found: "RunPlan") -> str:
-    rows = [("phase", "collective", "group", "calls", "brought", "sent")]
+    rows, steps = [("phase", "collective", "group", "calls", "brought", "sent")], found.program.steps
     for phase in found.program.phases:
         for c in phase.collectives:
             group = group_name(c.group_size, c.stride, found.config.execution)
-            sizes = (bytes_text(c.brought_bytes), bytes_text(c.sent_bytes))
-            rows.append((phase.name, c.op.removeprefix("replicated_"), group, str(c.calls), *sizes))
+            sizes = (bytes_text(c.brought_bytes / steps), bytes_text(c.sent_bytes / steps))
+            rows.append((phase.name, c.op.removeprefix("replicated_"), group, f"{c.calls / steps:g}", *sizes))
     return table(rows, numbers_from=3) if len(rows) > 1 else "no collectives: each replica is alone"
 
 
@@ -127,7 +127,8 @@ def group_name(size: int, stride: int, execution: Execution) -> str:
 
 def _totals(found: "RunPlan") -> str:
     program, config = found.program, found.config
-    slowest = max(zip(found.times, program.phases), key=lambda pair: pair[0].seconds)
+    slowest, longest = max(zip(found.times, program.phases), key=lambda pair: pair[0].seconds)
+    in_it = duration(slowest.seconds / program.steps)
     lines = (
         ("device memory", f"{bytes_text(program.peak_bytes)} at peak on each replica"),
         (
@@ -136,7 +137,7 @@ def _totals(found: "RunPlan") -> str:
             f"{bytes_text(program.total_remote_memory_bytes)} in total",
         ),
         ("step", f"{duration(found.seconds)} for {si(config.tokens_per_step, 'tokens')}, bound by {found.bound}"),
-        ("longest phase", f"{slowest[1].name}, {duration(slowest[0].seconds)}, bound by {slowest[0].bound}"),
+        ("longest phase", f"{longest.name}, {in_it}, bound by {slowest.bound}"),
         ("throughput", si(found.tokens_per_second, "tokens/s")),
         ("of the limit", f"{found.limit / found.seconds:.1%} of the physical limit, {duration(found.limit)} per step"),
         ("utilisation", f"{found.utilisation:.1%} of the devices' speed, recomputation not counted"),

@@ -74,23 +74,23 @@ class RunPlan:
 
     config: Config
     program: Any
-    """The runtime's plan of one step on one replica."""
+    """The runtime's plan of a run on one replica."""
     machine: Any
     """Speeds."""
     measured: Tuple[str, ...]
     """Those speeds, by flag, that were measured on this machine."""
     times: Tuple[Any, ...]
-    """Of each phase."""
+    """Of each phase in a run."""
 
     @property
     def seconds(self) -> float:
         """Of one step."""
-        return sum(time.seconds for time in self.times)
+        return sum(time.seconds for time in self.times) / self.program.steps
 
     @property
     def limit(self) -> float:
         """Of one step at the physical limit."""
-        return sum(time.limit for time in self.times)
+        return sum(time.limit for time in self.times) / self.program.steps
 
     @property
     def tokens_per_second(self) -> float:
@@ -162,8 +162,9 @@ def written_to(folder: Path, flag: str) -> Iterator[None]:
 
 
 def as_json(found: RunPlan) -> "dict[str, Any]":
-    """The plan as plain values: bytes, FLOPs and seconds per replica and step unless a name says otherwise."""
+    """The plan as plain values, per replica unless a name says otherwise: `step` is of one step, `phases` of a run."""
     program, execution = found.program, found.config.execution
+    steps = program.steps
     phases = []
     for phase, time in zip(program.phases, found.times):
         values = asdict(phase) | {"flops": phase.flops, "product_flops": phase.product_flops}
@@ -174,6 +175,7 @@ def as_json(found: RunPlan) -> "dict[str, Any]":
     return {
         "config": found.config.name,
         "replicas": program.replicas,
+        "steps": steps,
         "layout": {
             "data_parallel": execution.data_parallel,
             "tensor_parallel_1": execution.tensor_parallel_1,
@@ -189,9 +191,9 @@ def as_json(found: RunPlan) -> "dict[str, Any]":
             "tokens": found.config.tokens_per_step,
             "tokens_per_second": found.tokens_per_second,
             "utilisation": found.utilisation,
-            "flops": sum(phase.flops for phase in program.phases),
-            "remote_bytes": sum(phase.remote_bytes for phase in program.phases),
-            "sent_bytes": sum(phase.sent_bytes for phase in program.phases),
+            "flops": sum(phase.flops for phase in program.phases) // steps,
+            "remote_bytes": sum(phase.remote_bytes for phase in program.phases) // steps,
+            "sent_bytes": sum(phase.sent_bytes for phase in program.phases) // steps,
         },
         "memory": {
             "device_peak_bytes": program.peak_bytes,

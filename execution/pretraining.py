@@ -9,12 +9,13 @@ if __name__ == "__main__":  # run as a script: the repository's packages are bes
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules load, Ctrl-C ends the process without a traceback
 
+from dataclasses import dataclass, replace
 from typing import Tuple
 
 import popdist
 import popxl
 import popxl_addons as addons
-from popxl import Tensor, ops
+from popxl import Graph, Tensor, TensorByRef, TensorSpec, ops
 from popxl_addons.named_tensors import NamedTensors
 
 from config import Config, exit_on_user_error
@@ -22,7 +23,7 @@ from execution import benchmark, phases
 from execution.batch_serialisation import Connections
 from execution.graphs import TrainingStep
 from execution.layer_graphs import activation_spec, decoder_graphs, embedding_graphs, head_graphs, words_spec
-from execution.transfers import Load, selected
+from execution.transfers import Load, first_row, selected
 from execution.variables import fresh_weights, make_variables, write_whole_weights
 from modelling import Layout
 from modelling.head import TIED
@@ -34,7 +35,7 @@ from utils.runtime import (
     session_device,
 )
 
-SCALAR: "Tuple[int, ...]" = ()
+ROW, SCALAR = TensorSpec((), popxl.int32), TensorSpec((), popxl.float32)
 
 
 def pretraining(config: Config) -> addons.TaskSession:
@@ -62,7 +63,6 @@ def training_program(config: Config) -> "Tuple[popxl.Ir, Connections, NamedTenso
         state.insert("seed", seed_variable)
         with popxl.in_sequence(True):
             run_phases(ir, step, seed)
-    addons.repeat_graph(ir.main_graph, config.execution.device_iterations)
     ir.num_host_transfers = config.execution.device_iterations * config.runs_per_phase
     return ir, step.connections, state
 
@@ -90,9 +90,9 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
         addons.InputStreams(
             words=(words_spec(config).shape, popxl.int32),
             labels=(words_spec(config).shape, popxl.int32),
-            learning_rate=(SCALAR, popxl.float32),
+            learning_rate=(SCALAR.shape, SCALAR.dtype),
         ),
-        addons.OutputStreams(loss=(SCALAR, popxl.float32), gradient_norm=(SCALAR, popxl.float32)),
+        addons.OutputStreams(loss=(SCALAR.shape, SCALAR.dtype), gradient_norm=(SCALAR.shape, SCALAR.dtype)),
         activation_spec(config),
         ("x", "dx"),
         config.runs_per_phase,
@@ -106,28 +106,66 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
     return TrainingStep(config, layout, connections, embedding, decoder, head, tied_load)
 
 
+@dataclass(frozen=True, eq=False)
+class PhaseGraphs:
+    """The phases of a step as graphs; `decoder_fwd` may do the update of the step before as well."""
+
+    embedding_fwd: Graph
+    decoder_fwd: Graph
+    head: Graph
+    decoder_bwd: Graph
+    embedding_bwd: Graph
+    head_optim: Graph
+
+    @classmethod
+    def make(cls, ir: popxl.Ir, step: TrainingStep, seed: TensorSpec) -> "PhaseGraphs":
+        """Trace them, without an update in `decoder_fwd`."""
+        return cls(
+            embedding_fwd=ir.create_graph(phases.embedding_fwd_phase, step, seed),
+            decoder_fwd=ir.create_graph(phases.decoder_fwd_phase, step, ROW, seed),
+            head=ir.create_graph(phases.head_phase, step),
+            decoder_bwd=ir.create_graph(phases.decoder_bwd_phase, step, ROW, SCALAR),
+            embedding_bwd=ir.create_graph(phases.embedding_bwd_phase, step, SCALAR, SCALAR),
+            head_optim=ir.create_graph(phases.head_optim_phase, step, SCALAR, SCALAR),
+        )
+
+
 def run_phases(ir: popxl.Ir, step: TrainingStep, seed: Tensor) -> None:
-    """One optimizer step, in the main graph."""
+    """The optimizer steps of a run, in the main graph.
+
+    Layers of the decoder wait for their update until the next step runs them forward: its transfers, which take longer
+    than its arithmetic, then go on while a layer computes, and weights come once for both. The last step's follow it.
+    """
+    graphs, later = PhaseGraphs.make(ir, step, seed.spec), step.config.execution.device_iterations - 1
+    update = optimizer_step((), seed, step, graphs)
+    if later:
+        both = ir.create_graph(phases.decoder_optim_fwd_phase, step, ROW, seed.spec, *update)
+        graph = ir.create_graph(optimizer_step, update, seed, step, replace(graphs, decoder_fwd=both))
+        update = ops.repeat(graph, later, *update, seed)
+    graph = ir.create_graph(phases.decoder_optim_phase, step, ROW, *update)
+    ops.repeat(graph, step.config.model.layers, first_row(), *update)
+
+
+def optimizer_step(
+    update: Tuple[Tensor, ...], seed: TensorByRef, step: TrainingStep, graphs: PhaseGraphs
+) -> Tuple[Tensor, ...]:
+    """One optimizer step, but for the update of the decoder. Returns what that needs: learning rate and global norm.
+
+    Args:
+        update: the same of the step before, where `graphs.decoder_fwd` updates too.
+    """
     layers = step.config.model.layers
-    zero = popxl.constant(0, popxl.int32, "first_layer")
+    (decoder_seed,) = ops.call(graphs.embedding_fwd, seed)
+    ops.repeat(graphs.decoder_fwd, layers, first_row(), decoder_seed, *update)
+    (squares,) = ops.call(graphs.head)
     last = popxl.constant(layers - 1, popxl.int32, "last_layer")
+    _, squares = ops.repeat(graphs.decoder_bwd, layers, last, squares)
     learning_rate = ops.host_load(step.connections.inputs.learning_rate)
-
-    graph = ir.create_graph(phases.embedding_fwd_phase, step, seed)
-    (decoder_seed,) = ops.call(graph, seed)
-    graph = ir.create_graph(phases.decoder_fwd_phase, step, zero, decoder_seed)
-    ops.repeat(graph, layers, zero, decoder_seed)
-    (squares,) = ops.call(ir.create_graph(phases.head_phase, step))
-    graph = ir.create_graph(phases.decoder_bwd_phase, step, last, squares)
-    _, squares = ops.repeat(graph, layers, last, squares)
-    graph = ir.create_graph(phases.embedding_bwd_phase, step, squares, learning_rate)
-    (norm,) = ops.call(graph, squares, learning_rate)
-    graph = ir.create_graph(phases.decoder_optim_phase, step, zero, learning_rate, norm)
-    ops.repeat(graph, layers, zero, learning_rate, norm)
-    ops.call(ir.create_graph(phases.head_optim_phase, step, learning_rate, norm), learning_rate, norm)
-
+    (norm,) = ops.call(graphs.embedding_bwd, squares, learning_rate)
+    ops.call(graphs.head_optim, learning_rate, norm)
     ops.host_store(step.connections.outputs.gradient_norm, norm)
     seed += popxl.constant(1, popxl.uint32)
+    return learning_rate, norm
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def _phases(found: "RunProfile") -> str:
         rows.append(
             (
                 phase.name,
-                str(phase.runs // steps),
+                f"{phase.runs / steps:g}",
                 duration(phase.seconds / steps),
                 f"{phase.seconds / found.record.seconds:.1%}",
                 speed(phase.work.flops, phase.seconds),

@@ -1,7 +1,8 @@
 """What a program will cost: work, memory and traffic of each phase, and the time that a machine needs for them.
 
-A phase is a graph that the main graph calls or repeats; its name is the function's. Everything is per replica and for
-one step, all repeats of the phase together, unless its name says otherwise.
+A phase is a graph that the main graph calls or repeats, or that a loop of steps in it does; its name is the function's.
+A loop of steps is all that a main graph does, or calls several of its phases again. Everything is per replica and for
+one run of a session, all repeats of the phase together, unless its name says otherwise.
 """
 
 import importlib
@@ -35,11 +36,11 @@ class Collective:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a step."""
+    """One phase of a run."""
 
     name: str
     runs: int
-    """How often the main graph runs it in a step."""
+    """How often it runs."""
     flops_by_op: Dict[str, int]
     """FLOPs of each kind of op."""
     loads: int
@@ -79,13 +80,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one step of a program costs each of its replicas."""
+    """What one run of a program costs each of its replicas."""
 
     replicas: int
     steps: int
-    """Steps in one run of a session."""
+    """Of the run: the main graph is one, unless it only repeats one, and so is each round of a loop of steps."""
     phases: Tuple[Phase, ...]
-    """In the order in which a step first reaches them. What the main graph does by itself is "main"."""
+    """In the order in which the run first reaches them. What the main graph does by itself is "main"."""
     remote_memory_bytes: int
     """Remote memory of one replica's rows. On a CPU those that pass nothing on need not all have memory at a time."""
     buffers: Dict[str, int]
@@ -132,7 +133,7 @@ class Amounts(Protocol):
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """Seconds of one phase in one step."""
+    """Seconds of one phase."""
 
     compute: float
     link: float
@@ -162,7 +163,7 @@ def phase_time(phase: Amounts, machine: Machine) -> PhaseTime:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a replica does at a definite point of a step."""
+    """Something that a replica does at a definite point of a run."""
 
     phase: str
     kind: str
@@ -191,7 +192,7 @@ def _planner() -> Planner:
 
 
 def plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device: str = "cpu") -> Plan:
-    """Plan one step of a program, without its data: nothing of the program's size is allocated.
+    """Plan a run of a program, without its data: nothing of the program's size is allocated.
 
     FLOPs, traffic and calls follow from the graphs. Peak memory is found by a rehearsal: the compiled program runs on
     tensors that have shapes and no memory, each loop twice.

@@ -1,4 +1,4 @@
-"""What a session's run did and when: spans of time on each replica, and sums for each phase of a step."""
+"""What a session's run did and when: spans of time on each replica, and sums for each phase."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
@@ -103,7 +103,7 @@ class Profile:
     replicas: Tuple[int, ...]
     """Those of this process."""
     steps: int
-    """Steps in the run: more than one where the main graph only repeats a graph."""
+    """Of the run, as `popxl.plan.Plan` counts them."""
     begin: int
     end: int
     """As in spans."""

@@ -134,12 +134,95 @@ def test_a_main_graph_that_only_repeats_one_graph_is_planned_as_that_graph():
     ir = program(steps=6)
     addons.repeat_graph(ir.main_graph, 6)
     once, repeated = plan(program()), plan(ir)
-    assert repeated.steps == 6
-    assert [p.flops_by_op for p in repeated.phases] == [p.flops_by_op for p in once.phases]
-    assert [(p.name, p.loads, p.collectives) for p in repeated.phases] == [
-        (p.name, p.loads, p.collectives) for p in once.phases
+    assert (once.steps, repeated.steps) == (1, 6)
+    assert [(p.name, p.runs, p.flops, p.loads) for p in repeated.phases] == [
+        (p.name, 6 * p.runs, 6 * p.flops, 6 * p.loads) for p in once.phases
     ]
+    calls = [[(c.calls, c.brought_bytes) for p in found.phases for c in p.collectives] for found in (once, repeated)]
+    assert calls[1] == [(6 * calls, 6 * brought) for calls, brought in calls[0]]
     assert len(list(sequence(ir))) == 6 * len(list(sequence(program())))
+
+
+def first_and_later_steps(steps: int) -> popxl.Ir:
+    """A step, a loop of the others, which does one phase differently, and a phase at the end; two rows in each step."""
+    ir = popxl.Ir()
+    ir.num_host_transfers = steps
+    with ir.main_graph, popxl.in_sequence(True):
+        buffer = popxl.remote_buffer((K, K), popxl.float32, 2)
+        rows = [popxl.remote_variable(np.full((K, K), row, np.float32), buffer, row) for row in range(2)]
+        assert rows
+        stream, x = popxl.d2h_stream((K, K), popxl.float32), popxl.constant(np.ones((K, K), np.float32))
+        n = popxl.constant(0, popxl.int32)
+
+        def forward_phase(n: popxl.Tensor, x: popxl.Tensor) -> Any:
+            return n + 1, ops.matmul(x, ops.remote_load(buffer, n))
+
+        def forward_and_store_phase(n: popxl.Tensor, x: popxl.Tensor) -> Any:
+            ops.remote_store(buffer, n, x)
+            return forward_phase(n, x)
+
+        def middle_phase(x: popxl.Tensor) -> popxl.Tensor:
+            return x * 0.5
+
+        def report_phase(x: popxl.Tensor) -> None:
+            ops.host_store(stream, x)
+
+        def last_phase(x: popxl.Tensor) -> popxl.Tensor:
+            return ops.sum(x)
+
+        forward, store = (ir.create_graph(phase, n, x) for phase in (forward_phase, forward_and_store_phase))
+        middle, report = (ir.create_graph(phase, x) for phase in (middle_phase, report_phase))
+
+        def step(x: popxl.Tensor, forward: popxl.Graph) -> popxl.Tensor:
+            _, x = ops.repeat(forward, 2, popxl.constant(0, popxl.int32), x)
+            (x,) = ops.call(middle, x)
+            ops.call(report, x)
+            return x
+
+        x = step(x, forward)
+        (x,) = ops.repeat(ir.create_graph(step, x, store), steps - 1, x)
+        (total,) = ops.call(ir.create_graph(last_phase, x), x)
+        ops.host_store(popxl.d2h_stream((), popxl.float32), total)
+    return ir
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+def test_phases_of_a_loop_of_steps_are_those_of_the_run(steps: int):
+    found = plan(first_and_later_steps(steps))
+    assert found.steps == steps
+    assert [(p.name, p.runs) for p in found.phases if p.name != "main"] == [
+        ("forward_phase", 2),
+        ("middle_phase", steps),
+        ("report_phase", steps),
+        ("forward_and_store_phase", 2 * (steps - 1)),
+        ("last_phase", 1),
+    ]
+    amounts = {p.name: (p.product_flops, p.loads, p.stores, p.host_bytes) for p in found.phases}
+    product, later = 2 * K**3, steps - 1
+    assert amounts["forward_phase"] == (2 * product, 2, 0, 0)
+    assert amounts["forward_and_store_phase"] == (2 * later * product, 2 * later, 2 * later, 0)
+    assert amounts["report_phase"] == (0, 0, 0, steps * 4 * K * K)
+    names = ["forward_phase"] * 2 + ["forward_and_store_phase"] * 4 * later
+    assert [e.phase for e in sequence(first_and_later_steps(steps)) if e.kind != "collective"] == names
+    peaks = {p.name: p.peak_bytes for p in found.phases}
+    assert all(peaks[name] >= 4 * K * K for name in ("forward_phase", "forward_and_store_phase", "middle_phase"))
+
+
+def test_a_phase_that_calls_another_one_is_no_loop_of_steps():
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence(True):
+        x = ops.host_load(popxl.h2d_stream((K, K), popxl.float32))
+        shared = ir.create_graph(lambda x: x + 1.0, x)
+
+        def outer_phase(x: popxl.Tensor) -> popxl.Tensor:
+            (x,) = ops.call(shared, x)
+            return x * 2.0
+
+        (x,) = ops.call(shared, x)
+        (x,) = ops.repeat(ir.create_graph(outer_phase, x), 5, x)
+        ops.host_store(popxl.d2h_stream((K, K), popxl.float32), x)
+    found = plan(ir)
+    assert found.steps == 1 and {p.name: p.runs for p in found.phases}["outer_phase"] == 5
 
 
 def chain(x: popxl.Tensor) -> popxl.Tensor:

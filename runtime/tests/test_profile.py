@@ -30,7 +30,7 @@ from popxl_engine.machine.tier import BLOCK
 from popxl_engine.profiler import reading
 from popxl_engine.profiler.clock import EventClock
 from popxl_engine.profiler.reading import longest
-from test_plan import REPLICAS, ROWS, program, row_phase
+from test_plan import REPLICAS, ROWS, first_and_later_steps, program, row_phase
 from test_tier_sessions import program as rows_program
 
 
@@ -298,6 +298,25 @@ def test_steps_of_one_run_are_spans_around_their_phases():
     once = profiled(program())[0][0]
     assert [p.work for p in found.phases] == [p.work.times(3) for p in once.phases]
     assert [p.runs for p in found.phases] == [3 * p.runs for p in once.phases]
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+def test_a_first_step_before_a_loop_of_others_is_one_of_the_run(steps: int):
+    ir = first_and_later_steps(steps)
+    ((found,), _) = profiled(ir)
+    expected = plan(ir)
+    assert found.steps == steps
+    works = {p.name: (p.runs, p.work) for p in found.phases}
+    assert works == {
+        p.name: (p.runs, Work(p.flops, p.loaded_bytes, p.stored_bytes, p.host_bytes)) for p in expected.phases
+    }
+    nested = paths(of(found.spans, 0, PHASES))
+    rounds = [path[1] for path in nested if len(path) == 2 and path[1].startswith("step")]
+    assert rounds == ([f"step {n} of {steps}" for n in range(2, steps + 1)] if steps > 2 else [])
+    layers = [path[-1] for path in nested if path[-1].startswith("forward_and_store_phase ")]
+    assert layers == ["forward_and_store_phase 1 of 2", "forward_and_store_phase 2 of 2"] * (steps - 1)
+    loads = Work.sum(span.work for span in of(found.spans, 0, "load"))
+    assert loads.loaded_bytes == sum(p.loaded_bytes for p in expected.phases)
 
 
 def test_a_run_that_fails_leaves_no_profile_and_the_next_one_a_whole_one(monkeypatch):

@@ -1,9 +1,9 @@
 """Puts a plan together."""
 
-from typing import Dict, List, Set, Tuple
+from collections import defaultdict
+from typing import DefaultDict, List, Set, Tuple
 
 import torch
-from popxl.graph import Graph
 from popxl.ir import Ir
 from popxl.plan import Collective, Phase, Plan
 from popxl.remote_buffer import RemoteBuffer
@@ -14,7 +14,7 @@ from popxl_engine.lowering import Lowering
 from popxl_engine.machine.memory import Rows
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.costs import Costs, Counter
-from popxl_engine.planner.phases import in_phases, runs_of, step_of
+from popxl_engine.planner.phases import in_phases, runs_of, steps_of_run
 from popxl_engine.planner.rehearsal import peak_bytes
 
 
@@ -22,17 +22,22 @@ def make_plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device
     """See `popxl.plan.plan`."""
     block = Lowering().main(ir.main_graph)  # work and traffic are those of the program, before any fusion
     optimise(block)
-    graph, inner, steps = step_of(ir, block)
-    counter, grouped = Counter(), _grouped(graph, inner)
-    costs = {name: counter.count(instrs) for name, instrs in grouped.items()}
+    counter = Counter()
+    costs: DefaultDict[str, Costs] = defaultdict(Costs)
+    reached: DefaultDict[str, Set[RemoteBuffer]] = defaultdict(set)
+    for name, instr, times in in_phases(ir, block):
+        costs[name].add(counter.count([instr]), times)
+        reached[name] |= _reached(instr)
     peaks = peak_bytes(ir, borrows_rows, together, counter.dearer, torch.device(device))
-    runs = runs_of(graph)
+    runs = runs_of(ir)
     buffers = {b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries).nbytes for b in ir.remote_buffers}
-    reached = {name: sum(buffers[b] for b in _reached(instrs)) for name, instrs in grouped.items()}
     return Plan(
         replicas=ir.replication_factor,
-        steps=steps,
-        phases=tuple(_phase(name, runs.get(name, 1), costs[name], peaks.get(name, 0), reached[name]) for name in costs),
+        steps=steps_of_run(ir),
+        phases=tuple(
+            _phase(name, runs[name], costs[name], peaks.get(name, 0), sum(buffers[b] for b in reached[name]))
+            for name in costs
+        ),
         remote_memory_bytes=sum(buffers.values()),
         buffers={
             f"{b.remote_buffer_id}: {b.entries} x {b.tensor_dtype.name}{list(b.tensor_shape)}": nbytes
@@ -41,16 +46,9 @@ def make_plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device
     )
 
 
-def _grouped(graph: Graph, block: Block) -> Dict[str, List[Instr]]:
-    found: Dict[str, List[Instr]] = {}
-    for name, instr in in_phases(graph, block):
-        found.setdefault(name, []).append(instr)
-    return found
-
-
-def _reached(instrs: List[Instr]) -> Set[RemoteBuffer]:
-    """Remote buffers that instructions load from or store to, in bodies too."""
-    around = Block("", instrs=instrs)
+def _reached(instr: Instr) -> Set[RemoteBuffer]:
+    """Remote buffers that an instruction loads from or stores to, in bodies too."""
+    around = Block("", instrs=[instr])
     return around.buffers("remote_load") | around.buffers("remote_store")
 
 

@@ -1,9 +1,14 @@
-"""Which instructions of a lowered program belong to which phase."""
+"""Which instructions of a lowered program belong to which phase.
 
-from typing import Dict, Iterator, List, Tuple
+A phase is a graph that the main graph calls or repeats. A graph whose rounds are steps is none, but what it calls: all
+that a main graph does, or a graph that calls several of the main graph's phases again.
+"""
+
+from typing import Dict, Iterable, Iterator, Set, Tuple
 
 from popxl.graph import Graph
 from popxl.ir import Ir
+from popxl.opdef import Op
 
 from popxl_engine.blocks import Block, Instr
 
@@ -11,24 +16,23 @@ MAIN = "main"
 """The phase of what the main graph does by itself."""
 
 
-def step_of(ir: Ir, block: Block) -> Tuple[Graph, Block, int]:
-    """The graph that calls the phases, its block, and how often a run repeats it.
-
-    A main graph that does nothing but repeat one graph is that graph, several times.
-    """
-    graph, times = ir.main_graph, 1
-    while len(graph.ops) == 1 and graph.ops[0].definition.name == "repeat":
-        repeats = [instr for instr in block.instrs if instr.kind == "repeat"]
-        if len(repeats) != 1:
-            break
-        graph, block = graph.ops[0].arguments["graph"], repeats[0].bodies[0]
-        times *= repeats[0].arguments["repeat_count"]
-    return graph, block, times
+def loops_of_steps(graph: Graph) -> Set[Op]:
+    """The repeats in a graph, and in what these repeat, whose rounds are steps."""
+    loops, called = [op for op in graph.ops if op.definition.name == "repeat"], set(graph.called_graphs)
+    found = {op for op in loops if len(graph.ops) == 1 or len(called & set(op.arguments["graph"].called_graphs)) > 1}
+    return found.union(*(loops_of_steps(op.arguments["graph"]) for op in found))
 
 
-def phase_names(graph: Graph) -> List[str]:
-    """Names of the graphs that a graph calls."""
-    return [short_name(called) for called in graph.called_graphs]
+def steps_of_run(ir: Ir) -> int:
+    """How many steps a run does: the main graph itself is one, where it does not only repeat one."""
+
+    def steps(graph: Graph) -> int:
+        inner = [op for op in graph.ops if op in loops]
+        rounds = sum(op.arguments["repeat_count"] * steps(op.arguments["graph"]) for op in inner)
+        return rounds + (len(graph.ops) > len(inner) or not inner)
+
+    loops = loops_of_steps(ir.main_graph)
+    return steps(ir.main_graph)
 
 
 def short_name(graph: Graph) -> str:
@@ -36,24 +40,51 @@ def short_name(graph: Graph) -> str:
     return graph.name.split("_subgraph(")[0]
 
 
-def runs_of(graph: Graph) -> Dict[str, int]:
-    """How often a graph calls each phase, repeats included."""
-    runs: Dict[str, int] = {}
-    for op in graph.ops:
-        for called, _ in op.called():
-            name = short_name(called)
-            runs[name] = runs.get(name, 0) + op.arguments.get("repeat_count", 1)
+def runs_of(ir: Ir) -> Dict[str, int]:
+    """How often a run goes through each phase, repeats included."""
+    runs = {MAIN: steps_of_run(ir)}
+
+    def count(graph: Graph, times: int) -> None:
+        for op in graph.ops:
+            rounds = times * op.arguments.get("repeat_count", 1)
+            for called, _ in op.called():
+                if op in loops:
+                    count(called, rounds)
+                else:
+                    runs[short_name(called)] = runs.get(short_name(called), 0) + rounds
+
+    loops = loops_of_steps(ir.main_graph)
+    count(ir.main_graph, 1)
     return runs
 
 
-def in_phases(graph: Graph, block: Block) -> Iterator[Tuple[str, Instr]]:
-    """The instructions of the block that calls the phases, each with its phase; copies go with what is before them."""
-    names = sorted(phase_names(graph), key=len, reverse=True)
-    prefix = block.name if block.name != MAIN else ""
-    phase = MAIN
-    for instr in block.instrs:
-        if instr.kind != "copy":
-            path = instr.bodies[0].name if instr.bodies and instr.path == prefix else instr.path
-            inside = path.removeprefix(prefix).lstrip("/")
-            phase = next((n for n in names if inside == n or inside.startswith(f"{n}/")), MAIN)
-        yield phase, instr
+def in_phases(ir: Ir, block: Block) -> Iterator[Tuple[str, Instr, int]]:
+    """The instructions that phases are made of, in order: each with its phase, and how often a run comes by.
+
+    Loops of steps are left out, what they repeat is not. Copies go with what is before them.
+    """
+    loops = loops_of_steps(ir.main_graph)
+    steps = {short_name(op.arguments["graph"]) for op in loops}
+    names = sorted(runs_of(ir), key=len, reverse=True)
+
+    def of(block: Block, times: int) -> Iterator[Tuple[str, Instr, int]]:
+        phase = MAIN
+        for instr in block.instrs:
+            if instr.kind == "repeat" and instr.source in loops:
+                yield from of(instr.bodies[0], times * instr.arguments["repeat_count"])
+                phase = MAIN
+                continue
+            if instr.kind != "copy":
+                path = instr.bodies[0].name if instr.bodies else instr.path
+                phase = _phase(path, names, steps)
+            yield phase, instr, times
+
+    return of(block, 1)
+
+
+def _phase(path: str, names: Iterable[str], steps: Iterable[str]) -> str:
+    """The phase of an instruction: of the graphs on the way to it, the first one that is no step."""
+    inside = path.lstrip("/")
+    while step := next((s for s in steps if f"{inside}/".startswith(f"{s}/")), None):
+        inside = inside[len(step) :].lstrip("/")
+    return next((n for n in names if f"{inside}/".startswith(f"{n}/")), MAIN)

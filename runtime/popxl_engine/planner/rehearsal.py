@@ -30,7 +30,7 @@ from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.replica import Traffic
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.live_bytes import LiveBytes, on_meta
-from popxl_engine.planner.phases import in_phases, step_of
+from popxl_engine.planner.phases import in_phases
 from popxl_engine.planner.remembered import Remembered
 from popxl_engine.rewrites import fused_program
 from popxl_engine.support import Meeting, to_device
@@ -234,14 +234,21 @@ class _Truth:
 
 
 def _mark_phases(ir: Ir, block: Block) -> None:
-    graph, inner, _ = step_of(ir, block)
-    marked, current = [], None
-    for phase, instr in in_phases(graph, inner):
-        if phase != current:
-            marked.append(Instr("op", {"name": phase}, [], MARK))
-        marked.append(instr)
-        current = phase
-    inner.instrs = marked
+    phases = {id(instr): phase for phase, instr, _ in in_phases(ir, block)}
+
+    def mark(block: Block) -> None:
+        marked, current = [], None
+        for instr in block.instrs:
+            phase = phases.get(id(instr))
+            if phase is None:  # a loop of steps
+                mark(instr.bodies[0])
+            elif phase != current:
+                marked.append(Instr("op", {"name": phase}, [], MARK))
+            marked.append(instr)
+            current = phase
+        block.instrs = marked
+
+    mark(block)
 
 
 def _shorten(block: Block) -> None:

@@ -13,7 +13,7 @@ from popxl_engine.codegen import meets
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.lowering import Lowering
 from popxl_engine.optimise import optimise
-from popxl_engine.planner.phases import MAIN, in_phases, step_of
+from popxl_engine.planner.phases import MAIN, in_phases
 
 Scalars = Dict[Value, np.ndarray]
 
@@ -22,8 +22,7 @@ def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
     """See `popxl.plan.sequence`. Small integer variables have their initial values."""
     block = Lowering().main(ir.main_graph)
     optimise(block)
-    graph, inner, _ = step_of(ir, block)
-    phases = {id(instr): phase for phase, instr in in_phases(graph, inner)}
+    phases = {id(instr): phase for phase, instr, _ in in_phases(ir, block)}
     scalars: Scalars = {}
     for variable in ir.main_graph.variables:
         value = block.state.get(variable)

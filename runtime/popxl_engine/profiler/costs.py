@@ -1,7 +1,8 @@
 """The work of a program's phases and loops as the planner counts it, and that of single instructions after fusion."""
 
+from collections import defaultdict
 from dataclasses import replace
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, DefaultDict, Dict, Iterator, List, Tuple
 
 from popxl.graph import Graph
 from popxl.ir import Ir
@@ -14,10 +15,10 @@ from popxl_engine.kernels.registry import FUSED
 from popxl_engine.lowering import Lowering
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.costs import Costs, Counter
-from popxl_engine.planner.phases import in_phases, step_of
+from popxl_engine.planner.phases import in_phases
 
 Stretch = Tuple[str, int]
-"""A phase, and which of its stretches in a step: a phase that is called again later has several."""
+"""A phase, and which of its stretches in the program: a phase that is called again later has several."""
 
 
 def as_work(costs: Costs) -> Work:
@@ -26,29 +27,30 @@ def as_work(costs: Costs) -> Work:
     return Work(sum(costs.flops.values()), costs.loaded, costs.stored, costs.host, sent)
 
 
-def stretches(graph: Graph, block: Block) -> Iterator[Tuple[Stretch, Instr]]:
-    """The instructions of the block that calls the phases, each with its phase's stretch."""
+def stretches(ir: Ir, block: Block) -> Iterator[Tuple[Stretch, Instr, int]]:
+    """The instructions of all phases, each with its phase's stretch, and how often a run comes by."""
     count: Dict[str, int] = {}
     before = None
-    for phase, instr in in_phases(graph, block):
-        if phase != before:
+    for phase, instr, times in in_phases(ir, block):
+        if (phase, times) != before:
             count[phase] = count.get(phase, -1) + 1
-        before = phase
-        yield (phase, count[phase]), instr
+        before = phase, times
+        yield (phase, count[phase]), instr, times
 
 
 class PlannedWork:
-    """Work of the program before any fusion, as in plans: of phases in one step, and of loops with all their rounds."""
+    """Work of the program before any fusion, as in plans: of phases in a run, and of loops with all their rounds."""
 
     def __init__(self, ir: Ir):
         block = Lowering().main(ir.main_graph)
         optimise(block)
-        graph, inner, _ = step_of(ir, block)
         self._counter = Counter()
-        grouped: Dict[Stretch, List[Instr]] = {}
-        for stretch, instr in stretches(graph, inner):
-            grouped.setdefault(stretch, []).append(instr)
-        self.stretches = {stretch: as_work(self._counter.count(instrs)) for stretch, instrs in grouped.items()}
+        costs: DefaultDict[Stretch, Costs] = defaultdict(Costs)
+        self._times: Dict[Stretch, int] = {}
+        for stretch, instr, times in stretches(ir, block):
+            costs[stretch].add(self._counter.count([instr]))
+            self._times[stretch] = times
+        self.stretches = {stretch: as_work(cost) for stretch, cost in costs.items()}
         loops = (instr for instr in _instructions(block) if instr.kind == "repeat")
         self._loops = {loop_key(instr): as_work(self._counter.count([instr])) for instr in loops}
 
@@ -57,9 +59,12 @@ class PlannedWork:
         return self._loops.get(loop_key(instr), Work())
 
     def phases(self) -> "Dict[str, Work]":
-        """The work of each phase in a step."""
-        names = dict.fromkeys(name for name, _ in self.stretches)
-        return {name: Work.sum(w for (n, _), w in self.stretches.items() if n == name) for name in names}
+        """The work of each phase in a run."""
+        found: Dict[str, Work] = {}
+        for stretch, work in self.stretches.items():
+            name, _ = stretch
+            found[name] = Work.sum([found.get(name, Work()), work.times(self._times[stretch])])
+        return found
 
 
 def loop_key(instr: Instr) -> Tuple[str, Op]:

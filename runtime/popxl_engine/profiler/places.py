@@ -8,7 +8,7 @@ from popxl.profile import Work
 
 from popxl_engine.blocks import Block, Instr
 from popxl_engine.codegen import meets
-from popxl_engine.planner.phases import MAIN, step_of
+from popxl_engine.planner.phases import MAIN, loops_of_steps, runs_of, steps_of_run
 from popxl_engine.profiler.costs import InstructionWork, PlannedWork, Stretch, stretches
 from popxl_engine.profiler.marking import Kind, Mark
 
@@ -41,8 +41,8 @@ class Places:
 
     def __init__(self, ir: Ir, block: Block):
         self.planned, self._instruction_work = PlannedWork(ir), InstructionWork(block)
-        self.graph, self.step, self.steps = step_of(ir, block)
-        self._stretches: Dict[int, Stretch] = {id(instr): s for s, instr in stretches(self.graph, self.step)}
+        self.runs, self.steps, self._loops = runs_of(ir), steps_of_run(ir), loops_of_steps(ir.main_graph)
+        self._stretches: Dict[int, Stretch] = {id(instr): s for s, instr, _ in stretches(ir, block)}
         self._around: Dict[Block, Tuple[Block, Instr]] = {}
         self._positions: Dict[int, int] = {}
         self._index(block)
@@ -66,7 +66,7 @@ class Places:
             if kind != "conditional":
                 has_ended = around is instr and mark.kind != "opened"
                 positions[block] = 2 * self._positions[id(around)] + has_ended
-            if block is self.step:
+            if id(around) in self._stretches:
                 frames.append(self._stretches[id(around)])
         phases = [frame[0] for frame in frames if isinstance(frame, tuple)]
         return Place(
@@ -96,8 +96,11 @@ class Places:
             return frame[0], self.planned.stretches.get(frame, Work())
         _, loop = self._around[frame]
         rounds = loop.arguments["repeat_count"]
-        name = "step" if frame is self.step else frame.name.rsplit("/", 1)[-1]
-        return f"{name} {number + 1} of {rounds}", self.planned.loop(loop).share(rounds)
+        name = frame.name.rsplit("/", 1)[-1]
+        shown = f"step {self.steps - rounds + number + 1} of {self.steps}"
+        if loop.source not in self._loops:
+            shown = f"{name} {number + 1} of {rounds}"
+        return shown, self.planned.loop(loop).share(rounds)
 
 
 def lane_of(instr: Instr) -> str:

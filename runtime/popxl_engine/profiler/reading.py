@@ -7,7 +7,7 @@ from typing import Callable, DefaultDict, Dict, Iterator, List, Optional, Sequen
 from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work
 
 from popxl_engine.blocks import Block
-from popxl_engine.planner.phases import MAIN, runs_of
+from popxl_engine.planner.phases import MAIN
 from popxl_engine.profiler.files import Transfer
 from popxl_engine.profiler.places import Frame, Place, Places
 
@@ -139,12 +139,10 @@ class Reading:
     def profile(self) -> Profile:
         """What the log says."""
         places, steps = self.places, self.places.steps
-        runs = runs_of(places.graph)
         phases = []
         for name, work in {MAIN: Work(), **places.planned.phases()}.items():
             nanoseconds = {lane: self.spent[name, lane] for lane in LANES}
-            work = work.times(steps * len(self.tracks))
-            phases.append(PhaseProfile(name, runs.get(name, 1) * steps, work, nanoseconds))
+            phases.append(PhaseProfile(name, places.runs[name], work.times(len(self.tracks)), nanoseconds))
         files = [
             Span(
                 t.replica, FILES[0] if t.is_read else FILES[1], f"{t.nbytes} bytes", max(t.begin, self.log.begin), t.end

@@ -89,15 +89,12 @@ def test_bytes_and_calls_equal_the_counters_of_a_run_in_another_process(number, 
     session = pretraining(config)
     with session:
         run_steps(session, config, *step_arrays(config))
-    iterations = config.execution.device_iterations
     for replica in session._engine.machine.replicas:
         traffic = replica.traffic
         for ours, theirs in (("loads", "loads"), ("loaded", "loaded_bytes"), ("stores", "stores")):
-            assert getattr(traffic, ours) == iterations * sum(phase[theirs] for phase in plan["phases"])
-        assert traffic.stored == iterations * sum(phase["stored_bytes"] for phase in plan["phases"])
-        assert by_group(traffic.collectives) == {
-            key: (iterations * calls, iterations * brought) for key, (calls, brought) in planned_groups(plan).items()
-        }
+            assert getattr(traffic, ours) == sum(phase[theirs] for phase in plan["phases"])
+        assert traffic.stored == sum(phase["stored_bytes"] for phase in plan["phases"])
+        assert by_group(traffic.collectives) == planned_groups(plan)
         held = sum(rows.held_bytes for rows in replica.rows.values())
         assert held == plan["memory"]["remote_bytes_per_replica"]
     assert plan["memory"]["remote_bytes_total"] == len(session._engine.machine.replicas) * held
@@ -209,12 +206,28 @@ def test_a_step_takes_the_time_of_what_bounds_it():
 
 
 @pytest.mark.slow
-def test_the_plan_is_of_one_step_whatever_the_iterations_of_a_run():
-    one, three = (planned(configuration(device_iterations=n, steps=6)).program for n in (1, 3))
-    assert three.steps == 3
-    assert [(p.name, p.flops, p.loaded_bytes) for p in three.phases] == [
-        (p.name, p.flops, p.loaded_bytes) for p in one.phases
-    ]
+def test_updates_of_all_but_the_last_step_of_a_run_are_planned_with_the_next_forward_pass():
+    one, three = (planned(configuration(device_iterations=n, steps=6), device_tflops=1e-3) for n in (1, 3))
+    assert (one.program.steps, three.program.steps) == (1, 3)
+    single, phases = ({p.name: p for p in found.program.phases} for found in (one, three))
+    layers = one.config.model.layers
+    runs = {name: p.runs for name, p in phases.items() if name.startswith("decoder")}
+    assert runs.pop("decoder_optim_fwd_phase") == 2 * layers
+    assert runs == {"decoder_fwd_phase": layers, "decoder_bwd_phase": 3 * layers, "decoder_optim_phase": layers}
+    for amount in ("flops", "loads", "loaded_bytes", "stores", "stored_bytes", "host_bytes"):
+        both, update, forward = (
+            getattr(found[name], amount)
+            for found, name in (
+                (phases, "decoder_optim_fwd_phase"),
+                (single, "decoder_optim_phase"),
+                (single, "decoder_fwd_phase"),
+            )
+        )
+        assert both == 2 * (update + forward)
+        total, alone = (sum(getattr(p, amount) for p in found.values()) for found in (phases, single))
+        assert total == 3 * alone
+    assert as_json(three)["step"]["flops"] == as_json(one)["step"]["flops"]
+    assert three.seconds < one.seconds, "transfers of updates meet the work of forward passes"
 
 
 @pytest.mark.slow
