@@ -12,14 +12,16 @@ import torch
 from fake_gpu import fake_gpu
 from helpers import build, make_case
 from popxl.opdef import call_arguments, map_tensors
-from popxl_engine.kernels import gpu
+from popxl_engine.kernels import cross_entropy, generator, gpu
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import ALTERNATES, KERNELS, kernel_for
 from popxl_engine.kernels.rounding import Noise, Updates, update_noise
 from popxl_engine.rewrites import adam
 from samples.sample import Sample
+from test_device import Copies
 from test_ops import SAMPLES, over
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._python_dispatch import TorchDispatchMode
 
 WAIT = {"dynamic_slice", "dynamic_update", "dynamic_update_", "roi_align", "roi_align_grad"}
 """Ops whose kernels wait for a number from the device: where to cut, or how many samples there are."""
@@ -36,10 +38,12 @@ def test_a_kernel_gives_its_results_on_the_device_of_its_operands(sample: Sample
             arguments = {n: map_tensors(v, empty) for n, v in op.arguments.items()}
             args, kwargs = call_arguments(op.definition, arguments)
             try:
-                result = kernel_for(op.definition, "cuda")(*args, **kwargs)
+                with Copies() as copies:
+                    result = kernel_for(op.definition, "cuda")(*args, **kwargs)
             except DataDependentOutputException:
                 assert op.definition.name in WAIT
                 continue
+            assert not any(copies.waited), f"{op} waits for a copy of host memory"
         for t in result if isinstance(result, (list, tuple)) else [result]:
             assert t.device.type == "cuda", f"{op}: a result on {t.device}"
 
@@ -59,6 +63,58 @@ def test_a_gpus_mean_is_the_plain_one(step, dtype):
     plain = KERNELS["accumulate_mean_"](old.clone(), *args)
     found = ALTERNATES["cuda"]["accumulate_mean_"](old.clone(), *args)
     torch.testing.assert_close(found, plain, rtol=1e-6 if dtype is torch.float32 else 1e-2, atol=1e-6)
+
+
+LABELS = torch.tensor([3, 0, -1, 10, 11, 5, 2], dtype=torch.int32)
+"""Some of which are none of eleven classes."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_a_gpus_cross_entropy_is_the_plain_one(dtype, monkeypatch):
+    monkeypatch.setattr(cross_entropy, "CHUNK", 30)  # several chunks
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 11, generator=random).mul(4).to(dtype)
+    logits[4] = float("-inf")
+    table, plain = ALTERNATES["cuda"], KERNELS
+    total, picked = table["logsumexp_and_pick"](logits, LABELS)
+    for found, expected in zip((total, picked), plain["logsumexp_and_pick"](logits, LABELS)):
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    scales, shares = (torch.randn(7, generator=random).to(total.dtype) for _ in range(2))
+    arguments = (scales, shares, total, logits, LABELS)
+    found, expected = (of["logsumexp_and_pick_grad"](*arguments) for of in (table, plain))
+    torch.testing.assert_close(found, expected, rtol=1e-6 if dtype is not torch.bfloat16 else 1e-2, atol=1e-6)
+
+
+class Launches(TorchDispatchMode):
+    """Counts what is asked of a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("kernels", [ALTERNATES["cuda"], KERNELS], ids=["gpu", "plain"])
+def test_a_large_cross_entropy_asks_little_of_a_gpu(kernels):
+    with fake_gpu():
+        logits, row = torch.empty(8192, 50257, dtype=torch.bfloat16), torch.empty(8192)
+        indices = torch.empty(8192, dtype=torch.int32)
+        with Launches() as launches:
+            kernels["logsumexp_and_pick"](logits, indices)
+            kernels["logsumexp_and_pick_grad"](row, row, row, logits, indices)
+    assert launches.count < 1000
+
+
+@pytest.mark.parametrize("first, count", [(0, 1), (1, 1000), (2**33 + 5, 300)])
+def test_words_drawn_at_once_are_those_drawn_step_by_step(first, count):
+    key = generator.key(torch.tensor([3, 77], dtype=torch.uint32))
+    (start, expected), *others = generator.squares64(first, count, key, torch.device("cpu"))
+    assert start == first and not others
+    assert torch.equal(generator.words_at_once(key, first, count), expected)
 
 
 @pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=str)
@@ -102,8 +158,12 @@ def test_what_is_compiled_for_a_gpu_gives_the_same_numbers():
     random = torch.Generator().manual_seed(0)
     a, b = (torch.randn(1000, generator=random) for _ in range(2))
     step = torch.tensor(3.0)
+    logits, row, classes = a.view(40, 25), b[:40], torch.arange(40)
     for fn, args in (
-        (gpu._mean, (a, b, step)),
+        (gpu._mean, (a, b.to(torch.bfloat16), step)),
+        (gpu._logsumexp, (logits,)),
+        (gpu._logits_gradient, (logits, row, row, row, classes)),
+        (generator.words_at_once, (generator.key(torch.tensor([3, 77], dtype=torch.uint32)), 2**33 + 5, 300)),
         (adam._moments, (a, b, b.square(), 0.9, 0.95)),
         (adam._weight, (a, b, b.square(), step, torch.tensor(1e-3), 0.9, 0.95, 1e-8, 0.1)),
     ):

@@ -4,22 +4,33 @@ from typing import Iterator, Tuple
 
 import torch
 
+from popxl_engine import native
 from popxl_engine.kernels.registry import kernel
 
 CHUNK = 1 << 20
 """Logits handled at a time: their temporaries then stay in the cache, and wide copies of narrow logits stay small."""
+LARGE_CHUNK = 1 << 25
+"""The same on a GPU: few launches, each of which fills it; 128 MiB for each wide copy."""
+ALIGNED_ROWS = 8
+"""Rows of which a chunk on a GPU is a multiple, so that each begins on a boundary of 16 bytes."""
 
 
-def _row_chunks(logits: torch.Tensor) -> Iterator[slice]:
-    step = max(1, CHUNK // max(1, logits.shape[1]))
+def row_chunks(logits: torch.Tensor) -> Iterator[slice]:
+    """Rows that are handled together."""
+    columns = max(1, logits.shape[1])
+    if logits.is_cpu or native.is_here(logits.device):
+        step = max(1, CHUNK // columns)
+    else:
+        step = max(1, LARGE_CHUNK // columns // ALIGNED_ROWS) * ALIGNED_ROWS
     return (slice(first, first + step) for first in range(0, logits.shape[0], step))
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide_type(dtype: torch.dtype) -> torch.dtype:
+    """In which logits of a type are computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _inside(indices: torch.Tensor, classes: int) -> Tuple[torch.Tensor, torch.Tensor]:
+def valid(indices: torch.Tensor, classes: int) -> Tuple[torch.Tensor, torch.Tensor]:
     """(indices as int64, limited to valid ones; which were valid)."""
     wide = indices.to(torch.int64)
     inside = (wide >= 0) & (wide < classes)
@@ -28,16 +39,16 @@ def _inside(indices: torch.Tensor, classes: int) -> Tuple[torch.Tensor, torch.Te
 
 def pick(logits: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Each row's logit at its index, in float32 at least; zero where the index is none of the classes."""
-    at, inside = _inside(indices, logits.shape[1])
-    return torch.where(inside, logits.gather(1, at[:, None])[:, 0].to(_wide(logits.dtype)), 0)
+    at, inside = valid(indices, logits.shape[1])
+    return torch.where(inside, logits.gather(1, at[:, None])[:, 0].to(wide_type(logits.dtype)), 0)
 
 
 @kernel("logsumexp_and_pick")
 def logsumexp_and_pick(logits: torch.Tensor, indices: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     """Row by row, in float32 at least."""
-    dtype = _wide(logits.dtype)
+    dtype = wide_type(logits.dtype)
     total = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)
-    for rows in _row_chunks(logits):
+    for rows in row_chunks(logits):
         torch.logsumexp(logits[rows].to(dtype), 1, out=total[rows])
     return total, pick(logits, indices) if logits.shape[1] else torch.zeros_like(total)
 
@@ -51,13 +62,13 @@ def logsumexp_and_pick_grad(
     indices: torch.Tensor,
 ) -> torch.Tensor:
     """exp(logits - logsumexp) * d_logsumexp, plus d_picked at the index; zeros for rows of minus infinities."""
-    dtype = _wide(logits.dtype)
+    dtype = wide_type(logits.dtype)
     result = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     shift = torch.where(torch.isneginf(logsumexp), 0, logsumexp)[:, None]
     scale = d_logsumexp[:, None]
-    at, inside = _inside(indices, logits.shape[1])
+    at, inside = valid(indices, logits.shape[1])
     at, d_picked = at[:, None], torch.where(inside, d_picked, 0)[:, None]
-    for rows in _row_chunks(logits):
+    for rows in row_chunks(logits):
         if logits.dtype == dtype:
             chunk = torch.sub(logits[rows], shift[rows], out=result[rows])
         else:

@@ -11,6 +11,7 @@ from popxl import generator as on_host
 from popxl.generator import GOLDEN, MURMUR_MULTIPLIERS, SPLITMIX_MULTIPLIERS
 
 from popxl_engine import native
+from popxl_engine.kernels import compiled
 
 CPU_BLOCK = 1 << 15
 """Counters per block and thread on a CPU: six buffers of 256 KiB (3.5 ns per draw on one core; 5.5 at 2**13)."""
@@ -76,6 +77,10 @@ def squares64(first: int, counters: int, key: Key, device: torch.device) -> Iter
             native.call("random_words", (), words, number, start, count)
             yield start, words[:count]
         return
+    if isinstance(key, torch.Tensor) and key.is_cuda and compiled.compiles():
+        for start in range(first, first + counters, size):
+            yield start, words_at_once(key, start, min(size, first + counters - start))
+        return
     multiples = torch.arange(size, dtype=torch.int64, device=device) * key
     x, y, z, half, t = (torch.empty_like(multiples) for _ in range(5))
     for start in range(first, first + counters, size):
@@ -92,6 +97,23 @@ def squares64(first: int, counters: int, key: Key, device: torch.device) -> Iter
         torch.bitwise_right_shift(torch.addcmul(y, x, x, out=x), 32, out=half).bitwise_and_(MASK)
         t.bitwise_xor_(half)
         yield start, t[: first + counters - start]
+
+
+@compiled.one_pass
+def words_at_once(key: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """`squares64` of some counters as one expression, for compilers: key int64 scalar -> int64 [count]."""
+
+    def swapped(x: torch.Tensor) -> torch.Tensor:
+        return (x << 32) | ((x >> 32) & MASK)
+
+    y = (torch.arange(count, dtype=torch.int64, device=key.device) + first) * key
+    z = y + key
+    x = swapped(y * y + y)
+    x = swapped(x * x + z)
+    x = swapped(x * x + y)
+    t = x * x + z
+    x = swapped(t)
+    return t ^ (((x * x + y) >> 32) & MASK)
 
 
 Pairs = Callable[[torch.Tensor], torch.Tensor]

@@ -1,23 +1,72 @@
 """Faster kernels for GPUs: few passes over memory, and nobody waits for a number of the device."""
 
-from typing import Any
+from typing import Any, Tuple
 
 import torch
 
 from popxl_engine.kernels.compiled import one_pass
-from popxl_engine.kernels.registry import kernel
+from popxl_engine.kernels.cross_entropy import pick, row_chunks, wide_type
+from popxl_engine.kernels.registry import KERNELS, kernel
 from popxl_engine.kernels.rounding import update
-from popxl_engine.kernels.var_updates import factor, working
+from popxl_engine.kernels.var_updates import working
 
 
 @kernel("accumulate_mean_", device="cuda")
 def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tensor:
     """t = t * step / (step + 1) + X / (step + 1); with step 0, what was there may be infinite or NaN."""
-    return update(t, _mean(working(t, t), working(X, t), factor(step)))
+    old = working(t, t)
+    count = working(step.reshape(()), t) if isinstance(step, torch.Tensor) else old.new_full((), step)
+    return update(t, _mean(old, X, count))
 
 
 @one_pass
-def _mean(old: torch.Tensor, value: torch.Tensor, step: Any) -> torch.Tensor:
+def _mean(old: torch.Tensor, value: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     """The mean of step + 1 values, of which the last is new."""
-    kept = torch.where(torch.as_tensor(step, device=old.device) == 0, value, old)
-    return kept + (value - kept) * (1 / (step + 1))
+    new = value.to(old.dtype)
+    kept = torch.where(step == 0, new, old)
+    return kept + (new - kept) * (1 / (step + 1))
+
+
+@kernel("logsumexp_and_pick", device="cuda")
+def logsumexp_and_pick(logits: torch.Tensor, indices: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Many rows at a time, in float32 at least."""
+    if not logits.numel():
+        result: Tuple[torch.Tensor, torch.Tensor] = KERNELS["logsumexp_and_pick"](logits, indices)
+        return result
+    total = torch.empty(logits.shape[0], dtype=wide_type(logits.dtype), device=logits.device)
+    for rows in row_chunks(logits):
+        total[rows] = _logsumexp(logits[rows])
+    return total, pick(logits, indices)
+
+
+@one_pass
+def _logsumexp(logits: torch.Tensor) -> torch.Tensor:
+    """Of each row."""
+    return torch.logsumexp(logits.to(wide_type(logits.dtype)), 1)
+
+
+@kernel("logsumexp_and_pick_grad", device="cuda")
+def logsumexp_and_pick_grad(
+    d_logsumexp: torch.Tensor,
+    d_picked: torch.Tensor,
+    logsumexp: torch.Tensor,
+    logits: torch.Tensor,
+    indices: torch.Tensor,
+) -> torch.Tensor:
+    """exp(logits - logsumexp) * d_logsumexp, plus d_picked at the index; zeros for rows of minus infinities."""
+    result = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    shift = torch.where(torch.isneginf(logsumexp), 0, logsumexp)
+    classes = indices.to(torch.int64)
+    for rows in row_chunks(logits) if logits.numel() else ():
+        result[rows] = _logits_gradient(logits[rows], shift[rows], d_logsumexp[rows], d_picked[rows], classes[rows])
+    return result
+
+
+@one_pass
+def _logits_gradient(
+    logits: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, picked: torch.Tensor, classes: torch.Tensor
+) -> torch.Tensor:
+    """The gradient for some rows; what is none of the classes is picked nowhere."""
+    shares = torch.exp(logits.to(shift.dtype) - shift[:, None]) * scale[:, None]
+    columns = torch.arange(logits.shape[1], device=logits.device)
+    return (shares + torch.where(columns == classes[:, None], picked[:, None], 0)).to(logits.dtype)

@@ -96,7 +96,7 @@ def topk(
 @kernel("where")
 def where(condition: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """torch.where."""
-    return torch.where(condition.to(torch.bool), lhs, rhs)
+    return torch.where(condition.to(torch.bool), as_signed(lhs), as_signed(rhs)).view(lhs.dtype)
 
 
 @kernel("onehot")
@@ -104,7 +104,8 @@ def onehot(t: torch.Tensor, num_classes: int, values: torch.Tensor, axis: int) -
     """Compare with every class, choose a value."""
     axis %= t.ndim + 1
     classes = torch.arange(num_classes, device=t.device).view((-1,) + (1,) * (t.ndim - axis))
-    return torch.where(t.to(torch.int64).unsqueeze(axis) == classes, values[1], values[0])
+    off, on = as_signed(values).unbind()
+    return torch.where(t.to(torch.int64).unsqueeze(axis) == classes, on, off).view(values.dtype)
 
 
 def _window(t: torch.Tensor, index: torch.Tensor, axes: Iterable[int], sizes: Iterable[int]) -> torch.Tensor:

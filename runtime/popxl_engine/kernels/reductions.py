@@ -178,7 +178,9 @@ def lamb_square(t: torch.Tensor) -> torch.Tensor:
 @kernel("histogram")
 def histogram(t: torch.Tensor, levels: Sequence[float], absolute_of_input: bool) -> torch.Tensor:
     """Find each element's bin, count."""
-    bounds = widened(torch.tensor(levels, dtype=torch.float64).to(t.dtype)).to(t.device)
+    bounds = widened(torch.tensor(levels, dtype=torch.float64, device="cpu").to(t.dtype)).to(
+        t.device, non_blocking=True
+    )
     values = widened(t.abs() if absolute_of_input else t).reshape(-1)
     bins = torch.bucketize(values, bounds, right=True)
     counts = torch.zeros(len(levels) + 1, dtype=torch.int64, device=t.device)

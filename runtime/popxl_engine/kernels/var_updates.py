@@ -194,7 +194,9 @@ def adam_var_update(
     weight_norm, update_norm = (widened(r).reshape(()).sqrt() for r in (r1, r2))
     usable = (weight_norm != 0) & (update_norm != 0)
     if max_weight_norm is not None:
-        limit = torch.as_tensor(factor(max_weight_norm), dtype=weight_norm.dtype, device=weight_norm.device)
+        limit = factor(max_weight_norm)
+        is_tensor = isinstance(limit, torch.Tensor)
+        limit = limit.to(weight_norm.dtype) if is_tensor else weight_norm.new_full((), limit)
         usable &= limit != 0
         weight_norm = torch.minimum(weight_norm, limit)
     ratio = torch.where(usable, weight_norm / update_norm, torch.ones_like(update_norm))
