@@ -3,18 +3,23 @@
     python tests/gpu_checks.py                      # on the first GPU; exit code 2 where there is none
     python tests/gpu_checks.py --device cpu         # the script itself, on a processor
 
-Every op's kernels give what they give on the processor, float32 to rounding; attention that keeps no probabilities has
-the textbook's numbers, and the same bits every time; rows survive the way to page-locked memory and back; training has
-the processor's losses, and the same bits whatever part of its state is on the device.
+Every op's kernels give what they give on the processor, float32 to rounding, and what is compiled what it gives step by
+step; attention that keeps no probabilities has the textbook's numbers, and the same bits every time; rows survive the
+way to page-locked memory and back; nothing waits for the device in the middle of a run; training has the processor's
+losses, and the same bits whatever part of its state is on the device.
 """
 
 import argparse
+import gc
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import TestCase, mock
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "runtime"), str(ROOT / "runtime" / "tests")]
@@ -27,13 +32,20 @@ import numpy as np  # noqa: E402
 import samples  # noqa: E402
 import torch  # noqa: E402
 from helpers import build, make_case  # noqa: E402
-from popxl.opdef import Op, call_arguments, map_tensors  # noqa: E402
+from popxl.errors import RemoteMemoryError  # noqa: E402
+from popxl.extensions import profile  # noqa: E402
+from popxl.opdef import OPS, Op, call_arguments, map_tensors  # noqa: E402
 from popxl.values import Tensor  # noqa: E402
+from popxl_engine import engine  # noqa: E402
 from popxl_engine.interpreter import constant_tensor  # noqa: E402
+from popxl_engine.kernels import generator  # noqa: E402
+from popxl_engine.kernels.compiled import compiles  # noqa: E402
 from popxl_engine.kernels.registry import kernel_for  # noqa: E402
 from popxl_engine.machine.device import Device, device_named  # noqa: E402
 from popxl_engine.machine.tier import HostStore  # noqa: E402
+from popxl_engine.rewrites.adam import adamw_  # noqa: E402
 from popxl_engine.rewrites.streamed_attention import streamed_attention, streamed_attention_grad  # noqa: E402
+from popxl_engine.support import uploader  # noqa: E402
 
 from config import Config, override, preset  # noqa: E402
 from execution.host import run_steps  # noqa: E402
@@ -130,6 +142,110 @@ def rows_survive(device: Device) -> None:
     assert torch.equal(memory.cpu(), random)
 
 
+def memory_is_page_locked(device: Device) -> None:
+    """Memory that rows wait in is known to the device's copies; else they are slower."""
+    part = HostStore(1 << 20, device).part(4096, 4096)
+    assert device.where.type == "cpu" or part.is_pinned(), "it is not; see the warnings of the log"
+
+
+def windows_are_the_memory(device: Device) -> None:
+    """A window has the memory itself, says when nobody has it any more, and holds what it is of."""
+    memory, gone = device.memory(8192).bytes, []
+    memory.zero_()
+    window = device.window(memory[4096:], lambda: gone.append(True))
+    numbers = window.view(torch.float32)
+    numbers.fill_(1.0)
+    assert float(memory[4096:].view(torch.float32).sum()) == 1024 and not memory[:4096].any()
+    del window
+    gc.collect()
+    assert not gone, "a view has it still"
+    del numbers
+    gc.collect()
+    assert gone == [True]
+
+
+def too_much_is_refused(device: Device) -> None:
+    """More memory than there is raises the error that says what to do, and the device goes on."""
+    with TestCase().assertRaises(RemoteMemoryError):
+        device.memory(1 << 50)
+    assert float(torch.ones(8, device=device.where).sum()) == 8
+
+
+def busy(device: Device) -> list[torch.Tensor]:
+    """Ask a GPU for what takes it about a second, and a processor for nothing."""
+    if device.where.type == "cpu":
+        return []
+    matrix = torch.zeros(8192, 8192, device=device.where)
+    return [matrix @ matrix for _ in range(40)]
+
+
+def uploads_are_right(device: Device) -> None:
+    """Host values reach the device as they were, though their memory is used again, and the host waits for none."""
+    upload = uploader(device.where)
+    for _ in range(2):  # the first time, libraries are loaded
+        work = busy(device)
+        placed = [upload(np.array([i, i + 1], np.uint32)) for i in range(1000)]
+        fence = device.fence()
+        is_behind = fence is not None and not fence.is_done
+    for i, t in enumerate(placed):
+        assert t.tolist() == [i, i + 1]
+    assert is_behind or not work, "the host has waited for its uploads"
+
+
+def kernel_on(where: torch.device, name: str) -> Callable[..., Any]:
+    """An op's kernel on a device."""
+    return kernel_for(OPS[name], where.type)
+
+
+def same_draws(device: Device) -> None:
+    """Draws have the processor's bits, over several blocks and far from the first."""
+    seed = torch.tensor([2**31 + 5, 7], dtype=torch.uint32)
+    for count, offset in ((2 * generator.LARGE_BLOCK + 12_345, 0), (generator.LARGE_BLOCK * 3, 2**35 + 1), (1, 3)):
+        expected = generator.draws(seed, count, offset)
+        assert torch.equal(generator.draws(seed.to(device.where), count, offset).cpu(), expected), (count, offset)
+
+
+def same_large_cross_entropy(device: Device) -> None:
+    """Several chunks of rows, in which labels are none of the classes and all is hidden, in the logits' own type."""
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(1500, 50257, generator=random).to(torch.bfloat16)
+    logits[3] = float("-inf")
+    labels = torch.randint(-1, 50258, (1500,), generator=random, dtype=torch.int32)
+    scales, picked = (torch.randn(1500, generator=random) for _ in range(2))
+    results = []
+    for where in (torch.device("cpu"), device.where):
+        placed = [t.to(where) for t in (scales, picked, logits, labels)]
+        total, at_labels = kernel_on(where, "logsumexp_and_pick")(*placed[2:])
+        gradient = kernel_on(where, "logsumexp_and_pick_grad")(*placed[:2], total, *placed[2:])
+        results.append([t.cpu() for t in (total, at_labels, gradient)])
+    for here, there in zip(*results):
+        same_numbers(there, here)
+
+
+def compiled_is_right(device: Device) -> None:
+    """Where Triton is there, chains are compiled, and nothing is said of passes; with it or not, the numbers are right.
+
+    In sizes of several kinds, as programs have them.
+    """
+    random = torch.Generator().manual_seed(0)
+    told = TestCase().assertNoLogs("popxl", "WARNING")
+    with torch.no_grad(), device.running(), told:
+        for shape in ((70_001,), (300, 41), (1,), (64, 128)):
+            state = [torch.randn(shape, generator=random, device="cpu") for _ in range(4)]
+            state[3].square_()
+            numbers = [torch.tensor(x, device="cpu") for x in (0.5, 4.0, -1e-3)]
+            results = []
+            for where in (torch.device("cpu"), device.where):
+                weight, grad, first, second = (t.clone().to(where) for t in state)
+                scale, step, minus_lr = (t.to(where) for t in numbers)
+                mean = kernel_on(where, "accumulate_mean_")(grad.clone(), weight.to(torch.bfloat16), step)
+                adamw_(weight, grad, scale, first, second, step, minus_lr, 0.9, 0.95, 1e-8, 0.1)
+                results.append([t.cpu() for t in (weight, first, second, mean)])
+            for here, there in zip(*results):
+                same_numbers(there, here)
+    assert device.where.type == "cpu" or compiles(), "torch has no Triton, or POPXL_COMPILE=0"
+
+
 TRAINED = {
     **{"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1, "global_batch_size": 8},
     **{"micro_batch_size": 2, "hidden_size": 48, "layers": 3, "schedule": "constant", "learning_rate": 1e-3},
@@ -169,9 +285,61 @@ def same_bits(device: str, **changes: object) -> None:
             np.testing.assert_array_equal(weights[name], array, err_msg=name)
 
 
+def nothing_waits(device: str, **changes: object) -> None:
+    """With all state on the device, a run copies nothing that the host waits for between its beginning and its end."""
+    config = override(preset("tiny"), **{**TRAINED, "device": device, **changes})
+    is_gpu = device_named(device).where.type == "cuda"
+    tokens = np.zeros((config.training.global_batch_size, config.model.sequence_length + 1), np.int64)
+    plain, runs = engine.run_lockstep, []
+
+    @contextmanager
+    def refusing() -> Iterator[None]:
+        if is_gpu:
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            if is_gpu:
+                torch.cuda.set_sync_debug_mode("default")
+
+    def watched(*arguments: object) -> object:
+        with refusing():
+            runs.append(plain(*arguments))
+        return runs[-1]
+
+    session = pretraining(config)
+    with session:
+        run_steps(session, config, tokens[:, :-1], tokens[:, 1:], [1e-3])  # compiles, and loads libraries
+        with mock.patch.object(engine, "run_lockstep", watched):
+            run_steps(session, config, tokens[:, :-1], tokens[:, 1:], [1e-3])
+    assert runs, "no run was watched"
+
+
+def profiles_tell_times(device: str) -> None:
+    """A profile's phases take time, together no more than the host saw."""
+    config = override(preset("tiny"), **{**TRAINED, "device": device})
+    tokens = np.zeros((config.training.global_batch_size, config.model.sequence_length + 1), np.int64)
+    session = pretraining(config)
+    with session:
+        begin = time.perf_counter()
+        with profile(session) as profiles:
+            run_steps(session, config, tokens[:, :-1], tokens[:, 1:], [1e-3])
+        seconds = time.perf_counter() - begin
+    (found,) = profiles
+    taken = [phase.seconds for phase in found.phases]
+    assert min(taken) >= 0 and 0 < sum(taken) < 1.01 * seconds, (taken, seconds)
+
+
 def checks(name: str, device: Device) -> Iterator[Check]:
     """Everything that is checked."""
     yield "rows survive the way to the host's memory and back", lambda: rows_survive(device)
+    yield "the host's memory for rows is page-locked", lambda: memory_is_page_locked(device)
+    yield "windows are the memory that they are of", lambda: windows_are_the_memory(device)
+    yield "more memory than there is is refused", lambda: too_much_is_refused(device)
+    yield "uploads are right, and nobody waits for them", lambda: uploads_are_right(device)
+    yield "draws are the processor's", lambda: same_draws(device)
+    yield "a large cross entropy is the processor's", lambda: same_large_cross_entropy(device)
+    yield "what is compiled is right", lambda: compiled_is_right(device)
     yield from op_checks(device)
     for dtype, width in ((torch.float32, 20), (torch.bfloat16, 80), (torch.float16, 128), (torch.bfloat16, 256)):
         yield (
@@ -185,6 +353,9 @@ def checks(name: str, device: Device) -> Iterator[Check]:
     yield "training without recomputation has them, too", lambda: same_losses(name, recomputation=False)
     yield "training without probabilities has them, too", lambda: same_losses(name, **streamed)
     yield "training without probabilities in bfloat16 has them", lambda: same_losses(name, **streamed, **sixteen)
+    yield "nothing waits in a run with dropout", lambda: nothing_waits(name, dropout=0.1)
+    yield "nothing waits in a run in bfloat16", lambda: nothing_waits(name, **streamed, **sixteen)
+    yield "profiles tell times", lambda: profiles_tell_times(name)
     yield "two replicas on one device have them, too", lambda: same_losses(name, data_parallel=2)
     yield "any part of the state on the device gives the same bits", lambda: same_bits(name)
     yield "the same in bfloat16, rounding stochastically", lambda: same_bits(name, **sixteen)
