@@ -23,6 +23,8 @@ WIDEST = 192
 """Size of a head up to which every GPU with the flash kernels has their gradient."""
 MULTIPROCESSORS = 132
 """Of the largest GPUs in use, H100 and H200."""
+TILE = (128, 32)
+"""Rows and columns of which its sums of a query's gradient are multiples."""
 HIDDEN = -9e3
 """What is added to the score of a key that a query must not see, at most: its exponential is 0."""
 
@@ -93,10 +95,12 @@ def _gradient_on_gpu(operands: Tuple[torch.Tensor, ...], logsumexp: torch.Tensor
 def _sums_of_flash(query: torch.Tensor) -> torch.Tensor:
     """What the flash kernel takes beside its results to add in one order, which a rehearsal would not see.
 
-    A part for each of the GPU's multiprocessors, as far as heads leave some without work.
+    A part for each of the GPU's multiprocessors, as far as heads leave some without work, of whole tiles.
     """
-    parts = -(-MULTIPROCESSORS // (query.shape[0] * query.shape[1]))
-    return query.new_empty((parts, *query.shape), dtype=torch.float32)
+    batch, heads, sequence, width = query.shape
+    parts = -(-MULTIPROCESSORS // (batch * heads))
+    rows, columns = (-(-n // unit) * unit for n, unit in zip((sequence, width), TILE))
+    return query.new_empty((parts, batch, heads, rows, columns), dtype=torch.float32)
 
 
 def _takes_flash(query: torch.Tensor) -> bool:
