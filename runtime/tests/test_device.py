@@ -1,7 +1,7 @@
 """What a GPU is asked for beside kernels, on stand-ins that keep account: page-locked memory, uploads, free memory."""
 
 import gc
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -73,6 +73,21 @@ def test_memory_that_cannot_be_page_locked_is_told_of_and_its_error_forgotten(mo
     assert forgotten == [Gpu.where]
     (record,) = caplog.records
     assert record.message.startswith("remote memory: got CUDA error 801 while page-locking 10000 bytes")
+
+
+def test_a_program_runs_on_its_gpu_whichever_one_the_thread_is_on(monkeypatch):
+    @contextmanager
+    def on(device):
+        current.append(device)
+        yield
+        current.pop()
+
+    current, gpu = ["another"], object.__new__(device_module.Gpu)
+    gpu.where = torch.device("meta")
+    monkeypatch.setattr(torch.cuda, "device", on)
+    with gpu.running():
+        assert current == ["another", gpu.where] and torch.empty(1).device == gpu.where
+    assert current == ["another"] and torch.empty(1).device.type == "cpu"
 
 
 class Copies(TorchDispatchMode):

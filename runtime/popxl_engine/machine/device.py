@@ -7,8 +7,8 @@ import logging
 import mmap
 import os
 import weakref
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, Callable, Dict, Optional, Protocol, Tuple
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, Callable, Dict, Iterator, Optional, Protocol, Tuple
 
 import numpy as np
 import torch
@@ -238,9 +238,11 @@ class Gpu:
         """See `Device`."""
         return Stream(self.where)
 
-    def running(self) -> AbstractContextManager[Any]:
-        """See `Device`."""
-        return self.where
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """See `Device`. Another session, or another thread, may be on another GPU."""
+        with torch.cuda.device(self.where), self.where:
+            yield
 
 
 def device_named(name: str) -> Device:
