@@ -28,7 +28,7 @@ from config import Config, UserError, numerics_hash, to_mapping
 from data.folders import flush_folder, partial_folder, publish
 from execution.variables import write
 from modelling import Table, model_table
-from utils.runtime import gather, run_count, set_run_count
+from utils.runtime import gather
 
 FORMAT = 1
 MANIFEST = "checkpoint.json"
@@ -74,7 +74,7 @@ def save(session: addons.TaskSession, config: Config, folder: Path, position: Po
     else:
         for variables in _layer_variables(session, config).values():
             session.get_tensors_data(variables.values())
-        session.get_tensor_data(session.state.seed)
+        _read_seeds(session)
     gather(None, instances, patiently=True)
     return target
 
@@ -109,8 +109,7 @@ def _write(session: addons.TaskSession, config: Config, folder: Path, position: 
         "format": FORMAT,
         "step": position.step,
         "data": {"fingerprint": position.data, "samples": position.step * config.training.global_batch_size},
-        "seed": session.get_tensor_data(session.state.seed).tolist(),
-        "runs": run_count(session),
+        **{name: seed.tolist() for name, seed in _read_seeds(session).items()},
         "numerics": numerics_hash(config),
         "config": to_mapping(config),
         "files": files,
@@ -147,6 +146,16 @@ def _layer_variables(session: addons.TaskSession, config: Config) -> "dict[str, 
         }
         for layer in _layers(config)
     }
+
+
+def _seeds(session: addons.TaskSession) -> "dict[str, Variable]":
+    """Variables of the state that are seeds, by name."""
+    found: "dict[str, Any]" = session.state.to_dict()
+    return {name: found[name] for name in ("seed", "rounding_seed") if name in found}
+
+
+def _read_seeds(session: addons.TaskSession) -> "dict[str, np.ndarray]":
+    return {name: session.get_tensor_data(variable) for name, variable in _seeds(session).items()}
 
 
 def _layers(config: Config) -> "list[str]":
@@ -204,12 +213,11 @@ class SavedRun:
                     array = parameter.shard(array, execution.tensor_parallel_1, execution.tensor_parallel_2)
                 values[variable] = array
             write(session, values)
-        write(session, {session.state.seed: self._seed(session.state.seed)})
-        set_run_count(session, self._manifest["runs"])
+        write(session, {variable: self._seed(name, variable) for name, variable in _seeds(session).items()})
 
-    def _seed(self, variable: Variable) -> np.ndarray:
-        """The seed; for another number of data-parallel replicas, theirs after as many steps."""
-        saved = np.asarray(self._manifest["seed"], np.uint32)
+    def _seed(self, name: str, variable: Variable) -> np.ndarray:
+        """A seed; where none was saved, or for other replicas, as it is after as many steps."""
+        saved = np.asarray(self._manifest.get(name, ()), np.uint32)
         if saved.shape == tuple(variable.shape_on_host):
             return saved
         fresh = popxl.create_seeds(self.config.training.seed, replicas=variable.replica_grouping.num_groups)
@@ -261,7 +269,7 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
             int(entry["bytes"]), str(entry["sha256"])
         manifest["config"]["model"], manifest["config"]["training"], manifest["format"]
         np.asarray(manifest["seed"], np.uint32)
-        int(manifest["runs"])
+        np.asarray(manifest.get("rounding_seed", ()), np.uint32)
     except FileNotFoundError as error:
         raise UserError(
             f"{folder}: got no checkpoint ({MANIFEST} is not there); expected a folder step_<n> of a run. "

@@ -8,12 +8,14 @@ layer, int32 scalar: phases of the decoder are repeated, and count it up or down
 
 from typing import Optional, Tuple
 
+import popxl
 from popxl import Tensor, ops
 from popxl_addons.named_tensors import NamedTensors
 
 from execution.graphs import Graphs, TrainingStep
 from execution.transfers import first_row
 from modelling.head import TIED
+from utils.runtime import round_from
 
 
 def embedding_fwd_phase(step: TrainingStep, seed: Optional[Tensor] = None) -> Tuple[Tensor, ...]:
@@ -50,12 +52,18 @@ def decoder_bwd_phase(step: TrainingStep, n: Tensor, squares: Tensor) -> Tuple[T
     return n - 1, squares
 
 
-def embedding_bwd_phase(step: TrainingStep, squares: Tensor, learning_rate: Tensor) -> Tensor:
+def embedding_bwd_phase(
+    step: TrainingStep, squares: Tensor, learning_rate: Tensor, rounding: Optional[Tensor] = None
+) -> Tensor:
     """Embedding backward, tied gradient added, global norm, and the embedding's update.
 
-    Returns the global L2 norm of all gradients, without the loss scaling.
+    Args:
+        rounding: seed of the update's stochastic rounding, if there is any.
+    Returns:
+        The global L2 norm of all gradients, without the loss scaling.
     """
     row = first_row()
+    _round_from(rounding)
     gradients = with_tied_gradient(step, _run_gradient(step.embedding, row), row)
     step.embedding.grad_store(gradients, row)
     squares = squares + step.embedding.grad_squares(gradients)
@@ -77,21 +85,27 @@ def with_tied_gradient(step: TrainingStep, gradients: NamedTensors, row: Tensor)
 
 
 def decoder_optim_fwd_phase(
-    step: TrainingStep, n: Tensor, seed: Tensor, learning_rate: Tensor, norm: Tensor
+    step: TrainingStep, n: Tensor, seed: Tensor, rounding: Optional[Tensor], learning_rate: Tensor, norm: Tensor
 ) -> Tuple[Tensor, ...]:
-    """Layer n's update by the gradients of the step before, and layer n forward. Returns n + 1 and the next seed."""
+    """Layer n's update by the gradients of the step before, and layer n forward. Returns n + 1 and the next seeds."""
+    n_next, *rounding_next = decoder_optim_phase(step, n, rounding, learning_rate, norm)
+    return (n_next, *_run_forward(step.decoder, n, seed), *rounding_next)
+
+
+def decoder_optim_phase(
+    step: TrainingStep, n: Tensor, rounding: Optional[Tensor], learning_rate: Tensor, norm: Tensor
+) -> Tuple[Tensor, ...]:
+    """Layer n's update. Returns n + 1 and the next seed for rounding, if there is one."""
+    _round_from(rounding)
     _update(step.decoder, n, learning_rate, norm)
-    return (n + 1, *_run_forward(step.decoder, n, seed))
+    return (n + 1,) if rounding is None else (n + 1, rounding + 1)
 
 
-def decoder_optim_phase(step: TrainingStep, n: Tensor, learning_rate: Tensor, norm: Tensor) -> Tensor:
-    """Layer n's update. Returns n + 1."""
-    _update(step.decoder, n, learning_rate, norm)
-    return n + 1
-
-
-def head_optim_phase(step: TrainingStep, learning_rate: Tensor, norm: Tensor) -> None:
+def head_optim_phase(
+    step: TrainingStep, learning_rate: Tensor, norm: Tensor, rounding: Optional[Tensor] = None
+) -> None:
     """The update of the head's own parameters; the word embedding's is done."""
+    _round_from(rounding)
     _update(step.head, first_row(), learning_rate, norm)
 
 
@@ -115,6 +129,12 @@ def _run_gradient(graphs: Graphs, row: Tensor) -> NamedTensors:
     assert graphs.grad is not None, "a program that only runs forward has no gradients"
     graphs.grad.bind(inputs).call(row)
     return graphs.grad_reduce(sums.accum)
+
+
+def _round_from(seed: Optional[Tensor]) -> None:
+    """Let updates of the phase that is being traced draw from a seed, whatever the run that does them."""
+    if seed is not None:
+        round_from(popxl.gcg(), seed)
 
 
 def _update(

@@ -10,7 +10,7 @@ if __name__ == "__main__":  # run as a script: the repository's packages are bes
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules load, Ctrl-C ends the process without a traceback
 
 from dataclasses import dataclass, replace
-from typing import Tuple
+from typing import List, Optional, Tuple
 
 import popdist
 import popxl
@@ -36,6 +36,7 @@ from utils.runtime import (
 )
 
 ROW, SCALAR = TensorSpec((), popxl.int32), TensorSpec((), popxl.float32)
+SEED = TensorSpec((2,), popxl.uint32)
 
 
 def pretraining(config: Config) -> addons.TaskSession:
@@ -59,12 +60,23 @@ def training_program(config: Config) -> "Tuple[popxl.Ir, Connections, NamedTenso
     with ir.main_graph:
         step = training_step(config, ir)
         state = make_variables(step)
-        seed_variable, seed = addons.seed_variable(config.training.seed, step.layout.tp)
-        state.insert("seed", seed_variable)
         with popxl.in_sequence(True):
-            run_phases(ir, step, seed)
+            run_phases(ir, step, make_seeds(step, state))
     ir.num_host_transfers = config.execution.device_iterations * config.runs_per_phase
     return ir, step.connections, state
+
+
+def make_seeds(step: TrainingStep, state: NamedTensors) -> List[Tensor]:
+    """Seeds of dropout, and of stochastic rounding if there is any, which are put into the state's tree."""
+    kinds = {"seed": step.layout.tp}
+    if step.config.training.stochastic_rounding:
+        kinds["rounding_seed"] = step.layout.everyone
+    found = []
+    for name, replicas in kinds.items():
+        variable, seed = addons.seed_variable(step.config.training.seed, replicas)
+        state.insert(name, variable)
+        found.append(seed)
+    return found
 
 
 def make_ir(config: Config) -> popxl.Ir:
@@ -118,54 +130,60 @@ class PhaseGraphs:
     head_optim: Graph
 
     @classmethod
-    def make(cls, ir: popxl.Ir, step: TrainingStep, seed: TensorSpec) -> "PhaseGraphs":
-        """Trace them, without an update in `decoder_fwd`."""
+    def make(cls, ir: popxl.Ir, step: TrainingStep, rounding: Optional[TensorSpec]) -> "PhaseGraphs":
+        """Trace them, without an update in `decoder_fwd`. ``rounding``: the seed of stochastic rounding."""
         return cls(
-            embedding_fwd=ir.create_graph(phases.embedding_fwd_phase, step, seed),
-            decoder_fwd=ir.create_graph(phases.decoder_fwd_phase, step, ROW, seed),
+            embedding_fwd=ir.create_graph(phases.embedding_fwd_phase, step, SEED),
+            decoder_fwd=ir.create_graph(phases.decoder_fwd_phase, step, ROW, SEED),
             head=ir.create_graph(phases.head_phase, step),
             decoder_bwd=ir.create_graph(phases.decoder_bwd_phase, step, ROW, SCALAR),
-            embedding_bwd=ir.create_graph(phases.embedding_bwd_phase, step, SCALAR, SCALAR),
-            head_optim=ir.create_graph(phases.head_optim_phase, step, SCALAR, SCALAR),
+            embedding_bwd=ir.create_graph(phases.embedding_bwd_phase, step, SCALAR, SCALAR, rounding),
+            head_optim=ir.create_graph(phases.head_optim_phase, step, SCALAR, SCALAR, rounding),
         )
 
 
-def run_phases(ir: popxl.Ir, step: TrainingStep, seed: Tensor) -> None:
+def run_phases(ir: popxl.Ir, step: TrainingStep, seeds: List[Tensor]) -> None:
     """The optimizer steps of a run, in the main graph.
 
     Layers of the decoder wait for their update until the next step runs them forward: its transfers, which take longer
     than its arithmetic, then go on while a layer computes, and weights come once for both. The last step's follow it.
     """
-    graphs, later = PhaseGraphs.make(ir, step, seed.spec), step.config.execution.device_iterations - 1
-    update = optimizer_step((), seed, step, graphs)
+    rounding = SEED if len(seeds) > 1 else None
+    graphs, later = PhaseGraphs.make(ir, step, rounding), step.config.execution.device_iterations - 1
+    update = optimizer_step((), seeds, step, graphs)
     if later:
-        both = ir.create_graph(phases.decoder_optim_fwd_phase, step, ROW, seed.spec, *update)
-        graph = ir.create_graph(optimizer_step, update, seed, step, replace(graphs, decoder_fwd=both))
-        update = ops.repeat(graph, later, *update, seed)
-    graph = ir.create_graph(phases.decoder_optim_phase, step, ROW, *update)
+        both = ir.create_graph(phases.decoder_optim_fwd_phase, step, ROW, SEED, rounding, SCALAR, SCALAR)
+        graph = ir.create_graph(optimizer_step, update, seeds, step, replace(graphs, decoder_fwd=both))
+        update = ops.repeat(graph, later, *update, *seeds)
+    graph = ir.create_graph(phases.decoder_optim_phase, step, ROW, rounding, SCALAR, SCALAR)
     ops.repeat(graph, step.config.model.layers, first_row(), *update)
 
 
 def optimizer_step(
-    update: Tuple[Tensor, ...], seed: TensorByRef, step: TrainingStep, graphs: PhaseGraphs
+    update: Tuple[Tensor, ...], seeds: List[TensorByRef], step: TrainingStep, graphs: PhaseGraphs
 ) -> Tuple[Tensor, ...]:
-    """One optimizer step, but for the update of the decoder. Returns what that needs: learning rate and global norm.
+    """One optimizer step, but for the update of the decoder.
 
     Args:
-        update: the same of the step before, where `graphs.decoder_fwd` updates too.
+        update: what the step before returned, where `graphs.decoder_fwd` updates, too.
+        seeds: of dropout, and of stochastic rounding if there is any; other ones afterwards.
+    Returns:
+        What the update needs: the seed of its rounding, if there is any, the learning rate, and the global norm.
     """
-    layers = step.config.model.layers
+    layers, (seed, *rounding) = step.config.model.layers, seeds
+    decoder, embedding, head = ([t] for t in ops.split_random_seed(rounding[0], 3)) if rounding else ([], [], [])
     (decoder_seed,) = ops.call(graphs.embedding_fwd, seed)
     ops.repeat(graphs.decoder_fwd, layers, first_row(), decoder_seed, *update)
     (squares,) = ops.call(graphs.head)
     last = popxl.constant(layers - 1, popxl.int32, "last_layer")
     _, squares = ops.repeat(graphs.decoder_bwd, layers, last, squares)
     learning_rate = ops.host_load(step.connections.inputs.learning_rate)
-    (norm,) = ops.call(graphs.embedding_bwd, squares, learning_rate)
-    ops.call(graphs.head_optim, learning_rate, norm)
+    (norm,) = ops.call(graphs.embedding_bwd, squares, learning_rate, *embedding)
+    ops.call(graphs.head_optim, learning_rate, norm, *head)
     ops.host_store(step.connections.outputs.gradient_norm, norm)
-    seed += popxl.constant(1, popxl.uint32)
-    return learning_rate, norm
+    for t in seeds:
+        t += popxl.constant(1, popxl.uint32)
+    return (*decoder, learning_rate, norm)
 
 
 if __name__ == "__main__":

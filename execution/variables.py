@@ -1,6 +1,6 @@
 """The program's state: remote variables by name, and the data that goes into them.
 
-The state's tree has `weights` and `optimizer`, each with `embedding`, `decoder.<n>` and `head`, and `seed`. Gradients
+The state's tree has `weights` and `optimizer`, each with `embedding`, `decoder.<n>` and `head`, and seeds. Gradients
 have variables too, named alike, so that the host can read them; they are no state.
 """
 

@@ -42,7 +42,7 @@ def program(config: Config) -> Tuple[popxl.Ir, TrainingStep]:
     with ir.main_graph:
         step = training_step(config, ir)
         _, seed = addons.seed_variable(config.training.seed, step.layout.tp)
-        run_phases(ir, step, seed)
+        run_phases(ir, step, [seed])
     return ir, step
 
 

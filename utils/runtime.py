@@ -88,15 +88,10 @@ def gather(value: Any, instances: int, patiently: bool = False) -> list[Any]:
     return list(importlib.import_module("mpi4py.MPI").COMM_WORLD.allgather(value))
 
 
-def run_count(session: popxl.Session) -> int:
-    """How often a session has run, from which stochastic rounding draws; 0 where this PopXL does not tell."""
-    return extensions.run_count(session) if hasattr(extensions, "run_count") else 0
-
-
-def set_run_count(session: popxl.Session, count: int) -> None:
-    """Let a session go on as one that has run so often; plain PopXL has no such thing."""
-    if hasattr(extensions, "set_run_count"):
-        extensions.set_run_count(session, count)
+def round_from(graph: popxl.Graph, seed: popxl.Tensor) -> None:
+    """Let stochastic rounding in a graph draw from one of its inputs; plain PopXL draws as it does."""
+    if hasattr(extensions, "round_from"):
+        extensions.round_from(graph, seed)
 
 
 def keep_state_once(ir: popxl.Ir) -> None:

@@ -156,7 +156,7 @@ def _event(span: Span, origin: int) -> Dict[str, Any]:
     """A complete event; times are in microseconds."""
     details: Dict[str, Any] = {name: amount for name, amount in asdict(span.work).items() if amount}
     if span.work.flops and span.end > span.begin:
-        details["GFLOP/s"] = round(span.work.flops / (span.end - span.begin), 3)
+        details["GFLOP/s"] = float(f"{span.work.flops / (span.end - span.begin):.4g}")
     if span.row is not None:
         details["row"] = span.row
     details |= {name: text for name, text in (("graph", span.graph), ("op", span.op)) if text}

@@ -32,7 +32,7 @@ with ir.main_graph:
     make_variables(step)
     _, seed = addons.seed_variable(config.training.seed, step.layout.tp)
     with popxl.in_sequence(True):
-        run_phases(ir, step, seed)
+        run_phases(ir, step, [seed])
 assert not {"torch", "popxl_engine"} & set(sys.modules)
 print(len(ir.main_graph.called_graphs))
 """

@@ -25,8 +25,12 @@ def batch(config: Config, step: int) -> "tuple[np.ndarray, np.ndarray]":
 
 
 def train(session, config: Config, steps: range) -> "list[float]":
+    count, losses = config.execution.device_iterations, []
     with session:
-        return [run_steps(session, config, *batch(config, step), [1e-2])[0].loss for step in steps]
+        for first in steps[::count]:
+            words, labels = (np.concatenate(part) for part in zip(*(batch(config, first + i) for i in range(count))))
+            losses += [result.loss for result in run_steps(session, config, words, labels, [1e-2] * count)]
+    return losses
 
 
 def state_of(session) -> "dict[str, np.ndarray]":
@@ -57,6 +61,34 @@ def test_a_restored_session_goes_on_bitwise(changes, tmp_path):
     assert train(other, config, range(4, 8)) == losses
     for name, array in state_of(other).items():
         np.testing.assert_array_equal(array, weights[name], err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("iterations", [(1, 2), (4, 1), (2, 4)], ids=str)
+def test_a_run_goes_on_bitwise_with_other_iterations(iterations, precision, tmp_path):
+    config = override(BASE, precision=precision, moment_precision="bfloat16", stochastic_rounding=True)
+    whole = pretraining(config)
+    expected = train(whole, config, range(8))
+    before, after = (override(config, device_iterations=count) for count in iterations)
+    first, second = pretraining(before), pretraining(after)
+    losses = train(first, before, range(4))
+    SavedRun(save(first, before, tmp_path, Position(4, "data")), after).restore(second)
+    assert losses + train(second, after, range(4, 8)) == expected
+    weights = state_of(whole)
+    for name, array in state_of(second).items():
+        np.testing.assert_array_equal(array, weights[name], err_msg=name)
+
+
+@pytest.mark.slow
+def test_rounding_at_random_can_begin_in_a_run_that_goes_on(tmp_path):
+    session = pretraining(BASE)
+    train(session, BASE, range(2))
+    rounding = override(BASE, stochastic_rounding=True)
+    fresh, restored = pretraining(rounding), pretraining(rounding)
+    train(fresh, rounding, range(2))
+    SavedRun(save(session, BASE, tmp_path, Position(2, "data")), rounding).restore(restored)
+    np.testing.assert_array_equal(*(state_of(one)["rounding_seed"] for one in (fresh, restored)))
 
 
 NARROW = {"moment_precision": "bfloat16", "stochastic_rounding": True}

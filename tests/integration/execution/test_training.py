@@ -14,6 +14,7 @@ from execution.pretraining import pretraining
 from execution.variables import write_whole_weights
 from modelling.hugging_face import hugging_face_name
 from tests.integration.gpt_oracle import distance, random_weights, small
+from tests.integration.runs import TRAINED as RANDOM
 from tests.integration.runs import batches, train, train_session
 
 STEPS = 50
@@ -83,6 +84,32 @@ def test_fifty_steps_equal_a_plain_pytorch_loop(changes):
     # A key's bias moves every score of a query alike, so its true gradient is zero and Adam scales up rounding errors.
     compared = [name for name in expected_weights if not name.endswith("qkv.bias")]
     assert max(distance(weights[name], expected_weights[name]) for name in compared) < 1e-4
+
+
+SOME = {"data_parallel": 2, "micro_batch_size": 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    cases(
+        [
+            {"moment_precision": "bfloat16"},
+            {"moment_precision": "bfloat16", "precision": "float32", "dropout": 0.0, "max_norm": 0.0},
+            {"recomputation": False, "widening": 2},
+            {**SOME, "tensor_parallel_1": 2, "tensor_parallel_2": 2},
+            {**SOME, "replicated_tensor_sharding": False},
+        ],
+        lambda changes: len(changes) == 1,
+    ),
+)
+def test_bits_do_not_depend_on_the_steps_of_a_run(changes):
+    config = override(RANDOM, **changes)
+    results, weights = train(config)
+    for iterations in (2, 4):
+        again, others = train(override(config, device_iterations=iterations))
+        assert again == results
+        for name, array in weights.items():
+            np.testing.assert_array_equal(array, others[name], err_msg=name)
 
 
 @pytest.mark.slow
