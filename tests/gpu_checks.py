@@ -205,6 +205,21 @@ def same_draws(device: Device) -> None:
         assert torch.equal(generator.draws(seed.to(device.where), count, offset).cpu(), expected), (count, offset)
 
 
+def same_wide_product(device: Device) -> None:
+    """Logits of a number of classes that is odd, and what is made of their gradient."""
+    random = torch.Generator().manual_seed(0)
+    rows, table = (torch.randn(shape, generator=random).to(torch.bfloat16) for shape in ((300, 64), (64, 50257)))
+    results = []
+    for where in (torch.device("cpu"), device.where):
+        x, w = rows.to(where), table.to(where)
+        y = kernel_on(where, "matmul")(x, w, None, None, None)
+        dw = kernel_on(where, "matmul")(y.t(), x, None, None, None)
+        results.append([t.cpu() for t in (y, dw)])
+    same_numbers(results[1][0], results[0][0])
+    distance = (results[1][1].double() - results[0][1].double()).norm() / results[0][1].double().norm()
+    assert distance < 0.01, distance
+
+
 def same_large_cross_entropy(device: Device) -> None:
     """Several chunks of rows, in which labels are none of the classes and all is hidden, in the logits' own type."""
     random = torch.Generator().manual_seed(0)
@@ -338,6 +353,7 @@ def checks(name: str, device: Device) -> Iterator[Check]:
     yield "more memory than there is is refused", lambda: too_much_is_refused(device)
     yield "uploads are right, and nobody waits for them", lambda: uploads_are_right(device)
     yield "draws are the processor's", lambda: same_draws(device)
+    yield "a wide product is the processor's", lambda: same_wide_product(device)
     yield "a large cross entropy is the processor's", lambda: same_large_cross_entropy(device)
     yield "what is compiled is right", lambda: compiled_is_right(device)
     yield from op_checks(device)

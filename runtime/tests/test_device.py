@@ -12,7 +12,7 @@ from popxl.errors import RemoteMemoryError
 from popxl.extensions import limit_device_memory
 from popxl_engine import residency
 from popxl_engine.kernels import compiled
-from popxl_engine.kernels.linalg import product
+from popxl_engine.kernels.linalg import matrix_product, product
 from popxl_engine.kernels.rounding import update_noise
 from popxl_engine.machine import device as device_module
 from popxl_engine.machine.device import Processor
@@ -127,6 +127,18 @@ def test_products_of_integers_are_made_without_those_that_cuda_lacks(monkeypatch
     monkeypatch.setattr(torch, "matmul", matmul)
     found = product(*(torch.from_numpy(a).as_subclass(OnGpu) for a in (lhs, rhs)), torch.uint32)
     np.testing.assert_array_equal(found.as_subclass(torch.Tensor).numpy(), lhs @ rhs)
+
+
+@pytest.mark.parametrize("columns, stride", [(5001, 5008), (5008, 5008), (11, 11)])
+def test_wide_products_begin_their_rows_on_boundaries(columns, stride):
+    random = torch.Generator().manual_seed(0)
+    lhs, rhs = (torch.randn(shape, generator=random).to(torch.bfloat16) for shape in ((7, 64), (64, columns)))
+    found = matrix_product(lhs.as_subclass(OnGpu), rhs.as_subclass(OnGpu)).as_subclass(torch.Tensor)
+    assert found.stride() == (stride, 1)
+    torch.testing.assert_close(found, lhs @ rhs)
+    with fake_gpu():
+        lhs, rhs = (torch.empty(t.shape, dtype=t.dtype) for t in (lhs, rhs))
+        assert product(lhs, rhs, lhs.dtype).stride() == (stride, 1)
 
 
 def test_what_torch_keeps_of_a_gpus_memory_is_free_for_rows(monkeypatch):

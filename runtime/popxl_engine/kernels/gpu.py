@@ -6,6 +6,7 @@ import torch
 
 from popxl_engine.kernels.compiled import one_pass
 from popxl_engine.kernels.cross_entropy import pick, row_chunks, wide_type
+from popxl_engine.kernels.linalg import rows_on_boundaries
 from popxl_engine.kernels.registry import KERNELS, kernel
 from popxl_engine.kernels.rounding import update
 from popxl_engine.kernels.var_updates import working
@@ -54,7 +55,7 @@ def logsumexp_and_pick_grad(
     indices: torch.Tensor,
 ) -> torch.Tensor:
     """exp(logits - logsumexp) * d_logsumexp, plus d_picked at the index; zeros for rows of minus infinities."""
-    result = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    result = rows_on_boundaries(*logits.shape, like=logits)
     shift = torch.where(torch.isneginf(logsumexp), 0, logsumexp)
     classes = indices.to(torch.int64)
     for rows in row_chunks(logits) if logits.numel() else ():

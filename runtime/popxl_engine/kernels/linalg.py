@@ -41,6 +41,17 @@ def dense(t: torch.Tensor) -> torch.Tensor:
     return t if t.is_contiguous() or t.stride() == (1, t.shape[0]) or t.t().is_contiguous() else t.contiguous()
 
 
+BOUNDARY, WIDE = 16, 1024
+"""Bytes on which rows of a GPU's matrices of so many columns begin: with others, cuBLAS has no kernels for whole tiles.
+"""
+
+
+def rows_on_boundaries(rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
+    """Memory for a matrix that products on a GPU write or read, such as logits of 50257 classes."""
+    unit = BOUNDARY // like.element_size() if columns >= WIDE else 1
+    return like.new_empty(rows, -(-columns // unit) * unit)[:, :columns]
+
+
 def matrix_product(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
     """lhs @ rhs + bias for floating-point matrices of one type: [m, k], [k, n], [n] -> [m, n]."""
     if not lhs.is_cuda:
@@ -49,7 +60,11 @@ def matrix_product(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Te
         lhs = lhs.contiguous()  # oneDNN would do it inside, where plans of memory do not see it
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(lhs, rhs.t(), bias, "none", [], "")
         return result
-    return torch.mm(lhs, rhs) if bias is None else torch.addmm(bias, lhs, rhs)
+    if bias is not None:
+        return torch.addmm(bias, lhs, rhs)
+    if lhs.is_cuda and rhs.shape[1] * lhs.element_size() % BOUNDARY:
+        return torch.mm(lhs, rhs, out=rows_on_boundaries(lhs.shape[0], rhs.shape[1], lhs))
+    return torch.mm(lhs, rhs)
 
 
 def product(lhs: torch.Tensor, rhs: torch.Tensor, result: torch.dtype) -> torch.Tensor:
