@@ -55,7 +55,7 @@ def logsumexp_and_pick_grad(
     indices: torch.Tensor,
 ) -> torch.Tensor:
     """exp(logits - logsumexp) * d_logsumexp, plus d_picked at the index; zeros for rows of minus infinities."""
-    result = rows_on_boundaries(*logits.shape, like=logits)
+    result = rows_on_boundaries(logits.shape[0], logits.shape[1], logits)
     shift = torch.where(torch.isneginf(logsumexp), 0, logsumexp)
     classes = indices.to(torch.int64)
     for rows in row_chunks(logits) if logits.numel() else ():
