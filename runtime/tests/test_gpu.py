@@ -168,3 +168,8 @@ def test_what_is_compiled_for_a_gpu_gives_the_same_numbers():
         (adam._weight, (a, b, b.square(), step, torch.tensor(1e-3), 0.9, 0.95, 1e-8, 0.1)),
     ):
         torch.testing.assert_close(torch.compile(fn.__wrapped__, dynamic=True)(*args), fn(*args))
+    in_place = torch.compile(gpu._become_mean.__wrapped__, dynamic=True)
+    for old, value in ((a, b.to(torch.bfloat16)), (a.view(40, 25).t(), b.view(25, 40)), (logits[3], logits[4])):
+        expected = gpu.mean_of(old, value, step)
+        in_place(old, value, step)
+        torch.testing.assert_close(old, expected)

@@ -27,7 +27,7 @@ def compiles() -> bool:
 def one_pass(fn: Function) -> Function:
     """A function of tensors that is compiled for those on a GPU. Sizes may differ from call to call.
 
-    It returns new tensors and writes to none: where it cannot be compiled, the plain one begins again.
+    It returns new tensors, or writes to one at its end: where it cannot be compiled, the plain one begins again.
     """
     fast: List[Callable[..., Any]] = []
 

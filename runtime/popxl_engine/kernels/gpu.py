@@ -9,7 +9,7 @@ from popxl_engine.kernels.cross_entropy import pick, row_chunks, wide_type
 from popxl_engine.kernels.linalg import rows_on_boundaries
 from popxl_engine.kernels.registry import KERNELS, kernel
 from popxl_engine.kernels.rounding import update
-from popxl_engine.kernels.var_updates import working
+from popxl_engine.kernels.var_updates import is_plain, working
 
 
 @kernel("accumulate_mean_", device="cuda")
@@ -17,11 +17,25 @@ def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tenso
     """t = t * step / (step + 1) + X / (step + 1); with step 0, what was there may be infinite or NaN."""
     old = working(t, t)
     count = working(step.reshape(()), t) if isinstance(step, torch.Tensor) else old.new_full((), step)
-    return update(t, _mean(old, X, count))
+    if not is_plain(t):
+        return update(t, _mean(old, X, count))
+    _become_mean(t, X, count)
+    return t
+
+
+@one_pass
+def _become_mean(t: torch.Tensor, value: torch.Tensor, step: torch.Tensor) -> None:
+    """`_mean` in the old one's place: no copy."""
+    t.copy_(mean_of(t, value, step))
 
 
 @one_pass
 def _mean(old: torch.Tensor, value: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """`mean_of` as a tensor of its own."""
+    return mean_of(old, value, step)
+
+
+def mean_of(old: torch.Tensor, value: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     """The mean of step + 1 values, of which the last is new."""
     new = value.to(old.dtype)
     kept = torch.where(step == 0, new, old)
