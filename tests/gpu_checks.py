@@ -171,25 +171,25 @@ def too_much_is_refused(device: Device) -> None:
     assert float(torch.ones(8, device=device.where).sum()) == 8
 
 
-def busy(device: Device) -> list[torch.Tensor]:
+def make_busy(device: Device) -> None:
     """Ask a GPU for what takes it about a second, and a processor for nothing."""
-    if device.where.type == "cpu":
-        return []
-    matrix = torch.zeros(8192, 8192, device=device.where)
-    return [matrix @ matrix for _ in range(40)]
+    if device.where.type == "cuda":
+        matrix, result = torch.zeros(2, 8192, 8192, device=device.where)
+        for _ in range(40):
+            torch.mm(matrix, matrix, out=result)
 
 
 def uploads_are_right(device: Device) -> None:
     """Host values reach the device as they were, though their memory is used again, and the host waits for none."""
     upload = uploader(device.where)
     for _ in range(2):  # the first time, libraries are loaded
-        work = busy(device)
-        placed = [upload(np.array([i, i + 1], np.uint32)) for i in range(1000)]
+        make_busy(device)
+        placed = [upload(np.array([i, i + 1], np.uint32)) for i in range(200)]  # fewer than a GPU's queue takes
         fence = device.fence()
         is_behind = fence is not None and not fence.is_done
     for i, t in enumerate(placed):
         assert t.tolist() == [i, i + 1]
-    assert is_behind or not work, "the host has waited for its uploads"
+    assert is_behind or device.where.type == "cpu", "the host has waited for its uploads"
 
 
 def kernel_on(where: torch.device, name: str) -> Callable[..., Any]:
