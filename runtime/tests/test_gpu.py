@@ -7,18 +7,23 @@ Torch's fake tensors refuse to mix devices, and have no numbers that a kernel co
 
 from contextlib import nullcontext
 
+import popxl
 import pytest
 import torch
-from fake_gpu import fake_gpu
+from fake_gpu import fake_gpu, run_on_fake_gpu
 from helpers import build, make_case
+from op_programs import build as build_program
+from popxl.extensions import bfloat16
 from popxl.opdef import call_arguments, map_tensors
 from popxl_engine.kernels import cross_entropy, generator, gpu
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import ALTERNATES, KERNELS, kernel_for
 from popxl_engine.kernels.rounding import Noise, Updates, update_noise
 from popxl_engine.rewrites import adam
+from quick import cases
 from samples.sample import Sample
 from test_device import Copies
+from test_engine_ops import FAMILIES, QUICK, family_program
 from test_ops import SAMPLES, over
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,6 +51,20 @@ def test_a_kernel_gives_its_results_on_the_device_of_its_operands(sample: Sample
             assert not any(copies.waited), f"{op} waits for a copy of host memory"
         for t in result if isinstance(result, (list, tuple)) else [result]:
             assert t.device.type == "cuda", f"{op}: a result on {t.device}"
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("family", cases(sorted(FAMILIES.keys() - {"sparse"}), lambda family: family in QUICK))
+@pytest.mark.parametrize(
+    "dtype, replicas",
+    [(bfloat16, 4), pytest.param(popxl.float32, 1, marks=pytest.mark.slow)],
+    ids=["bfloat16-4", "float32-1"],
+)
+def test_programs_mix_no_devices_and_wait_for_no_number(family, dtype, replicas, monkeypatch):
+    samples = [s for s in FAMILIES[family] if s.op not in WAIT]
+    monkeypatch.setitem(FAMILIES, family, samples)
+    ir = build_program(samples, *family_program(family, replicas), replicas, dtype).ir
+    assert run_on_fake_gpu(ir) > 0
 
 
 def empty(t):
