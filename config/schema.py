@@ -136,7 +136,7 @@ class Execution:
     tensor_parallel_2: Count = 1
     """Replicas over which the hidden size is split."""
     device_iterations: Count = 1
-    """Optimizer steps per call of the session, between which nothing returns to the host and updates join the next step."""
+    """Optimizer steps per call of the session; nothing returns in between, and updates run beside the next step."""
     recomputation: bool = True
     """Compute a layer's activations again in its backward phase instead of keeping them."""
     replicated_tensor_sharding: bool = True
