@@ -42,8 +42,7 @@ def dense(t: torch.Tensor) -> torch.Tensor:
 
 
 BOUNDARY, WIDE = 16, 1024
-"""Bytes on which rows of a GPU's matrices of so many columns begin: with others, cuBLAS has no kernels for whole tiles.
-"""
+"""Bytes on which rows of a GPU's matrices of so many columns begin: its products read and write so much at once."""
 
 
 def rows_on_boundaries(rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
