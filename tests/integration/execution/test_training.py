@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from popxl_engine import codegen
 from quick import cases
 
 from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel
@@ -110,6 +111,23 @@ def test_bits_do_not_depend_on_the_steps_of_a_run(changes):
         assert again == results
         for name, array in weights.items():
             np.testing.assert_array_equal(array, others[name], err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("iterations", [1, 4])
+def test_every_layer_of_every_step_rounds_from_a_seed_of_its_own(iterations, monkeypatch):
+    seeds, of_seed = [], codegen.of_seed
+
+    def noted(seed):
+        seeds.append(tuple(seed.tolist()))
+        return of_seed(seed)
+
+    monkeypatch.setattr(codegen, "of_seed", noted)
+    config = override(RANDOM, device_iterations=iterations)
+    train(config)
+    layers = config.model.layers + 2
+    assert len(set(seeds)) == config.training.steps * layers
+    assert seeds.count(seeds[0]) > 1, "one seed for all parameters of a layer, which are told apart by their places"
 
 
 @pytest.mark.slow
