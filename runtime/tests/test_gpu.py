@@ -81,6 +81,8 @@ def test_a_gpus_mean_is_the_plain_one(step, dtype):
     args = (value, step)
     plain = KERNELS["accumulate_mean_"](old.clone(), *args)
     found = ALTERNATES["cuda"]["accumulate_mean_"](old.clone(), *args)
+    turned = old.t().contiguous().t()
+    assert ALTERNATES["cuda"]["accumulate_mean_"](turned, *args) is turned and torch.equal(turned, found)
     torch.testing.assert_close(found, plain, rtol=1e-6 if dtype is torch.float32 else 1e-2, atol=1e-6)
 
 

@@ -19,7 +19,8 @@ def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tenso
     count = working(step.reshape(()), t) if isinstance(step, torch.Tensor) else old.new_full((), step)
     if not is_plain(t):
         return update(t, _mean(old, X, count))
-    _become_mean(t, X, count)
+    are_flat = t.is_contiguous() and X.is_contiguous()  # then they are of one kind to the compiler
+    _become_mean(*((t.view(-1), X.view(-1)) if are_flat else (t, X)), count)
     return t
 
 
