@@ -202,6 +202,7 @@ def config_of(options: Figures) -> "object":
             micro_batch_size=options["micro_batch"],
             device=options["device"],
             device_memory=options.get("device_memory"),
+            device_iterations=options["iterations"],
         ),
     )
 
@@ -220,6 +221,7 @@ def options_of(arguments: argparse.Namespace) -> Figures:
         "dtype": arguments.dtype,
         "batch": arguments.batch,
         "micro_batch": arguments.micro_batch,
+        "iterations": arguments.device_iterations,
     }
 
 
@@ -277,8 +279,11 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     sizes = {"layers": 8, "hidden_size": 2560, "heads": 32, "sequence_length": 2048, "vocabulary_size": 50257}
-    for name, default in {**sizes, "batch": 128, "micro_batch": 4, "rounds": 3, "warmup": 2}.items():
+    for name, default in {**sizes, "batch": 128, "micro_batch": 4}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--device_iterations", type=int, default=4, help="steps of a run of the session")
+    parser.add_argument("--rounds", type=int, default=2, help="measured runs of each variant")
+    parser.add_argument("--warmup", type=int, default=1, help="runs before them")
     parser.add_argument("--slack", type=float, default=0.1, help="device memory beyond what the program needs, a share")
     parser.add_argument("--link_bytes", type=int, default=LARGE)
     arguments = parser.parse_args()
@@ -301,7 +306,13 @@ def main() -> int:
     print(f"matrix products {rates} ({rows} rows, {arguments.dtype})\n", flush=True)
     tokens, flops = arguments.batch * arguments.sequence_length, flops_of(arguments)
     variants = variants_of(arguments)
-    measured = measure(Path(__file__), variants, rounds=arguments.rounds, warmup=arguments.warmup)
+    measured = measure(
+        Path(__file__),
+        variants,
+        rounds=arguments.rounds,
+        warmup=arguments.warmup,
+        steps_per_round=arguments.device_iterations,
+    )
     lines, figures = rows_of(measured, variants, tokens, flops, peak)
     headers = ["variant", "tokens/s", "s/step", "spread", "TFLOP/s", "MFU", "device memory", "read a step"]
     print(table([*headers, "waiting", "loss"], lines))

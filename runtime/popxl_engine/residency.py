@@ -95,8 +95,7 @@ def _readable(ir: Ir, preparation: Optional[Block]) -> Set[RowId]:
 def device_needs(ir: Ir, device: str) -> DeviceNeeds:
     """See `popxl.extensions.device_needs`."""
     found = _rehearsed(ir, torch.device(device))
-    rows = sum(in_blocks(nbytes_of(b)) * b.entries for b in ir.remote_buffers)
-    return DeviceNeeds(least=found.rows + found.working, resident=rows + found.working)
+    return DeviceNeeds(least=found.rows + found.working, resident=_all_rows(ir) + found.working)
 
 
 def _in_use(ir: Ir, where: torch.device) -> InUse:
@@ -108,10 +107,15 @@ def _in_use(ir: Ir, where: torch.device) -> InUse:
 
 
 def _rehearsed(ir: Ir, where: torch.device) -> InUse:
-    """What a replica needs at a time on a device, with room for one more row."""
+    """What a replica needs at a time on a device, with room for one more row; no more than all rows take."""
     largest = max((in_blocks(nbytes_of(b)) for b in ir.remote_buffers), default=0)
     found = in_use(ir, lambda buffer: in_blocks(nbytes_of(buffer)), where)
-    return replace(found, rows=found.rows + largest if found.rows else 0)
+    return replace(found, rows=min(found.rows + largest, _all_rows(ir)) if found.rows else 0)
+
+
+def _all_rows(ir: Ir) -> int:
+    """Bytes of all rows of a replica."""
+    return sum(in_blocks(nbytes_of(b)) * b.entries for b in ir.remote_buffers)
 
 
 def _device_memory(ir: Ir, device: Device, replicas: int, needed: InUse) -> int:

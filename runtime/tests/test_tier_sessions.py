@@ -11,7 +11,7 @@ import pytest
 import torch
 from popxl import ops
 from popxl.errors import RemoteMemoryError
-from popxl.extensions import file_traffic, keep_remote_memory_in_files, limit_device_memory
+from popxl.extensions import device_needs, file_traffic, keep_remote_memory_in_files, limit_device_memory
 from popxl_engine.machine.tier import BLOCK
 from popxl_engine.machine.tier import cache as cache_module
 from quick import cases
@@ -110,6 +110,21 @@ def test_a_device_memory_that_does_not_hold_what_is_in_use_says_how_much_does():
     assert traffic.reads > 0
     for a, b in zip(results()[0], got):
         np.testing.assert_array_equal(a, b)
+
+
+def test_no_program_needs_more_memory_than_all_its_rows_take():
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence(True):
+        buffer = popxl.remote_buffer((1000,), popxl.float32, 1)
+        v = popxl.remote_variable(np.arange(1000, dtype=np.float32), buffer, 0)
+        zero = popxl.constant(0, popxl.int32)
+        ops.remote_store(buffer, zero, ops.remote_load(buffer, zero) + 1.0)
+    needs = device_needs(ir)
+    assert needs.least == needs.resident
+    limit_device_memory(ir, needs.least)
+    with popxl.Session(ir) as session:
+        session.run()
+        np.testing.assert_array_equal(session.get_tensor_data(v), np.arange(1000) + 1)
 
 
 @pytest.mark.parametrize("memory", [0, -5, True, 0.0, 1.5, "2"])
