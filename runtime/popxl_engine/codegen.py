@@ -53,11 +53,16 @@ class Source:
 
 
 class Generator:
-    """Writes one program: a function per block. ``rounds``: updates of 16-bit tensors are rounded stochastically."""
+    """Writes one program: a function per block.
 
-    def __init__(self, device: torch.device = CPU, rounds: bool = False):
+    Args:
+        rounds: updates of 16-bit tensors are rounded stochastically.
+        kernels: the type of device whose kernels are called; default: the device's own.
+    """
+
+    def __init__(self, device: torch.device = CPU, rounds: bool = False, kernels: Optional[str] = None):
         self.source = Source()
-        self.device, self.rounds = device, rounds
+        self.device, self.rounds, self.kernels = device, rounds, kernels or device.type
         self.meetings = 0
         """Places where replicas meet, so far."""
         self._functions: Dict[Block, str] = {}
@@ -339,7 +344,7 @@ class BlockWriter:
         if definition.name in ("remote_load", "remote_store"):
             yield self._transfer(instr)
             return
-        kernel = self.source.bind(f"k_{definition.name}", kernel_for(definition, self.generator.device.type))
+        kernel = self.source.bind(f"k_{definition.name}", kernel_for(definition, self.generator.kernels))
         if "collective" in definition.effects:
             yield from self._collective(instr, kernel)
             return
@@ -389,7 +394,7 @@ class BlockWriter:
     def _overwritten(self, instr: Instr) -> str:
         """The name in the source of the operand in whose place the result may be, if nothing needs it any more."""
         assert instr.definition is not None
-        operand = OVERWRITES.get(kernel_for(instr.definition, self.generator.device.type))
+        operand = OVERWRITES.get(kernel_for(instr.definition, self.generator.kernels))
         if operand is None:
             return ""
         name, names = self.python[instr.arguments[operand]], [self.python[v] for v in instr.inputs()]

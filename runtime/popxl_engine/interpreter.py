@@ -83,7 +83,8 @@ def join(cells: Sequence[Cell]) -> List[Cell]:
 
 def constant_tensor(constant: Constant) -> torch.Tensor:
     """A constant's value on the device."""
-    return from_numpy(np.array(constant.host_value)).to(torch_dtype(constant.dtype)).reshape(constant.shape)
+    value = from_numpy(np.array(constant.host_value)).to(torch.get_default_device(), torch_dtype(constant.dtype))
+    return value.reshape(constant.shape)
 
 
 Env = Dict[Tensor, Cell]

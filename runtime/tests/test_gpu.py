@@ -13,8 +13,10 @@ import torch
 from fake_gpu import fake_gpu, run_on_fake_gpu
 from helpers import build, make_case
 from op_programs import build as build_program
-from popxl.extensions import bfloat16
+from popxl import ops
+from popxl.extensions import bfloat16, plan
 from popxl.opdef import call_arguments, map_tensors
+from popxl_engine.interpreter import constant_tensor
 from popxl_engine.kernels import cross_entropy, generator, gpu
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import ALTERNATES, KERNELS, kernel_for
@@ -194,3 +196,25 @@ def test_what_is_compiled_for_a_gpu_gives_the_same_numbers():
         expected = gpu.mean_of(old, value, step)
         in_place(old, value, step)
         torch.testing.assert_close(old, expected)
+
+
+def test_a_plan_for_a_gpu_runs_its_kernels_and_no_other_does(monkeypatch):
+    called = []
+    monkeypatch.setitem(ALTERNATES["cuda"], "exp", lambda t: called.append(t.device.type) or t.clone())
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = ops.host_load(popxl.h2d_stream((3,), popxl.float32))
+        ops.host_store(popxl.d2h_stream((3,), popxl.float32), ops.exp(x))
+    plan(ir)
+    assert not called
+    plan(ir, device="cuda")
+    assert called == ["meta"]
+
+
+def test_an_interpreters_constants_are_on_its_device():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        constant = popxl.constant([1.0, 2.0])
+    with torch.device("meta"):
+        assert constant_tensor(constant).is_meta
+    assert constant_tensor(constant).tolist() == [1.0, 2.0]

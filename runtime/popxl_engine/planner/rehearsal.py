@@ -84,7 +84,8 @@ def rehearse(
     optimise(block)
     _mark_phases(ir, block)
     _shorten(block)
-    generator = Generator(rounds=bool(ir._pb_ir.getSessionOptions().enableStochasticRounding))
+    rounds = bool(ir._pb_ir.getSessionOptions().enableStochasticRounding)
+    generator = Generator(rounds=rounds, kernels=device.type)
     name = generator.function(block)
     with torch.device("meta"), native.elsewhere(device), LiveBytes() as live:
         replicas = [make_stage(live, index) for index in range(ir.replication_factor if together else 1)]
