@@ -208,6 +208,24 @@ def test_phases_of_a_loop_of_steps_are_those_of_the_run(steps: int):
     assert all(peaks[name] >= 4 * K * K for name in ("forward_phase", "forward_and_store_phase", "middle_phase"))
 
 
+def test_phases_are_found_in_a_loop_of_steps_of_the_same_name():
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence(True):
+        x = ops.host_load(popxl.h2d_stream((K, K), popxl.float32))
+        product = ir.create_graph(lambda x: ops.matmul(x, x), x)
+        halved = ir.create_graph(lambda x: x * 0.5, x)
+
+        def step(x: popxl.Tensor) -> Any:
+            return ops.call(halved, *ops.call(product, x))
+
+        (x,) = step(x)
+        (x,) = ops.repeat(ir.create_graph(lambda x: step(x), x), 3, x)
+        ops.host_store(popxl.d2h_stream((K, K), popxl.float32), x)
+    found = plan(ir)
+    assert found.steps == 4
+    assert {p.name: (p.runs, p.product_flops) for p in found.phases} == {"main": (4, 0), "<lambda>": (8, 8 * K**3)}
+
+
 def test_a_phase_that_calls_another_one_is_no_loop_of_steps():
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence(True):

@@ -300,6 +300,18 @@ def test_steps_of_one_run_are_spans_around_their_phases():
     assert [p.runs for p in found.phases] == [3 * p.runs for p in once.phases]
 
 
+def test_steps_within_steps_count_in_the_loop_that_they_are_of():
+    ir = program(steps=6)
+    for rounds in (3, 2):
+        addons.repeat_graph(ir.main_graph, rounds)
+    ((found,), _) = profiled(ir)
+    assert found.steps == 6
+    nested = paths(of(found.spans, 1, PHASES))
+    counts = [tuple(" ".join(name.split()[1:]) for name in path[1:]) for path in nested if len(path) == 3]
+    expected = [(f"{n} of 2", f"{k} of 3") for n in (1, 2) for k in (1, 2, 3)]
+    assert [count for count in counts if count in expected] == expected
+
+
 @pytest.mark.parametrize("steps", [2, 4])
 def test_a_first_step_before_a_loop_of_others_is_one_of_the_run(steps: int):
     ir = first_and_later_steps(steps)

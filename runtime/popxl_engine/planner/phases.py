@@ -4,7 +4,7 @@ A phase is a graph that the main graph calls or repeats. A graph whose rounds ar
 that a main graph does, or a graph that calls several of the main graph's phases again.
 """
 
-from typing import Dict, Iterable, Iterator, Set, Tuple
+from typing import Dict, Iterator, Set, Tuple
 
 from popxl.graph import Graph
 from popxl.ir import Ir
@@ -64,8 +64,7 @@ def in_phases(ir: Ir, block: Block) -> Iterator[Tuple[str, Instr, int]]:
     Loops of steps are left out, what they repeat is not. Copies go with what is before them.
     """
     loops = loops_of_steps(ir.main_graph)
-    steps = {short_name(op.arguments["graph"]) for op in loops}
-    names = sorted(runs_of(ir), key=len, reverse=True)
+    phases = sorted(_paths(ir.main_graph, loops), key=lambda found: len(found[0]), reverse=True)
 
     def of(block: Block, times: int) -> Iterator[Tuple[str, Instr, int]]:
         phase = MAIN
@@ -76,15 +75,18 @@ def in_phases(ir: Ir, block: Block) -> Iterator[Tuple[str, Instr, int]]:
                 continue
             if instr.kind != "copy":
                 path = instr.bodies[0].name if instr.bodies else instr.path
-                phase = _phase(path, names, steps)
+                phase = next((name for inside, name in phases if f"{path}/".startswith(f"{inside}/")), MAIN)
             yield phase, instr, times
 
     return of(block, 1)
 
 
-def _phase(path: str, names: Iterable[str], steps: Iterable[str]) -> str:
-    """The phase of an instruction: of the graphs on the way to it, the first one that is no step."""
-    inside = path.lstrip("/")
-    while step := next((s for s in steps if f"{inside}/".startswith(f"{s}/")), None):
-        inside = inside[len(step) :].lstrip("/")
-    return next((n for n in names if f"{inside}/".startswith(f"{n}/")), MAIN)
+def _paths(graph: Graph, loops: Set[Op], path: str = "") -> Iterator[Tuple[str, str]]:
+    """The paths of phases, through the steps around them, and their names."""
+    for op in graph.ops:
+        for called, _ in op.called():
+            inside = f"{path}/{short_name(called)}"
+            if op in loops:
+                yield from _paths(called, loops, inside)
+            else:
+                yield inside, short_name(called)

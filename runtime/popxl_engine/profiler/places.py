@@ -96,10 +96,9 @@ class Places:
             return frame[0], self.planned.stretches.get(frame, Work())
         _, loop = self._around[frame]
         rounds = loop.arguments["repeat_count"]
-        name = frame.name.rsplit("/", 1)[-1]
-        shown = f"step {self.steps - rounds + number + 1} of {self.steps}"
-        if loop.source not in self._loops:
-            shown = f"{name} {number + 1} of {rounds}"
+        shown = f"{frame.name.rsplit('/', 1)[-1]} {number + 1} of {rounds}"
+        if self._loops == {loop.source}:  # rounds of several loops of steps count by themselves
+            shown = f"step {self.steps - rounds + number + 1} of {self.steps}"
         return shown, self.planned.loop(loop).share(rounds)
 
 
