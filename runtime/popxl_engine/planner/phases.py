@@ -64,7 +64,7 @@ def in_phases(ir: Ir, block: Block) -> Iterator[Tuple[str, Instr, int]]:
     Loops of steps are left out, what they repeat is not. Copies go with what is before them.
     """
     loops = loops_of_steps(ir.main_graph)
-    phases = sorted(_paths(ir.main_graph, loops), key=lambda found: len(found[0]), reverse=True)
+    phases = sorted(dict(_paths(ir.main_graph, loops)).items(), key=lambda found: -len(found[0]))
 
     def of(block: Block, times: int) -> Iterator[Tuple[str, Instr, int]]:
         phase = MAIN
