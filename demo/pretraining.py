@@ -15,6 +15,7 @@ if __name__ == "__main__":  # run as a script: the repository's packages are bes
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import indent
@@ -69,13 +70,8 @@ def main(arguments: Sequence[str]) -> int:
         tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
         check_tokenizer(config, tokenizer, data)
         folder, saved = choose_together(config)
-        if saved is not None and saved.position.step > config.training.steps:
-            raise ConfigError(
-                [
-                    f"steps: got {config.training.steps}; expected at least {saved.position.step} (see {saved.folder})."
-                    " Train for more steps, or load an older checkpoint."
-                ]
-            )
+        if saved is not None:
+            check_goes_on(config, saved)
         profiler = step_profiler(config, options, folder.path)
         with folder.prepared(config) if is_leader else contextlib.nullcontext():
             if is_leader:
@@ -84,6 +80,17 @@ def main(arguments: Sequence[str]) -> int:
         signal = run.run()
         finish(run, tokenizer, validation_data or data, options.samples if signal is None else 0)
     return 0 if signal is None else 128 + signal
+
+
+def check_goes_on(config: Config, saved: SavedRun) -> None:
+    """Raise ConfigError where whole runs of the session do not lead from a checkpoint to the last step."""
+    done, total, iterations = saved.position.step, config.training.steps, config.execution.device_iterations
+    if done > total:
+        told = f"steps: got {total}; expected at least {done} (see {saved.folder})"
+        raise ConfigError([f"{told}. Train for more steps, or load an older checkpoint."])
+    if done % iterations:
+        told = f"device_iterations: got {iterations}; expected a divisor of the {done} steps done (see {saved.folder})"
+        raise ConfigError([f"{told}. Use {math.gcd(done, iterations)}, or load another checkpoint."])
 
 
 def choose_together(config: Config) -> "tuple[RunFolder, Optional[SavedRun]]":
