@@ -65,7 +65,7 @@ def _phases(found: "RunPlan") -> str:
         rows.append(
             (
                 phase.name,
-                f"{phase.runs / steps:g}",
+                f"{phase.runs / steps:.4g}",
                 si(phase.flops / steps),
                 bytes_text(phase.peak_bytes),
                 bytes_text(phase.remote_memory_bytes),
@@ -104,7 +104,7 @@ def _collectives(found: "RunPlan") -> str:
         for c in phase.collectives:
             group = group_name(c.group_size, c.stride, found.config.execution)
             sizes = (bytes_text(c.brought_bytes / steps), bytes_text(c.sent_bytes / steps))
-            rows.append((phase.name, c.op.removeprefix("replicated_"), group, f"{c.calls / steps:g}", *sizes))
+            rows.append((phase.name, c.op.removeprefix("replicated_"), group, f"{c.calls / steps:.4g}", *sizes))
     return table(rows, numbers_from=3) if len(rows) > 1 else "no collectives: each replica is alone"
 
 

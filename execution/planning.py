@@ -40,7 +40,7 @@ class PlanOptions:
     plan_folder: Optional[str] = None
     """Folder for plan.json and plan.png; none: the run's folder."""
     profile: bool = False
-    """Record one step: a table, profile.json, profile.png, and timeline.json for ui.perfetto.dev or chrome://tracing."""
+    """Record one call of the session: a table, profile.json, profile.png, and timeline.json for ui.perfetto.dev or chrome://tracing."""
     profile_folder: Optional[str] = None
     """Folder for the files of a profile; none: the run's folder."""
     device_tflops: Optional[Positive] = None

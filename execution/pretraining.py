@@ -146,7 +146,8 @@ def run_phases(ir: popxl.Ir, step: TrainingStep, seeds: List[Tensor]) -> None:
     """The optimizer steps of a run, in the main graph.
 
     Layers of the decoder wait for their update until the next step runs them forward: its transfers, which take longer
-    than its arithmetic, then go on while a layer computes, and weights come once for both. The last step's follow it.
+    than its arithmetic, then go on while a layer computes, and weights that it brought are still there. The last step's
+    updates follow it.
     """
     rounding = SEED if len(seeds) > 1 else None
     graphs, later = PhaseGraphs.make(ir, step, rounding), step.config.execution.device_iterations - 1

@@ -62,7 +62,7 @@ def _phases(found: "RunProfile") -> str:
         rows.append(
             (
                 phase.name,
-                f"{phase.runs / steps:g}",
+                f"{phase.runs / steps:.4g}",
                 duration(phase.seconds / steps),
                 f"{phase.seconds / found.record.seconds:.1%}",
                 speed(phase.work.flops, phase.seconds),

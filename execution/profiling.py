@@ -1,4 +1,4 @@
-"""`--profile`: one step of a run, recorded: a timeline, a picture and a table."""
+"""`--profile`: one call of the session, recorded: a timeline, a picture and a table."""
 
 import json
 import tempfile
