@@ -216,7 +216,7 @@ def test_a_course_knows_the_uses_of_a_row_before_and_after_any_time():
             assert course.next_use(row, time_) == min(t for t in uses[row] if t >= time_)
             assert course.last_use(row, time_) == max(t for t in uses[row] if t < time_)
     assert course.next_use(2, 1) == float("inf") and course.last_use(2, 1) == -float("inf")
-    assert course.moved(1, 5) == 100 + 10 + 10 + 100
+    assert course.moved_until(5) - course.moved_until(1) == 100 + 10 + 10 + 100
     assert not course.begins_with_store(0) and not course.begins_with_store(2)
 
 

@@ -71,6 +71,8 @@ class Cache:
         self._looks_ahead = look_ahead and self.course is not None
         self._ahead = 0
         """Time of the event that is looked at next."""
+        self._passed = 0.0
+        """Bytes that the course moves before that time."""
         self._wanted: Optional[Row] = None
         """What the program waits for."""
         self._is_cramped = False
@@ -185,10 +187,12 @@ class Cache:
     def _later_worth(self, row: Row) -> Optional[float]:
         """How little a row is missed once the program is where it is looked ahead to. None where it was used last."""
         assert self.course is not None
-        if self.course.moved(self.course.last_use(row.number, self._ahead), self._ahead) < self._margin:
+        if not row.seen <= self._ahead <= row.later:
+            row.seen, row.later = self._ahead, self.course.next_use(row.number, self._ahead)
+            row.passed = self.course.moved_until(self.course.last_use(row.number, self._ahead))
+        if self._passed - row.passed < self._margin:
             return None
-        next_use = self.course.next_use(row.number, self._ahead)
-        return NEVER if self._is_over(row, next_use) else next_use
+        return NEVER if self._is_over(row, row.later) else row.later
 
     def _is_free(self, row: Row) -> bool:
         """Whether a row has been used for the last time before where it is looked ahead to."""
@@ -335,6 +339,8 @@ class Cache:
 
     def _make_room_later(self, row: Row) -> bool:
         """Give memory to the row that is looked ahead to. False where others are to be used first."""
+        assert self.course is not None
+        self._passed = self.course.moved_until(self._ahead)
         window = self.arena.find(row.size, self._later_worth, self._ahead)
         self._is_short = window is None
         if window is None:  # what is free now, though it may be missed sooner than others

@@ -48,12 +48,11 @@ class Course:
         more, index = divmod(bisect_left(uses, place) + step, len(uses))
         return (run + more) * len(self._rows) + uses[index]
 
-    def moved(self, begin: float, end: int) -> float:
-        """Bytes of the rows that are used from one time to before another."""
-        return self._moved_until(end) - self._moved_until(int(begin)) if begin > -NEVER else NEVER
-
-    def _moved_until(self, time: int) -> int:
-        run, place = divmod(time, len(self._rows))
+    def moved_until(self, time: float) -> float:
+        """Bytes of the rows that are used before a time."""
+        if time == -NEVER:
+            return time
+        run, place = divmod(int(time), len(self._rows))
         return run * self._moved[-1] + self._moved[place]
 
     def begins_with_store(self, row: int) -> bool:

@@ -18,7 +18,7 @@ class Row:
 
     __slots__ = (
         *("number", "start", "size", "carries", "memory", "holds", "queued"),
-        *("dirty", "pins", "next", "last", "fence", "after", "is_apart"),
+        *("dirty", "pins", "next", "seen", "later", "passed", "last", "fence", "after", "is_apart"),
     )
 
     def __init__(self, number: int, start: int, size: int, carries: bool):
@@ -36,6 +36,9 @@ class Row:
         self.pins = 0
         self.next: float = NEVER
         """Time of its next use; without a course, the later its last one was, the lower."""
+        self.seen, self.later, self.passed = NEVER, -NEVER, -NEVER
+        """As looked ahead from times from `seen` to `later` on: when it is used next, and `Course.moved_until` when it
+        was used last."""
         self.last: Optional[Write] = None
         """The write of its contents that was begun last."""
         self.fence: Optional[Fence] = None
