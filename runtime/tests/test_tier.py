@@ -220,6 +220,19 @@ def test_a_course_knows_the_uses_of_a_row_before_and_after_any_time():
     assert not course.begins_with_store(0) and not course.begins_with_store(2)
 
 
+def test_what_a_row_is_worth_follows_from_the_course_wherever_it_is_looked_from():
+    random = np.random.default_rng(4)
+    events = [(int(row), bool(store)) for row, store in zip(random.integers(0, 9, 60), random.integers(0, 2, 60))]
+    rows = Rows(random.integers(1, 5, 10), 12, events, look_ahead=False)
+    cache, course = rows.cache, rows.cache.course
+    for time_ in [*range(60, 130), 3, 200, *random.integers(0, 500, 200)]:
+        cache._ahead, cache._passed = int(time_), course.moved_until(int(time_))
+        for row in rows.rows:
+            next_use, last = course.next_use(row.number, time_), course.last_use(row.number, time_)
+            is_recent = course.moved_until(time_) - course.moved_until(last) < cache._margin
+            assert cache._later_worth(row) == (None if is_recent else next_use)
+
+
 def test_an_arena_takes_the_neighbours_that_are_missed_least():
     arena = Arena(6 * BLOCK)
     arena.bytes = torch.zeros(100 * BLOCK, dtype=torch.uint8)  # nothing is large for it
