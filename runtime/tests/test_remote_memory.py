@@ -7,6 +7,7 @@ import popxl
 import pytest
 import torch
 from popxl_engine.machine import memory
+from popxl_engine.machine.device import Pages
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import as_tensor
 
@@ -18,6 +19,18 @@ def resident() -> int:
     """Bytes of memory that this process has."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
+
+
+def test_pages_are_taken_at_once_and_given_up_piece_by_piece() -> None:
+    before = resident()
+    pages = Pages(64 * MIB)
+    assert pages.bytes.numel() == 64 * MIB and not pages.bytes.any()
+    assert resident() - before > 60 * MIB
+    pages.give_up(16 * MIB, 32 * MIB)
+    assert 28 * MIB < resident() - before < 36 * MIB
+    assert not pages.bytes[16 * MIB : 48 * MIB].any()
+    pages.bytes.fill_(1)
+    assert resident() - before > 60 * MIB
 
 
 def test_rows_of_zeros_take_no_memory_until_they_are_loaded() -> None:
