@@ -25,10 +25,12 @@ from benchmarks.harness import (  # noqa: E402
     Measurement,
     Variant,
     Workload,
+    add_run_counts,
     machine,
     main_or_worker,
     measure,
     print_json,
+    run_counts,
     table,
 )
 from utils.units import bytes_text  # noqa: E402
@@ -281,9 +283,7 @@ def main() -> int:
     sizes = {"layers": 8, "hidden_size": 2560, "heads": 32, "sequence_length": 2048, "vocabulary_size": 50257}
     for name, default in {**sizes, "batch": 128, "micro_batch": 4}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--device_iterations", type=int, default=4, help="steps of a run of the session")
-    parser.add_argument("--rounds", type=int, default=2, help="measured runs of each variant")
-    parser.add_argument("--warmup", type=int, default=1, help="runs before them")
+    add_run_counts(parser, rounds=2)
     parser.add_argument("--slack", type=float, default=0.1, help="device memory beyond what the program needs, a share")
     parser.add_argument("--link_bytes", type=int, default=LARGE)
     arguments = parser.parse_args()
@@ -306,13 +306,7 @@ def main() -> int:
     print(f"matrix products {rates} ({rows} rows, {arguments.dtype})\n", flush=True)
     tokens, flops = arguments.batch * arguments.sequence_length, flops_of(arguments)
     variants = variants_of(arguments)
-    measured = measure(
-        Path(__file__),
-        variants,
-        rounds=arguments.rounds,
-        warmup=arguments.warmup,
-        steps_per_round=arguments.device_iterations,
-    )
+    measured = measure(Path(__file__), variants, **run_counts(arguments))
     lines, figures = rows_of(measured, variants, tokens, flops, peak)
     headers = ["variant", "tokens/s", "s/step", "spread", "TFLOP/s", "MFU", "device memory", "read a step"]
     print(table([*headers, "waiting", "loss"], lines))

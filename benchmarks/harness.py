@@ -4,6 +4,7 @@ A benchmark script defines `build(options) -> Workload` and calls `main_or_worke
 is one variant's process and obeys `measure`; otherwise it is the benchmark.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -194,6 +195,19 @@ def measure(
     finally:
         for process in running:
             process.stop()
+
+
+def add_run_counts(parser: argparse.ArgumentParser, rounds: int) -> None:
+    """Arguments for how many runs of several steps are measured, which `run_counts` reads."""
+    parser.add_argument("--device_iterations", type=int, default=4, help="steps of a run of the session")
+    parser.add_argument("--rounds", type=int, default=rounds, help="measured runs of each variant")
+    parser.add_argument("--warmup", type=int, default=1, help="runs before them")
+
+
+def run_counts(arguments: argparse.Namespace) -> dict[str, int]:
+    """The same for `measure`."""
+    counts = {"rounds": "rounds", "warmup": "warmup", "steps_per_round": "device_iterations"}
+    return {name: getattr(arguments, flag) for name, flag in counts.items()}
 
 
 def worker(build: Callable[[Figures], Workload], options: Figures) -> None:

@@ -31,11 +31,13 @@ from benchmarks.harness import (  # noqa: E402
     Figures,
     Measurement,
     Variant,
+    add_run_counts,
     gib,
     machine,
     main_or_worker,
     measure,
     print_json,
+    run_counts,
     table,
 )
 from benchmarks.memory_limits import Cgroup, cached_bytes, join_cgroup, remove_cgroup  # noqa: E402
@@ -229,13 +231,7 @@ def measured_with(
     for batch in batches:
         variants = variants_of(arguments, batch, moments, limit)
         try:
-            measured = measure(
-                Path(__file__),
-                variants,
-                rounds=arguments.rounds,
-                warmup=arguments.warmup,
-                steps_per_round=arguments.device_iterations,
-            )
+            measured = measure(Path(__file__), variants, **run_counts(arguments))
         finally:
             for variant in variants[1:]:
                 remove_cgroup(variant.options["cgroup"], arguments.cgroup)
@@ -261,9 +257,7 @@ def main() -> int:
         "--moments", nargs="+", default=list(WIDTHS), choices=list(WIDTHS), help="the first: all batches"
     )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4], help="sequences of a step")
-    parser.add_argument("--device_iterations", type=int, default=4, help="steps of a run of the session")
-    parser.add_argument("--rounds", type=int, default=3, help="measured runs of each variant")
-    parser.add_argument("--warmup", type=int, default=1, help="runs before them")
+    add_run_counts(parser, rounds=3)
     parser.add_argument("--host_memory", type=int, help=f"MiB for rows; default: the limit without {PROCESS_MIB} MiB")
     parser.add_argument("--limit", type=int, help="MiB that the process may use; default: a third of the state")
     parser.add_argument("--disk_mib", type=int, default=1024, help="MiB that are moved each way to measure the disk")

@@ -30,7 +30,7 @@ def wide_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def valid(indices: torch.Tensor, classes: int) -> Tuple[torch.Tensor, torch.Tensor]:
+def _inside(indices: torch.Tensor, classes: int) -> Tuple[torch.Tensor, torch.Tensor]:
     """(indices as int64, limited to valid ones; which were valid)."""
     wide = indices.to(torch.int64)
     inside = (wide >= 0) & (wide < classes)
@@ -39,7 +39,7 @@ def valid(indices: torch.Tensor, classes: int) -> Tuple[torch.Tensor, torch.Tens
 
 def pick(logits: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Each row's logit at its index, in float32 at least; zero where the index is none of the classes."""
-    at, inside = valid(indices, logits.shape[1])
+    at, inside = _inside(indices, logits.shape[1])
     return torch.where(inside, logits.gather(1, at[:, None])[:, 0].to(wide_type(logits.dtype)), 0)
 
 
@@ -66,7 +66,7 @@ def logsumexp_and_pick_grad(
     result = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     shift = torch.where(torch.isneginf(logsumexp), 0, logsumexp)[:, None]
     scale = d_logsumexp[:, None]
-    at, inside = valid(indices, logits.shape[1])
+    at, inside = _inside(indices, logits.shape[1])
     at, d_picked = at[:, None], torch.where(inside, d_picked, 0)[:, None]
     for rows in row_chunks(logits):
         if logits.dtype == dtype:

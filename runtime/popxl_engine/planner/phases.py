@@ -43,18 +43,8 @@ def short_name(graph: Graph) -> str:
 def runs_of(ir: Ir) -> Dict[str, int]:
     """How often a run goes through each phase, repeats included."""
     runs = {MAIN: steps_of_run(ir)}
-
-    def count(graph: Graph, times: int) -> None:
-        for op in graph.ops:
-            rounds = times * op.arguments.get("repeat_count", 1)
-            for called, _ in op.called():
-                if op in loops:
-                    count(called, rounds)
-                else:
-                    runs[short_name(called)] = runs.get(short_name(called), 0) + rounds
-
-    loops = loops_of_steps(ir.main_graph)
-    count(ir.main_graph, 1)
+    for _, name, times in _called(ir.main_graph, loops_of_steps(ir.main_graph)):
+        runs[name] = runs.get(name, 0) + times
     return runs
 
 
@@ -64,7 +54,8 @@ def in_phases(ir: Ir, block: Block) -> Iterator[Tuple[str, Instr, int]]:
     Loops of steps are left out, what they repeat is not. Copies go with what is before them.
     """
     loops = loops_of_steps(ir.main_graph)
-    phases = sorted(dict(_paths(ir.main_graph, loops)).items(), key=lambda found: -len(found[0]))
+    names = {path: name for path, name, _ in _called(ir.main_graph, loops)}
+    phases = sorted(names.items(), key=lambda found: -len(found[0]))
 
     def of(block: Block, times: int) -> Iterator[Tuple[str, Instr, int]]:
         phase = MAIN
@@ -81,12 +72,13 @@ def in_phases(ir: Ir, block: Block) -> Iterator[Tuple[str, Instr, int]]:
     return of(block, 1)
 
 
-def _paths(graph: Graph, loops: Set[Op], path: str = "") -> Iterator[Tuple[str, str]]:
-    """The paths of phases, through the steps around them, and their names."""
+def _called(graph: Graph, loops: Set[Op], path: str = "", times: int = 1) -> Iterator[Tuple[str, str, int]]:
+    """Each call of a phase: its path, through the steps around it, its name, and how often a run makes it."""
     for op in graph.ops:
+        rounds = times * op.arguments.get("repeat_count", 1)
         for called, _ in op.called():
             inside = f"{path}/{short_name(called)}"
             if op in loops:
-                yield from _paths(called, loops, inside)
+                yield from _called(called, loops, inside, rounds)
             else:
-                yield inside, short_name(called)
+                yield inside, short_name(called), rounds
