@@ -100,6 +100,22 @@ def test_a_result_in_the_place_of_an_operand_has_the_bits_of_one_apart(name: str
 
 @needs_compiler
 @both_types
+def test_rows_of_logits_that_do_not_follow_one_another_are_read_and_written_alone(dtype: torch.dtype) -> None:
+    for call in operands(dtype)["logsumexp_and_pick_grad"]:
+        logits, indices = call[3:]
+        rows, classes = logits.shape
+        whole = torch.full((rows, classes + 3), float("nan"), dtype=dtype)
+        apart = whole[:, :classes]
+        apart.copy_(logits)
+        assert same(NATIVE["logsumexp_and_pick"](apart, indices), NATIVE["logsumexp_and_pick"](logits, indices))
+        expected = NATIVE["logsumexp_and_pick_grad"](*call)
+        assert same(NATIVE["logsumexp_and_pick_grad"](*call[:3], apart, indices), expected)
+        assert NATIVE["logsumexp_and_pick_grad"](*call[:3], apart, indices, into=apart) is apart
+        assert same(apart.contiguous(), expected) and whole[:, classes:].isnan().all()
+
+
+@needs_compiler
+@both_types
 def test_gelu_far_from_zero_is_zero_or_its_operand_and_its_slope_zero_or_one(dtype: torch.dtype) -> None:
     far = torch.tensor([10.0, 11.0, 1e4, 1e13, 1e20, 3e38, float("inf")]).to(dtype)
     ones = torch.ones_like(far)

@@ -13,7 +13,9 @@ from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logs
 from popxl_engine import codegen, native
 from popxl_engine.codegen import BlockWriter
 from popxl_engine.engine import Engine
+from popxl_engine.kernels.linalg import rows_on_boundaries
 from popxl_engine.kernels.registry import ALTERNATES, OVERWRITES
+from popxl_engine.machine.memory import unshared
 from random_programs import Builder
 from test_engine import differences
 
@@ -101,6 +103,15 @@ def test_an_operand_that_is_needed_twice_is_not_overwritten(mutant: Callable[...
 def test_an_operand_whose_memory_others_have_is_not_overwritten(monkeypatch: Any) -> None:
     monkeypatch.setattr(codegen, "unshared", lambda held: held[0])
     assert goes_wrong()
+
+
+def test_rows_that_do_not_follow_one_another_are_overwritten_unless_they_are_a_part_of_something() -> None:
+    apart = rows_on_boundaries(3, 1030, torch.empty(0))
+    assert not apart.is_contiguous() and unshared([apart]) is None
+    held = [apart]
+    del apart
+    assert unshared(held) is held[0]
+    assert unshared([torch.empty(3, 1032)[:, :1030]]) is None
 
 
 def goes_wrong() -> bool:

@@ -111,12 +111,31 @@ def test_what_is_beside_an_operand_and_what_a_result_held_before_does_not_matter
     rhs.copy_(narrow(67, 19, 2))
     assert torch.equal(by_tiles(lhs, rhs), by_tiles(lhs.contiguous(), rhs.contiguous()))
     assert torch.equal(by_tiles(lhs, rhs).isnan(), torch.zeros(39, 19, dtype=torch.bool))
-    aligned = torch.full((64, 128), float("nan"), dtype=torch.bfloat16)[:, :67]
-    aligned.copy_(narrow(64, 67, 3))
-    assert by_tiles(aligned, rhs).isfinite().all()
     lhs[5, 7], lhs[6, 8] = float("inf"), float("nan")
     y = by_tiles(lhs, rhs)
     assert y[6].isnan().all() and not y[5].isfinite().any() and y[[*range(5), *range(7, 39)]].isfinite().all()
+
+
+@needs_tiles
+@pytest.mark.parametrize("inner", [67, 1100, 2048 + 40])
+def test_rows_on_boundaries_may_end_within_a_tile(inner: int, threads: Any) -> None:
+    stride = -(-inner // 32) * 32
+    aligned = torch.full((64, stride), float("nan"), dtype=torch.bfloat16)[:, :inner]
+    aligned.copy_(narrow(64, inner, 3))
+    rhs = narrow(inner, 50, 4)
+    for count in (1, 2):
+        threads(count)
+        assert torch.equal(by_tiles(aligned, rhs), by_tiles(aligned.t().contiguous().t(), rhs))
+
+
+@needs_tiles
+@pytest.mark.parametrize("columns, stride", [(1030, 1056), (1056, 1056), (70, 70)])
+def test_wide_results_begin_their_rows_where_rows_of_tiles_may(columns: int, stride: int) -> None:
+    y = by_tiles(narrow(33, 64, 1), narrow(64, columns, 2))
+    assert y.stride() == (stride, 1) and y.data_ptr() % 64 == 0
+    if columns == 1030:
+        again = by_tiles(y, narrow(columns, 40, 3))
+        assert torch.equal(again, by_tiles(y.contiguous(), narrow(columns, 40, 3)))
 
 
 @needs_tiles

@@ -45,10 +45,10 @@ BOUNDARY, WIDE = 16, 1024
 """Bytes on which rows of a GPU's matrices of so many columns begin: its products read and write so much at once."""
 
 
-def rows_on_boundaries(rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
-    """Memory for a matrix that products on a GPU write or read, such as logits of 50257 classes."""
-    unit = BOUNDARY // like.element_size() if columns >= WIDE else 1
-    return like.new_empty(rows, -(-columns // unit) * unit)[:, :columns]
+def rows_on_boundaries(rows: int, columns: int, like: torch.Tensor, boundary: int = BOUNDARY) -> torch.Tensor:
+    """Memory for a matrix that products write or read so many bytes at a time, such as logits of 50257 classes."""
+    unit = boundary // like.element_size() if columns >= WIDE else 1
+    return like.new_empty_strided((rows, columns), (-(-columns // unit) * unit, 1))  # a view would have two owners
 
 
 def matrix_product(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:

@@ -33,10 +33,6 @@ def gelu_grad(dy: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def _rows(t: torch.Tensor) -> Tuple[int, int]:
-    return t.numel() // t.shape[-1], t.shape[-1]
-
-
 @kernel("dropout", device="cpu")
 def dropout(t: torch.Tensor, seed_tensor: torch.Tensor, p: float) -> torch.Tensor:
     """Draw, compare, scale and zero in one pass for each seed."""
@@ -52,11 +48,11 @@ def dropout(t: torch.Tensor, seed_tensor: torch.Tensor, p: float) -> torch.Tenso
 @kernel("logsumexp_and_pick", device="cpu")
 def logsumexp_and_pick(logits: torch.Tensor, indices: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     """Row by row, in float32."""
-    if not native.takes(logits) or not logits.numel():
+    if not native.takes_rows(logits) or not logits.numel():
         result: Tuple[torch.Tensor, torch.Tensor] = KERNELS["logsumexp_and_pick"](logits, indices)
         return result
     total = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
-    native.call("logsumexp", (logits.dtype,), logits, total, *_rows(logits))
+    native.call("logsumexp", (logits.dtype,), logits, logits.stride(0), total, *logits.shape)
     return total, pick(logits, indices)
 
 
@@ -71,12 +67,13 @@ def logsumexp_and_pick_grad(
 ) -> torch.Tensor:
     """exp(logits - logsumexp) * d_logsumexp, plus d_picked at the index."""
     numbers = (d_logsumexp, d_picked, logsumexp)
-    if not native.takes(logits) or not logits.numel() or any(t.dtype != torch.float32 for t in numbers):
+    if not native.takes_rows(logits) or not logits.numel() or any(t.dtype != torch.float32 for t in numbers):
         return KERNELS["logsumexp_and_pick_grad"](d_logsumexp, d_picked, logsumexp, logits, indices)
     result = torch.empty_like(logits) if into is None else into
     scales, picked, totals = (t.contiguous() for t in numbers)
     wide = indices.to(torch.int64).contiguous()
-    native.call("logsumexp_grad", (logits.dtype,), logits, totals, scales, picked, wide, result, *_rows(logits))
+    factors, places = (logits, logits.stride(0), totals, scales, picked, wide), (result, result.stride(0))
+    native.call("logsumexp_grad", (logits.dtype,), *factors, *places, *logits.shape)
     return result
 
 

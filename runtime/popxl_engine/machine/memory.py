@@ -107,17 +107,22 @@ def is_one_zero(t: torch.Tensor) -> bool:
 
 
 def unshared(held: List[torch.Tensor]) -> Optional[torch.Tensor]:
-    """The tensor in a list, if that is alone, so that its memory may be used for something else."""
-    return held[0] if is_alone(held) else None
+    """The tensor in a list, if that alone has it, and it alone its memory: that may be used for something else."""
+    return held[0] if _has_memory(held) else None
 
 
 def is_alone(held: List[torch.Tensor]) -> bool:
-    """Whether only this list has its tensor, and only the tensor has its memory, all of it.
+    """Whether only this list has its tensor, and only the tensor has its memory, all of it."""
+    return held[0].untyped_storage().nbytes() == held[0].nbytes and _has_memory(held)
+
+
+def _has_memory(held: List[torch.Tensor]) -> bool:
+    """Whether nobody else has the tensor in a list that a caller was given, nor any part of the memory that it is in.
 
     Memory that is not PyTorch's own, such as a numpy array's, always has another owner.
     """
     references = sys.getrefcount(held[0])
     storage = held[0].untyped_storage()
-    if references > 2 or storage.nbytes() != held[0].nbytes or not storage.resizable():  # the list's, and this call's
+    if references > 2 or not storage.resizable():  # the list's, and this call's
         return False
     return bool(torch._C._storage_Use_Count(storage._cdata) <= 2)  # the tensor's, and our variable's

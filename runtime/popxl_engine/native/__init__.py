@@ -4,6 +4,16 @@ The `.cpp` files are compiled into one library, once per machine (`library.py`),
 use it. Where there is no compiler the plain kernels run, and the log says so once.
 """
 
-from popxl_engine.native.library import adds_product, attends, call, elsewhere, is_here, library, multiplies, takes
+from popxl_engine.native.library import (
+    adds_product,
+    attends,
+    call,
+    elsewhere,
+    is_here,
+    library,
+    multiplies,
+    takes,
+    takes_rows,
+)
 
-__all__ = ["adds_product", "attends", "call", "elsewhere", "is_here", "library", "multiplies", "takes"]
+__all__ = ["adds_product", "attends", "call", "elsewhere", "is_here", "library", "multiplies", "takes", "takes_rows"]

@@ -195,10 +195,10 @@ float sum_of_exponentials(const T* row, float shift, int64_t columns) {
 
 // log(sum(exp(row))) of each row.
 template <class T>
-void logsumexp(const T* logits, float* totals, int64_t rows, int64_t columns, int threads) {
+void logsumexp(const T* logits, int64_t stride, float* totals, int64_t rows, int64_t columns, int threads) {
   in_pieces(rows, rows_per_piece(columns), threads, [=](int64_t first, int64_t end) {
     for (int64_t r = first; r < end; ++r) {
-      const T* row = logits + r * columns;
+      const T* row = logits + r * stride;
       const float most = largest(row, columns);
       if (std::isinf(most)) {
         const bool undefined = std::any_of(row, row + columns, [](T x) { return is_nan(wide(x)); });
@@ -213,12 +213,13 @@ void logsumexp(const T* logits, float* totals, int64_t rows, int64_t columns, in
 // exp(logits - total) * scale for each row, plus `picked` at the row's index where that is valid. The result may be
 // the logits' own memory.
 template <class T>
-void logsumexp_grad(const T* logits, const float* totals, const float* scales, const float* picked,
-                    const int64_t* indices, T* result, int64_t rows, int64_t columns, int threads) {
+void logsumexp_grad(const T* logits, int64_t stride, const float* totals, const float* scales, const float* picked,
+                    const int64_t* indices, T* result, int64_t result_stride, int64_t rows, int64_t columns,
+                    int threads) {
   in_pieces(rows, rows_per_piece(columns), threads, [=](int64_t first, int64_t end) {
     for (int64_t r = first; r < end; ++r) {
-      const T* row = logits + r * columns;
-      T* out = result + r * columns;
+      const T* row = logits + r * stride;
+      T* out = result + r * result_stride;
       const float shift = totals[r] == -INFINITY ? 0.0f : totals[r], scale = scales[r];
       const int64_t at = indices[r];
       const bool is_valid = at >= 0 && at < columns;
@@ -274,12 +275,14 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
   void dropout_##NAME(const T* x, T* y, uint64_t key, int64_t threshold, float scale, int64_t count, int threads) {  \
     dropout(x, y, key, int32_t(threshold), scale, count, threads);                                                   \
   }                                                                                                                  \
-  void logsumexp_##NAME(const T* logits, float* totals, int64_t rows, int64_t columns, int threads) {                \
-    logsumexp(logits, totals, rows, columns, threads);                                                               \
+  void logsumexp_##NAME(const T* logits, int64_t stride, float* totals, int64_t rows, int64_t columns,               \
+                        int threads) {                                                                               \
+    logsumexp(logits, stride, totals, rows, columns, threads);                                                       \
   }                                                                                                                  \
-  void logsumexp_grad_##NAME(const T* logits, const float* totals, const float* scales, const float* picked,         \
-                             const int64_t* indices, T* result, int64_t rows, int64_t columns, int threads) {        \
-    logsumexp_grad(logits, totals, scales, picked, indices, result, rows, columns, threads);                         \
+  void logsumexp_grad_##NAME(const T* logits, int64_t stride, const float* totals, const float* scales,              \
+                             const float* picked, const int64_t* indices, T* result, int64_t result_stride,          \
+                             int64_t rows, int64_t columns, int threads) {                                           \
+    logsumexp_grad(logits, stride, totals, scales, picked, indices, result, result_stride, rows, columns, threads);  \
   }
 
 FOR_TYPE(float, f32)

@@ -23,8 +23,8 @@ SIGNATURES = {
     "column_sums": ("ppffnn", 1),
     "layer_norm_grad": ("pppppfnn", 1),
     "dropout": ("ppnnfn", 1),
-    "logsumexp": ("ppnn", 1),
-    "logsumexp_grad": ("ppppppnn", 1),
+    "logsumexp": ("pnpnn", 1),
+    "logsumexp_grad": ("pnpppppnnn", 1),
     "adamw": ("ppppppppppndddddddn", 3),
     "random_words": ("pnnn", 0),
     "accumulate_product": ("pnnpnnpnffnnn", 0),
@@ -69,6 +69,11 @@ def takes(*tensors: torch.Tensor) -> bool:
         if not _is_here(t) or t.dtype not in SUFFIXES or not t.is_contiguous():
             return False
     return library() is not None
+
+
+def takes_rows(t: torch.Tensor) -> bool:
+    """As `takes`, of a matrix whose rows need not follow one another."""
+    return takes(t) or t.stride(1) == 1 and _is_here(t) and t.dtype in SUFFIXES and library() is not None
 
 
 def attends(*tensors: torch.Tensor) -> bool:

@@ -2,8 +2,9 @@
 //
 // What limits them is not the tiles but what feeds them. Loads of tiles that pass the first cache by (`stream`) leave
 // the left panel's there, which the next product needs again; blocks of packed panels stay in the second cache; rows of
-// the left operand that are aligned are not packed at all; lines of the result are asked for one product ahead; and
-// large results, which no cache keeps until they are read, are written past the caches in whole lines.
+// the left operand that are aligned are not packed at all, but asked for one panel ahead; lines of the result are asked
+// for one product ahead; and large results, which no cache keeps until they are read, are written past the caches in
+// whole lines.
 #include "products.h"
 #ifdef HAS_TILES
 
@@ -60,9 +61,9 @@ static inline void multiply(const Left& from, const bfloat16* left, const bfloat
   _tile_stored(3, sums + SIDE * PANEL + SIDE, ROW);
 }
 
-// Whether tiles may be loaded from an operand as it lies.
-static bool lies_in_tiles(const Operand& left, int64_t k_count) {
-  return left.across == 1 && k_count % STEP == 0 && left.length % PANEL == 0 && left.along % STEP == 0 &&
+// Whether tiles may be loaded from an operand as it lies, in whole steps of k.
+static bool lies_in_tiles(const Operand& left) {
+  return left.across == 1 && left.length % PANEL == 0 && left.along % STEP == 0 &&
          reinterpret_cast<uintptr_t>(left.data) % 64 == 0;
 }
 
@@ -83,13 +84,13 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
   static thread_local Room shared;
   const int64_t size = parts(parts(k_count, parts(k_count, CHUNK)), STEP) * STEP, panel = PANEL * size;
   const int64_t rows = parts(left.length, PANEL), columns = parts(right.length, PANEL);
-  const bool as_it_lies = lies_in_tiles(left, k_count), left_stays = as_it_lies || rows <= columns;
+  const bool lies = lies_in_tiles(left), left_stays = lies || rows <= columns;
   // One side stays: as it lies, or packed for all threads. The other one goes by in blocks, packed by each thread.
   const int64_t stay = left_stays ? rows : columns, go = left_stays ? columns : rows;
   const int64_t most = std::clamp<int64_t>(BLOCK_BYTES / (panel * int64_t(sizeof(bfloat16))), 1, WIDEST);
   // A thread takes the next block when it is there, as the system may hold one of them up. Smaller blocks cost more.
   const int64_t block = parts(go, parts(parts(go, most), threads) * threads);
-  bfloat16* const staying = as_it_lies ? nullptr : shared.take(stay * panel);
+  bfloat16* const staying = lies && k_count % STEP == 0 ? nullptr : shared.take(stay * panel);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     static thread_local Room own;
@@ -100,6 +101,7 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
       const int64_t k_end = std::min(k_count, k + size), steps = parts(k_end - k, STEP);
       const Left packed = {left_stays ? staying : going, panel, 2 * TILE, TILE, 64};
       const Left lying = {left.data + k, PANEL * left.along, STEP, SIDE * left.along, 2 * left.along};
+      const bool as_it_lies = lies && (k_end - k) % STEP == 0;  // else the last chunk
       const Left from = as_it_lies ? lying : packed;
       if (!as_it_lies) {
 #pragma omp for schedule(static)
@@ -135,7 +137,12 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
               const bfloat16* other = left_stays ? going + (j - first) * panel : staying + j * panel;
               const Place here = {i * PANEL, j * PANEL, c * PANEL, c_end * PANEL, k == 0, k_end == k_count};
               const typename Result::Lines next = result.lines(here);
+              // Rows of the panel after this one, a few of them with each panel of columns.
+              const bfloat16* const ahead = as_it_lies && i + 1 < r_end ? one + from.panel : nullptr;
+              const int64_t met = (j - c) * PANEL / (c_end - c), meets = (j - c + 1) * PANEL / (c_end - c);
               multiply(from, one, other, steps, sums[turn], [&](int64_t s) {
+                for (int64_t n = met; n < meets && ahead != nullptr; ++n)
+                  _mm_prefetch(reinterpret_cast<const char*>(ahead + n * left.along + s * STEP), _MM_HINT_T1);
                 for (int64_t n = s * some; n < (s + 1) * some; ++n) {
                   if (n < next.count) result.fetch(next, n);
                   if (n < lines.count) result.put(lines, n, sums[turn ^ 1] + n * PANEL);

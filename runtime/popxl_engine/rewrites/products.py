@@ -7,7 +7,7 @@ from popxl import dtypes
 from popxl.graph import Graph
 
 from popxl_engine import native
-from popxl_engine.kernels.linalg import matrix_product, multiplies_natively, product
+from popxl_engine.kernels.linalg import matrix_product, multiplies_natively, product, rows_on_boundaries
 from popxl_engine.kernels.rounding import NARROW
 from popxl_engine.rewrites.match import Steps, fused, scalar_constant
 from popxl_engine.steps import Step
@@ -32,11 +32,11 @@ def scores(lhs: torch.Tensor, rhs: torch.Tensor, mask: torch.Tensor, scale: floa
 def tiled(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
     """lhs @ rhs, plus a bias where there is one: by the library's tiles where they are faster than oneDNN's."""
     (rows, inner), columns = lhs.shape, rhs.shape[1]
-    if inner > MOST or not native.multiplies(lhs, rhs):
+    if not native.multiplies(lhs, rhs):
         return product(lhs, rhs, lhs.dtype) if bias is None else linear(lhs, rhs, bias)
-    y = lhs.new_empty(rows, columns)
-    added = None if bias is None else bias.contiguous()
-    native.call("multiply_add", (), lhs, *lhs.stride(), rhs, *rhs.stride(), added, y, columns, rows, columns, inner)
+    y = rows_on_boundaries(rows, columns, lhs, TILE_ROW)
+    added, factors = None if bias is None else bias.contiguous(), (lhs, *lhs.stride(), rhs, *rhs.stride())
+    native.call("multiply_add", (), *factors, added, y, y.stride(0), rows, columns, inner)
     return y
 
 
@@ -46,8 +46,8 @@ TILED = fused(tiled)
 
 FEWEST, LEAST = 512, 64
 """Rows of a product, and columns or terms of its sums, from which packing the right operand pays."""
-MOST = 4096
-"""Terms of a sum up to which the library's tiles are faster: benchmarks/NOTES.md, tiles fed from the caches."""
+TILE_ROW = 64
+"""Bytes of a row of a tile: a product whose rows begin on such boundaries is not packed when it is multiplied again."""
 
 
 def fuse_bias(steps: List[Step], graph: Graph) -> List[Step]:
