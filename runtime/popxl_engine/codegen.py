@@ -236,9 +236,11 @@ class BlockWriter:
         return f"{self.source.bind('clone', clone)}({expression})"
 
     def _laid_out(self, instr: Instr) -> Iterator[str]:
-        """Several results, each laid out as its views need it."""
-        alias = instr.definition is not None and instr.definition.alias
-        for value in instr.outputs if instr.own or instr.contiguous and not alias else ():
+        """Several results, each laid out as its views need it. An operand that is written stays where it is."""
+        definition = instr.definition
+        alias, writes = (definition.alias, definition.writes) if definition is not None else (False, ())
+        results = instr.outputs[1:] if writes else instr.outputs
+        for value in results if instr.own or instr.contiguous and not alias else ():
             name = self.python[value]
             plain = f"{name}.copy()" if value.host else self._clone(name) if instr.own else f"{name}.contiguous()"
             yield f"{name} = {plain}"

@@ -27,7 +27,7 @@ SIGNATURES = {
     "logsumexp_grad": ("pnpppppnnn", 1),
     "adamw": ("ppppppppppndddddddn", 3),
     "random_words": ("pnnn", 0),
-    "accumulate_product": ("pnnpnnpnffnnn", 0),
+    "accumulate_product": ("pnnpnnpnffnnnp", 0),
     "multiply_add": ("pnnpnnppnnnn", 0),
     "attend": ("pnnn" * 3 + "pfpp" + "pnnn" + "nnnnn" + "pnnf", 1),
     "attend_grad": ("pnnn" * 4 + "ppf" + "pnnn" * 3 + "nnnnn" + "pnnf", 1),

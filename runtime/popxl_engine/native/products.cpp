@@ -7,6 +7,7 @@
 // whole lines.
 #include "products.h"
 #ifdef HAS_TILES
+#include <numeric>
 
 namespace products {
 
@@ -165,25 +166,31 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
 
 static inline __mmask16 lanes(int64_t count) { return __mmask16((1u << std::clamp<int64_t>(count, 0, SIDE)) - 1); }
 
-// total = old * total + share * left @ right: float32.
+// total = old * total + share * left @ right: float32; and the squares of what is in total then.
 struct Accumulated {
   float* total;
   int64_t stride, rows, columns;
   float old, share;
   bool passes_caches;
+  double* squares;  // sums over panels, those of the same rows side by side; null: nobody asks for them
   struct Lines {
     float* to;
     int64_t count;
     __mmask16 masks[2];
     bool adds;
     __m512 kept;
+    double* panel;  // where the sum of squares goes; null: nobody asks, or chunks follow
+    __m512 squares;
   };
   Lines lines(const Place& at) const {
+    const bool is_squared = squares != nullptr && at.is_last;
     return {total + at.row * stride + at.column,
             std::min(PANEL, rows - at.row),
             {lanes(columns - at.column), lanes(columns - at.column - SIDE)},
             !at.is_first || old != 0.0f,  // what was there may be anything
-            _mm512_set1_ps(at.is_first ? old : 1.0f)};
+            _mm512_set1_ps(at.is_first ? old : 1.0f),
+            is_squared ? squares + at.row / PANEL * parts(columns, PANEL) + at.column / PANEL : nullptr,
+            _mm512_setzero_ps()};
   }
   void fetch(const Lines& lines, int64_t i) const {
     if (passes_caches) return;
@@ -191,17 +198,23 @@ struct Accumulated {
     _mm_prefetch(at, _MM_HINT_ET0);
     _mm_prefetch(at + 64, _MM_HINT_ET0);
   }
-  void put(const Lines& lines, int64_t i, const float* sums) const {
+  void put(Lines& lines, int64_t i, const float* sums) const {
     float* to = lines.to + i * stride;
     for (int64_t h = 0; h < 2; ++h, to += SIDE, sums += SIDE) {
       __m512 x = _mm512_mul_ps(_mm512_set1_ps(share), _mm512_load_ps(sums));
       if (passes_caches) {
         _mm512_stream_ps(to, x);
-        continue;
+      } else {
+        if (lines.adds) x = _mm512_add_ps(_mm512_mul_ps(lines.kept, _mm512_maskz_loadu_ps(lines.masks[h], to)), x);
+        _mm512_mask_storeu_ps(to, lines.masks[h], x);
       }
-      if (lines.adds) x = _mm512_add_ps(_mm512_mul_ps(lines.kept, _mm512_maskz_loadu_ps(lines.masks[h], to)), x);
-      _mm512_mask_storeu_ps(to, lines.masks[h], x);
+      if (lines.panel != nullptr) lines.squares = _mm512_mask3_fmadd_ps(x, x, lines.squares, lines.masks[h]);
     }
+    if (lines.panel != nullptr && i == lines.count - 1) *lines.panel = sum(lines.squares);
+  }
+  static double sum(__m512 x) {
+    const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1));
+    return _mm512_reduce_add_pd(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(x)), _mm512_cvtps_pd(high)));
   }
   void finish(const Place&) const {}
 };
@@ -294,15 +307,19 @@ int64_t refuses_tiles() {
   return syscall(SYS_arch_prctl, REQUEST, TILES);
 }
 
-// total = old * total + share * left @ right.
+// total = old * total + share * left @ right. squares, which may be null: one number, the sum of total's squares then.
 void accumulate_product(const bfloat16* left, int64_t left_row, int64_t left_k, const bfloat16* right, int64_t right_k,
                         int64_t right_column, float* total, int64_t stride, float old, float share, int64_t rows,
-                        int64_t columns, int64_t k, int threads) {
+                        int64_t columns, int64_t k, float* squares, int threads) {
   using namespace products;
+  static thread_local Room room;
+  const int64_t panels = squares == nullptr ? 0 : parts(rows, PANEL) * parts(columns, PANEL);
+  double* const sums = squares == nullptr ? nullptr : room.take<double>(panels);
   const bool is_aligned = reinterpret_cast<uintptr_t>(total) % 64 == 0 && stride % SIDE == 0 && columns % PANEL == 0;
   const bool is_large = rows * columns * int64_t(sizeof(float)) >= LARGE, is_written_once = old == 0.0f && k <= CHUNK;
   product({left, left_row, left_k, rows}, {right, right_column, right_k, columns}, k, threads,
-          Accumulated{total, stride, rows, columns, old, share, is_aligned && is_large && is_written_once});
+          Accumulated{total, stride, rows, columns, old, share, is_aligned && is_large && is_written_once, sums});
+  if (squares != nullptr) *squares = float(std::accumulate(sums, sums + panels, 0.0));
 }
 
 // y = left @ right + bias; bias may be null.

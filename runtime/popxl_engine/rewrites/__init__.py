@@ -24,6 +24,7 @@ from popxl_engine.rewrites.joined_gradients import join_gradients
 from popxl_engine.rewrites.narrow_logits import narrow_logits
 from popxl_engine.rewrites.products import fuse_bias, fuse_scores, tile_products
 from popxl_engine.rewrites.repeated import repeated_numbers
+from popxl_engine.rewrites.stored_squares import stored_squares
 from popxl_engine.rewrites.streamed_attention import stream_attention, streams
 from popxl_engine.rewrites.unread_zeros import unread_zeros
 from popxl_engine.steps import Step
@@ -46,6 +47,7 @@ BLOCK_REWRITES: Dict[str, Callable[[Block], None]] = {
     "narrow_logits": narrow_logits,
     "unread_zeros": unread_zeros,
     "added_rows": added_rows,
+    "stored_squares": stored_squares,
     "repeated_numbers": repeated_numbers,
 }
 

@@ -22,9 +22,7 @@ ROWS_AT_A_TIME = 2048
 def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, step: Any) -> torch.Tensor:
     """t = t * step / (step + 1) + lhs @ rhs / (step + 1), without a temporary of t's size."""
     if native.adds_product(t, lhs, rhs):
-        factors = (lhs, *lhs.stride(), rhs, *rhs.stride())
-        native.call("accumulate_product", (), *factors, t, t.stride(0), *shares(step), *t.shape, lhs.shape[1])
-        return t
+        return add_product_(t, lhs, rhs, step)
     mean = kernel_for(OPS["accumulate_mean_"], "cuda" if t.is_cuda else "cpu")
     if t.is_cuda or t.dtype in NARROW or not t.is_floating_point():
         return mean(t, product(lhs, rhs, lhs.dtype), step)
@@ -34,6 +32,15 @@ def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, s
     for start in range(0, t.shape[0], ROWS_AT_A_TIME):
         rows = slice(start, start + ROWS_AT_A_TIME)
         mean(t[rows], product(lhs[rows], rhs, lhs.dtype), step)
+    return t
+
+
+def add_product_(
+    t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, step: Any, squares: Optional[torch.Tensor] = None
+) -> torch.Tensor:
+    """`accumulate_product_` by the library. ``squares``: float32 scalar, becomes the sum of the squares of t."""
+    factors = (lhs, *lhs.stride(), rhs, *rhs.stride())
+    native.call("accumulate_product", (), *factors, t, t.stride(0), *shares(step), *t.shape, lhs.shape[1], squares)
     return t
 
 
