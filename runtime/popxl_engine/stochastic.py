@@ -2,6 +2,7 @@
 
 from typing import ContextManager, Dict, Tuple
 
+import numpy as np
 import torch
 from popxl import dtypes
 from popxl.graph import Graph
@@ -22,7 +23,7 @@ def rounded(*updates: Tuple[int, int]) -> ContextManager[None]:
         updates: for each tensor that it updates, in the order in which it draws: the place of the op that the user
             wrote, as `machine.place` numbers it, and the index of the tensor's first element in the unsharded one.
     """
-    seeds = ((torch.tensor(as_seed(place), dtype=torch.uint32, device="cpu"), start) for place, start in updates)
+    seeds = ((torch.from_numpy(np.array(as_seed(place), np.uint32)), start) for place, start in updates)
     return Updates.drawing(lambda: next(seeds))
 
 

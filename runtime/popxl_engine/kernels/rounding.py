@@ -1,11 +1,12 @@
 """The one place where a wide result becomes a 16-bit weight: rounded to nearest, or stochastically."""
 
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Callable, Iterator, Optional, Tuple, Union
 
 import torch
 
-from popxl_engine.kernels.generator import draws
+from popxl_engine.kernels.generator import draws, key_here
 
 NARROW = (torch.float16, torch.bfloat16)
 """Types that are computed in float32 and rounded once."""
@@ -30,8 +31,17 @@ class Noise:
     """
 
     def __init__(self, seed: torch.Tensor, length: int, start: int = 0) -> None:
-        self._seed, self.start = seed, start
-        self._base = draws(seed, (min(length, PERIOD) + 1) // 2).view(torch.int16)
+        self._seed, self._length, self.start = seed, length, start
+
+    @cached_property
+    def _base(self) -> torch.Tensor:
+        """A period's draws."""
+        return draws(self._seed, (min(self._length, PERIOD) + 1) // 2).view(torch.int16)
+
+    @property
+    def key(self) -> int:
+        """The generator's key, for a library that draws by itself; the seed is on the host."""
+        return key_here(self._seed)
 
     def parts(self, count: int, offset: int) -> Tuple[torch.Tensor, torch.Tensor]:
         """What bits of elements offset .. offset + count - 1 are sums of: a period's, and each period's shift.

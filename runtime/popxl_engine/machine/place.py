@@ -33,8 +33,8 @@ def of_run(run: int) -> int:
 
 def of_seed(words: Sequence[int]) -> int:
     """The place of a graph with a seed of two 32-bit words; each seed has its own."""
-    high, low = (int(word) for word in words)
-    return enter(SEEDS, (high << 32 | low,))
+    high, low = words
+    return enter(SEEDS, (int(high) << 32 | int(low),))
 
 
 def as_seed(place: int) -> Tuple[int, int]:

@@ -8,9 +8,8 @@
 #include <numeric>
 #include <vector>
 
+#include "draws.h"
 #include "dropout.h"
-#include "numbers.h"
-#include "pieces.h"
 
 namespace {
 
@@ -233,13 +232,6 @@ void logsumexp_grad(const T* logits, int64_t stride, const float* totals, const 
   });
 }
 
-void fill_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, int threads) {
-  in_pieces(count, PIECE, threads, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-    for (int64_t i = begin; i < end; ++i) words[i] = squares64(first + uint64_t(i), key);
-  });
-}
-
 template <class T>
 void dropout(const T* x, T* y, uint64_t key, int32_t threshold, float scale, int64_t count, int threads) {
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
@@ -252,7 +244,7 @@ void dropout(const T* x, T* y, uint64_t key, int32_t threshold, float scale, int
 extern "C" {
 
 void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, int threads) {
-  fill_words(words, key, first, count, threads);
+  draw(words, key, first, count, threads);
 }
 
 #define FOR_TYPE(T, NAME)                                                                                            \

@@ -25,7 +25,7 @@ SIGNATURES = {
     "dropout": ("ppnnfn", 1),
     "logsumexp": ("pnpnn", 1),
     "logsumexp_grad": ("pnpppppnnn", 1),
-    "adamw": ("ppppppppppndddddddn", 3),
+    "adamw": ("ppppnnnndddddddn", 3),
     "random_words": ("pnnn", 0),
     "accumulate_product": ("pnnpnnpnffnnnp", 0),
     "multiply_add": ("pnnpnnppnnnn", 0),

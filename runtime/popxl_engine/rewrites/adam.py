@@ -118,9 +118,9 @@ def _native(
 ) -> torch.Tensor:
     """`adamw_` in one pass over memory. ``offset``: the start of every noise."""
     var, first, second = state
-    bits = [part for n in noises for part in ((None, None) if n is None else n.parts(var.numel(), offset))]
+    keys = [0 if noise is None else noise.key for noise in noises]
     dtypes = (var.dtype, grad.dtype, first.dtype)
-    native.call("adamw", dtypes, var, grad, first, second, *bits, offset, *numbers, var.numel())
+    native.call("adamw", dtypes, var, grad, first, second, *keys, offset, *numbers, var.numel())
     return var
 
 
