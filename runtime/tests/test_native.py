@@ -35,6 +35,11 @@ def with_special(t: torch.Tensor) -> torch.Tensor:
     return t
 
 
+def with_rows_that_overflow(t: torch.Tensor) -> torch.Tensor:
+    t[1, 0], t[2, 33], t[-1, -1] = float("inf"), float("-inf"), float("nan")
+    return t
+
+
 def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
     """Calls of each kernel: small, empty, uneven, longer than a piece, with special numbers."""
     shapes = [(5,), (0,), (1,), (3, 7), (2, 33, 1031)]
@@ -61,7 +66,8 @@ def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
         "group_norm_grad": [
             (random(*s, dtype=dtype, seed=1, scale=0.1), random(*s, dtype=dtype), random(s[1], dtype=dtype), 1, 1e-5)
             for s in ((1, 1), (3, 8), (67, 1031))
-        ],
+        ]
+        + [(random(9, 70, dtype=dtype), with_rows_that_overflow(random(9, 70, dtype=dtype)), random(70), 1, 1e-5)],
         "logsumexp_and_pick": [],
         "logsumexp_and_pick_grad": [],
     }
@@ -174,6 +180,20 @@ def test_the_number_of_threads_does_not_change_a_bit(
             threads(count)
             results.append(NATIVE[name](*clones(call)))
         assert same(results[0], results[1]) and same(results[0], results[2])
+
+
+@needs_compiler
+@both_types
+@pytest.mark.parametrize("name", sorted(NATIVE))
+def test_where_operands_lie_does_not_change_a_bit(name: str, dtype: torch.dtype) -> None:
+    def moved(t: Any) -> Any:
+        if not isinstance(t, torch.Tensor):
+            return t
+        room = torch.empty(t.numel() + 1, dtype=t.dtype)
+        return room[1:].view(t.shape).copy_(t)
+
+    for call in operands(dtype)[name]:
+        assert same(NATIVE[name](*clones(call)), NATIVE[name](*map(moved, call)))
 
 
 def matrix(rows: int, columns: int, is_transposed: bool, seed: int) -> torch.Tensor:

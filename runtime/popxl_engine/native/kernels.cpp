@@ -10,6 +10,7 @@
 
 #include "draws.h"
 #include "dropout.h"
+#include "layer_norm.h"
 
 namespace {
 
@@ -123,63 +124,21 @@ void column_sums(const T* x, float* total, float old, float share, int64_t rows,
   });
 }
 
-struct Moments {
-  float mean, rstd;  // of one row
-};
-
-template <class T>
-Moments moments(const T* row, int64_t columns, float epsilon) {
-  float sum = 0.0f, squares = 0.0f;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < columns; ++i) sum += wide(row[i]);
-  const float mean = sum / float(columns);
-#pragma omp simd reduction(+ : squares)
-  for (int64_t i = 0; i < columns; ++i) squares += (wide(row[i]) - mean) * (wide(row[i]) - mean);
-  return {mean, 1.0f / std::sqrt(squares / float(columns) + epsilon)};
-}
-
-struct Slopes {
-  float sum, product;  // over a row, of the gradient of what is normal, and of that times what is normal
-};
-
-template <class T>
-Slopes parameter_gradients(const T* dy, const T* x, const float* weight, Moments m, float* dweight, float* dbias,
-                           int64_t columns) {
-  float sum = 0.0f, product = 0.0f;
-#pragma omp simd reduction(+ : sum, product)
-  for (int64_t i = 0; i < columns; ++i) {
-    const float normal = (wide(x[i]) - m.mean) * m.rstd, d = wide(dy[i]);
-    dweight[i] += d * normal;
-    dbias[i] += d;
-    sum += d * weight[i];
-    product += d * weight[i] * normal;
-  }
-  return {sum, product};
-}
-
 // gradients: the parameters', [2, columns]. Up to 16 pieces of rows sum them up for themselves.
 template <class T>
 void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float* gradients, float epsilon, int64_t rows,
                      int64_t columns, int threads) {
+  constexpr int FEW = 4;
   const int64_t piece = (rows + 15) / 16, pieces = (rows + piece - 1) / piece;
   std::vector<float> sums(pieces * 2 * columns);
   float* const parts = sums.data();
   in_pieces(rows, piece, threads, [=](int64_t first, int64_t end) {
     float *dweight = parts + first / piece * 2 * columns, *dbias = dweight + columns;
-    for (int64_t r = first; r < end; ++r) {
-      const T *row = x + r * columns, *up = dy + r * columns;
-      T* down = dx + r * columns;
-      const Moments m = moments(row, columns, epsilon);
-      const Slopes slopes = parameter_gradients(up, row, weight, m, dweight, dbias, columns);
-      const float mean = slopes.sum / float(columns), slope = slopes.product / float(columns);
-      in_rows(down, 0, columns, [=](float* to, int64_t start, int64_t length) {
-#pragma omp simd
-        for (int64_t i = 0; i < length; ++i) {
-          const float normal = (wide(row[start + i]) - m.mean) * m.rstd;
-          to[i] = m.rstd * (wide(up[start + i]) * weight[start + i] - mean - normal * slope);
-        }
-      });
-    }
+    int64_t r = first;
+    for (int64_t at = r * columns; r + FEW <= end; r += FEW, at += FEW * columns)
+      layer_norms::gradients<FEW>(dy + at, x + at, weight, dx + at, dweight, dbias, epsilon, columns);
+    for (int64_t at = r * columns; r < end; ++r, at += columns)
+      layer_norms::gradients<1>(dy + at, x + at, weight, dx + at, dweight, dbias, epsilon, columns);
   });
   column_sums(parts, gradients, 0.0f, 1.0f, pieces, 2 * columns, threads);
 }

@@ -44,6 +44,7 @@ static inline void narrow(const float* from, bfloat16* to, int64_t count) {
     _mm512_mask_storeu_epi16(to + i, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
   }
 #else
+#pragma omp simd
   for (int64_t i = 0; i < count; ++i) narrow(from[i], to[i]);
 #endif
 }

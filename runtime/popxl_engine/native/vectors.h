@@ -5,40 +5,15 @@
 #pragma once
 #include <algorithm>
 
+#include "lanes.h"
 #include "operands.h"
-#if defined(__AVX2__) && defined(__FMA__)
-#include <immintrin.h>
-#endif
 
 namespace vectors {
 
 using products::Matrix;
-using std::int64_t;
 
 constexpr int64_t PANEL = 32;
-
-#if defined(__AVX512F__)
-using Vector = __m512;
-constexpr int64_t ROWS = 8;  // of a block, which is two vectors wide
-static inline Vector fused(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
-#elif defined(__AVX2__) && defined(__FMA__)
-using Vector = __m256;
-constexpr int64_t ROWS = 4;
-static inline Vector fused(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
-#else
-typedef float Vector __attribute__((vector_size(16)));
-constexpr int64_t ROWS = 4;
-static inline Vector fused(Vector a, Vector b, Vector c) { return a * b + c; }
-#endif
-constexpr int64_t WIDTH = sizeof(Vector) / sizeof(float);
-
-static inline Vector load(const float* from) {
-  Vector result;
-  std::memcpy(&result, from, sizeof(result));
-  return result;
-}
-
-static inline void store(Vector x, float* to) { std::memcpy(to, &x, sizeof(x)); }
+constexpr int64_t ROWS = WIDTH == 16 ? 8 : 4;  // of a block, which is two vectors wide
 
 // A panel of the left operand: element (i, k) lies at data[i * along + k * across]. Rows from `rows` on are not there.
 struct Left {

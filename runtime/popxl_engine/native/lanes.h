@@ -1,0 +1,140 @@
+// Numbers side by side, in two vectors of the CPU: one instruction rounds two to bfloat16, and sums in one vector alone
+// would wait for each other.
+//
+// Functions for numbers of a type N, which is Lanes or float, do both a row and what is left of it. Sums have lanes
+// because GCC adds up those of `omp simd reduction` one after the other, which takes as long as a row of 768.
+#pragma once
+#include <cstddef>
+#include <type_traits>
+
+#include "numbers.h"
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
+#include <immintrin.h>
+#endif
+
+using std::int64_t;
+
+#if defined(__AVX512F__)
+using Vector = __m512;
+static inline Vector fused(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+#elif defined(__AVX2__) && defined(__FMA__)
+using Vector = __m256;
+static inline Vector fused(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+#else
+typedef float Vector __attribute__((vector_size(16)));
+static inline Vector fused(Vector a, Vector b, Vector c) { return a * b + c; }
+#endif
+constexpr int64_t WIDTH = sizeof(Vector) / sizeof(float);
+
+static inline Vector load(const float* from) {
+  Vector result;
+  std::memcpy(&result, from, sizeof(result));
+  return result;
+}
+
+static inline Vector load(const bfloat16* from) {
+#if defined(__AVX512F__)
+  const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+#elif defined(__AVX2__) && defined(__FMA__)
+  const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+#else
+  typedef uint16_t Narrow __attribute__((vector_size(2 * WIDTH)));
+  typedef uint32_t Wide __attribute__((vector_size(4 * WIDTH)));
+  Narrow bits;
+  std::memcpy(&bits, from, sizeof(bits));
+  return (Vector)(__builtin_convertvector(bits, Wide) << 16);
+#endif
+}
+
+static inline void store(Vector x, float* to) { std::memcpy(to, &x, sizeof(x)); }
+
+struct Lanes {
+  Vector low, high;
+};
+constexpr int64_t LANES = 2 * WIDTH;
+
+static inline Lanes operator+(Lanes a, Lanes b) { return {a.low + b.low, a.high + b.high}; }
+static inline Lanes operator*(Lanes a, Lanes b) { return {a.low * b.low, a.high * b.high}; }
+static inline Lanes operator-(Lanes a, float b) { return {a.low - b, a.high - b}; }
+static inline Lanes operator*(Lanes a, float b) { return {a.low * b, a.high * b}; }
+
+static inline Lanes fused(Lanes a, Lanes b, Lanes c) {
+  return {fused(a.low, b.low, c.low), fused(a.high, b.high, c.high)};
+}
+
+static inline Lanes fused(Lanes a, float b, float c) {
+  const Vector zero{}, factor = b - zero, term = c - zero;
+  return {fused(a.low, factor, term), fused(a.high, factor, term)};
+}
+
+template <class N, class T>
+static inline N load_as(const T* from) {
+  if constexpr (std::is_same_v<N, float>)
+    return wide(*from);
+  else
+    return {load(from), load(from + WIDTH)};
+}
+
+template <class T>
+static inline void store(float x, T* to) {
+  narrow(x, *to);
+}
+
+static inline void store(Lanes x, float* to) {
+  store(x.low, to);
+  store(x.high, to + WIDTH);
+}
+
+static inline void store(Lanes x, bfloat16* to) {
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+  _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(x.high, x.low));
+#else
+  float row[LANES];
+  store(x, row);
+  narrow(row, to, LANES);
+#endif
+}
+
+// Fetches what will soon be loaded or, with `is_stored`, stored as an N. It need not be memory of ours.
+template <class N, bool is_stored = false, class T>
+static inline void prefetch(const T* at) {
+  constexpr int64_t LINE = 64 / sizeof(T);
+  if constexpr (!std::is_same_v<N, float>)
+    for (int64_t i = 0; i < LANES; i += LINE) __builtin_prefetch(at + i, is_stored);
+}
+
+static inline float sum_of(Lanes x) {
+  typedef float Four __attribute__((vector_size(16)));
+  const Vector both = x.low + x.high;
+  Four sum{}, next;
+  for (std::size_t i = 0; i < sizeof(both); i += sizeof(next)) {
+    std::memcpy(&next, (const char*)&both + i, sizeof(next));
+    sum += next;
+  }
+  return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+
+// Calls work(N(), i) for numbers i and following, from 0 up to `count`.
+template <class Work>
+static inline void in_lanes(int64_t count, Work work) {
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES) work(Lanes{}, i);
+  for (; i < count; ++i) work(0.0f, i);
+}
+
+// The sum of all that add(sum, i) adds to an N, of numbers i and following, from 0 up to `count`.
+template <class Add>
+static inline float sum_over(int64_t count, Add add) {
+  Lanes one{}, other{};
+  int64_t i = 0;
+  for (; i + 2 * LANES <= count; i += 2 * LANES) {
+    one = add(one, i);
+    other = add(other, i + LANES);
+  }
+  for (; i + LANES <= count; i += LANES) one = add(one, i);
+  float sum = sum_of(one + other);
+  for (; i < count; ++i) sum = add(sum, i);
+  return sum;
+}

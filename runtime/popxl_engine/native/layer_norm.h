@@ -1,0 +1,78 @@
+// Layer norm's gradient, a few rows at a time.
+#pragma once
+#include <cmath>
+
+#include "lanes.h"
+
+namespace layer_norms {
+
+template <class T>
+static float mean_of(const T* row, int64_t columns) {
+  return sum_over(columns, [=](auto sum, int64_t i) { return sum + load_as<decltype(sum)>(row + i); }) / float(columns);
+}
+
+static inline float rstd_of(float squares, float epsilon, int64_t columns) {
+  return 1.0f / std::sqrt(squares / float(columns) + epsilon);
+}
+
+// Over a row: of the gradient of what is normal, of that times what is centred, and of the square of what is centred.
+template <class N>
+struct Sums {
+  N slope, product, square;
+
+  template <class T>
+  inline void add(const T* dy, const T* x, const float* weight, float mean) {
+    const N centred = load_as<N>(x) - mean, d = load_as<N>(dy) * load_as<N>(weight);
+    slope = slope + d;
+    product = fused(d, centred, product);
+    square = fused(centred, centred, square);
+  }
+};
+
+// A row's gradient: dy * rstd * weight + (x - mean) * factor + term.
+struct Row {
+  float mean, rstd, factor, term;
+};
+
+template <class T>
+static Row row_of(const T* dy, const T* x, const float* weight, float mean, float epsilon, int64_t columns) {
+  Sums<Lanes> lanes{};
+  int64_t i = 0;
+  for (; i + LANES <= columns; i += LANES) lanes.add(dy + i, x + i, weight + i, mean);
+  Sums<float> sums{sum_of(lanes.slope), sum_of(lanes.product), sum_of(lanes.square)};
+  for (; i < columns; ++i) sums.add(dy + i, x + i, weight + i, mean);
+  const float count = float(columns), rstd = rstd_of(sums.square, epsilon, columns);
+  return {mean, rstd, -rstd * rstd * rstd * (sums.product / count), -rstd * (sums.slope / count)};
+}
+
+// What FEW rows add to the parameters' gradients goes to memory once. The next rows are fetched meanwhile: their pages
+// may be others, where the CPU does not follow by itself.
+template <int FEW, class T>
+static void gradients(const T* dy, const T* x, const float* weight, T* dx, float* dweight, float* dbias, float epsilon,
+                      int64_t columns) {
+  float means[FEW];
+  Row rows[FEW];
+  for (int r = 0; r < FEW; ++r) means[r] = mean_of(x + r * columns, columns);
+  for (int r = 0; r < FEW; ++r)
+    rows[r] = row_of(dy + r * columns, x + r * columns, weight, means[r], epsilon, columns);
+  in_lanes(columns, [=](auto n, int64_t i) {
+    using N = decltype(n);
+    const N gain = load_as<N>(weight + i);
+    N of_gain = load_as<N>(dweight + i), of_bias = load_as<N>(dbias + i);
+#pragma GCC unroll 4
+    for (int r = 0; r < FEW; ++r) {
+      const int64_t at = r * columns + i, next = at + FEW * columns;
+      prefetch<N>(x + next);
+      prefetch<N>(dy + next);
+      prefetch<N, true>(dx + next);
+      const N centred = load_as<N>(x + at) - rows[r].mean, d = load_as<N>(dy + at), scaled = d * rows[r].rstd;
+      of_gain = fused(scaled, centred, of_gain);
+      of_bias = of_bias + d;
+      store(fused(scaled, gain, fused(centred, rows[r].factor, rows[r].term)), dx + at);
+    }
+    store(of_gain, dweight + i);
+    store(of_bias, dbias + i);
+  });
+}
+
+}  // namespace layer_norms
