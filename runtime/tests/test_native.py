@@ -63,6 +63,14 @@ def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
             for rows, columns in ((1, 1), (3, 7), (35, 1031), (129, 640), (4, 0), (0, 4))
         ]
         + [(random(5, 7, dtype=dtype), (1, 7), ()), (random(5, 7, dtype=dtype), (5,), (1,))],
+        "layer_norm": [
+            (x, random(x.shape[1], dtype=dtype), random(x.shape[1], dtype=dtype, seed=1), 1e-5)
+            for x in (
+                *(random(*s, dtype=dtype) for s in ((1, 1), (3, 8), (0, 8), (67, 1031), (2, 3, 4))),
+                with_rows_that_overflow(random(9, 70, dtype=dtype)),
+                random(4, 200, dtype=dtype, scale=0.1) + 30,
+            )
+        ],
         "group_norm_grad": [
             (random(*s, dtype=dtype, seed=1, scale=0.1), random(*s, dtype=dtype), random(s[1], dtype=dtype), 1, 1e-5)
             for s in ((1, 1), (3, 8), (67, 1031))
@@ -129,6 +137,14 @@ def test_gelu_far_from_zero_is_zero_or_its_operand_and_its_slope_zero_or_one(dty
     assert NATIVE["gelu_grad"](ones, -far).abs().max() < 1e-34  # that of -9.9 or -10
     assert torch.equal(NATIVE["gelu"](far), far)
     assert NATIVE["gelu"](-far[1:-1]).abs().max() == 0
+
+
+@needs_compiler
+def test_layer_norm_of_equal_numbers_is_its_bias_however_small_epsilon_is() -> None:
+    rows = torch.linspace(1e5, 2e5, 500)[:, None].expand(500, 203).contiguous()
+    weight, bias = torch.ones(203), random(203)
+    result = NATIVE["layer_norm"](rows, weight, bias, 1e-12)
+    torch.testing.assert_close(result, bias.expand(500, 203), rtol=0, atol=1e-2)
 
 
 @both_types

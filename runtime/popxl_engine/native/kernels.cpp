@@ -124,6 +124,15 @@ void column_sums(const T* x, float* total, float old, float share, int64_t rows,
   });
 }
 
+template <class T>
+void layer_norm(const T* x, const float* weight, const float* bias, T* y, float epsilon, int64_t rows, int64_t columns,
+                int threads) {
+  in_pieces(rows, rows_per_piece(columns), threads, [=](int64_t first, int64_t end) {
+    for (int64_t at = first * columns; at < end * columns; at += columns)
+      layer_norms::forward(x + at, weight, bias, y + at, epsilon, columns);
+  });
+}
+
 // gradients: the parameters', [2, columns]. Up to 16 pieces of rows sum them up for themselves.
 template <class T>
 void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float* gradients, float epsilon, int64_t rows,
@@ -218,6 +227,10 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
   void column_sums_##NAME(const T* x, float* total, float old, float share, int64_t rows, int64_t columns,           \
                           int threads) {                                                                             \
     column_sums(x, total, old, share, rows, columns, threads);                                                       \
+  }                                                                                                                  \
+  void layer_norm_##NAME(const T* x, const float* weight, const float* bias, T* y, float epsilon, int64_t rows,      \
+                         int64_t columns, int threads) {                                                             \
+    layer_norm(x, weight, bias, y, epsilon, rows, columns, threads);                                                 \
   }                                                                                                                  \
   void layer_norm_grad_##NAME(const T* dy, const T* x, const float* weight, T* dx, float* gradients, float epsilon,  \
                               int64_t rows, int64_t columns, int threads) {                                          \

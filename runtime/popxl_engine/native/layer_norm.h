@@ -1,4 +1,5 @@
-// Layer norm's gradient, a few rows at a time.
+// Layer norm of a row, and its gradient, of a few rows at a time. The next rows are fetched meanwhile, since the CPU
+// does not follow into other pages by itself.
 #pragma once
 #include <cmath>
 
@@ -13,6 +14,39 @@ static float mean_of(const T* row, int64_t columns) {
 
 static inline float rstd_of(float squares, float epsilon, int64_t columns) {
   return 1.0f / std::sqrt(squares / float(columns) + epsilon);
+}
+
+// Over a row: of what is left of x less its mean, and of its squares.
+template <class N>
+struct Centred {
+  N left, square;
+
+  template <class T>
+  inline void add(const T* x, float mean) {
+    const N centred = load_as<N>(x) - mean;
+    left = left + centred;
+    square = fused(centred, centred, square);
+  }
+};
+
+// Of a row far from zero the mean has lost digits in rounding; what is left of the numbers less it gives them back.
+template <class T>
+static void forward(const T* x, const float* weight, const float* bias, T* y, float epsilon, int64_t columns) {
+  const float mean = mean_of(x, columns);
+  Centred<Lanes> lanes{};
+  int64_t first = 0;
+  for (; first + LANES <= columns; first += LANES) lanes.add(x + first, mean);
+  Centred<float> sums{sum_of(lanes.left), sum_of(lanes.square)};
+  for (; first < columns; ++first) sums.add(x + first, mean);
+  const float rest = sums.left / float(columns);
+  const float rstd = rstd_of(sums.square - rest * sums.left, epsilon, columns), shift = -rest * rstd;
+  in_lanes(columns, [=](auto n, int64_t i) {
+    using N = decltype(n);
+    prefetch<N>(x + i + columns);
+    prefetch<N, true>(y + i + columns);
+    const N normal = fused(load_as<N>(x + i) - mean, rstd, shift);
+    store(fused(normal, load_as<N>(weight + i), load_as<N>(bias + i)), y + i);
+  });
 }
 
 // Over a row: of the gradient of what is normal, of that times what is centred, and of the square of what is centred.
@@ -45,8 +79,7 @@ static Row row_of(const T* dy, const T* x, const float* weight, float mean, floa
   return {mean, rstd, -rstd * rstd * rstd * (sums.product / count), -rstd * (sums.slope / count)};
 }
 
-// What FEW rows add to the parameters' gradients goes to memory once. The next rows are fetched meanwhile: their pages
-// may be others, where the CPU does not follow by itself.
+// What FEW rows add to the parameters' gradients goes to memory once.
 template <int FEW, class T>
 static void gradients(const T* dy, const T* x, const float* weight, T* dx, float* dweight, float* dbias, float epsilon,
                       int64_t columns) {

@@ -21,6 +21,7 @@ SIGNATURES = {
     "accumulate": ("ppffn", 1),
     "squares": ("ppn", 1),
     "column_sums": ("ppffnn", 1),
+    "layer_norm": ("ppppfnn", 1),
     "layer_norm_grad": ("pppppfnn", 1),
     "dropout": ("ppnnfn", 1),
     "logsumexp": ("pnpnn", 1),
