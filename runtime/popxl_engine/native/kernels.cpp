@@ -34,12 +34,16 @@ void in_rows(bfloat16* y, int64_t first, int64_t end, Make make) {
   }
 }
 
+constexpr int64_t AHEAD = 1024;  // elements that are fetched before they are needed
+
 template <class T>
 void gelu_of(const T* x, T* y, int64_t count, int threads) {
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
-    in_rows(y, first, end, [=](float* to, int64_t start, int64_t length) {
-#pragma omp simd
-      for (int64_t i = 0; i < length; ++i) to[i] = gelu(wide(x[start + i]), T{});
+    in_lanes(end - first, [x = x + first, y = y + first](auto n, int64_t i) {
+      using N = decltype(n);
+      prefetch<N>(x + i + AHEAD);
+      prefetch<N, true>(y + i + AHEAD);
+      store(each(load_as<N>(x + i), [](auto at) { return gelu(at, T{}); }), y + i);
     });
   });
 }
@@ -47,9 +51,12 @@ void gelu_of(const T* x, T* y, int64_t count, int threads) {
 template <class T>
 void gelu_grad(const T* dy, const T* x, T* dx, int64_t count, int threads) {
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
-    in_rows(dx, first, end, [=](float* to, int64_t start, int64_t length) {
-#pragma omp simd
-      for (int64_t i = 0; i < length; ++i) to[i] = wide(dy[start + i]) * gelu_slope(wide(x[start + i]), T{});
+    in_lanes(end - first, [dy = dy + first, x = x + first, dx = dx + first](auto n, int64_t i) {
+      using N = decltype(n);
+      prefetch<N>(dy + i + AHEAD);
+      prefetch<N>(x + i + AHEAD);
+      prefetch<N, true>(dx + i + AHEAD);
+      store(load_as<N>(dy + i) * each(load_as<N>(x + i), [](auto at) { return gelu_slope(at, T{}); }), dx + i);
     });
   });
 }

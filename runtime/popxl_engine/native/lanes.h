@@ -8,48 +8,6 @@
 #include <type_traits>
 
 #include "numbers.h"
-#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
-#include <immintrin.h>
-#endif
-
-using std::int64_t;
-
-#if defined(__AVX512F__)
-using Vector = __m512;
-static inline Vector fused(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
-#elif defined(__AVX2__) && defined(__FMA__)
-using Vector = __m256;
-static inline Vector fused(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
-#else
-typedef float Vector __attribute__((vector_size(16)));
-static inline Vector fused(Vector a, Vector b, Vector c) { return a * b + c; }
-#endif
-constexpr int64_t WIDTH = sizeof(Vector) / sizeof(float);
-
-static inline Vector load(const float* from) {
-  Vector result;
-  std::memcpy(&result, from, sizeof(result));
-  return result;
-}
-
-static inline Vector load(const bfloat16* from) {
-#if defined(__AVX512F__)
-  const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
-#elif defined(__AVX2__) && defined(__FMA__)
-  const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
-#else
-  typedef uint16_t Narrow __attribute__((vector_size(2 * WIDTH)));
-  typedef uint32_t Wide __attribute__((vector_size(4 * WIDTH)));
-  Narrow bits;
-  std::memcpy(&bits, from, sizeof(bits));
-  return (Vector)(__builtin_convertvector(bits, Wide) << 16);
-#endif
-}
-
-static inline void store(Vector x, float* to) { std::memcpy(to, &x, sizeof(x)); }
-
 struct Lanes {
   Vector low, high;
 };
@@ -67,6 +25,17 @@ static inline Lanes fused(Lanes a, Lanes b, Lanes c) {
 static inline Lanes fused(Lanes a, float b, float c) {
   const Vector zero{}, factor = b - zero, term = c - zero;
   return {fused(a.low, factor, term), fused(a.high, factor, term)};
+}
+
+// A function of a number or a vector, of all.
+template <class Function>
+static inline Lanes each(Lanes x, Function function) {
+  return {function(x.low), function(x.high)};
+}
+
+template <class Function>
+static inline float each(float x, Function function) {
+  return function(x);
 }
 
 template <class N, class T>
@@ -87,13 +56,18 @@ static inline void store(Lanes x, float* to) {
   store(x.high, to + WIDTH);
 }
 
+static inline void store(Vector x, bfloat16* to) {
+  const VectorBits bits = bits_of(x), upper = bits >> 16, rounded = (bits + (0x7fffu + (upper & 1u))) >> 16;
+  const Narrow kept = __builtin_convertvector(x == x ? rounded : upper | 0x40u, Narrow);  // NaN is not itself
+  std::memcpy(to, &kept, sizeof(kept));
+}
+
 static inline void store(Lanes x, bfloat16* to) {
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
   _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(x.high, x.low));
 #else
-  float row[LANES];
-  store(x, row);
-  narrow(row, to, LANES);
+  store(x.low, to);
+  store(x.high, to + WIDTH);
 #endif
 }
 

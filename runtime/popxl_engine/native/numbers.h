@@ -1,11 +1,13 @@
-// Element types, and functions of one number that compilers turn into vector instructions.
+// Element types, vectors of the CPU, and functions of a number or of a vector: where they take a type N, it is either.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
 #include <immintrin.h>
 #endif
+
+using std::int64_t;
 
 struct bfloat16 {
   uint16_t bits;
@@ -63,87 +65,161 @@ static inline float fused(float a, float b, float c) {
 #endif
 }
 
-// exp(x) to 2 units in the last place, for x of -87.6 to 88; infinity up to 89. Coefficients: Cephes' expf (Moshier).
-static inline float exponential(float x) {
-  const float magic = 12582912.0f;  // 1.5 * 2**23 rounds to integers
-  const float shifted = fused(x, 1.44269504f, magic);
-  const float n = shifted - magic;
-  const float f = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, x));
-  float p = 1.9875691500e-4f;
-  p = fused(p, f, 1.3981999507e-3f);
-  p = fused(p, f, 8.3334519073e-3f);
-  p = fused(p, f, 4.1665795894e-2f);
-  p = fused(p, f, 1.6666665459e-1f);
-  p = fused(p, f, 5.0000001201e-1f);
-  p = fused(p * f, f, f) + 1.0f;
-  return p * bits_as<float>((bits_as<uint32_t>(shifted) - 0x4b400000u + 127u) << 23);
+#if defined(__AVX512F__)
+using Vector = __m512;
+static inline Vector fused(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+#elif defined(__AVX2__) && defined(__FMA__)
+using Vector = __m256;
+static inline Vector fused(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+#else
+typedef float Vector __attribute__((vector_size(16)));
+static inline Vector fused(Vector a, Vector b, Vector c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  for (int i = 0; i < 4; ++i) c[i] = fused(a[i], b[i], c[i]);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+#endif
+constexpr int64_t WIDTH = sizeof(Vector) / sizeof(float);
+typedef uint32_t VectorBits __attribute__((vector_size(sizeof(Vector))));
+typedef uint16_t Narrow __attribute__((vector_size(sizeof(Vector) / 2)));
+
+static inline Vector every(float x) { return x - Vector{}; }
+static inline Vector fused(Vector a, Vector b, float c) { return fused(a, b, every(c)); }
+static inline Vector fused(Vector a, float b, float c) { return fused(a, every(b), every(c)); }
+static inline Vector fused(Vector a, float b, Vector c) { return fused(a, every(b), c); }
+
+static inline Vector load(const float* from) {
+  Vector result;
+  std::memcpy(&result, from, sizeof(result));
+  return result;
 }
 
-// exp(x) for x that are not positive, as exactly as results of a type need. What is below 2.5e-38 becomes zero.
-static inline float decay(float x, float) {
-  const float lowest = -86.6f;
-  return x < lowest ? 0.0f : exponential(x);
+static inline Vector load(const bfloat16* from) {
+#if defined(__AVX512F__)
+  const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+#elif defined(__AVX2__) && defined(__FMA__)
+  const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+#else
+  Narrow bits;
+  std::memcpy(&bits, from, sizeof(bits));
+  return (Vector)(__builtin_convertvector(bits, VectorBits) << 16);
+#endif
 }
 
-// 2**x to 3e-6, for x of -126 to 127.
-static inline float power_of_two(float x) {
-  const float magic = 12582912.0f;  // 1.5 * 2**23 rounds to integers
-  const float shifted = x + magic, f = x - (shifted - magic);
-  float p = 0.00957008f;
-  p = fused(p, f, 0.05591783f);
-  p = fused(p, f, 0.24024745f);
-  p = fused(p, f, 0.69312182f);
-  p = fused(p, f, 0.99999926f);
-  return bits_as<float>(bits_as<uint32_t>(p) + (bits_as<uint32_t>(shifted) << 23));
-}
+static inline void store(Vector x, float* to) { std::memcpy(to, &x, sizeof(x)); }
 
-// 1 / x to 7e-6, for x of 1 to 2**125: from its bits, and two of Newton's steps.
-static inline float reciprocal(float x) {
-  const float first = bits_as<float>(0x7ef31000u - bits_as<uint32_t>(x));
-  const float second = fused(first, fused(-x, first, 1.0f), first);
-  return fused(second, fused(-x, second, 1.0f), second);
-}
+static inline uint32_t bits_of(float x) { return bits_as<uint32_t>(x); }
+static inline VectorBits bits_of(Vector x) { return bits_as<VectorBits>(x); }
 
-// To 3e-6; what is below 2e-38 becomes zero.
-static inline float decay(float x, bfloat16) {
-  const float lowest = -87.0f, log2_e = 1.44269504f;
-  return x < lowest ? 0.0f : power_of_two(x * log2_e);
-}
-
-// GELU's tanh form: x * sigmoid(2u), 2u = C (x + 0.044715 x**3), and its slope, as exactly as results of a type need;
-// beyond 10 they are 0 or x, 0 or 1.
-constexpr float GELU_C = 1.5957691216057308f, GELU_CUBIC = 0.044715f, GELU_BINARY = GELU_C * 1.44269504f;
-
+// x where it lies between two limits, else the nearer one; NaN stays. Compilers turn comparisons with constants into
+// many more instructions.
 static inline float within(float x, float low, float high) {
   const float above = x < low ? low : x;
   return above > high ? high : above;
 }
 
-static inline float gelu_slope(float t, float e, float s) {  // with e = exp(-2u) and s = sigmoid(2u)
-  return s + t * s * (s * e) * GELU_C * (1.0f + 3.0f * GELU_CUBIC * (t * t));  // s(1 - s) = s * s * e
+static inline Vector within(Vector x, float low, float high) {
+#if defined(__AVX512F__)
+  return _mm512_min_ps(every(high), _mm512_max_ps(every(low), x));
+#elif defined(__AVX2__) && defined(__FMA__)
+  return _mm256_min_ps(every(high), _mm256_max_ps(every(low), x));
+#else
+  const Vector above = x < every(low) ? every(low) : x;
+  return above > every(high) ? every(high) : above;
+#endif
 }
 
-static inline float gelu(float x, float) {
-  const float t = within(x, -10.06f, 10.0f);  // of -10.06 the exponential is infinity
-  return x / (1.0f + exponential(-GELU_C * t * (1.0f + GELU_CUBIC * t * t)));
+// y, but zero where x is less than a limit.
+static inline float zero_below(float x, float limit, float y) { return x < limit ? 0.0f : y; }
+static inline Vector zero_below(Vector x, float limit, Vector y) { return x < every(limit) ? Vector{} : y; }
+
+// exp(x) to 2 units in the last place, for x of -87.6 to 88; infinity up to 89. Coefficients: Cephes' expf (Moshier).
+template <class N>
+static inline N exponential(N x) {
+  const float magic = 12582912.0f;  // 1.5 * 2**23 rounds to integers
+  const N shifted = fused(x, 1.44269504f, magic);
+  const N n = shifted - magic;
+  const N f = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, x));
+  N p = fused(f, 1.9875691500e-4f, 1.3981999507e-3f);
+  p = fused(p, f, 8.3334519073e-3f);
+  p = fused(p, f, 4.1665795894e-2f);
+  p = fused(p, f, 1.6666665459e-1f);
+  p = fused(p, f, 5.0000001201e-1f);
+  p = fused(p * f, f, f) + 1.0f;
+  return p * bits_as<N>((bits_of(shifted) - 0x4b400000u + 127u) << 23);
 }
 
-static inline float gelu_slope(float x, float) {
-  const float t = within(x, -10.0f, 10.0f);
-  const float e = exponential(-GELU_C * t * (1.0f + GELU_CUBIC * t * t));
-  return gelu_slope(t, e, 1.0f / (1.0f + e));
+// exp(x) for x that are not positive, as exactly as results of a type need. What is below 2.5e-38 becomes zero.
+template <class N>
+static inline N decay(N x, float) {
+  return zero_below(x, -86.6f, exponential(x));
 }
 
-static inline float gelu(float x, bfloat16) {
-  const float t = within(x, -9.9f, 9.9f);
-  const float s = reciprocal(1.0f + power_of_two(-GELU_BINARY * t * (1.0f + GELU_CUBIC * t * t)));
-  return x * (x < -9.9f ? 0.0f : s);
+// 2**x to 3e-6, for x of -126 to 127.
+template <class N>
+static inline N power_of_two(N x) {
+  const float magic = 12582912.0f;  // 1.5 * 2**23 rounds to integers
+  const N shifted = x + magic, f = x - (shifted - magic);
+  N p = fused(f, 0.00957008f, 0.05591783f);
+  p = fused(p, f, 0.24024745f);
+  p = fused(p, f, 0.69312182f);
+  p = fused(p, f, 0.99999926f);
+  return bits_as<N>(bits_of(p) + (bits_of(shifted) << 23));
 }
 
-static inline float gelu_slope(float x, bfloat16) {
-  const float t = within(x, -9.9f, 9.9f);
-  const float e = power_of_two(-GELU_BINARY * t * (1.0f + GELU_CUBIC * t * t));
-  return gelu_slope(t, e, reciprocal(1.0f + e));
+// 1 / (1 + x) to 7e-6, for x of 0 to 2**125: from the sum's bits, and two of Newton's steps.
+template <class N>
+static inline N reciprocal_of_next(N x) {
+  const N negative = -1.0f - x, first = bits_as<N>(0xfef31000u - bits_of(negative));
+  const N second = fused(first, fused(negative, first, 1.0f), first);
+  return fused(second, fused(negative, second, 1.0f), second);
+}
+
+// To 3e-6; what is below 2e-38 becomes zero.
+template <class N>
+static inline N decay(N x, bfloat16) {
+  return zero_below(x, -87.0f, power_of_two(x * 1.44269504f));
+}
+
+// GELU's tanh form: x * sigmoid(2u), 2u = C (x + 0.044715 x**3), and its slope, as exactly as results of a type need;
+// beyond 10 they are 0 or x, 0 or 1.
+constexpr float GELU_C = 1.5957691216057308f, GELU_CUBIC = GELU_C * 0.044715f, LOG2_E = 1.44269504f;
+
+template <class N>
+static inline N gelu_slope(N t, N square, N e, N s) {  // with e = exp(-2u) and s = sigmoid(2u); s(1 - s) = s * s * e
+  return fused(s * (s * e), t * fused(square, 3 * GELU_CUBIC, GELU_C), s);
+}
+
+template <class N>
+static inline N gelu(N x, float) {
+  const N t = within(x, -10.06f, 10.0f);  // of -10.06 the exponential is infinity
+  return x / (exponential(t * fused(t * t, -GELU_CUBIC, -GELU_C)) + 1.0f);
+}
+
+template <class N>
+static inline N gelu_slope(N x, float) {
+  const N t = within(x, -10.0f, 10.0f), square = t * t;
+  const N e = exponential(t * fused(square, -GELU_CUBIC, -GELU_C));
+  return gelu_slope(t, square, e, 1.0f / (e + 1.0f));
+}
+
+template <class N>
+static inline N gelu(N x, bfloat16) {
+  const N t = within(x, -9.9f, 9.9f);
+  const N e = power_of_two(t * fused(t * t, -GELU_CUBIC * LOG2_E, -GELU_C * LOG2_E));
+  return x * zero_below(x, -9.9f, reciprocal_of_next(e));
+}
+
+template <class N>
+static inline N gelu_slope(N x, bfloat16) {
+  const N t = within(x, -9.9f, 9.9f), square = t * t;
+  const N e = power_of_two(t * fused(square, -GELU_CUBIC * LOG2_E, -GELU_C * LOG2_E));
+  return gelu_slope(t, square, e, reciprocal_of_next(e));
 }
 
 // Squares64 (Widynski 2020, arXiv:2004.06278): the output for a counter. popxl/generator.py says what draws are.
