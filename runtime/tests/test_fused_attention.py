@@ -143,6 +143,33 @@ def test_a_query_that_sees_no_key_gives_no_numbers(dtype: torch.dtype, way: str,
     assert not y[0, 0, [0, 1, 3]].isnan().any()
 
 
+@ways
+@dtypes
+@pytest.mark.parametrize("rows", [slice(0, 32), slice(32, 40), slice(0, 40)])
+def test_many_queries_that_see_no_key_give_no_numbers(rows: slice, dtype: torch.dtype, way: str, by: Any) -> None:
+    by(way)
+    tensors = [normal(dtype, 1, 2, 40, 8, seed=i) for i in range(4)]
+    mask = hiding(40, 40, 40, dtype)
+    mask[rows] = -math.inf
+    shares, y, *_ = run(tensors, mask, 0.3, None, 0.0)
+    for found in (shares, y):
+        assert torch.equal(found.isnan().all(-1), found.isnan().any(-1))
+        assert torch.equal(found[0, 0].isnan().all(-1), torch.isinf(mask).all(-1))
+
+
+@ways
+@dtypes
+def test_numbers_in_a_mask_count_wherever_they_are(dtype: torch.dtype, way: str, by: Any) -> None:
+    by(way)
+    tensors = [normal(dtype, 1, 2, 70, 16, seed=i) for i in range(4)]
+    for place in ((0, 0), (31, 31), (32, 63), (69, 64), (69, 69)):
+        mask = hiding(70, 70, 70, dtype)
+        mask[place] = 2.0
+        expected = textbook(tensors, mask, 0.3, None)
+        for one, other in zip(run(tensors, mask, 0.3, None, 0.0), expected):
+            assert error(one, other) < (1e-6 if dtype is torch.float32 else 0.012)
+
+
 # Programs
 
 DATA = {n: np.random.default_rng(i).normal(size=(2, 6, 4, 8)).astype(np.float32) for i, n in enumerate("qkvd")}

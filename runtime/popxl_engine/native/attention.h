@@ -1,9 +1,10 @@
-// Softmax attention and its gradient: one head at a time, 32 queries at a time. Scores stay in float32 in the cache; only
-// probabilities are written. Where a mask hides all keys from some key on, or where probabilities are zero from there
-// on, nothing is computed.
+// Softmax attention and its gradient: one head at a time, 32 queries at a time. Scores stay in float32 in the cache;
+// only probabilities are written, if somebody reads them. Where a mask hides all keys from some key on, or where
+// probabilities are zero from there on, nothing is computed. Rows that come next are asked for before.
 #pragma once
 #include <vector>
 
+#include "attention_rows.h"
 #include "dropout.h"
 #include "products.h"
 #include "vectors.h"
@@ -12,9 +13,6 @@ namespace attention {
 
 using products::Matrix;
 using products::Room;
-using products::parts;
-
-constexpr int64_t PANEL = 32;  // rows or columns of operands that are multiplied together
 
 // Ways to multiply panels. A packed panel has PANEL elements for each k, of which there are a multiple of 32.
 template <class T>
@@ -28,25 +26,28 @@ struct ByVectors {
   static void pack_right(const Matrix<T>& from, int64_t p, int64_t k_count, Packed* to) {
     vectors::pack_right(from, p, k_count, to);
   }
-  static void multiply(const Left& left, const Packed* right, int64_t k_count, float* sums) {
-    vectors::multiply(left, right, k_count, sums);
+  static void multiply(const Left& left, const Packed* right, int64_t k_count, float* sums, int64_t stride) {
+    vectors::multiply(left, right, k_count, sums, stride);
   }
 };
 
 #ifdef HAS_TILES
 struct ByTiles {
   using Packed = bfloat16;
-  using Left = const bfloat16*;
+  using Left = products::LeftPanel;
   using Scope = products::Tiles;
   static Left left(const Matrix<bfloat16>& from, int64_t k, int64_t k_end, Packed* room) {
+    const Matrix<bfloat16> part = {from.data + k * from.across, from.along, from.across, from.length};
+    if (products::lies_in_tiles(part) && (k_end - k) % products::STEP == 0)
+      return {part.data, products::STEP, products::SIDE * part.along, part.along * int64_t(sizeof(bfloat16))};
     products::pack_panel<true>(from, 0, k, k_end, room);
-    return room;
+    return {room, 2 * products::TILE, products::TILE, 64};
   }
   static void pack_right(const Matrix<bfloat16>& from, int64_t p, int64_t k_count, Packed* to) {
     products::pack_panel<false>(from, p, 0, k_count, to);
   }
-  static void multiply(Left left, const Packed* right, int64_t k_count, float* sums) {
-    products::multiply(left, right, parts(k_count, products::STEP), sums);
+  static void multiply(const Left& left, const Packed* right, int64_t k_count, float* sums, int64_t stride) {
+    products::multiply(left, right, parts(k_count, products::STEP), sums, stride);
   }
 };
 #endif
@@ -62,8 +63,6 @@ struct View {
 struct Sizes {
   int64_t batch, heads, queries, keys, width;  // width: of a head
 };
-
-static inline int64_t padded(int64_t count) { return parts(count, PANEL) * PANEL; }
 
 // Elements are dropped where their draws, read as int32, are below the threshold, and scaled elsewhere. The keys of
 // the generator are for equal parts of the batch.
@@ -83,10 +82,15 @@ static void pack_right(const Matrix<T>& from, int64_t k_count, typename Way::Pac
 // rows x columns of sums into a result.
 template <class T>
 static void store(const float* sums, T* to, int64_t stride, int64_t rows, int64_t columns) {
-  for (int64_t i = 0; i < rows; ++i, sums += PANEL, to += stride) {
-#pragma omp simd
-    for (int64_t j = 0; j < columns; ++j) narrow(sums[j], to[j]);
-  }
+  for (int64_t i = 0; i < rows; ++i, sums += PANEL, to += stride) narrow(sums, to, columns);
+}
+
+// Asks for rows of a view, to be read or WRITTEN soon. They lie apart, so that no prefetcher knows where they are.
+template <bool WRITTEN, class T>
+static inline void ask_for(const View<T>& view, int64_t b, int64_t h, int64_t first, int64_t end, int64_t width) {
+  constexpr int64_t LINE = 64 / sizeof(T);
+  for (int64_t i = first; i < end; ++i)
+    for (int64_t j = 0; j < width; j += LINE) __builtin_prefetch(view.at(b, h) + i * view.row + j, WRITTEN);
 }
 
 // A left panel times packed right panels of `stride` elements: into rows of a result of some width.
@@ -94,72 +98,9 @@ template <class Way, class T>
 static void multiply_store(const typename Way::Left& left, const typename Way::Packed* right, int64_t stride,
                            int64_t k_count, T* to, int64_t row, int64_t rows, int64_t width, float* sums) {
   for (int64_t d = 0; d < width; d += PANEL, right += stride) {
-    Way::multiply(left, right, k_count, sums);
+    Way::multiply(left, right, k_count, sums, PANEL);
     store(sums, to + d, row, rows, std::min(PANEL, width - d));
   }
-}
-
-static inline uint32_t magnitude(float x) { return bits_as<uint32_t>(x) << 1; }
-static inline uint32_t magnitude(bfloat16 x) { return x.bits & 0x7fffu; }
-
-// Whether any of `count` numbers is not zero.
-template <class T>
-static bool any(const T* x, int64_t count) {
-  uint32_t bits = 0;
-#pragma omp simd reduction(| : bits)
-  for (int64_t j = 0; j < count; ++j) bits |= magnitude(x[j]);
-  return bits != 0;
-}
-
-// Key panels up to the last one in which a row has a probability.
-template <class T>
-static int64_t panels_with_any(const T* shares, int64_t rows, int64_t keys) {
-  for (int64_t p = parts(keys, PANEL); p > 0; --p)
-    for (int64_t i = 0; i < rows; ++i)
-      if (any(shares + i * keys + (p - 1) * PANEL, std::min(PANEL, keys - (p - 1) * PANEL))) return p;
-  return 0;
-}
-
-// For each 32 queries, key panels up to the last one that a mask lets any of them see.
-template <class T>
-static std::vector<int64_t> panels_seen(const T* mask, int64_t queries, int64_t keys) {
-  std::vector<int64_t> result;
-  for (int64_t q = 0; q < queries; q += PANEL) {
-    int64_t seen = 0;
-    for (int64_t i = q; i < std::min(queries, q + PANEL); ++i)
-      for (int64_t j = keys; j > seen; --j)
-        if (wide(mask[i * keys + j - 1]) != -INFINITY) seen = j;
-    result.push_back(parts(seen, PANEL));
-  }
-  return result;
-}
-
-template <class T>
-static float exponentials(float* x, float shift, int64_t count) {
-  float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < count; ++j) sum += x[j] = decay(x[j] - shift, T{});
-  return sum;
-}
-
-// exp(x - largest) / sum for the first `needed` of a row, zeros for the rest; NaN where all are minus infinity.
-template <class T>
-static void softmax(float* x, int64_t needed, T* to, int64_t keys) {
-  const float most = largest(x, needed), share = 1.0f / exponentials<T>(x, most, needed);
-  if (most == -INFINITY) needed = 0;
-#pragma omp simd
-  for (int64_t j = 0; j < needed; ++j) narrow(x[j] * share, to[j]);
-  T rest;
-  narrow(most == -INFINITY ? NAN : 0.0f, rest);
-  std::fill(to + needed, to + keys, rest);
-}
-
-template <class T>
-static float dot(const T* x, const float* y, int64_t count) {
-  float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < count; ++j) sum += wide(x[j]) * y[j];
-  return sum;
 }
 
 // The first `needed` of a row after dropout, elements of [batch, heads, queries, keys]; keys are an even number.
@@ -171,54 +112,54 @@ static void drop(const T* from, T* to, int64_t needed, const Sizes& n, int64_t h
   ::drop(from, to, key, index, int32_t(dropout.threshold), dropout.scale, needed);
 }
 
-// probabilities = softmax(query @ key.T * scale + mask), [..., queries, keys] in order; dropped: the same after dropout
-// (may be null); y = dropped @ value.
+// probabilities = softmax(query @ key.T * scale + mask), [..., queries, keys] in order; dropped: the same after
+// dropout, where there is one; y = dropped @ value. Both are null where only y is wanted.
 template <class Way, class T>
 static void forward(const View<T>& query, const View<T>& key, const View<T>& value, const T* mask, float scale,
                     T* probabilities, T* dropped, const View<T>& y, const Sizes& n, const Dropout& dropout,
                     int threads) {
   using Packed = typename Way::Packed;
-  const int64_t keys = n.keys, row = padded(keys), width = padded(n.width);
-  const std::vector<int64_t> seen = panels_seen(mask, n.queries, keys);
+  const int64_t keys = n.keys, row = padded(keys), width = padded(n.width), stride = row + SKEW;
+  const bool is_kept = probabilities != nullptr;
+  std::vector<Sight> sights(parts(n.queries, PANEL));
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    thread_local Room room, floats;
+    thread_local Room room, floats, elements;
     Packed* const packed_keys = room.take<Packed>(2 * row * width + PANEL * std::max(width, row));
     Packed *const packed_values = packed_keys + row * width, *const panel = packed_values + row * width;
-    float *const scores = floats.take<float>(PANEL * row + PANEL * PANEL), *const sums = scores + PANEL * row;
+    float *const scores = floats.take<float>(PANEL * stride + PANEL * PANEL), *const sums = scores + PANEL * stride;
+    T* const own = is_kept ? nullptr : elements.take<T>(PANEL * row);
     [[maybe_unused]] const typename Way::Scope scope;
+#pragma omp for schedule(static)
+    for (int64_t q = 0; q < n.queries; q += PANEL)
+      sights[q / PANEL] = sight(mask + q * keys, std::min(PANEL, n.queries - q), keys);
 #pragma omp for schedule(static)
     for (int64_t head = 0; head < n.batch * n.heads; ++head) {
       const int64_t b = head / n.heads, h = head % n.heads;
       pack_right<Way, T>({key.at(b, h), key.row, 1, keys}, n.width, packed_keys);
       pack_right<Way, T>({value.at(b, h), 1, value.row, n.width}, keys, packed_values);
       for (int64_t q = 0; q < n.queries; q += PANEL) {
-        const int64_t rows = std::min(PANEL, n.queries - q);
-        const int64_t needed = std::min(keys, seen[q / PANEL] * PANEL);
+        const int64_t end = std::min(n.queries, q + PANEL), rows = end - q;
+        const Sight& sees = sights[q / PANEL];
+        ask_for<true>(y, b, h, q, end, n.width);
+        ask_for<false>(query, b, h, end, std::min(n.queries, end + PANEL), n.width);
         const auto queries = Way::left({query.at(b, h) + q * query.row, query.row, 1, rows}, 0, n.width, panel);
-        for (int64_t k = 0; k < needed; k += PANEL) {
-          Way::multiply(queries, packed_keys + k * width, n.width, sums);
-          const int64_t columns = std::min(PANEL, needed - k);
+        for (int64_t k = 0; k < sees.end; k += PANEL)
+          Way::multiply(queries, packed_keys + k * width, n.width, scores + k, stride);
+        const int64_t first = (head * n.queries + q) * keys, used_row = is_kept ? keys : row;
+        T* used = is_kept ? probabilities + first : own;
+        softmax(scores, stride, rows, scale, mask + q * keys, keys, sees, used, used_row, is_kept ? keys : sees.end);
+        if (dropout.parts > 0) {
+          T* const to = is_kept ? dropped + first : own;
           for (int64_t i = 0; i < rows; ++i) {
-            const T* added = mask + (q + i) * keys + k;
-            float* to = scores + i * row + k;
-#pragma omp simd
-            for (int64_t j = 0; j < columns; ++j) to[j] = fused(sums[i * PANEL + j], scale, wide(added[j]));
-          }
-        }
-        T* const at = probabilities + (head * n.queries + q) * keys;
-        for (int64_t i = 0; i < rows; ++i) softmax(scores + i * row, needed, at + i * keys, keys);
-        const T* used = at;
-        if (dropped != nullptr) {
-          T* const to = dropped + (head * n.queries + q) * keys;
-          for (int64_t i = 0; i < rows; ++i) {
-            drop(at + i * keys, to + i * keys, needed, n, head, q + i, dropout);
-            std::copy(at + i * keys + needed, at + (i + 1) * keys, to + i * keys + needed);  // zeros, or NaN
+            const T* const from = used + i * used_row;
+            drop(from, to + i * used_row, sees.end, n, head, q + i, dropout);
+            if (is_kept) std::copy(from + sees.end, from + keys, to + i * keys + sees.end);  // zeros, or NaN
           }
           used = to;
         }
-        const auto shares = Way::left({used, keys, 1, rows}, 0, needed, panel);
-        multiply_store<Way>(shares, packed_values, row * PANEL, needed, y.at(b, h) + q * y.row, y.row, rows, n.width,
+        const auto shares = Way::left({used, used_row, 1, rows}, 0, sees.end, panel);
+        multiply_store<Way>(shares, packed_values, row * PANEL, sees.end, y.at(b, h) + q * y.row, y.row, rows, n.width,
                             sums);
       }
     }
@@ -234,6 +175,7 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
                      int threads) {
   using Packed = typename Way::Packed;
   const int64_t keys = n.keys, row = padded(keys), width = padded(n.width), queries = padded(n.queries);
+  const int64_t stride = row + SKEW;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     thread_local Room room, floats, elements;
@@ -241,7 +183,8 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
         room.take<Packed>(2 * (row + queries) * width + PANEL * std::max({width, row, queries}));
     Packed *const packed_keys = packed_values + row * width, *const packed_queries = packed_keys + row * width;
     Packed *const packed_dy = packed_queries + queries * width, *const panel = packed_dy + queries * width;
-    float *const d_shares = floats.take<float>(PANEL * row + PANEL * PANEL), *const sums = d_shares + PANEL * row;
+    float *const d_shares = floats.take<float>(PANEL * stride + PANEL * PANEL), *const sums = d_shares + PANEL * stride;
+    std::vector<int64_t> ends(parts(n.queries, PANEL));  // of the keys that have a share
     T* const d_scores = elements.take<T>(n.queries * row);
     [[maybe_unused]] const typename Way::Scope scope;
 #pragma omp for schedule(static)
@@ -254,43 +197,35 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
       const T* const shares = probabilities + head * n.queries * keys;
       const T* const used = factors + head * n.queries * keys;
       for (int64_t q = 0; q < n.queries; q += PANEL) {
-        const int64_t rows = std::min(PANEL, n.queries - q);
-        const int64_t needed = std::min(keys, panels_with_any(shares + q * keys, rows, keys) * PANEL);
+        const int64_t rows = std::min(PANEL, n.queries - q), first = q * keys;
+        const int64_t needed = std::min(keys, panels_but(0.0f, shares + first, rows, keys) * PANEL);
+        ends[q / PANEL] = needed;
+        ask_for<true>(d_query, b, h, q, q + rows, n.width);
         const auto of_dy = Way::left({dy.at(b, h) + q * dy.row, dy.row, 1, rows}, 0, n.width, panel);
-        for (int64_t k = 0; k < needed; k += PANEL) {
-          Way::multiply(of_dy, packed_values + k * width, n.width, sums);
-          for (int64_t i = 0; i < rows; ++i)
-            std::copy(sums + i * PANEL, sums + (i + 1) * PANEL, d_shares + i * row + k);
-        }
-        for (int64_t i = 0; i < rows; ++i) {
-          const T* share = shares + (q + i) * keys;
-          float* d = d_shares + i * row;
-          if (dropout.parts > 0) drop(d, d, needed, n, head, q + i, dropout);
-          T* to = d_scores + (q + i) * row;
-          const float mean = dot(share, d, needed);
-#pragma omp simd
-          for (int64_t j = 0; j < needed; ++j) narrow(wide(share[j]) * scale * (d[j] - mean), to[j]);
-          std::fill(to + needed, to + row, T{});
-        }
+        for (int64_t k = 0; k < needed; k += PANEL)
+          Way::multiply(of_dy, packed_values + k * width, n.width, d_shares + k, stride);
+        for (int64_t i = 0; i < rows && dropout.parts > 0; ++i)
+          drop(d_shares + i * stride, d_shares + i * stride, needed, n, head, q + i, dropout);
+        softmax_grad(d_shares, stride, rows, scale, shares + first, keys, needed, d_scores + q * row, row);
         const auto of_scores = Way::left({d_scores + q * row, row, 1, rows}, 0, needed, panel);
         multiply_store<Way>(of_scores, packed_keys, row * PANEL, needed, d_query.at(b, h) + q * d_query.row,
                             d_query.row, rows, n.width, sums);
       }
-      // left.T @ right, for each key; queries before the first with anything in `of` for one of 32 keys add nothing.
-      const auto multiply_transposed = [&](const T* of, const T* left, int64_t stride, const Packed* right,
-                                           const View<T>& result) {
+      // left.T @ right, for each key; queries before the first ones with a share of one of 32 keys add nothing.
+      const auto multiply_transposed = [&](const T* left, int64_t stride, const Packed* right, const View<T>& result) {
         for (int64_t k = 0; k < keys; k += PANEL) {
           const int64_t rows = std::min(PANEL, keys - k);
           int64_t first = 0;
-          while (first < n.queries && !any(of + first * keys + k, rows)) ++first;
-          first = first / PANEL * PANEL;
+          while (first < n.queries && ends[first / PANEL] <= k) first += PANEL;
+          first = std::min(first, n.queries);
+          ask_for<true>(result, b, h, k, k + rows, n.width);
           const auto turned = Way::left({left + k, 1, stride, rows}, first, n.queries, panel);
           multiply_store<Way>(turned, right + first * PANEL, queries * PANEL, n.queries - first,
                               result.at(b, h) + k * result.row, result.row, rows, n.width, sums);
         }
       };
-      multiply_transposed(shares, d_scores, row, packed_queries, d_key);
-      multiply_transposed(used, used, keys, packed_dy, d_value);
+      multiply_transposed(d_scores, row, packed_queries, d_key);
+      multiply_transposed(used, keys, packed_dy, d_value);
     }
   }
 }

@@ -15,10 +15,10 @@ __attribute__((noinline)) static void drop(const T* x, T* y, uint64_t key, uint6
   float row[2 * WORDS];
   for (int64_t start = 0; start < count; start += 2 * WORDS) {
     const uint64_t first = (index + uint64_t(start)) / 2;
+    const int64_t length = std::min(count - start, 2 * WORDS), drawn = (length + 1) / 2;
 #pragma omp simd
-    for (int64_t i = 0; i < WORDS; ++i) words[i] = squares64(first + uint64_t(i), key);
-    std::memcpy(draws, words, sizeof(draws));  // the lower word first
-    const int64_t length = std::min(count - start, 2 * WORDS);
+    for (int64_t i = 0; i < drawn; ++i) words[i] = squares64(first + uint64_t(i), key);
+    std::memcpy(draws, words, std::size_t(drawn) * sizeof(words[0]));  // the lower word first
     const T* from = x + start;
 #pragma omp simd
     for (int64_t i = 0; i < length; ++i) row[i] = draws[i] >= threshold ? wide(from[i]) * scale : 0.0f;

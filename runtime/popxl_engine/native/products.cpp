@@ -62,12 +62,6 @@ static inline void multiply(const Left& from, const bfloat16* left, const bfloat
   _tile_stored(3, sums + SIDE * PANEL + SIDE, ROW);
 }
 
-// Whether tiles may be loaded from an operand as it lies, in whole steps of k.
-static bool lies_in_tiles(const Operand& left) {
-  return left.across == 1 && left.length % PANEL == 0 && left.along % STEP == 0 &&
-         reinterpret_cast<uintptr_t>(left.data) % 64 == 0;
-}
-
 // Where a product of two panels goes: rows from `row` on and columns from `column` on, of those from `first` to `end`
 // that the same panel of rows meets one after the other; and which of the chunks of k it is of.
 struct Place {

@@ -124,28 +124,42 @@ static inline void pack_panel(const Operand& from, int64_t p, int64_t k, int64_t
   for (; k < k_end; k += STEP, to += 2 * TILE) pack_step<LEFT>(from, p * PANEL, k, k_end, to);
 }
 
-// Two panels' product, float32 [32, 32].
-__attribute__((noinline)) static void multiply(const bfloat16* left, const bfloat16* right, int64_t steps,
-                                               float* sums) {
-  constexpr int64_t ROW = PANEL * sizeof(float);
+// A panel of the left operand, packed or as it lies.
+struct LeftPanel {
+  const bfloat16* data;
+  int64_t step, half, row;  // elements from step to step, tile to tile; bytes from row to row
+};
+
+// Whether tiles may be loaded from full panels of an operand as it lies, in whole steps of k.
+static inline bool lies_in_tiles(const Operand& left) {
+  return left.across == 1 && left.length % PANEL == 0 && left.along % STEP == 0 &&
+         reinterpret_cast<uintptr_t>(left.data) % 64 == 0;
+}
+
+// Two panels' product, float32 [32, 32], into rows of `stride` numbers. The right panel, which is not needed again
+// soon, passes the first cache by.
+__attribute__((noinline)) static void multiply(const LeftPanel& left, const bfloat16* right, int64_t steps, float* sums,
+                                               int64_t stride) {
+  const int64_t to_row = stride * int64_t(sizeof(float)), row = left.row;
+  const bfloat16 *upper = left.data, *lower = left.data + left.half;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t s = 0; s < steps; ++s, left += 2 * TILE, right += 2 * TILE) {
-    _tile_loadd(4, left, 64);
-    _tile_loadd(6, right, 64);
+  for (int64_t s = 0; s < steps; ++s, upper += left.step, lower += left.step, right += 2 * TILE) {
+    _tile_loadd(4, upper, row);
+    _tile_stream_loadd(6, right, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, right + TILE, 64);
+    _tile_stream_loadd(7, right + TILE, 64);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, left + TILE, 64);
+    _tile_loadd(5, lower, row);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
-  _tile_stored(0, sums, ROW);
-  _tile_stored(1, sums + SIDE, ROW);
-  _tile_stored(2, sums + SIDE * PANEL, ROW);
-  _tile_stored(3, sums + SIDE * PANEL + SIDE, ROW);
+  _tile_stored(0, sums, to_row);
+  _tile_stored(1, sums + SIDE, to_row);
+  _tile_stored(2, sums + SIDE * stride, to_row);
+  _tile_stored(3, sums + SIDE * stride + SIDE, to_row);
 }
 
 }  // namespace products

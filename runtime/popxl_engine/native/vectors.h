@@ -63,7 +63,7 @@ static void pack_right(const Matrix<T>& from, int64_t p, int64_t k_count, float*
 
 // ROWS rows by two vectors of a product.
 static inline void multiply_block(const float* const* left, int64_t across, const float* right, int64_t k_count,
-                                  float* sums) {
+                                  float* sums, int64_t stride) {
   Vector first[ROWS], second[ROWS];
   for (int64_t i = 0; i < ROWS; ++i) first[i] = second[i] = Vector{};
   for (int64_t k = 0; k < k_count; ++k, right += PANEL) {
@@ -74,19 +74,20 @@ static inline void multiply_block(const float* const* left, int64_t across, cons
       second[i] = fused(a, other, second[i]);
     }
   }
-  for (int64_t i = 0; i < ROWS; ++i, sums += PANEL) {
+  for (int64_t i = 0; i < ROWS; ++i, sums += stride) {
     store(first[i], sums);
     store(second[i], sums + WIDTH);
   }
 }
 
-// A panel times a panel: float32 [32, 32], of which the rows that are there, rounded up to a block, are written.
-static void multiply(const Left& left, const float* right, int64_t k_count, float* sums) {
+// A panel times a panel: float32 [32, 32], into rows of `stride` numbers. Those that are there, rounded up to a block,
+// are written.
+static void multiply(const Left& left, const float* right, int64_t k_count, float* sums, int64_t stride) {
   for (int64_t i = 0; i < left.rows; i += ROWS) {
     const float* rows[ROWS];
     for (int64_t r = 0; r < ROWS; ++r) rows[r] = left.data + std::min(i + r, left.rows - 1) * left.along;
     for (int64_t j = 0; j < PANEL; j += 2 * WIDTH)
-      multiply_block(rows, left.across, right + j, k_count, sums + i * PANEL + j);
+      multiply_block(rows, left.across, right + j, k_count, sums + i * stride + j, stride);
   }
 }
 
