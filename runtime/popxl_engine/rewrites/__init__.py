@@ -26,6 +26,7 @@ from popxl_engine.rewrites.products import fuse_bias, fuse_scores, tile_products
 from popxl_engine.rewrites.repeated import repeated_numbers
 from popxl_engine.rewrites.stored_squares import stored_squares
 from popxl_engine.rewrites.streamed_attention import stream_attention, streams
+from popxl_engine.rewrites.unread_shares import unread_shares
 from popxl_engine.rewrites.unread_zeros import unread_zeros
 from popxl_engine.steps import Step
 
@@ -45,6 +46,7 @@ REWRITES: Dict[str, Callable[[List[Step], Graph], List[Step]]] = {
 }
 BLOCK_REWRITES: Dict[str, Callable[[Block], None]] = {
     "narrow_logits": narrow_logits,
+    "unread_shares": unread_shares,
     "unread_zeros": unread_zeros,
     "added_rows": added_rows,
     "stored_squares": stored_squares,
@@ -55,6 +57,7 @@ PROGRAM_REWRITES: Dict[str, Callable[[Block], None]] = {"streamed_attention": st
 HAS_KERNELS: Dict[str, Callable[[torch.device], bool]] = {
     "streamed_attention": streams,
     "joined_gradients": lambda device: not streams(device),  # what is joined is not streamed
+    "unread_shares": lambda device: not streams(device),  # nor is what gives its result alone
 }
 """Of rewrites that are not for every device: whether they are for this one."""
 CPU = torch.device("cpu")

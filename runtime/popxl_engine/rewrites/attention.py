@@ -34,15 +34,30 @@ def attention(
     Shapes: query [b, h, q, d], key_t [b, h, d, s], value [b, h, s, d], mask [q, s] -> [b, h, q, s] (twice with a seed),
     [b, h, q, d].
     """
+    return attend(query, key_t, value, mask, scale, seed_tensor, p)
+
+
+def attend(
+    query: torch.Tensor,
+    key_t: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
+    keeps_shares: bool = True,
+) -> Tuple[torch.Tensor, ...]:
+    """`attention`, or the last of its results alone, in the same bits."""
     key = key_t.transpose(2, 3)
     if not (_has_rows(query, key, value) and mask.is_contiguous() and _draws_in_pairs(key, seed_tensor)):
-        return _attention_by_parts(query, key_t, value, mask, scale, seed_tensor, p)
-    sizes = (*query.shape[:3], key.shape[2], query.shape[3])
-    probabilities, y = query.new_empty(sizes[:4]), _result_for(query)
-    dropped = None if seed_tensor is None else torch.empty_like(probabilities)
+        results = _attention_by_parts(query, key_t, value, mask, scale, seed_tensor, p)
+        return results if keeps_shares else results[-1:]
+    sizes, y = (*query.shape[:3], key.shape[2], query.shape[3]), _result_for(query)
+    shares = [query.new_empty(sizes[:4]) for _ in range(keeps_shares * (1 + (seed_tensor is not None)))]
+    probabilities, dropped, *_ = *shares, None, None
     views, rest = _views(query, key, value), (*_views(y), *sizes, *_dropout(seed_tensor, p))
     native.call("attend", (query.dtype,), *views, mask, scale, probabilities, dropped, *rest)
-    return (probabilities, y) if dropped is None else (probabilities, dropped, y)
+    return (*shares, y)
 
 
 class Operands(NamedTuple):

@@ -35,7 +35,8 @@ def on_a_processor(monkeypatch):
 
     def choose(is_streamed):
         monkeypatch.setitem(rewrites.HAS_KERNELS, "streamed_attention", lambda device: is_streamed)
-        monkeypatch.setitem(rewrites.HAS_KERNELS, "joined_gradients", lambda device: not is_streamed)
+        for other in ("joined_gradients", "unread_shares"):
+            monkeypatch.setitem(rewrites.HAS_KERNELS, other, lambda device: not is_streamed)
         chosen.clear()
         return chosen
 
@@ -54,7 +55,7 @@ def with_and_without(config, on_a_processor):
     """Loss, gradients and their norm of a step that keeps probabilities, and of one that does not."""
     chosen = on_a_processor(False)
     kept = gradients_of(config)
-    assert chosen == {"attention": 2, "attention_grad_rows": 1}
+    assert chosen == {"attention": 1, "attention_alone": 1, "attention_grad_rows": 1}
     on_a_processor(True)
     streamed = gradients_of(config)
     assert chosen == {"streamed_attention": 2, "streamed_attention_grad": 1}
