@@ -83,6 +83,8 @@ def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
         logits = random(rows, classes, dtype=dtype)
         logits[0] = float("-inf")
         logits[-1, 0] = 1e4
+        if rows > 3:
+            logits[1, classes // 2], logits[2, -1] = float("nan"), float("inf")
         indices = torch.arange(rows, dtype=torch.int32) * 7 % (classes + 2) - 1  # some outside
         calls["logsumexp_and_pick"].append((logits, indices))
         total = KERNELS["logsumexp_and_pick"](logits, indices)[0]

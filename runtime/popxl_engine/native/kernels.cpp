@@ -17,25 +17,6 @@ namespace {
 // Sums over a loop are in functions of their own: in a function within a function GCC 12 keeps them in memory, and they
 // take several times as long.
 
-// Calls make(to, start, length) for parts of [first, end), which writes numbers that go to y from `start` on.
-template <class Make>
-void in_rows(float* y, int64_t first, int64_t end, Make make) {
-  make(y + first, first, end - first);
-}
-
-template <class Make>
-void in_rows(bfloat16* y, int64_t first, int64_t end, Make make) {
-  constexpr int64_t ROW = 512;
-  alignas(64) float row[ROW];
-  for (int64_t start = first; start < end; start += ROW) {
-    const int64_t length = std::min(ROW, end - start);
-    make(row, start, length);
-    narrow(row, y + start, length);
-  }
-}
-
-constexpr int64_t AHEAD = 1024;  // elements that are fetched before they are needed
-
 template <class T>
 void gelu_of(const T* x, T* y, int64_t count, int threads) {
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
@@ -169,12 +150,15 @@ void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float*
   column_sums(parts, gradients, 0.0f, 1.0f, pieces, 2 * columns, threads);
 }
 
+// Fetches the next row meanwhile, whose largest number is looked for first.
 template <class T>
 float sum_of_exponentials(const T* row, float shift, int64_t columns) {
-  float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < columns; ++i) sum += decay(wide(row[i]) - shift, T{});
-  return sum;
+  return sum_over(columns, [=](auto sum, int64_t i) {
+    using N = decltype(sum);
+    prefetch<N>(row + columns + i);
+    const auto x = load_as<N>(row + i) - shift;
+    return sum + each(x, [](auto at) { return small_or_decay(at, T{}); });
+  });
 }
 
 // log(sum(exp(row))) of each row.
@@ -208,9 +192,11 @@ void logsumexp_grad(const T* logits, int64_t stride, const float* totals, const 
       const int64_t at = indices[r];
       const bool is_valid = at >= 0 && at < columns;
       const float own = is_valid ? decay(wide(row[at]) - shift, T{}) * scale + picked[r] : 0.0f;
-      in_rows(out, 0, columns, [=](float* to, int64_t start, int64_t length) {
-#pragma omp simd
-        for (int64_t i = 0; i < length; ++i) to[i] = decay(wide(row[start + i]) - shift, T{}) * scale;
+      in_lanes(columns, [=](auto n, int64_t i) {
+        using N = decltype(n);
+        prefetch<N>(row + i + AHEAD);
+        prefetch<N, true>(out + i + AHEAD);
+        store(each(load_as<N>(row + i) - shift, [](auto x) { return decay(x, T{}); }) * scale, out + i);
       });
       if (is_valid) narrow(own, out[at]);
     }

@@ -8,6 +8,8 @@
 #include <type_traits>
 
 #include "numbers.h"
+constexpr int64_t AHEAD = 1024;  // numbers that are fetched before they are needed
+
 struct Lanes {
   Vector low, high;
 };
@@ -111,4 +113,26 @@ static inline float sum_over(int64_t count, Add add) {
   float sum = sum_of(one + other);
   for (; i < count; ++i) sum = add(sum, i);
   return sum;
+}
+
+// The largest of numbers that are not NaN.
+template <class T>
+static float largest(const T* x, int64_t count) {
+  Vector a = every(-INFINITY), b = a, c = a, d = a;
+  int64_t i = 0;
+  for (; i + 4 * WIDTH <= count; i += 4 * WIDTH) {
+    prefetch<Lanes>(x + i + AHEAD);
+    prefetch<Lanes>(x + i + AHEAD + LANES);
+    a = larger(load(x + i), a);
+    b = larger(load(x + i + WIDTH), b);
+    c = larger(load(x + i + 2 * WIDTH), c);
+    d = larger(load(x + i + 3 * WIDTH), d);
+  }
+  for (; i + WIDTH <= count; i += WIDTH) a = larger(load(x + i), a);
+  float row[WIDTH], most = -INFINITY;
+  store(larger(larger(a, b), larger(c, d)), row);
+  for (int64_t j = 0; j < WIDTH; j += 4)
+    most = larger(larger(larger(row[j], row[j + 1]), larger(row[j + 2], row[j + 3])), most);
+  for (; i < count; ++i) most = larger(wide(x[i]), most);
+  return most;
 }

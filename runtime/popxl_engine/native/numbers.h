@@ -116,23 +116,26 @@ static inline void store(Vector x, float* to) { std::memcpy(to, &x, sizeof(x)); 
 static inline uint32_t bits_of(float x) { return bits_as<uint32_t>(x); }
 static inline VectorBits bits_of(Vector x) { return bits_as<VectorBits>(x); }
 
-// x where it lies between two limits, else the nearer one; NaN stays. Compilers turn comparisons with constants into
-// many more instructions.
-static inline float within(float x, float low, float high) {
-  const float above = x < low ? low : x;
-  return above > high ? high : above;
-}
+// The larger or the smaller one; y where one is NaN. Of comparisons with limits compilers make many instructions.
+static inline float larger(float x, float y) { return x > y ? x : y; }
+static inline float smaller(float x, float y) { return x < y ? x : y; }
 
-static inline Vector within(Vector x, float low, float high) {
 #if defined(__AVX512F__)
-  return _mm512_min_ps(every(high), _mm512_max_ps(every(low), x));
+static inline Vector larger(Vector x, Vector y) { return _mm512_max_ps(x, y); }
+static inline Vector smaller(Vector x, Vector y) { return _mm512_min_ps(x, y); }
 #elif defined(__AVX2__) && defined(__FMA__)
-  return _mm256_min_ps(every(high), _mm256_max_ps(every(low), x));
+static inline Vector larger(Vector x, Vector y) { return _mm256_max_ps(x, y); }
+static inline Vector smaller(Vector x, Vector y) { return _mm256_min_ps(x, y); }
 #else
-  const Vector above = x < every(low) ? every(low) : x;
-  return above > every(high) ? every(high) : above;
+static inline Vector larger(Vector x, Vector y) { return x > y ? x : y; }
+static inline Vector smaller(Vector x, Vector y) { return x < y ? x : y; }
 #endif
-}
+
+// NaN stays.
+static inline float at_least(float x, float low) { return larger(low, x); }
+static inline Vector at_least(Vector x, float low) { return larger(every(low), x); }
+static inline float at_most(float x, float high) { return smaller(high, x); }
+static inline Vector at_most(Vector x, float high) { return smaller(every(high), x); }
 
 // y, but zero where x is less than a limit.
 static inline float zero_below(float x, float limit, float y) { return x < limit ? 0.0f : y; }
@@ -160,6 +163,8 @@ static inline N decay(N x, float) {
   return zero_below(x, -86.6f, exponential(x));
 }
 
+constexpr float LOG2_E = 1.44269504f;
+
 // 2**x to 3e-6, for x of -126 to 127.
 template <class N>
 static inline N power_of_two(N x) {
@@ -183,12 +188,23 @@ static inline N reciprocal_of_next(N x) {
 // To 3e-6; what is below 2e-38 becomes zero.
 template <class N>
 static inline N decay(N x, bfloat16) {
-  return zero_below(x, -87.0f, power_of_two(x * 1.44269504f));
+  return zero_below(x, -87.0f, power_of_two(x * LOG2_E));
+}
+
+// The same for sums with a number of 1: what is below 2e-38 need not become zero.
+template <class N>
+static inline N small_or_decay(N x, float) {
+  return exponential(at_least(x, -86.6f));
+}
+
+template <class N>
+static inline N small_or_decay(N x, bfloat16) {
+  return power_of_two(at_least(x, -87.0f) * LOG2_E);
 }
 
 // GELU's tanh form: x * sigmoid(2u), 2u = C (x + 0.044715 x**3), and its slope, as exactly as results of a type need;
 // beyond 10 they are 0 or x, 0 or 1.
-constexpr float GELU_C = 1.5957691216057308f, GELU_CUBIC = GELU_C * 0.044715f, LOG2_E = 1.44269504f;
+constexpr float GELU_C = 1.5957691216057308f, GELU_CUBIC = GELU_C * 0.044715f;
 
 template <class N>
 static inline N gelu_slope(N t, N square, N e, N s) {  // with e = exp(-2u) and s = sigmoid(2u); s(1 - s) = s * s * e
@@ -197,27 +213,27 @@ static inline N gelu_slope(N t, N square, N e, N s) {  // with e = exp(-2u) and 
 
 template <class N>
 static inline N gelu(N x, float) {
-  const N t = within(x, -10.06f, 10.0f);  // of -10.06 the exponential is infinity
+  const N t = at_most(at_least(x, -10.06f), 10.0f);  // of -10.06 the exponential is infinity
   return x / (exponential(t * fused(t * t, -GELU_CUBIC, -GELU_C)) + 1.0f);
 }
 
 template <class N>
 static inline N gelu_slope(N x, float) {
-  const N t = within(x, -10.0f, 10.0f), square = t * t;
+  const N t = at_most(at_least(x, -10.0f), 10.0f), square = t * t;
   const N e = exponential(t * fused(square, -GELU_CUBIC, -GELU_C));
   return gelu_slope(t, square, e, 1.0f / (e + 1.0f));
 }
 
 template <class N>
 static inline N gelu(N x, bfloat16) {
-  const N t = within(x, -9.9f, 9.9f);
+  const N t = at_most(at_least(x, -9.9f), 9.9f);
   const N e = power_of_two(t * fused(t * t, -GELU_CUBIC * LOG2_E, -GELU_C * LOG2_E));
   return x * zero_below(x, -9.9f, reciprocal_of_next(e));
 }
 
 template <class N>
 static inline N gelu_slope(N x, bfloat16) {
-  const N t = within(x, -9.9f, 9.9f), square = t * t;
+  const N t = at_most(at_least(x, -9.9f), 9.9f), square = t * t;
   const N e = power_of_two(t * fused(square, -GELU_CUBIC * LOG2_E, -GELU_C * LOG2_E));
   return gelu_slope(t, square, e, reciprocal_of_next(e));
 }
@@ -235,12 +251,4 @@ static inline uint64_t squares64(uint64_t counter, uint64_t key) {
   const uint64_t t = x * x + z;
   x = swap_halves(t);
   return t ^ ((x * x + y) >> 32);
-}
-
-template <class T>
-static float largest(const T* x, int64_t count) {
-  float most = -INFINITY;
-#pragma omp simd reduction(max : most)
-  for (int64_t i = 0; i < count; ++i) most = most < wide(x[i]) ? wide(x[i]) : most;
-  return most;
 }
