@@ -58,10 +58,12 @@ void accumulate(float* total, const T* value, float old, float share, int64_t co
 
 template <class T>
 float row_squares(const T* x, int64_t count) {
-  float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < count; ++i) sum += wide(x[i]) * wide(x[i]);
-  return sum;
+  return sum_over(count, [=](auto sum, int64_t i) {
+    using N = decltype(sum);
+    prefetch<N>(x + i + AHEAD);
+    const N at = load_as<N>(x + i);
+    return fused(at, at, sum);
+  });
 }
 
 // The sum of all squares: of a row in float32, of rows in float64. In float32 alone a large tensor's would lose three
