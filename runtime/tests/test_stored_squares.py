@@ -12,7 +12,6 @@ from popxl.values import Tensor
 from popxl_engine import native
 from popxl_engine.rewrites.accumulate import accumulate_product_
 from popxl_engine.rewrites.stored_squares import accumulate_product_squares_
-from quick import cases
 from test_native import NATIVE, matrix, needs_tiles, random, threads  # noqa: F401 - a fixture
 from test_rewrites import both_types, check, fused_steps, normal, observe
 
@@ -55,14 +54,25 @@ def test_squares_of_what_tiles_store_are_those_in_float64_for_any_threads(
 
 
 @needs_tiles
-@pytest.mark.parametrize("columns", cases([1024, 1010], lambda columns: columns == 1024))
-def test_squares_of_a_large_total_that_passes_the_caches_are_exact(columns: int, threads: Any) -> None:  # noqa: F811
-    lhs, rhs = matrix(4160, 40, True, 1), matrix(40, columns, False, 2)
-    for count in (1, 2):
-        threads(count)
-        total, squares = accumulate_product_squares_(torch.empty(4160, columns), lhs, rhs, 0.0)
-        exact = total.double().square().sum()
-        assert (squares.double() - exact).abs() <= exact * 2**-23
+@pytest.mark.parametrize(
+    "rows, inner, columns",
+    [(40, 40, 64), (40, 1056, 64), (4160, 40, 1024), pytest.param(4160, 40, 1010, marks=pytest.mark.slow)],
+)
+def test_a_total_that_passes_the_caches_where_it_may_is_the_same(
+    rows: int,
+    inner: int,
+    columns: int,
+    threads: Any,  # noqa: F811
+) -> None:
+    lhs, rhs = matrix(rows, inner, True, 1), matrix(inner, columns, False, 2)
+    for step, before in ((0.0, torch.full((rows, columns + 3), float("nan"))), (1.0, random(rows, columns + 3))):
+        alone = accumulate_product_(before.clone()[:, 1:-2], lhs, rhs, step)  # at addresses that must not
+        for count in (1, 2):
+            threads(count)
+            total, squares = accumulate_product_squares_(before[:, 1:-2].clone(), lhs, rhs, step)
+            assert torch.equal(total, alone)
+            exact = total.double().square().sum()
+            assert (squares.double() - exact).abs() <= exact * 2**-23
 
 
 @needs_tiles

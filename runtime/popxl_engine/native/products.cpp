@@ -310,9 +310,11 @@ void accumulate_product(const bfloat16* left, int64_t left_row, int64_t left_k, 
   const int64_t panels = squares == nullptr ? 0 : parts(rows, PANEL) * parts(columns, PANEL);
   double* const sums = squares == nullptr ? nullptr : room.take<double>(panels);
   const bool is_aligned = reinterpret_cast<uintptr_t>(total) % 64 == 0 && stride % SIDE == 0 && columns % PANEL == 0;
-  const bool is_large = rows * columns * int64_t(sizeof(float)) >= LARGE, is_written_once = old == 0.0f && k <= CHUNK;
+  // A gradient whose squares come with it is read when weights are updated: after those of all other layers.
+  const bool is_read_late = squares != nullptr || rows * columns * int64_t(sizeof(float)) >= LARGE;
+  const bool is_written_once = old == 0.0f && k <= CHUNK;
   product({left, left_row, left_k, rows}, {right, right_column, right_k, columns}, k, threads,
-          Accumulated{total, stride, rows, columns, old, share, is_aligned && is_large && is_written_once, sums});
+          Accumulated{total, stride, rows, columns, old, share, is_aligned && is_read_late && is_written_once, sums});
   if (squares != nullptr) *squares = float(std::accumulate(sums, sums + panels, 0.0));
 }
 
