@@ -14,9 +14,6 @@
 
 namespace {
 
-// Sums over a loop are in functions of their own: in a function within a function GCC 12 keeps them in memory, and they
-// take several times as long.
-
 template <class T>
 void gelu_of(const T* x, T* y, int64_t count, int threads) {
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {

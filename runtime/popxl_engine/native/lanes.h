@@ -8,12 +8,12 @@
 #include <type_traits>
 
 #include "numbers.h"
-constexpr int64_t AHEAD = 1024;  // numbers that are fetched before they are needed
 
 struct Lanes {
   Vector low, high;
 };
 constexpr int64_t LANES = 2 * WIDTH;
+constexpr int64_t AHEAD = 1024;  // how many numbers before they are needed memory is fetched
 
 static inline Lanes operator+(Lanes a, Lanes b) { return {a.low + b.low, a.high + b.high}; }
 static inline Lanes operator*(Lanes a, Lanes b) { return {a.low * b.low, a.high * b.high}; }
@@ -25,8 +25,7 @@ static inline Lanes fused(Lanes a, Lanes b, Lanes c) {
 }
 
 static inline Lanes fused(Lanes a, float b, float c) {
-  const Vector zero{}, factor = b - zero, term = c - zero;
-  return {fused(a.low, factor, term), fused(a.high, factor, term)};
+  return {fused(a.low, b, c), fused(a.high, b, c)};
 }
 
 // A function of a number or a vector, of all.
