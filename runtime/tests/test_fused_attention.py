@@ -170,6 +170,16 @@ def test_numbers_in_a_mask_count_wherever_they_are(dtype: torch.dtype, way: str,
             assert error(one, other) < (1e-6 if dtype is torch.float32 else 0.012)
 
 
+@ways
+@dtypes
+def test_later_queries_may_see_fewer_keys(dtype: torch.dtype, way: str, by: Any) -> None:
+    by(way)
+    tensors = [normal(dtype, 2, 1, 100, 16, seed=i) for i in range(4)]
+    mask = hiding(100, 100, 100, dtype).flip(0).contiguous()
+    for one, other in zip(run(tensors, mask, 0.3, None, 0.0), textbook(tensors, mask, 0.3, None)):
+        assert error(one, other) < (1e-6 if dtype is torch.float32 else 0.012)
+
+
 # Programs
 
 DATA = {n: np.random.default_rng(i).normal(size=(2, 6, 4, 8)).astype(np.float32) for i, n in enumerate("qkvd")}

@@ -26,7 +26,7 @@ from quick import cases
 from test_fused_attention import error, hiding, normal, textbook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-NOT_STREAMED = ("joined_gradients", "unread_shares")
+NOT_STREAMED = ("joined_gradients", "known_shares", "unread_shares")
 EVERY = [*(name for name in (*REWRITES, *BLOCK_REWRITES) if name not in NOT_STREAMED), "streamed_attention"]
 """Of a GPU."""
 SHAPES = [(2, 3, 64, 32), (1, 2, 40, 24), (1, 1, 1, 8), (4, 1, 33, 96)]
@@ -378,7 +378,7 @@ def test_the_rule_is_for_gpus_and_can_be_switched_off(monkeypatch: Any) -> None:
     assert streams(CUDA) and "streamed_attention" in enabled_rewrites(CUDA)
     assert "streamed_attention" not in enabled_rewrites()
     assert observe(training(popxl.float32))[1].keys() == {"attention", "attention_alone", "attention_grad_rows"}
-    monkeypatch.setenv("POPXL_REWRITES", "-streamed_attention,-joined_gradients,-unread_shares")
+    monkeypatch.setenv("POPXL_REWRITES", "-streamed_attention,-joined_gradients,-known_shares,-unread_shares")
     assert enabled_rewrites(CUDA) == enabled_rewrites() == EVERY[:-1]
 
 

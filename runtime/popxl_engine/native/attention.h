@@ -167,15 +167,17 @@ static void forward(const View<T>& query, const View<T>& key, const View<T>& val
 }
 
 // Gradients for query, key and value from dy. factors: what was multiplied with the values, the probabilities or what
-// dropout left of them; without dropout it has no parts.
+// dropout left of them. mask: that of the scores, or null where it is not known. Dropout without parts has let through
+// what is not zero in factors; where a probability is zero, so is the gradient of its score.
 template <class Way, class T>
 static void backward(const View<T>& dy, const View<T>& query, const View<T>& key, const View<T>& value,
-                     const T* probabilities, const T* factors, float scale, const View<T>& d_query,
-                     const View<T>& d_key, const View<T>& d_value, const Sizes& n, const Dropout& dropout,
-                     int threads) {
+                     const T* probabilities, const T* factors, const T* mask, float scale,
+                     const View<T>& d_query, const View<T>& d_key, const View<T>& d_value, const Sizes& n,
+                     const Dropout& dropout, int threads) {
   using Packed = typename Way::Packed;
   const int64_t keys = n.keys, row = padded(keys), width = padded(n.width), queries = padded(n.queries);
   const int64_t stride = row + SKEW;
+  std::vector<Sight> sights(parts(n.queries, PANEL));
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     thread_local Room room, floats, elements;
@@ -187,6 +189,11 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
     std::vector<int64_t> ends(parts(n.queries, PANEL));  // of the keys that have a share
     T* const d_scores = elements.take<T>(n.queries * row);
     [[maybe_unused]] const typename Way::Scope scope;
+    if (mask != nullptr) {
+#pragma omp for schedule(static)
+      for (int64_t q = 0; q < n.queries; q += PANEL)
+        sights[q / PANEL] = sight(mask + q * keys, std::min(PANEL, n.queries - q), keys);
+    }
 #pragma omp for schedule(static)
     for (int64_t head = 0; head < n.batch * n.heads; ++head) {
       const int64_t b = head / n.heads, h = head % n.heads;
@@ -196,17 +203,22 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
       pack_right<Way, T>({dy.at(b, h), 1, dy.row, n.width}, n.queries, packed_dy);
       const T* const shares = probabilities + head * n.queries * keys;
       const T* const used = factors + head * n.queries * keys;
+      int64_t furthest = 0;  // end of the keys that any query up to here has a share of
       for (int64_t q = 0; q < n.queries; q += PANEL) {
         const int64_t rows = std::min(PANEL, n.queries - q), first = q * keys;
-        const int64_t needed = std::min(keys, panels_but(0.0f, shares + first, rows, keys) * PANEL);
+        const int64_t needed = mask != nullptr ? sights[q / PANEL].end
+                                               : std::min(keys, panels_but(0.0f, shares + first, rows, keys) * PANEL);
         ends[q / PANEL] = needed;
+        furthest = std::max(furthest, needed);
         ask_for<true>(d_query, b, h, q, q + rows, n.width);
         const auto of_dy = Way::left({dy.at(b, h) + q * dy.row, dy.row, 1, rows}, 0, n.width, panel);
         for (int64_t k = 0; k < needed; k += PANEL)
           Way::multiply(of_dy, packed_values + k * width, n.width, d_shares + k, stride);
         for (int64_t i = 0; i < rows && dropout.parts > 0; ++i)
           drop(d_shares + i * stride, d_shares + i * stride, needed, n, head, q + i, dropout);
-        softmax_grad(d_shares, stride, rows, scale, shares + first, keys, needed, d_scores + q * row, row);
+        if (dropout.parts == 0 && dropout.scale != 1.0f)
+          let_through(d_shares, stride, rows, dropout.scale, used + first, keys, needed);
+        softmax_grad(d_shares, stride, rows, scale, shares + first, keys, needed, furthest, d_scores + q * row, row);
         const auto of_scores = Way::left({d_scores + q * row, row, 1, rows}, 0, needed, panel);
         multiply_store<Way>(of_scores, packed_keys, row * PANEL, needed, d_query.at(b, h) + q * d_query.row,
                             d_query.row, rows, n.width, sums);
@@ -247,11 +259,12 @@ extern "C" {
                                     {seeds, parts, threshold, drop_scale}, threads);                                 \
   }                                                                                                                  \
   void attend_grad_##NAME(VIEW(T, dy), VIEW(T, query), VIEW(T, key), VIEW(T, value), const T* probabilities,         \
-                          const T* factors, float scale, VIEW(T, d_query), VIEW(T, d_key), VIEW(T, d_value),         \
-                          int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t width,                \
-                          const uint64_t* seeds, int64_t parts, int64_t threshold, float drop_scale, int threads) {  \
+                          const T* factors, const T* mask, float scale, VIEW(T, d_query), VIEW(T, d_key),            \
+                          VIEW(T, d_value), int64_t batch, int64_t heads, int64_t queries, int64_t keys,             \
+                          int64_t width, const uint64_t* seeds, int64_t parts, int64_t threshold, float drop_scale,  \
+                          int threads) {                                                                             \
     attention::backward<__VA_ARGS__>(AS_VIEW(T, dy), AS_VIEW(T, query), AS_VIEW(T, key), AS_VIEW(T, value),          \
-                                     probabilities, factors, scale, AS_VIEW(T, d_query), AS_VIEW(T, d_key),          \
+                                     probabilities, factors, mask, scale, AS_VIEW(T, d_query), AS_VIEW(T, d_key),    \
                                      AS_VIEW(T, d_value), {batch, heads, queries, keys, width},                      \
                                      {seeds, parts, threshold, drop_scale}, threads);                                \
   }

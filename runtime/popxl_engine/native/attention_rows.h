@@ -49,15 +49,16 @@ static int64_t panels_but(float x, const T* from, int64_t rows, int64_t keys) {
 }
 
 // What a mask does to 32 queries: it leaves the first `free` of their scores as they are, and hides those from `end`
-// on. Both are multiples of 32, or all keys. Where it hides all, the first panel shows that.
+// on. Both are multiples of 32, or all keys; the end is where a query sees none, whose probabilities are no numbers.
 struct Sight {
   int64_t free, end;
 };
 
 template <class T>
 static Sight sight(const T* mask, int64_t rows, int64_t keys) {
-  const int64_t end = std::min(keys, std::max<int64_t>(1, panels_but(-INFINITY, mask, rows, keys)) * PANEL);
-  int64_t free = 0;
+  int64_t end = std::min(keys, panels_but(-INFINITY, mask, rows, keys) * PANEL), free = 0;
+  for (int64_t i = 0; i < rows; ++i)
+    if (panels_but(-INFINITY, mask + i * keys, 1, end) == 0) end = keys;
   while (free < end && !any_but(0.0f, mask + free, keys, rows, std::min(PANEL, end - free))) free += PANEL;
   return {std::min(free, end), end};
 }
@@ -164,16 +165,26 @@ static inline float dot(const T* x, const float* y, int64_t count) {
   return total(lanes);
 }
 
-// Rows of gradients of scores, from gradients d of shares.
+// Rows of gradients of what dropout left of shares become those of shares.
+template <class T>
+__attribute__((noinline)) static void let_through(float* d, int64_t stride, int64_t rows, float factor, const T* left,
+                                                  int64_t keys, int64_t end) {
+  for (int64_t i = 0; i < rows; ++i, d += stride, left += keys) {
+#pragma omp simd
+    for (int64_t j = 0; j < end; ++j) d[j] = wide(left[j]) != 0.0f ? d[j] * factor : 0.0f;
+  }
+}
+
+// Rows of gradients of scores, from gradients d of shares; zeros from `end` to `furthest`.
 template <class T>
 __attribute__((noinline)) static void softmax_grad(float* d, int64_t stride, int64_t rows, float scale, const T* shares,
-                                                   int64_t keys, int64_t end, T* to, int64_t row) {
+                                                   int64_t keys, int64_t end, int64_t furthest, T* to, int64_t row) {
   for (int64_t i = 0; i < rows; ++i, d += stride, shares += keys, to += row) {
     const float mean = dot(shares, d, end);
 #pragma omp simd
     for (int64_t j = 0; j < end; ++j) d[j] = wide(shares[j]) * scale * (d[j] - mean);
     narrow(d, to, end);
-    std::fill(to + end, to + row, T{});
+    std::fill(to + end, to + furthest, T{});
   }
 }
 

@@ -31,7 +31,7 @@ SIGNATURES = {
     "accumulate_product": ("pnnpnnpnffnnnp", 0),
     "multiply_add": ("pnnpnnppnnnn", 0),
     "attend": ("pnnn" * 3 + "pfpp" + "pnnn" + "nnnnn" + "pnnf", 1),
-    "attend_grad": ("pnnn" * 4 + "ppf" + "pnnn" * 3 + "nnnnn" + "pnnf", 1),
+    "attend_grad": ("pnnn" * 4 + "pppf" + "pnnn" * 3 + "nnnnn" + "pnnf", 1),
 }
 """Of each function: its parameters before the number of threads (pointers, sizes and numbers), and how many element
 types its name ends in. `accumulate_product` and `multiply_add` are there on CPUs with AMX only."""

@@ -72,6 +72,7 @@ class Operands(NamedTuple):
     scale: float
     seed_tensor: Seed
     p: float
+    mask: Optional[torch.Tensor]
 
 
 def attention_grad(
@@ -84,9 +85,13 @@ def attention_grad(
     scale: float,
     seed_tensor: Seed,
     p: float,
+    mask: Optional[torch.Tensor] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients for query, key_t and value of `attention`; ``factors`` is what was multiplied with value."""
-    operands = Operands(dy, query_t, key, value_t, probabilities, factors, scale, seed_tensor, p)
+    """Gradients for query, key_t and value of `attention`; ``factors`` is what was multiplied with value.
+
+    The mask may be left out. The seed may be left out where ``factors`` is what dropout has left of ``probabilities``.
+    """
+    operands = Operands(dy, query_t, key, value_t, probabilities, factors, scale, seed_tensor, p, mask)
     if not takes_gradient(operands):
         return gradient_by_parts(operands)
     places = [_result_for(t) for t in (query_t.transpose(2, 3), key, value_t.transpose(2, 3))]
@@ -106,7 +111,8 @@ def write_gradient(places: Sequence[torch.Tensor], o: Operands) -> None:
     query, value = o.query_t.transpose(2, 3), o.value_t.transpose(2, 3)
     views, sizes = _views(o.dy, query, o.key, value), (*query.shape[:3], o.key.shape[2], query.shape[3])
     rest = (*_views(*places), *sizes, *_dropout(o.seed_tensor, o.p))
-    native.call("attend_grad", (o.dy.dtype,), *views, o.probabilities, o.factors, o.scale, *rest)
+    mask = o.mask if o.mask is not None and o.mask.is_contiguous() else None
+    native.call("attend_grad", (o.dy.dtype,), *views, o.probabilities, o.factors, mask, o.scale, *rest)
 
 
 def _has_rows(*tensors: torch.Tensor) -> bool:
@@ -133,7 +139,7 @@ def _views(*tensors: torch.Tensor) -> List[Any]:
 def _dropout(seed_tensor: Seed, p: float) -> Tuple[Any, ...]:
     """Keys of the generator, how many, the least draw that is kept, and the factor for what is kept."""
     if seed_tensor is None:
-        return None, 0, 0, 1.0
+        return None, 0, 0, 1 / (1 - p)
     keys = generator.key(seed_tensor.reshape(-1, 2))
     return keys, keys.numel(), threshold(p), 1 / (1 - p)
 
@@ -172,6 +178,8 @@ def gradient_by_parts(o: Operands) -> Tuple[torch.Tensor, torch.Tensor, torch.Te
     d_value = product(o.factors.transpose(2, 3), dy, dy.dtype)
     if o.seed_tensor is not None:
         d = _kernel("dropout", dy)(d, o.seed_tensor, o.p)
+    elif o.p:
+        d = torch.where(o.factors == 0, 0, d * (1 / (1 - o.p)))
     d = _kernel("softmax_grad", dy)(d, o.probabilities, -1).mul_(o.scale)
     return product(d, key, dy.dtype), product(query_t, d, dy.dtype), d_value
 
@@ -248,7 +256,7 @@ def _gradient(found: Steps, i: int) -> Optional[Tuple[List[int], Dict[str, Any],
     if dy.shape[3] != key.shape[3]:
         return None
     arguments = {"dy": dy, "query_t": query_t, "key": key, "value_t": value_t, "probabilities": shares}
-    arguments |= {"factors": by_dy[1], "scale": scale, **_dropped(steps, dropping)}
+    arguments |= {"factors": by_dy[1], "scale": scale, **_dropped(steps, dropping), "mask": None}
     return indices, arguments, tuple(steps[n].outputs[0] for n in (by_key, by_query, by_dy[0]))
 
 

@@ -33,12 +33,13 @@ def attention_grad_rows(
     scale: float,
     seed_tensor: Seed,
     p: float,
+    mask: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """`attention_grad` of n queries and n keys: rows of the gradients, side by side, [b * n, 3 * h * d]."""
     b, h, n, d = dy.shape
     rows = dy.new_empty(b * n, 3 * h * d)
     places = [part.view(b, n, h, d).transpose(1, 2) for part in rows.split(h * d, 1)]
-    operands = Operands(dy, query_t, key, value_t, probabilities, factors, scale, seed_tensor, p)
+    operands = Operands(dy, query_t, key, value_t, probabilities, factors, scale, seed_tensor, p, mask)
     if takes_gradient(operands):
         write_gradient(places, operands)
         return rows

@@ -35,7 +35,7 @@ def on_a_processor(monkeypatch):
 
     def choose(is_streamed):
         monkeypatch.setitem(rewrites.HAS_KERNELS, "streamed_attention", lambda device: is_streamed)
-        for other in ("joined_gradients", "unread_shares"):
+        for other in ("joined_gradients", "known_shares", "unread_shares"):
             monkeypatch.setitem(rewrites.HAS_KERNELS, other, lambda device: not is_streamed)
         chosen.clear()
         return chosen
