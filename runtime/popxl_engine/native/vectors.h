@@ -44,6 +44,25 @@ static Left left_panel(const Matrix<T>& from, int64_t k, int64_t k_end, float* r
   return {room, 1, PANEL, rows};
 }
 
+// Packs 32 columns whose k lie side by side, of as many k as fill vectors. Returns how many.
+template <class T>
+static inline int64_t pack_turned(const T*, int64_t, int64_t, float*) { return 0; }
+
+#if defined(__AVX512F__)
+template <>
+inline int64_t pack_turned(const float* from, int64_t along, int64_t k_count, float* to) {
+  int64_t k = 0;
+  for (; k + WIDTH <= k_count; k += WIDTH)
+    for (int64_t i = 0; i < PANEL; i += WIDTH) {
+      __m512i r[WIDTH];
+      for (int64_t j = 0; j < WIDTH; ++j) r[j] = _mm512_loadu_si512(from + (i + j) * along + k);
+      products::transpose(r);
+      for (int64_t j = 0; j < WIDTH; ++j) _mm512_storeu_si512(to + (k + j) * PANEL + i, r[j]);
+    }
+  return k;
+}
+#endif
+
 // 32 columns of an operand, the p-th ones: those of one k side by side. What is missing is zeros.
 template <class T>
 static void pack_right(const Matrix<T>& from, int64_t p, int64_t k_count, float* to) {
@@ -56,8 +75,9 @@ static void pack_right(const Matrix<T>& from, int64_t p, int64_t k_count, float*
       for (int64_t j = 0; j < columns; ++j) to[j] = wide(at[j]);
     }
   } else {
-    for (int64_t k = 0; k < k_count; ++k, at += from.across, to += PANEL)
-      for (int64_t j = 0; j < columns; ++j) to[j] = wide(at[j * from.along]);
+    const int64_t first = columns == PANEL ? pack_turned(at, from.along, k_count, to) : 0;
+    for (int64_t k = first; k < k_count; ++k)
+      for (int64_t j = 0; j < columns; ++j) to[k * PANEL + j] = wide(at[j * from.along + k]);
   }
 }
 
