@@ -85,12 +85,12 @@ static void store(const float* sums, T* to, int64_t stride, int64_t rows, int64_
   for (int64_t i = 0; i < rows; ++i, sums += PANEL, to += stride) narrow(sums, to, columns);
 }
 
-// Asks for rows of a view, to be read or WRITTEN soon. They lie apart, so that no prefetcher knows where they are.
+// Asks for rows, to be WRITTEN soon or read after that.
 template <bool WRITTEN, class T>
-static inline void ask_for(const View<T>& view, int64_t b, int64_t h, int64_t first, int64_t end, int64_t width) {
+static inline void ask_for(const T* first, int64_t stride, int64_t rows, int64_t width) {
   constexpr int64_t LINE = 64 / sizeof(T);
-  for (int64_t i = first; i < end; ++i)
-    for (int64_t j = 0; j < width; j += LINE) __builtin_prefetch(view.at(b, h) + i * view.row + j, WRITTEN);
+  for (int64_t i = 0; i < rows; ++i, first += stride)
+    for (int64_t j = 0; j < width; j += LINE) __builtin_prefetch(first + j, WRITTEN, WRITTEN ? 3 : 2);
 }
 
 // A left panel times packed right panels of `stride` elements: into rows of a result of some width.
@@ -141,8 +141,8 @@ static void forward(const View<T>& query, const View<T>& key, const View<T>& val
       for (int64_t q = 0; q < n.queries; q += PANEL) {
         const int64_t end = std::min(n.queries, q + PANEL), rows = end - q;
         const Sight& sees = sights[q / PANEL];
-        ask_for<true>(y, b, h, q, end, n.width);
-        ask_for<false>(query, b, h, end, std::min(n.queries, end + PANEL), n.width);
+        ask_for<true>(y.at(b, h) + q * y.row, y.row, rows, n.width);
+        ask_for<false>(query.at(b, h) + end * query.row, query.row, std::min(PANEL, n.queries - end), n.width);
         const auto queries = Way::left({query.at(b, h) + q * query.row, query.row, 1, rows}, 0, n.width, panel);
         for (int64_t k = 0; k < sees.end; k += PANEL)
           Way::multiply(queries, packed_keys + k * width, n.width, scores + k, stride);
@@ -210,7 +210,9 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
                                                : std::min(keys, panels_but(0.0f, shares + first, rows, keys) * PANEL);
         ends[q / PANEL] = needed;
         furthest = std::max(furthest, needed);
-        ask_for<true>(d_query, b, h, q, q + rows, n.width);
+        ask_for<true>(d_query.at(b, h) + q * d_query.row, d_query.row, rows, n.width);
+        const int64_t next = std::min(n.queries, q + PANEL), seen = std::min(keys, needed + PANEL);
+        ask_for<false>(shares + next * keys, keys, std::min(PANEL, n.queries - next), seen);
         const auto of_dy = Way::left({dy.at(b, h) + q * dy.row, dy.row, 1, rows}, 0, n.width, panel);
         for (int64_t k = 0; k < needed; k += PANEL)
           Way::multiply(of_dy, packed_values + k * width, n.width, d_shares + k, stride);
@@ -230,7 +232,7 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
           int64_t first = 0;
           while (first < n.queries && ends[first / PANEL] <= k) first += PANEL;
           first = std::min(first, n.queries);
-          ask_for<true>(result, b, h, k, k + rows, n.width);
+          ask_for<true>(result.at(b, h) + k * result.row, result.row, rows, n.width);
           const auto turned = Way::left({left + k, 1, stride, rows}, first, n.queries, panel);
           multiply_store<Way>(turned, right + first * PANEL, queries * PANEL, n.queries - first,
                               result.at(b, h) + k * result.row, result.row, rows, n.width, sums);
