@@ -1,10 +1,8 @@
-// What attention does to rows of scores between its products. Rows of float32 numbers are as long as a multiple of 32.
+// What attention does to rows of scores between its products.
 #pragma once
 #include <algorithm>
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
 
+#include "lanes.h"
 #include "operands.h"
 
 namespace attention {
@@ -14,12 +12,8 @@ using std::int64_t;
 
 constexpr int64_t PANEL = 32;  // rows or columns of operands that are multiplied together
 constexpr int64_t SKEW = 16;   // numbers between rows, so that they do not meet in the same lines of a cache
-constexpr int64_t LANES = 32;  // of a row's numbers, every 32nd one goes into the same of so many sums
 
 static inline int64_t padded(int64_t count) { return parts(count, PANEL) * PANEL; }
-
-static inline uint32_t bits_of(float x) { return bits_as<uint32_t>(x); }
-static inline uint16_t bits_of(bfloat16 x) { return x.bits; }
 
 // Whether any of rows x columns numbers has other bits than x. Columns are a panel's.
 template <class T>
@@ -63,75 +57,32 @@ static Sight sight(const T* mask, int64_t rows, int64_t keys) {
   return {std::min(free, end), end};
 }
 
-// Of sums and maxima by lanes: halves together, until one is left.
-static inline float total(const float* lanes) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_ps(_mm512_add_ps(_mm512_load_ps(lanes), _mm512_load_ps(lanes + 16)));
-#else
-  float sums[LANES];
-  std::copy(lanes, lanes + LANES, sums);
-  for (int64_t half = LANES / 2; half > 0; half /= 2)
-    for (int64_t l = 0; l < half; ++l) sums[l] += sums[l + half];
-  return sums[0];
-#endif
-}
-
-static inline float most(const float* lanes) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_load_ps(lanes), _mm512_load_ps(lanes + 16)));
-#else
-  return *std::max_element(lanes, lanes + LANES);
-#endif
-}
-
-// Sums become scores: x * scale + mask; minus infinity up to the next multiple of 32. The largest of them.
+// Sums become scores: x * scale + mask. The largest of them.
 template <class T>
 static inline float scored(float* x, float scale, const T* mask, const Sight& sight) {
-  alignas(64) float lanes[LANES];
-  for (int64_t l = 0; l < LANES; ++l) lanes[l] = -INFINITY;
-  int64_t j = 0;
-  for (; j + LANES <= sight.free; j += LANES) {
-#pragma omp simd
-    for (int64_t l = 0; l < LANES; ++l) {
-      const float score = x[j + l] = fused(x[j + l], scale, 0.0f);
-      lanes[l] = lanes[l] < score ? score : lanes[l];
-    }
-  }
-  for (; j + LANES <= sight.end; j += LANES) {
-#pragma omp simd
-    for (int64_t l = 0; l < LANES; ++l) {
-      const float score = x[j + l] = fused(x[j + l], scale, wide(mask[j + l]));
-      lanes[l] = lanes[l] < score ? score : lanes[l];
-    }
-  }
-  for (int64_t l = 0; j < sight.end; ++j, ++l) {
-    const float score = x[j] = fused(x[j], scale, wide(mask[j]));
-    lanes[l] = lanes[l] < score ? score : lanes[l];
-  }
-  for (; j < padded(sight.end); ++j) x[j] = -INFINITY;
-  return most(lanes);
+  const float most = largest_over(sight.free, [=](auto most, int64_t i) {
+    using N = decltype(most);
+    const N score = load_as<N>(x + i) * scale;
+    store(score, x + i);
+    return larger(score, most);
+  });
+  const auto masked = [x = x + sight.free, mask = mask + sight.free, scale](auto most, int64_t i) {
+    using N = decltype(most);
+    const N score = fused(load_as<N>(x + i), scale, load_as<N>(mask + i));
+    store(score, x + i);
+    return larger(score, most);
+  };
+  return larger(largest_over(sight.end - sight.free, masked), most);
 }
 
 template <class T>
 static inline float exponentials(float* x, float shift, int64_t count) {
-  alignas(64) float lanes[LANES] = {};
-  for (int64_t j = 0; j < count; j += LANES) {
-#pragma omp simd
-    for (int64_t l = 0; l < LANES; ++l) lanes[l] += x[j + l] = decay(x[j + l] - shift, T{});
-  }
-  return total(lanes);
-}
-
-// x * share into rows of results; x may change.
-static inline void put(float* x, float share, int64_t count, float* to) {
-#pragma omp simd
-  for (int64_t j = 0; j < count; ++j) to[j] = x[j] * share;
-}
-
-static inline void put(float* x, float share, int64_t count, bfloat16* to) {
-#pragma omp simd
-  for (int64_t j = 0; j < padded(count); ++j) x[j] *= share;
-  narrow(x, to, count);
+  return sum_over(count, [=](auto sum, int64_t i) {
+    using N = decltype(sum);
+    const N y = each(load_as<N>(x + i) - shift, [](auto at) { return decay(at, T{}); });
+    store(y, x + i);
+    return sum + y;
+  });
 }
 
 // exp(score - largest) / sum of rows of scores x * scale + mask; zeros from sight.end on, NaN where all scores are
@@ -139,7 +90,6 @@ static inline void put(float* x, float share, int64_t count, bfloat16* to) {
 template <class T>
 __attribute__((noinline)) static void softmax(float* x, int64_t stride, int64_t rows, float scale, const T* mask,
                                               int64_t keys, const Sight sight, T* to, int64_t row, int64_t columns) {
-  const int64_t count = padded(sight.end);
   for (int64_t i = 0; i < rows; ++i, x += stride, mask += keys, to += row) {
     const float largest = scored(x, scale, mask, sight);
     T rest{};
@@ -148,21 +98,18 @@ __attribute__((noinline)) static void softmax(float* x, int64_t stride, int64_t 
       std::fill(to, to + columns, rest);
       continue;
     }
-    put(x, 1.0f / exponentials<T>(x, largest, count), sight.end, to);
+    const float share = 1.0f / exponentials<T>(x, largest, sight.end);
+    in_lanes(sight.end, [=](auto n, int64_t j) { store(load_as<decltype(n)>(x + j) * share, to + j); });
     std::fill(to + sight.end, to + columns, rest);
   }
 }
 
 template <class T>
 static inline float dot(const T* x, const float* y, int64_t count) {
-  alignas(64) float lanes[LANES] = {};
-  int64_t j = 0;
-  for (; j + LANES <= count; j += LANES) {
-#pragma omp simd
-    for (int64_t l = 0; l < LANES; ++l) lanes[l] += wide(x[j + l]) * y[j + l];
-  }
-  for (int64_t l = 0; j < count; ++j, ++l) lanes[l] += wide(x[j]) * y[j];
-  return total(lanes);
+  return sum_over(count, [=](auto sum, int64_t i) {
+    using N = decltype(sum);
+    return sum + load_as<N>(x + i) * load_as<N>(y + i);
+  });
 }
 
 // Rows of gradients of what dropout left of shares become those of shares.
@@ -177,13 +124,15 @@ __attribute__((noinline)) static void let_through(float* d, int64_t stride, int6
 
 // Rows of gradients of scores, from gradients d of shares; zeros from `end` to `furthest`.
 template <class T>
-__attribute__((noinline)) static void softmax_grad(float* d, int64_t stride, int64_t rows, float scale, const T* shares,
-                                                   int64_t keys, int64_t end, int64_t furthest, T* to, int64_t row) {
+__attribute__((noinline)) static void softmax_grad(const float* d, int64_t stride, int64_t rows, float scale,
+                                                   const T* shares, int64_t keys, int64_t end, int64_t furthest, T* to,
+                                                   int64_t row) {
   for (int64_t i = 0; i < rows; ++i, d += stride, shares += keys, to += row) {
     const float mean = dot(shares, d, end);
-#pragma omp simd
-    for (int64_t j = 0; j < end; ++j) d[j] = wide(shares[j]) * scale * (d[j] - mean);
-    narrow(d, to, end);
+    in_lanes(end, [=](auto n, int64_t j) {
+      using N = decltype(n);
+      store(load_as<N>(shares + j) * scale * (load_as<N>(d + j) - mean), to + j);
+    });
     std::fill(to + end, to + furthest, T{});
   }
 }

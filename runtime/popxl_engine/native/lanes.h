@@ -28,6 +28,12 @@ static inline Lanes fused(Lanes a, float b, float c) {
   return {fused(a.low, b, c), fused(a.high, b, c)};
 }
 
+static inline Lanes fused(Lanes a, float b, Lanes c) {
+  return {fused(a.low, b, c.low), fused(a.high, b, c.high)};
+}
+
+static inline Lanes larger(Lanes a, Lanes b) { return {larger(a.low, b.low), larger(a.high, b.high)}; }
+
 // A function of a number or a vector, of all.
 template <class Function>
 static inline Lanes each(Lanes x, Function function) {
@@ -91,6 +97,14 @@ static inline float sum_of(Lanes x) {
   return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
+static inline float largest_of(Lanes x) {
+  float row[WIDTH], most = -INFINITY;
+  store(larger(x.low, x.high), row);
+  for (int64_t j = 0; j < WIDTH; j += 4)
+    most = larger(larger(larger(row[j], row[j + 1]), larger(row[j + 2], row[j + 3])), most);
+  return most;
+}
+
 // Calls work(N(), i) for numbers i and following, from 0 up to `count`.
 template <class Work>
 static inline void in_lanes(int64_t count, Work work) {
@@ -99,39 +113,40 @@ static inline void in_lanes(int64_t count, Work work) {
   for (; i < count; ++i) work(0.0f, i);
 }
 
-// The sum of all that add(sum, i) adds to an N, of numbers i and following, from 0 up to `count`.
-template <class Add>
-static inline float sum_over(int64_t count, Add add) {
-  Lanes one{}, other{};
+// What step(so_far, i) makes of numbers i and following, from 0 up to `count`, where so_far is an N. join makes one of
+// two, whole one number of all lanes.
+template <class Step, class Join, class Whole>
+static inline float over(int64_t count, float start, Step step, Join join, Whole whole) {
+  Lanes one{every(start), every(start)}, other = one;
   int64_t i = 0;
   for (; i + 2 * LANES <= count; i += 2 * LANES) {
-    one = add(one, i);
-    other = add(other, i + LANES);
+    one = step(one, i);
+    other = step(other, i + LANES);
   }
-  for (; i + LANES <= count; i += LANES) one = add(one, i);
-  float sum = sum_of(one + other);
-  for (; i < count; ++i) sum = add(sum, i);
-  return sum;
+  for (; i + LANES <= count; i += LANES) one = step(one, i);
+  float all = whole(join(one, other));
+  for (; i < count; ++i) all = step(all, i);
+  return all;
+}
+
+// The sum of all that add(sum, i) adds.
+template <class Add>
+static inline float sum_over(int64_t count, Add add) {
+  return over(count, 0.0f, add, [](Lanes x, Lanes y) { return x + y; }, sum_of);
+}
+
+// The largest of all that step(most, i) compares.
+template <class Step>
+static inline float largest_over(int64_t count, Step step) {
+  return over(count, -INFINITY, step, [](Lanes x, Lanes y) { return larger(x, y); }, largest_of);
 }
 
 // The largest of numbers that are not NaN.
 template <class T>
 static float largest(const T* x, int64_t count) {
-  Vector a = every(-INFINITY), b = a, c = a, d = a;
-  int64_t i = 0;
-  for (; i + 4 * WIDTH <= count; i += 4 * WIDTH) {
-    prefetch<Lanes>(x + i + AHEAD);
-    prefetch<Lanes>(x + i + AHEAD + LANES);
-    a = larger(load(x + i), a);
-    b = larger(load(x + i + WIDTH), b);
-    c = larger(load(x + i + 2 * WIDTH), c);
-    d = larger(load(x + i + 3 * WIDTH), d);
-  }
-  for (; i + WIDTH <= count; i += WIDTH) a = larger(load(x + i), a);
-  float row[WIDTH], most = -INFINITY;
-  store(larger(larger(a, b), larger(c, d)), row);
-  for (int64_t j = 0; j < WIDTH; j += 4)
-    most = larger(larger(larger(row[j], row[j + 1]), larger(row[j + 2], row[j + 3])), most);
-  for (; i < count; ++i) most = larger(wide(x[i]), most);
-  return most;
+  return largest_over(count, [=](auto most, int64_t i) {
+    using N = decltype(most);
+    prefetch<N>(x + i + AHEAD);
+    return larger(load_as<N>(x + i), most);
+  });
 }

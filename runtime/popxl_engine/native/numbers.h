@@ -113,6 +113,7 @@ static inline Vector load(const bfloat16* from) {
 
 static inline void store(Vector x, float* to) { std::memcpy(to, &x, sizeof(x)); }
 
+static inline uint16_t bits_of(bfloat16 x) { return x.bits; }
 static inline uint32_t bits_of(float x) { return bits_as<uint32_t>(x); }
 static inline VectorBits bits_of(Vector x) { return bits_as<VectorBits>(x); }
 
