@@ -45,11 +45,16 @@ class PhasedTrainer:
 
 
 QUERIES = 256
-"""Queries at a time: more of them meet too many keys that come after them."""
+"""Queries of a piece of attention, where pieces are wanted."""
 
 
-def pieces(sequence: int) -> int:
-    """Pieces of attention of about `QUERIES` queries that the sequence divides into."""
+def pieces(sequence: int, options: Figures) -> int:
+    """Pieces of attention of about `QUERIES` queries that the sequence divides into, where a phase keeps several runs.
+
+    Probabilities of pieces are computed again: those of one run fit beside it, those of many do not.
+    """
+    if options["recomputation"] or options["accumulation"] == options["widening"]:
+        return 1
     return next(count for count in range(max(1, sequence // QUERIES), 0, -1) if sequence % count == 0)
 
 
@@ -64,7 +69,7 @@ class PhasedSteps(PhasedTrainer):
                 **options["model"],
                 dropout=options["dropout"],
                 precision=options["dtype"],
-                attention_serialisation=pieces(options["model"]["sequence_length"]),
+                attention_serialisation=pieces(options["model"]["sequence_length"], options),
             ),
             training=Training(
                 steps=1000,
