@@ -357,14 +357,13 @@ class BlockWriter:
             yield from self._lend(over)
             arguments = [*("held[0]" if a == over else a for a in arguments), "into=into"]
         call = f"{kernel}({', '.join([*first, *arguments])})"
-        if self.generator.rounds and writes_narrow(instr):
-            call = f"with {self._rounded(instr)}: {call}"
+        around = f"with {self._rounded(instr)}: " if self.generator.rounds and writes_narrow(instr) else ""
         if not instr.outputs or (definition.writes and len(instr.outputs) == 1):
-            yield call
+            yield f"{around}{call}"
         elif len(instr.outputs) == 1 and not self._returns_many(instr):
-            yield f"{self.python[instr.outputs[0]]} = {self._finished(instr, call)}"
+            yield f"{around}{self.python[instr.outputs[0]]} = {self._finished(instr, call)}"
         else:
-            yield f"{self._targets(instr)}{call}"
+            yield f"{around}{self._targets(instr)}{call}"
             yield from self._laid_out(instr)
 
     def _rounded(self, instr: Instr) -> str:

@@ -142,11 +142,12 @@ def test_gelu_far_from_zero_is_zero_or_its_operand_and_its_slope_zero_or_one(dty
 
 
 @needs_compiler
-def test_layer_norm_of_equal_numbers_is_its_bias_however_small_epsilon_is() -> None:
-    rows = torch.linspace(1e5, 2e5, 500)[:, None].expand(500, 203).contiguous()
-    weight, bias = torch.ones(203), random(203)
-    result = NATIVE["layer_norm"](rows, weight, bias, 1e-12)
-    torch.testing.assert_close(result, bias.expand(500, 203), rtol=0, atol=1e-2)
+@pytest.mark.parametrize("rows, columns", [(500, 203), (40, 65536)])
+def test_layer_norm_of_equal_numbers_is_its_bias_however_small_epsilon_is(rows: int, columns: int) -> None:
+    equal = torch.linspace(1e5, 2e5, rows)[:, None].expand(rows, columns).contiguous()
+    weight, bias = torch.ones(columns), random(columns)
+    result = NATIVE["layer_norm"](equal, weight, bias, 1e-12)
+    torch.testing.assert_close(result, bias.expand(rows, columns), rtol=0, atol=1e-2)
 
 
 @both_types

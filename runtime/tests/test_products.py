@@ -59,7 +59,7 @@ def narrow(rows: int, columns: int, seed: int, is_transposed: bool = False, extr
 
 
 def by_tiles(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """What `tiled` makes where nothing is too small or too long for it."""
+    """What `tiled` makes by the library."""
     assert native.multiplies(lhs, rhs)
     return tiled(lhs, rhs, bias)
 
@@ -126,6 +126,19 @@ def test_rows_on_boundaries_may_end_within_a_tile(inner: int, threads: Any) -> N
     for count in (1, 2):
         threads(count)
         assert torch.equal(by_tiles(aligned, rhs), by_tiles(aligned.t().contiguous().t(), rhs))
+
+
+@needs_tiles
+@pytest.mark.parametrize("rows, columns", [(40, 70001), pytest.param(70001, 40, marks=pytest.mark.slow)])
+def test_sums_of_several_chunks_are_held_in_parts(rows: int, columns: int, threads: Any) -> None:
+    inner = 1030
+    lhs, rhs, bias = narrow(rows, inner, 1), narrow(inner, columns, 2), narrow(1, columns, 3)[0]
+    for count in (1, 2):
+        threads(count)
+        y = by_tiles(lhs, rhs, bias)
+        for first, end in ((0, 40), (30000, 60000), (69000, 70001)):
+            part = (slice(first, end), slice(None)) if rows > columns else (slice(None), slice(first, end))
+            assert torch.equal(y[part], by_tiles(lhs[part[0]], rhs[:, part[1]], bias[part[1]]))
 
 
 @needs_tiles

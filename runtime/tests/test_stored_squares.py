@@ -146,9 +146,7 @@ def increase(t: Ref) -> List[Tensor]:
 
 
 @both_types
-@pytest.mark.parametrize(
-    "twist", ["", "both sides", "in the loop", "two products", "written afterwards", "twice", "narrow"]
-)
+@pytest.mark.parametrize("twist", ["", "both sides", "in the loop", "two products", "written afterwards", "twice"])
 def test_squares_are_summed_up_by_the_last_product(twist: str, dtype: popxl.dtype) -> None:
     left = {"accumulate_product"} if twist == "two products" else set()
     assert check(norm(twist, dtype), dtype, runs=2) == {FUSED, *left}
@@ -160,6 +158,16 @@ def test_squares_are_summed_up_by_the_last_product(twist: str, dtype: popxl.dtyp
 )
 def test_other_squares_stay(twist: str) -> None:
     assert check(norm(twist), popxl.float32, runs=2) == {"accumulate_product"}
+
+
+@pytest.mark.parametrize("dtype", [popxl.bfloat16, popxl.float16])
+@pytest.mark.parametrize("rounds", [False, True])
+def test_squares_of_what_is_rounded_stay(rounds: bool, dtype: popxl.dtype) -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        ir._pb_ir.getSessionOptions().enableStochasticRounding = rounds
+        return norm("narrow", dtype)(ir)
+
+    assert check(build, dtype) == {"accumulate_product"}
 
 
 def test_squares_after_several_runs_of_a_loop_stay() -> None:

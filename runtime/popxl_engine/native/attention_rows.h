@@ -7,11 +7,11 @@
 
 namespace attention {
 
+using products::PANEL;
 using products::parts;
 using std::int64_t;
 
-constexpr int64_t PANEL = 32;  // rows or columns of operands that are multiplied together
-constexpr int64_t SKEW = 16;   // numbers between rows, so that they do not meet in the same lines of a cache
+constexpr int64_t SKEW = 16;  // numbers between rows, so that they do not meet in the same lines of a cache
 
 static inline int64_t padded(int64_t count) { return parts(count, PANEL) * PANEL; }
 

@@ -1,8 +1,8 @@
 // Kernels whose cost is passes over memory, in one pass each. Every element's result depends on nothing but the
 // operands, and every row's sum is taken in one order, so the number of threads does not change a bit.
 //
-// A function takes pointers to contiguous operands, sizes, numbers and the number of threads. Its name ends in the
-// element types of its operands: _f32, _bf16.
+// A function takes pointers to contiguous operands, sizes, numbers and the number of threads; rows of logits have a
+// stride. Its name ends in the element types of its operands: _f32, _bf16.
 #include <algorithm>
 #include <cmath>
 #include <numeric>

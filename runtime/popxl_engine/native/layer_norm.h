@@ -39,7 +39,8 @@ static void forward(const T* x, const float* weight, const float* bias, T* y, fl
   Centred<float> sums{sum_of(lanes.left), sum_of(lanes.square)};
   for (; first < columns; ++first) sums.add(x + first, mean);
   const float rest = sums.left / float(columns);
-  const float rstd = rstd_of(sums.square - rest * sums.left, epsilon, columns), shift = -rest * rstd;
+  const float squares = at_least(sums.square - rest * sums.left, 0.0f);  // of equal numbers rounding may leave less
+  const float rstd = rstd_of(squares, epsilon, columns), shift = -rest * rstd;
   in_lanes(columns, [=](auto n, int64_t i) {
     using N = decltype(n);
     prefetch<N>(x + i + columns);

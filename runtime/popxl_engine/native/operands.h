@@ -12,6 +12,8 @@ namespace products {
 
 using std::int64_t;
 
+constexpr int64_t PANEL = 32;  // rows or columns of operands that are multiplied together
+
 // Memory that a thread keeps from call to call.
 struct Room {
   void* data = nullptr;

@@ -16,6 +16,7 @@ constexpr int64_t BLOCK_BYTES = 1200000;  // of the packed panels that stay in a
 constexpr int64_t KEPT = 16;              // steps of the left panel that stay in its first cache
 constexpr int64_t GROUP = 4;              // panels of columns that a panel of rows meets before the next one does
 constexpr int64_t WIDEST = 32;            // panels of a block, at most
+constexpr int64_t HELD = 1 << 23;         // bytes of sums that wait for the next chunk
 constexpr int64_t LARGE = 1 << 24;        // bytes of a result from which no cache keeps it until it is read
 
 // Panels of the left operand, packed or as they lie.
@@ -324,10 +325,21 @@ void multiply_add(const bfloat16* left, int64_t left_row, int64_t left_k, const 
                   int64_t columns, int64_t k, int threads) {
   using namespace products;
   static thread_local Room room;
-  float* held = k <= CHUNK ? nullptr : room.take<float>(parts(rows, PANEL) * parts(columns, PANEL) * PANEL * PANEL);
-  const bool is_large = rows * columns * int64_t(sizeof(bfloat16)) >= LARGE;
-  product({left, left_row, left_k, rows}, {right, right_column, right_k, columns}, k, threads,
-          Rounded{y, stride, rows, columns, bias, is_large, held});
+  const bool is_large = rows * columns * int64_t(sizeof(bfloat16)) >= LARGE, is_wide = columns > rows;
+  // Of several chunks' sums, a part of the longer side at a time is held.
+  const int64_t longer = std::max(rows, columns), most = HELD / int64_t(sizeof(float)) / std::min(rows, columns);
+  const int64_t part = k <= CHUNK ? longer : std::max<int64_t>(most / PANEL, 1) * PANEL;
+  for (int64_t first = 0; first < longer; first += part) {
+    const int64_t row = is_wide ? 0 : first, column = is_wide ? first : 0;
+    const int64_t height = is_wide ? rows : std::min(part, rows - row);
+    const int64_t width = is_wide ? std::min(part, columns - column) : columns;
+    float* held = k <= CHUNK ? nullptr : room.take<float>(parts(height, PANEL) * parts(width, PANEL) * PANEL * PANEL);
+    const Operand rows_of = {left + row * left_row, left_row, left_k, height};
+    const Operand columns_of = {right + column * right_column, right_column, right_k, width};
+    const bfloat16* const added = bias == nullptr ? nullptr : bias + column;
+    product(rows_of, columns_of, k, threads,
+            Rounded{y + row * stride + column, stride, height, width, added, is_large, held});
+  }
 }
 }
 #endif

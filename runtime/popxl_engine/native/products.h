@@ -16,7 +16,8 @@
 
 namespace products {
 
-constexpr int64_t SIDE = 16, STEP = 32, TILE = SIDE * STEP, PANEL = 2 * SIDE;
+constexpr int64_t SIDE = 16, STEP = 32, TILE = SIDE * STEP;
+static_assert(PANEL == 2 * SIDE, "four tiles of sums");
 
 // The tiles' shapes, as the CPU reads them.
 struct Palette {

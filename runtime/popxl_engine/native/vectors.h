@@ -11,8 +11,8 @@
 namespace vectors {
 
 using products::Matrix;
+using products::PANEL;
 
-constexpr int64_t PANEL = 32;
 constexpr int64_t ROWS = WIDTH == 16 ? 8 : 4;  // of a block, which is two vectors wide
 
 // A panel of the left operand: element (i, k) lies at data[i * along + k * across]. Rows from `rows` on are not there.
@@ -89,7 +89,7 @@ static inline void multiply_block(const float* const* left, int64_t across, cons
   for (int64_t k = 0; k < k_count; ++k, right += PANEL) {
     const Vector one = load(right), other = load(right + WIDTH);
     for (int64_t i = 0; i < ROWS; ++i) {
-      const Vector a = left[i][k * across] - Vector{};  // in every lane
+      const Vector a = every(left[i][k * across]);
       first[i] = fused(a, one, first[i]);
       second[i] = fused(a, other, second[i]);
     }

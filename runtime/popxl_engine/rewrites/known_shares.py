@@ -2,6 +2,8 @@
 
 from typing import Optional
 
+import numpy as np
+
 from popxl_engine.blocks import Block, Instr, Value
 from popxl_engine.rewrites.attention import ATTENTION, GRADIENT
 from popxl_engine.rewrites.joined_gradients import ROWS
@@ -39,8 +41,8 @@ def _forward(uses: Uses, gradient: Instr) -> Optional[Instr]:
 def _is_its_dropout(uses: Uses, gradient: Instr, forward: Instr) -> bool:
     """Whether a gradient is given what dropout left of the probabilities, and would draw as that did."""
     of, a = forward.arguments, gradient.arguments
-    if of["seed_tensor"] is None or of["p"] != a["p"]:
-        return False
+    if of["seed_tensor"] is None or of["p"] != a["p"] or np.float32(1 / (1 - of["p"])) == 1:
+        return False  # a factor of 1 says that nothing is dropped
     seed = _source(uses, a["seed_tensor"])
     return (
         seed is not None

@@ -30,7 +30,7 @@ def scores(lhs: torch.Tensor, rhs: torch.Tensor, mask: torch.Tensor, scale: floa
 
 
 def tiled(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
-    """lhs @ rhs, plus a bias where there is one: by the library's tiles where they are faster than oneDNN's."""
+    """lhs @ rhs, plus a bias where there is one: by the library's tiles where it has them."""
     (rows, inner), columns = lhs.shape, rhs.shape[1]
     if not native.multiplies(lhs, rhs):
         return product(lhs, rhs, lhs.dtype) if bias is None else linear(lhs, rhs, bias)

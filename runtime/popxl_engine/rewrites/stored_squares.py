@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any, Dict, Tuple
 
 import torch
+from popxl import dtypes
 from popxl.opdef import OPS
 
 from popxl_engine import native
@@ -29,7 +30,7 @@ PRODUCT_SQUARES = fused(accumulate_product_squares_, writes=("t",))
 
 
 def stored_squares(block: Block) -> None:
-    """sumsquare of a whole accumulator that nothing may write after an accumulated product did."""
+    """sumsquare of a whole accumulator in float32 that nothing may write after an accumulated product did."""
     groups = storage_groups(block)
     products: Dict[Value, int] = {}
     """By storage: the product that was the last to write it."""
@@ -45,7 +46,7 @@ def stored_squares(block: Block) -> None:
                 gone.add(i)
         for value in (*instr.written(), *instr.lent()):
             products.pop(groups.get(value, value), None)
-        if instr.definition is PRODUCT:
+        if instr.definition is PRODUCT and instr.arguments["t"].spec.dtype is dtypes.float32:
             t = instr.arguments["t"]
             products[groups.get(t, t)] = i
     block.instrs = [instr for i, instr in enumerate(block.instrs) if i not in gone]

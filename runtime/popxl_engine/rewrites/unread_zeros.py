@@ -5,7 +5,13 @@ from typing import Dict, Iterator, List, Optional, Tuple
 from popxl_engine.aliasing import storage_groups
 from popxl_engine.blocks import Block, Instr, Value
 
-MEANS = ("accumulate_mean_", "fused_accumulate_product_", "fused_accumulate_rows_", "fused_accumulate_sum_")
+MEANS = (
+    "accumulate_mean_",
+    "fused_accumulate_product_",
+    "fused_accumulate_product_squares_",
+    "fused_accumulate_rows_",
+    "fused_accumulate_sum_",
+)
 """Ops that replace ``t`` where ``step`` is zero, whatever it holds."""
 
 
