@@ -1,6 +1,7 @@
 """The memory at its peak that plans tell, against what torch gives out in runs."""
 
 import bisect
+import gc
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ def allocated_peak(work: Any) -> int:
 
     The profiler sees nothing of what was there when it began: the work is done once before.
     """
+    gc.collect()  # what other tests have left is not freed meanwhile
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
         with record_function("measured"):
