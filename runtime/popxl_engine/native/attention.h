@@ -39,9 +39,9 @@ struct ByTiles {
   static Left left(const Matrix<bfloat16>& from, int64_t k, int64_t k_end, Packed* room) {
     const Matrix<bfloat16> part = {from.data + k * from.across, from.along, from.across, from.length};
     if (products::lies_in_tiles(part) && (k_end - k) % products::STEP == 0)
-      return {part.data, products::STEP, products::SIDE * part.along, part.along * int64_t(sizeof(bfloat16))};
+      return Left::lying(part, 0);
     products::pack_panel<true>(from, 0, k, k_end, room);
-    return {room, 2 * products::TILE, products::TILE, 64};
+    return Left::packed(room);
   }
   static void pack_right(const Matrix<bfloat16>& from, int64_t p, int64_t k_count, Packed* to) {
     products::pack_panel<false>(from, p, 0, k_count, to);
@@ -93,6 +93,14 @@ static inline void ask_for(const T* first, int64_t stride, int64_t rows, int64_t
     for (int64_t j = 0; j < width; j += LINE) __builtin_prefetch(first + j, WRITTEN, WRITTEN ? 3 : 2);
 }
 
+// What a mask does to each 32 queries, found by all threads of a parallel part together.
+template <class T>
+static void look(const T* mask, int64_t queries, int64_t keys, std::vector<Sight>& sights) {
+#pragma omp for schedule(static)
+  for (int64_t q = 0; q < queries; q += PANEL)
+    sights[q / PANEL] = sight(mask + q * keys, std::min(PANEL, queries - q), keys);
+}
+
 // A left panel times packed right panels of `stride` elements: into rows of a result of some width.
 template <class Way, class T>
 static void multiply_store(const typename Way::Left& left, const typename Way::Packed* right, int64_t stride,
@@ -130,9 +138,7 @@ static void forward(const View<T>& query, const View<T>& key, const View<T>& val
     float *const scores = floats.take<float>(PANEL * stride + PANEL * PANEL), *const sums = scores + PANEL * stride;
     T* const own = is_kept ? nullptr : elements.take<T>(PANEL * row);
     [[maybe_unused]] const typename Way::Scope scope;
-#pragma omp for schedule(static)
-    for (int64_t q = 0; q < n.queries; q += PANEL)
-      sights[q / PANEL] = sight(mask + q * keys, std::min(PANEL, n.queries - q), keys);
+    look(mask, n.queries, keys, sights);
 #pragma omp for schedule(static)
     for (int64_t head = 0; head < n.batch * n.heads; ++head) {
       const int64_t b = head / n.heads, h = head % n.heads;
@@ -189,11 +195,7 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
     std::vector<int64_t> ends(parts(n.queries, PANEL));  // of the keys that have a share
     T* const d_scores = elements.take<T>(n.queries * row);
     [[maybe_unused]] const typename Way::Scope scope;
-    if (mask != nullptr) {
-#pragma omp for schedule(static)
-      for (int64_t q = 0; q < n.queries; q += PANEL)
-        sights[q / PANEL] = sight(mask + q * keys, std::min(PANEL, n.queries - q), keys);
-    }
+    if (mask != nullptr) look(mask, n.queries, keys, sights);
 #pragma omp for schedule(static)
     for (int64_t head = 0; head < n.batch * n.heads; ++head) {
       const int64_t b = head / n.heads, h = head % n.heads;

@@ -19,12 +19,6 @@ constexpr int64_t WIDEST = 32;            // panels of a block, at most
 constexpr int64_t HELD = 1 << 23;         // bytes of sums that wait for the next chunk
 constexpr int64_t LARGE = 1 << 24;        // bytes of a result from which no cache keeps it until it is read
 
-// Panels of the left operand, packed or as they lie.
-struct Left {
-  const bfloat16* data;
-  int64_t panel, step, half, row;  // elements from panel to panel, step to step, tile to tile; bytes from row to row
-};
-
 // 32 rows and columns of 32 k, added to tiles 0 to 3. The left operand's tiles are kept in the first cache, or pass it by.
 template <bool STAYS, class Beside>
 static inline void multiply_step(const bfloat16* left, int64_t half, int64_t row, const bfloat16* right, int64_t s,
@@ -44,10 +38,11 @@ static inline void multiply_step(const bfloat16* left, int64_t half, int64_t row
 
 // Two panels' product, float32 [32, 32]. beside(s) is called in every step.
 template <class Beside>
-static inline void multiply(const Left& from, const bfloat16* left, const bfloat16* right, int64_t steps, float* sums,
+static inline void multiply(const LeftPanel& from, const bfloat16* right, int64_t steps, float* sums,
                             const Beside& beside) {
   constexpr int64_t ROW = PANEL * sizeof(float);
   const int64_t half = from.half, row = from.row;
+  const bfloat16* left = from.data;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -95,10 +90,9 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
     const Tiles tiles;
     for (int64_t k = 0; k < k_count; k += size) {
       const int64_t k_end = std::min(k_count, k + size), steps = parts(k_end - k, STEP);
-      const Left packed = {left_stays ? staying : going, panel, 2 * TILE, TILE, 64};
-      const Left lying = {left.data + k, PANEL * left.along, STEP, SIDE * left.along, 2 * left.along};
       const bool as_it_lies = lies && (k_end - k) % STEP == 0;  // else the last chunk
-      const Left from = as_it_lies ? lying : packed;
+      const LeftPanel start = as_it_lies ? LeftPanel::lying(left, k) : LeftPanel::packed(left_stays ? staying : going);
+      const int64_t apart = as_it_lies ? PANEL * left.along : panel;  // elements from panel to panel
       if (!as_it_lies) {
 #pragma omp for schedule(static)
         for (int64_t p = 0; p < stay; ++p) {
@@ -129,14 +123,15 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
         const auto meet = [&](int64_t r, int64_t r_end, int64_t c, int64_t c_end) {
           for (int64_t i = r; i < r_end; ++i)
             for (int64_t j = c; j < c_end; ++j) {
-              const bfloat16* one = from.data + (left_stays ? i : i - first) * from.panel;
+              LeftPanel one = start;
+              one.data += (left_stays ? i : i - first) * apart;
               const bfloat16* other = left_stays ? going + (j - first) * panel : staying + j * panel;
               const Place here = {i * PANEL, j * PANEL, c * PANEL, c_end * PANEL, k == 0, k_end == k_count};
               const typename Result::Lines next = result.lines(here);
               // Rows of the panel after this one, a few of them with each panel of columns.
-              const bfloat16* const ahead = as_it_lies && i + 1 < r_end ? one + from.panel : nullptr;
+              const bfloat16* const ahead = as_it_lies && i + 1 < r_end ? one.data + apart : nullptr;
               const int64_t met = (j - c) * PANEL / (c_end - c), meets = (j - c + 1) * PANEL / (c_end - c);
-              multiply(from, one, other, steps, sums[turn], [&](int64_t s) {
+              multiply(one, other, steps, sums[turn], [&](int64_t s) {
                 for (int64_t n = met; n < meets && ahead != nullptr; ++n)
                   _mm_prefetch(reinterpret_cast<const char*>(ahead + n * left.along + s * STEP), _MM_HINT_T1);
                 for (int64_t n = s * some; n < (s + 1) * some; ++n) {

@@ -104,6 +104,10 @@ static inline void pack_panel(const Operand& from, int64_t p, int64_t k, int64_t
 struct LeftPanel {
   const bfloat16* data;
   int64_t step, half, row;  // elements from step to step, tile to tile; bytes from row to row
+  static LeftPanel packed(const bfloat16* data) { return {data, 2 * TILE, TILE, 64}; }
+  static LeftPanel lying(const Operand& left, int64_t k) {
+    return {left.data + k, STEP, SIDE * left.along, left.along * int64_t(sizeof(bfloat16))};
+  }
 };
 
 // Whether tiles may be loaded from full panels of an operand as it lies, in whole steps of k.

@@ -4,15 +4,14 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from popxl.graph import Graph
-from popxl.opdef import OPS, OpDefinition, flatten
+from popxl.opdef import OpDefinition, flatten
 from popxl.values import Tensor
 
 from popxl_engine import native
 from popxl_engine.kernels.linalg import prefers_onednn, product
-from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.kernels.rounding import NARROW
 from popxl_engine.kernels.var_updates import shares
-from popxl_engine.rewrites.match import Steps, fused
+from popxl_engine.rewrites.match import Steps, fused, kernel_like
 from popxl_engine.steps import Step
 
 ROWS_AT_A_TIME = 2048
@@ -23,7 +22,7 @@ def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, s
     """t = t * step / (step + 1) + lhs @ rhs / (step + 1), without a temporary of t's size."""
     if native.adds_product(t, lhs, rhs):
         return add_product_(t, lhs, rhs, step)
-    mean = kernel_for(OPS["accumulate_mean_"], "cuda" if t.is_cuda else "cpu")
+    mean = kernel_like("accumulate_mean_", t)
     if t.is_cuda or t.dtype in NARROW or not t.is_floating_point():
         return mean(t, product(lhs, rhs, lhs.dtype), step)
     if t.dtype == lhs.dtype == torch.float32 and not prefers_onednn():
@@ -49,9 +48,8 @@ def accumulate_sum_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tensor
     if t.dtype == torch.float32 and X.numel() and native.takes(t, X):
         native.call("column_sums", (X.dtype,), X, t, *shares(step), *X.shape)
         return t
-    device = "cuda" if t.is_cuda else "cpu"
-    total = kernel_for(OPS["sum_to"], device)(X, tuple(t.shape), ())
-    return kernel_for(OPS["accumulate_mean_"], device)(t, total, step)
+    total = kernel_like("sum_to", t)(X, tuple(t.shape), ())
+    return kernel_like("accumulate_mean_", t)(t, total, step)
 
 
 def accumulate_rows_(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, step: Any) -> torch.Tensor:
@@ -59,7 +57,7 @@ def accumulate_rows_(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, s
     flat, rows = rows_by_index(t, dy, indices)
     if t.is_cuda:  # the count stays where it is
         sums = torch.zeros_like(t).index_add_(0, flat, rows)
-        return kernel_for(OPS["accumulate_mean_"], "cuda")(t, sums, step)
+        return kernel_like("accumulate_mean_", t)(t, sums, step)
     old, new = shares(step)
     scaled = t.mul_(old) if old else t.zero_()
     return scaled.index_add_(0, flat, rows, alpha=new)

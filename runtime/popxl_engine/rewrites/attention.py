@@ -4,15 +4,13 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from popxl.graph import Graph
-from popxl.opdef import OPS
 from popxl.values import Tensor
 
 from popxl_engine import native
 from popxl_engine.kernels import generator
 from popxl_engine.kernels.linalg import product
 from popxl_engine.kernels.random import threshold
-from popxl_engine.kernels.registry import kernel_for
-from popxl_engine.rewrites.match import Steps, fused, scalar_constant
+from popxl_engine.rewrites.match import Steps, fused, kernel_like, scalar_constant
 from popxl_engine.rewrites.products import scores
 from popxl_engine.steps import Step
 
@@ -144,10 +142,6 @@ def _dropout(seed_tensor: Seed, p: float) -> Tuple[Any, ...]:
     return keys, keys.numel(), threshold(p), 1 / (1 - p)
 
 
-def _kernel(name: str, like: torch.Tensor) -> Any:
-    return kernel_for(OPS[name], "cuda" if like.is_cuda else "cpu")
-
-
 def _in_rows(t: torch.Tensor) -> torch.Tensor:
     """[b, h, n, d] whose heads follow one another in memory: else torch copies it for each product, turned or not."""
     return t if t.shape[0] == 1 and t.stride(3) == 1 else t.contiguous()
@@ -163,10 +157,10 @@ def _attention_by_parts(
     p: float,
 ) -> Tuple[torch.Tensor, ...]:
     query, key_t, value = _in_rows(query), _in_rows(key_t.transpose(2, 3)).transpose(2, 3), _in_rows(value)
-    probabilities = _kernel("softmax", query)(scores(query, key_t, mask, scale), -1)
+    probabilities = kernel_like("softmax", query)(scores(query, key_t, mask, scale), -1)
     if seed_tensor is None:
         return probabilities, product(probabilities, value, value.dtype)
-    dropped = _kernel("dropout", query)(probabilities, seed_tensor, p)
+    dropped = kernel_like("dropout", query)(probabilities, seed_tensor, p)
     return probabilities, dropped, product(dropped, value, value.dtype)
 
 
@@ -177,10 +171,10 @@ def gradient_by_parts(o: Operands) -> Tuple[torch.Tensor, torch.Tensor, torch.Te
     d = product(dy, value_t, dy.dtype)
     d_value = product(o.factors.transpose(2, 3), dy, dy.dtype)
     if o.seed_tensor is not None:
-        d = _kernel("dropout", dy)(d, o.seed_tensor, o.p)
+        d = kernel_like("dropout", dy)(d, o.seed_tensor, o.p)
     elif o.p:
         d = torch.where(o.factors == 0, 0, d * (1 / (1 - o.p)))
-    d = _kernel("softmax_grad", dy)(d, o.probabilities, -1).mul_(o.scale)
+    d = kernel_like("softmax_grad", dy)(d, o.probabilities, -1).mul_(o.scale)
     return product(d, key, dy.dtype), product(query_t, d, dy.dtype), d_value
 
 

@@ -7,21 +7,23 @@ import numpy as np
 from popxl_engine.blocks import Block, Instr, Value
 from popxl_engine.rewrites.attention import ATTENTION, GRADIENT
 from popxl_engine.rewrites.joined_gradients import ROWS
-from popxl_engine.rewrites.narrow_logits import Uses
+from popxl_engine.rewrites.uses import Uses
 
 
 def known_shares(block: Block) -> None:
     """A gradient of an attention in the same block takes its mask, and draws nothing again."""
+    gradients = [instr for instr in block.instrs if instr.definition in (GRADIENT, ROWS)]
+    if not gradients:
+        return
     uses = Uses(block)
-    for instr in block.instrs:
-        if instr.definition in (GRADIENT, ROWS):
-            forward = _forward(uses, instr)
-            if forward is None:
-                continue
-            if _source(uses, forward.arguments["mask"]) is not None:
-                instr.arguments["mask"] = forward.arguments["mask"]
-            if instr.arguments["seed_tensor"] is not None and _is_its_dropout(uses, instr, forward):
-                instr.arguments["seed_tensor"] = None
+    for instr in gradients:
+        forward = _forward(uses, instr)
+        if forward is None:
+            continue
+        if _source(uses, forward.arguments["mask"]) is not None:
+            instr.arguments["mask"] = forward.arguments["mask"]
+        if instr.arguments["seed_tensor"] is not None and _is_its_dropout(uses, instr, forward):
+            instr.arguments["seed_tensor"] = None
 
 
 def _source(uses: Uses, v: Value) -> Optional[Value]:

@@ -3,11 +3,12 @@
 import inspect
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
+import torch
 from popxl.graph import Graph
 from popxl.opdef import OPS, OpDefinition, flatten
 from popxl.values import Constant, Tensor, TensorSpec, make_temporary
 
-from popxl_engine.kernels.registry import FUSED
+from popxl_engine.kernels.registry import FUSED, Kernel, kernel_for
 from popxl_engine.steps import Step
 
 
@@ -16,6 +17,11 @@ def fused(fn: Callable[..., Any], writes: Sequence[str] = ()) -> OpDefinition:
     name = f"fused_{fn.__name__}"
     FUSED[name] = fn
     return OpDefinition(name=name, infer=lambda **_: None, signature=inspect.signature(fn), writes=tuple(writes))
+
+
+def kernel_like(name: str, like: torch.Tensor) -> Kernel:
+    """The kernel of an op, for the device of a tensor."""
+    return kernel_for(OPS[name], "cuda" if like.is_cuda else "cpu")
 
 
 class Steps:

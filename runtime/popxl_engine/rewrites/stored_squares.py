@@ -10,9 +10,8 @@ from popxl.opdef import OPS
 from popxl_engine import native
 from popxl_engine.aliasing import storage_groups
 from popxl_engine.blocks import Block, Instr, Value
-from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.rewrites.accumulate import PRODUCT, accumulate_product_, add_product_
-from popxl_engine.rewrites.match import fused
+from popxl_engine.rewrites.match import fused, kernel_like
 
 
 def accumulate_product_squares_(
@@ -23,7 +22,7 @@ def accumulate_product_squares_(
         squares = t.new_empty(())
         return add_product_(t, lhs, rhs, step, squares), squares
     accumulate_product_(t, lhs, rhs, step)
-    return t, kernel_for(OPS["sumsquare"], "cuda" if t.is_cuda else "cpu")(t, None, False)
+    return t, kernel_like("sumsquare", t)(t, None, False)
 
 
 PRODUCT_SQUARES = fused(accumulate_product_squares_, writes=("t",))

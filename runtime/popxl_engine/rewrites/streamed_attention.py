@@ -13,7 +13,7 @@ from popxl.values import Constant, TensorSpec
 from popxl_engine.blocks import Block, Instr, Value
 from popxl_engine.rewrites.attention import ATTENTION, GRADIENT
 from popxl_engine.rewrites.match import fused
-from popxl_engine.rewrites.narrow_logits import Uses
+from popxl_engine.rewrites.uses import Uses
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ import torch
 from popxl_engine.blocks import Block, Instr, Value
 from popxl_engine.rewrites.attention import ATTENTION, Seed, attend
 from popxl_engine.rewrites.match import fused
-from popxl_engine.rewrites.narrow_logits import Uses
+from popxl_engine.rewrites.uses import Uses
 
 
 def attention_alone(
@@ -30,16 +30,18 @@ ALONE = fused(attention_alone)
 
 def unread_shares(block: Block) -> None:
     """Where probabilities, and what dropout leaves of them, are at most copied, they are not written at all."""
+    attentions = [instr for instr in block.instrs if instr.definition is ATTENTION]
+    if not attentions:
+        return
     uses = Uses(block)
     made: Dict[Instr, Instr] = {}
     unread: Set[Instr] = set()
-    for instr in block.instrs:
-        if instr.definition is ATTENTION:
-            *shares, y = instr.outputs
-            copies = _copies(uses, shares)
-            if copies is not None:
-                made[instr] = replace(instr, definition=ALONE, outputs=[y])
-                unread.update(copies)
+    for instr in attentions:
+        *shares, y = instr.outputs
+        copies = _copies(uses, shares)
+        if copies is not None:
+            made[instr] = replace(instr, definition=ALONE, outputs=[y])
+            unread.update(copies)
     block.instrs = [made.get(i, i) for i in block.instrs if i not in unread]
 
 
