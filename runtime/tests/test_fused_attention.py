@@ -1,10 +1,8 @@
 """Attention in one step: the textbook's numbers by autograd in float64, and the interpreter's in whole programs."""
 
 import math
-import os
-import platform
 import re
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import popxl
@@ -12,39 +10,18 @@ import popxl_addons as addons
 import pytest
 import torch
 from popxl import Tensor, ops
-from popxl_engine import native
 from popxl_engine.engine import Engine
 from popxl_engine.kernels.registry import KERNELS
-from popxl_engine.native.library import _are_tiles_refused, _functions, _library, library
 from popxl_engine.rewrites.attention import attention, attention_grad
 from quick import cases
+from ways import FLAGS
 
-ways = pytest.mark.parametrize("way", ["compiled", "vectors", "parts"])
-"""As this CPU does it; by compiled kernels without tiles for matrices; op by op."""
+EVERY_WAY = [*cases(FLAGS, lambda way: way in ("compiled", "vectors")), "parts"]
+ways = pytest.mark.parametrize("way", EVERY_WAY)
+"""Those of the compiled kernels; op by op."""
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 SHAPES = [(2, 3, 64, 64, 32), (1, 2, 40, 70, 24), (1, 1, 1, 2, 8), (2, 2, 33, 96, 64), (4, 1, 32, 160, 40)]
 """Batch, heads, queries, keys, size of a head."""
-
-
-@pytest.fixture
-def by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Chooses between the ways."""
-
-    def load_again() -> None:
-        for cached in (library, _library, _functions, _are_tiles_refused):
-            cached.cache_clear()
-
-    def choose(way: str) -> None:
-        if way == "parts":
-            monkeypatch.setattr(native, "attends", lambda *tensors: False)
-        elif way == "vectors" and platform.machine() == "x86_64":
-            monkeypatch.setenv("CXX", f"{os.environ.get('CXX', 'c++')} -mno-amx-bf16")
-            load_again()
-            assert not hasattr(native.library(), "refuses_tiles")
-
-    yield choose
-    monkeypatch.undo()
-    load_again()
 
 
 def normal(dtype: torch.dtype, *shape: int, seed: int, is_nested: bool = False) -> torch.Tensor:
@@ -108,7 +85,7 @@ def test_results_and_gradients_are_the_textbooks(
                 assert error(one, other) < (1e-6 if dtype is torch.float32 else 0.012), name
 
 
-@pytest.mark.parametrize("way", ["compiled", "vectors"])
+@pytest.mark.parametrize("way", EVERY_WAY[:-1])
 @dtypes
 @pytest.mark.parametrize("p", [0.0, 0.1])
 def test_bits_do_not_depend_on_threads_and_heads_nor_on_other_parts_of_the_batch(

@@ -11,7 +11,7 @@ import torch
 from popxl import Tensor, ops
 from popxl_engine.rewrites.attention import attention_grad
 from popxl_engine.rewrites.joined_gradients import attention_grad_rows
-from test_fused_attention import by, dtypes, normal, ways  # noqa: F401 - a fixture
+from test_fused_attention import dtypes, normal, ways
 from test_rewrites import observe
 
 B, N, H, D = 2, 40, 3, 16
@@ -19,7 +19,7 @@ B, N, H, D = 2, 40, 3, 16
 
 @ways
 @dtypes
-def test_rows_are_the_three_gradients_side_by_side(dtype: torch.dtype, way: str, by: Any) -> None:  # noqa: F811
+def test_rows_are_the_three_gradients_side_by_side(dtype: torch.dtype, way: str, by: Any) -> None:
     by(way)
     dy, query, key, value = (normal(dtype, B, H, N, D, seed=i, is_nested=True) for i in range(4))
     shares = torch.softmax(normal(torch.float32, B, H, N, N, seed=5), -1).to(dtype)

@@ -11,7 +11,7 @@ from popxl import Tensor, ops
 from popxl.ops.normalisation import softmax_grad
 from popxl_engine.blocks import Block, Instr
 from popxl_engine.rewrites.attention import attention, attention_grad
-from test_fused_attention import DATA, MASK, SHAPES, by, dtypes, hiding, normal, ways  # noqa: F401 - a fixture
+from test_fused_attention import DATA, MASK, SHAPES, dtypes, hiding, normal, ways
 from test_joined_gradients import program
 from test_rewrites import observe
 from test_streamed_attention import training
@@ -28,7 +28,7 @@ def test_gradients_are_the_same(
     p: float,
     dtype: torch.dtype,
     way: str,
-    by: Any,  # noqa: F811
+    by: Any,
 ) -> None:
     by(way)
     batch, heads, queries, keys, width = shape
@@ -51,7 +51,7 @@ def test_gradients_are_the_same(
 
 @ways
 @dtypes
-def test_what_a_query_without_keys_touches_is_no_number(dtype: torch.dtype, way: str, by: Any) -> None:  # noqa: F811
+def test_what_a_query_without_keys_touches_is_no_number(dtype: torch.dtype, way: str, by: Any) -> None:
     by(way)
     query, key, value, dy = (normal(dtype, 1, 1, 96, 8, seed=i) for i in range(4))
     mask = hiding(96, 96, 96, dtype)

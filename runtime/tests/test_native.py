@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -15,13 +15,13 @@ from popxl_engine.kernels.rounding import Noise, Updates, round_to
 from popxl_engine.rewrites.accumulate import accumulate_product_
 from popxl_engine.rewrites.adam import adamw_
 from quick import cases
+from ways import needs_tiles
 
 library: Any = importlib.import_module("popxl_engine.native.library")  # its package has a function of this name
 NATIVE = ALTERNATES["cpu"]
 SPECIAL = [0.0, -0.0, 1e-30, -1e-30, 88.0, -88.0, 3e38, -3e38, float("inf"), float("-inf"), float("nan")]
 
 needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C++ compiler: the plain kernels run")
-needs_tiles = pytest.mark.skipif(not library._has_tiles(), reason="no AMX: torch multiplies")
 both_types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
@@ -176,13 +176,6 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple):
         return all(same(x, y) for x, y in zip(a, b))
     return a.dtype == b.dtype and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
-
-
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 @needs_compiler

@@ -1,7 +1,7 @@
 """Matrix products go to the fastest library on this CPU; whatever the operands' strides, numbers and speed stay."""
 
 import time
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 import popxl
@@ -9,12 +9,11 @@ import pytest
 import torch
 from popxl_engine import native
 from popxl_engine.kernels.linalg import matrix_product, product
-from popxl_engine.native.library import _has_tiles
+from popxl_engine.rewrites.accumulate import accumulate_product_
 from popxl_engine.rewrites.products import linear, tiled
 from quick import cases
 from test_rewrites import check, fused_steps, observe
-
-needs_tiles = pytest.mark.skipif(not _has_tiles(), reason="no AMX: torch multiplies")
+from ways import needs_tiles
 
 WIDE = torch.randn(512, 1536, generator=torch.Generator().manual_seed(0))
 OPERANDS = {
@@ -41,13 +40,6 @@ def test_products_of_views_equal_products_of_copies_and_are_not_slow(lhs, rhs):
 
 
 # By tiles
-
-
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def narrow(rows: int, columns: int, seed: int, is_transposed: bool = False, extra: int = 0) -> torch.Tensor:
@@ -90,6 +82,23 @@ def test_products_by_tiles_are_those_in_float64_rounded_once_for_any_threads(
         error = (results[0].double() - exact).abs()
         assert (error <= exact.abs() * 2**-8 + 1e-6 * inner**0.5).all(), error.max()
         assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@needs_tiles
+@pytest.mark.parametrize("way", cases(["AMX", "dot products"], lambda way: False))
+@pytest.mark.parametrize("rows, inner, columns", SIZES)
+def test_tiles_are_multiplied_by_amx_and_by_dot_products(
+    rows: int, inner: int, columns: int, way: str, threads: Any, by: Any
+) -> None:
+    by(way)
+    for is_transposed in (False, True):
+        lhs, rhs = narrow(rows, inner, 1, is_transposed, 32), narrow(inner, columns, 2, is_transposed, 5)
+        exact, total = lhs.double() @ rhs.double(), torch.full((rows, columns), float("nan"))
+        for count in (1, 2):
+            threads(count)
+            y, sums = by_tiles(lhs, rhs), accumulate_product_(total, lhs, rhs, 0.0)
+            assert ((y.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-6 * inner**0.5).all()
+            torch.testing.assert_close(sums.double(), exact, rtol=1e-5, atol=1e-6 * inner**0.5 + 1e-6)
 
 
 @needs_tiles

@@ -12,8 +12,9 @@ from popxl.values import Tensor
 from popxl_engine import native
 from popxl_engine.rewrites.accumulate import accumulate_product_
 from popxl_engine.rewrites.stored_squares import accumulate_product_squares_
-from test_native import NATIVE, matrix, needs_tiles, random, threads  # noqa: F401 - a fixture
+from test_native import NATIVE, matrix, random
 from test_rewrites import both_types, check, fused_steps, normal, observe
+from ways import needs_tiles
 
 FUSED = "accumulate_product_squares"
 
@@ -35,7 +36,7 @@ def test_squares_of_what_tiles_store_are_those_in_float64_for_any_threads(
     inner: int,
     columns: int,
     step: float,
-    threads: Any,  # noqa: F811
+    threads: Any,
 ) -> None:
     lhs, rhs = matrix(rows, inner, True, 1), matrix(inner, columns, False, 2)
     before = random(rows, columns + 3) if step else torch.full((rows, columns + 3), float("nan"))
@@ -62,7 +63,7 @@ def test_a_total_that_passes_the_caches_where_it_may_is_the_same(
     rows: int,
     inner: int,
     columns: int,
-    threads: Any,  # noqa: F811
+    threads: Any,
 ) -> None:
     lhs, rhs = matrix(rows, inner, True, 1), matrix(inner, columns, False, 2)
     for step, before in ((0.0, torch.full((rows, columns + 3), float("nan"))), (1.0, random(rows, columns + 3))):

@@ -10,7 +10,7 @@ import torch
 from popxl import Tensor, ops
 from popxl_engine.rewrites.attention import attention
 from popxl_engine.rewrites.unread_shares import attention_alone
-from test_fused_attention import DATA, MASK, SHAPES, by, dtypes, hiding, normal, ways  # noqa: F401 - a fixture
+from test_fused_attention import DATA, MASK, SHAPES, dtypes, hiding, normal, ways
 from test_joined_gradients import results
 
 
@@ -24,7 +24,7 @@ def test_the_result_alone_has_the_same_bits(
     seeds: int,
     dtype: torch.dtype,
     way: str,
-    by: Any,  # noqa: F811
+    by: Any,
 ) -> None:
     by(way)
     batch, heads, queries, keys, width = shape

@@ -34,7 +34,8 @@ SIGNATURES = {
     "attend_grad": ("pnnn" * 4 + "pppf" + "pnnn" * 3 + "nnnnn" + "pnnf", 1),
 }
 """Of each function: its parameters before the number of threads (pointers, sizes and numbers), and how many element
-types its name ends in. `accumulate_product` and `multiply_add` are there on CPUs with AMX only."""
+types its name ends in. `accumulate_product` and `multiply_add` are there on CPUs that multiply bfloat16: with AVX-512's
+dot products, or AMX."""
 
 
 _elsewhere = False
@@ -91,7 +92,7 @@ def attends(*tensors: torch.Tensor) -> bool:
 def multiplies(lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
     """Whether `multiply_add` can multiply these matrices.
 
-    They are bfloat16, on a CPU with tiles for matrices, not empty, and have a stride of 1.
+    They are bfloat16, on a CPU that multiplies it, not empty, and have a stride of 1.
     """
     return (
         lhs.dtype == rhs.dtype == torch.bfloat16

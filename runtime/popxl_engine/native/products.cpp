@@ -7,55 +7,25 @@
 // whole lines.
 #include "products.h"
 #ifdef HAS_TILES
+#include <unistd.h>
+
 #include <numeric>
 
 namespace products {
 
 constexpr int64_t CHUNK = 1024;           // k that are multiplied at a time
-constexpr int64_t BLOCK_BYTES = 1200000;  // of the packed panels that stay in a thread's second cache
-constexpr int64_t KEPT = 16;              // steps of the left panel that stay in its first cache
 constexpr int64_t GROUP = 4;              // panels of columns that a panel of rows meets before the next one does
 constexpr int64_t WIDEST = 32;            // panels of a block, at most
 constexpr int64_t HELD = 1 << 23;         // bytes of sums that wait for the next chunk
 constexpr int64_t LARGE = 1 << 24;        // bytes of a result from which no cache keeps it until it is read
 
-// 32 rows and columns of 32 k, added to tiles 0 to 3. The left operand's tiles are kept in the first cache, or pass it by.
-template <bool STAYS, class Beside>
-static inline void multiply_step(const bfloat16* left, int64_t half, int64_t row, const bfloat16* right, int64_t s,
-                                 const Beside& beside) {
-  if constexpr (STAYS) _tile_loadd(4, left, row);
-  else _tile_stream_loadd(4, left, row);
-  _tile_stream_loadd(6, right, 64);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_stream_loadd(7, right + TILE, 64);
-  _tile_dpbf16ps(1, 4, 7);
-  beside(s);
-  if constexpr (STAYS) _tile_loadd(5, left + half, row);
-  else _tile_stream_loadd(5, left + half, row);
-  _tile_dpbf16ps(2, 5, 6);
-  _tile_dpbf16ps(3, 5, 7);
-}
-
-// Two panels' product, float32 [32, 32]. beside(s) is called in every step.
-template <class Beside>
-static inline void multiply(const LeftPanel& from, const bfloat16* right, int64_t steps, float* sums,
-                            const Beside& beside) {
-  constexpr int64_t ROW = PANEL * sizeof(float);
-  const int64_t half = from.half, row = from.row;
-  const bfloat16* left = from.data;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  int64_t s = 0;
-  for (const int64_t kept = std::min(KEPT, steps); s < kept; ++s, left += from.step, right += 2 * TILE)
-    multiply_step<true>(left, half, row, right, s, beside);
-  for (; s < steps; ++s, left += from.step, right += 2 * TILE)
-    multiply_step<false>(left, half, row, right, s, beside);
-  _tile_stored(0, sums, ROW);
-  _tile_stored(1, sums + SIDE, ROW);
-  _tile_stored(2, sums + SIDE * PANEL, ROW);
-  _tile_stored(3, sums + SIDE * PANEL + SIDE, ROW);
+// Bytes of the packed panels that stay in a thread's second cache.
+static int64_t block_bytes() {
+  int64_t cache = 0;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+  cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+  return (cache > 0 ? cache : 1 << 20) / 7 * 4;
 }
 
 // Where a product of two panels goes: rows from `row` on and columns from `column` on, of those from `first` to `end`
@@ -78,7 +48,8 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
   const bool lies = lies_in_tiles(left), left_stays = lies || rows <= columns;
   // One side stays: as it lies, or packed for all threads. The other one goes by in blocks, packed by each thread.
   const int64_t stay = left_stays ? rows : columns, go = left_stays ? columns : rows;
-  const int64_t most = std::clamp<int64_t>(BLOCK_BYTES / (panel * int64_t(sizeof(bfloat16))), 1, WIDEST);
+  static const int64_t bytes = block_bytes();
+  const int64_t most = std::clamp<int64_t>(bytes / (panel * int64_t(sizeof(bfloat16))), 1, WIDEST);
   // A thread takes the next block when it is there, as the system may hold one of them up. Smaller blocks cost more.
   const int64_t block = parts(go, parts(parts(go, most), threads) * threads);
   bfloat16* const staying = lies && k_count % STEP == 0 ? nullptr : shared.take(stay * panel);
@@ -131,7 +102,7 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
               // Rows of the panel after this one, a few of them with each panel of columns.
               const bfloat16* const ahead = as_it_lies && i + 1 < r_end ? one.data + apart : nullptr;
               const int64_t met = (j - c) * PANEL / (c_end - c), meets = (j - c + 1) * PANEL / (c_end - c);
-              multiply(one, other, steps, sums[turn], [&](int64_t s) {
+              multiply(one, other, steps, sums[turn], PANEL, [&](int64_t s) {
                 for (int64_t n = met; n < meets && ahead != nullptr; ++n)
                   _mm_prefetch(reinterpret_cast<const char*>(ahead + n * left.along + s * STEP), _MM_HINT_T1);
                 for (int64_t n = s * some; n < (s + 1) * some; ++n) {
@@ -292,10 +263,7 @@ struct Rounded {
 extern "C" {
 
 // Asks the system to let this process use tiles. Nonzero where it does not.
-int64_t refuses_tiles() {
-  constexpr int REQUEST = 0x1023, TILES = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, REQUEST, TILES);
-}
+int64_t refuses_tiles() { return products::refused(); }
 
 // total = old * total + share * left @ right. squares, which may be null: one number, the sum of total's squares then.
 void accumulate_product(const bfloat16* left, int64_t left_row, int64_t left_k, const bfloat16* right, int64_t right_k,

@@ -1,14 +1,13 @@
-// Products of bfloat16 panels with the tiles of AMX, accumulated in float32, for CPUs that have them.
+// Tiles of bfloat16 matrices, and products of panels of them, accumulated in float32.
 //
 // A tile is 16 rows of 64 bytes. Of the left operand it holds 16 rows of 32 consecutive k; of the right one 16 pairs of
 // k of 16 columns, the two of a pair side by side. Operands are packed into panels of two tiles a step of 32 k; four
 // tiles of sums, 32 rows by 32 columns, meet two tiles of each side. What is missing at the edges is packed as zeros.
+// AMX multiplies whole tiles; where a CPU lacks it, AVX-512's dot products do their rows.
 #pragma once
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__linux__)
+#if defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__AVX512BW__)
 #define HAS_TILES
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 
@@ -18,24 +17,6 @@ namespace products {
 
 constexpr int64_t SIDE = 16, STEP = 32, TILE = SIDE * STEP;
 static_assert(PANEL == 2 * SIDE, "four tiles of sums");
-
-// The tiles' shapes, as the CPU reads them.
-struct Palette {
-  uint8_t number = 1, start = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
-// Eight full tiles for the calling thread while this lives; then what other libraries had set.
-struct Tiles {
-  alignas(64) Palette before, ours;
-  Tiles() {
-    _tile_storeconfig(&before);
-    for (int i = 0; i < 8; ++i) ours.bytes[i] = 64, ours.rows[i] = SIDE;
-    _tile_loadconfig(&ours);
-  }
-  ~Tiles() { _tile_loadconfig(&before); }
-};
 
 // 16 i and 32 k of an operand, from (i, k) on, into a tile.
 template <bool LEFT>
@@ -116,31 +97,11 @@ static inline bool lies_in_tiles(const Operand& left) {
          reinterpret_cast<uintptr_t>(left.data) % 64 == 0;
 }
 
-// Two panels' product, float32 [32, 32], into rows of `stride` numbers. The right panel, which is not needed again
-// soon, passes the first cache by.
-__attribute__((noinline)) static void multiply(const LeftPanel& left, const bfloat16* right, int64_t steps, float* sums,
-                                               int64_t stride) {
-  const int64_t to_row = stride * int64_t(sizeof(float)), row = left.row;
-  const bfloat16 *upper = left.data, *lower = left.data + left.half;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t s = 0; s < steps; ++s, upper += left.step, lower += left.step, right += 2 * TILE) {
-    _tile_loadd(4, upper, row);
-    _tile_stream_loadd(6, right, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_stream_loadd(7, right + TILE, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, lower, row);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-  _tile_stored(0, sums, to_row);
-  _tile_stored(1, sums + SIDE, to_row);
-  _tile_stored(2, sums + SIDE * stride, to_row);
-  _tile_stored(3, sums + SIDE * stride + SIDE, to_row);
-}
-
 }  // namespace products
+
+#if defined(__AMX_BF16__) && defined(__linux__)
+#include "amx.h"
+#else
+#include "dots.h"
+#endif
 #endif

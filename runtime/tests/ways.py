@@ -1,0 +1,52 @@
+"""Ways to multiply bfloat16: as this CPU has it, and as CPUs with AMX, with dot products or with neither."""
+
+import os
+import platform
+import shlex
+from pathlib import Path
+from typing import Callable, Iterator
+
+import pytest
+import torch
+from popxl_engine import native
+from popxl_engine.native.library import _are_tiles_refused, _functions, _has_tiles, _library, library
+
+needs_tiles = pytest.mark.skipif(not _has_tiles(), reason="no tiles: torch multiplies")
+
+EMULATOR = Path(__file__).parent / "emulated" / "amx.h"
+FLAGS = {
+    "compiled": "",
+    "AMX": f"-D__AMX_BF16__ -include {shlex.quote(str(EMULATOR))}",
+    "dot products": "-mno-amx-bf16",
+    "vectors": "-mno-amx-bf16 -mno-avx512bf16",
+}
+"""What the compiler is told, if this is an x86."""
+
+
+@pytest.fixture
+def by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Chooses between the ways, "parts" among them: op by op."""
+
+    def load_again() -> None:
+        for cached in (library, _library, _functions, _are_tiles_refused):
+            cached.cache_clear()
+
+    def choose(way: str) -> None:
+        if way == "parts":
+            monkeypatch.setattr(native, "attends", lambda *tensors: False)
+        elif FLAGS[way] and platform.machine() == "x86_64":
+            monkeypatch.setenv("CXX", f"{os.environ.get('CXX', 'c++')} {FLAGS[way]}")
+            load_again()
+            assert library() is not None and hasattr(library(), "refuses_tiles") <= (way != "vectors")
+
+    yield choose
+    monkeypatch.undo()
+    load_again()
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets how many threads PyTorch, and so the library, uses."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
