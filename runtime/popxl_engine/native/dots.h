@@ -12,13 +12,15 @@ static inline int64_t refused() { return 0; }
 
 constexpr int64_t ROWS = 8;  // whose sums, of two vectors each, stay in registers
 
-// ROWS rows of two panels' product. left: bytes, rows of `row` bytes; from step to step `step` elements. Not inlined,
-// because that leaves too few registers.
-__attribute__((noinline)) static void multiply_rows(const char* left, int64_t row, int64_t step, const bfloat16* right,
-                                                    int64_t steps, float* sums, int64_t stride) {
+// ROWS rows of two panels' product. left: bytes, rows of `row` bytes; from step to step `step` elements. beside(s) is
+// called in every step.
+template <class Beside>
+static inline void multiply_rows(const char* left, int64_t row, int64_t step, const bfloat16* right, int64_t steps,
+                                 float* sums, int64_t stride, const Beside& beside) {
   __m512 first[ROWS], second[ROWS];
   for (int64_t i = 0; i < ROWS; ++i) first[i] = second[i] = _mm512_setzero_ps();
-  for (int64_t s = 0; s < steps; ++s, left += step * int64_t(sizeof(bfloat16)), right += 2 * TILE)
+  for (int64_t s = 0; s < steps; ++s, left += step * int64_t(sizeof(bfloat16)), right += 2 * TILE) {
+    beside(s);
     for (int64_t pair = 0; pair < SIDE; ++pair) {
       const __m512bh one = (__m512bh)_mm512_load_si512(right + STEP * pair);
       const __m512bh other = (__m512bh)_mm512_load_si512(right + TILE + STEP * pair);
@@ -30,22 +32,26 @@ __attribute__((noinline)) static void multiply_rows(const char* left, int64_t ro
         second[i] = _mm512_dpbf16_ps(second[i], every, other);
       }
     }
+  }
   for (int64_t i = 0; i < ROWS; ++i, sums += stride) {
     _mm512_storeu_ps(sums, first[i]);
     _mm512_storeu_ps(sums + SIDE, second[i]);
   }
 }
 
-// Two panels' product, float32 [32, 32], into rows of `stride` numbers. beside(s) is called once for every step.
+// Two panels' product, float32 [32, 32], into rows of `stride` numbers. beside(s) is called once for every step, a part
+// of them with each of the rows' steps: what it does costs less there than between them.
 template <class Beside>
 static inline void multiply(const LeftPanel& from, const bfloat16* right, int64_t steps, float* sums, int64_t stride,
                             const Beside& beside) {
   constexpr int64_t BLOCKS = PANEL / ROWS;
   for (int64_t b = 0; b < BLOCKS; ++b) {
-    for (int64_t s = b * steps / BLOCKS; s < (b + 1) * steps / BLOCKS; ++s) beside(s);
     const int64_t i = b * ROWS;
     const char* left = reinterpret_cast<const char*>(from.data + i / SIDE * from.half) + i % SIDE * from.row;
-    multiply_rows(left, from.row, from.step, right, steps, sums + i * stride, stride);
+    multiply_rows(left, from.row, from.step, right, steps, sums + i * stride, stride, [&](int64_t s) {
+      const int64_t turn = b * steps + s;
+      if ((turn + 1) / BLOCKS > turn / BLOCKS) beside(turn / BLOCKS);
+    });
   }
 }
 
