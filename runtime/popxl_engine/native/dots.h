@@ -12,21 +12,21 @@ static inline int64_t refused() { return 0; }
 
 constexpr int64_t ROWS = 8;  // whose sums, of two vectors each, stay in registers
 
-// ROWS rows of two panels' product. left: bytes, rows of `row` bytes; from step to step `step` elements. beside(s) is
-// called in every step.
-template <class Beside>
-static inline void multiply_rows(const char* left, int64_t row, int64_t step, const bfloat16* right, int64_t steps,
+// ROWS rows of two panels' product, from `left` on. beside(s) is called in every step.
+template <bool LIES, class Beside>
+static inline void multiply_rows(const LeftPanel& from, const char* left, const bfloat16* right, int64_t steps,
                                  float* sums, int64_t stride, const Beside& beside) {
+  const int64_t row = LIES ? from.row : 4, pair_to_pair = LIES ? 4 : 64;
   __m512 first[ROWS], second[ROWS];
   for (int64_t i = 0; i < ROWS; ++i) first[i] = second[i] = _mm512_setzero_ps();
-  for (int64_t s = 0; s < steps; ++s, left += step * int64_t(sizeof(bfloat16)), right += 2 * TILE) {
+  for (int64_t s = 0; s < steps; ++s, left += from.step * int64_t(sizeof(bfloat16)), right += 2 * TILE) {
     beside(s);
     for (int64_t pair = 0; pair < SIDE; ++pair) {
       const __m512bh one = (__m512bh)_mm512_load_si512(right + STEP * pair);
       const __m512bh other = (__m512bh)_mm512_load_si512(right + TILE + STEP * pair);
       for (int64_t i = 0; i < ROWS; ++i) {
         int32_t two;
-        std::memcpy(&two, left + i * row + pair * int64_t(sizeof(two)), sizeof(two));
+        std::memcpy(&two, left + i * row + pair * pair_to_pair, sizeof(two));
         const __m512bh every = (__m512bh)_mm512_set1_epi32(two);
         first[i] = _mm512_dpbf16_ps(first[i], every, one);
         second[i] = _mm512_dpbf16_ps(second[i], every, other);
@@ -48,10 +48,12 @@ static inline void multiply(const LeftPanel& from, const bfloat16* right, int64_
   for (int64_t b = 0; b < BLOCKS; ++b) {
     const int64_t i = b * ROWS;
     const char* left = reinterpret_cast<const char*>(from.data + i / SIDE * from.half) + i % SIDE * from.row;
-    multiply_rows(left, from.row, from.step, right, steps, sums + i * stride, stride, [&](int64_t s) {
+    const auto some = [&](int64_t s) {
       const int64_t turn = b * steps + s;
       if ((turn + 1) / BLOCKS > turn / BLOCKS) beside(turn / BLOCKS);
-    });
+    };
+    if (from.lies) multiply_rows<true>(from, left, right, steps, sums + i * stride, stride, some);
+    else multiply_rows<false>(from, left, right, steps, sums + i * stride, stride, some);
   }
 }
 

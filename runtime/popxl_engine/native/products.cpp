@@ -64,25 +64,22 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
       const bool as_it_lies = lies && (k_end - k) % STEP == 0;  // else the last chunk
       const LeftPanel start = as_it_lies ? LeftPanel::lying(left, k) : LeftPanel::packed(left_stays ? staying : going);
       const int64_t apart = as_it_lies ? PANEL * left.along : panel;  // elements from panel to panel
+      // The n-th step of packing some panels, in the order in which their operand lies in memory.
+      const auto pack = [&](bool is_left, int64_t first, int64_t count, bfloat16* to, int64_t n) {
+        const Operand& from = is_left ? left : right;
+        const int64_t p = from.across == 1 ? n / steps : n % count, s = from.across == 1 ? n % steps : n / count;
+        to += p * panel + s * 2 * TILE;
+        if (is_left) pack_step<HAS_AMX>(from, (first + p) * PANEL, k + s * STEP, k_end, to);
+        else pack_step<false>(from, (first + p) * PANEL, k + s * STEP, k_end, to);
+      };
       if (!as_it_lies) {
 #pragma omp for schedule(static)
-        for (int64_t p = 0; p < stay; ++p) {
-          if (left_stays) pack_panel<true>(left, p, k, k_end, staying + p * panel);
-          else pack_panel<false>(right, p, k, k_end, staying + p * panel);
-        }
+        for (int64_t n = 0; n < stay * steps; ++n) pack(left_stays, 0, stay, staying, n);
       }
 #pragma omp for schedule(dynamic)
       for (int64_t first = 0; first < go; first += block) {
         const int64_t end = std::min(go, first + block);
-        // Along the operand's rows, which lie in memory one after the other.
-        const bool along_k = (left_stays ? right : left).across == 1;
-        const int64_t count = end - first;
-        for (int64_t n = 0; n < count * steps; ++n) {
-          const int64_t q = along_k ? n / steps : n % count, s = along_k ? n % steps : n / count;
-          bfloat16* const to = going + q * panel + s * 2 * TILE;
-          if (left_stays) pack_step<false>(right, (first + q) * PANEL, k + s * STEP, k_end, to);
-          else pack_step<true>(left, (first + q) * PANEL, k + s * STEP, k_end, to);
-        }
+        for (int64_t n = 0; n < (end - first) * steps; ++n) pack(!left_stays, first, end - first, going, n);
         Place place{};
         typename Result::Lines lines{};  // none
         int turn = 0;
