@@ -122,6 +122,21 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
   }
 }
 
+// Loads and stores of lanes; where all are there without a mask, for which AMD's CPUs wait.
+static inline __m512 load_some(const float* from, __mmask16 mask) {
+  return mask == __mmask16(-1) ? _mm512_loadu_ps(from) : _mm512_maskz_loadu_ps(mask, from);
+}
+
+static inline void store_some(float* to, __mmask16 mask, __m512 x) {
+  if (mask == __mmask16(-1)) _mm512_storeu_ps(to, x);
+  else _mm512_mask_storeu_ps(to, mask, x);
+}
+
+static inline void store_some(bfloat16* to, __mmask32 mask, __m512i x) {
+  if (mask == __mmask32(-1)) _mm512_storeu_si512(to, x);
+  else _mm512_mask_storeu_epi16(to, mask, x);
+}
+
 static inline __mmask16 lanes(int64_t count) { return __mmask16((1u << std::clamp<int64_t>(count, 0, SIDE)) - 1); }
 
 // total = old * total + share * left @ right: float32; and the squares of what is in total then.
@@ -163,8 +178,8 @@ struct Accumulated {
       if (passes_caches) {
         _mm512_stream_ps(to, x);
       } else {
-        if (lines.adds) x = _mm512_add_ps(_mm512_mul_ps(lines.kept, _mm512_maskz_loadu_ps(lines.masks[h], to)), x);
-        _mm512_mask_storeu_ps(to, lines.masks[h], x);
+        if (lines.adds) x = _mm512_add_ps(_mm512_mul_ps(lines.kept, load_some(to, lines.masks[h])), x);
+        store_some(to, lines.masks[h], x);
       }
       if (lines.panel != nullptr) lines.squares = _mm512_mask3_fmadd_ps(x, x, lines.squares, lines.masks[h]);
     }
@@ -228,7 +243,7 @@ struct Rounded {
       return;
     }
     const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_add_ps(high, lines.high_bias), _mm512_add_ps(low, lines.low_bias));
-    _mm512_mask_storeu_epi16(lines.to + i * lines.next, lines.mask, (__m512i)both);
+    store_some(lines.to + i * lines.next, lines.mask, (__m512i)both);
   }
   static bfloat16* stage() {
     static thread_local Room room;
