@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import select
 import statistics
 import subprocess
@@ -165,6 +166,9 @@ def measure(
     Args:
         script: The benchmark's own file; it is started again for each variant.
         timeout: Seconds that one answer may take, building and compiling included.
+
+    Raises:
+        BenchmarkError: A variant's process failed, or memory will not do for all of them.
     """
     running: list[VariantProcess] = []
     try:
@@ -173,9 +177,18 @@ def measure(
             running[-1].ask("build")
         seconds: dict[str, list[tuple[float, float]]] = {variant.name: [] for variant in variants}
         steps: dict[str, list[Figures]] = {variant.name: [] for variant in variants}
+        growth = 0
         for number in range(warmup + rounds):
             for process in running if number % 2 == 0 else reversed(running):
+                free = free_bytes()
+                if number == 0 and free < growth:
+                    raise BenchmarkError(
+                        f"variant '{process.variant.name}' would need about {gib(growth)} more for its first steps, as "
+                        f"one before it did, but {gib(free)} are free: without room all would wait for the disk. "
+                        "Measure fewer variants at a time."
+                    )
                 reply = process.ask("step", count=steps_per_round)
+                growth = max(growth, free - free_bytes())
                 steps[process.variant.name].append(reply["figures"])
                 if number >= warmup:
                     times = reply["seconds"] / steps_per_round, reply["cpu_seconds"] / steps_per_round
@@ -195,6 +208,14 @@ def measure(
     finally:
         for process in running:
             process.stop()
+
+
+def free_bytes() -> int:
+    """Memory that processes may still take, by the kernel's count; a lot where it does not tell."""
+    with suppress(OSError):
+        if found := re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text()):
+            return int(found[1]) * 1024
+    return sys.maxsize
 
 
 def add_run_counts(parser: argparse.ArgumentParser, rounds: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import train_step
+from benchmarks import harness, train_step
 from benchmarks.harness import BenchmarkError, Measurement, Variant, VariantProcess, machine, measure, table
 from benchmarks.shakespeare import BATCH, Characters
 
@@ -92,6 +92,14 @@ def test_a_variant_that_the_system_kills_between_two_steps_is_named(script, tmp_
 
 
 @pytest.mark.slow
+def test_variants_that_memory_will_not_do_for_are_refused_before_they_step(script, tmp_path, monkeypatch):
+    free = iter([5 << 30, 2 << 30, 2 << 30])
+    monkeypatch.setattr(harness, "free_bytes", lambda: next(free))
+    with pytest.raises(BenchmarkError, match="variant 'b' would need about 3.00 GiB more .* but 2.00 GiB are free"):
+        measure(script, [variant(tmp_path, "a"), variant(tmp_path, "b")], rounds=1, warmup=0)
+    assert (tmp_path / "log").read_text() == "a"
+
+
 def test_a_variant_that_hangs_is_given_up(script, tmp_path):
     with pytest.raises(BenchmarkError, match="gave no answer to 'step' for 1 s"):
         measure(script, [variant(tmp_path, "a", sleep=60.0)], rounds=1, warmup=0, timeout=1.0)
