@@ -17,6 +17,10 @@ from execution.pretraining import pretraining, training_program
 from tests.integration.execution.plan_cases import GRIDS, configuration, planned, step_arrays
 
 
+PRODUCTS = ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise")
+"""What multiplies matrices, whatever the kind of CPU."""
+
+
 def allocated_peak(work: Any) -> int:
     """Most bytes that torch's allocator has given out at a time during some work, beyond those from before.
 
@@ -31,7 +35,7 @@ def allocated_peak(work: Any) -> int:
     (begin,) = (e.start_ns() for e in events if e.name() == "measured")
     changes = sorted(((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"), key=lambda pair: pair[0])
     before = sum(nbytes for moment, nbytes in changes if moment < begin)
-    products = sorted((e.start_ns(), e.end_ns()) for e in events if e.name() in ("aten::mm", "aten::addmm"))
+    products = sorted((e.start_ns(), e.end_ns()) for e in events if e.name() in PRODUCTS)
     measured = without_scratch([change for change in changes if change[0] >= begin], products)
     live = np.cumsum([nbytes for _, nbytes in measured])
     assert live[-1] < 0.02 * before + 1000, "a step leaves nothing behind"
