@@ -36,6 +36,11 @@ def prefers_onednn() -> bool:
         return False
 
 
+SMALL = 4096
+"""Elements of a right operand below which oneDNN's preparations take longer than MKL's product of a few rows. The rows
+do not count: they may come in several parts, of the same bits."""
+
+
 def dense(t: torch.Tensor) -> torch.Tensor:
     """A matrix whose rows or columns lie side by side: oneDNN multiplies by others a thousand times slower."""
     return t if t.is_contiguous() or t.stride() == (1, t.shape[0]) or t.t().is_contiguous() else t.contiguous()
@@ -55,7 +60,7 @@ def matrix_product(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Te
     """lhs @ rhs + bias for floating-point matrices of one type: [m, k], [k, n], [n] -> [m, n]."""
     if not lhs.is_cuda:
         rhs = dense(rhs)
-    if lhs.dtype == torch.float32 and not lhs.is_cuda and prefers_onednn() and lhs.numel() and rhs.numel():
+    if lhs.dtype == torch.float32 and not lhs.is_cuda and prefers_onednn() and lhs.numel() and rhs.numel() >= SMALL:
         lhs = lhs.contiguous()  # oneDNN would do it inside, where plans of memory do not see it
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(lhs, rhs.t(), bias, "none", [], "")
         return result

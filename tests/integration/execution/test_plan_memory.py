@@ -16,7 +16,6 @@ from execution.host import run_steps
 from execution.pretraining import pretraining, training_program
 from tests.integration.execution.plan_cases import GRIDS, configuration, planned, step_arrays
 
-
 PRODUCTS = ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise")
 """What multiplies matrices, whatever the kind of CPU."""
 
