@@ -16,8 +16,8 @@ from popxl_engine.rewrites.attention import attention, attention_grad
 from quick import cases
 from ways import FLAGS
 
-EVERY_WAY = [*cases(FLAGS, lambda way: way in ("compiled", "vectors")), "parts"]
-ways = pytest.mark.parametrize("way", EVERY_WAY)
+COMPILED = cases(FLAGS, lambda way: way in ("compiled", "vectors"))
+ways = pytest.mark.parametrize("way", [*COMPILED, "parts"])
 """Those of the compiled kernels; op by op."""
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 SHAPES = [(2, 3, 64, 64, 32), (1, 2, 40, 70, 24), (1, 1, 1, 2, 8), (2, 2, 33, 96, 64), (4, 1, 32, 160, 40)]
@@ -85,7 +85,7 @@ def test_results_and_gradients_are_the_textbooks(
                 assert error(one, other) < (1e-6 if dtype is torch.float32 else 0.012), name
 
 
-@pytest.mark.parametrize("way", EVERY_WAY[:-1])
+@pytest.mark.parametrize("way", COMPILED)
 @dtypes
 @pytest.mark.parametrize("p", [0.0, 0.1])
 def test_bits_do_not_depend_on_threads_and_heads_nor_on_other_parts_of_the_batch(

@@ -91,7 +91,6 @@ def test_a_variant_that_the_system_kills_between_two_steps_is_named(script, tmp_
     process.stop()
 
 
-@pytest.mark.slow
 def test_variants_that_memory_will_not_do_for_are_refused_before_they_step(script, tmp_path, monkeypatch):
     free = iter([5 << 30, 2 << 30, 2 << 30])
     monkeypatch.setattr(harness, "free_bytes", lambda: next(free))
@@ -100,6 +99,7 @@ def test_variants_that_memory_will_not_do_for_are_refused_before_they_step(scrip
     assert (tmp_path / "log").read_text() == "a"
 
 
+@pytest.mark.slow
 def test_a_variant_that_hangs_is_given_up(script, tmp_path):
     with pytest.raises(BenchmarkError, match="gave no answer to 'step' for 1 s"):
         measure(script, [variant(tmp_path, "a", sleep=60.0)], rounds=1, warmup=0, timeout=1.0)

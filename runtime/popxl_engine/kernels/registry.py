@@ -32,8 +32,8 @@ def kernel(name: str, device: Optional[str] = None, over: Optional[str] = None) 
       order, and returns the list of every member's result.
 
     An alternate that has ``over``, the name of an operand, gets that operand once more as ``into`` where it alone has
-    its memory and nothing needs it any more: the result may be written there. Its rows may lie
-    apart. Otherwise ``into`` is None.
+    its memory and nothing needs it any more: the result may be written there. Its rows may lie apart. Otherwise
+    ``into`` is None.
     """
 
     def register(fn: Kernel) -> Kernel:

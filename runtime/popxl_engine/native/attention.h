@@ -46,7 +46,7 @@ struct ByTiles {
   static void pack_right(const Matrix<bfloat16>& from, int64_t p, int64_t k_count, Packed* to) {
     products::pack_panel<false>(from, p, 0, k_count, to);
   }
-  // Not inlined, because that takes the compiler seconds.
+  // One body for all that call it.
   __attribute__((noinline)) static void multiply(const Left& left, const Packed* right, int64_t k_count, float* sums,
                                                  int64_t stride) {
     products::multiply(left, right, parts(k_count, products::STEP), sums, stride, [](int64_t) {});

@@ -16,7 +16,7 @@ constexpr int64_t ROWS = 8;  // whose sums, of two vectors each, stay in registe
 template <bool LIES, class Beside>
 static inline void multiply_rows(const LeftPanel& from, const char* left, const bfloat16* right, int64_t steps,
                                  float* sums, int64_t stride, const Beside& beside) {
-  const int64_t row = LIES ? from.row : 4, pair_to_pair = LIES ? 4 : 64;
+  const int64_t row = LIES ? from.row : LeftPanel::PACKED_ROW, pair_to_pair = LIES ? 4 : 64;  // bytes
   __m512 first[ROWS], second[ROWS];
   for (int64_t i = 0; i < ROWS; ++i) first[i] = second[i] = _mm512_setzero_ps();
   for (int64_t s = 0; s < steps; ++s, left += from.step * int64_t(sizeof(bfloat16)), right += 2 * TILE) {

@@ -69,7 +69,7 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
         const Operand& from = is_left ? left : right;
         const int64_t p = from.across == 1 ? n / steps : n % count, s = from.across == 1 ? n % steps : n / count;
         to += p * panel + s * 2 * TILE;
-        if (is_left) pack_step<HAS_AMX>(from, (first + p) * PANEL, k + s * STEP, k_end, to);
+        if (is_left) pack_step<true>(from, (first + p) * PANEL, k + s * STEP, k_end, to);
         else pack_step<false>(from, (first + p) * PANEL, k + s * STEP, k_end, to);
       };
       if (!as_it_lies) {

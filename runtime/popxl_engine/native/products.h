@@ -3,11 +3,16 @@
 // A tile is 16 rows of 64 bytes. Of the left operand it holds 16 rows of 32 consecutive k; of the right one 16 pairs of
 // k of 16 columns, the two of a pair side by side. Operands are packed into panels of two tiles a step of 32 k; four
 // tiles of sums, 32 rows by 32 columns, meet two tiles of each side. What is missing at the edges is packed as zeros.
-// AMX multiplies whole tiles; where a CPU lacks it, AVX-512's dot products do their rows, and packed left tiles are like
-// right ones.
+// AMX multiplies whole tiles; where a CPU lacks it, AVX-512's dot products do their rows, and packed left tiles are
+// like right ones.
 #pragma once
 #if defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__AVX512BW__)
 #define HAS_TILES
+#if defined(__AMX_BF16__) && defined(__linux__)
+#define HAS_AMX 1
+#else
+#define HAS_AMX 0
+#endif
 #include <immintrin.h>
 
 #include <algorithm>
@@ -15,12 +20,6 @@
 #include "operands.h"
 
 namespace products {
-
-#if defined(__AMX_BF16__) && defined(__linux__)
-constexpr bool HAS_AMX = true;
-#else
-constexpr bool HAS_AMX = false;
-#endif
 
 constexpr int64_t SIDE = 16, STEP = 32, TILE = SIDE * STEP;
 static_assert(PANEL == 2 * SIDE, "four tiles of sums");
@@ -77,15 +76,20 @@ static inline void pack_pairs(const Operand& from, int64_t i, int64_t k, bfloat1
 template <bool LEFT>
 __attribute__((noinline)) static void pack_step(const Operand& from, int64_t i, int64_t k, int64_t k_end,
                                                 bfloat16* to) {
-  if (from.across != 1 && i + PANEL <= from.length && k + STEP <= k_end) return pack_pairs<LEFT>(from, i, k, to);
-  pack_tile<LEFT>(from, i, k, k_end, to);
-  pack_tile<LEFT>(from, i + SIDE, k, k_end, to + TILE);
+  if constexpr (LEFT && !HAS_AMX) {
+    pack_step<false>(from, i, k, k_end, to);
+  } else if (from.across != 1 && i + PANEL <= from.length && k + STEP <= k_end) {
+    pack_pairs<LEFT>(from, i, k, to);
+  } else {
+    pack_tile<LEFT>(from, i, k, k_end, to);
+    pack_tile<LEFT>(from, i + SIDE, k, k_end, to + TILE);
+  }
 }
 
 // 32 i of an operand, the p-th ones, over a chunk of k.
 template <bool LEFT>
 static inline void pack_panel(const Operand& from, int64_t p, int64_t k, int64_t k_end, bfloat16* to) {
-  for (; k < k_end; k += STEP, to += 2 * TILE) pack_step<LEFT && HAS_AMX>(from, p * PANEL, k, k_end, to);
+  for (; k < k_end; k += STEP, to += 2 * TILE) pack_step<LEFT>(from, p * PANEL, k, k_end, to);
 }
 
 // A panel of the left operand, packed or as it lies.
@@ -93,7 +97,8 @@ struct LeftPanel {
   const bfloat16* data;
   int64_t step, half, row;  // elements from step to step, tile to tile; bytes from row to row
   bool lies;
-  static LeftPanel packed(const bfloat16* data) { return {data, 2 * TILE, TILE, HAS_AMX ? 64 : 4, false}; }
+  static constexpr int64_t PACKED_ROW = HAS_AMX ? 64 : 4;
+  static LeftPanel packed(const bfloat16* data) { return {data, 2 * TILE, TILE, PACKED_ROW, false}; }
   static LeftPanel lying(const Operand& left, int64_t k) {
     return {left.data + k, STEP, SIDE * left.along, left.along * int64_t(sizeof(bfloat16)), true};
   }
@@ -107,7 +112,7 @@ static inline bool lies_in_tiles(const Operand& left) {
 
 }  // namespace products
 
-#if defined(__AMX_BF16__) && defined(__linux__)  // as HAS_AMX
+#if HAS_AMX
 #include "amx.h"
 #else
 #include "dots.h"
