@@ -44,20 +44,6 @@ class PhasedTrainer:
         return {}
 
 
-QUERIES = 256
-"""Queries of a piece of attention, where pieces are wanted."""
-
-
-def pieces(sequence: int, options: Figures) -> int:
-    """Pieces of attention of about `QUERIES` queries that the sequence divides into, where a phase keeps several runs.
-
-    Probabilities of pieces are computed again: those of one run fit beside it, those of many do not.
-    """
-    if options["recomputation"] or options["accumulation"] == options["widening"]:
-        return 1
-    return next(count for count in range(max(1, sequence // QUERIES), 0, -1) if sequence % count == 0)
-
-
 class PhasedSteps(PhasedTrainer):
     """`train_step.py`'s workload; `batches.next` gives micro-batches."""
 
@@ -69,7 +55,6 @@ class PhasedSteps(PhasedTrainer):
                 **options["model"],
                 dropout=options["dropout"],
                 precision=options["dtype"],
-                attention_serialisation=pieces(options["model"]["sequence_length"], options),
             ),
             training=Training(
                 steps=1000,

@@ -138,7 +138,7 @@ class Execution:
     device_iterations: Count = 1
     """Optimizer steps per call of the session; nothing returns in between, and updates run beside the next step."""
     recomputation: bool = True
-    """Compute a layer's activations again in its backward phase instead of keeping them."""
+    """Compute activations again in the backward phase instead of keeping them; attention's probabilities either way."""
     replicated_tensor_sharding: bool = True
     """Split weights, gradients, optimizer state and stored activations over the replicas that would hold them twice."""
     device: str = "auto"

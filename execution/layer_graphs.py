@@ -1,10 +1,11 @@
 """Building `Graphs`: layers traced, differentiated, run over micro-batches, and given their buffers and transfers."""
 
-from typing import Optional, Tuple
+from typing import Mapping, Optional, Tuple
 
 import popxl
 import popxl_addons as addons
 from popxl import Tensor, TensorSpec, ops
+from popxl.transforms.autodiff import GradGraphInfo
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
@@ -62,7 +63,10 @@ def decoder_graphs(config: Config, layout: Layout, connections: Connections) -> 
     layers = config.model.layers
     layer = DecoderBlock(config.model, layout)
     factories, fwd = layer.create_graph(activation_spec(config), seed_spec(config.execution.widening))
-    accumulators, grad = _gradient(fwd, factories, layer, required=1)
+    is_whole = config.model.attention_serialisation == 1
+    # A layer that is computed again makes the probabilities of whole attention anyway.
+    again = {} if config.execution.recomputation and is_whole else recomputing_gradients(fwd.graph)
+    accumulators, grad = _gradient(fwd, factories, layer, required=1, gradients=again)
     if config.execution.recomputation:
         grad = addons.recompute_graph(grad)
     fwd_all, grad_all = serialise_with_gradient(fwd, grad, decoder_plan(layers), connections)
@@ -125,16 +129,23 @@ def fwd_graphs(
 
 
 def _gradient(
-    fwd: addons.GraphWithNamedArgs, factories: NamedVariableFactories, layer: Layer, required: int
+    fwd: addons.GraphWithNamedArgs,
+    factories: NamedVariableFactories,
+    layer: Layer,
+    required: int,
+    gradients: Optional[Mapping[popxl.Graph, GradGraphInfo]] = None,
 ) -> Tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
-    """Accumulators and gradient graph for every parameter that the layer names, and for its first `required` inputs."""
+    """Accumulators and gradient graph for every parameter that the layer names, and for its first `required` inputs.
+
+    gradients: those of graphs that the layer calls, where they are given.
+    """
     trained = [fwd.args[name] for name in layer.table]
     return addons.autodiff_with_accumulation(
         fwd,
         trained,
         grads_provided=fwd.graph.outputs[:1],
         grads_required=fwd.graph.inputs[:required],
-        called_graphs_grad_info=recomputing_gradients(fwd.graph),
+        called_graphs_grad_info=gradients,
         replica_groupings=factories.replica_groupings,
         **accumulator_options(layer.dtype),
     )

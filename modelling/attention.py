@@ -50,13 +50,7 @@ class Attention(Layer):
             seed = None
         if seed is not None:  # probabilities are split over tp1 and identical over tp2, and so are their masks
             seed = self.seed_over(seed, self.layout.tp1, "tp1_position")
-        mask = causal_mask(self.model.sequence_length)
-        pieces = self.model.attention_serialisation
-        if pieces == 1:
-            y = attend(query, key, value, popxl.constant(mask, self.dtype, "mask"), seed, self.model.dropout)
-        else:
-            y = self._attend_in_pieces(query, key, value, mask, seed, pieces)
-        y = y.transpose((0, 2, 1, 3)).reshape((x.shape[0], -1))  # [B*S, h*D]
+        y = self._attend(query, key, value, seed).transpose((0, 2, 1, 3)).reshape((x.shape[0], -1))  # [B*S, h*D]
         return self.output(y)
 
     def _split_heads(self, t: Tensor) -> Tensor:
@@ -64,28 +58,35 @@ class Attention(Layer):
         sequence, head_size = self.model.sequence_length, self.model.head_size
         return t.reshape((-1, sequence, t.shape[1] // head_size, head_size)).transpose((0, 2, 1, 3))
 
-    def _attend_in_pieces(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: np.ndarray, seed: Optional[Tensor], pieces: int
-    ) -> Tensor:
-        """A call of a graph per piece of the queries, over the keys up to its end. See `recomputing_gradients`."""
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, seed: Optional[Tensor]) -> Tensor:
+        """A call of a graph for each piece of the queries, over the keys up to its end. See `recomputing_gradients`."""
+        mask, pieces = causal_mask(self.model.sequence_length), self.model.attention_serialisation
+        if pieces == 1:
+            return self._attend_in_graph(query, key, value, mask, seed)
         queries = ops.split(query, pieces, axis=2)  # [B, h, S/pieces, D]
         seeds = (None,) * pieces if seed is None else ops.split_random_seed(seed, pieces)
         length = query.shape[2] // pieces
         results: "list[Tensor]" = []
-        for number, (piece_query, piece_seed) in enumerate(zip(queries, seeds)):
+        for number, (piece, piece_seed) in enumerate(zip(queries, seeds)):
             first, end = number * length, (number + 1) * length
-            piece_mask = popxl.constant(np.ascontiguousarray(mask[first:end, :end]), self.dtype, "mask")
-            tensors = (piece_query, key[:, :, :end], value[:, :, :end], piece_mask)
-            graph = popxl.gir().create_graph(attend, *tensors, piece_seed, self.model.dropout)
-            results += ops.call(graph, *tensors, *([] if piece_seed is None else [piece_seed]))
+            keys, values = key[:, :, :end], value[:, :, :end]
+            results.append(self._attend_in_graph(piece, keys, values, mask[first:end, :end], piece_seed))
         return ops.concat(results, axis=2)
+
+    def _attend_in_graph(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: np.ndarray, seed: Optional[Tensor]
+    ) -> Tensor:
+        graph = popxl.gir().create_graph(attend, query, key, value, mask, seed, self.model.dropout)
+        (y,) = ops.call(graph, query, key, value, *([] if seed is None else [seed]))
+        return y
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, seed: Optional[Tensor], dropout: float
+    query: Tensor, key: Tensor, value: Tensor, mask: np.ndarray, seed: Optional[Tensor], dropout: float
 ) -> Tensor:  # [B, h, Q, D], twice [B, h, S, D], [Q, S]
     """Softmax attention of Q queries over S keys -> [B, h, Q, D]."""
-    scores = query @ key.transpose((0, 1, 3, 2)) * (1 / math.sqrt(query.shape[-1])) + mask  # [B, h, Q, S]
+    hiding = popxl.constant(np.ascontiguousarray(mask), query.dtype, "mask")
+    scores = query @ key.transpose((0, 1, 3, 2)) * (1 / math.sqrt(query.shape[-1])) + hiding  # [B, h, Q, S]
     probabilities = ops.softmax(scores, axis=-1)
     if seed is not None:
         probabilities = ops.dropout(probabilities, seed, dropout)
@@ -98,17 +99,16 @@ def causal_mask(sequence: int) -> np.ndarray:
 
 
 def recomputing_gradients(graph: popxl.Graph) -> "dict[popxl.Graph, GradGraphInfo]":
-    """Gradients of the pieces of attention that a graph calls, by graph, to hand to its autodiff.
+    """Gradients of the attention graphs that a graph calls, by graph, to hand to its autodiff.
 
-    They compute a piece's probabilities again, so that only one piece's scores exist at a time.
+    They compute probabilities again, so that none are kept, and only those of one piece exist at a time.
+    Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 5.
     """
     gradients = {}
-    for piece in graph.called_graphs:
-        named = addons.GraphWithNamedArgs(piece)
-        query_key_value = piece.inputs[:3]
-        gradients[piece] = addons.recompute_graph(
-            addons.autodiff(named, grads_required=query_key_value)
-        ).grad_graph_info
+    for called in graph.called_graphs:
+        named, query_key_value = addons.GraphWithNamedArgs(called), called.inputs[:3]
+        grad = addons.autodiff(named, grads_provided=called.outputs[:1], grads_required=query_key_value)
+        gradients[called] = addons.recompute_graph(grad).grad_graph_info
     return gradients
 
 

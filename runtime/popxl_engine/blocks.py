@@ -51,6 +51,8 @@ class Instr:
     place: Place = Place()
     positions: Tuple[int, ...] = ()
     """Where it writes several operands: of each, the position of the user's op that wrote it."""
+    remade: Optional[Op] = None
+    """Of a gradient that computes attention's probabilities again: the op whose attention is gone for that."""
     own: bool = False
     """After `aliasing`: the result must not share storage with the operand it views."""
     contiguous: bool = False
@@ -66,6 +68,10 @@ class Instr:
     def effects(self) -> FrozenSet[str]:
         """The op's effects beyond its results."""
         return self.definition.effects if self.definition is not None else frozenset()
+
+    def is_op(self, name: str) -> bool:
+        """Whether it is an op of this name."""
+        return self.definition is not None and self.definition.name == name
 
     def written(self) -> List[Value]:
         """Operands whose storage this instruction changes."""

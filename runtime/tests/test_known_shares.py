@@ -98,7 +98,7 @@ TWISTS = {
     "seed is copied": (True, False),
     "another seed": (True, True),
     "another p": (True, True),
-    "other factors": (True, True),
+    "other factors": (False, True),
     "shares as factors": (True, True),
     "mask is changed": (False, False),
     "seed is changed": (True, True),

@@ -410,8 +410,8 @@ def loss_and_gradient(dtype: popxl.dtype, twist: str) -> Callable[[popxl.Ir], Se
         if twist == "gradient is written":
             ops.add_(gradient, gradient)
         result = ops.cast(gradient, dtype)
-        more = {"wide is read": [wide], "gradient is read": [gradient]}.get(twist, [])
-        return [total, picked, result, *more]
+        read = {"wide is read": [wide], "narrow is written": [y], "gradient is read": [gradient]}
+        return [total, picked, result, *read.get(twist, [])]
 
     return build
 

@@ -175,8 +175,10 @@ static void forward(const View<T>& query, const View<T>& key, const View<T>& val
 }
 
 // Gradients for query, key and value from dy. factors: what was multiplied with the values, the probabilities or what
-// dropout left of them. mask: that of the scores, or null where it is not known. Dropout without parts has let through
-// what is not zero in factors; where a probability is zero, so is the gradient of its score.
+// dropout left of them. mask: that of the scores, which hides nothing that factors have, or null where it is not known.
+// Dropout without parts has let through what is not zero in factors; where a probability is zero, so is the gradient of
+// its score. Without probabilities and factors both are computed again, a head at a time, from the mask and what
+// dropout draws.
 template <class Way, class T>
 static void backward(const View<T>& dy, const View<T>& query, const View<T>& key, const View<T>& value,
                      const T* probabilities, const T* factors, const T* mask, float scale,
@@ -185,17 +187,23 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
   using Packed = typename Way::Packed;
   const int64_t keys = n.keys, row = padded(keys), width = padded(n.width), queries = padded(n.queries);
   const int64_t stride = row + SKEW;
+  const bool is_again = probabilities == nullptr, is_dropped_again = is_again && dropout.parts > 0;
+  const bool is_drawn = dropout.parts > 0 && !is_again;  // for the gradient of what dropout left, and nothing else
+  const int64_t shares_row = is_again ? row : keys;  // and that of factors
   std::vector<Sight> sights(parts(n.queries, PANEL));
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     thread_local Room room, floats, elements;
     Packed* const packed_values =
-        room.take<Packed>(2 * (row + queries) * width + PANEL * std::max({width, row, queries}));
+        room.take<Packed>(((2 + is_again) * row + 2 * queries) * width + PANEL * std::max({width, row, queries}));
     Packed *const packed_keys = packed_values + row * width, *const packed_queries = packed_keys + row * width;
     Packed *const packed_dy = packed_queries + queries * width, *const panel = packed_dy + queries * width;
+    Packed* const packed_for_scores = panel + PANEL * std::max({width, row, queries});
     float *const d_shares = floats.take<float>(PANEL * stride + PANEL * PANEL), *const sums = d_shares + PANEL * stride;
     std::vector<int64_t> ends(parts(n.queries, PANEL));  // of the keys that have a share
-    T* const d_scores = elements.take<T>(n.queries * row);
+    std::vector<int64_t> factor_ends(ends.size());       // of those that have a factor
+    T* const d_scores = elements.take<T>((1 + is_again) * n.queries * row + is_dropped_again * PANEL * row);
+    T *const again = d_scores + n.queries * row, *const undropped = again + n.queries * row;
     [[maybe_unused]] const typename Way::Scope scope;
     if (mask != nullptr) look(mask, n.queries, keys, sights);
 #pragma omp for schedule(static)
@@ -205,32 +213,55 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
       pack_right<Way, T>({key.at(b, h), 1, key.row, n.width}, keys, packed_keys);
       pack_right<Way, T>({query.at(b, h), 1, query.row, n.width}, n.queries, packed_queries);
       pack_right<Way, T>({dy.at(b, h), 1, dy.row, n.width}, n.queries, packed_dy);
-      const T* const shares = probabilities + head * n.queries * keys;
-      const T* const used = factors + head * n.queries * keys;
+      if (is_again) pack_right<Way, T>({key.at(b, h), key.row, 1, keys}, n.width, packed_for_scores);
+      const T* const used = is_again ? again : factors + head * n.queries * keys;
+      // Rows of probabilities, and what dropout leaves of them; zeros, or NaN, up to a column `end`.
+      const auto compute = [&](int64_t q, int64_t rows, int64_t end) {
+        const Sight& sees = sights[q / PANEL];
+        const auto left = Way::left({query.at(b, h) + q * query.row, query.row, 1, rows}, 0, n.width, panel);
+        for (int64_t k = 0; k < sees.end; k += PANEL)
+          Way::multiply(left, packed_for_scores + k * width, n.width, d_shares + k, stride);
+        T *const to = again + q * row, *const shares = is_dropped_again ? undropped : to;
+        softmax(d_shares, stride, rows, scale, mask + q * keys, keys, sees, shares, row, end);
+        for (int64_t i = 0; i < rows && is_dropped_again; ++i) {
+          drop(shares + i * row, to + i * row, sees.end, n, head, q + i, dropout);
+          std::copy(shares + i * row + sees.end, shares + i * row + end, to + i * row + sees.end);
+        }
+        return shares;
+      };
+      const auto end_of = [&](const T* from, int64_t rows) {
+        return std::min(keys, panels_but(0.0f, from, rows, keys) * PANEL);
+      };
       int64_t furthest = 0;  // end of the keys that any query up to here has a share of
       for (int64_t q = 0; q < n.queries; q += PANEL) {
-        const int64_t rows = std::min(PANEL, n.queries - q), first = q * keys;
-        const int64_t needed = mask != nullptr ? sights[q / PANEL].end
-                                               : std::min(keys, panels_but(0.0f, shares + first, rows, keys) * PANEL);
+        const int64_t rows = std::min(PANEL, n.queries - q);
+        const T* shares = is_again ? nullptr : probabilities + (head * n.queries + q) * keys;
+        const int64_t needed = mask != nullptr ? sights[q / PANEL].end : end_of(shares, rows);
         ends[q / PANEL] = needed;
+        factor_ends[q / PANEL] = mask != nullptr || factors == probabilities ? needed : end_of(used + q * keys, rows);
         furthest = std::max(furthest, needed);
         ask_for<true>(d_query.at(b, h) + q * d_query.row, d_query.row, rows, n.width);
-        const int64_t next = std::min(n.queries, q + PANEL), seen = std::min(keys, needed + PANEL);
-        ask_for<false>(shares + next * keys, keys, std::min(PANEL, n.queries - next), seen);
+        if (is_again) {
+          shares = compute(q, rows, furthest);
+        } else {
+          const int64_t next = std::min(PANEL, n.queries - q - rows), seen = std::min(keys, needed + PANEL);
+          ask_for<false>(shares + rows * keys, keys, next, seen);
+        }
         const auto of_dy = Way::left({dy.at(b, h) + q * dy.row, dy.row, 1, rows}, 0, n.width, panel);
         for (int64_t k = 0; k < needed; k += PANEL)
           Way::multiply(of_dy, packed_values + k * width, n.width, d_shares + k, stride);
-        for (int64_t i = 0; i < rows && dropout.parts > 0; ++i)
+        for (int64_t i = 0; i < rows && is_drawn; ++i)
           drop(d_shares + i * stride, d_shares + i * stride, needed, n, head, q + i, dropout);
-        if (dropout.parts == 0 && dropout.scale != 1.0f)
-          let_through(d_shares, stride, rows, dropout.scale, used + first, keys, needed);
-        softmax_grad(d_shares, stride, rows, scale, shares + first, keys, needed, furthest, d_scores + q * row, row);
+        if (!is_drawn && dropout.scale != 1.0f)
+          let_through(d_shares, stride, rows, dropout.scale, used + q * shares_row, shares_row, needed);
+        softmax_grad(d_shares, stride, rows, scale, shares, shares_row, needed, furthest, d_scores + q * row, row);
         const auto of_scores = Way::left({d_scores + q * row, row, 1, rows}, 0, needed, panel);
         multiply_store<Way>(of_scores, packed_keys, row * PANEL, needed, d_query.at(b, h) + q * d_query.row,
                             d_query.row, rows, n.width, sums);
       }
-      // left.T @ right, for each key; queries before the first ones with a share of one of 32 keys add nothing.
-      const auto multiply_transposed = [&](const T* left, int64_t stride, const Packed* right, const View<T>& result) {
+      // left.T @ right, for each key; queries before the first ones whose end is behind one of 32 keys add nothing.
+      const auto multiply_transposed = [&](const T* left, int64_t stride, const std::vector<int64_t>& ends,
+                                           const Packed* right, const View<T>& result) {
         for (int64_t k = 0; k < keys; k += PANEL) {
           const int64_t rows = std::min(PANEL, keys - k);
           int64_t first = 0;
@@ -242,8 +273,8 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
                               result.at(b, h) + k * result.row, result.row, rows, n.width, sums);
         }
       };
-      multiply_transposed(d_scores, row, packed_queries, d_key);
-      multiply_transposed(used, keys, packed_dy, d_value);
+      multiply_transposed(d_scores, row, ends, packed_queries, d_key);
+      multiply_transposed(used, shares_row, factor_ends, packed_dy, d_value);
     }
   }
 }

@@ -74,7 +74,10 @@ def loop_key(instr: Instr) -> Tuple[str, Op]:
 
 
 class InstructionWork:
-    """The work of single instructions. A fused one does that of its op and of the ops that are gone because of it."""
+    """The work of single instructions. A fused one does that of its op and of the ops that are gone because of it.
+
+    What it makes again is the work of those that are gone because of the other op.
+    """
 
     def __init__(self, block: Block):
         self._counter = Counter()
@@ -82,8 +85,9 @@ class InstructionWork:
         """For the op of a fused instruction, the ops that it does beside."""
         kept: Dict[Op, List[OpDefinition]] = {}
         for instr in _instructions(block):
-            if instr.source is not None and instr.definition is not None:
-                kept.setdefault(instr.source, []).append(instr.definition)
+            for op in (instr.source, instr.remade):
+                if op is not None and instr.definition is not None:
+                    kept.setdefault(op, []).append(instr.definition)
         for graph in {op.graph for op in kept}:
             self._find_gone(graph, kept)
 
@@ -123,8 +127,8 @@ class InstructionWork:
         if instr.definition is instr.source.definition:
             return counted
         if instr.definition.name in FUSED:
-            gone = self._gone.get(instr.source, ())
-            return replace(counted, flops=counted.flops + sum(op_cost(op).flops for op in gone))
+            done = [op for of in (instr.source, instr.remade) if of is not None for op in self._gone.get(of, ())]
+            return replace(counted, flops=counted.flops + sum(op_cost(op).flops for op in done))
         return replace(counted, flops=_own_flops(instr))
 
 

@@ -21,7 +21,7 @@ from popxl_engine.rewrites.added_rows import added_rows
 from popxl_engine.rewrites.attention import fuse_attention, fuse_attention_grad
 from popxl_engine.rewrites.identities import drop_casts, swap_transposed_products
 from popxl_engine.rewrites.joined_gradients import join_gradients
-from popxl_engine.rewrites.known_shares import known_shares
+from popxl_engine.rewrites.known_shares import known_shares, remade_shares
 from popxl_engine.rewrites.narrow_logits import narrow_logits
 from popxl_engine.rewrites.products import fuse_bias, fuse_scores, tile_products
 from popxl_engine.rewrites.repeated import repeated_numbers
@@ -38,7 +38,6 @@ REWRITES: Dict[str, Callable[[List[Step], Graph], List[Step]]] = {
     "scores": fuse_scores,
     "attention": fuse_attention,
     "attention_grad": fuse_attention_grad,
-    "joined_gradients": join_gradients,
     "accumulated_products": fuse_accumulated_products,
     "accumulated_rows": fuse_accumulated_rows,
     "accumulated_sums": fuse_accumulated_sums,
@@ -47,6 +46,8 @@ REWRITES: Dict[str, Callable[[List[Step], Graph], List[Step]]] = {
 }
 BLOCK_REWRITES: Dict[str, Callable[[Block], None]] = {
     "narrow_logits": narrow_logits,
+    "joined_gradients": join_gradients,
+    "remade_shares": remade_shares,
     "known_shares": known_shares,
     "unread_shares": unread_shares,
     "unread_zeros": unread_zeros,
@@ -59,6 +60,7 @@ PROGRAM_REWRITES: Dict[str, Callable[[Block], None]] = {"streamed_attention": st
 HAS_KERNELS: Dict[str, Callable[[torch.device], bool]] = {
     "streamed_attention": streams,
     "joined_gradients": lambda device: not streams(device),  # what is joined is not streamed
+    "remade_shares": lambda device: not streams(device),
     "known_shares": lambda device: not streams(device),
     "unread_shares": lambda device: not streams(device),  # nor is what gives its result alone
 }

@@ -53,7 +53,7 @@ def added_rows(block: Block) -> None:
             continue
         made, _, adding = meeting[sums]
         add = block.instrs[adding]
-        if not _is_op(block.instrs[made], "init") or not _adds(add) or storage(add.arguments["rhs"]) is not sums:
+        if not block.instrs[made].is_op("init") or not _adds(add) or storage(add.arguments["rhs"]) is not sums:
             continue
         counter, rows = storage(a["step"]), {storage(a["dy"]), storage(a["indices"])}
         start, target = meeting[counter][0], storage(add.arguments["lhs"])
@@ -67,13 +67,9 @@ def added_rows(block: Block) -> None:
     block.instrs = [instr for i, instr in enumerate(block.instrs) if i not in gone]
 
 
-def _is_op(instr: Instr, name: str) -> bool:
-    return instr.definition is not None and instr.definition.name == name
-
-
 def _adds(instr: Instr) -> bool:
     """Whether it adds a float32 to another of its shape."""
-    if not _is_op(instr, "add_"):
+    if not instr.is_op("add_"):
         return False
     lhs, rhs = instr.arguments["lhs"].spec, instr.arguments["rhs"].spec
     return lhs.shape == rhs.shape and lhs.dtype is rhs.dtype is dtypes.float32

@@ -65,12 +65,22 @@ class Operands(NamedTuple):
     query_t: torch.Tensor
     key: torch.Tensor
     value_t: torch.Tensor
-    probabilities: torch.Tensor
-    factors: torch.Tensor
+    probabilities: Optional[torch.Tensor]
+    factors: Optional[torch.Tensor]
     scale: float
     seed_tensor: Seed
     p: float
     mask: Optional[torch.Tensor]
+
+    @property
+    def query(self) -> torch.Tensor:
+        """[b, h, q, d]."""
+        return self.query_t.transpose(2, 3)
+
+    @property
+    def value(self) -> torch.Tensor:
+        """[b, h, s, d]."""
+        return self.value_t.transpose(2, 3)
 
 
 def attention_grad(
@@ -78,8 +88,8 @@ def attention_grad(
     query_t: torch.Tensor,
     key: torch.Tensor,
     value_t: torch.Tensor,
-    probabilities: torch.Tensor,
-    factors: torch.Tensor,
+    probabilities: Optional[torch.Tensor],
+    factors: Optional[torch.Tensor],
     scale: float,
     seed_tensor: Seed,
     p: float,
@@ -87,27 +97,27 @@ def attention_grad(
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients for query, key_t and value of `attention`; ``factors`` is what was multiplied with value.
 
-    The mask may be left out. The seed may be left out where ``factors`` is what dropout has left of ``probabilities``.
+    The mask may be left out; where it hides keys, ``factors`` must be zero. The seed may be left out where ``factors``
+    is what dropout has left of ``probabilities``. With mask and seed, these two may be left out and are computed again.
     """
     operands = Operands(dy, query_t, key, value_t, probabilities, factors, scale, seed_tensor, p, mask)
     if not takes_gradient(operands):
         return gradient_by_parts(operands)
-    places = [_result_for(t) for t in (query_t.transpose(2, 3), key, value_t.transpose(2, 3))]
+    places = [_result_for(t) for t in (operands.query, key, operands.value)]
     write_gradient(places, operands)
     return places[0], places[1].transpose(2, 3), places[2]
 
 
 def takes_gradient(o: Operands) -> bool:
     """Whether `write_gradient` can work on these."""
-    ordered = o.probabilities.is_contiguous() and o.factors.is_contiguous()
-    rows = (o.dy, o.query_t.transpose(2, 3), o.key, o.value_t.transpose(2, 3))
-    return ordered and _has_rows(*rows) and _draws_in_pairs(o.key, o.seed_tensor)
+    needed = (o.mask,) if o.probabilities is None else (o.probabilities, o.factors)
+    is_ordered = all(t is not None and t.is_contiguous() for t in needed)
+    return is_ordered and _has_rows(o.dy, o.query, o.key, o.value) and _draws_in_pairs(o.key, o.seed_tensor)
 
 
 def write_gradient(places: Sequence[torch.Tensor], o: Operands) -> None:
     """`attention_grad` into three [b, h, n, d] whose last axis lies side by side, for query, key and value."""
-    query, value = o.query_t.transpose(2, 3), o.value_t.transpose(2, 3)
-    views, sizes = _views(o.dy, query, o.key, value), (*query.shape[:3], o.key.shape[2], query.shape[3])
+    views, sizes = _views(o.dy, o.query, o.key, o.value), (*o.query.shape[:3], o.key.shape[2], o.query.shape[3])
     rest = (*_views(*places), *sizes, *_dropout(o.seed_tensor, o.p))
     mask = o.mask if o.mask is not None and o.mask.is_contiguous() else None
     native.call("attend_grad", (o.dy.dtype,), *views, o.probabilities, o.factors, mask, o.scale, *rest)
@@ -156,18 +166,30 @@ def _attention_by_parts(
     seed_tensor: Seed,
     p: float,
 ) -> Tuple[torch.Tensor, ...]:
-    query, key_t, value = _in_rows(query), _in_rows(key_t.transpose(2, 3)).transpose(2, 3), _in_rows(value)
+    shares = _shares_by_parts(query, key_t, mask, scale, seed_tensor, p)
+    return (*shares, product(shares[-1], _in_rows(value), value.dtype))
+
+
+def _shares_by_parts(
+    query: torch.Tensor, key_t: torch.Tensor, mask: torch.Tensor, scale: float, seed_tensor: Seed, p: float
+) -> Tuple[torch.Tensor, ...]:
+    """Probabilities; with a seed also what dropout leaves of them."""
+    query, key_t = _in_rows(query), _in_rows(key_t.transpose(2, 3)).transpose(2, 3)
     probabilities = kernel_like("softmax", query)(scores(query, key_t, mask, scale), -1)
     if seed_tensor is None:
-        return probabilities, product(probabilities, value, value.dtype)
-    dropped = kernel_like("dropout", query)(probabilities, seed_tensor, p)
-    return probabilities, dropped, product(dropped, value, value.dtype)
+        return (probabilities,)
+    return probabilities, kernel_like("dropout", query)(probabilities, seed_tensor, p)
 
 
 def gradient_by_parts(o: Operands) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`attention_grad` op by op."""
-    dy, query_t = _in_rows(o.dy), _in_rows(o.query_t.transpose(2, 3)).transpose(2, 3)
-    key, value_t = _in_rows(o.key), _in_rows(o.value_t.transpose(2, 3)).transpose(2, 3)
+    if o.probabilities is None:
+        assert o.mask is not None, "what is made again needs its mask"
+        shares = _shares_by_parts(o.query, o.key.transpose(2, 3), o.mask, o.scale, o.seed_tensor, o.p)
+        o = o._replace(probabilities=shares[0], factors=shares[-1], seed_tensor=None)
+    assert o.probabilities is not None and o.factors is not None
+    dy, query_t = _in_rows(o.dy), _in_rows(o.query).transpose(2, 3)
+    key, value_t = _in_rows(o.key), _in_rows(o.value).transpose(2, 3)
     d = product(dy, value_t, dy.dtype)
     d_value = product(o.factors.transpose(2, 3), dy, dy.dtype)
     if o.seed_tensor is not None:

@@ -1,11 +1,11 @@
 """Gradients of attention's queries, keys and values, written side by side, where one product takes all three."""
 
-from typing import Any, List, Optional, Tuple
+from dataclasses import replace
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import torch
-from popxl.graph import Graph
-from popxl.values import Tensor
 
+from popxl_engine.blocks import Block, Instr, Value
 from popxl_engine.rewrites.attention import (
     GRADIENT,
     SWAPPED,
@@ -15,8 +15,8 @@ from popxl_engine.rewrites.attention import (
     takes_gradient,
     write_gradient,
 )
-from popxl_engine.rewrites.match import Steps, fused
-from popxl_engine.steps import Step
+from popxl_engine.rewrites.match import fused
+from popxl_engine.rewrites.uses import Uses
 
 HEADS_THIRD = (0, 2, 1, 3)
 KEY = 1
@@ -28,8 +28,8 @@ def attention_grad_rows(
     query_t: torch.Tensor,
     key: torch.Tensor,
     value_t: torch.Tensor,
-    probabilities: torch.Tensor,
-    factors: torch.Tensor,
+    probabilities: Optional[torch.Tensor],
+    factors: Optional[torch.Tensor],
     scale: float,
     seed_tensor: Seed,
     p: float,
@@ -52,33 +52,45 @@ def attention_grad_rows(
 ROWS = fused(attention_grad_rows)
 
 
-def join_gradients(steps: List[Step], graph: Graph) -> List[Step]:
+def join_gradients(block: Block) -> None:
     """concat of the rows of the three gradients of an attention, which nobody else uses."""
-    found = Steps(steps, graph)
-    for i, step in enumerate(steps):
-        if step.definition.name != "concat" or step.arguments["axis"] != 1 or len(step.arguments["ts"]) != 3:
+    if not any(instr.definition is GRADIENT for instr in block.instrs):
+        return
+    uses = Uses(block)
+    made: Dict[Instr, Instr] = {}
+    joined: Set[Instr] = set()
+    for instr in block.instrs:
+        if not instr.is_op("concat") or instr.arguments["axis"] != 1 or len(instr.arguments["ts"]) != 3:
             continue
-        paths = [_rows_of(found, t, n == KEY) for n, t in enumerate(step.arguments["ts"])]
-        whole = [path for path in paths if path is not None]
-        maker = found.maker.get(whole[0][0]) if len(whole) == 3 else None
-        if maker is None or steps[maker].definition is not GRADIENT or found.writes_between(maker, i):
-            continue
-        if steps[maker].outputs == tuple(t for t, _ in whole):
-            views = [n for _, between in whole for n in between]
-            found.replace(i, Step(ROWS, steps[maker].arguments, step.outputs, steps[maker].source), maker, *views)
-    return found.result()
+        whole = [_shown(uses, v, n == KEY) for n, v in enumerate(instr.arguments["ts"])]
+        gradient = uses.maker.get(whole[0]) if whole[0] is not None else None
+        if gradient is not None and gradient.definition is GRADIENT and gradient.outputs == whole:
+            made[gradient] = replace(gradient, definition=ROWS, outputs=instr.outputs)
+            joined.add(instr)
+    block.instrs = [made.get(instr, instr) for instr in block.instrs if instr not in joined]
 
 
-def _rows_of(found: Steps, t: Any, is_turned: bool) -> Optional[Tuple[Tensor, List[int]]]:
-    """(the [b, h, n, d], turned the [b, h, d, n], that a [b * n, h * d] shows, the views between that alone use it)."""
-    views: List[int] = []
-    for name, permutation in [("reshape", None), ("transpose", HEADS_THIRD), ("transpose", SWAPPED)][: 2 + is_turned]:
-        index = found.made_by(t, name)
-        if index is None or found.steps[index].arguments.get("permutation") != permutation:
+def _shown(uses: Uses, v: Value, is_turned: bool) -> Optional[Value]:
+    """The [b, h, n, d], turned the [b, h, d, n], that a [b * n, h * d] shows, if nobody uses anything in between."""
+    views: List[Tuple[str, Any]] = [("reshape", None), ("transpose", HEADS_THIRD), ("transpose", SWAPPED)]
+    for name, permutation in views[: 2 + is_turned]:
+        v = _original(uses, v)
+        maker = uses.maker.get(v)
+        if maker is None or not maker.is_op(name) or maker.arguments.get("permutation") != permutation:
             return None
-        source: Tensor = found.steps[index].arguments["t"]
-        if name == "reshape" and (t.rank, source.rank, t.shape[0]) != (2, 4, source.shape[0] * source.shape[1]):
+        source: Value = maker.arguments["t"]
+        flat, whole = v.spec, source.spec
+        if name == "reshape" and (flat.rank, whole.rank, flat.shape[0]) != (2, 4, whole.shape[0] * whole.shape[1]):
             return None
-        views.append(index)
-        t = source
-    return (t, views) if found.used_only_by(t, views[-1:]) else None
+        if not uses.is_used_once(v):
+            return None
+        v = source
+    v = _original(uses, v)
+    return v if uses.is_used_once(v) else None
+
+
+def _original(uses: Uses, v: Value) -> Value:
+    """What a value is a copy of, if nobody else uses that."""
+    while uses.is_used_once(v) and v in uses.maker and uses.maker[v].kind == "copy":
+        v = uses.maker[v].arguments["t"]
+    return v

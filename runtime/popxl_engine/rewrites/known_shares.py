@@ -1,18 +1,43 @@
-"""Gradients of attention that know where probabilities come from: their mask, and what dropout let through."""
+"""Gradients of attention that know where its probabilities, here shares, come from.
 
-from typing import Optional
+They take the mask, or what dropout let through, or compute the shares again.
+"""
+
+from typing import List, Optional, Set
 
 import numpy as np
 
-from popxl_engine.blocks import Block, Instr, Value
-from popxl_engine.rewrites.attention import ATTENTION, GRADIENT
+from popxl_engine.blocks import Block, Instr
+from popxl_engine.rewrites.attention import ATTENTION, GRADIENT, SWAPPED
 from popxl_engine.rewrites.joined_gradients import ROWS
-from popxl_engine.rewrites.uses import Uses
+from popxl_engine.rewrites.uses import Uses, turned
+
+
+def remade_shares(block: Block) -> None:
+    """A gradient computes probabilities again, from mask and seed, where it alone reads what an attention gives.
+
+    The attention goes, and with it the memory for all heads' probabilities.
+    """
+    gradients = _gradients(block)
+    if not gradients:
+        return
+    uses = Uses(block)
+    gone: Set[Instr] = set()
+    for instr in gradients:
+        forward = _forward(uses, instr)
+        if forward is None or uses.source(forward.arguments["mask"]) is None:
+            continue
+        is_alone = uses.readers(forward.outputs) == [instr]
+        if is_alone and are_of_same(uses, forward, instr) and _draws_the_same(uses, instr, forward):
+            instr.arguments.update(probabilities=None, factors=None, mask=forward.arguments["mask"])
+            instr.remade = forward.source
+            gone.add(forward)
+    block.instrs = [instr for instr in block.instrs if instr not in gone]
 
 
 def known_shares(block: Block) -> None:
     """A gradient of an attention in the same block takes its mask, and draws nothing again."""
-    gradients = [instr for instr in block.instrs if instr.definition in (GRADIENT, ROWS)]
+    gradients = _gradients(block)
     if not gradients:
         return
     uses = Uses(block)
@@ -20,24 +45,41 @@ def known_shares(block: Block) -> None:
         forward = _forward(uses, instr)
         if forward is None:
             continue
-        if _source(uses, forward.arguments["mask"]) is not None:
-            instr.arguments["mask"] = forward.arguments["mask"]
+        mask, factors = forward.arguments["mask"], uses.source(instr.arguments["factors"])
+        if uses.source(mask) is not None and factors in forward.outputs[:-1]:
+            instr.arguments["mask"] = mask
         if instr.arguments["seed_tensor"] is not None and _is_its_dropout(uses, instr, forward):
             instr.arguments["seed_tensor"] = None
 
 
-def _source(uses: Uses, v: Value) -> Optional[Value]:
-    """What a value is a copy of, if none of the copies is written, nor it."""
-    chain = list(uses.copied_from(v))
-    return None if any(map(uses.is_written, chain)) else chain[-1]
+def are_of_same(uses: Uses, forward: Instr, gradient: Instr) -> bool:
+    """Whether a gradient has an attention's queries, keys, values and scale."""
+    of, a = forward.arguments, gradient.arguments
+    pairs = ((of["query"], a["query_t"]), (of["key_t"], a["key"]), (of["value"], a["value_t"]))
+    are_equal = all(uses.content(one) == turned(uses.content(other), SWAPPED) for one, other in pairs)
+    return are_equal and of["scale"] == a["scale"]
+
+
+def _gradients(block: Block) -> List[Instr]:
+    """Those that are given probabilities."""
+    found = [instr for instr in block.instrs if instr.definition in (GRADIENT, ROWS)]
+    return [instr for instr in found if instr.arguments["probabilities"] is not None]
 
 
 def _forward(uses: Uses, gradient: Instr) -> Optional[Instr]:
     """The attention whose probabilities a gradient is given."""
-    probabilities = _source(uses, gradient.arguments["probabilities"])
+    probabilities = uses.source(gradient.arguments["probabilities"])
     maker = uses.maker.get(probabilities) if probabilities is not None else None
     is_it = maker is not None and maker.definition is ATTENTION and maker.outputs[0] is probabilities
     return maker if is_it else None
+
+
+def _draws_the_same(uses: Uses, gradient: Instr, forward: Instr) -> bool:
+    """Whether a gradient's factors are what its attention has multiplied with values, and can be made as that did."""
+    of, a = forward.arguments, gradient.arguments
+    if of["seed_tensor"] is None:
+        return a["seed_tensor"] is None and a["p"] == 0 and uses.source(a["factors"]) is forward.outputs[0]
+    return a["seed_tensor"] is not None and _is_its_dropout(uses, gradient, forward)
 
 
 def _is_its_dropout(uses: Uses, gradient: Instr, forward: Instr) -> bool:
@@ -45,9 +87,7 @@ def _is_its_dropout(uses: Uses, gradient: Instr, forward: Instr) -> bool:
     of, a = forward.arguments, gradient.arguments
     if of["seed_tensor"] is None or of["p"] != a["p"] or np.float32(1 / (1 - of["p"])) == 1:
         return False  # a factor of 1 says that nothing is dropped
-    seed = _source(uses, a["seed_tensor"])
+    seed = uses.source(a["seed_tensor"])
     return (
-        seed is not None
-        and seed is _source(uses, of["seed_tensor"])
-        and _source(uses, a["factors"]) is forward.outputs[1]
+        seed is not None and seed is uses.source(of["seed_tensor"]) and uses.source(a["factors"]) is forward.outputs[1]
     )

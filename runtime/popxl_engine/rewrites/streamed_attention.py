@@ -12,6 +12,7 @@ from popxl.values import Constant, TensorSpec
 
 from popxl_engine.blocks import Block, Instr, Value
 from popxl_engine.rewrites.attention import ATTENTION, GRADIENT
+from popxl_engine.rewrites.known_shares import are_of_same
 from popxl_engine.rewrites.match import fused
 from popxl_engine.rewrites.uses import Uses
 
@@ -141,8 +142,6 @@ class Found:
     block: Block
     forward: Instr
     gradients: List[Instr]
-    unread: List[Instr]
-    """Copies and transposes of the probabilities."""
 
 
 def stream_attention(main: Block) -> None:
@@ -192,62 +191,18 @@ def _is_causal(uses: Uses, hiding: Dict[Value, Constant], instr: Instr) -> bool:
 def _seen_by_gradients(block: Block, uses: Uses, instr: Instr) -> Optional[Found]:
     """Its gradients, if nothing else sees the probabilities, and they are for the very same operands."""
     probabilities, y = instr.outputs
-    found = Found(block, instr, [], [])
-    same, seen = {probabilities}, [probabilities]
-    for v in seen:  # it grows
-        if v in uses.kept or uses.is_written(v):
-            return None
-        for user in uses.users.get(v, ()):
-            name = user.definition.name if user.definition is not None else user.kind
-            if name in ("copy", "transpose"):
-                found.unread.append(user)
-                seen += user.outputs
-                same |= set(user.outputs if name == "copy" and v in same else ())
-            elif user.definition is not GRADIENT:
-                return None
-            elif user not in found.gradients:
-                found.gradients.append(user)
-    is_fit = all(_is_gradient(uses, instr, gradient, same) for gradient in found.gradients)
-    return found if is_fit and not (found.gradients and uses.is_written(y)) else None
+    gradients = uses.readers([probabilities])
+    if gradients is None or gradients and uses.is_written(y):
+        return None
+    is_fit = all(g.definition is GRADIENT and _is_gradient(uses, instr, g) for g in gradients)
+    return Found(block, instr, gradients) if is_fit else None
 
 
-def _is_gradient(uses: Uses, forward: Instr, gradient: Instr, probabilities: Set[Value]) -> bool:
-    """Whether a gradient is that of an attention, of whose probabilities all copies are given."""
-    of, a = forward.arguments, gradient.arguments
-    pairs = ((of["query"], a["query_t"]), (of["key_t"], a["key"]), (of["value"], a["value_t"]))
-    return (
-        a["seed_tensor"] is None
-        and a["scale"] == of["scale"]
-        and {a["probabilities"], a["factors"]} <= probabilities
-        and all(_content(uses, one) == _turned(_content(uses, other), (0, 1, 3, 2)) for one, other in pairs)
-    )
-
-
-Content = Tuple[Tuple[int, ...], Any]
-"""Order of axes, and what it is of: a value, or a view by its op, number of the result, and operands."""
-
-
-def _content(uses: Uses, v: Value) -> Content:
-    """Equal for values that hold the same, through copies and views of what is never written."""
-    straight, maker = tuple(range(v.spec.rank)), uses.maker.get(v)
-    if uses.is_written(v):
-        return straight, object()  # it does not hold the same at all times
-    if maker is None:
-        return straight, v
-    if maker.kind == "copy":
-        return _content(uses, maker.arguments["t"])
-    definition = maker.definition
-    if definition is None or not definition.views or definition.alias or definition.writes:
-        return straight, v
-    if definition.name == "transpose":
-        return _turned(_content(uses, maker.arguments["t"]), maker.arguments["permutation"])
-    operands = {n: _content(uses, a) if isinstance(a, Value) else a for n, a in maker.arguments.items()}
-    return straight, (definition.name, maker.outputs.index(v), operands)
-
-
-def _turned(content: Content, permutation: Tuple[int, ...]) -> Content:
-    axes, of = content
-    return tuple(axes[i] for i in permutation), of
+def _is_gradient(uses: Uses, forward: Instr, gradient: Instr) -> bool:
+    """Whether a gradient is that of an attention, whose probabilities it is given, nobody having written to them."""
+    a = gradient.arguments
+    are_given = all(uses.source(a[name]) is forward.outputs[0] for name in ("probabilities", "factors"))
+    return are_given and a["seed_tensor"] is None and are_of_same(uses, forward, gradient)
 
 
 def _replace(found: Found) -> None:
@@ -260,4 +215,4 @@ def _replace(found: Found) -> None:
         arguments = {n: gradient.arguments[n] for n in ("dy", "query_t", "key", "value_t")}
         arguments |= {"y": y, "logsumexp": logsumexp, "scale": of["scale"]}
         made[gradient] = replace(gradient, definition=STREAMED_GRADIENT, arguments=arguments)
-    found.block.instrs = [made.get(i, i) for i in found.block.instrs if i not in found.unread]
+    found.block.instrs = [made.get(i, i) for i in found.block.instrs]

@@ -1,11 +1,11 @@
 """Attention whose probabilities nobody reads gives its result alone, and keeps no memory for them."""
 
 from dataclasses import replace
-from typing import Dict, List, Optional, Sequence, Set
+from typing import Dict
 
 import torch
 
-from popxl_engine.blocks import Block, Instr, Value
+from popxl_engine.blocks import Block, Instr
 from popxl_engine.rewrites.attention import ATTENTION, Seed, attend
 from popxl_engine.rewrites.match import fused
 from popxl_engine.rewrites.uses import Uses
@@ -35,24 +35,8 @@ def unread_shares(block: Block) -> None:
         return
     uses = Uses(block)
     made: Dict[Instr, Instr] = {}
-    unread: Set[Instr] = set()
     for instr in attentions:
         *shares, y = instr.outputs
-        copies = _copies(uses, shares)
-        if copies is not None:
+        if uses.readers(shares) == []:
             made[instr] = replace(instr, definition=ALONE, outputs=[y])
-            unread.update(copies)
-    block.instrs = [made.get(i, i) for i in block.instrs if i not in unread]
-
-
-def _copies(uses: Uses, values: Sequence[Value]) -> Optional[List[Instr]]:
-    """What copies values, or copies of them, if nothing else sees any."""
-    found: List[Instr] = []
-    seen = list(values)
-    for v in seen:  # it grows
-        users = uses.users.get(v, [])
-        if v in uses.kept or any(user.kind != "copy" for user in users):
-            return None
-        found += users
-        seen += [copied for user in users for copied in user.outputs]
-    return found
+    block.instrs = [made.get(instr, instr) for instr in block.instrs]

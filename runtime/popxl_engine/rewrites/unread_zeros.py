@@ -59,8 +59,7 @@ def _first_means(instr: Instr) -> Iterator[Tuple[Value, Value]]:
 
 def is_zeros(instr: Instr) -> bool:
     """Whether an instruction makes zeros with `init`."""
-    definition = instr.definition
-    return definition is not None and definition.name == "init" and instr.arguments["init_type"] == "zero"
+    return instr.is_op("init") and instr.arguments["init_type"] == "zero"
 
 
 def _counter_of_first_mean(body: Block, groups: Dict[Value, Value], accumulator: Value) -> Optional[int]:

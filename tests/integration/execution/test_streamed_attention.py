@@ -35,8 +35,8 @@ def on_a_processor(monkeypatch):
 
     def choose(is_streamed):
         monkeypatch.setitem(rewrites.HAS_KERNELS, "streamed_attention", lambda device: is_streamed)
-        for other in ("joined_gradients", "known_shares", "unread_shares"):
-            monkeypatch.setitem(rewrites.HAS_KERNELS, other, lambda device: not is_streamed)
+        for name in rewrites.HAS_KERNELS.keys() - {"streamed_attention"}:
+            monkeypatch.setitem(rewrites.HAS_KERNELS, name, lambda device: not is_streamed)
         chosen.clear()
         return chosen
 
@@ -87,31 +87,38 @@ def blocks_of(block):
             yield from blocks_of(body)
 
 
-def steps_of(config):
-    """(names of steps of attention, whether a value or constant has a number for each query and key) on a GPU."""
-    main = rewrites.fused_program(training_program(config)[0].main_graph, device=CUDA)
+def steps_of(config, device=CUDA):
+    """(names of steps of attention, how many values and constants have a number for each query and key)."""
+    main = rewrites.fused_program(training_program(config)[0].main_graph, device=device)
     optimise(main)
-    names, has_squares = [], False
+    names, squares = [], 0
     for block in blocks_of(main):
         names += [i.definition.name for i in block.instrs if i.definition and "attention" in i.definition.name]
         shapes = [v.spec.shape for i in block.instrs for v in i.outputs] + [c.shape for c in block.constants]
-        has_squares |= any(shape[-2:] == (SEQUENCE, SEQUENCE) for shape in shapes)
-    return names, has_squares
-
-
-@pytest.mark.parametrize("precision", cases(["float32", "bfloat16"], lambda precision: precision == "bfloat16"))
-def test_on_a_gpu_nothing_has_a_number_for_each_query_and_key(precision):
-    names, has_squares = steps_of(override(CONFIG, precision=precision))
-    assert names == ["fused_streamed_attention", "fused_streamed_attention", "fused_streamed_attention_grad"]
-    assert not has_squares
+        squares += sum(shape[-2:] == (SEQUENCE, SEQUENCE) for shape in shapes)
+    return names, squares
 
 
 @pytest.mark.parametrize(
-    "changes", cases([{"dropout": 0.1}, {"recomputation": False}], lambda changes: "dropout" in changes)
+    "changes",
+    cases([{"precision": "float32"}, {}, {"recomputation": False}], lambda changes: changes.get("precision") is None),
 )
-def test_with_dropout_or_without_recomputation_probabilities_are_kept(changes):
-    names, has_squares = steps_of(override(CONFIG, **changes))
-    assert set(names) == {"fused_attention", "fused_attention_grad"} and has_squares
+def test_on_a_gpu_nothing_has_a_number_for_each_query_and_key(changes):
+    names, squares = steps_of(override(CONFIG, **{"precision": "bfloat16", **changes}))
+    assert names == ["fused_streamed_attention", "fused_streamed_attention", "fused_streamed_attention_grad"]
+    assert not squares
+
+
+def test_with_dropout_they_are_kept():
+    names, squares = steps_of(override(CONFIG, dropout=0.1))
+    assert set(names) == {"fused_attention", "fused_attention_grad"} and squares
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_without_recomputation_a_processor_has_nothing_like_it_but_the_mask(dropout):
+    names, squares = steps_of(override(CONFIG, recomputation=False, dropout=dropout), device=rewrites.CPU)
+    assert names == ["fused_attention_alone", "fused_attention_grad_rows"]
+    assert squares == 2  # forward and backward
 
 
 @pytest.mark.slow

@@ -117,8 +117,15 @@ def run_layer(case: Case, model: Model, tp1: int, tp2: int, seed: Optional[int] 
 
 
 def show_dropped(graph: popxl.Graph) -> int:
-    """Make the results of a graph's dropouts its last outputs. Returns their number."""
-    results = [op.outputs[0] for op in graph.ops if op.definition.name == "dropout"]
+    """Make the results of a graph's dropouts, and of those of graphs that it calls, its last outputs. Their number."""
+    results: "list[popxl.Tensor]" = []
+    for op in graph.ops:
+        if op.definition.name == "dropout":
+            results += op.outputs
+        elif op.called():
+            ((called, _),) = op.called()
+            count = show_dropped(called)
+            results += op.outputs[len(op.outputs) - count :]
     with graph:
         for t in results:
             popxl.graph_output(t)

@@ -1,0 +1,223 @@
+"""Gradients of attention that make probabilities again: the same bits, only where nobody else reads them."""
+
+import math
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import numpy as np
+import popxl
+import popxl_addons as addons
+import pytest
+import torch
+from popxl import Tensor, ops
+from popxl.ops.normalisation import softmax_grad
+from popxl_engine.rewrites.attention import attention, attention_grad
+from popxl_engine.rewrites.joined_gradients import attention_grad_rows
+from test_fused_attention import COMPILED, DATA, MASK, SHAPES, dtypes, hiding, normal, textbook, ways
+from test_joined_gradients import results
+
+
+def both(
+    shape: Tuple[int, ...], mask: torch.Tensor, dtype: torch.dtype, p: float
+) -> Tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    """Gradients from probabilities that are made again, and from those of the forward pass."""
+    batch, heads, queries, keys, width = shape
+    query, key, value, dy = (
+        normal(dtype, batch, heads, n, width, seed=i, is_nested=True)
+        for i, n in enumerate((queries, keys, keys, queries))
+    )
+    seed = torch.arange(5, 5 + 2 * batch).to(torch.uint32).reshape(batch, 2) if p else None
+    shares, *dropped, _ = attention(query, key.transpose(2, 3), value, mask, 0.2, seed, p)
+    operands = (dy, query.transpose(2, 3), key, value.transpose(2, 3))
+    kept = attention_grad(*operands, shares, (dropped or [shares])[0], 0.2, seed, p, mask)
+    return attention_grad(*operands, None, None, 0.2, seed, p, mask), kept
+
+
+def check_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], way: str) -> None:
+    for one, other in zip(found, expected):
+        if way == "parts":
+            tolerance = 0.02 if one.dtype is torch.bfloat16 else 1e-5
+            torch.testing.assert_close(one, other, rtol=tolerance, atol=1e-3, equal_nan=True)
+        else:
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+@ways
+@dtypes
+@pytest.mark.parametrize("p", [0.0, 0.2])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("band", [None, 3])
+def test_gradients_have_the_same_bits(
+    shape: Tuple[int, ...], band: Optional[int], p: float, dtype: torch.dtype, way: str, by: Any
+) -> None:
+    by(way)
+    *_, queries, keys, _ = shape
+    found, expected = both(shape, hiding(queries, keys, band or keys, dtype), dtype, p)
+    assert keys < 32 or all(t.abs().sum() > 0 for t in expected)
+    check_same(found, expected, way)
+
+
+@ways
+@dtypes
+def test_gradients_are_the_textbooks(dtype: torch.dtype, way: str, by: Any) -> None:
+    by(way)
+    tensors = [normal(dtype, 2, 2, 70, 16, seed=i) for i in range(4)]
+    query, key, value, dy = tensors
+    mask = hiding(70, 70, 70, dtype)
+    d_query, d_key_t, d_value = attention_grad(
+        dy, query.transpose(2, 3), key, value.transpose(2, 3), None, None, 0.3, None, 0.0, mask
+    )
+    *_, expected_query, expected_key, expected_value = textbook(tensors, mask, 0.3, None)
+    pairs = ((d_query, expected_query), (d_key_t.transpose(2, 3), expected_key), (d_value, expected_value))
+    for found, expected in pairs:
+        assert (found.double() - expected).norm() < (1e-6 if dtype is torch.float32 else 0.012) * expected.norm()
+
+
+@ways
+@dtypes
+@pytest.mark.parametrize("p", [0.0, 0.2])
+@pytest.mark.parametrize("hidden", [[3], range(32, 64), range(96)], ids=["a query", "32 queries", "all"])
+def test_queries_without_keys_give_no_numbers(
+    hidden: Sequence[int], p: float, dtype: torch.dtype, way: str, by: Any
+) -> None:
+    by(way)
+    mask = hiding(96, 96, 96, dtype)
+    mask[list(hidden)] = -math.inf
+    found, expected = both((1, 1, 96, 96, 8), mask, dtype, p)
+    assert all(t.isnan().any() for t in expected)
+    check_same(found, expected, way)
+
+
+@ways
+@dtypes
+def test_later_queries_may_see_fewer_keys(dtype: torch.dtype, way: str, by: Any) -> None:
+    by(way)
+    check_same(*both((2, 1, 100, 100, 16), hiding(100, 100, 100, dtype).flip(0).contiguous(), dtype, 0.2), way)
+
+
+@pytest.mark.parametrize("way", COMPILED)
+def test_rows_lie_side_by_side(way: str, by: Any) -> None:
+    by(way)
+    query, key, value, dy = (normal(torch.bfloat16, 2, 3, 40, 16, seed=i, is_nested=True) for i in range(4))
+    operands = (dy, query.transpose(2, 3), key, value.transpose(2, 3), None, None, 0.25, None, 0.0)
+    mask = hiding(40, 40, 40, torch.bfloat16)
+    d_query, d_key_t, d_value = attention_grad(*operands, mask)
+    parts = (d_query, d_key_t.transpose(2, 3), d_value)
+    side_by_side = torch.cat([t.transpose(1, 2).reshape(80, 48) for t in parts], 1)
+    assert torch.equal(attention_grad_rows(*operands, mask), side_by_side)
+
+
+@pytest.mark.parametrize("way", COMPILED)
+@dtypes
+def test_bits_do_not_depend_on_threads(dtype: torch.dtype, way: str, by: Any, threads: Any) -> None:
+    by(way)
+    found = []
+    for count in (1, 2, 3):
+        threads(count)
+        found.append(both((4, 3, 96, 96, 32), hiding(96, 96, 96, dtype), dtype, 0.1)[0])
+    for one, two, three in zip(*found):
+        assert torch.equal(one, two) and torch.equal(one, three)
+
+
+# Programs
+
+REMADE = {"fused_attention_alone": 1, "fused_attention_grad": 1}
+KEPT = {"fused_attention": 1, "fused_attention_grad": 1}
+
+
+def recomputing(p: float, is_projected: bool = False) -> Callable[[popxl.Ir], Sequence[Tensor]]:
+    """Attention and its gradient, which computes its forward pass again; projected: and needs the result of that."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, seed: Tensor, w: Tensor) -> Tensor:
+        shares = ops.softmax(q @ k.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(MASK[:4, :4]), axis=-1)
+        y = (ops.dropout(shares, seed, p) if p else shares) @ v
+        return y @ w if is_projected else y
+
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        q, k, v, dy = (popxl.variable(DATA[n], popxl.float32, name=n) for n in "qkvd")
+        seed, w = popxl.constant([3, 4], popxl.uint32), popxl.variable(np.eye(8, dtype=np.float32), name="w")
+        graph = ir.create_graph(attend, q, k, v, seed, w)
+        inputs = graph.inputs[:3] + (graph.inputs[4:] if is_projected else ())
+        grad = addons.recompute_graph(addons.autodiff(addons.GraphWithNamedArgs(graph), grads_required=inputs))
+        call = ops.call_with_info(graph, q, k, v, seed, w)
+        return [call.outputs[0], *ops.call(grad.graph, dy, inputs_dict=grad.grad_graph_info.inputs_dict(call))]
+
+    return build
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_a_gradient_that_computes_attention_again_keeps_no_probabilities(
+    p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = results(recomputing(p), interpret=True)
+    found, counts = results(recomputing(p))
+    assert counts == REMADE
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    monkeypatch.setenv("POPXL_REWRITES", "-remade_shares")
+    kept, counts = results(recomputing(p))
+    assert counts == {**KEPT, "fused_attention_alone": 1}
+    assert all(np.array_equal(*pair) for pair in zip(found, kept))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_probabilities_are_kept_where_the_result_is_needed_again(p: float) -> None:
+    expected, _ = results(recomputing(p, is_projected=True), interpret=True)
+    found, counts = results(recomputing(p, is_projected=True))
+    assert counts == {**KEPT, "fused_attention_alone": 1}
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+TWISTS = [
+    "",
+    "result is read",
+    "shares are read",
+    "mask is changed",
+    "seed is changed",
+    "query is changed",
+    "a part of the query is changed",
+    "another seed",
+    "another p",
+    "another scale",
+    "another key",
+    "shares as factors",
+    "other shares",
+]
+
+
+@pytest.mark.parametrize("twist", TWISTS)
+def test_only_where_all_is_the_attentions_and_nobody_else_reads_it(twist: str) -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        query, key, value, dy = (popxl.variable(DATA[n], name=n) for n in "qkvd")
+        mask, other = popxl.variable(MASK[:4, :4], name="mask"), popxl.variable(np.ones((2, 6, 4, 4), np.float32) / 4)
+        seed, other_seed = (popxl.variable(np.array([3, n], np.uint32), name=f"seed{n}") for n in (4, 5))
+        asking = asked = query
+        if twist == "a part of the query is changed":
+            parts = [query[:, :, :1], query[:, :, 1:] + 1.0]
+            asking = ops.concat(parts, axis=2)
+        shares = ops.softmax(asking @ key.transpose((0, 1, 3, 2)) * 0.3 + mask, axis=-1)
+        dropped = ops.dropout(shares, seed, 0.25)
+        y = dropped @ value
+        if twist == "mask is changed":
+            ops.add_(mask, mask)
+        if twist == "seed is changed":
+            ops.add_(seed, seed)
+        if twist == "query is changed":
+            ops.add_(query, query)
+        if twist == "a part of the query is changed":
+            ops.add_(parts[1], parts[1])
+            asked = ops.concat(parts, axis=2)
+        drawn_from = other_seed if twist == "another seed" else seed
+        factors = shares if twist == "shares as factors" else dropped
+        d = ops.dropout(dy @ value.transpose((0, 1, 3, 2)), drawn_from, 0.5 if twist == "another p" else 0.25)
+        given = other if twist == "other shares" else shares
+        d = softmax_grad(d, given, -1) * (0.4 if twist == "another scale" else 0.3)
+        by_key = d @ (value if twist == "another key" else key)
+        found: List[Tensor] = [by_key, asked.transpose((0, 1, 3, 2)) @ d, factors.transpose((0, 1, 3, 2)) @ dy]
+        return found + {"result is read": [y], "shares are read": [shares]}.get(twist, [])
+
+    expected, _ = results(build, interpret=True)
+    found, counts = results(build)
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    assert (counts == {"fused_attention_grad": 1}) == (twist == "")
