@@ -10,6 +10,8 @@ import pytest
 import torch
 from popxl import Tensor, ops
 from popxl.ops.normalisation import softmax_grad
+from popxl_engine import native
+from popxl_engine.planner.live_bytes import LiveBytes
 from popxl_engine.rewrites.attention import attention, attention_grad
 from popxl_engine.rewrites.joined_gradients import attention_grad_rows
 from test_fused_attention import COMPILED, DATA, MASK, SHAPES, dtypes, hiding, normal, textbook, ways
@@ -116,6 +118,21 @@ def test_bits_do_not_depend_on_threads(dtype: torch.dtype, way: str, by: Any, th
         found.append(both((4, 3, 96, 96, 32), hiding(96, 96, 96, dtype), dtype, 0.1)[0])
     for one, two, three in zip(*found):
         assert torch.equal(one, two) and torch.equal(one, three)
+
+
+@pytest.mark.skipif(native.library() is None, reason="no C++ compiler: nothing is beside the operands")
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_a_rehearsal_counts_what_each_thread_takes_beside_operands_and_results(p: float, threads: Any) -> None:
+    threads(2)
+    sequence, width = 320, 16
+    with torch.device("meta"), LiveBytes() as live:
+        query, key, value, dy = (torch.empty(1, 2, sequence, width) for _ in range(4))
+        mask, seed = torch.empty(sequence, sequence), torch.empty(2, dtype=torch.uint32) if p else None
+        before = live.begin()
+        attention_grad(dy, query.transpose(2, 3), key, value.transpose(2, 3), None, None, 0.3, seed, p, mask)
+        needed = live.highest - before
+    scratch, results = 2 * (2 * sequence + 32 * bool(p)) * sequence * 4, 3 * 2 * sequence * width * 4
+    assert scratch + results <= needed < scratch + results + 1024
 
 
 # Programs

@@ -12,8 +12,20 @@ from popxl_engine.native.library import (
     is_here,
     library,
     multiplies,
+    scratch,
     takes,
     takes_rows,
 )
 
-__all__ = ["adds_product", "attends", "call", "elsewhere", "is_here", "library", "multiplies", "takes", "takes_rows"]
+__all__ = [
+    "adds_product",
+    "attends",
+    "call",
+    "elsewhere",
+    "is_here",
+    "library",
+    "multiplies",
+    "scratch",
+    "takes",
+    "takes_rows",
+]

@@ -2,6 +2,7 @@
 // only probabilities are written, if somebody reads them. Where a mask hides all keys from some key on, or where
 // probabilities are zero from there on, nothing is computed. Rows that come next are asked for before.
 #pragma once
+#include <atomic>
 #include <vector>
 
 #include "attention_rows.h"
@@ -174,36 +175,43 @@ static void forward(const View<T>& query, const View<T>& key, const View<T>& val
   }
 }
 
+// Elements of a thread's rows: gradients of scores; where they are computed again, also of what was multiplied with
+// the values; and 32 rows of what dropout then drops from.
+static int64_t backward_scratch(int64_t queries, int64_t keys, bool recomputes, bool drops_again) {
+  return ((1 + recomputes) * queries + drops_again * PANEL) * padded(keys);
+}
+
 // Gradients for query, key and value from dy. factors: what was multiplied with the values, the probabilities or what
 // dropout left of them. mask: that of the scores, which hides nothing that factors have, or null where it is not known.
 // Dropout without parts has let through what is not zero in factors; where a probability is zero, so is the gradient of
 // its score. Without probabilities and factors both are computed again, a head at a time, from the mask and what
-// dropout draws.
+// dropout draws. scratch: `backward_scratch` elements for each thread.
 template <class Way, class T>
 static void backward(const View<T>& dy, const View<T>& query, const View<T>& key, const View<T>& value,
                      const T* probabilities, const T* factors, const T* mask, float scale,
                      const View<T>& d_query, const View<T>& d_key, const View<T>& d_value, const Sizes& n,
-                     const Dropout& dropout, int threads) {
+                     const Dropout& dropout, T* scratch, int threads) {
   using Packed = typename Way::Packed;
   const int64_t keys = n.keys, row = padded(keys), width = padded(n.width), queries = padded(n.queries);
   const int64_t stride = row + SKEW;
-  const bool is_again = probabilities == nullptr, is_dropped_again = is_again && dropout.parts > 0;
-  const bool is_drawn = dropout.parts > 0 && !is_again;  // for the gradient of what dropout left, and nothing else
-  const int64_t shares_row = is_again ? row : keys;  // and that of factors
+  std::atomic<int64_t> begun{0};  // threads
+  const bool recomputes = probabilities == nullptr, drops_again = recomputes && dropout.parts > 0;
+  const bool draws = dropout.parts > 0 && !recomputes;  // for the gradient of what dropout left, and nothing else
+  const int64_t shares_row = recomputes ? row : keys;  // and that of factors
   std::vector<Sight> sights(parts(n.queries, PANEL));
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    thread_local Room room, floats, elements;
+    thread_local Room room, floats;
     Packed* const packed_values =
-        room.take<Packed>(((2 + is_again) * row + 2 * queries) * width + PANEL * std::max({width, row, queries}));
+        room.take<Packed>(((2 + recomputes) * row + 2 * queries) * width + PANEL * std::max({width, row, queries}));
     Packed *const packed_keys = packed_values + row * width, *const packed_queries = packed_keys + row * width;
     Packed *const packed_dy = packed_queries + queries * width, *const panel = packed_dy + queries * width;
     Packed* const packed_for_scores = panel + PANEL * std::max({width, row, queries});
     float *const d_shares = floats.take<float>(PANEL * stride + PANEL * PANEL), *const sums = d_shares + PANEL * stride;
     std::vector<int64_t> ends(parts(n.queries, PANEL));  // of the keys that have a share
     std::vector<int64_t> factor_ends(ends.size());       // of those that have a factor
-    T* const d_scores = elements.take<T>((1 + is_again) * n.queries * row + is_dropped_again * PANEL * row);
-    T *const again = d_scores + n.queries * row, *const undropped = again + n.queries * row;
+    T* const d_scores = scratch + begun++ * backward_scratch(n.queries, keys, recomputes, drops_again);
+    T *const made = d_scores + n.queries * row, *const undropped = made + n.queries * row;
     [[maybe_unused]] const typename Way::Scope scope;
     if (mask != nullptr) look(mask, n.queries, keys, sights);
 #pragma omp for schedule(static)
@@ -213,17 +221,17 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
       pack_right<Way, T>({key.at(b, h), 1, key.row, n.width}, keys, packed_keys);
       pack_right<Way, T>({query.at(b, h), 1, query.row, n.width}, n.queries, packed_queries);
       pack_right<Way, T>({dy.at(b, h), 1, dy.row, n.width}, n.queries, packed_dy);
-      if (is_again) pack_right<Way, T>({key.at(b, h), key.row, 1, keys}, n.width, packed_for_scores);
-      const T* const used = is_again ? again : factors + head * n.queries * keys;
+      if (recomputes) pack_right<Way, T>({key.at(b, h), key.row, 1, keys}, n.width, packed_for_scores);
+      const T* const used = recomputes ? made : factors + head * n.queries * keys;
       // Rows of probabilities, and what dropout leaves of them; zeros, or NaN, up to a column `end`.
       const auto compute = [&](int64_t q, int64_t rows, int64_t end) {
         const Sight& sees = sights[q / PANEL];
         const auto left = Way::left({query.at(b, h) + q * query.row, query.row, 1, rows}, 0, n.width, panel);
         for (int64_t k = 0; k < sees.end; k += PANEL)
           Way::multiply(left, packed_for_scores + k * width, n.width, d_shares + k, stride);
-        T *const to = again + q * row, *const shares = is_dropped_again ? undropped : to;
+        T *const to = made + q * row, *const shares = drops_again ? undropped : to;
         softmax(d_shares, stride, rows, scale, mask + q * keys, keys, sees, shares, row, end);
-        for (int64_t i = 0; i < rows && is_dropped_again; ++i) {
+        for (int64_t i = 0; i < rows && drops_again; ++i) {
           drop(shares + i * row, to + i * row, sees.end, n, head, q + i, dropout);
           std::copy(shares + i * row + sees.end, shares + i * row + end, to + i * row + sees.end);
         }
@@ -235,13 +243,13 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
       int64_t furthest = 0;  // end of the keys that any query up to here has a share of
       for (int64_t q = 0; q < n.queries; q += PANEL) {
         const int64_t rows = std::min(PANEL, n.queries - q);
-        const T* shares = is_again ? nullptr : probabilities + (head * n.queries + q) * keys;
+        const T* shares = recomputes ? nullptr : probabilities + (head * n.queries + q) * keys;
         const int64_t needed = mask != nullptr ? sights[q / PANEL].end : end_of(shares, rows);
         ends[q / PANEL] = needed;
         factor_ends[q / PANEL] = mask != nullptr || factors == probabilities ? needed : end_of(used + q * keys, rows);
         furthest = std::max(furthest, needed);
         ask_for<true>(d_query.at(b, h) + q * d_query.row, d_query.row, rows, n.width);
-        if (is_again) {
+        if (recomputes) {
           shares = compute(q, rows, furthest);
         } else {
           const int64_t next = std::min(PANEL, n.queries - q - rows), seen = std::min(keys, needed + PANEL);
@@ -250,9 +258,9 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
         const auto of_dy = Way::left({dy.at(b, h) + q * dy.row, dy.row, 1, rows}, 0, n.width, panel);
         for (int64_t k = 0; k < needed; k += PANEL)
           Way::multiply(of_dy, packed_values + k * width, n.width, d_shares + k, stride);
-        for (int64_t i = 0; i < rows && is_drawn; ++i)
+        for (int64_t i = 0; i < rows && draws; ++i)
           drop(d_shares + i * stride, d_shares + i * stride, needed, n, head, q + i, dropout);
-        if (!is_drawn && dropout.scale != 1.0f)
+        if (!draws && dropout.scale != 1.0f)
           let_through(d_shares, stride, rows, dropout.scale, used + q * shares_row, shares_row, needed);
         softmax_grad(d_shares, stride, rows, scale, shares, shares_row, needed, furthest, d_scores + q * row, row);
         const auto of_scores = Way::left({d_scores + q * row, row, 1, rows}, 0, needed, panel);
@@ -299,12 +307,17 @@ extern "C" {
                           const T* factors, const T* mask, float scale, VIEW(T, d_query), VIEW(T, d_key),            \
                           VIEW(T, d_value), int64_t batch, int64_t heads, int64_t queries, int64_t keys,             \
                           int64_t width, const uint64_t* seeds, int64_t parts, int64_t threshold, float drop_scale,  \
-                          int threads) {                                                                             \
+                          T* scratch, int threads) {                                                                 \
     attention::backward<__VA_ARGS__>(AS_VIEW(T, dy), AS_VIEW(T, query), AS_VIEW(T, key), AS_VIEW(T, value),          \
                                      probabilities, factors, mask, scale, AS_VIEW(T, d_query), AS_VIEW(T, d_key),    \
                                      AS_VIEW(T, d_value), {batch, heads, queries, keys, width},                      \
-                                     {seeds, parts, threshold, drop_scale}, threads);                                \
+                                     {seeds, parts, threshold, drop_scale}, scratch, threads);                       \
   }
+
+// What each thread of attend_grad takes of its scratch.
+int64_t attend_grad_scratch(int64_t queries, int64_t keys, int64_t recomputes, int64_t drops_again) {
+  return attention::backward_scratch(queries, keys, recomputes, drops_again);
+}
 
 ATTENTION(float, f32, attention::ByVectors<float>, float)
 #ifdef HAS_TILES

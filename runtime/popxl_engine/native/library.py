@@ -31,7 +31,7 @@ SIGNATURES = {
     "accumulate_product": ("pnnpnnpnffnnnp", 0),
     "multiply_add": ("pnnpnnppnnnn", 0),
     "attend": ("pnnn" * 3 + "pfpp" + "pnnn" + "nnnnn" + "pnnf", 1),
-    "attend_grad": ("pnnn" * 4 + "pppf" + "pnnn" * 3 + "nnnnn" + "pnnf", 1),
+    "attend_grad": ("pnnn" * 4 + "pppf" + "pnnn" * 3 + "nnnnn" + "pnnfp", 1),
 }
 """Of each function: its parameters before the number of threads (pointers, sizes and numbers), and how many element
 types its name ends in. `accumulate_product` and `multiply_add` are there on CPUs that multiply bfloat16: with AVX-512's
@@ -136,6 +136,13 @@ def call(name: str, dtypes: Tuple[torch.dtype, ...], *arguments: Any) -> None:
         if given[i] is not None:
             given[i] = given[i].data_ptr()
     function(*given, torch.get_num_threads())
+
+
+def scratch(name: str, *sizes: int) -> int:
+    """Elements that a function needs beside its operands, for as many threads as PyTorch uses."""
+    function = getattr(library(), f"{name}_scratch")
+    function.argtypes, function.restype = [ctypes.c_int64] * len(sizes), ctypes.c_int64
+    return int(function(*sizes)) * torch.get_num_threads()
 
 
 @functools.cache

@@ -113,13 +113,10 @@ def _needed(block: Block) -> List[Instr]:
     """A block's instructions without those whose results nobody needs, and that do nothing else."""
     needed, found = set(block.outputs), []
     for instr in reversed(block.instrs):
-        definition = instr.definition
-        makes = (
-            instr.kind == "copy"
-            or definition is not None
-            and not (definition.alias or definition.writes or definition.effects)
-        )
-        if not makes or not needed.isdisjoint(instr.outputs):
+        does_more = instr.kind != "copy"
+        if instr.definition is not None:
+            does_more = bool(instr.definition.alias or instr.definition.writes or instr.effects)
+        if does_more or not needed.isdisjoint(instr.outputs):
             found.append(instr)
             needed.update(instr.inputs())
     return found[::-1]
