@@ -121,7 +121,7 @@ class Aliasing:
                 self.of(value).reads.append(position)
             for value in instr.written():
                 self.of(value).writes.append(position)
-            if "slots_read" in self.rules and instr.definition is not None and instr.definition.name == "host_load":
+            if "slots_read" in self.rules and instr.is_op("host_load"):
                 self.of(instr.arguments["h2d_stream"]).reads.append(END)
             if "members_read" in self.rules and is_shared(instr):
                 self.of(instr).reads.append(END)
@@ -202,14 +202,14 @@ class Aliasing:
                 self.join(source, result)
                 if instr.kind == "copy":
                     self.same[result] = self.identity(source)
-        elif instr.kind == "copy" or instr.definition is not None and instr.definition.name == "remote_load":
+        elif instr.kind == "copy" or instr.is_op("remote_load"):
             self.rows.pop(instr.outputs[0], None)
 
     def _note_row(self, instr: Instr, source: Any) -> None:
         """Remember which remote row a load, or a copy of one, is."""
         if instr.kind == "copy" and self.identity(source) in self.rows:
             self.rows[instr.outputs[0]] = self.rows[self.identity(source)]
-        elif instr.definition is not None and instr.definition.name == "remote_load":
+        elif instr.is_op("remote_load"):
             self.rows[instr.outputs[0]] = (instr.arguments["remote_buffer"], self.number(instr.arguments["offset"]))
 
     def _observable(self, position: int, source: Any, result: Value) -> bool:

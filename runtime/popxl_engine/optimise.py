@@ -69,7 +69,7 @@ def _apart(argument: Any, written: Set[Value], groups: Dict[Value, Value], instr
 
 def has_lasting_effect(instr: Instr) -> bool:
     """Whether an instruction matters beyond its results: transfers and prints, but not remote loads."""
-    if instr.definition is not None and instr.definition.name == "remote_load":
+    if instr.is_op("remote_load"):
         return False
     return bool(instr.effects & KEPT_EFFECTS) or any(
         has_lasting_effect(i) for body in instr.bodies for i in body.instrs

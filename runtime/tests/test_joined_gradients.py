@@ -11,7 +11,7 @@ import torch
 from popxl import Tensor, ops
 from popxl_engine.rewrites.attention import attention_grad
 from popxl_engine.rewrites.joined_gradients import attention_grad_rows
-from test_fused_attention import dtypes, normal, ways
+from test_fused_attention import dtypes, hiding, normal, ways
 from test_rewrites import observe
 
 B, N, H, D = 2, 40, 3, 16
@@ -19,11 +19,13 @@ B, N, H, D = 2, 40, 3, 16
 
 @ways
 @dtypes
-def test_rows_are_the_three_gradients_side_by_side(dtype: torch.dtype, way: str, by: Any) -> None:
+@pytest.mark.parametrize("are_given", [True, False])
+def test_rows_are_the_three_gradients_side_by_side(are_given: bool, dtype: torch.dtype, way: str, by: Any) -> None:
     by(way)
     dy, query, key, value = (normal(dtype, B, H, N, D, seed=i, is_nested=True) for i in range(4))
-    shares = torch.softmax(normal(torch.float32, B, H, N, N, seed=5), -1).to(dtype)
-    operands = (dy, query.transpose(2, 3), key, value.transpose(2, 3), shares, shares, 0.25, None, 0.0)
+    shares = torch.softmax(normal(torch.float32, B, H, N, N, seed=5), -1).to(dtype) if are_given else None
+    mask = None if are_given else hiding(N, N, N, dtype)
+    operands = (dy, query.transpose(2, 3), key, value.transpose(2, 3), shares, shares, 0.25, None, 0.0, mask)
     d_query, d_key_t, d_value = attention_grad(*operands)
     parts = (d_query, d_key_t.transpose(2, 3), d_value)
     side_by_side = torch.cat([t.transpose(1, 2).reshape(B * N, H * D) for t in parts], 1)

@@ -1,7 +1,7 @@
 """Gradients of attention that make probabilities again: the same bits, only where nobody else reads them."""
 
 import math
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 import numpy as np
 import popxl
@@ -9,28 +9,20 @@ import popxl_addons as addons
 import pytest
 import torch
 from popxl import Tensor, ops
-from popxl.ops.normalisation import softmax_grad
 from popxl_engine import native
 from popxl_engine.planner.live_bytes import LiveBytes
-from popxl_engine.rewrites.attention import attention, attention_grad
-from popxl_engine.rewrites.joined_gradients import attention_grad_rows
+from popxl_engine.rewrites.attention import attention_grad
 from test_fused_attention import COMPILED, DATA, MASK, SHAPES, dtypes, hiding, normal, textbook, ways
 from test_joined_gradients import results
+from test_known_shares import attended, twisted
 
 
 def both(
     shape: Tuple[int, ...], mask: torch.Tensor, dtype: torch.dtype, p: float
 ) -> Tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
     """Gradients from probabilities that are made again, and from those of the forward pass."""
-    batch, heads, queries, keys, width = shape
-    query, key, value, dy = (
-        normal(dtype, batch, heads, n, width, seed=i, is_nested=True)
-        for i, n in enumerate((queries, keys, keys, queries))
-    )
-    seed = torch.arange(5, 5 + 2 * batch).to(torch.uint32).reshape(batch, 2) if p else None
-    shares, *dropped, _ = attention(query, key.transpose(2, 3), value, mask, 0.2, seed, p)
-    operands = (dy, query.transpose(2, 3), key, value.transpose(2, 3))
-    kept = attention_grad(*operands, shares, (dropped or [shares])[0], 0.2, seed, p, mask)
+    operands, shares, seed = attended(shape, mask, dtype, p)
+    kept = attention_grad(*operands, *shares, 0.2, seed, p, mask)
     return attention_grad(*operands, None, None, 0.2, seed, p, mask), kept
 
 
@@ -94,18 +86,6 @@ def test_queries_without_keys_give_no_numbers(
 def test_later_queries_may_see_fewer_keys(dtype: torch.dtype, way: str, by: Any) -> None:
     by(way)
     check_same(*both((2, 1, 100, 100, 16), hiding(100, 100, 100, dtype).flip(0).contiguous(), dtype, 0.2), way)
-
-
-@pytest.mark.parametrize("way", COMPILED)
-def test_rows_lie_side_by_side(way: str, by: Any) -> None:
-    by(way)
-    query, key, value, dy = (normal(torch.bfloat16, 2, 3, 40, 16, seed=i, is_nested=True) for i in range(4))
-    operands = (dy, query.transpose(2, 3), key, value.transpose(2, 3), None, None, 0.25, None, 0.0)
-    mask = hiding(40, 40, 40, torch.bfloat16)
-    d_query, d_key_t, d_value = attention_grad(*operands, mask)
-    parts = (d_query, d_key_t.transpose(2, 3), d_value)
-    side_by_side = torch.cat([t.transpose(1, 2).reshape(80, 48) for t in parts], 1)
-    assert torch.equal(attention_grad_rows(*operands, mask), side_by_side)
 
 
 @pytest.mark.parametrize("way", COMPILED)
@@ -204,35 +184,7 @@ TWISTS = [
 
 @pytest.mark.parametrize("twist", TWISTS)
 def test_only_where_all_is_the_attentions_and_nobody_else_reads_it(twist: str) -> None:
-    def build(ir: popxl.Ir) -> Sequence[Tensor]:
-        query, key, value, dy = (popxl.variable(DATA[n], name=n) for n in "qkvd")
-        mask, other = popxl.variable(MASK[:4, :4], name="mask"), popxl.variable(np.ones((2, 6, 4, 4), np.float32) / 4)
-        seed, other_seed = (popxl.variable(np.array([3, n], np.uint32), name=f"seed{n}") for n in (4, 5))
-        asking = asked = query
-        if twist == "a part of the query is changed":
-            parts = [query[:, :, :1], query[:, :, 1:] + 1.0]
-            asking = ops.concat(parts, axis=2)
-        shares = ops.softmax(asking @ key.transpose((0, 1, 3, 2)) * 0.3 + mask, axis=-1)
-        dropped = ops.dropout(shares, seed, 0.25)
-        y = dropped @ value
-        if twist == "mask is changed":
-            ops.add_(mask, mask)
-        if twist == "seed is changed":
-            ops.add_(seed, seed)
-        if twist == "query is changed":
-            ops.add_(query, query)
-        if twist == "a part of the query is changed":
-            ops.add_(parts[1], parts[1])
-            asked = ops.concat(parts, axis=2)
-        drawn_from = other_seed if twist == "another seed" else seed
-        factors = shares if twist == "shares as factors" else dropped
-        d = ops.dropout(dy @ value.transpose((0, 1, 3, 2)), drawn_from, 0.5 if twist == "another p" else 0.25)
-        given = other if twist == "other shares" else shares
-        d = softmax_grad(d, given, -1) * (0.4 if twist == "another scale" else 0.3)
-        by_key = d @ (value if twist == "another key" else key)
-        found: List[Tensor] = [by_key, asked.transpose((0, 1, 3, 2)) @ d, factors.transpose((0, 1, 3, 2)) @ dy]
-        return found + {"result is read": [y], "shares are read": [shares]}.get(twist, [])
-
+    build = twisted(twist, is_read=twist == "result is read")
     expected, _ = results(build, interpret=True)
     found, counts = results(build)
     for one, other in zip(found, expected):

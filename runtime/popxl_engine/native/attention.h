@@ -123,6 +123,26 @@ static void drop(const T* from, T* to, int64_t needed, const Sizes& n, int64_t h
   ::drop(from, to, key, index, int32_t(dropout.threshold), dropout.scale, needed);
 }
 
+// Probabilities of 32 queries of a head, from q on, and what dropout leaves of them: rows of `row` elements, in which
+// zeros, or NaN, follow what queries see, up to a column. Without dropout, dropped is not written; it may be where
+// probabilities are if nothing follows. scores: rows of padded(keys) + SKEW numbers, which are lost.
+template <class Way, class T>
+static void attend_to_keys(const View<T>& query, const typename Way::Packed* packed_keys, const T* mask,
+                           const Sight& sees, float scale, const Sizes& n, const Dropout& dropout, int64_t head,
+                           int64_t q, float* scores, typename Way::Packed* panel, T* probabilities, T* dropped,
+                           int64_t row, int64_t column) {
+  const int64_t rows = std::min(PANEL, n.queries - q), stride = padded(n.keys) + SKEW;
+  const T* const first = query.at(head / n.heads, head % n.heads) + q * query.row;
+  const auto left = Way::left({first, query.row, 1, rows}, 0, n.width, panel);
+  for (int64_t k = 0; k < sees.end; k += PANEL)
+    Way::multiply(left, packed_keys + k * padded(n.width), n.width, scores + k, stride);
+  softmax(scores, stride, rows, scale, mask + q * n.keys, n.keys, sees, probabilities, row, column);
+  for (int64_t i = 0; i < rows && dropout.parts > 0; ++i, probabilities += row, dropped += row) {
+    drop(probabilities, dropped, sees.end, n, head, q + i, dropout);
+    std::copy(probabilities + sees.end, probabilities + column, dropped + sees.end);
+  }
+}
+
 // probabilities = softmax(query @ key.T * scale + mask), [..., queries, keys] in order; dropped: the same after
 // dropout, where there is one; y = dropped @ value. Both are null where only y is wanted.
 template <class Way, class T>
@@ -152,23 +172,13 @@ static void forward(const View<T>& query, const View<T>& key, const View<T>& val
         const Sight& sees = sights[q / PANEL];
         ask_for<true>(y.at(b, h) + q * y.row, y.row, rows, n.width);
         ask_for<false>(query.at(b, h) + end * query.row, query.row, std::min(PANEL, n.queries - end), n.width);
-        const auto queries = Way::left({query.at(b, h) + q * query.row, query.row, 1, rows}, 0, n.width, panel);
-        for (int64_t k = 0; k < sees.end; k += PANEL)
-          Way::multiply(queries, packed_keys + k * width, n.width, scores + k, stride);
         const int64_t first = (head * n.queries + q) * keys, used_row = is_kept ? keys : row;
-        T* used = is_kept ? probabilities + first : own;
-        softmax(scores, stride, rows, scale, mask + q * keys, keys, sees, used, used_row, is_kept ? keys : sees.end);
-        if (dropout.parts > 0) {
-          T* const to = is_kept ? dropped + first : own;
-          for (int64_t i = 0; i < rows; ++i) {
-            const T* const from = used + i * used_row;
-            drop(from, to + i * used_row, sees.end, n, head, q + i, dropout);
-            if (is_kept) std::copy(from + sees.end, from + keys, to + i * keys + sees.end);  // zeros, or NaN
-          }
-          used = to;
-        }
-        const auto shares = Way::left({used, used_row, 1, rows}, 0, sees.end, panel);
-        multiply_store<Way>(shares, packed_values, row * PANEL, sees.end, y.at(b, h) + q * y.row, y.row, rows, n.width,
+        T* const shares = is_kept ? probabilities + first : own;
+        T* const used = is_kept && dropout.parts > 0 ? dropped + first : shares;
+        attend_to_keys<Way>(query, packed_keys, mask, sees, scale, n, dropout, head, q, scores, panel, shares, used,
+                            used_row, is_kept ? keys : sees.end);
+        const auto factors = Way::left({used, used_row, 1, rows}, 0, sees.end, panel);
+        multiply_store<Way>(factors, packed_values, row * PANEL, sees.end, y.at(b, h) + q * y.row, y.row, rows, n.width,
                             sums);
       }
     }
@@ -202,11 +212,11 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     thread_local Room room, floats;
-    Packed* const packed_values =
-        room.take<Packed>(((2 + recomputes) * row + 2 * queries) * width + PANEL * std::max({width, row, queries}));
+    const int64_t packed = ((2 + recomputes) * row + 2 * queries) * width;
+    Packed* const packed_values = room.take<Packed>(packed + PANEL * std::max({width, row, queries}));
     Packed *const packed_keys = packed_values + row * width, *const packed_queries = packed_keys + row * width;
-    Packed *const packed_dy = packed_queries + queries * width, *const panel = packed_dy + queries * width;
-    Packed* const packed_for_scores = panel + PANEL * std::max({width, row, queries});
+    Packed *const packed_dy = packed_queries + queries * width, *const packed_for_scores = packed_dy + queries * width;
+    Packed* const panel = packed_values + packed;
     float *const d_shares = floats.take<float>(PANEL * stride + PANEL * PANEL), *const sums = d_shares + PANEL * stride;
     std::vector<int64_t> ends(parts(n.queries, PANEL));  // of the keys that have a share
     std::vector<int64_t> factor_ends(ends.size());       // of those that have a factor
@@ -223,20 +233,6 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
       pack_right<Way, T>({dy.at(b, h), 1, dy.row, n.width}, n.queries, packed_dy);
       if (recomputes) pack_right<Way, T>({key.at(b, h), key.row, 1, keys}, n.width, packed_for_scores);
       const T* const used = recomputes ? made : factors + head * n.queries * keys;
-      // Rows of probabilities, and what dropout leaves of them; zeros, or NaN, up to a column `end`.
-      const auto compute = [&](int64_t q, int64_t rows, int64_t end) {
-        const Sight& sees = sights[q / PANEL];
-        const auto left = Way::left({query.at(b, h) + q * query.row, query.row, 1, rows}, 0, n.width, panel);
-        for (int64_t k = 0; k < sees.end; k += PANEL)
-          Way::multiply(left, packed_for_scores + k * width, n.width, d_shares + k, stride);
-        T *const to = made + q * row, *const shares = drops_again ? undropped : to;
-        softmax(d_shares, stride, rows, scale, mask + q * keys, keys, sees, shares, row, end);
-        for (int64_t i = 0; i < rows && drops_again; ++i) {
-          drop(shares + i * row, to + i * row, sees.end, n, head, q + i, dropout);
-          std::copy(shares + i * row + sees.end, shares + i * row + end, to + i * row + sees.end);
-        }
-        return shares;
-      };
       const auto end_of = [&](const T* from, int64_t rows) {
         return std::min(keys, panels_but(0.0f, from, rows, keys) * PANEL);
       };
@@ -250,7 +246,10 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
         furthest = std::max(furthest, needed);
         ask_for<true>(d_query.at(b, h) + q * d_query.row, d_query.row, rows, n.width);
         if (recomputes) {
-          shares = compute(q, rows, furthest);
+          T *const to = made + q * row, *const from = drops_again ? undropped : to;
+          attend_to_keys<Way>(query, packed_for_scores, mask, sights[q / PANEL], scale, n, dropout, head, q, d_shares,
+                              panel, from, to, row, furthest);
+          shares = from;
         } else {
           const int64_t next = std::min(PANEL, n.queries - q - rows), seen = std::min(keys, needed + PANEL);
           ask_for<false>(shares + rows * keys, keys, next, seen);
@@ -314,9 +313,9 @@ extern "C" {
                                      {seeds, parts, threshold, drop_scale}, scratch, threads);                       \
   }
 
-// What each thread of attend_grad takes of its scratch.
-int64_t attend_grad_scratch(int64_t queries, int64_t keys, int64_t recomputes, int64_t drops_again) {
-  return attention::backward_scratch(queries, keys, recomputes, drops_again);
+// Elements of attend_grad's scratch.
+int64_t attend_grad_scratch(int64_t queries, int64_t keys, int64_t recomputes, int64_t drops_again, int threads) {
+  return threads * attention::backward_scratch(queries, keys, recomputes, drops_again);
 }
 
 ATTENTION(float, f32, attention::ByVectors<float>, float)

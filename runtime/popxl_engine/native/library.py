@@ -32,10 +32,11 @@ SIGNATURES = {
     "multiply_add": ("pnnpnnppnnnn", 0),
     "attend": ("pnnn" * 3 + "pfpp" + "pnnn" + "nnnnn" + "pnnf", 1),
     "attend_grad": ("pnnn" * 4 + "pppf" + "pnnn" * 3 + "nnnnn" + "pnnfp", 1),
+    "attend_grad_scratch": ("nnnn", 0),
 }
 """Of each function: its parameters before the number of threads (pointers, sizes and numbers), and how many element
-types its name ends in. `accumulate_product` and `multiply_add` are there on CPUs that multiply bfloat16: with AVX-512's
-dot products, or AMX."""
+types its name ends in. Those that end in `scratch` return a number of elements. `accumulate_product` and
+`multiply_add` are there on CPUs that multiply bfloat16: with AVX-512's dot products, or AMX."""
 
 
 _elsewhere = False
@@ -140,9 +141,8 @@ def call(name: str, dtypes: Tuple[torch.dtype, ...], *arguments: Any) -> None:
 
 def scratch(name: str, *sizes: int) -> int:
     """Elements that a function needs beside its operands, for as many threads as PyTorch uses."""
-    function = getattr(library(), f"{name}_scratch")
-    function.argtypes, function.restype = [ctypes.c_int64] * len(sizes), ctypes.c_int64
-    return int(function(*sizes)) * torch.get_num_threads()
+    function, _ = _functions()[(f"{name}_scratch",)]
+    return int(function(*sizes, torch.get_num_threads()))
 
 
 @functools.cache
@@ -158,7 +158,7 @@ def _functions() -> Dict[Any, Any]:
             if function is None:
                 continue
             function.argtypes = [*(KINDS[kind] for kind in kinds), ctypes.c_int]
-            function.restype = None
+            function.restype = ctypes.c_int64 if name.endswith("scratch") else None
             functions[(name, *dtypes)] = function, pointers
     return functions
 

@@ -57,12 +57,11 @@ BLOCK_REWRITES: Dict[str, Callable[[Block], None]] = {
 }
 
 PROGRAM_REWRITES: Dict[str, Callable[[Block], None]] = {"streamed_attention": stream_attention}
+KEEPING = ("joined_gradients", "remade_shares", "known_shares", "unread_shares")
+"""Rules for attention with probabilities, which is not streamed."""
 HAS_KERNELS: Dict[str, Callable[[torch.device], bool]] = {
     "streamed_attention": streams,
-    "joined_gradients": lambda device: not streams(device),  # what is joined is not streamed
-    "remade_shares": lambda device: not streams(device),
-    "known_shares": lambda device: not streams(device),
-    "unread_shares": lambda device: not streams(device),  # nor is what gives its result alone
+    **dict.fromkeys(KEEPING, lambda device: not streams(device)),
 }
 """Of rewrites that are not for every device: whether they are for this one."""
 CPU = torch.device("cpu")

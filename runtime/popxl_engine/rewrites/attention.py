@@ -118,9 +118,9 @@ def takes_gradient(o: Operands) -> bool:
 def write_gradient(places: Sequence[torch.Tensor], o: Operands) -> None:
     """`attention_grad` into three [b, h, n, d] whose last axis lies side by side, for query, key and value."""
     sizes = (*o.query.shape[:3], o.key.shape[2], o.query.shape[3])
-    is_again = o.probabilities is None
-    drops_again = is_again and o.seed_tensor is not None
-    scratch = o.dy.new_empty(native.scratch("attend_grad", *sizes[2:4], is_again, drops_again))
+    recomputes = o.probabilities is None
+    drops_again = recomputes and o.seed_tensor is not None
+    scratch = o.dy.new_empty(native.scratch("attend_grad", *sizes[2:4], recomputes, drops_again))
     views, rest = _views(o.dy, o.query, o.key, o.value), (*_views(*places), *sizes, *_dropout(o.seed_tensor, o.p))
     mask = o.mask if o.mask is not None and o.mask.is_contiguous() else None
     native.call("attend_grad", (o.dy.dtype,), *views, o.probabilities, o.factors, mask, o.scale, *rest, scratch)

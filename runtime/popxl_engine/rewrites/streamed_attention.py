@@ -180,8 +180,8 @@ def _is_causal(uses: Uses, hiding: Dict[Value, Constant], instr: Instr) -> bool:
     heads_fit = query.shape[3] * query.dtype.itemsize % ALIGNMENT == 0 and query.dtype is not dtypes.float64
     if a["seed_tensor"] is not None or not heads_fit or not query.shape == value.shape:
         return False
-    *_, mask = uses.copied_from(a["mask"])
-    if key_t.shape[3] != query.shape[2] or mask not in hiding or any(map(uses.is_written, uses.copied_from(a["mask"]))):
+    mask = uses.source(a["mask"])
+    if key_t.shape[3] != query.shape[2] or mask is None or mask not in hiding:
         return False
     added = np.asarray(hiding[mask].host_value, np.float32).reshape(a["mask"].spec.shape)
     above = np.triu(np.ones(added.shape, np.bool_), k=1)

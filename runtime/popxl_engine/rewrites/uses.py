@@ -89,13 +89,13 @@ class Uses:
 
     def widened(self, v: Value) -> Optional[Value]:
         """The 16-bit value that ``v`` is a cast of, if neither is written, nor a copy in between."""
-        chain = list(self.copied_from(v))
-        cast = self.maker.get(chain[-1])
-        if cast is None or cast.definition is None or cast.definition.name != "cast" or cast.host:
+        original = self.source(v)
+        cast = self.maker.get(original) if original is not None else None
+        if cast is None or not cast.is_op("cast") or cast.host:
             return None
         source: Value = cast.arguments["t"]
-        narrow = source.spec.dtype in NARROW and v.spec.dtype is dtypes.float32
-        return source if narrow and not any(self.is_written(x) for x in (source, *chain)) else None
+        is_wider = source.spec.dtype in NARROW and v.spec.dtype is dtypes.float32
+        return source if is_wider and not self.is_written(source) else None
 
     def only_cast(self, v: Value, dtype: dtypes.dtype) -> Optional[List[Value]]:
         """The value and its copies up to a cast to a type, if nothing else uses or writes any of them."""
