@@ -74,7 +74,7 @@ def matrix_product(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Te
 def product(lhs: torch.Tensor, rhs: torch.Tensor, result: torch.dtype) -> torch.Tensor:
     """lhs @ rhs, accumulated in float32 or wider and rounded once to ``result``."""
     if lhs.dtype in NARROW and (result != lhs.dtype or not (lhs.is_cuda or multiplies_natively(lhs.dtype))):
-        return torch.matmul(lhs.to(torch.float32), rhs.to(torch.float32)).to(result)
+        return product(lhs.to(torch.float32), rhs.to(torch.float32), torch.float32).to(result)
     is_integer = not (lhs.is_floating_point() or lhs.is_complex())
     if is_integer and lhs.is_cuda:  # CUDA has no integer matrix product; float64 is exact up to 2**53
         wide = torch.matmul(lhs.to(torch.int64).to(torch.float64), rhs.to(torch.int64).to(torch.float64))
