@@ -350,24 +350,107 @@ def test_adamw_is_torchs_own(gradient: torch.dtype) -> None:
         torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=2e-7)
 
 
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def with_every_float16(state: List[torch.Tensor]) -> List[torch.Tensor]:
+    """Every number that float16 has among a moment's, so that each is widened, and rounded again."""
+    bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    state[2][: len(bits)] = bits.view(torch.float16).to(state[2].dtype)
+    return state
+
+
+def expected_adamw(
+    state: List[torch.Tensor], to: Callable[[torch.Tensor, torch.dtype], torch.Tensor]
+) -> List[torch.Tensor]:
+    """Weight and moments after `update`, by the formula in float32; ``to`` rounds to a type."""
+    var, grad, first, second, step = (t.float() for t in state)
+    types = [state[i].dtype for i in (0, 2, 3)]
+    g = grad * 0.5
+    m = to(first * 0.9 + g * np.float32(1 - 0.9), types[1])
+    v = to(second * np.float32(0.99) + g * np.float32(1 - 0.99) * g, types[2])
+    root = v.float().sqrt() * (1 / (1 - 0.99 ** step.item())) ** 0.5 + 1e-6
+    return [to(var * (1 - 1e-2 * 0.1) - 1e-2 / (1 - 0.9 ** step.item()) * m.float() / root, types[0]), m, v]
+
+
+def assert_apart_by_rounding(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Sums that differ in float32's last bits are rounded apart now and then, by one unit of a narrow type."""
+    if found.dtype == torch.float32:
+        torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-7, equal_nan=True)
+        return
+    torch.testing.assert_close(found, expected, equal_nan=True, **{
+        torch.bfloat16: {"rtol": 2**-7, "atol": 1e-30}, torch.float16: {"rtol": 2**-10, "atol": 2**-24},
+    }[found.dtype])  # fmt: skip
+    assert ((found != expected) & ~found.isnan()).float().mean() < 5e-3
+
+
+@needs_compiler
+@pytest.mark.parametrize("stochastic", [False, True], ids=["to nearest", "stochastic"])
+@pytest.mark.parametrize("gradient", TYPES.values(), ids=TYPES)
+@pytest.mark.parametrize("second", TYPES.values(), ids=TYPES)
+@pytest.mark.parametrize("first", TYPES.values(), ids=TYPES)
+@pytest.mark.parametrize("weight", TYPES.values(), ids=TYPES)
+def test_adamw_of_any_types_is_the_formula_with_each_result_rounded_once(
+    weight: torch.dtype, first: torch.dtype, second: torch.dtype, gradient: torch.dtype, stochastic: bool
+) -> None:
+    state = adam_state(weight, gradient, 70_001)
+    state[2], state[3] = state[2].to(first), state[3].to(second)
+    with_every_float16(state)
+    seeds = [torch.tensor([n, 9], dtype=torch.uint32) for n in range(3)]
+    narrow = [t.dtype != torch.float32 for t in (state[0], state[2], state[3])]
+    drawn = iter(seeds)
+
+    def rounded(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        noise = Noise(next(order), 5 + t.numel()) if stochastic and dtype != torch.float32 else None
+        return round_to(dtype, t, noise, 5)
+
+    drawn_first = seeds[: sum(narrow)]  # for the weight, if it is narrow, which is rounded last
+    order = iter(drawn_first[1:] + drawn_first[:1] if narrow[0] else drawn_first)
+    expected = expected_adamw(state, rounded)
+    if stochastic:
+        with Updates.rounded_stochastically(lambda: next(drawn), 5):
+            update(state)
+    else:
+        update(state)
+    for found, wanted in zip((state[0], state[2], state[3]), expected):
+        assert_apart_by_rounding(found, wanted)
+
+
+@needs_compiler
+def test_adamw_widens_and_rounds_float16_as_numpy_does() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    with np.errstate(invalid="ignore"):
+        near = every.astype(np.float32)
+        values = np.concatenate([near, np.nextafter(near, np.float32(np.inf)), near * np.float32(1 + 2**-11)])
+    zeros = torch.zeros(len(values))
+    gradient, moment = torch.from_numpy(values.copy()), torch.zeros(len(values), dtype=torch.float16)
+    # beta1 0: the first moment becomes the gradient, rounded
+    adamw_(zeros.clone(), gradient, None, moment, zeros.clone(), torch.tensor(1.0), 0.0, 0.0, 0.99, 1e-6, 0.0)
+    with np.errstate(over="ignore"):
+        expected = values.astype(np.float16)
+    np.testing.assert_array_equal(moment.numpy(), expected)
+
+
 @pytest.mark.parametrize("offset", [0, 5, 65_530, 200_000])
-def test_adamw_rounds_bfloat16_weights_with_the_noise_of_the_plain_kernel(offset: int) -> None:
-    narrow = adam_state(torch.bfloat16, torch.float32, 140_001)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_adamw_rounds_narrow_weights_with_the_noise_of_the_plain_kernel(dtype: torch.dtype, offset: int) -> None:
+    narrow = adam_state(dtype, torch.float32, 140_001)
     wide = [narrow[0].float(), *clones(narrow[1:])]
     seed = torch.tensor([3, 9], dtype=torch.uint32)
     with Updates.rounded_stochastically(lambda: seed, offset):
         found = update(narrow)
     exact = update(wide)
-    expected = round_to(torch.bfloat16, exact, Noise(seed, offset + exact.numel()), offset)
+    expected = round_to(dtype, exact, Noise(seed, offset + exact.numel()), offset)
     assert torch.equal(found, expected)
-    assert not torch.equal(found, exact.to(torch.bfloat16))
+    assert not torch.equal(found, exact.to(dtype))
 
 
 @needs_compiler
-def test_without_stochastic_rounding_adamw_rounds_to_nearest() -> None:
-    narrow = adam_state(torch.bfloat16, torch.bfloat16, 40_001)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_without_stochastic_rounding_adamw_rounds_to_nearest(dtype: torch.dtype) -> None:
+    narrow = adam_state(dtype, dtype, 40_001)
     wide = [narrow[0].float(), *clones(narrow[1:])]
-    assert torch.equal(update(narrow), update(wide).to(torch.bfloat16))
+    assert torch.equal(update(narrow), update(wide).to(dtype))
 
 
 @pytest.mark.parametrize("beta1, beta2, step", [(0.9, 0.99, 0.0), (1.0, 0.99, 1.0), (0.9, 1.0, 1.0)])

@@ -5,6 +5,7 @@ use it. Where there is no compiler the plain kernels run, and the log says so on
 """
 
 from popxl_engine.native.library import (
+    CODES,
     adds_product,
     attends,
     call,
@@ -15,9 +16,11 @@ from popxl_engine.native.library import (
     scratch,
     takes,
     takes_rows,
+    updates,
 )
 
 __all__ = [
+    "CODES",
     "adds_product",
     "attends",
     "call",
@@ -28,4 +31,5 @@ __all__ = [
     "scratch",
     "takes",
     "takes_rows",
+    "updates",
 ]

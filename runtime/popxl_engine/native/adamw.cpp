@@ -1,10 +1,10 @@
 // AdamW's update of a tensor, in one pass. Every element's result depends on nothing but the operands.
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 #include <vector>
 
 #include "draws.h"
+#include "lanes.h"
 #include "pieces.h"
 
 namespace {
@@ -44,9 +44,47 @@ static void draw_noises(const uint64_t* keys, int64_t end, int threads, Noise* n
   }
 }
 
-// How a tensor's elements are stored, from a place in one period on. Both give what was stored.
+// Element types, as the library's caller numbers them.
+enum Type : int64_t { FLOAT32, BFLOAT16, FLOAT16 };
+
+struct Operand {
+  void* data;
+  Type type;
+};
+
+constexpr int64_t BLOCK = 2048;  // elements that are worked on in float32 at a time, in the first cache
+
+template <class T>
+static void widen(const void* from, int64_t first, int64_t count, float* to) {
+  const T* at = static_cast<const T*>(from) + first;
+  int64_t i = 0;
+  for (; i + WIDTH <= count; i += WIDTH) store(load(at + i), to + i);
+  for (; i < count; ++i) to[i] = wide(at[i]);
+}
+
+// A block of an operand in float32: the operand itself, where it is that, else a copy.
+static float* wide_block(const Operand& from, int64_t first, int64_t count, float* copy) {
+  if (from.type == FLOAT32) return static_cast<float*>(from.data) + first;
+  if (from.type == BFLOAT16)
+    widen<bfloat16>(from.data, first, count, copy);
+  else
+    widen<float16>(from.data, first, count, copy);
+  return copy;
+}
+
+// The bits for a block of an operand, none where it is rounded to nearest.
+struct Drawn {
+  const Bits* bits = nullptr;
+  uint16_t shift = 0;
+  Drawn(const Noise& noise, int64_t place) {
+    if (noise.key == 0) return;
+    bits = noise.base + place % PERIOD;
+    shift = noise.shift(place / PERIOD);
+  }
+};
+
 struct ToNearest {
-  ToNearest(const Noise&, int64_t) {}
+  ToNearest(const Drawn&) {}
   template <class T>
   inline float store(float x, T& to, int64_t) const {
     narrow(x, to);
@@ -55,75 +93,141 @@ struct ToNearest {
 };
 
 struct Stochastic {
-  const Bits* bits = nullptr;
-  uint16_t shift = 0;
-  Stochastic(const Noise& noise, int64_t place) {
-    if (noise.key == 0) return;
-    bits = noise.base + place % PERIOD;
-    shift = noise.shift(place / PERIOD);
-  }
+  const Bits* bits;
+  uint16_t shift;
+  Stochastic(const Drawn& drawn) : bits(drawn.bits), shift(drawn.shift) {}
   inline float store(float x, float& to, int64_t) const { return to = x; }
-  inline float store(float x, bfloat16& to, int64_t i) const {
-    to = cut(x, uint32_t(uint16_t(bits[i] + shift) ^ 0x8000u));
+  template <class T>
+  inline float store(float x, T& to, int64_t i) const {
+    to = cut<T>(x, uint16_t(bits[i] + shift));
     return wide(to);
   }
 };
 
-// There is no noise for a tensor that is float32, or where all are rounded to nearest.
-template <class Rounding, class W, class G, class M>
-void adamw_as(W* weight, const G* gradient, M* m, M* v, const Adam& a, const Noise* noise, int64_t offset,
-              int64_t count, int threads) {
-  in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
-    for (int64_t start = first; start < end;) {  // up to the end of a period
-      const int64_t place = offset + start, stop = std::min(end, start + PERIOD - place % PERIOD);
-      const Rounding of_weight(noise[0], place), of_m(noise[1], place), of_v(noise[2], place);
+template <class T>
+static void round_block(float* block, T* to, int64_t count, const Drawn& drawn) {
+  if (drawn.bits == nullptr) {
+    narrow(block, to, count);
+    return widen<T>(to, 0, count, block);
+  }
+  const Stochastic rounding(drawn);
 #pragma omp simd
-      for (int64_t i = start; i < stop; ++i) {
-        const float g = wide(gradient[i]) * a.scale;
-        const float mean = of_m.store(a.beta1 * wide(m[i]) + a.share1 * g, m[i], i - start);
-        const float square = of_v.store(a.beta2 * wide(v[i]) + a.share2 * g * g, v[i], i - start);
-        const float root = std::sqrt(square) * a.root_share + a.epsilon;
-        of_weight.store(wide(weight[i]) * a.decay - a.step_size * mean / root, weight[i], i - start);
-      }
-      start = stop;
-    }
-  });
+  for (int64_t i = 0; i < count; ++i) block[i] = rounding.store(block[i], to[i], i);
 }
 
-template <class W, class G, class M>
-void adamw(W* weight, const G* gradient, M* m, M* v, const Adam& a, const uint64_t* keys, int64_t offset, int64_t count,
-           int threads) {
-  Noise noises[3];
-  if constexpr (!std::is_same_v<W, float> || !std::is_same_v<M, float>) {
-    if (keys[0] || keys[1] || keys[2]) {
-      draw_noises(keys, offset + count, threads, noises);
-      return adamw_as<Stochastic>(weight, gradient, m, v, a, noises, offset, count, threads);
-    }
+// Stores a block, which becomes what was stored.
+static void store_block(float* block, const Operand& to, int64_t first, int64_t count, const Drawn& drawn) {
+  if (to.type == BFLOAT16)
+    round_block(block, static_cast<bfloat16*>(to.data) + first, count, drawn);
+  else if (to.type == FLOAT16)
+    round_block(block, static_cast<float16*>(to.data) + first, count, drawn);
+}
+
+// What a block's elements become, whose gradients are there as float32.
+struct Formula {
+  const Adam& a;
+  const float* gradient;
+  inline float mean(int64_t i, float m) const { return a.beta1 * m + a.share1 * (gradient[i] * a.scale); }
+  inline float square(int64_t i, float v) const {
+    const float g = gradient[i] * a.scale;
+    return a.beta2 * v + a.share2 * g * g;
   }
-  adamw_as<ToNearest>(weight, gradient, m, v, a, noises, offset, count, threads);
+  inline float weight(float weight, float m, float v) const {
+    return weight * a.decay - a.step_size * m / (std::sqrt(v) * a.root_share + a.epsilon);
+  }
+};
+
+// A block and what rounds it: weight, m and v. The update is made from the moments as rounded.
+struct Block {
+  const Operand* operands;
+  const Drawn* drawn;
+  int64_t first, count;
+  template <class T>
+  T* at(int n) const {
+    return static_cast<T*>(operands[n].data) + first;
+  }
+  bool has(Type weight, Type moments) const {
+    return operands[0].type == weight && operands[1].type == moments && operands[2].type == moments;
+  }
+  bool is_stochastic() const { return drawn[0].bits || drawn[1].bits || drawn[2].bits; }
+};
+
+// All in one loop, whose roots and quotients take as long as the rest together: for the commonest types.
+template <class Rounding, class W, class M>
+static void update_at_once(const Formula& formula, const Block& block) {
+  W* weight = block.at<W>(0);
+  M *m = block.at<M>(1), *v = block.at<M>(2);
+  const Rounding of_weight(block.drawn[0]), of_m(block.drawn[1]), of_v(block.drawn[2]);
+#pragma omp simd
+  for (int64_t i = 0; i < block.count; ++i) {
+    const float mean = of_m.store(formula.mean(i, wide(m[i])), m[i], i);
+    const float square = of_v.store(formula.square(i, wide(v[i])), v[i], i);
+    of_weight.store(formula.weight(wide(weight[i]), mean, square), weight[i], i);
+  }
+}
+
+// The same for any types, from copies in float32.
+static void update_copies(const Formula& formula, const Block& block) {
+  float copies[3][BLOCK], *rows[3];
+  for (int n = 0; n < 3; ++n) rows[n] = wide_block(block.operands[n], block.first, block.count, copies[n]);
+  float *weight = rows[0], *m = rows[1], *v = rows[2];
+#pragma omp simd
+  for (int64_t i = 0; i < block.count; ++i) {
+    m[i] = formula.mean(i, m[i]);
+    v[i] = formula.square(i, v[i]);
+  }
+  for (int n = 1; n < 3; ++n) store_block(rows[n], block.operands[n], block.first, block.count, block.drawn[n]);
+#pragma omp simd
+  for (int64_t i = 0; i < block.count; ++i) weight[i] = formula.weight(weight[i], m[i], v[i]);
+  store_block(weight, block.operands[0], block.first, block.count, block.drawn[0]);
+}
+
+template <class W, class M>
+static void update(const Formula& formula, const Block& block) {
+  if (block.is_stochastic())
+    update_at_once<Stochastic, W, M>(formula, block);
+  else
+    update_at_once<ToNearest, W, M>(formula, block);
+}
+
+static void adamw_block(const Adam& a, const Block& block) {
+  float copy[BLOCK];
+  const Formula formula{a, wide_block(block.operands[3], block.first, block.count, copy)};
+  if (block.has(FLOAT32, FLOAT32))
+    update_at_once<ToNearest, float, float>(formula, block);
+  else if (block.has(BFLOAT16, FLOAT32))
+    update<bfloat16, float>(formula, block);
+  else if (block.has(FLOAT32, BFLOAT16))
+    update<float, bfloat16>(formula, block);
+  else if (block.has(BFLOAT16, BFLOAT16))
+    update<bfloat16, bfloat16>(formula, block);
+  else
+    update_copies(formula, block);
 }
 
 }  // namespace
 
 extern "C" {
 
-// Keys: of the generators whose bits round weight, m and v; 0: to nearest.
-#define FOR_TYPES(W, WEIGHT, G, GRADIENT, M, MOMENT)                                                                 \
-  void adamw_##WEIGHT##_##GRADIENT##_##MOMENT(W* weight, const G* gradient, M* m, M* v, uint64_t weight_key,         \
-                                              uint64_t m_key, uint64_t v_key, int64_t offset, double scale,          \
-                                              double step, double rate, double beta1, double beta2, double epsilon,  \
-                                              double decay, int64_t count, int threads) {                            \
-    const Adam a(scale, step, rate, beta1, beta2, epsilon, decay);                                                   \
-    const uint64_t keys[] = {weight_key, m_key, v_key};                                                              \
-    adamw(weight, gradient, m, v, a, keys, offset, count, threads);                                                  \
-  }
-
-FOR_TYPES(float, f32, float, f32, float, f32)
-FOR_TYPES(float, f32, bfloat16, bf16, float, f32)
-FOR_TYPES(bfloat16, bf16, float, f32, float, f32)
-FOR_TYPES(bfloat16, bf16, bfloat16, bf16, float, f32)
-FOR_TYPES(float, f32, float, f32, bfloat16, bf16)
-FOR_TYPES(float, f32, bfloat16, bf16, bfloat16, bf16)
-FOR_TYPES(bfloat16, bf16, float, f32, bfloat16, bf16)
-FOR_TYPES(bfloat16, bf16, bfloat16, bf16, bfloat16, bf16)
+// Operands with their types; keys: of the generators whose bits round weight, m and v; 0: to nearest. Elements have the
+// bits of those from `offset` on.
+void adamw(void* weight, int64_t weight_type, void* m, int64_t m_type, void* v, int64_t v_type, void* gradient,
+           int64_t gradient_type, uint64_t weight_key, uint64_t m_key, uint64_t v_key, int64_t offset, double scale,
+           double step, double rate, double beta1, double beta2, double epsilon, double decay, int64_t count,
+           int threads) {
+  const Adam a(scale, step, rate, beta1, beta2, epsilon, decay);
+  const Operand operands[] = {
+      {weight, Type(weight_type)}, {m, Type(m_type)}, {v, Type(v_type)}, {gradient, Type(gradient_type)}};
+  const uint64_t keys[] = {weight_key, m_key, v_key};
+  Noise noises[3];
+  draw_noises(keys, offset + count, threads, noises);
+  in_pieces(count, PIECE, threads, [&](int64_t first, int64_t end) {
+    for (int64_t start = first, stop; start < end; start = stop) {  // up to the end of a period
+      const int64_t place = offset + start;
+      stop = std::min({end, start + BLOCK, start + PERIOD - place % PERIOD});
+      const Drawn drawn[] = {{noises[0], place}, {noises[1], place}, {noises[2], place}};
+      adamw_block(a, {operands, drawn, start, stop - start});
+    }
+  });
+}
 }

@@ -14,6 +14,8 @@ from popxl_engine import build
 logger = logging.getLogger("popxl")
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""What functions that take operands of several types at a time call these."""
 KINDS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
 SIGNATURES = {
     "gelu": ("ppn", 1),
@@ -26,7 +28,7 @@ SIGNATURES = {
     "dropout": ("ppnnfn", 1),
     "logsumexp": ("pnpnn", 1),
     "logsumexp_grad": ("pnpppppnnn", 1),
-    "adamw": ("ppppnnnndddddddn", 3),
+    "adamw": ("pnpnpnpn" + "nnnn" + "dddddddn", 0),
     "random_words": ("pnnn", 0),
     "accumulate_product": ("pnnpnnpnffnnnp", 0),
     "multiply_add": ("pnnpnnppnnnn", 0),
@@ -72,6 +74,13 @@ def takes(*tensors: torch.Tensor) -> bool:
         if not _is_here(t) or t.dtype not in SUFFIXES or not t.is_contiguous():
             return False
     return library() is not None
+
+
+def updates(*tensors: torch.Tensor) -> bool:
+    """Whether `adamw` can work on these."""
+    if all(_is_here(t) and t.dtype in CODES and t.is_contiguous() for t in tensors):
+        return library() is not None
+    return False
 
 
 def takes_rows(t: torch.Tensor) -> bool:

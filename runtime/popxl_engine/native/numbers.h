@@ -13,6 +13,10 @@ struct bfloat16 {
   uint16_t bits;
 };
 
+struct float16 {
+  uint16_t bits;
+};
+
 template <class To, class From>
 static inline To bits_as(From from) {
   static_assert(sizeof(To) == sizeof(From), "same size");
@@ -24,17 +28,54 @@ static inline To bits_as(From from) {
 static inline float wide(float x) { return x; }
 static inline float wide(bfloat16 x) { return bits_as<float>(uint32_t(x.bits) << 16); }
 
+// The bits below float32's sign move to its exponent's and mantissa's places; a product with 2**112 puts the exponent
+// right, of subnormal numbers too. Infinities and NaN are what is beyond.
+static inline float wide(float16 x) {
+  const float magnitude = bits_as<float>(uint32_t(x.bits & 0x7fffu) << 13) * 0x1p112f;
+  const uint32_t beyond = magnitude >= 65536.0f ? 0x7f800000u : 0u;
+  return bits_as<float>(bits_as<uint32_t>(magnitude) | beyond | uint32_t(x.bits & 0x8000u) << 16);
+}
+
 static inline bool is_nan(float x) { return (bits_as<uint32_t>(x) & 0x7fffffffu) > 0x7f800000u; }
 
-// To bfloat16, adding `carry` to the 16 bits that are cut off: 0x7fff plus the last kept bit rounds to nearest even,
-// 16 random bits round stochastically.
-static inline bfloat16 cut(float x, uint32_t carry) {
+// To bfloat16, adding `carry` to the 16 bits that are cut off.
+static inline bfloat16 carried(float x, uint32_t carry) {
   const uint32_t bits = bits_as<uint32_t>(x);
   return {uint16_t(is_nan(x) ? (bits >> 16) | 0x40u : (bits + carry) >> 16)};
 }
 
 static inline void narrow(float x, float& to) { to = x; }
-static inline void narrow(float x, bfloat16& to) { to = cut(x, 0x7fffu + ((bits_as<uint32_t>(x) >> 16) & 1u)); }
+static inline void narrow(float x, bfloat16& to) { to = carried(x, 0x7fffu + ((bits_as<uint32_t>(x) >> 16) & 1u)); }
+
+// Rounds to nearest even. Below 2**-14 float16 has the multiples of 2**-24, which are those of a sum with 0.5.
+static inline void narrow(float x, float16& to) {
+  const uint32_t bits = bits_as<uint32_t>(x), magnitude = bits & 0x7fffffffu;
+  const float size = bits_as<float>(magnitude);
+  const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+  const uint32_t small = bits_as<uint32_t>(size + 0.5f) - 0x3f000000u;
+  const uint32_t beyond = is_nan(x) ? 0x7e00u : 0x7c00u;
+  const uint32_t number = size < 0x1p-14f ? small : normal;
+  to = {uint16_t((bits >> 16 & 0x8000u) | (is_nan(x) || size >= 65520.0f ? beyond : number))};
+}
+
+// Rounds stochastically, with 16 random bits, as kernels/rounding.py says.
+template <class T>
+static inline T cut(float x, uint16_t noise);
+
+template <>
+inline bfloat16 cut(float x, uint16_t noise) {
+  return carried(x, uint32_t(noise ^ 0x8000u));
+}
+
+template <>
+inline float16 cut(float x, uint16_t noise) {
+  const uint32_t lower = noise & 0x1fffu;
+  const float small = std::floor(x * 0x1p24f + float(lower) * 0x1p-13f) * 0x1p-24f;
+  const float normal = is_nan(x) ? x : bits_as<float>((bits_as<uint32_t>(x) + lower) & ~0x1fffu);
+  float16 result;
+  narrow(std::fabs(x) < 0x1p-14f ? small : normal, result);
+  return result;
+}
 
 // Rounds numbers to nearest. Compilers do not find the instruction for two vectors at a time.
 static inline void narrow(const float* from, bfloat16* to, int64_t count) {
@@ -49,6 +90,11 @@ static inline void narrow(const float* from, bfloat16* to, int64_t count) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) narrow(from[i], to[i]);
 #endif
+}
+
+static inline void narrow(const float* from, float16* to, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) narrow(from[i], to[i]);
 }
 
 static inline void narrow(const float* from, float* to, int64_t count) {
@@ -108,6 +154,18 @@ static inline Vector load(const bfloat16* from) {
   Narrow bits;
   std::memcpy(&bits, from, sizeof(bits));
   return (Vector)(__builtin_convertvector(bits, VectorBits) << 16);
+#endif
+}
+
+static inline Vector load(const float16* from) {
+#if defined(__AVX512F__)
+  return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+  return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else
+  Vector result;
+  for (int64_t i = 0; i < WIDTH; ++i) result[i] = wide(from[i]);
+  return result;
 #endif
 }
 

@@ -39,7 +39,7 @@ def adamw_(
     Those of 16 bits are rounded once each, and draw in this order. The update is made from the moments as rounded.
     """
     state = (var, first, second)
-    in_one_pass = native.takes(*state, grad) and first.dtype == second.dtype
+    in_one_pass = native.updates(*state, grad)
     if not in_one_pass and not all(t.is_contiguous() for t in state):
         return _strided(var, grad, scale, first, second, step, minus_lr, beta1, beta2, epsilon, weight_decay)
     number = factor if var.is_cuda else float  # nobody waits for a GPU's
@@ -117,11 +117,10 @@ def _native(
     state: Sequence[torch.Tensor], grad: torch.Tensor, numbers: Sequence[float], noises: Noises, offset: int = 0
 ) -> torch.Tensor:
     """`adamw_` in one pass over memory. ``offset``: the start of every noise."""
-    var, first, second = state
     keys = [0 if noise is None else noise.key for noise in noises]
-    dtypes = (var.dtype, grad.dtype, first.dtype)
-    native.call("adamw", dtypes, var, grad, first, second, *keys, offset, *numbers, var.numel())
-    return var
+    operands = [argument for t in (*state, grad) for argument in (t, native.CODES[t.dtype])]
+    native.call("adamw", (), *operands, *keys, offset, *numbers, grad.numel())
+    return state[0]
 
 
 def _strided(
