@@ -204,7 +204,7 @@ class Graph:
         self._check_open("graph_output")
         self._outputs.append(t)
         for call in self._call_sites:
-            call.add_output(t.spec, _call_output_name(self, t))
+            call.add_output(t.spec, t.name)
 
     def _add_op(self, op: "Op") -> None:
         self._ops.append(op)
@@ -223,10 +223,6 @@ class Graph:
         """Set the outputs of a graph that nothing calls yet."""
         assert not self._call_sites and not self._is_body
         self._outputs = list(outputs)
-
-
-def _call_output_name(graph: Graph, t: Tensor) -> str:
-    return f"{graph.name.split('_subgraph(')[0]}/{t.name}"
 
 
 def called_first(graph: Graph) -> List[Graph]:

@@ -63,8 +63,12 @@ class OpDefinition:
     cost: Optional[Callable[..., Cost]] = None
     base: Optional["OpDefinition"] = None
     """For a derived in-place or alias form: the op it was derived from."""
-    names: Optional[Callable[..., Sequence[str]]] = None
-    """``(op's arguments) -> names`` for the results, where they are not the op's name."""
+    names: Union[None, str, Callable[..., Sequence[str]]] = None
+    """Names of the results, where they are not the op's: ``(op's arguments) -> names``, or a pattern such as "{t}_T".
+
+    In a pattern operands stand for their names, a list of operands for the one of the result's position, ``{i}`` for
+    that position; other arguments stand for themselves.
+    """
     file: str = ""
     module: str = field(default="")
 

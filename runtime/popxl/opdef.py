@@ -29,6 +29,7 @@ from typing import (
     Sequence,
     Tuple,
     TypeVar,
+    Union,
     cast,
     overload,
 )
@@ -61,6 +62,8 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+LONGEST_NAME = 200
+"""Characters of a name that is made from an operand's. Longer ones would make chains of ops quadratic in size."""
 TRANSFERS = frozenset({"host", "remote", "control"})
 """Effects of ops whose operands may be on different virtual devices and tile sets: an offset, an argument of a call."""
 
@@ -155,13 +158,45 @@ def emit(definition: OpDefinition, arguments: Dict[str, Any]) -> Op:
     if not definition.across and not definition.effects & TRANSFERS:
         check_one_place(definition.name, named_operands(arguments))
     specs = as_specs(definition.infer(**arguments))
-    scopes = "".join(f"{s}/" for s in context.name_scopes)
-    op = Op(definition, arguments, graph, scopes + definition.name, source_location())
-    names = definition.names(**arguments) if definition.names else [definition.name] * len(specs)
-    for spec, name in zip(specs, names):
+    scopes = context.name_scopes
+    op = Op(definition, arguments, graph, "/".join([*scopes, definition.name]), source_location())
+    for spec, name in zip(specs, _result_names(definition, arguments, len(specs), scopes)):
         op.add_output(spec, name)
     graph._add_op(op)
     return op
+
+
+def _result_names(definition: OpDefinition, arguments: Dict[str, Any], count: int, scopes: List[str]) -> Sequence[str]:
+    """Names of the results, before the graph puts the open scopes in front and makes them unique."""
+    rule, plain = definition.names, definition.name.rstrip("_")
+    if rule is None:
+        return [plain] * count
+    if not isinstance(rule, str):
+        return rule(**arguments)
+    shown = ({n: _shown(v, i, scopes) for n, v in arguments.items()} for i in range(count))
+    names = [rule.format(**values, i=i) for i, values in enumerate(shown)]
+    return [name if len(name) <= LONGEST_NAME else plain for name in names]
+
+
+def _shown(value: Any, i: int, scopes: List[str]) -> Any:
+    """An argument in the name of the i-th result: operands by their names, without the scopes that are open."""
+    if isinstance(value, tuple) and i < len(value):
+        value = value[i]
+    if not isinstance(value, Tensor):
+        return value
+    name, first = value.name, value.name.find("/")
+    if not scopes or first < 0:
+        return name
+    head, sep, _ = name[:first].rpartition("__")
+    for start in (0, len(head + sep)):  # other ops, or autodiff, may have put words in front of the scopes
+        end = start
+        for scope in scopes:
+            if not name.startswith(f"{scope}/", end):
+                break
+            end += len(scope) + 1
+        if end > start:
+            return name[:start] + name[end:]
+    return name
 
 
 def _tensor_parameters(signature: inspect.Signature) -> Tuple[str, ...]:
@@ -209,7 +244,7 @@ def op(
     random: bool = False,
     across: bool = False,
     differentiable: bool = True,
-    names: Optional[Callable[..., Sequence[str]]] = None,
+    names: Union[None, str, Callable[..., Sequence[str]]] = None,
 ) -> Declaration: ...
 
 
@@ -332,7 +367,7 @@ def _derive(base: OpFunction[P, Tensor], infer: Callable[..., Any], doc: str, **
     fn.__doc__ = f"{doc}\n\n{inspect.getdoc(base) or ''}"
     return declare(fn, OpDefinition(
         name=base_def.name + "_", infer=infer, signature=base_def.signature, host=base_def.host, random=base_def.random,
-        effects=base_def.effects, base=base_def,
+        effects=base_def.effects, names=base_def.names, base=base_def,
         cost=lambda *a, **k: base_def.cost(*a, **k) if base_def.cost else Cost(),
         file=base_def.file, module=base_def.module, **facts,
     ))  # fmt: skip

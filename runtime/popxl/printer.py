@@ -21,8 +21,8 @@ def to_text(what: Union[Ir, Graph]) -> str:
     The same program gives the same text, in any process.
 
         graph 'f_subgraph(0)' (%x: float32[2, 3], %w: float32[3] by ref) -> (%add)
-          %constant: float32[] = 2.0
-          %mul: float32[2, 3] = mul(%x, %constant)
+          %t: float32[] = 2.0
+          %mul: float32[2, 3] = mul(%x, %t)
           %add: float32[2, 3] = add(%mul, %w)
     """
     if isinstance(what, Ir):

@@ -119,7 +119,7 @@ def _make_variable(
             )
         shape = shape[1:]
     spec = TensorSpec(shape, dtype or dtypes.dtype.as_dtype(array.dtype))
-    tensor: Variable = graph._new_tensor(spec, name or "variable", kind=Variable)
+    tensor: Variable = graph._new_tensor(spec, name or "t", kind=Variable)
     tensor.host_value, tensor._grouping, tensor._retrieval = array, grouping, retrieval or "one_per_group"
     graph._variables.append(tensor)
     return tensor
@@ -304,7 +304,7 @@ def graph_input(
     meta_shape: Optional[Iterable[int]] = None,
 ) -> Tensor:
     """A new input of the current graph, after those it has. With ``by_ref`` writes inside reach the caller's tensor."""
-    return get_current_graph()._add_input(TensorSpec(shape, dtype, meta_shape or ()), name or "input", by_ref)
+    return get_current_graph()._add_input(TensorSpec(shape, dtype, meta_shape or ()), name or "t", by_ref)
 
 
 def graph_output(t: Tensor) -> None:

@@ -371,7 +371,7 @@ def make_constant(data: np.ndarray, dtype: dtype, name: Optional[str]) -> Consta
     """A constant of the current graph from an array of the right numpy type."""
     graph = get_current_graph()
     graph._check_open("constant")
-    tensor: Constant = graph._new_tensor(TensorSpec(data.shape, dtype), name or "constant", kind=Constant)
+    tensor: Constant = graph._new_tensor(TensorSpec(data.shape, dtype), name or "t", kind=Constant)
     tensor.host_value = data
     graph._constants.append(tensor)
     return tensor

@@ -41,7 +41,7 @@ with popxl.Session(ir, "cpu") as session:
 def test_a_replica_that_does_not_come_to_a_devices_collective_ends_the_run_in_time():
     ended = launch(["--num-instances", 2, "--timeout", 3], ["-c", HANG])
     assert ended.code == 1 and ended.seconds < 40
-    assert "replica 0 waits at %replicated_all_reduce_" in ended.last_line
+    assert "replica 0 waits at %w_all_reduce = " in ended.last_line
     assert "did not answer in time" in ended.last_line
 
 

@@ -199,7 +199,7 @@ HANGS = r"Instance 1 \(process \d+ on .*\) does not wait: it is at <string>:\d+ 
     "mode, says",
     [
         ("exception", "[1] [rank1]: ValueError: bad luck"),
-        ("hang", "replica 0 waits at %replicated_all_reduce_"),
+        ("hang", "replica 0 waits at %w_all_reduce = "),
         ("program", "instance 0 has '%w: float32[4] = variable', instance 1 has '%w: float32[5] = variable'"),
     ],
 )

@@ -284,9 +284,10 @@ def test_groups_may_take_different_branches_around_their_own_collective() -> Non
 
 def test_replicas_of_a_group_that_disagree_are_an_error_that_names_them() -> None:
     words = (
-        r"replica 0 waits at %replicated_all_reduce = replicated_all_reduce\(%t\) built at .*test_replicas.py:\d+ for "
-        r"replicas \[0, 1\]; replica 1 waits at %replicated_all_gather = replicated_all_gather\(.*test_replicas.py:\d+ "
-        r"for replicas \[0, 1, 2, 3\].*; expected every replica of a group to reach the same collective.*conditional"
+        r"replica 0 waits at %t_all_reduce = replicated_all_reduce\(%t\) built at .*test_replicas.py:\d+ for "
+        r"replicas \[0, 1\]; replica 1 waits at %t_all_reduce_all_gathered = replicated_all_gather\(.*"
+        r"test_replicas.py:\d+ for replicas \[0, 1, 2, 3\].*; expected every replica of a group to reach the same "
+        r"collective.*conditional"
     )
 
     def build(ir: popxl.Ir, f: popxl.Tensor, t: popxl.Tensor) -> Sequence[popxl.Tensor]:

@@ -141,7 +141,7 @@ DAMAGE = [
     (wrong_input, r"%flat: float32\[6\] for input %x of graph 'inner_subgraph\(0\)' .* expected float32\[2, 3\]"),
     (
         operands_that_do_not_fit,
-        r"%add_ = add_\(%total, %x\) of graph .* operands that the op accepts \(add: .*broadcast",
+        r"%add = add_\(%total, %x\) of graph .* operands that the op accepts \(add: .*broadcast",
     ),
     (unknown_call, "expected it among that graph's call sites"),
     (missing_result, "got 0 results"),

@@ -311,7 +311,7 @@ def scaled_add_cost(y: Tensor, X: Tensor, Y: Tensor, a: Scalar, b: Scalar) -> Co
     return Cost(flops=3 * y.nelms)
 
 
-@op(writes=("X",), differentiable=False)
+@op(writes=("X",), differentiable=False, names="scaled_add__{X}")
 def scaled_add_(X: Tensor, Y: Tensor, a: Scalar = 1.0, b: Scalar = 1.0) -> TensorSpec:
     """Set X to a * X + b * Y and return it. The sum is computed in the wider type and rounded to X's once.
 

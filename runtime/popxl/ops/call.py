@@ -10,21 +10,21 @@ from popxl.utils import to_numpy
 from popxl.values import Tensor, TensorLike, TensorSpec, make_constant
 
 
-@op(name="call", effects=("control",), names=lambda graph, inputs: _output_names(graph))
+@op(name="call", effects=("control",), names=lambda graph, inputs: output_names(graph))
 def _call(graph: Graph, inputs: Tuple[Any, ...]) -> Tuple[TensorSpec, ...]:
     """Run a graph once."""
     return tuple(t.spec for t in graph.outputs)
 
 
-@op(name="repeat", effects=("control",), names=lambda graph, repeat_count, inputs: _output_names(graph))
+@op(name="repeat", effects=("control",), names=lambda graph, repeat_count, inputs: output_names(graph))
 def _repeat(graph: Graph, repeat_count: int, inputs: Tuple[Any, ...]) -> Tuple[TensorSpec, ...]:
     """Run a graph repeat_count times, its outputs becoming its first inputs."""
     return tuple(t.spec for t in graph.outputs)
 
 
-def _output_names(graph: Graph) -> List[str]:
-    prefix = graph.name.split("_subgraph(")[0]
-    return [f"{prefix}/{t.name}" for t in graph.outputs]
+def output_names(graph: Graph) -> List[str]:
+    """The graph's own names of its outputs, which the results of its calls take."""
+    return [t.name for t in graph.outputs]
 
 
 class CallSiteInfo:

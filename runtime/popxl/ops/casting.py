@@ -11,7 +11,7 @@ from popxl.ops.checks import check_float8, check_log2_scale, elementwise_cost
 from popxl.values import Tensor, TensorSpec
 
 
-@op(host=lambda t, data_type: t.astype(data_type.as_numpy()))
+@op(host=lambda t, data_type: t.astype(data_type.as_numpy()), names="{t}_{data_type.name}")
 def cast(t: Tensor, data_type: dtype) -> TensorSpec:
     """Convert the element type: floating point to the nearest, or truncated towards zero if the target is an integer.
 

@@ -6,11 +6,11 @@ from popxl import dtypes
 from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op, emit, op
-from popxl.ops.call import CallSiteInfo, _check_callable, match_inputs
+from popxl.ops.call import CallSiteInfo, _check_callable, match_inputs, output_names
 from popxl.values import Tensor, TensorSpec
 
 
-@op(name="conditional", effects=("control",))
+@op(name="conditional", effects=("control",), names=lambda then_branch, **_: output_names(then_branch))
 def _conditional(
     cond: Tensor, then_branch: Graph, else_branch: Graph, then_inputs: Tuple[Any, ...], else_inputs: Tuple[Any, ...]
 ) -> Tuple[TensorSpec, ...]:

@@ -58,7 +58,7 @@ def zeros(spec: TensorSpec) -> Tensor:
     return zero
 
 
-@op(name="io_tile_copy", views=("t",), host=lambda t: t)
+@op(name="io_tile_copy", views=("t",), host=lambda t: t, names="{t}_iotilecopy")
 def _io_tile_copy(t: Tensor) -> TensorSpec:
     """The same value on the other tile set."""
     return t.spec
@@ -87,7 +87,7 @@ def io_tile_copy(t: Tensor) -> Tensor:
     return y
 
 
-@op(name="ipu_copy", views=("t",), host=lambda t, destination, source: t)
+@op(name="ipu_copy", views=("t",), host=lambda t, destination, source: t, names="{t}_c{destination}")
 def _ipu_copy(t: Tensor, destination: int, source: int) -> TensorSpec:
     """The same value on another virtual device."""
     return t.spec

@@ -38,7 +38,7 @@ def resolve_shape(name: str, t: Tensor, shape: Iterable[int]) -> Tuple[int, ...]
     return result
 
 
-@op(views=("t",), host=lambda t, shape: np.reshape(t, shape))
+@op(views=("t",), host=lambda t, shape: np.reshape(t, shape), names="{t}_reshaped")
 def reshape(t: Tensor, shape: Tuple[int, ...]) -> TensorSpec:
     """Give the elements, in row-major order, a new shape.
 
@@ -93,7 +93,7 @@ def resolve_permutation(t: Tensor, permutation: Optional[Iterable[int]]) -> Tupl
     return axes
 
 
-@op(views=("t",), host=lambda t, permutation: np.transpose(t, permutation))
+@op(views=("t",), host=lambda t, permutation: np.transpose(t, permutation), names="{t}_T")
 def transpose(t: Tensor, permutation: Optional[Tuple[int, ...]] = None) -> TensorSpec:
     """Permute the axes: axis i of the result is axis ``permutation[i]`` of t; by default they are reversed.
 
@@ -306,7 +306,7 @@ def _split_on_host(t: np.ndarray, splits: Union[int, Sequence[int]], axis: int) 
     return list(np.split(t, splits if is_number else np.cumsum(splits)[:-1], axis))
 
 
-@op(views=("t",), host=_split_on_host)
+@op(views=("t",), host=_split_on_host, names="{t}_split_{i}")
 def split(t: Tensor, splits: Union[int, List[int]], axis: int = 0) -> List[TensorSpec]:
     """Cut an axis into pieces: that many equal ones for a number, or pieces of the given lengths.
 

@@ -36,7 +36,7 @@ def _updated(name: str, t: Tensor, X: Tensor, **factors: Any) -> TensorSpec:
     return t.spec
 
 
-@op(writes=("t",), differentiable=False)
+@op(writes=("t",), differentiable=False, names="accumulate__{t}")
 def accumulate_(t: Tensor, X: Tensor, f: Optional[Scalar] = None) -> TensorSpec:
     """t += f * X, with f 1 if it is None.
 
@@ -48,7 +48,7 @@ def accumulate_(t: Tensor, X: Tensor, f: Optional[Scalar] = None) -> TensorSpec:
     return _update("accumulate_", t, X, f=f)
 
 
-@op(writes=("t",), differentiable=False)
+@op(writes=("t",), differentiable=False, names="accumulate_square__{t}")
 def accumulate_square_(t: Tensor, X: Tensor, f: Scalar = 1.0) -> TensorSpec:
     """t += f * X**2.
 
@@ -60,7 +60,7 @@ def accumulate_square_(t: Tensor, X: Tensor, f: Scalar = 1.0) -> TensorSpec:
     return _update("accumulate_square_", t, X, f=f)
 
 
-@op(writes=("t",), differentiable=False)
+@op(writes=("t",), differentiable=False, names="accumulate_mean__{t}")
 def accumulate_mean_(t: Tensor, X: Tensor, step: Scalar) -> TensorSpec:
     """Running mean: t = t * step / (step + 1) + X / (step + 1).
 
@@ -75,7 +75,7 @@ def accumulate_mean_(t: Tensor, X: Tensor, step: Scalar) -> TensorSpec:
     return _update("accumulate_mean_", t, X, step=step)
 
 
-@op(writes=("t",), differentiable=False)
+@op(writes=("t",), differentiable=False, names="accumulate_moving_avg__{t}")
 def accumulate_moving_average_(t: Tensor, X: Tensor, f: Scalar) -> TensorSpec:
     """Exponential moving average: t = f * t + (1 - f) * X.
 
@@ -88,7 +88,7 @@ def accumulate_moving_average_(t: Tensor, X: Tensor, f: Scalar) -> TensorSpec:
     return _update("accumulate_moving_average_", t, X, f=f)
 
 
-@op(writes=("t",), differentiable=False)
+@op(writes=("t",), differentiable=False, names="accumulate_moving_avg_square__{t}")
 def accumulate_moving_average_square_(t: Tensor, X: Tensor, f: Scalar) -> TensorSpec:
     """Exponential moving average of squares: t = f * t + (1 - f) * X**2. X takes the wider type before it is squared.
 
@@ -101,7 +101,7 @@ def accumulate_moving_average_square_(t: Tensor, X: Tensor, f: Scalar) -> Tensor
     return _update("accumulate_moving_average_square_", t, X, f=f)
 
 
-@op(writes=("t",), differentiable=False)
+@op(writes=("t",), differentiable=False, names="accumulator_scale__{t}")
 def accumulator_scale_(t: Tensor, f: Scalar) -> TensorSpec:
     """Scale an accumulator: t *= f.
 
@@ -115,7 +115,7 @@ def accumulator_scale_(t: Tensor, f: Scalar) -> TensorSpec:
     return t.spec
 
 
-@op(writes=("t",), differentiable=False)
+@op(writes=("t",), differentiable=False, names="accumulator_scale__{t}")
 def accumulator_zero_(t: Tensor) -> TensorSpec:
     """t = 0, whatever it held.
 
@@ -127,7 +127,7 @@ def accumulator_zero_(t: Tensor) -> TensorSpec:
     return t.spec
 
 
-@op(writes=("t",), differentiable=False)
+@op(writes=("t",), differentiable=False, names="sparse_accumulate__{t}")
 def sparse_accumulate_(
     t: Tensor, X: Tensor, indices: Tensor, axis: int = 0, f: Optional[Scalar] = None, W: Optional[Tensor] = None
 ) -> TensorSpec:
@@ -157,7 +157,7 @@ def sparse_accumulate_(
     return t.spec
 
 
-@op(writes=("t",), differentiable=False)
+@op(writes=("t",), differentiable=False, names="updated__{t}")
 def copy_var_update_(t: Tensor, X: Tensor) -> TensorSpec:
     """t = X, rounded to t's type.
 
@@ -395,7 +395,7 @@ def create_adamupdater(
     return adam_updater(acc_first_order, acc_second_order, weight, time_step, weight_decay, beta1, beta2, epsilon)
 
 
-@op(writes=("t",), differentiable=False)
+@op(writes=("t",), differentiable=False, names="updated__{t}")
 def adam_var_update(
     t: Tensor,
     x: Tensor,

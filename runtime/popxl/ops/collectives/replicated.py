@@ -26,7 +26,7 @@ def shard_length(elements: int, group_size: int) -> int:
     return -(-elements // group_size)
 
 
-@op(effects=("collective",), views=("t",), differentiable=False)
+@op(effects=("collective",), views=("t",), differentiable=False, names="{t}_all_reduce")
 def replicated_all_reduce(t: Tensor, op: CollectiveOps = "add", group: Optional[ReplicaGrouping] = None) -> TensorSpec:
     """Reduce over the group, element by element; every member gets the result.
 
@@ -54,7 +54,7 @@ def replicated_all_reduce_cost(y: Tensor, t: Tensor, op: str, group: Group) -> C
     return Cost(flops=t.nelms, bytes=2 * t.spec.nbytes * (size - 1) // size)
 
 
-@op(effects=("collective",), differentiable=False)
+@op(effects=("collective",), differentiable=False, names="{t}_reduce_scattered")
 def replicated_reduce_scatter(
     t: Tensor,
     op: CollectiveOps = "add",
@@ -84,7 +84,7 @@ def replicated_reduce_scatter_cost(y: Tensor, t: Tensor, op: str, group: Group, 
     return Cost(flops=t.nelms, bytes=(size - 1) * y.spec.nbytes)
 
 
-@op(effects=("collective",), views=("t",))
+@op(effects=("collective",), views=("t",), names="{t}_sharded_slice")
 def replica_sharded_slice(t: Tensor, group: Optional[ReplicaGrouping] = None) -> TensorSpec:
     """This member's shard of a tensor that is the same on the whole group. Nothing is reduced.
 
@@ -104,7 +104,7 @@ def replica_sharded_slice_vjp(dy: Tensor, y: Tensor, t: Tensor, group: Group) ->
     return _all_gather(dy, 0, group, "meta_shape", t.shape)
 
 
-@op(effects=("collective",), views=("t",))
+@op(effects=("collective",), views=("t",), names="{t}_replicated_slice")
 def replicated_slice(t: Tensor, axis: int = 0, group: Optional[ReplicaGrouping] = None) -> TensorSpec:
     """This member's equal slice of an axis, which is dropped when the slice has size 1.
 
@@ -143,7 +143,7 @@ replica_sharded_slice.cost(slice_cost)
 replicated_slice.cost(slice_cost)
 
 
-@op(name="replicated_all_gather", effects=("collective",), views=("t",))
+@op(name="replicated_all_gather", effects=("collective",), views=("t",), names="{t}_all_gathered")
 def _all_gather(
     t: Tensor, axis: int, group: Optional[ReplicaGrouping], output_shape: OutputShape, whole: Tuple[int, ...]
 ) -> TensorSpec:

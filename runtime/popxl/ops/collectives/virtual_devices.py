@@ -43,19 +43,19 @@ def _cost(y: Any, ts: Tensors, ipus: Any, op: str) -> Cost:
     return Cost(flops=(len(ts) - 1) * ts[0].nelms)
 
 
-@op(name="all_reduce", across=True)
+@op(name="all_reduce", across=True, names="{ts}_all_reduce")
 def _all_reduce(ts: List[Tensor], ipus: Tuple[int, ...], op: CollectiveOps) -> List[TensorSpec]:
     """Reduction both ways; `all_reduce` documents it."""
     return _checked("all_reduce", ts, op)
 
 
-@op(name="all_reduce_identical_inputs", across=True)
+@op(name="all_reduce_identical_inputs", across=True, names="{ts}_all_reduce")
 def _identical_inputs(ts: List[Tensor], ipus: Tuple[int, ...], op: CollectiveOps) -> List[TensorSpec]:
     """Reduction of the gradients only."""
     return _checked("all_reduce_identical_inputs", ts, op)
 
 
-@op(name="all_reduce_identical_grad_inputs", across=True)
+@op(name="all_reduce_identical_grad_inputs", across=True, names="{ts}_all_reduce")
 def _identical_grad_inputs(ts: List[Tensor], ipus: Tuple[int, ...], op: CollectiveOps) -> List[TensorSpec]:
     """Reduction of the values only."""
     return _checked("all_reduce_identical_grad_inputs", ts, op)
