@@ -235,7 +235,10 @@ class Ir:
 
 
 def _name_of(fn: Any) -> str:
-    return type(fn).__name__ if isinstance(fn, Module) else getattr(fn, "__name__", type(fn).__name__)
+    """What a graph of a function or Module is called: the qualified name, without the mark of local definitions."""
+    named = fn if hasattr(fn, "__qualname__") and not isinstance(fn, Module) else type(fn)
+    qualified: str = named.__qualname__
+    return qualified.replace(".<locals>", "")
 
 
 def _is_by_ref(parameter: inspect.Parameter) -> bool:

@@ -317,13 +317,13 @@ def result_as_output(pipeline: Any, x: popxl.Tensor, results: Any) -> None:
     [
         (outside_a_stage, RuntimeError, "outside a stage; expected every op"),
         (stash_outside_a_stage, RuntimeError, "got a call outside a stage"),
-        (after_the_pipeline, GraphError, "from graph 'build_pipeline"),
+        (after_the_pipeline, GraphError, "from graph 'a_pipeline.build_pipeline"),
         (too_few_steps, ValueError, "got 6 steps for 4 stages; expected at least 8"),
         (later_stage, ValueError, "in stage 0, which uses %exp__1 of stage 1"),
         (stash_of_later_stage, RuntimeError, "of stage 1 in stage 0; expected an earlier"),
         (stash_without_producer, RuntimeError, "which no stage made; expected a result .* Pass from_stage="),
         (negative_stage, ValueError, "got -1; expected 0 or more"),
-        (result_as_output, GraphError, "which the outputs of graph 'build_subgraph"),
+        (result_as_output, GraphError, "which the outputs of graph 'a_pipeline.build_subgraph"),
     ],
 )
 def test_misuse_of_a_pipeline_is_refused_in_words(misuse, error, words):

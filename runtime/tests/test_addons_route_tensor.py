@@ -87,7 +87,7 @@ def test_a_tensor_is_routed_into_both_branches_of_a_conditional_that_call_the_gr
 
 
 def unreachable(outer, inner, foreign):
-    return popxl.variable(normal(3)), inner, "which does not call graph '<lambda>"
+    return popxl.variable(normal(3)), inner, "which does not call graph 'nested.<lambda>"
 
 
 def of_another_program(outer, inner, foreign):
@@ -99,7 +99,7 @@ def also_called_elsewhere(outer, inner, foreign):
     return (
         outer.inputs[0],
         inner,
-        "which is also called in graph '<lambda>.* at .*; expected calls from graphs",
+        "which is also called in graph 'also_called_elsewhere.<lambda>.* at .*; expected calls from graphs",
     )
 
 

@@ -117,7 +117,7 @@ GRAPHS = [
     Misuse(
         "arguments that do not fit",
         ValueError,
-        r"got arguments \(TensorSpec\); expected those of <lambda>\(x, y\): missing .* 'y'\. Pass a tensor",
+        r"got arguments \(TensorSpec\); expected those of <lambda>.<lambda>\(x, y\): missing .* 'y'\. Pass a tensor",
         lambda: graph(lambda x, y: x),
     ),
     Misuse("a result that is no tensor", ValueError, "expected None, a tensor or", lambda: graph(lambda x: 3)),

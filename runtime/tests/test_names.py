@@ -232,3 +232,40 @@ def test_names_do_not_grow_with_the_depth_of_calls(ir: popxl.Ir) -> None:
     for _ in range(20):
         graph = ir.create_graph(lambda x, inner=graph: ops.call(inner, x)[0], SPEC)
     assert ops.call(graph, made("w"))[0].name == "inner/add"
+
+
+# Graphs
+
+
+class Scale:
+    def build(self, x: popxl.Tensor) -> popxl.Tensor:
+        return x * 2.0
+
+    class Layer(addons.Module):
+        def build(self, x: popxl.Tensor) -> popxl.Tensor:
+            return x * 2.0
+
+
+def test_graphs_have_the_qualified_name_of_their_function(ir: popxl.Ir) -> None:
+    def local(x: popxl.Tensor) -> popxl.Tensor:
+        return x * 2.0
+
+    here = "test_graphs_have_the_qualified_name_of_their_function"
+    assert ir.create_graph(doubled, SPEC).name == "doubled_subgraph(0)"
+    assert ir.create_graph(doubled, SPEC).name == "doubled_subgraph(1)"
+    assert ir.create_graph(Scale().build, SPEC).name == "Scale.build_subgraph(0)"
+    assert ir.create_graph(local, SPEC).name == f"{here}.local_subgraph(0)"
+    assert ir.create_graph(lambda x: x * 2.0, SPEC).name == f"{here}.<lambda>_subgraph(0)"
+    with popxl.name_scope("scope"):
+        assert ir.create_graph(doubled, SPEC).name == "scope/doubled_subgraph(0)"
+
+
+def test_graphs_of_modules_have_the_qualified_name_of_the_class(ir: popxl.Ir) -> None:
+    class Local(popxl.Module):
+        def build(self, x: popxl.Tensor) -> popxl.Tensor:
+            return x * 2.0
+
+    here = "test_graphs_of_modules_have_the_qualified_name_of_the_class"
+    assert ir.create_graph(Local(), SPEC).name == f"{here}.Local_subgraph(0)"
+    _, graph = Scale.Layer().create_graph(SPEC)
+    assert graph.graph.name == "Scale.Layer_subgraph(0)"

@@ -37,7 +37,7 @@ graph 'main' () -> ()
   %far: float32[3] = remote variable, slot 2 of RemoteBuffer(1: 4 x float32[3])
   %table: int32[12] = ...
   %data_host_load: float32[2, 3] = host_load(h2d_stream=HostToDeviceStream(data: float32[2, 3]), name=None)
-  %mul: float32[2, 3] = call('scale_subgraph(0)', [%data_host_load, %v])
+  %mul: float32[2, 3] = call('build.scale_subgraph(0)', [%data_host_load, %v])
   %head/table_float32: float32[12] = cast(%table, data_type=float32)
   %head/table_float32_split_0: float32[6], %head/table_float32_split_1: float32[6] = \
 split(%head/table_float32, splits=2, axis=0)
@@ -45,7 +45,7 @@ split(%head/table_float32, splits=2, axis=0)
   %head/concat: float32[15] = concat([%head/table_float32_split_0, %head/table_float32_split_1, %head/sum], axis=0)
   host_store(d2h_stream=DeviceToHostStream(result: float32[2, 3]), %mul)
 
-graph 'scale_subgraph(0)' (%x: float32[2, 3], %total: float32[2, 3] by ref) -> (%mul)
+graph 'build.scale_subgraph(0)' (%x: float32[2, 3], %total: float32[2, 3] by ref) -> (%mul)
   %tenth: float32[] = 0.1
   %mul: float32[2, 3] = mul(%x, %tenth)
   %add: float32[2, 3] = add_(%total, %mul)

@@ -325,8 +325,9 @@ def test_a_first_step_before_a_loop_of_others_is_one_of_the_run(steps: int):
     nested = paths(of(found.spans, 0, PHASES))
     rounds = [path[1] for path in nested if len(path) == 2 and path[1].startswith("step")]
     assert rounds == ([f"step {n} of {steps}" for n in range(2, steps + 1)] if steps > 2 else [])
-    layers = [path[-1] for path in nested if path[-1].startswith("forward_and_store_phase ")]
-    assert layers == ["forward_and_store_phase 1 of 2", "forward_and_store_phase 2 of 2"] * (steps - 1)
+    layers = [path[-1] for path in nested if path[-1].startswith("first_and_later_steps.forward_and_store_phase ")]
+    name = "first_and_later_steps.forward_and_store_phase"
+    assert layers == [f"{name} 1 of 2", f"{name} 2 of 2"] * (steps - 1)
     loads = Work.sum(span.work for span in of(found.spans, 0, "load"))
     assert loads.loaded_bytes == sum(p.loaded_bytes for p in expected.phases)
 

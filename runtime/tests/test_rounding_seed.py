@@ -296,7 +296,7 @@ def refused(says: str, make: Callable[[popxl.Graph], Any], error: type = ValueEr
 
 def test_only_an_input_of_the_graph_is_taken() -> None:
     seed = popxl.TensorSpec((2,), popxl.uint32)
-    says = r"round_from: got .*; expected an input of graph 'fn_subgraph\(0\)'\. Make one there: popxl\.graph_input"
+    says = r"round_from: got .*; expected an input of graph 'refused.fn_subgraph\(0\)'\. Make one there: popxl\.graph"
     refused(says, lambda graph: extensions.round_from(graph, popxl.constant([1, 2], popxl.uint32)))
     refused(says, lambda graph: extensions.round_from(graph, seed))
     refused(says, lambda graph: extensions.round_from(graph, graph.constants[0]))
