@@ -115,7 +115,7 @@ class dtype:  # noqa: N801 - PopXL's name
         return getattr(torch, self._torch_name)
 
     def __repr__(self) -> str:
-        return f"popxl.{self.name}"
+        return f"popxl.dtypes.{self.name}"
 
     def __reduce__(self) -> Any:
         return (dtype.from_name, (self._name,))

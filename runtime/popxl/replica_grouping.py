@@ -149,9 +149,10 @@ class ReplicaGrouping:
         return hash((id(self._ir), tuple(self._assignment)))
 
     def __repr__(self) -> str:
+        groups = f"assignment={self._assignment}"
         if self.is_const:
-            return f"ReplicaGrouping(stride={self.stride}, group_size={self.group_size}, num_groups={self.num_groups})"
-        return f"ReplicaGrouping(assignment={self._assignment})"
+            groups = f"stride={self._stride}, group_size={self.group_size}, num_groups={self.num_groups}"
+        return f"ReplicaGrouping(num_replicas={len(self._assignment)}, {groups})"
 
 
 def shard_groups(grouping: ReplicaGrouping, shard_over: int) -> ReplicaGrouping:

@@ -169,7 +169,7 @@ class Tensor:
         raise TypeError(f"in: got %{self.name}; membership of symbolic tensors is not defined. Use ops.equal.")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}[{self.id}: {self.spec}]"
+        return f"{type(self).__name__}[{self.id} {self.dtype!r} {self.shape}]"
 
     # Shape methods
 

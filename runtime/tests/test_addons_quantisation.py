@@ -73,7 +73,7 @@ def test_the_mse_scale_has_the_error_of_the_hosts(dtype: popxl.dtype, of: popxl.
 @pytest.mark.parametrize("scale_of", [fp8_amax_scale, fp8_mse_scale, addons.fp8_amax_scale])
 def test_scales_are_for_float8_and_of_numbers(scale_of: Any) -> None:
     with popxl.Ir().main_graph:
-        with pytest.raises(RuntimeError, match="got dtype popxl.float16; expected popxl.float8_143"):
+        with pytest.raises(RuntimeError, match="got dtype popxl.dtypes.float16; expected popxl.float8_143"):
             scale_of(popxl.variable(1.0), popxl.float16)
         with pytest.raises(RuntimeError, match="got src int32.*expected float16, bfloat16 or float32"):
             scale_of(popxl.variable(1))

@@ -172,14 +172,14 @@ def test_scales_out_of_range_are_refused_on_the_host_and_when_a_program_runs(log
 def test_conversions_on_the_host_refuse_other_types() -> None:
     x, narrow = np.ones(2, np.float32), coded([1, 2], FLOAT8[0])
     refusals: Any = (
-        (lambda: host_pow2scale_cast_to_fp8(x, popxl.float16), "got dtype popxl.float16; expected popxl.float8_143"),
+        (lambda: host_pow2scale_cast_to_fp8(x, popxl.float16), "got dtype popxl.dtypes.float16; expected popxl.float8"),
         (lambda: host_pow2scale_cast_to_fp8(x), "got dtype None"),
         (lambda: host_pow2scale_cast_to_fp8(np.ones(2, np.int32), FLOAT8[0]), "got src of int32"),
         (lambda: host_pow2scale_cast_to_fp8([1.0], FLOAT8[0]), "got src of list"),
         (lambda: host_pow2scale_cast_from_fp8(narrow, FLOAT8[1]), "expected popxl.float16, float32 or float64"),
         (lambda: host_pow2scale_cast_from_fp8(x, popxl.float32), "got src of float32"),
         (lambda: host_pow2scale_cast_from_fp8([1], popxl.float32), "got src of list"),
-        (lambda: host_fp8_mse_scale(x, popxl.float32), "got dtype popxl.float32"),
+        (lambda: host_fp8_mse_scale(x, popxl.float32), "got dtype popxl.dtypes.float32"),
         (lambda: host_fp8_mse_scale(np.array([np.nan]), FLOAT8[0]), "expected finite numbers"),
     )
     for call, says in refusals:
@@ -258,7 +258,7 @@ def test_host_data_that_is_no_float8_is_refused() -> None:
     narrow = coded([1, 2], FLOAT8[0])
     with popxl.Ir().main_graph:
         refusals: Any = (
-            (lambda: popxl.variable(np.arange(3), FLOAT8[0]), TypeError, "got int64 data for popxl.float8_143"),
+            (lambda: popxl.variable(np.arange(3), FLOAT8[0]), TypeError, "got int64 data for popxl.dtypes.float8_143"),
             (lambda: popxl.variable(narrow, FLOAT8[1]), TypeError, "expected float16, float32 or float64"),
             (lambda: popxl.constant(narrow), TypeError, "expected float8_143 or float8_152. Pass it"),
             (lambda: popxl.variable(1.0, log2_scale=1), RuntimeError, "only with float8 types"),

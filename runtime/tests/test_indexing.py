@@ -247,7 +247,7 @@ def printed(capfd, array, **options):
 
 
 def test_print_writes_the_value_under_its_name(capfd):
-    assert printed(capfd, np.array([[1, 2], [3, 4]], np.int32)) == "t: [[1 2]\n [3 4]]\n"
+    assert printed(capfd, np.array([[1, 2], [3, 4]], np.int32)) == "print_t: [[1 2]\n [3 4]]\n"
 
 
 def test_print_follows_its_form(capfd):
@@ -273,4 +273,4 @@ def test_print_shows_the_gradient_when_asked(capfd):
     )
     info = autodiff(graph)
     run_graph(info.graph, [torch.tensor([1.0, 2.0])])
-    assert capfd.readouterr().err == "Gradient of x: [1. 2.]\n"
+    assert capfd.readouterr().err == "x_gradient: [1. 2.]\n"

@@ -6,6 +6,8 @@ import numpy as np
 import popxl
 import popxl_addons as addons
 import pytest
+import torch
+from helpers import run_graph
 from popxl import TensorSpec, ops
 from popxl.opdef import LONGEST_NAME
 from popxl.ops import collectives
@@ -269,3 +271,51 @@ def test_graphs_of_modules_have_the_qualified_name_of_the_class(ir: popxl.Ir) ->
     assert ir.create_graph(Local(), SPEC).name == f"{here}.Local_subgraph(0)"
     _, graph = Scale.Layer().create_graph(SPEC)
     assert graph.graph.name == "Scale.Layer_subgraph(0)"
+
+
+# Titles
+
+
+def test_the_default_title_of_a_print_has_the_tensors_name(capfd: Any) -> None:
+    def f(x: popxl.Tensor) -> popxl.Tensor:
+        with popxl.name_scope("layer"):
+            return ops.print_tensor(ops.print_tensor(x).T, print_gradient=True)
+
+    graph = popxl.Ir().create_graph(f, TensorSpec((2, 1), popxl.float32))
+    run_graph(graph, [torch.tensor([[1.0], [2.0]])])
+    title = f"print_{graph.ops[1].outputs[0].name}"
+    assert capfd.readouterr().err == f"print_x: [[1.]\n [2.]]\n{title}: [[1. 2.]]\n"
+    run_graph(autodiff(graph).graph, [torch.ones(1, 2)])
+    assert capfd.readouterr().err == f"{title}_gradient: [[1. 1.]]\n"
+
+
+# Representations
+
+
+def test_tensors_show_id_dtype_and_shape(ir: popxl.Ir) -> None:
+    graph = ir.create_graph(doubled, SPEC)
+    assert repr(made("x", popxl.float16)) == "Variable[x popxl.dtypes.float16 (4, 2)]"
+    assert repr(seed()) == "Constant[seed popxl.dtypes.uint32 (2,)]"
+    assert repr(graph.inputs[0]) == "Tensor[doubled_subgraph(0)/x popxl.dtypes.float32 (4, 2)]"
+
+
+def test_dtypes_show_where_they_are() -> None:
+    for name in ("float32", "float16", "int8", "bool", "float8_143"):
+        shown = repr(popxl.dtype.from_name(name))
+        assert shown == str(popxl.dtype.from_name(name)) == f"popxl.dtypes.{name}"
+        assert eval(shown) is popxl.dtype.from_name(name)
+
+
+def test_groupings_show_the_number_of_replicas() -> None:
+    ir = popxl.Ir(replication=8)
+    shown = repr(ir.replica_grouping(stride=2, group_size=2))
+    assert all(part in shown for part in ("ReplicaGrouping", "num_replicas=8", "stride=2", "group_size=2"))
+    assert "num_replicas=8" in repr(ir.replica_grouping_from_assignments([0, 0, 1, 0, 1, 1, 0, 1]))
+
+
+def test_gradients_show_graph_and_connections(ir: popxl.Ir) -> None:
+    info = autodiff(ir.create_graph(lambda x, w: ops.matmul(x, w), SPEC, TensorSpec((2, 3), popxl.float32)))
+    shown = repr(info)
+    assert shown.startswith("GradGraphInfo[") and f"graph='{info.graph.name}'" in shown
+    assert "expected_inputs=[FwdGrad(%matmul), Fwd(%x), Fwd(%w)]" in shown
+    assert "expected_outputs=[FwdGrad(%x), FwdGrad(%w)]" in shown

@@ -158,7 +158,7 @@ def print_tensor_vjp(
     dy: Tensor, y: Tensor, t: Tensor, title: str, print_self: bool, print_gradient: bool, *form: Any
 ) -> Tensor:
     """The gradient as it is, printed if that was asked for."""
-    return print_tensor(dy, f"Gradient of {title}", True, False, *form) if print_gradient else dy
+    return print_tensor(dy, f"{title}_gradient", True, False, *form) if print_gradient else dy
 
 
 @_print_tensor.cost
@@ -185,7 +185,8 @@ def print_tensor(
 
     Shapes: t [a], any dtype -> [a], t's dtype.
     Args:
-        title: what the value is called in print; default: the tensor's name.
+        title: what the value is called in print; default: ``print_`` and the tensor's name. The gradient's has
+            ``_gradient`` at its end.
         print_self: whether to print the value.
         print_gradient: whether to print the value's gradient when that is computed.
         summarise_threshold: print only the edges of tensors with more elements than this.
@@ -196,7 +197,7 @@ def print_tensor(
         ValueError: unless separator and brackets are one character each, or for another float_format.
     """
     if title is None and isinstance(t, Tensor):
-        title = t.name
+        title = f"print_{t.name}"
     result: Tensor = _print_tensor(
         t, title, print_self, print_gradient, summarise_threshold, edge_items, max_line_width, digits, float_format,
         separator, open_bracket, close_bracket,

@@ -178,4 +178,5 @@ class GradGraphInfo:
             raise TypeError(f"{where}: got {got}; expected the CallSiteInfo of a call of '{graph.name}'.")
 
     def __repr__(self) -> str:
-        return f"GradGraphInfo['{self._graph.name}': {list(self._expected_inputs)} -> {list(self._expected_outputs)}]"
+        inputs, outputs = list(self._expected_inputs), list(self._expected_outputs)
+        return f"GradGraphInfo[graph='{self._graph.name}', expected_inputs={inputs}, expected_outputs={outputs}]"
