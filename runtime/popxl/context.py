@@ -57,6 +57,8 @@ class Context:
         self._io_tiles = 0
         self._in_sequence: List[Union[bool, str]] = []
         self._executions: List[ExecutionContext] = []
+        self.refusal: Optional[Exception] = None
+        """Why the op that is being added cannot be executed, if so."""
         self._hooks = Hooks()
 
     @property

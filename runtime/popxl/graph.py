@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Set, Tuple, Type
 
 from popxl.context import Hooks, get_current_context
-from popxl.errors import GraphError
 from popxl.values import Constant, Tensor, TensorSpec
 
 if TYPE_CHECKING:
@@ -185,10 +184,6 @@ class Graph:
 
     def _add_input(self, spec: TensorSpec, name: str, by_ref: bool = False) -> Tensor:
         self._check_open("graph_input")
-        if self is self.main_graph:
-            raise GraphError(
-                "graph_input: got a call in the main graph; expected a called graph. Use a variable or a host_load."
-            )
         tensor: Tensor = self._new_tensor(spec, name)
         self._inputs.append(tensor)
         if by_ref:

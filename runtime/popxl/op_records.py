@@ -84,7 +84,8 @@ class Op:
     """One op in a graph: a definition applied to arguments."""
 
     __slots__ = (
-        "definition", "arguments", "graph", "name", "source", "_inputs", "_outputs", "ipu", "io_tiles", "execution",
+        "definition", "arguments", "graph", "name", "source", "refusal", "_inputs", "_outputs", "ipu", "io_tiles",
+        "execution",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +99,8 @@ class Op:
         self._inputs = tuple(flatten(arguments.values()))
         self._outputs: List[Tensor] = []
         context = get_current_context()
+        self.refusal: Optional[Exception] = context.refusal
+        """Why it cannot be executed: `popxl.ops.checks.refuse_to_execute` has said so."""
         self.ipu, self.io_tiles, self.execution = context.ipu_id, context.io_tile_set, context.execution
 
     @property

@@ -157,6 +157,7 @@ def emit(definition: OpDefinition, arguments: Dict[str, Any]) -> Op:
             check_operand(definition.name, parameter, tensor, graph)
     if not definition.across and not definition.effects & TRANSFERS:
         check_one_place(definition.name, named_operands(arguments))
+    context.refusal = None
     specs = as_specs(definition.infer(**arguments))
     scopes = context.name_scopes
     op = Op(definition, arguments, graph, "/".join([*scopes, definition.name]), source_location())

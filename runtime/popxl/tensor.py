@@ -8,7 +8,7 @@ import numpy as np
 from popxl import dtypes
 from popxl.context import get_current_graph, get_ir, get_main_graph
 from popxl.dtypes import dtype
-from popxl.errors import DTypeError
+from popxl.errors import DTypeError, GraphError
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.typing_ import NewAliasAnnotation
 from popxl.utils import HostScalarTensor, HostTensor, ScalarType, to_host_value, to_numpy
@@ -34,11 +34,32 @@ RetrievalMode = Literal["one_per_group", "all_replicas"]
 
 @dataclass(frozen=True)
 class RemotePlacement:
-    """Where a remote variable's value lives. ``shard_over`` replicas of a group hold one piece each (1: whole)."""
+    """Where a remote variable's value lives. ``shard_over`` replicas of a group hold one piece each (1: whole).
+
+    It is 0 where no equal cut of the group's value fills a slot: no Session can be made then.
+    """
 
     buffer: "RemoteBuffer"
     offset: int
     shard_over: int = 1
+
+    def check(self, variable: "Variable") -> None:
+        """ValueError unless the variable's value, or its pieces, are of the slot's shape and dtype."""
+        where = f"Session: got remote variable %{variable.name}: {variable.spec}"
+        slot = f"slots of {self.buffer.tensor_dtype.name}{list(self.buffer.tensor_shape)}"
+        if not self.shard_over:
+            raise GraphError(
+                f"{where}, for groups of {variable.replica_grouping.group_size} replicas, in a buffer with {slot}; "
+                "expected slots of ceil(elements / n), n a divisor of the group size. Make the buffer with "
+                "replica_sharded_buffer and the same replica_grouping."
+            )
+        is_whole = self.shard_over == 1 and self.buffer.meta_shape != variable.shape
+        fits = not is_whole or self.buffer.tensor_shape == variable.shape
+        if not fits or self.buffer.tensor_dtype is not variable.dtype:
+            raise GraphError(
+                f"{where} in a buffer with {slot}; expected a value of the slot's shape and dtype. Make the buffer "
+                "with the value's, or pass dtype=."
+            )
 
 
 class Variable(Tensor):
@@ -162,10 +183,11 @@ def remote_variable(
     log2_scale: Optional[int] = None,
     nan_on_overflow: Optional[bool] = None,
 ) -> Variable:
-    """A variable whose value lives in slot ``offset`` of a remote buffer. Only remote loads and stores reach it."""
-    dtype = dtype or remote_buffer.tensor_dtype
+    """A variable whose value lives in slot ``offset`` of a remote buffer. Only remote loads and stores reach it.
+
+    A value that its slot has not room for, or of another dtype, is refused when a Session is made.
+    """
     result = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow)
-    remote_buffer.validate_tensor_matches_buffer(result)
     _place(result, remote_buffer, offset, 1)
     return result
 
@@ -188,15 +210,13 @@ def remote_replica_sharded_variable(
     log2_scale: Optional[int] = None,
     nan_on_overflow: Optional[bool] = None,
 ) -> Variable:
-    """As `remote_variable`, but each group's value is split over its replicas.
+    """As `remote_variable`, but each group's value is split over its replicas: an equal cut of it fills a slot.
 
     Raises:
-        ValueError: with fewer than two replicas, a buffer whose meta_shape is set to something else, or slots that no
-            equal cut of the group's value fills.
+        ValueError: with fewer than two replicas, or a buffer whose meta_shape is set to something else.
     """
     if get_ir().replication_factor <= 1:
         raise ValueError("remote_replica_sharded_variable: got 1 replica; expected at least 2. Use remote_variable.")
-    dtype = dtype or remote_buffer.tensor_dtype
     result = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow)
     meta_shape = remote_buffer.meta_shape
     if meta_shape not in ((), result.shape):
@@ -204,24 +224,17 @@ def remote_replica_sharded_variable(
             f"remote_replica_sharded_variable: got data of shape {list(result.shape)}; expected the buffer's "
             f"meta_shape {list(meta_shape)}."
         )
-    pieces = _pieces(result, remote_buffer)
     remote_buffer.meta_shape = result.shape
-    _place(result, remote_buffer, offset, pieces)
+    _place(result, remote_buffer, offset, _pieces(result, remote_buffer))
     return result
 
 
 def _pieces(variable: Variable, buffer: "RemoteBuffer") -> int:
-    """Replicas that hold a piece each: those that the buffer was made for, else as many as fill its slots."""
+    """Replicas that hold a piece each: those that the buffer was made for, else as many as fill its slots; or 0."""
     size, slot = variable.replica_grouping.group_size, int(np.prod(buffer.tensor_shape, dtype=np.int64))
     made_for = [buffer._shard_over] if buffer._shard_over else range(size, 0, -1)
-    for pieces in made_for:
-        if size % pieces == 0 and -(-variable.nelms // pieces) == slot:
-            return pieces
-    raise ValueError(
-        f"remote_replica_sharded_variable: got {variable.nelms} elements for groups of {size} replicas, and a buffer "
-        f"with slots of {slot}; expected slots of ceil(elements / n), n a divisor of the group size. Make the buffer "
-        "with replica_sharded_buffer and the same replica_grouping."
-    )
+    fits = (n for n in made_for if size % n == 0 and -(-variable.nelms // n) == slot)
+    return next(fits, 0)
 
 
 def replica_sharded_buffer(
@@ -303,7 +316,10 @@ def graph_input(
     by_ref: bool = False,
     meta_shape: Optional[Iterable[int]] = None,
 ) -> Tensor:
-    """A new input of the current graph, after those it has. With ``by_ref`` writes inside reach the caller's tensor."""
+    """A new input of the current graph, after those it has. With ``by_ref`` writes inside reach the caller's tensor.
+
+    The main graph takes inputs, too, but nothing gives them a value: its program can be built and read, not run.
+    """
     return get_current_graph()._add_input(TensorSpec(shape, dtype, meta_shape or ()), name or "t", by_ref)
 
 

@@ -1,10 +1,40 @@
 """What can be refused before a program runs."""
 
-from typing import Any, Dict, Set
+from typing import Any, Dict, Iterator, Set
 
 from popxl.errors import GraphError
+from popxl.graph import Graph, called_first
+from popxl.ir import Ir
+from popxl.opdef import Op
 
 from popxl_engine.blocks import Block, Instr, Value
+
+
+def check_executable(ir: Ir) -> None:
+    """Check that a program can be executed: more can be built.
+
+    Raises:
+        GraphError: an input of the main graph, to which nothing gives a value; a remote variable that does not fit its
+            slot.
+        popart_exception: an op that cannot be executed: the error that `popxl.ops.checks.refuse_to_execute` was given.
+    """
+    for t in ir.main_graph.inputs:
+        raise GraphError(
+            f"Session: got input %{t.name}: {t.spec} of the main graph, which has no value; expected a program whose "
+            "main graph has no inputs. Make it a variable, or load it with ops.host_load."
+        )
+    for variable in ir.main_graph.variables:
+        if variable.location_info is not None:
+            variable.location_info.check(variable)
+    for op in refused(ir.main_graph):
+        where, refusal = f"in graph '{op.graph.name or 'main'}', built at {op.where}", op.refusal
+        assert refusal is not None
+        raise type(refusal)(f"cannot execute {op} {where}: {refusal}") from refusal
+
+
+def refused(graph: Graph) -> Iterator[Op]:
+    """Ops of a graph, and of those that it calls, that cannot be executed."""
+    return (op for called in called_first(graph) for op in called.ops if op.refusal is not None)
 
 
 def check_offsets(block: Block, known: Dict[Value, int]) -> None:

@@ -17,6 +17,7 @@ from popxl.remote_files import FileTraffic
 from popxl.streams import Stream
 from popxl.tensor import Variable
 
+from popxl_engine.checks import check_executable
 from popxl_engine.interpreter import Cell, Interpreter, groups_that_meet
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 from popxl_engine.machine import place
@@ -62,6 +63,7 @@ class Engine:
     ):
         if interpret is None:
             interpret = os.environ.get("POPXL_INTERPRET", "0") not in ("", "0")
+        check_executable(ir)
         self.ir, self.device = ir, device
         self.run_count = 0
         self._around_run: Callable[[], ContextManager[None]] = nullcontext

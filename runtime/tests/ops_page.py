@@ -21,6 +21,7 @@ from helpers import Case, build, make_case, run
 from popxl import dtypes, ops
 from popxl.errors import DTypeError
 from popxl.op_records import OPS, OpDefinition, op_cost
+from popxl_engine.checks import refused
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import ALTERNATES, KERNELS, Kernel
 from samples.sample import Operand, Sample
@@ -32,8 +33,8 @@ HEADER = """# Ops
 Written by `python runtime/tests/ops_page.py` from the declarations in `popxl/ops/`, the kernels in
 `popxl_engine/kernels/` and the samples in `tests/samples/`.
 
-- **Data types** are those of the first operand, or of the results of its samples where there is none. An op refuses the
-  others when it is added to a graph.
+- **Data types** are those of the first operand, or of the results of its samples where there is none. Sessions refuse
+  the others.
 - **Result**: `same` is the data type of the first operand; `-` is no result.
 - **Gradient**: `yes`, `zero` or `none`. Each is compared with central differences.
 - **Kernel**: the file, and that of a faster one for a device. In-place forms and views share that of the op they come
@@ -83,6 +84,8 @@ def computed(tried: "list[Sample]") -> "dict[popxl.dtype, set[popxl.dtype]]":
         try:
             program = build(case)
         except (DTypeError, TypeError, ValueError):
+            continue
+        if any(refused(program.graph)):
             continue
         results = {t.dtype for t in program.op.outputs}
         first = case.dtypes[0] if case.dtypes else next(iter(results), None)

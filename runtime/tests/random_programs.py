@@ -73,7 +73,7 @@ class Builder:
             for b, buffer in enumerate(self.buffers):
                 for row in range(ROWS):
                     data = self.data_of_replicas(buffer.tensor_shape)
-                    popxl.remote_variable(data, buffer, row, name=f"row_{b}_{row}", replica_grouping=self.alone)
+                    popxl.remote_variable(data, buffer, row, dtype, f"row_{b}_{row}", replica_grouping=self.alone)
             self.graphs = []
             for body in graphs:
                 self.graphs.append(self.graph(body))

@@ -237,8 +237,8 @@ def test_numbers_and_codes_become_variables_and_constants(dtype: popxl.dtype) ->
         whole = [
             popxl.variable(x, dtype, log2_scale=2),
             popxl.variable(narrow),
-            popxl.remote_variable(x, buffer, log2_scale=2),
-            popxl.remote_replica_sharded_variable(x, shards, log2_scale=2),
+            popxl.remote_variable(x, buffer, dtype=dtype, log2_scale=2),
+            popxl.remote_replica_sharded_variable(x, shards, dtype=dtype, log2_scale=2),
             popxl.replica_sharded_variable(x, dtype, log2_scale=2)[0],
             popxl.constant(x, dtype, log2_scale=2),
             popxl.constant(narrow, dtype),
@@ -377,23 +377,33 @@ def test_replicas_slice_and_gather_codes(interpret: str, monkeypatch: pytest.Mon
         np.testing.assert_array_equal(codes_of(found[stream]), want)
 
 
-def test_arithmetic_on_float8_is_refused_when_the_program_is_built() -> None:
+def test_casts_of_float8_are_refused_when_the_program_is_built() -> None:
     with popxl.Ir().main_graph:
-        t = popxl.variable(1.0, FLOAT8[0])
-        for call in (
-            lambda: t + t,
-            lambda: ops.matmul(t, t),
-            lambda: ops.relu(t),
-            lambda: ops.sum(t),
-            lambda: ops.cast(t, popxl.float32),
-            lambda: ops.equal(t, t),
-            lambda: ops.greater(t, t),
-            lambda: ops.isnan(t),
-            lambda: ops.logical_not(t),
-            lambda: ops.topk(t.reshape((1,)), 1, 0, True, True),
-        ):
-            with pytest.raises(DTypeError, match=r"got .*expected"):
-                call()
+        with pytest.raises(DTypeError, match=r"got .*expected"):
+            ops.cast(popxl.variable(1.0, FLOAT8[0]), popxl.float32)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t: t + t,
+        lambda t: ops.matmul(t, t),
+        lambda t: ops.relu(t),
+        lambda t: ops.sum(t),
+        lambda t: ops.equal(t, t),
+        lambda t: ops.greater(t, t),
+        lambda t: ops.isnan(t),
+        lambda t: ops.logical_not(t),
+        lambda t: ops.topk(t, 1, 0, True, True),
+    ],
+    ids=["add", "matmul", "relu", "sum", "equal", "greater", "isnan", "logical_not", "topk"],
+)
+def test_arithmetic_on_float8_is_refused_by_sessions(call: Any) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        call(popxl.variable([1.0], FLOAT8[0], name="x"))
+    with pytest.raises(DTypeError, match=r"cannot execute .*%x.*got .* float8_143\[1\]; expected"):
+        popxl.Session(ir)
 
 
 def test_printing_shows_numbers(capfd: pytest.CaptureFixture) -> None:

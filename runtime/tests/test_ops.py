@@ -13,6 +13,7 @@ import pytest
 import samples
 import torch
 from helpers import INDIRECT, Case, Program, build, make_case, needs_machine, public_function, run, same_bits, to_numpy
+from popxl import ops
 from popxl.errors import DTypeError, GraphError
 from popxl.opdef import OPS, call_arguments, map_tensors, op_cost
 from popxl.testing import get_all_int_dtypes
@@ -323,9 +324,8 @@ def test_host_evaluation_gives_the_kernels_integers(name: str) -> None:
     tried = [s for s in SAMPLES if s.op == name]
     for sample, dtype in [(s, d) for s in tried for d in ([s.dtype] if s.dtype.is_int else get_all_int_dtypes())]:
         case = make_case(sample, dtype)
-        try:
-            program = build(case)
-        except DTypeError:
+        program = build(case)
+        if program.op.refusal is not None:
             continue  # this sample is for floating point alone
         if any(t.dtype.is_floating_point for t in (*program.graph.inputs, *program.op.outputs)):
             continue
@@ -359,7 +359,29 @@ def test_host_evaluation_gives_the_kernels_integers(name: str) -> None:
 @pytest.mark.parametrize("refusal", REFUSALS, ids=ids(REFUSALS))
 def test_refusals_refuse_in_their_own_words(refusal: Refusal) -> None:
     with pytest.raises(refusal.error) as caught:
-        build(make_case(refusal))
+        make_session(build(make_case(refusal)))
     message = str(caught.value)
     assert re.search(refusal.says, message), f"says {refusal.says!r} is not in: {message}"
     assert re.search(r"\bgot\b.*\bexpected\b", message, re.DOTALL), f"lacks got or expected: {message}"
+
+
+def make_session(program: Program) -> None:
+    """A session of a program that loads the operands and calls the graph."""
+    graph = program.graph
+    with graph.ir.main_graph:
+        ops.call(graph, *(ops.host_load(popxl.h2d_stream(t.shape, t.dtype)) for t in graph.inputs))
+    popxl.Session(graph.ir, "cpu")
+
+
+KINDS = "expected (numbers|real numbers|floating point|integers|bool)"
+IN_ONE_DTYPE = ("scaled_add", "scatter", "conv", "roi_align", "dynamic_update_", "matmul")
+OF_A_KIND = [r for r in REFUSALS if re.search(KINDS, r.says) or ("equal dtypes" in r.says and r.op in IN_ONE_DTYPE)]
+
+
+@pytest.mark.parametrize("refusal", OF_A_KIND, ids=ids(OF_A_KIND))
+def test_numbers_that_an_op_cannot_compute_with_are_built_and_refused_by_sessions(refusal: Refusal) -> None:
+    program = build(make_case(refusal))
+    with pytest.raises(DTypeError, match="cannot execute .* in graph 'sample.*built at ") as caught:
+        make_session(program)
+    assert f"{program.op}" in str(caught.value), "the op, and the tensors that it is given"
+    assert f"{program.op.source[0]}:{program.op.source[1]}" in str(caught.value), "the user's line"

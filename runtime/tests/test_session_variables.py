@@ -226,10 +226,13 @@ def test_slots_of_a_sharded_remote_variable_are_padded(elements: int, shard_over
 
 
 def test_slots_that_no_cut_of_the_group_fills_are_refused() -> None:
-    with popxl.Ir(4).main_graph:
+    ir = popxl.Ir(4)
+    with ir.main_graph:
         buffer = popxl.remote_buffer((3,), popxl.float32)
-        with pytest.raises(ValueError, match=r"8 elements for groups of 4 replicas, and a buffer with slots of 3"):
-            popxl.remote_replica_sharded_variable(np.zeros(8, np.float32), buffer)
+        popxl.remote_replica_sharded_variable(np.zeros(8, np.float32), buffer, name="v")
+        ops.init((), popxl.float32)
+    with pytest.raises(ValueError, match=r"%v: float32\[8\], for groups of 4 replicas, .* slots of float32\[3\]"):
+        popxl.Session(ir)
 
 
 @pytest.mark.parametrize("replicas", [8, 16])

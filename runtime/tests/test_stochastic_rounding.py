@@ -110,7 +110,7 @@ def test_rows_updated_in_a_loop_without_operands_draw_anew_each_time(interpret: 
     ir = new_ir()
     with ir.main_graph:
         buffer = popxl.remote_buffer((512,), popxl.bfloat16, 1)
-        v = popxl.remote_variable(np.ones(512, np.float32), buffer, 0)
+        v = popxl.remote_variable(np.ones(512, np.float32), buffer, 0, popxl.bfloat16)
 
         def body() -> None:
             x = ops.remote_load(buffer, 0)
@@ -163,7 +163,7 @@ def sharded(kind: str, shape: Tuple[int, ...], runs: int = 2) -> np.ndarray:
             var_updates.accumulate_(part, piece)
         else:
             buffer = popxl.replica_sharded_buffer(data.shape, popxl.bfloat16, groups)
-            v = popxl.remote_replica_sharded_variable(data, buffer, 0, replica_grouping=groups)
+            v = popxl.remote_replica_sharded_variable(data, buffer, 0, popxl.bfloat16, replica_grouping=groups)
             part = ops.remote_load(buffer, 0)
             var_updates.accumulate_(part, piece)
             ops.remote_store(buffer, 0, part)

@@ -11,10 +11,10 @@ from popxl.ops.casting import cast_if_needed
 from popxl.ops.checks import (
     binary,
     broadcast_spec,
+    check_computes_in_one_dtype,
     check_floating,
     check_numeric,
     check_real,
-    check_same_dtype,
     check_scalar,
     elementwise_cost,
     unary,
@@ -144,7 +144,7 @@ def maximum(*ts: Tensor) -> TensorSpec:
     Shapes: each [a_i], real numbers of one dtype -> [broadcast of all].
     Raises:
         ShapeError: if there are none, or they do not broadcast.
-        DTypeError: if the dtypes differ or are not real numbers.
+        DTypeError: if the dtypes differ; from sessions, if they are not real numbers.
     """
     if not ts:
         raise ShapeError("maximum: got no tensors; expected at least one.")
@@ -212,7 +212,7 @@ def clip(t: Tensor, min: float = float("-inf"), max: float = float("inf")) -> Te
     Shapes: t [a], real numbers -> [a].
     Raises:
         ShapeError: if min > max.
-        DTypeError: if t is not real numbers.
+        DTypeError: from sessions, if t is not real numbers.
     """
     check_real("clip", t=t)
     if min > max:
@@ -248,7 +248,7 @@ def increment_mod(t: Tensor, increment: float, modulus: float) -> TensorSpec:
 
     Shapes: t [a], real numbers -> [a].
     Raises:
-        DTypeError: if t is not real numbers.
+        DTypeError: from sessions, if t is not real numbers.
     """
     check_real("increment_mod", t=t)
     return t.spec
@@ -282,10 +282,10 @@ def scaled_add(X: Tensor, Y: Tensor, a: Scalar = 1.0, b: Scalar = 1.0) -> Tensor
     Shapes: X and Y [s], numbers of one dtype; a and b numbers or tensors of one element -> [s], X's dtype.
     Raises:
         ShapeError: if X and Y differ in shape, or a or b has several elements.
-        DTypeError: if X and Y differ in dtype, or are not real numbers.
+        DTypeError: from sessions, if X and Y differ in dtype, or are not real numbers.
     """
     check_real("scaled_add", X=X, Y=Y)
-    check_same_dtype("scaled_add", X=X, Y=Y)
+    check_computes_in_one_dtype("scaled_add", X=X, Y=Y)
     return _scaled_add_spec("scaled_add", X, Y, a, b)
 
 
@@ -318,7 +318,7 @@ def scaled_add_(X: Tensor, Y: Tensor, a: Scalar = 1.0, b: Scalar = 1.0) -> Tenso
     Shapes: X and Y [s], numbers; Y may be of another width than X; a and b numbers or tensors of one element -> [s].
     Raises:
         ShapeError: if X and Y differ in shape, or a or b has several elements.
-        DTypeError: if X or Y is not real numbers.
+        DTypeError: from sessions, if X or Y is not real numbers.
     """
     check_real("scaled_add_", X=X, Y=Y)
     return _scaled_add_spec("scaled_add_", X, Y, a, b)

@@ -7,7 +7,7 @@ from popxl.dtypes import dtype
 from popxl.errors import DTypeError
 from popxl.fp8_utils import FORMATS
 from popxl.opdef import Cost, op
-from popxl.ops.checks import check_float8, check_log2_scale, elementwise_cost
+from popxl.ops.checks import check_float8, check_log2_scale, elementwise_cost, refuse_to_execute
 from popxl.values import Tensor, TensorSpec
 
 
@@ -18,7 +18,7 @@ def cast(t: Tensor, data_type: dtype) -> TensorSpec:
     Shapes: t [a], any dtype but float8 -> [a] of data_type.
     Raises:
         DTypeError: for a float8 type on either side, which pow2scale_cast_to_fp8 and pow2scale_cast_from_fp8 convert;
-            or from complex numbers to others.
+            from sessions, from complex numbers to others.
     """
     for what, given in (("t", t.dtype), ("data_type", data_type)):
         if given in FORMATS:
@@ -27,18 +27,14 @@ def cast(t: Tensor, data_type: dtype) -> TensorSpec:
                 f"float8."
             )
     if t.dtype.is_complex and not data_type.is_complex:
-        raise DTypeError(
-            f"cast: got t {t.spec} and data_type {data_type.name}; expected a complex type for complex numbers. Their "
-            "imaginary part has no place in another."
-        )
+        error = f"cast: got t {t.spec} and data_type {data_type.name}; expected a complex type for complex numbers."
+        refuse_to_execute(DTypeError(f"{error} Their imaginary part has no place in another."))
     return TensorSpec(t.shape, data_type, t.meta_shape)
 
 
 @cast.vjp
 def cast_vjp(dy: Tensor, y: Tensor, t: Tensor, data_type: dtype) -> Optional[Tensor]:
-    """Cast back; integers have no gradient."""
-    if not (t.dtype.is_floating_point and data_type.is_floating_point):
-        return None
+    """Cast back."""
     return cast(dy, t.dtype)
 
 

@@ -1,11 +1,15 @@
-"""What op declarations share: checks of operands, axes and broadcasting, and constructors of elementwise families."""
+"""What op declarations share: checks of operands, axes and broadcasting, and constructors of elementwise families.
+
+As in PopXL, building a program does not ask which numbers an op computes with: checks of that refuse to execute it.
+"""
 
 import sys
-from typing import Any, Callable, Dict, Iterable, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
 from popxl import dtypes
+from popxl.context import get_current_context
 from popxl.errors import DTypeError, ShapeError
 from popxl.fp8_utils import FORMATS
 from popxl.opdef import Cost, OpFunction, op
@@ -14,33 +18,39 @@ from popxl.values import Tensor, TensorSpec
 Axis = Optional[Union[int, Iterable[int]]]
 
 
+def refuse_to_execute(error: Exception) -> None:
+    """Note why the op that is being added cannot be executed: it is built, and sessions raise this error."""
+    context = get_current_context()
+    context.refusal = context.refusal or error
+
+
 def check_numeric(name: str, **tensors: Tensor) -> None:
-    """DTypeError unless every tensor holds numbers (bool does not count)."""
+    """Refuse to execute unless every tensor holds numbers (bool does not count)."""
     for parameter, t in tensors.items():
         if not (t.dtype.is_int or t.dtype.is_floating_point or t.dtype.is_complex) or _is_float8(t):
-            raise DTypeError(f"{name}: got {parameter} {t.spec}; expected numbers. {_cast_of(t)}")
+            refuse_to_execute(DTypeError(f"{name}: got {parameter} {t.spec}; expected numbers. {_cast_of(t)}"))
 
 
 def check_real(name: str, **tensors: Tensor) -> None:
-    """DTypeError unless every tensor holds numbers that have an order."""
+    """Refuse to execute unless every tensor holds numbers that have an order."""
     check_numeric(name, **tensors)
     check_not_complex(name, **tensors)
 
 
 def check_not_complex(name: str, **tensors: Tensor) -> None:
-    """DTypeError if a tensor is complex, for ops that ask which element is larger."""
+    """Refuse to execute if a tensor is complex, for ops that ask which element is larger."""
     for parameter, t in tensors.items():
         if t.dtype.is_complex:
-            raise DTypeError(f"{name}: got {parameter} {t.spec}; expected real numbers. Complex ones are not ordered.")
+            error = f"{name}: got {parameter} {t.spec}; expected real numbers. Complex ones are not ordered."
+            refuse_to_execute(DTypeError(error))
 
 
 def check_floating(name: str, **tensors: Tensor) -> None:
-    """DTypeError unless every tensor is floating point of 16 bits or more."""
+    """Refuse to execute unless every tensor is floating point of 16 bits or more."""
     for parameter, t in tensors.items():
         if not t.dtype.is_floating_point or _is_float8(t):
-            raise DTypeError(
-                f"{name}: got {parameter} {t.spec}; expected floating point of 16 bits or more. {_cast_of(t)}"
-            )
+            error = f"{name}: got {parameter} {t.spec}; expected floating point of 16 bits or more. {_cast_of(t)}"
+            refuse_to_execute(DTypeError(error))
 
 
 OPERANDS: Dict[str, Callable[..., None]] = {
@@ -60,10 +70,18 @@ def _cast_of(t: Tensor) -> str:
 
 
 def check_not_float8(name: str, **tensors: Tensor) -> None:
-    """DTypeError if a tensor is float8, which only casts and scaled products compute with."""
+    """Refuse to execute if a tensor is float8, which only casts and scaled products compute with."""
     for parameter, t in tensors.items():
         if _is_float8(t):
-            raise DTypeError(f"{name}: got {parameter} {t.spec}; expected another type than float8. {_cast_of(t)}")
+            error = f"{name}: got {parameter} {t.spec}; expected another type than float8. {_cast_of(t)}"
+            refuse_to_execute(DTypeError(error))
+
+
+def check_indices(name: str, parameter: str, indices: Tensor) -> None:
+    """Refuse to execute unless ``indices`` are integers."""
+    if not indices.dtype.is_int:
+        error = f"{name}: got {parameter} {indices.spec}; expected integers. Cast them to popxl.int32."
+        refuse_to_execute(DTypeError(error))
 
 
 def check_float8(name: str, **tensors: Tensor) -> None:
@@ -85,10 +103,22 @@ def check_log2_scale(name: str, log2_scale: Tensor) -> None:
 
 
 def check_same_dtype(name: str, **tensors: Tensor) -> None:
-    """DTypeError unless all tensors have one dtype."""
-    if len({t.dtype for t in tensors.values()}) > 1:
-        given = ", ".join(f"{parameter} {t.spec}" for parameter, t in tensors.items())
-        raise DTypeError(f"{name}: got {given}; expected equal dtypes. Cast one operand with ops.cast.")
+    """DTypeError unless all tensors have one dtype, where that decides the result's."""
+    if error := _unequal(name, tensors):
+        raise error
+
+
+def check_computes_in_one_dtype(name: str, **tensors: Tensor) -> None:
+    """Refuse to execute unless all tensors have one dtype, where the first one's is the result's anyway."""
+    if error := _unequal(name, tensors):
+        refuse_to_execute(error)
+
+
+def _unequal(name: str, tensors: Mapping[str, Tensor]) -> Optional[DTypeError]:
+    if len({t.dtype for t in tensors.values()}) <= 1:
+        return None
+    given = ", ".join(f"{parameter} {t.spec}" for parameter, t in tensors.items())
+    return DTypeError(f"{name}: got {given}; expected equal dtypes. Cast one operand with ops.cast.")
 
 
 def check_scalar(name: str, parameter: str, value: Any) -> None:
@@ -169,7 +199,10 @@ def unary(
 
     family = sys._getframe(1)
     fn.__name__, fn.__module__ = name, family.f_globals["__name__"]
-    fn.__doc__ = f"{doc}\n\nShapes: t [a], {takes} -> [a], t's dtype.\nRaises:\n    DTypeError: if t is not {takes}."
+    fn.__doc__ = (
+        f"{doc}\n\nShapes: t [a], {takes} -> [a], t's dtype.\n"
+        f"Raises:\n    DTypeError: from sessions, if t is not {takes}."
+    )
     result = op(host=host)(fn)
     result.definition.file = family.f_code.co_filename  # the family's, where its rules are to be found
     result.vjp(vjp)
@@ -199,7 +232,7 @@ def binary(
     fn.__name__, fn.__module__ = name, family.f_globals["__name__"]
     fn.__doc__ = (
         f"{doc}\n\nShapes: lhs [a], rhs [b], {takes} of one dtype -> [broadcast(a, b)], the same dtype.\n"
-        f"Raises:\n    DTypeError: if the dtypes differ or are not {takes}.\n"
+        f"Raises:\n    DTypeError: if the dtypes differ; from sessions, if they are not {takes}.\n"
         "    ShapeError: if the shapes do not broadcast."
     )
     result = op(host=host)(fn)

@@ -27,7 +27,7 @@ def equal(lhs: Tensor, rhs: Tensor) -> TensorSpec:
 
     Shapes: lhs [a], rhs [b], one dtype -> [broadcast(a, b)], bool.
     Raises:
-        DTypeError: if the dtypes differ, or are float8.
+        DTypeError: if the dtypes differ; from sessions, if they are float8.
         ShapeError: if the shapes do not broadcast.
     """
     check_not_float8("equal", lhs=lhs, rhs=rhs)
@@ -40,7 +40,7 @@ def greater(input: Tensor, other: Tensor) -> TensorSpec:
 
     Shapes: input [a], other [b], one dtype -> [broadcast(a, b)], bool.
     Raises:
-        DTypeError: if the dtypes differ, or are float8 or complex.
+        DTypeError: if the dtypes differ; from sessions, if they are float8 or complex.
         ShapeError: if the shapes do not broadcast.
     """
     check_not_float8("greater", input=input, other=other)
@@ -57,7 +57,7 @@ def _logical(name: str, doc: str, host: Any) -> OpFunction[..., Tensor]:
     fn.__doc__ = (
         f"{doc} Numbers are true where they are not zero.\n\nShapes: lhs [a], rhs [b], any dtypes but float8 -> "
         f"[broadcast(a, b)], bool.\n"
-        "Raises:\n    ShapeError: if the shapes do not broadcast.\n    DTypeError: if one is float8."
+        "Raises:\n    ShapeError: if the shapes do not broadcast.\n    DTypeError: from sessions, if one is float8."
     )
     return op(differentiable=False, host=host)(fn)
 
@@ -72,7 +72,7 @@ def logical_not(t: Tensor) -> TensorSpec:
 
     Shapes: t [a], any dtype but float8 -> [a], bool.
     Raises:
-        DTypeError: if t is float8.
+        DTypeError: from sessions, if t is float8.
     """
     check_not_float8("logical_not", t=t)
     return _boolean(t.spec)
@@ -85,7 +85,8 @@ def _classification(name: str, doc: str) -> OpFunction[..., Tensor]:
 
     fn.__name__, fn.__module__ = name, __name__
     fn.__doc__ = (
-        f"{doc}\n\nShapes: t [a], floating point -> [a], bool.\nRaises:\n    DTypeError: if t is not floating point."
+        f"{doc}\n\nShapes: t [a], floating point -> [a], bool.\n"
+        "Raises:\n    DTypeError: from sessions, if t is not floating point."
     )
     return op(differentiable=False)(fn)
 

@@ -8,7 +8,7 @@ from typing import Any, List, Optional, Tuple
 
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
-from popxl.ops.checks import check_floating, check_same_dtype
+from popxl.ops.checks import check_computes_in_one_dtype, check_floating
 from popxl.ops.windows import (
     Numbers,
     PadType,
@@ -74,12 +74,12 @@ def conv_transpose_windows(
     axes = len(sizes)
     strides, dilations = per_axis(name, "stride", stride, axes), per_axis(name, "dilation", dilation, axes)
     extra = per_axis(name, "output_padding", output_padding or None, axes, 0, 0)
-    shape = per_axis(name, "output_shape", output_shape or None, axes)
+    shape = _spatial_output(name, t, weight, groups, output_shape) if output_shape else ()
     pads = resolve_padding(name, "padding", padding, axes)
     check_pad_type(name, "pad_type", pad_type, pads)
     if output_shape and any(map(any, pads)):
         raise ShapeError(
-            f"{name}: got output_shape {shape} and padding {list(pads)}; expected one of them. Leave one out."
+            f"{name}: got output_shape {output_shape} and padding {list(pads)}; expected one of them. Leave one out."
         )
     windows = []
     for axis, (count, points, step, gap, more) in enumerate(zip(sizes, weight.shape[2:], strides, dilations, extra)):
@@ -103,6 +103,18 @@ def conv_transpose_windows(
     return tuple(windows)
 
 
+def _spatial_output(name: str, t: Tensor, weight: Tensor, groups: int, output_shape: Numbers) -> Tuple[int, ...]:
+    """The sizes behind samples and channels of a transposed convolution's whole result."""
+    samples, channels, *sizes = per_axis(name, "output_shape", output_shape, t.rank, each="axis of the result")
+    expected = (t.shape[0], weight.shape[1] * groups)
+    if (samples, channels) != expected:
+        raise ShapeError(
+            f"{name}: got output_shape {output_shape} for t {t.spec} and weight {weight.spec}; expected the result's "
+            f"whole shape, which begins with {expected[0]} samples and {expected[1]} channels."
+        )
+    return tuple(sizes)
+
+
 @op(name="conv")
 def _conv(
     t: Tensor,
@@ -114,6 +126,8 @@ def _conv(
     enable_conv_dithering: Optional[List[int]] = None,
 ) -> TensorSpec:
     """A convolution with known windows; `conv` documents it."""
+    check_floating("conv", t=t)
+    check_computes_in_one_dtype("conv", t=t, weight=weight)
     return TensorSpec((t.shape[0], weight.shape[0], *(w.count for w in windows)), t.dtype)
 
 
@@ -128,6 +142,8 @@ def _conv_transpose(
     enable_conv_dithering: Optional[List[int]] = None,
 ) -> TensorSpec:
     """The transpose of the convolution with these windows; `conv_transpose` documents it."""
+    check_floating("conv_transpose", t=t)
+    check_computes_in_one_dtype("conv_transpose", t=t, weight=weight)
     return TensorSpec((t.shape[0], weight.shape[1] * groups, *(w.size for w in windows)), t.dtype)
 
 
@@ -214,12 +230,10 @@ def conv(
     Raises:
         ShapeError: if t, weight and groups do not fit, an argument has not one number for each axis, both padding and
             a pad_type are given, or no window fits.
-        DTypeError: if the dtypes differ or are not floating point.
+        DTypeError: from sessions, if the dtypes differ or are not floating point.
         ValueError: for another pad_type.
     """
     windows = conv_windows("conv", t, weight, stride, padding, dilation, groups, pad_type)
-    check_floating("conv", t=t)
-    check_same_dtype("conv", t=t, weight=weight)
     return _conv(t, weight, windows, groups, available_memory_proportions, partials_types, enable_conv_dithering)
 
 
@@ -248,20 +262,19 @@ def conv_transpose(
         groups: how many equal groups of channels, each with its own outputs.
         pad_type: 'not_set': as padding says; 'valid': none; 'same_upper' or 'same_lower': y = stride * x.
         output_padding: elements added at the end of each spatial axis, fewer than stride or dilation; (): 0.
-        output_shape: y, for each spatial axis. The padding follows from it, halves on both sides, the odd one behind
-            for 'same_upper' and before otherwise; where t does not reach so far, zeros follow. (): as padding says.
+        output_shape: the result's whole shape, samples and channels among it. The padding follows from it, halves on
+            both sides, the odd one behind for 'same_upper' and before otherwise; where t does not reach so far, zeros
+            follow. (): as padding says.
         available_memory_proportions, partials_types, enable_conv_dithering: kept; have no effect here.
     Raises:
         ShapeError: if t, weight and groups do not fit, an argument has not one number for each axis, padding is given
             together with a pad_type or output_shape, or the result would be empty.
-        DTypeError: if the dtypes differ or are not floating point.
+        DTypeError: from sessions, if the dtypes differ or are not floating point.
         ValueError: for another pad_type.
     """
     name = "conv_transpose"
     windows = conv_transpose_windows(
         name, t, weight, stride, padding, dilation, groups, pad_type, output_padding, output_shape
     )
-    check_floating(name, t=t)
-    check_same_dtype(name, t=t, weight=weight)
     return _conv_transpose(t, weight, windows, groups, available_memory_proportions, partials_types,
                            enable_conv_dithering)  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Any
 
 from popxl.opdef import Cost, OpFunction, inplace, op
 from popxl.ops.arithmetic import div, mul, negate, scale
-from popxl.ops.checks import unary
+from popxl.ops.checks import check_floating, unary
 from popxl.values import Tensor, TensorSpec
 
 TRANSCENDENTAL = 8
@@ -16,6 +16,7 @@ def _grad_op(name: str, doc: str, flops: int) -> OpFunction[..., Tensor]:
     """An op ``(dy, at) -> gradient`` of an elementwise function, whose derivative is a function of ``at``."""
 
     def fn(dy: Tensor, at: Tensor) -> TensorSpec:
+        check_floating(name, dy=dy, at=at)
         return dy.spec
 
     fn.__name__, fn.__module__ = name, __name__

@@ -5,23 +5,25 @@ from typing import Any, Iterable, List, Optional, Tuple
 import numpy as np
 
 from popxl import dtypes
-from popxl.errors import DTypeError, GraphError, ShapeError
+from popxl.errors import GraphError, ShapeError
 from popxl.opdef import Cost, inplace, op
 from popxl.ops.arithmetic import mul, sub
 from popxl.ops.broadcasting import positions_along, sum_to
-from popxl.ops.checks import broadcast_shape, check_real, check_same_dtype, normalise_axis
+from popxl.ops.checks import (
+    broadcast_shape,
+    check_computes_in_one_dtype,
+    check_indices,
+    check_real,
+    check_same_dtype,
+    normalise_axis,
+    refuse_to_execute,
+)
 from popxl.ops.comparison import equal
 from popxl.ops.creation import zeros
 from popxl.ops.shape import concat, moves_data, reshape
 from popxl.values import Constant, Tensor, TensorSpec, make_constant
 
 Proportion = Optional[float]
-
-
-def check_indices(name: str, parameter: str, indices: Tensor) -> None:
-    """DTypeError unless ``indices`` are integers."""
-    if not indices.dtype.is_int:
-        raise DTypeError(f"{name}: got {parameter} {indices.spec}; expected integers. Cast them to popxl.int32.")
 
 
 def scalar(value: float, dtype: dtypes.dtype) -> Constant:
@@ -35,12 +37,12 @@ def scalar(value: float, dtype: dtypes.dtype) -> Constant:
 def _gather_on_host(
     t: np.ndarray, indices: np.ndarray, axis: int, available_memory_proportion: Proportion, zero_OOR: bool
 ) -> np.ndarray:
-    size = t.shape[axis]
-    is_inside = (indices >= 0) & (indices < size)
-    taken = np.take(t, np.where(is_inside, indices, 0) if zero_OOR else indices, axis)
+    indices, size = indices.astype(np.int64), t.shape[axis]
+    taken = np.take(t, indices.clip(0, size - 1), axis)
     if not zero_OOR:
         return np.asarray(taken)
     axis %= t.ndim
+    is_inside = (indices >= 0) & (indices < size)
     mask = is_inside.reshape((1,) * axis + is_inside.shape + (1,) * (t.ndim - axis - 1))
     return np.where(mask, taken, np.zeros((), t.dtype))
 
@@ -58,11 +60,11 @@ def gather(
     Shapes: t [a.., n, b..], any dtype; indices [i..], integers -> [a.., i.., b..], t's dtype.
     Args:
         available_memory_proportion: without effect here.
-        zero_OOR: indices outside [0, n) give zeros and get no gradient. Without it such indices are an error when they
-            are used.
+        zero_OOR: indices outside [0, n) give zeros and get no gradient. Without it PopXL leaves open what they give;
+            here they stand for the nearest index inside, 0 or n - 1.
     Raises:
         ShapeError: for an axis that t lacks.
-        DTypeError: for indices that are no integers.
+        DTypeError: from sessions, for indices that are no integers.
     """
     check_indices("gather", "indices", indices)
     axis = normalise_axis("gather", t, axis)
@@ -153,9 +155,9 @@ def scatter(
     Shapes: t [a], indices [b], integers, values [b], t's dtype -> [a].
     Raises:
         ShapeError: if indices and values differ in shape, or reach beyond t.
-        DTypeError: for indices that are no integers, or values of another dtype.
+        DTypeError: from sessions, for indices that are no integers, or values of another dtype.
     """
-    check_same_dtype("scatter", t=t, values=values)
+    check_computes_in_one_dtype("scatter", t=t, values=values)
     _check_elementwise("scatter", t, indices, values.shape, axis)
     return t.spec
 
@@ -221,7 +223,7 @@ def topk(
         sorted: whether they come in order, the extreme one first; otherwise in any order.
     Raises:
         ShapeError: for an axis that t lacks, or k outside 1 .. n.
-        DTypeError: if t is not real numbers.
+        DTypeError: from sessions, if t is not real numbers.
     """
     check_real("topk", t=t)
     axis = normalise_axis("topk", t, axis)
@@ -314,7 +316,7 @@ def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
     Raises:
         ShapeError: for values of another shape, or an axis outside -rank - 1 .. rank.
         ValueError: if num_classes is not a constant: the result's shape depends on it.
-        DTypeError: if t is not integers.
+        DTypeError: from sessions, if t is not integers.
     """
     if not isinstance(num_classes, Constant) or num_classes.nelms != 1:
         raise GraphError(
@@ -353,7 +355,7 @@ def dynamic_slice(t: Tensor, index: Tensor, axes: List[int], sizes: List[int], n
         no_overlap: a hint, without effect here.
     Raises:
         ShapeError: if index, axes and sizes differ in number, or a size is longer than its axis.
-        DTypeError: if index is not integers.
+        DTypeError: from sessions, if index is not integers.
     """
     return TensorSpec(_check_dynamic("dynamic_slice", t, index, axes, sizes), t.dtype)
 
@@ -366,13 +368,14 @@ def dynamic_update(
 
     Shapes: t [a]; index [axes], integers; t_update: sizes on those axes, t's dtype -> [a].
     Raises:
-        ShapeError: as `dynamic_slice`, or if t_update has another shape than the slice.
-        DTypeError: if t_update has another dtype.
+        ShapeError: as `dynamic_slice`; from sessions, if t_update has another shape than the slice.
+        DTypeError: from sessions, if t_update has another dtype.
     """
-    check_same_dtype("dynamic_update", t=t, t_update=t_update)
+    check_computes_in_one_dtype("dynamic_update", t=t, t_update=t_update)
     shape = _check_dynamic("dynamic_update", t, index, axes, sizes)
     if t_update.shape != shape:
-        raise ShapeError(f"dynamic_update: got t_update {t_update.spec}; expected the slice's shape {list(shape)}.")
+        error = f"dynamic_update: got t_update {t_update.spec}; expected the slice's shape {list(shape)}. Reshape it."
+        refuse_to_execute(ShapeError(error))
     return t.spec
 
 

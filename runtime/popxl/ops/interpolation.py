@@ -3,9 +3,9 @@
 import math
 from typing import Any, Literal, Optional, Tuple
 
-from popxl.errors import DTypeError, ShapeError
+from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
-from popxl.ops.checks import check_floating, check_same_dtype
+from popxl.ops.checks import check_computes_in_one_dtype, check_floating, check_indices
 from popxl.ops.windows import per_axis
 from popxl.values import Tensor, TensorSpec
 
@@ -50,7 +50,7 @@ def interpolate(
         coordinate_transformation_mode: one of the above.
     Raises:
         ShapeError: if scale_factor has not one positive number for each axis, or an axis would be empty.
-        DTypeError: if t is not floating point.
+        DTypeError: from sessions, if t is not floating point.
         ValueError: for other modes.
     Source: ONNX, operator Resize; Keys 1981, IEEE Trans. ASSP 29 (6), for the cubic.
     """
@@ -145,13 +145,12 @@ def roi_align(
             is then waited for, to learn how many.
     Raises:
         ShapeError: for other ranks, regions that do not match, or sizes below 1.
-        DTypeError: if t and rois differ or are not floating point, or batch_index is not integers.
+        DTypeError: from sessions, if t and rois differ or are not floating point, or batch_index not integers.
     Source: He et al. 2017, arXiv:1703.06870, section 3; ONNX, operator RoiAlign (version 10) in average mode.
     """
     check_floating("roi_align", t=t)
-    check_same_dtype("roi_align", t=t, rois=rois)
-    if not batch_index.dtype.is_int:
-        raise DTypeError(f"roi_align: got batch_index {batch_index.spec}; expected integers. Cast it to popxl.int32.")
+    check_computes_in_one_dtype("roi_align", t=t, rois=rois)
+    check_indices("roi_align", "batch_index", batch_index)
     if t.rank != 4 or 0 in t.shape[1:]:
         raise ShapeError(f"roi_align: got t {t.spec}; expected [n, c, h, w] with elements on each axis.")
     if rois.rank != 2 or rois.shape[1] != 4 or batch_index.shape != rois.shape[:1]:

@@ -14,7 +14,7 @@ def lamb_square(t: Tensor) -> Tensor:
     Of a tensor that is sharded over all replicas it is the sum over all shards, the same on every replica.
     Shapes: t [a], floating point -> [], float32.
     Raises:
-        DTypeError: if t is not floating point.
+        DTypeError: from sessions, if t is not floating point.
         ShapeError: a shard that may be one of fewer pieces than there are replicas, because its shape does not say
             which replicas hold the others.
     """

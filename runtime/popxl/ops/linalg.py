@@ -1,6 +1,6 @@
 """Matrix products."""
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import numpy as np
 
@@ -10,7 +10,13 @@ from popxl.errors import DTypeError, ShapeError
 from popxl.opdef import Cost, op
 from popxl.ops.broadcasting import sum_to
 from popxl.ops.casting import cast_if_needed
-from popxl.ops.checks import check_float8, check_log2_scale, check_numeric, check_same_dtype
+from popxl.ops.checks import (
+    check_computes_in_one_dtype,
+    check_float8,
+    check_log2_scale,
+    check_numeric,
+    refuse_to_execute,
+)
 from popxl.ops.shape import reshape, transpose
 from popxl.values import Tensor, TensorSpec
 
@@ -41,38 +47,60 @@ def _product_shape(name: str, lhs: Tensor, rhs: Tensor) -> Tuple[int, ...]:
     return (*batch, *rows, *columns)
 
 
-@op
-def matmul(
+@op(name="matmul")
+def _matmul(
     lhs: Tensor,
     rhs: Tensor,
     available_memory_proportion: Optional[float] = None,
     output_type: Optional[dtype] = None,
     partials_type: Optional[dtype] = None,
 ) -> TensorSpec:
-    """Matrix product over the last two axes, leading axes broadcast; 16-bit types accumulate in float32.
-
-    Shapes: lhs [..., m, k], rhs [..., k, n], numbers of one dtype -> [..., m, n]. A vector on the left is a row, one
-    on the
-    right a column, and the result lacks that axis.
-    Args:
-        available_memory_proportion: kept; has no effect here.
-        output_type: dtype of the result; default: the operands'.
-        partials_type: float16 or float32; kept, accumulation is always in float32 or wider.
-    Raises:
-        ShapeError: if the inner axes differ, the leading axes do not broadcast, or an operand is a scalar.
-        DTypeError: if the dtypes differ or are bool.
-        ValueError: for another partials_type.
-    """
+    """Matrix product of operands of one dtype; `matmul` documents it."""
     check_numeric("matmul", lhs=lhs, rhs=rhs)
-    check_same_dtype("matmul", lhs=lhs, rhs=rhs)
+    check_computes_in_one_dtype("matmul", lhs=lhs, rhs=rhs)
     shape = _product_shape("matmul", lhs, rhs)
     if partials_type not in (None, dtypes.float16, dtypes.float32):
         raise ValueError(f"matmul: got partials_type {partials_type!r}; expected float16 or float32.")
     if output_type is not None and output_type.is_floating_point != lhs.dtype.is_floating_point:
-        raise DTypeError(
-            f"matmul: got output_type {output_type.name} for lhs {lhs.spec}; expected a dtype of the same kind."
-        )
+        error = f"matmul: got output_type {output_type.name} for lhs {lhs.spec}; expected a dtype of the same kind."
+        refuse_to_execute(DTypeError(error))
     return TensorSpec(shape, output_type or lhs.dtype)
+
+
+def matmul(
+    lhs: Tensor,
+    rhs: Tensor,
+    available_memory_proportion: Optional[float] = None,
+    output_type: Optional[dtype] = None,
+    partials_type: Optional[dtype] = None,
+) -> Tensor:
+    """Matrix product over the last two axes, leading axes broadcast; 16-bit types accumulate in float32.
+
+    Floating-point operands of two types are multiplied in the wider one, float16 and bfloat16 in float32, and the
+    result is rounded once.
+
+    Shapes: lhs [..., m, k], rhs [..., k, n], numbers -> [..., m, n]. A vector on the left is a row, one on the right a
+    column, and the result lacks that axis.
+    Args:
+        available_memory_proportion: kept; has no effect here.
+        output_type: dtype of the result; default: lhs's.
+        partials_type: float16 or float32; kept, accumulation is always in float32 or wider.
+    Raises:
+        ShapeError: if the inner axes differ, the leading axes do not broadcast, or an operand is a scalar.
+        DTypeError: from sessions, if the dtypes differ and are not both floating point, or are bool.
+        ValueError: for another partials_type.
+    """
+    if _are_two_widths(lhs, rhs):
+        wide = dtypes.float64 if dtypes.float64 in (lhs.dtype, rhs.dtype) else dtypes.float32
+        output_type = output_type or lhs.dtype
+        lhs, rhs = cast_if_needed(lhs, wide), cast_if_needed(rhs, wide)
+    return _matmul(lhs, rhs, available_memory_proportion, output_type, partials_type)
+
+
+def _are_two_widths(*operands: Any) -> bool:
+    """Whether these are tensors of different floating-point types that ops compute with."""
+    found = {t.dtype for t in operands if isinstance(t, Tensor)}
+    return len(found) > 1 and all(of.is_floating_point and of.itemsize > 1 for of in found)
 
 
 def _swap(t: Tensor) -> Tensor:
@@ -84,7 +112,7 @@ def _as(t: Tensor, shape: Tuple[int, ...]) -> Tensor:
     return t if t.shape == shape else reshape(t, shape)
 
 
-@matmul.vjp
+@_matmul.vjp
 def matmul_vjp(
     dy: Tensor,
     y: Tensor,
@@ -108,10 +136,10 @@ def matmul_vjp(
         drhs = matmul(_swap(flat_lhs), flat_dy)
     else:
         drhs = sum_to(matmul(_swap(matrix_lhs), matrix_dy), right)
-    return _as(dlhs, lhs.shape), _as(drhs, rhs.shape)
+    return _as(dlhs, lhs.shape), cast_if_needed(_as(drhs, rhs.shape), rhs.dtype)
 
 
-@matmul.cost
+@_matmul.cost
 def matmul_cost(y: Tensor, lhs: Tensor, rhs: Tensor, *options: object) -> Cost:
     """A product and a sum for each term of each element."""
     return Cost(flops=2 * y.nelms * lhs.shape[-1])

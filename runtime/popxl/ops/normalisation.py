@@ -4,7 +4,7 @@ from typing import Optional, Tuple
 
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
-from popxl.ops.checks import check_floating, check_same_dtype, normalise_axis
+from popxl.ops.checks import check_computes_in_one_dtype, check_floating, normalise_axis
 from popxl.values import Tensor, TensorSpec
 
 
@@ -17,7 +17,7 @@ def softmax(t: Tensor, axis: int) -> TensorSpec:
         axis: negative ones are counted from the end.
     Raises:
         ShapeError: for an axis that t lacks.
-        DTypeError: if t is not floating point.
+        DTypeError: from sessions, if t is not floating point.
     """
     check_floating("softmax", t=t)
     normalise_axis("softmax", t, axis)
@@ -43,7 +43,7 @@ softmax_grad.cost(lambda dt, dy, y, axis: Cost(flops=4 * dt.nelms))
 def _check_channels(name: str, t: Tensor, **parameters: Tensor) -> None:
     """Operands of one floating-point type, and parameters of one value for each of ``t``'s channels (axis 1)."""
     check_floating(name, t=t)
-    check_same_dtype(name, t=t, **parameters)
+    check_computes_in_one_dtype(name, t=t, **parameters)
     if t.rank < 2:
         raise ShapeError(f"{name}: got t {t.spec}; expected samples and channels, [n, c, ...]. Reshape it to (1, -1).")
     for parameter, value in parameters.items():
@@ -70,7 +70,7 @@ def layer_norm(t: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-05) -> T
         eps: added to the variance, in the units of t squared.
     Raises:
         ShapeError: if weight or bias does not match t's axis 1.
-        DTypeError: if the dtypes differ or are not floating point.
+        DTypeError: from sessions, if the dtypes differ or are not floating point.
     Source: Ba et al. 2016, arXiv:1607.06450, section 3.
     """
     _check_channels("layer_norm", t, weight=weight, bias=bias)
@@ -98,7 +98,7 @@ def group_norm(t: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: fl
         eps: added to the variance, in the units of t squared.
     Raises:
         ShapeError: if weight or bias does not match t's axis 1, or num_groups does not divide it.
-        DTypeError: if the dtypes differ or are not floating point.
+        DTypeError: from sessions, if the dtypes differ or are not floating point.
     Source: Wu and He 2018, arXiv:1803.08494, section 3.
     """
     _check_channels("group_norm", t, weight=weight, bias=bias)
@@ -142,7 +142,7 @@ def batch_norm_inference(
         momentum: kept for programs that pass it; only training would use it.
     Raises:
         ShapeError: if a parameter does not match t's axis 1.
-        DTypeError: if the dtypes differ or are not floating point.
+        DTypeError: from sessions, if the dtypes differ or are not floating point.
     Source: Ioffe and Szegedy 2015, arXiv:1502.03167, section 3.1.
     """
     _check_channels("batch_norm_inference", t, scale=scale, bias=bias, mean=mean, var=var)

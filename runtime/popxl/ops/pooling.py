@@ -13,14 +13,15 @@ from popxl.values import Tensor, TensorSpec
 Windows = Tuple[Window, ...]
 
 
-def _pooled(t: Tensor, windows: Windows) -> TensorSpec:
+def _pooled(name: str, t: Tensor, windows: Windows) -> TensorSpec:
+    check_floating(name, t=t)
     return TensorSpec((*t.shape[:2], *(w.count for w in windows)), t.dtype)
 
 
 @op(name="average_pool")
 def _average_pool(t: Tensor, windows: Windows) -> TensorSpec:
     """Means over known windows; `average_pool` documents it."""
-    return _pooled(t, windows)
+    return _pooled("average_pool", t, windows)
 
 
 @op
@@ -32,7 +33,7 @@ def average_pool_grad(dy: Tensor, windows: Windows) -> TensorSpec:
 @op(name="max_pool")
 def _max_pool(t: Tensor, windows: Windows) -> TensorSpec:
     """Maxima over known windows; `max_pool` documents it."""
-    return _pooled(t, windows)
+    return _pooled("max_pool", t, windows)
 
 
 @op(differentiable=False)
@@ -79,7 +80,6 @@ def _pool(
     **windows: Any,
 ) -> Tensor:
     sizes = spatial_sizes(name, t)
-    check_floating(name, t=t)
     kernel = per_axis(name, "kernel_size", () if kernel_size is None else kernel_size, len(sizes))
     around = resolve_padding(name, "out_pads", out_pads, len(sizes))
     found = slide(name, sizes, kernel, pad_type=auto_pad, parameter="auto_pad", **windows)
@@ -115,7 +115,7 @@ _ARGUMENTS = """
     Raises:
         ShapeError: if an argument has not one number for each axis, both padding and an auto_pad are given, or a window
             would hold no element.
-        DTypeError: if t is not floating point.
+        DTypeError: from sessions, if t is not floating point.
         ValueError: for another auto_pad{or_}.
     """
 

@@ -12,7 +12,7 @@ from popxl import dtypes, generator
 from popxl.dtypes import dtype
 from popxl.errors import DTypeError, ShapeError
 from popxl.opdef import Cost, op
-from popxl.ops.checks import check_floating
+from popxl.ops.checks import check_floating, refuse_to_execute
 from popxl.values import Tensor, TensorSpec
 
 INTEGER_OPERATIONS_PER_DRAW = 13
@@ -52,7 +52,7 @@ def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> TensorSpec:
     Shapes: t [a], floating point; seed_tensor [2] or [n, 2], uint32 -> [a], t's dtype.
     Raises:
         ValueError: p outside [0, 1), a seed of another shape or dtype, or more seeds than equal parts.
-        DTypeError: if t is not floating point.
+        DTypeError: from sessions, if t is not floating point.
     """
     check_floating("dropout", t=t)
     check_seeds("dropout", "seed_tensor", seed_tensor)
@@ -85,7 +85,7 @@ def shaped_dropout(t: Tensor, seed_tensor: Tensor, shape: Iterable[int], ratio: 
     Shapes: t [a], floating point; seed_tensor [2], uint32 -> [a], t's dtype.
     Raises:
         ValueError: ratio outside [0, 1), a seed of another shape or dtype, or a shape that does not broadcast to t's.
-        DTypeError: if t is not floating point.
+        DTypeError: from sessions, if t is not floating point.
     """
     check_floating("shaped_dropout", t=t)
     check_seed("shaped_dropout", "seed_tensor", seed_tensor)
@@ -118,9 +118,8 @@ def shaped_dropout_cost(y: Tensor, t: Tensor, seed_tensor: Tensor, shape: Iterab
 def _check_drawn(name: str, seed_tensor: Tensor, data_type: dtype) -> None:
     check_seed(name, "seed_tensor", seed_tensor)
     if not data_type.is_floating_point or data_type.itemsize == 1:
-        raise DTypeError(
-            f"{name}: got dtype {data_type.name}; expected floating point of 16 bits or more. Cast the result."
-        )
+        error = f"{name}: got dtype {data_type.name}; expected floating point of 16 bits or more. Cast the result."
+        refuse_to_execute(DTypeError(error))
 
 
 @op(random=True, differentiable=False)
@@ -136,7 +135,7 @@ def random_uniform(
     Shapes: seed_tensor [2], uint32 -> shape, of dtype.
     Raises:
         ValueError: low not below high, or a seed of another shape or dtype.
-        DTypeError: for a dtype that is not floating point.
+        DTypeError: from sessions, for a dtype that is not floating point.
     """
     _check_drawn("random_uniform", seed_tensor, dtype)
     if not low < high:
@@ -160,7 +159,7 @@ def random_normal(
     Shapes: seed_tensor [2], uint32 -> shape, of dtype.
     Raises:
         ValueError: a negative std, or a seed of another shape or dtype.
-        DTypeError: for a dtype that is not floating point.
+        DTypeError: from sessions, for a dtype that is not floating point.
     """
     _check_drawn("random_normal", seed_tensor, dtype)
     if not std >= 0:

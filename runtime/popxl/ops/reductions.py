@@ -76,7 +76,8 @@ def _reduction(
         f"{doc}\n\nShapes: t [a], {takes} -> a without the reduced axes, t's dtype.\n"
         "Args:\n    axis: axis or axes to reduce, negative ones counted from the end; None: all.\n"
         "    keepdims: keep them with size 1.\n"
-        f"Raises:\n    ShapeError: for an axis that t lacks, or one given twice.\n    DTypeError: if t is not {takes}."
+        "Raises:\n    ShapeError: for an axis that t lacks, or one given twice.\n"
+        f"    DTypeError: from sessions, if t is not {takes}."
     )
     result = op(host=host)(fn)
     result.vjp(vjp)
@@ -211,7 +212,7 @@ def argmax(t: Tensor, dim: Optional[int] = 0, keepdim: Optional[bool] = False) -
         keepdim: keep the axis with size 1.
     Raises:
         ShapeError: for an axis that t lacks, or a t without elements.
-        DTypeError: if t is not real numbers.
+        DTypeError: from sessions, if t is not real numbers.
     """
     return _positions("argmax", t, dim, keepdim)
 
@@ -226,7 +227,7 @@ def argmin(t: Tensor, dim: Optional[int] = 0, keepdim: Optional[bool] = False) -
         keepdim: keep the axis with size 1.
     Raises:
         ShapeError: for an axis that t lacks, or a t without elements.
-        DTypeError: if t is not real numbers.
+        DTypeError: from sessions, if t is not real numbers.
     """
     return _positions("argmin", t, dim, keepdim)
 
@@ -245,7 +246,7 @@ def cumsum(t: Tensor, dim: Optional[int] = 0) -> TensorSpec:
     Shapes: t [a], numbers -> [a].
     Raises:
         ShapeError: for an axis that t lacks.
-        DTypeError: if t is not numbers.
+        DTypeError: from sessions, if t is not numbers.
     """
     check_numeric("cumsum", t=t)
     normalise_axis("cumsum", t, dim or 0)
@@ -274,7 +275,7 @@ def lamb_square(t: Tensor) -> TensorSpec:
 
     Shapes: t [a], floating point -> [], float32.
     Raises:
-        DTypeError: if t is not floating point.
+        DTypeError: from sessions, if t is not floating point.
     """
     check_floating("lamb_square", t=t)
     return TensorSpec((), dtypes.float32)
@@ -298,7 +299,7 @@ def histogram(t: Tensor, levels: List[float], absolute_of_input: bool) -> Tensor
         absolute_of_input: count absolute values.
     Raises:
         ValueError: unless each level is larger than the one before.
-        DTypeError: if t is not floating point.
+        DTypeError: from sessions, if t is not floating point.
     """
     check_floating("histogram", t=t)
     if any(not low < high for low, high in zip(levels, levels[1:])):

@@ -5,6 +5,7 @@ from typing import Optional, Union
 from popxl import dtypes
 from popxl.errors import DTypeError, GraphError, ShapeError
 from popxl.opdef import Cost, op
+from popxl.ops.checks import refuse_to_execute
 from popxl.remote_buffer import RemoteBuffer
 from popxl.values import Tensor, TensorSpec
 
@@ -15,8 +16,8 @@ def check_offset(name: str, remote_buffer: RemoteBuffer, offset: Offset) -> None
     """Check a slot's number.
 
     Raises:
-        TypeError: for something that is no remote buffer, or an offset that is neither an int nor an int32 or uint32
-            tensor.
+        TypeError: for something that is no remote buffer, or an offset that is neither an int nor a tensor; from
+            sessions, for a tensor that is not int32 or uint32.
         ShapeError: for a tensor of more than one element.
         ValueError: for a negative int. (Buffers may still grow, so an int beyond the end is found when the program is
             prepared.)
@@ -28,9 +29,8 @@ def check_offset(name: str, remote_buffer: RemoteBuffer, offset: Offset) -> None
         )
     if isinstance(offset, Tensor):
         if offset.dtype not in (dtypes.int32, dtypes.uint32):
-            raise DTypeError(
-                f"{name}: got offset {offset.spec}; expected an int, or an int32 or uint32 tensor. Cast it."
-            )
+            error = f"{name}: got offset {offset.spec}; expected an int, or an int32 or uint32 tensor. Cast it."
+            refuse_to_execute(DTypeError(error))
         if offset.nelms != 1:
             raise ShapeError(f"{name}: got offset {offset.spec}; expected one number. Load one slot per op.")
     elif isinstance(offset, bool) or not hasattr(offset, "__index__"):

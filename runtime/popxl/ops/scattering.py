@@ -8,9 +8,9 @@ from popxl.opdef import Cost, op
 from popxl.ops.arithmetic import div
 from popxl.ops.broadcasting import broadcast_to, positions_along
 from popxl.ops.casting import cast
-from popxl.ops.checks import check_numeric, check_real, check_same_dtype, normalise_axis
+from popxl.ops.checks import check_indices, check_numeric, check_real, check_same_dtype, normalise_axis
 from popxl.ops.comparison import equal, greater
-from popxl.ops.indexing import check_indices, gather, gather_cost, gather_grad_cost, scalar, take_along_axis, where
+from popxl.ops.indexing import gather, gather_cost, gather_grad_cost, scalar, take_along_axis, where
 from popxl.ops.shape import reshape
 from popxl.values import Tensor, TensorSpec
 
@@ -33,6 +33,8 @@ def _scatter_reduce(
     axis_size: int,
 ) -> TensorSpec:
     """Combine elements that share an index; `scatter_reduce` documents it. Indices broadcast to data's shape."""
+    (check_real if reduction in ("max", "min") else check_numeric)("scatter_reduce", data=data)
+    check_indices("scatter_reduce", "indices", indices)
     return TensorSpec((*data.shape[:axis], axis_size, *data.shape[axis + 1 :]), data.dtype)
 
 
@@ -97,8 +99,8 @@ def scatter_reduce(
     Raises:
         ValueError: neither initial_values nor axis_size, or another reduction.
         ShapeError: indices or initial values that do not fit data, or an axis that it lacks.
-        DTypeError: indices that are no integers, data that the reduction does not take, or initial values
-            of another dtype.
+        DTypeError: initial values of another dtype; from sessions, indices that are no integers, or data that the
+            reduction does not take.
     """
     return _reduced(
         "scatter_reduce", data, indices, reduction, initial_values, axis, axis_size, 1, enable_index_broadcast
@@ -148,8 +150,6 @@ def _reduced(
         _check_tensor(name, parameter, t)
     if reduction not in REDUCTIONS:
         raise ValueError(f"{name}: got reduction {reduction!r}; expected one of {', '.join(map(repr, REDUCTIONS))}.")
-    (check_real if reduction in ("max", "min") else check_numeric)(name, data=data)
-    check_indices(name, "indices", indices)
     axis = normalise_axis(name, data, axis)
     _check_groups(name, "data", data, indices, axis, group_size)
     size = _size(name, data, initial_values, axis, axis_size)
@@ -223,6 +223,7 @@ def _per_element(name: str, data: Tensor, indices: Tensor, axis: int, grouped: b
 @op(name="groupedgather")
 def _groupedgather(t: Tensor, indices: Tensor, axis: int, zero_OOR: bool) -> TensorSpec:
     """Gather in each group by itself; `groupedgather` documents it."""
+    check_indices("groupedgather", "indices", indices)
     return TensorSpec((*t.shape[:axis], *indices.shape[1:], *t.shape[axis + 1 :]), t.dtype)
 
 
@@ -275,7 +276,6 @@ def groupedgather(
         return gather(t, indices, axis, available_memory_proportion, zero_OOR)
     for parameter, given in (("t", t), ("indices", indices)):
         _check_tensor("groupedgather", parameter, given)
-    check_indices("groupedgather", "indices", indices)
     axis = normalise_axis("groupedgather", t, axis)
     _check_groups("groupedgather", "t", t, indices, axis, int(group_size or 1))
     return _groupedgather(t, indices, axis, zero_OOR)

@@ -12,10 +12,10 @@ from typing import Any, Mapping, Optional, Union
 import numpy as np
 
 from popxl.context import get_current_graph
-from popxl.errors import DTypeError, ShapeError
+from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
 from popxl.ops.arithmetic import add_
-from popxl.ops.checks import check_floating, check_numeric, check_real, check_scalar, normalise_axis
+from popxl.ops.checks import check_floating, check_indices, check_numeric, check_real, check_scalar, normalise_axis
 from popxl.ops.utils import check_in_graph
 from popxl.values import Tensor, TensorSpec, make_constant
 
@@ -43,7 +43,7 @@ def accumulate_(t: Tensor, X: Tensor, f: Optional[Scalar] = None) -> TensorSpec:
     Shapes: t and X [s], real numbers -> [s].
     Raises:
         ShapeError: if t and X differ in shape, or f has several elements.
-        DTypeError: if t or X is not real numbers.
+        DTypeError: from sessions, if t or X is not real numbers.
     """
     return _update("accumulate_", t, X, f=f)
 
@@ -55,7 +55,7 @@ def accumulate_square_(t: Tensor, X: Tensor, f: Scalar = 1.0) -> TensorSpec:
     Shapes: t and X [s], real numbers -> [s].
     Raises:
         ShapeError: if t and X differ in shape, or f has several elements.
-        DTypeError: if t or X is not real numbers.
+        DTypeError: from sessions, if t or X is not real numbers.
     """
     return _update("accumulate_square_", t, X, f=f)
 
@@ -69,7 +69,7 @@ def accumulate_mean_(t: Tensor, X: Tensor, step: Scalar) -> TensorSpec:
         step: how many values the mean holds already; 0 starts it anew.
     Raises:
         ShapeError: if t and X differ in shape, or step has several elements.
-        DTypeError: if t is not floating point, or X not real numbers.
+        DTypeError: from sessions, if t is not floating point, or X not real numbers.
     """
     check_floating("accumulate_mean_", t=t)
     return _update("accumulate_mean_", t, X, step=step)
@@ -82,7 +82,7 @@ def accumulate_moving_average_(t: Tensor, X: Tensor, f: Scalar) -> TensorSpec:
     Shapes: t and X [s], floating point -> [s].
     Raises:
         ShapeError: if t and X differ in shape, or f has several elements.
-        DTypeError: if t is not floating point, or X not real numbers.
+        DTypeError: from sessions, if t is not floating point, or X not real numbers.
     """
     check_floating("accumulate_moving_average_", t=t)
     return _update("accumulate_moving_average_", t, X, f=f)
@@ -95,7 +95,7 @@ def accumulate_moving_average_square_(t: Tensor, X: Tensor, f: Scalar) -> Tensor
     Shapes: t and X [s], floating point -> [s].
     Raises:
         ShapeError: if t and X differ in shape, or f has several elements.
-        DTypeError: if t is not floating point, or X not real numbers.
+        DTypeError: from sessions, if t is not floating point, or X not real numbers.
     """
     check_floating("accumulate_moving_average_square_", t=t)
     return _update("accumulate_moving_average_square_", t, X, f=f)
@@ -108,7 +108,7 @@ def accumulator_scale_(t: Tensor, f: Scalar) -> TensorSpec:
     Shapes: t [s], floating point -> [s].
     Raises:
         ShapeError: if f has several elements.
-        DTypeError: if t is not floating point.
+        DTypeError: from sessions, if t is not floating point.
     """
     check_floating("accumulator_scale_", t=t)
     check_scalar("accumulator_scale_", "f", f)
@@ -121,7 +121,7 @@ def accumulator_zero_(t: Tensor) -> TensorSpec:
 
     Shapes: t [s], numbers -> [s].
     Raises:
-        DTypeError: if t is not numbers.
+        DTypeError: from sessions, if t is not numbers.
     """
     check_numeric("accumulator_zero_", t=t)
     return t.spec
@@ -140,12 +140,11 @@ def sparse_accumulate_(
         W: the tensor that was gathered from; only its layout would matter, and it is not read.
     Raises:
         ShapeError: if X does not have that shape, or f has several elements.
-        DTypeError: if indices are not integers.
+        DTypeError: from sessions, if indices are not integers.
     """
     check_real("sparse_accumulate_", t=t, X=X)
     axis = normalise_axis("sparse_accumulate_", t, axis)
-    if not indices.dtype.is_int:
-        raise DTypeError(f"sparse_accumulate_: got indices {indices.spec}; expected integers. Cast them with ops.cast.")
+    check_indices("sparse_accumulate_", "indices", indices)
     expected = (*t.shape[:axis], *indices.shape, *t.shape[axis + 1 :])
     if X.shape != expected:
         raise ShapeError(
@@ -164,7 +163,7 @@ def copy_var_update_(t: Tensor, X: Tensor) -> TensorSpec:
     Shapes: t and X [s], numbers or of one dtype -> [s].
     Raises:
         ShapeError: if t and X differ in shape.
-        DTypeError: if they differ in dtype and one is float8 or bool.
+        DTypeError: from sessions, if they differ in dtype and one is float8 or bool.
     """
     if t.dtype is not X.dtype:
         check_real("copy_var_update_", t=t, X=X)
@@ -305,7 +304,7 @@ def adam_updater(
     Raises:
         ValueError: for weight_decay without weight, or time_step without both betas.
         ShapeError: if the shapes differ, or a factor has several elements.
-        DTypeError: if a moment or the weight is not floating point.
+        DTypeError: from sessions, if a moment or the weight is not floating point.
     Source: Kingma and Ba 2014, arXiv:1412.6980, algorithm 1; Loshchilov and Hutter 2017, arXiv:1711.05101, for the
     decay.
     """

@@ -9,6 +9,7 @@ from popxl.plan import Collective, Phase, Plan
 from popxl.remote_buffer import RemoteBuffer
 
 from popxl_engine.blocks import Block, Instr
+from popxl_engine.checks import check_executable
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.lowering import Lowering
 from popxl_engine.machine.memory import Rows
@@ -20,6 +21,7 @@ from popxl_engine.planner.rehearsal import peak_bytes
 
 def make_plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device: str = "cpu") -> Plan:
     """See `popxl.plan.plan`."""
+    check_executable(ir)
     block = Lowering().main(ir.main_graph)  # work and traffic are those of the program, before any fusion
     optimise(block)
     counter = Counter()

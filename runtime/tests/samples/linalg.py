@@ -113,7 +113,7 @@ REFUSALS = [
     Refusal("matmul", operands=((), (3, 4)), error=ShapeError, says="at least one axis each"),
     Refusal(
         "matmul",
-        operands=((3, 4), Operand((4, 5), dtype=popxl.float16)),
+        operands=((3, 4), Operand((4, 5), dtype=popxl.int32)),
         error=DTypeError,
         says="expected equal dtypes",
     ),

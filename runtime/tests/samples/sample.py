@@ -104,7 +104,10 @@ class Built:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Arguments that the op must refuse when it is added, with ``error`` and words that match ``says``."""
+    """Arguments that are refused with ``error`` and words that match ``says``, when the op is added or by sessions.
+
+    Numbers that the op cannot compute with are refused by sessions alone.
+    """
 
     op: str
     operands: Operands = ()

@@ -5,6 +5,7 @@ from typing import Literal, Optional
 
 from popxl import dtypes
 from popxl.errors import DTypeError, GraphError
+from popxl.ops.checks import refuse_to_execute
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.values import Tensor
 
@@ -38,8 +39,8 @@ def check_reduction(name: str, t: Tensor, op: CollectiveOps) -> None:
 
     Raises:
         ValueError: for an unknown reduction.
-        DTypeError: "and" and "or" of something else than bool, a mean of integers, the largest of complex
-            numbers, others of bool.
+        DTypeError: from sessions, "and" and "or" of something else than bool, a mean of integers, the largest of
+            complex numbers, others of bool.
     """
     operator = to_collective_op(op)
     if operator in (CollectiveOperator.logical_and, CollectiveOperator.logical_or):
@@ -51,7 +52,8 @@ def check_reduction(name: str, t: Tensor, op: CollectiveOps) -> None:
     else:
         fits, expected = t.dtype is not dtypes.bool, "numbers"
     if not fits or (t.dtype.is_floating_point and t.dtype.itemsize == 1):
-        raise DTypeError(f"{name}: got t {t.spec} for op {op!r}; expected {expected}. Cast it with ops.cast.")
+        error = f"{name}: got t {t.spec} for op {op!r}; expected {expected}. Cast it with ops.cast."
+        refuse_to_execute(DTypeError(error))
 
 
 def resolve_group(name: str, t: Tensor, group: Optional[ReplicaGrouping]) -> ReplicaGrouping:

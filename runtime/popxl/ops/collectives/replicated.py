@@ -37,7 +37,7 @@ def replicated_all_reduce(t: Tensor, op: CollectiveOps = "add", group: Optional[
         group: default: all replicas.
     Raises:
         ValueError: for an unknown reduction, or a group of another Ir.
-        DTypeError: for a reduction that t's dtype does not have.
+        DTypeError: from sessions, for a reduction that t's dtype does not have.
     """
     check_reduction("replicated_all_reduce", t, op)
     resolve_group("replicated_all_reduce", t, group)
@@ -69,7 +69,7 @@ def replicated_reduce_scatter(
         configure_output_for_replicated_tensor_sharding: give the result t's shape as its meta_shape.
     Raises:
         ValueError: for an unknown reduction, or a group of another Ir.
-        DTypeError: for a reduction that t's dtype does not have.
+        DTypeError: from sessions, for a reduction that t's dtype does not have.
     """
     check_reduction("replicated_reduce_scatter", t, op)
     size = resolve_group("replicated_reduce_scatter", t, group).group_size

@@ -101,7 +101,7 @@ def all_reduce(ts: List[Tensor], ipus: Optional[List[int]] = None, op: Collectiv
     Raises:
         ValueError: a device that is not known, another number of devices than tensors, different shapes, or an unknown
             reduction.
-        DTypeError: different dtypes, or a reduction that they do not have.
+        DTypeError: different dtypes; from sessions, for a reduction that they do not have.
     """
     devices = _devices("all_reduce", ts, ipus)
     return _all_reduce(ts, devices, op)

@@ -1,0 +1,188 @@
+"""What can be built and what can be executed: programs are built whatever numbers they hold, and sessions refuse."""
+
+from pathlib import Path
+from typing import Any, Callable, List, Sequence, Tuple
+
+import numpy as np
+import popxl
+import pytest
+import torch
+from addons_programs import run_program, store_all
+from popart import popart_exception
+from popxl import ops
+from popxl.errors import DTypeError
+from popxl.ops.var_updates import accumulate_mean_, adam_updater, adam_var_update, adamax_updater, lamb_updater
+from popxl.plan import plan
+from popxl.transforms import autodiff
+
+FLOAT = popxl.TensorSpec((), popxl.float32)
+INTEGERS = np.array([3, -1, 4, 1], np.int32)
+WAYS = pytest.mark.parametrize("interpret", ["0", "1"], ids=["compiled", "interpreted"])
+
+
+def integers(name: str = "whole") -> popxl.Tensor:
+    return popxl.variable(INTEGERS, name=name)
+
+
+def step() -> popxl.Tensor:
+    return popxl.variable(1, popxl.uint32)
+
+
+def seed() -> popxl.Tensor:
+    return popxl.constant([1, 2], popxl.uint32)
+
+
+FOR_FLOATS: List[Tuple[str, Callable[[popxl.Tensor], Any]]] = [
+    ("adam_updater", lambda t: adam_updater(t, t, t, step(), 0.1, 0.9, 0.999)),
+    ("lamb_updater", lambda t: lamb_updater(t, t, t, step(), 0.1, 0.9, 0.999)),
+    ("adamax_updater", lambda t: adamax_updater(t, t, t, step(), 0.1)),
+    ("adam_var_update", lambda t: adam_var_update(t, t, popxl.variable(1), popxl.variable(1))),
+    ("lamb_square", ops.lamb_square),
+    ("dropout", lambda t: ops.dropout(t, seed(), 0.1)),
+    ("gelu", ops.gelu),
+    ("swish", ops.swish),
+    ("softmax", lambda t: ops.softmax(t, 0)),
+    ("mean", ops.mean),
+    ("average_pool", lambda t: ops.average_pool(t.reshape((1, 1, 4)), (2,))),
+    ("conv", lambda t: ops.conv(t.reshape((1, 1, 4)), t.reshape((1, 1, 4)), (1,), (0, 0), (1,))),
+    ("layer_norm", lambda t: ops.layer_norm(t.reshape((1, 4)), t, t)),
+]
+
+
+@pytest.mark.parametrize(("name", "call"), FOR_FLOATS, ids=[name for name, _ in FOR_FLOATS])
+def test_ops_for_floating_point_are_built_on_integers_and_refused_by_sessions(name: str, call: Any) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        graph = ir.create_graph(lambda: None)
+        t = integers()
+        call(t)
+    assert graph.ir is ir
+    wanted = rf"cannot execute .* in graph 'main', built at {__file__}:\d+: .*int32.*; expected floating point"
+    with pytest.raises(DTypeError, match=wanted):
+        popxl.Session(ir, "ipu_model")
+    with pytest.raises(TypeError, match=wanted):
+        plan(ir)
+
+
+def test_what_is_refused_is_named_with_its_operands_the_called_graph_and_the_users_line() -> None:
+    ir = popxl.Ir()
+
+    def layer(x: popxl.Tensor) -> popxl.Tensor:
+        return ops.gelu(x)
+
+    with ir.main_graph:
+        unused = ir.create_graph(layer, popxl.TensorSpec((2,), popxl.int32))
+        graph = ir.create_graph(layer, popxl.TensorSpec((4,), popxl.int32))
+        (result,) = ops.call(graph, integers())
+    assert unused.outputs[0].dtype is popxl.int32 and result.shape == (4,)
+    line = next(i for i, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "return ops.gelu(x)" in text)
+    with pytest.raises(DTypeError) as caught:
+        popxl.Session(ir, "cpu")
+    said = str(caught.value)
+    for words in ("gelu(%x)", f"graph '{graph.name}'", f"{__file__}:{line}", "int32[4]", "ops.cast"):
+        assert words in said, f"{words!r} is not in: {said}"
+
+
+def test_what_no_graph_calls_is_not_refused() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        ir.create_graph(ops.gelu, popxl.TensorSpec((2,), popxl.int32))
+        (stream,) = store_all([integers() + 1])
+    with popxl.Session(ir, "cpu") as session:
+        np.testing.assert_array_equal(session.run()[stream], INTEGERS + 1)
+
+
+# Operands
+
+
+WIDTHS = [
+    (popxl.float16, popxl.float32),
+    (popxl.float32, popxl.float16),
+    (popxl.float16, popxl.bfloat16),
+    (popxl.bfloat16, popxl.float32),
+    (popxl.float64, popxl.float16),
+]
+
+
+@WAYS
+@pytest.mark.parametrize("widths", WIDTHS, ids=[f"{a.name} @ {b.name}" for a, b in WIDTHS])
+def test_products_of_two_widths_are_of_the_left_ones_and_summed_in_the_wider(
+    widths: Any, interpret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POPXL_INTERPRET", interpret)
+    random = np.random.default_rng(0)
+    exact = [torch.from_numpy(random.integers(-8, 8, shape) / 16) for shape in ((3, 40), (40, 5), (3, 5))]
+    lhs, rhs, dy = exact
+    lhs.requires_grad_()
+    rhs.requires_grad_()
+    y = lhs @ rhs
+    y.backward(dy)
+
+    def build(ir: popxl.Ir) -> Sequence[popxl.Tensor]:
+        a, b = (popxl.variable(t.detach().numpy(), of) for t, of in zip(exact, widths))
+        graph = ir.create_graph(ops.matmul, a, b)
+        assert graph.outputs[0].dtype is widths[0]
+        info = autodiff(graph)
+        call = ops.call_with_info(graph, a, b)
+        gradients = ops.call(info.graph, popxl.constant(dy.numpy(), widths[0]), inputs_dict=info.inputs_dict(call))
+        assert [t.dtype for t in gradients] == list(widths)
+        return [*call.outputs[:1], *gradients]
+
+    for result, t, of in zip(run_program(build), (y, lhs.grad, rhs.grad), (widths[0], *widths)):
+        wanted = t.detach().to(torch.float64 if of is popxl.float64 else getattr(torch, of.name)).to(torch.float64)
+        np.testing.assert_array_equal(result.astype(np.float64), wanted.numpy())
+
+
+def test_products_of_integers_and_floating_point_are_refused_by_sessions() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        y = ops.matmul(popxl.variable(np.ones((2, 4), np.float32)), popxl.variable(np.ones((4, 3), np.int32)))
+    assert y.dtype is popxl.float32 and y.shape == (2, 3)
+    with pytest.raises(DTypeError, match="cannot execute .*matmul.* expected equal dtypes"):
+        popxl.Session(ir, "cpu")
+
+
+@pytest.mark.parametrize("update", [ops.dynamic_update, ops.dynamic_update_])
+def test_updates_of_another_shape_than_the_slice_are_refused_by_sessions(update: Any) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        t = popxl.variable(np.zeros((4, 3), np.float32), name="rows")
+        index = popxl.variable([1], popxl.uint32)
+        row = popxl.variable(np.ones((3,), np.float32), name="row")
+        assert update(t, index, row, [0], [1], True).shape == (4, 3)
+    with pytest.raises(ValueError, match=r"cannot execute .*%rows.*%row.*slice's shape \[1, 3\]"):
+        popxl.Session(ir, "cpu")
+
+
+def test_the_main_graph_takes_inputs_that_no_session_has_a_value_for() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph as main:
+        x = popxl.graph_input((2, 2), popxl.float32, "given", meta_shape=(4, 2))
+        y = x + 1
+    assert main.inputs == (x,) and x in main and y.meta_shape == (4, 2)
+    with pytest.raises(ValueError, match=r"got input %given: float32\[2, 2\].* of the main graph, which has no value"):
+        popxl.Session(ir, "cpu")
+
+
+# Remote variables
+
+
+def test_slots_are_compared_with_remote_variables_when_a_session_is_made() -> None:
+    for data, of in ((np.ones((3,), np.float32), None), (np.ones((2,), np.int32), None), ([1.0, 2.0], popxl.float16)):
+        ir = popxl.Ir()
+        with ir.main_graph:
+            buffer = popxl.remote_buffer((2,), popxl.float32, 4)
+            v = popxl.remote_variable(data, buffer, 3, of, name="far")
+            ops.init((), popxl.float32)
+        assert v.dtype is (of or popxl.dtype.as_dtype(np.asarray(data).dtype)) and v.shape == np.shape(data)
+        with pytest.raises(ValueError, match=r"remote variable %far: .* slots of float32\[2\]; expected a value"):
+            popxl.Session(ir, "cpu")
+
+
+def test_remote_variables_have_their_datas_type_where_none_is_given() -> None:
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph:
+        half, shards = popxl.remote_buffer((2,), popxl.float16), popxl.replica_sharded_buffer((4,), popxl.int32)
+        assert popxl.remote_variable(np.ones(2, np.float32), half).dtype is popxl.float32
+        assert popxl.remote_variable(np.ones(2, np.float64), half).dtype is popxl.float32
+        assert popxl.remote_replica_sharded_variable(np.ones(4, np.float16), shards).dtype is popxl.float16
