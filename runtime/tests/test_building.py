@@ -164,6 +164,50 @@ def test_the_main_graph_takes_inputs_that_no_session_has_a_value_for() -> None:
         popxl.Session(ir, "cpu")
 
 
+# Labels
+
+
+PROBABILITIES = torch.softmax(torch.from_numpy(np.random.default_rng(1).normal(size=(2, 3, 5))), -1)
+LABELS = np.array([4, 0, 2, 1, 1, 3], np.int32)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", [(2, 3), (6,), (3, 2), (1, 6, 1)])
+def test_labels_have_any_shape_with_one_for_each_row(shape: Tuple[int, ...], reduction: Any) -> None:
+    probs = PROBABILITIES.clone().requires_grad_()
+    loss = torch.nn.functional.nll_loss(probs.log().reshape(6, 5), torch.from_numpy(LABELS).long(), reduction=reduction)
+    (expected,) = torch.autograd.grad(loss.sum(), probs)
+
+    def build(ir: popxl.Ir) -> Sequence[popxl.Tensor]:
+        spec = popxl.TensorSpec((2, 3, 5), popxl.float64)
+        graph = ir.create_graph(lambda p, labels: ops.nll_loss(p, labels, reduction=reduction), spec,
+                                popxl.TensorSpec(shape, popxl.int32))  # fmt: skip
+        info = autodiff(graph, grads_required=graph.inputs[:1])
+        p, labels = popxl.variable(PROBABILITIES.numpy(), popxl.float64), popxl.variable(LABELS.reshape(shape))
+        call = ops.call_with_info(graph, p, labels)
+        ones = popxl.constant(np.ones(graph.outputs[0].shape), popxl.float64)
+        return [*call.outputs[:1], *ops.call(info.graph, ones, inputs_dict=info.inputs_dict(call)),
+                *ops.nll_loss_with_softmax_grad(p, labels, 1, reduction=reduction)]  # fmt: skip
+
+    value, gradient, same, by_logits = run_program(build)
+    want = loss.detach().numpy().reshape(shape if reduction == "none" else ())
+    np.testing.assert_allclose(value, want, rtol=1e-12)
+    np.testing.assert_allclose(same, want, rtol=1e-12)
+    np.testing.assert_allclose(gradient, expected.numpy(), rtol=1e-12)
+    weight = 1 / 6 if reduction == "mean" else 1.0
+    onehot = np.eye(5)[LABELS].reshape(2, 3, 5)
+    np.testing.assert_allclose(by_logits, (PROBABILITIES.numpy() - onehot) * weight, rtol=1e-12, atol=1e-15)
+
+
+def test_labels_of_any_dtype_are_built_and_refused_by_sessions() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        probs = popxl.variable(PROBABILITIES.numpy(), popxl.float32)
+        assert ops.nll_loss(probs, popxl.variable(LABELS.astype(np.float32)), reduction="none").shape == (6,)
+    with pytest.raises(DTypeError, match=r"nll_loss: got labels float32\[6\]; expected integers"):
+        popxl.Session(ir, "cpu")
+
+
 # Remote variables
 
 

@@ -1,10 +1,11 @@
 """Negative log-likelihood of labels."""
 
+import math
 from typing import Any, Literal, Optional, Tuple, Union
 
-from popxl.errors import DTypeError, ShapeError
+from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
-from popxl.ops.checks import check_floating
+from popxl.ops.checks import check_floating, check_indices
 from popxl.values import Tensor, TensorSpec
 
 REDUCTION_TYPE = Literal["mean", "sum", "none"]
@@ -12,12 +13,11 @@ REDUCTION_TYPE = Literal["mean", "sum", "none"]
 
 def _loss_spec(name: str, probs: Tensor, labels: Tensor, reduction: str) -> TensorSpec:
     check_floating(name, probs=probs)
-    if not labels.dtype.is_int:
-        raise DTypeError(f"{name}: got labels {labels.spec}; expected integers. Cast them with ops.cast.")
-    if probs.rank < 1 or labels.shape != probs.shape[:-1]:
+    check_indices(name, "labels", labels)
+    if probs.rank < 1 or labels.nelms != math.prod(probs.shape[:-1]):
         raise ShapeError(
-            f"{name}: got probs {probs.spec} and labels {labels.spec}; expected labels of shape "
-            f"{list(probs.shape[:-1])}, one for each row of classes. Reshape one of them."
+            f"{name}: got probs {probs.spec} and labels {labels.spec}; expected {math.prod(probs.shape[:-1])} labels, "
+            "one for each row of classes, in any shape. Reshape one of them."
         )
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{name}: got reduction {reduction!r}; expected 'mean', 'sum' or 'none'.")
@@ -34,15 +34,15 @@ def nll_loss(
 ) -> TensorSpec:
     """-log(p[label]), with probabilities floored at 1e-7 (float16: 6.1e-5): loss and gradient stay finite.
 
-    Shapes: probs [..., classes], floating point; labels [...], integers in [0, classes) -> [] or, for "none", labels'
-    shape.
+    Shapes: probs [..., classes], floating point; labels of any shape with one element for each row of classes, in
+    order, integers in [0, classes) -> [] or, for "none", labels' shape.
     Args:
         ignore_index: label of rows that count neither for the loss nor for the mean.
         reduction: "mean" over the rows that count (0 if none does), "sum", or "none".
         log_prob: whether probs holds log-probabilities; those are not floored.
     Raises:
-        ShapeError: if labels does not have probs' shape without the last axis.
-        DTypeError: if probs is not floating point or labels are not integers.
+        ShapeError: for another number of labels.
+        DTypeError: from sessions, if probs is not floating point or labels are not integers.
         ValueError: for another reduction.
     """
     return _loss_spec("nll_loss", probs, labels, reduction)
@@ -74,8 +74,7 @@ def nll_loss_with_softmax_grad(
 ) -> Tuple[TensorSpec, ...]:
     """The loss, and its gradient for the logits of which probs is the softmax: (p - onehot(label)) * loss_grad.
 
-    Shapes: probs [..., classes], floating point; labels [...], integers -> (loss as of `nll_loss`, gradient of probs'
-    shape).
+    Shapes: probs and labels as for `nll_loss` -> (loss as of `nll_loss`, gradient of probs' shape).
     Args:
         loss_grad: gradient of the loss: a number, a tensor of one element, or for "none" a tensor of labels' shape.
         ignore_index: label of rows whose loss and gradient are zero, and that do not count for the mean.

@@ -13,9 +13,9 @@ def floor_of(dtype: torch.dtype) -> float:
     return 6.1e-5 if dtype == torch.float16 else 1e-7
 
 
-def rows(labels: torch.Tensor, ignore_index: Optional[int]) -> Tuple[torch.Tensor, torch.Tensor]:
-    """(labels as indices with an axis at the end, which rows count); rows that do not count point at class 0."""
-    index = labels.to(torch.int64)
+def rows(labels: torch.Tensor, probs: torch.Tensor, ignore_index: Optional[int]) -> Tuple[torch.Tensor, torch.Tensor]:
+    """(labels of probs' rows as indices with an axis at the end, which count); those that do not point at class 0."""
+    index = labels.to(torch.int64).reshape(probs.shape[:-1])
     counts = torch.ones_like(index, dtype=torch.bool) if ignore_index is None else index != ignore_index
     return torch.where(counts, index, torch.zeros_like(index)).unsqueeze(-1), counts
 
@@ -32,8 +32,8 @@ def row_weights(
     dy: Union[float, torch.Tensor], counts: torch.Tensor, like: torch.Tensor, reduction: str
 ) -> torch.Tensor:
     """The loss's gradient for each row: 0 where it does not count, divided by their number for a mean."""
-    if isinstance(dy, torch.Tensor) and dy.numel() == 1:
-        dy = dy.reshape(())
+    if isinstance(dy, torch.Tensor):
+        dy = dy.reshape(() if dy.numel() == 1 else counts.shape)
     weights = counts.to(widened(like).dtype) * dy
     return weights / counts.sum().clamp(min=1) if reduction == "mean" else weights
 
@@ -43,10 +43,11 @@ def nll_loss(
     probs: torch.Tensor, labels: torch.Tensor, ignore_index: Optional[int], reduction: str, log_prob: bool
 ) -> torch.Tensor:
     """-log(p[label])."""
-    index, counts = rows(labels, ignore_index)
+    index, counts = rows(labels, probs, ignore_index)
     p = widened(probs.gather(-1, index).squeeze(-1))
     losses = -p if log_prob else -torch.log(p.clamp(min=floor_of(probs.dtype)))
-    return reduced(losses, counts, reduction).to(probs.dtype)
+    loss = reduced(losses, counts, reduction).to(probs.dtype)
+    return loss.reshape(labels.shape) if reduction == "none" else loss
 
 
 @kernel("nll_loss_grad")
@@ -59,7 +60,7 @@ def nll_loss_grad(
     log_prob: bool,
 ) -> torch.Tensor:
     """-1 / p at the labels."""
-    index, counts = rows(labels, ignore_index)
+    index, counts = rows(labels, probs, ignore_index)
     at_labels = -row_weights(widened(dy), counts, probs, reduction).unsqueeze(-1)
     if not log_prob:
         at_labels = at_labels / widened(probs.gather(-1, index)).clamp(min=floor_of(probs.dtype))
@@ -75,7 +76,7 @@ def nll_loss_with_softmax_grad(
     reduction: str,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """The loss, and (p - onehot) * loss_grad."""
-    index, counts = rows(labels, ignore_index)
+    index, counts = rows(labels, probs, ignore_index)
     loss = nll_loss(probs, labels, ignore_index, reduction, False)
     weights = row_weights(loss_grad, counts, probs, reduction).unsqueeze(-1)
     grad = widened(probs) * weights
