@@ -92,6 +92,79 @@ def test_what_no_graph_calls_is_not_refused() -> None:
         np.testing.assert_array_equal(session.run()[stream], INTEGERS + 1)
 
 
+# Gradients of integers
+
+
+@WAYS
+def test_gradients_of_integers_are_built_and_run(interpret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POPXL_INTERPRET", interpret)
+
+    def inner(x: popxl.Tensor, w: popxl.Tensor) -> popxl.Tensor:
+        return x * w
+
+    def outer(x: popxl.Tensor, w: popxl.Tensor, b: popxl.Tensor) -> popxl.Tensor:
+        graph = popxl.gcg().ir.create_graph(inner, x, w)
+        (product,) = ops.call(graph, x, w)
+        return product * x + b
+
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x, w, b = popxl.variable(3), popxl.variable(5), popxl.variable(7)
+        graph = ir.create_graph(outer, x, w, b)
+        info = autodiff(graph)
+        call = ops.call_with_info(graph, x, w, b)
+        gradients = ops.call(info.graph, popxl.constant(2), inputs_dict=info.inputs_dict(call))
+        streams = store_all([*call.outputs[:1], *gradients])
+    with popxl.Session(ir, "cpu") as session:
+        results = session.run()
+    assert [int(results[s]) for s in streams] == [3 * 5 * 3 + 7, 2 * 2 * 3 * 5, 2 * 3 * 3, 2]
+
+
+def test_the_gradient_of_a_cast_integer_is_cast_back() -> None:
+    def build(ir: popxl.Ir) -> Sequence[popxl.Tensor]:
+        graph = ir.create_graph(lambda i: ops.cast(i, popxl.float32) * 2.5, popxl.TensorSpec((2,), popxl.int32))
+        info = autodiff(graph)
+        assert info.graph.outputs[0].dtype is popxl.int32
+        return ops.call(info.graph, popxl.constant([2.0, -3.0], popxl.float32))
+
+    (di,) = run_program(build)
+    np.testing.assert_array_equal(di, np.array([5, -7], np.int32))  # 5.0 and -7.5, truncated
+
+
+def test_loops_give_integers_no_gradient_and_say_so() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        body = ir.create_graph(lambda n, x: (n * 2, x * 3), popxl.TensorSpec((), popxl.int32), FLOAT)
+        graph = ir.create_graph(lambda n, x: ops.repeat(body, 2, n, x), popxl.TensorSpec((), popxl.int32), FLOAT)
+        with pytest.raises(popart_exception, match=r"%n: int32\[\].* loops give integers no gradient"):
+            autodiff(graph)
+        assert autodiff(graph, grads_required=graph.inputs[1:]).outputs == graph.inputs[1:]
+
+
+def test_gradients_that_integers_do_not_have_are_built_and_refused_by_sessions() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        graph = ir.create_graph(lambda x: ops.tanh(x), popxl.TensorSpec((4,), popxl.int32))
+        info = autodiff(graph)
+        call = ops.call_with_info(graph, integers())
+        ops.call(info.graph, integers(), inputs_dict=info.inputs_dict(call))
+    with pytest.raises(DTypeError, match="tanh.*expected floating point"):
+        popxl.Session(ir, "cpu")
+
+
+def test_an_index_still_has_no_gradient_but_its_tensor_has() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        graph = ir.create_graph(
+            ops.gather, popxl.TensorSpec((4, 2), popxl.float32), popxl.TensorSpec((3,), popxl.int32)
+        )
+        with pytest.raises(
+            popart_exception, match=r"%indices: int32\[3\].* an index, a label or a seed has no gradient"
+        ):
+            autodiff(graph)
+        assert autodiff(graph, grads_required=graph.inputs[:1]).outputs == graph.inputs[:1]
+
+
 # Operands
 
 

@@ -1,6 +1,6 @@
 """Reverse-mode differentiation, graph to graph. The forward graph gains the intermediates it needs as outputs."""
 
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Union
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Union
 
 from popxl import ops
 from popxl.errors import GraphError
@@ -16,6 +16,10 @@ from popxl.values import Constant, Tensor
 __all__ = ["ExpectedConnection", "ExpectedConnectionType", "GradGraphInfo", "autodiff"]
 
 PREFIX = "Gradient___"
+INDEX = (
+    "expected a floating-point tensor, or one that values are computed of: an index, a label or a seed has no gradient."
+    " Name the tensors you want in grads_required."
+)
 
 
 def autodiff(
@@ -32,49 +36,72 @@ def autodiff(
     recomputed.
 
     Args:
-        grads_provided: tensors whose gradients come in; default: the floating-point outputs but those appended earlier.
-            Gradients of a tensor that is in it twice add up.
+        grads_provided: tensors whose gradients come in; default: the floating-point outputs but those appended earlier,
+            and integer outputs that are made of integers in grads_required. Gradients of a tensor that is in it twice
+            add up.
         grads_required: tensors whose gradients are wanted; default: all inputs. Where no gradient arrives, it is zeros.
+            Gradients of integers are integers; ops whose gradients they do not have cannot be executed.
         called_graphs_grad_info: gradients of called graphs to use instead of differentiating them.
         return_all_grad_graphs: return ``{graph: GradGraphInfo}`` for this graph and those it calls.
     Raises:
-        GraphError: a required gradient that does not exist (integers, an op without a gradient on the way), an op that
-            writes in place, or a tensor of another graph.
+        GraphError: a required gradient that does not exist (of an index, or of an op without a gradient on the way), an
+            op that writes in place, or a tensor of another graph.
     """
     if graph is graph.main_graph:
         raise GraphError(
             "autodiff: got the main graph; expected a graph that it calls. Move the computation to "
             "ir.create_graph(...)."
         )
-    outputs = [t for t in graph.outputs if t not in graph._activations and t.dtype.is_floating_point]
-    provided = outputs if grads_provided is None else list(grads_provided)
     required = list(graph.inputs if grads_required is None else grads_required)
-    for what, tensors in (("grads_provided", provided), ("grads_required", required)):
-        for t in tensors:
-            _check(what, t, graph)
-    run = Differentiation(graph, provided, called_graphs_grad_info or {})
+    _check("grads_required", required, graph)
+    if grads_provided is None:
+        active = influenced(graph, required)
+        outputs = (t for t in graph.outputs if t not in graph._activations)
+        provided = [t for t in outputs if t.dtype.is_floating_point or t in active]
+    else:
+        provided = list(grads_provided)
+        _check("grads_provided", provided, graph)
+    run = Differentiation(graph, provided, required, called_graphs_grad_info or {})
     info = run.differentiate(graph, provided, required)
     return run.infos if return_all_grad_graphs else info
 
 
-def _check(what: str, t: Tensor, graph: Graph) -> None:
-    if not isinstance(t, Tensor) or t._graph is not graph:
-        raise GraphError(f"autodiff: got {t!r} in {what}; expected a tensor of graph '{graph.name}'.")
-    if not t.dtype.is_floating_point:
-        raise GraphError(
-            f"autodiff: got %{t.name}: {t.spec} of graph '{graph.name}' in {what}; expected a floating-point tensor: "
-            f"others have no gradient. Name the tensors you want in {what}."
-        )
+def _check(what: str, tensors: Iterable[Tensor], graph: Graph) -> None:
+    for t in tensors:
+        if not isinstance(t, Tensor) or t._graph is not graph:
+            raise GraphError(f"autodiff: got {t!r} in {what}; expected a tensor of graph '{graph.name}'.")
+
+
+def influenced(graph: Graph, tensors: Iterable[Tensor]) -> Set[Tensor]:
+    """These, and what a graph computes of them: floating point, and of integers among them integers."""
+    found = set(tensors)
+    for op in graph.ops:
+        operands = found.intersection(op.inputs)
+        if operands:
+            with_integers = any(not t.dtype.is_floating_point for t in operands)
+            found.update(t for t in op.outputs if with_integers or t.dtype.is_floating_point)
+    return found
 
 
 class Differentiation:
     """One run of autodiff: the gradient graphs of a graph and of those it calls, each made once."""
 
-    def __init__(self, graph: Graph, provided: Sequence[Tensor], supplied: Mapping[Graph, GradGraphInfo]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        provided: Sequence[Tensor],
+        required: Sequence[Tensor],
+        supplied: Mapping[Graph, GradGraphInfo],
+    ) -> None:
         self.infos: Dict[Graph, GradGraphInfo] = dict(supplied)
         self.missing: Dict[Tensor, str] = {}
         """Forward tensors whose gradients cannot be produced, and why."""
-        self._reached = reached_outputs(graph, provided)
+        self._with_integers = any(not t.dtype.is_floating_point for t in required)
+        self._reached = reached_outputs(graph, provided, self.has_gradient)
+
+    def has_gradient(self, t: Tensor) -> bool:
+        """Whether a tensor's type has gradients: integers' are made where a user asks for some."""
+        return self._with_integers or t.dtype.is_floating_point
 
     def info(self, graph: Graph) -> GradGraphInfo:
         """The gradient of a called graph: from all outputs that one may reach, to all inputs that can have one."""
@@ -97,7 +124,9 @@ class Differentiation:
         return info
 
 
-def reached_outputs(graph: Graph, provided: Iterable[Tensor]) -> Dict[Graph, Set[Tensor]]:
+def reached_outputs(
+    graph: Graph, provided: Iterable[Tensor], has_gradient: Callable[[Tensor], bool]
+) -> Dict[Graph, Set[Tensor]]:
     """For every graph called at any depth: its outputs that a gradient of ``provided`` may reach."""
     result: Dict[Graph, Set[Tensor]] = {g: set() for g in reversed(called_first(graph))}
     result[graph].update(provided)
@@ -106,12 +135,12 @@ def reached_outputs(graph: Graph, provided: Iterable[Tensor]) -> Dict[Graph, Set
         for op in reversed(g.ops):
             if reached.isdisjoint(op.outputs):
                 continue
-            reached.update(t for t in op.inputs if t.dtype.is_floating_point)
+            reached.update(filter(has_gradient, op.inputs))
             # What reaches one carried value of a loop may reach all of them, an iteration earlier.
             everything = op.definition.name == "repeat"
             for called, _ in op.called():
                 pairs = zip(called.outputs, op.outputs)
-                result[called].update(i for i, o in pairs if i.dtype.is_floating_point and (everything or o in reached))
+                result[called].update(i for i, o in pairs if has_gradient(i) and (everything or o in reached))
     return result
 
 
@@ -123,9 +152,8 @@ class GradientBuilder:
     ) -> None:
         self.run, self.forward, self.provided = run, forward, provided
         self.everything = required is None
-        floats = [t for t in forward.inputs if t.dtype.is_floating_point]
-        self.required = floats if required is None else required
-        self.active = self._influenced(self.required)
+        self.required = list(filter(run.has_gradient, forward.inputs)) if required is None else required
+        self.active = influenced(forward, self.required)
         self.available = set(forward.inputs) if forward._is_body else {*forward.inputs, *forward.outputs}
         """Forward values that the gradient graph can be given without extending the forward graph."""
         self.used = {t for op in forward.ops for t in op.inputs}
@@ -139,13 +167,6 @@ class GradientBuilder:
         """Value in the gradient graph -> the forward tensor it stands for: an input if any op uses it in the end."""
         self.named: Dict[Tensor, Tensor] = {}
         """Gradient -> the forward tensor after which it is named."""
-
-    def _influenced(self, tensors: Iterable[Tensor]) -> Set[Tensor]:
-        found = set(tensors)
-        for op in self.forward.ops:
-            if not found.isdisjoint(op.inputs):
-                found.update(t for t in op.outputs if t.dtype.is_floating_point)
-        return found
 
     def build(self) -> GradGraphInfo:
         """Make the graph; extend the forward graph's outputs with the values that it needs."""
@@ -243,6 +264,9 @@ class GradientBuilder:
 
     def _producible(self) -> Sequence[Tensor]:
         missing = self.run.missing
+        for t in self.required:
+            if not t.dtype.is_floating_point and t not in self.gradients:
+                missing.setdefault(t, INDEX)
         if self.everything:
             return [t for t in self.required if t not in missing]
         for t in self.required:

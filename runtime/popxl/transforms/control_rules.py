@@ -134,9 +134,13 @@ def repeat_gradients(context: GradientContext, op: Op) -> GradientPairs:
             f"autodiff: got {op!r}, built at {op.where}, whose body loads or stores; expected a body that can run "
             "again, because the gradient of a loop recomputes it. Load before the loop and pass the values in."
         )
+    for t in op.inputs:
+        if not t.dtype.is_floating_point:
+            context.block([t], f"expected a floating-point tensor as input of {op!r}: loops give integers no gradient.")
     info = context.called_info(body)
     moving = [i for i in range(carried) if body.inputs[i].dtype.is_floating_point]
-    fixed = [i for i in range(carried, len(inputs)) if inputs[i] in context.active]
+    floats = context.active.intersection(t for t in inputs if t.dtype.is_floating_point)
+    fixed = [i for i in range(carried, len(inputs)) if inputs[i] in floats]
     lacking = [body.inputs[i] for i in (*moving, *fixed) if body.inputs[i] not in info.outputs]
     if lacking:
         context.block(inputs, context.why_missing(lacking[0]))

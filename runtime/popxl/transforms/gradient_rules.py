@@ -77,7 +77,8 @@ def declared_rule(context: GradientContext, op: Op) -> GradientPairs:
     arguments = {name: map_tensors(argument, context.value) for name, argument in op.arguments.items()}
     args, kwargs = call_arguments(definition, arguments)
     y = form([context.value(t) for t in op.outputs])
-    dys: List[Any] = [context.gradient_or_zeros(t) if t.dtype.is_floating_point else None for t in op.outputs]
+    has_gradient = [t.dtype.is_floating_point or t in context.active for t in op.outputs]
+    dys: List[Any] = [context.gradient_or_zeros(t) if has else None for t, has in zip(op.outputs, has_gradient)]
     assert definition.vjp is not None
     result = definition.vjp(form(dys), y, *args, **kwargs)
     entries = (result,) if result is None or isinstance(result, Tensor) else tuple(result)
