@@ -281,6 +281,75 @@ def test_labels_of_any_dtype_are_built_and_refused_by_sessions() -> None:
         popxl.Session(ir, "cpu")
 
 
+# Indices outside
+
+
+@WAYS
+@pytest.mark.parametrize("gather", [ops.gather, ops.tied_gather, ops.groupedgather])
+@pytest.mark.parametrize("dtype", [popxl.int32, popxl.int64, popxl.uint32])
+def test_indices_outside_read_no_other_memory_and_take_the_nearest_slice(
+    gather: Any, dtype: popxl.dtype, interpret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POPXL_INTERPRET", interpret)
+    table = np.arange(12, dtype=np.float32).reshape(4, 3)
+    indices = np.array([0, 3, 4, 100, 2**31 - 1] + ([] if dtype is popxl.uint32 else [-1, -5, -(2**31)]), np.int64)
+    indices = indices.astype(dtype.as_numpy())
+
+    def build(ir: popxl.Ir) -> Sequence[popxl.Tensor]:
+        t, whole = popxl.variable(table), popxl.variable(np.arange(4, dtype=np.int32) * 7)
+        i = popxl.variable(indices, dtype, downcast=False)
+        return [gather(t, i), gather(t, ops.reshape(i, (1, -1)), 1), gather(whole, i)]
+
+    rows, columns, on_host = run_program(build)
+    np.testing.assert_array_equal(rows, table.take(indices.astype(np.int64), 0, mode="clip"))
+    np.testing.assert_array_equal(columns, table.take(indices.astype(np.int64).reshape(1, -1), 1, mode="clip"))
+    np.testing.assert_array_equal(on_host, (np.arange(4) * 7).take(indices.astype(np.int64), mode="clip"))
+
+
+@WAYS
+@pytest.mark.parametrize("zero_OOR", [False, True])
+@pytest.mark.parametrize("accumulated", [False, True], ids=["gradient", "accumulated"])
+def test_gradients_of_indices_outside_go_where_the_values_came_from(
+    accumulated: bool, zero_OOR: bool, interpret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POPXL_INTERPRET", interpret)
+    indices, dy = np.array([1, -2, 7, 1, 3], np.int32), np.arange(1, 11, dtype=np.float32).reshape(5, 2)
+
+    def build(ir: popxl.Ir) -> Sequence[popxl.Tensor]:
+        table, i = popxl.variable(np.zeros((4, 2), np.float32)), popxl.variable(indices)
+        graph = ir.create_graph(lambda t, i: ops.gather(t, i, zero_OOR=zero_OOR), table, i)
+        info = autodiff(graph, grads_required=graph.inputs[:1])
+        call = ops.call_with_info(graph, table, i)
+        (dt,) = ops.call(info.graph, popxl.constant(dy), inputs_dict=info.inputs_dict(call))
+        if not accumulated:
+            return [dt]
+        sums = popxl.variable(np.zeros((4, 2), np.float32))
+        accumulate_mean_(sums, dt, popxl.constant(0.0, popxl.float32))
+        return [sums]
+
+    expected = np.zeros((4, 2), np.float32)
+    for index, row in zip(indices, dy):
+        if not zero_OOR or 0 <= index < 4:
+            expected[min(max(index, 0), 3)] += row
+    (result,) = run_program(build)
+    np.testing.assert_array_equal(result, expected)
+
+
+@WAYS
+def test_rows_accumulated_by_indices_outside_change_no_other_memory(
+    interpret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POPXL_INTERPRET", interpret)
+
+    def build(ir: popxl.Ir) -> Sequence[popxl.Tensor]:
+        t = popxl.variable(np.zeros((3, 2), np.float32))
+        rows, indices = popxl.variable(np.ones((3, 2), np.float32)), popxl.variable([-9, 1, 90], popxl.int32)
+        ops.var_updates.sparse_accumulate_(t, rows, indices, f=2.0)
+        return [t]
+
+    np.testing.assert_array_equal(run_program(build)[0], np.full((3, 2), 2, np.float32))
+
+
 # Remote variables
 
 

@@ -23,15 +23,13 @@ def _along(flags: torch.Tensor, axis: int, rank: int) -> torch.Tensor:
 def gather(
     t: torch.Tensor, indices: torch.Tensor, axis: int, available_memory_proportion: Optional[float], zero_OOR: bool
 ) -> torch.Tensor:
-    """Select along the axis; out-of-range slices become zeros if asked for, and are torch's error otherwise."""
+    """Select along the axis. Indices outside stand for the nearest one inside, or for zeros if asked for."""
     axis %= t.ndim
     source, flat = as_signed(t), indices.reshape(-1).to(torch.int64)
+    taken = source.index_select(axis, flat.clamp(0, t.shape[axis] - 1))
     if zero_OOR:
         inside = _inside(flat, t.shape[axis])
-        taken = source.index_select(axis, torch.where(inside, flat, 0))
         taken = torch.where(_along(inside, axis, t.ndim), taken, torch.zeros((), dtype=taken.dtype, device=t.device))
-    else:
-        taken = source.index_select(axis, flat)
     return taken.view(t.dtype).reshape((*t.shape[:axis], *indices.shape, *t.shape[axis + 1 :]))
 
 
@@ -48,7 +46,7 @@ def gather_grad(
     if zero_OOR:
         inside = _inside(flat, shape[axis])
         slices = torch.where(_along(inside, axis, len(shape)), slices, torch.zeros((), dtype=total, device=dy.device))
-        flat = torch.where(inside, flat, 0)
+    flat = flat.clamp(0, shape[axis] - 1)
     return torch.zeros(tuple(shape), dtype=total, device=dy.device).index_add_(axis, flat, slices).to(dy.dtype)
 
 

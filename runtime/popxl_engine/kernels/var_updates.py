@@ -107,9 +107,9 @@ def accumulator_zero_(t: torch.Tensor) -> torch.Tensor:
 def sparse_accumulate_(
     t: torch.Tensor, X: torch.Tensor, indices: torch.Tensor, axis: int, f: Optional[Scalar], W: Optional[torch.Tensor]
 ) -> torch.Tensor:
-    """t[indices] += f * X along an axis."""
+    """t[indices] += f * X along an axis; indices outside stand for the nearest one inside."""
     axis %= t.dim()
-    flat = indices.reshape(-1).to(torch.int64)
+    flat = indices.reshape(-1).to(torch.int64).clamp(0, t.shape[axis] - 1)
     X = working(X, t).reshape([*t.shape[:axis], flat.numel(), *t.shape[axis + 1 :]])
     if is_plain(t) and not isinstance(f, torch.Tensor):
         return t.index_add_(axis, flat, X, alpha=1 if f is None else f)

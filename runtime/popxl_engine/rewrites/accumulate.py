@@ -52,9 +52,11 @@ def accumulate_sum_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tensor
     return kernel_like("accumulate_mean_", t)(t, total, step)
 
 
-def accumulate_rows_(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, step: Any) -> torch.Tensor:
-    """t = t * step / (step + 1), then dy / (step + 1) added to rows by their indices; indices outside are dropped."""
-    flat, rows = rows_by_index(t, dy, indices)
+def accumulate_rows_(
+    t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, zero_OOR: bool, step: Any
+) -> torch.Tensor:
+    """t = t * step / (step + 1), then dy / (step + 1) added to rows by their indices, outside as `gather` says."""
+    flat, rows = rows_by_index(t, dy, indices, zero_OOR)
     if t.is_cuda:  # the count stays where it is
         sums = torch.zeros_like(t).index_add_(0, flat, rows)
         return kernel_like("accumulate_mean_", t)(t, sums, step)
@@ -63,14 +65,18 @@ def accumulate_rows_(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, s
     return scaled.index_add_(0, flat, rows, alpha=new)
 
 
-def rows_by_index(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-    """(numbers of rows of t, what is added to each, of t's type); rows outside become zeros for row 0."""
+def rows_by_index(
+    t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, zero_OOR: bool
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """(numbers of rows of t, what is added to each, of t's type); with zero_OOR what is outside becomes zeros."""
     flat = indices.reshape(-1).to(torch.int64)
     rows = dy.reshape(flat.numel(), -1).to(t.dtype)
-    outside = (flat < 0) | (flat >= t.shape[0])
-    if t.is_cuda or outside.any():
-        rows, flat = rows.masked_fill(outside[:, None], 0), flat.masked_fill(outside, 0)
-    return flat, rows
+    inside = flat.clamp(0, t.shape[0] - 1)
+    if zero_OOR:
+        outside = flat != inside
+        if t.is_cuda or outside.any():
+            rows = rows.masked_fill(outside[:, None], 0)
+    return inside, rows
 
 
 PRODUCT = fused(accumulate_product_, writes=("t",))
@@ -140,6 +146,7 @@ def fuse_accumulated_rows(steps: List[Step], graph: Graph) -> List[Step]:
     """The gradient of a table lookup whose only use is accumulate_mean_ into the table's accumulator."""
 
     def operands(found: Steps, t: Tensor, lookup: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-        return {"dy": lookup["dy"], "indices": lookup["indices"]} if lookup["axis"] == 0 and t.rank == 2 else None
+        given = {name: lookup[name] for name in ("dy", "indices", "zero_OOR")}
+        return given if lookup["axis"] == 0 and t.rank == 2 else None
 
     return _fused_with(steps, graph, "gather_grad", ROWS, operands)

@@ -13,9 +13,9 @@ from popxl_engine.rewrites.match import fused
 from popxl_engine.rewrites.unread_zeros import is_zeros
 
 
-def add_rows_(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """t with dy added to rows by their indices; indices outside are dropped."""
-    flat, rows = rows_by_index(t, dy, indices)
+def add_rows_(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, zero_OOR: bool) -> torch.Tensor:
+    """t with dy added to rows by their indices, outside as `gather` says."""
+    flat, rows = rows_by_index(t, dy, indices, zero_OOR)
     return t.index_add_(0, flat, rows)
 
 
@@ -61,7 +61,7 @@ def added_rows(block: Block) -> None:
             continue
         if rows & {sums, target} or changes(mean, adding, rows):
             continue
-        arguments = {"t": add.arguments["lhs"], "dy": a["dy"], "indices": a["indices"]}
+        arguments = {"t": add.arguments["lhs"], **{name: a[name] for name in ("dy", "indices", "zero_OOR")}}
         block.instrs[adding] = replace(add, definition=ADD, arguments=arguments)
         gone |= {made, mean}
     block.instrs = [instr for i, instr in enumerate(block.instrs) if i not in gone]
