@@ -1,6 +1,7 @@
 """A program on a device: variables, streams, and running. The engine is loaded by name, behind a `Protocol`."""
 
 import importlib
+import math
 from types import TracebackType
 from typing import Any, ContextManager, Dict, Iterable, List, Mapping, Optional, Protocol, Set, Tuple, Type, Union
 
@@ -221,8 +222,10 @@ class Session:
 
     def _engine_shape(self, stream: Stream, shape: Tuple[int, ...]) -> Tuple[int, ...]:
         """``[transfers, replicas, *stream.shape]`` for an array of a valid full shape."""
-        transfers = shape[0] if self._ir.num_host_transfers > 1 else 1
-        return (transfers, self._ir.instance_replication_factor, *stream.shape)
+        slot = (self._ir.instance_replication_factor, *stream.shape)
+        size = math.prod(slot)
+        transfers = math.prod(shape) // size if size else self._ir.num_host_transfers
+        return (transfers, *slot)
 
     def _input_array(self, stream: HostToDeviceStream, value: HostScalarTensor, downcast: bool) -> np.ndarray:
         given = getattr(value, "dtype", None)
@@ -251,11 +254,12 @@ class Session:
                 )
 
     def _check_shape(self, kind: str, stream: Stream, shape: Iterable[int]) -> None:
-        shape, extra = tuple(shape), self._extra_input_dims
+        shape, extra, expected = tuple(shape), self._extra_input_dims, stream.shape
+        if all(n == 1 for n in expected):  # axes of size one may be there or not
+            shape, expected = tuple(n for n in shape if n != 1), ()
         leading, trailing = shape[: len(extra)], shape[len(extra) :]
         more = self._ir.num_host_transfers > 1 and leading[:1] > extra[:1] and leading[1:] == extra[1:]
-        is_scalar = stream.shape == () and all(n == 1 for n in trailing)
-        if (leading == extra or more) and (trailing == stream.shape or is_scalar):
+        if (leading == extra or more) and trailing == expected:
             return
         raise ValueError(
             f"Session.run: got an {kind} array of shape {list(shape)} for stream '{stream.tensor_id}' of "

@@ -350,6 +350,46 @@ def test_rows_accumulated_by_indices_outside_change_no_other_memory(
     np.testing.assert_array_equal(run_program(build)[0], np.full((3, 2), 2, np.float32))
 
 
+# Streams whose axes are all of size one
+
+
+ONES = [((), (1,)), ((1,), ()), ((1,), (1, 1)), ((), (1, 1)), ((1, 1), (1,)), ((1, 1, 1), ())]
+
+
+@pytest.mark.parametrize(("stream", "given"), ONES)
+@pytest.mark.parametrize(("transfers", "replicas"), [(1, 1), (3, 1), (1, 2), (3, 2)])
+def test_arrays_of_axes_of_size_one_fit_streams_of_such_axes(
+    stream: Tuple[int, ...], given: Tuple[int, ...], transfers: int, replicas: int
+) -> None:
+    ir = popxl.Ir(replication=replicas)
+    ir.num_host_transfers = transfers
+    with ir.main_graph, popxl.in_sequence():
+        x, y = popxl.h2d_stream(stream, popxl.float32), popxl.d2h_stream(stream, popxl.float32)
+        for _ in range(transfers):
+            ops.host_store(y, ops.host_load(x) * 2.0)
+    counts = tuple(n for n in (transfers, replicas) if n > 1)
+    with popxl.Session(ir, "cpu") as session:
+        for leading in (counts, (transfers, replicas)):
+            values = np.arange(transfers * replicas, dtype=np.float32)
+            outputs = session.run({x: values.reshape((*leading, *given))})
+            assert outputs[y].shape == session._full_input_shape(stream) == (*counts, *stream)
+            np.testing.assert_array_equal(outputs[y].reshape(-1), values * 2)
+            filled = np.zeros((*leading, *given), np.float32)
+            session.run_with_outputs({x: values.reshape((*leading, *given))}, {y: filled})
+            np.testing.assert_array_equal(filled.reshape(-1), values * 2)
+        with pytest.raises(ValueError, match="got an input array of shape"):
+            session.run({x: np.zeros((*counts, 5), np.float32)})
+
+
+def test_axes_of_size_one_are_not_left_out_of_larger_arrays() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = popxl.h2d_stream((1, 4), popxl.float32)
+        ops.host_load(x)
+    with popxl.Session(ir, "cpu") as session, pytest.raises(ValueError, match=r"expected \[1, 4\]"):
+        session.run({x: np.zeros(4, np.float32)})
+
+
 # Remote variables
 
 
