@@ -4,10 +4,12 @@ from typing import Tuple
 
 import numpy as np
 
+MAX_UINT64 = int(np.iinfo(np.uint64).max)
+
 
 def uint64_to_two_uint32(num: int) -> Tuple[int, int]:
     """The (high, low) 32-bit words of a 64-bit number. ValueError if it is negative or wider."""
-    if not 0 <= num < 2**64:
+    if not 0 <= num <= MAX_UINT64:
         raise ValueError(f"uint64_to_two_uint32: got {num}; expected 0 <= num < 2**64.")
     return num >> 32, num & 0xFFFFFFFF
 
@@ -28,6 +30,6 @@ def create_seeds(
         uint32 [batches, accumulation steps, replicas, 2]; axes of size one are dropped.
     """
     shape = (batches_per_step, gradient_accumulation_factor, replicas)
-    words = np.random.default_rng(seed + offset).integers(0, 2**64 - 1, size=shape, dtype=np.uint64)
+    words = np.random.default_rng(seed + offset).integers(0, MAX_UINT64, size=shape, dtype=np.uint64)
     pairs = np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)
     return pairs.reshape((*(n for n in shape if n != 1), 2))

@@ -412,3 +412,19 @@ def test_remote_variables_have_their_datas_type_where_none_is_given() -> None:
         assert popxl.remote_variable(np.ones(2, np.float32), half).dtype is popxl.float32
         assert popxl.remote_variable(np.ones(2, np.float64), half).dtype is popxl.float32
         assert popxl.remote_replica_sharded_variable(np.ones(4, np.float16), shards).dtype is popxl.float16
+
+
+# Names of types and numbers
+
+
+def test_float8_on_the_host_has_one_field_of_its_name() -> None:
+    for name in ("float8_143", "float8_152"):
+        plain = getattr(popxl.dtypes, f"np_dtype_{name}")
+        assert plain == np.dtype([(name, np.uint8)]) == getattr(popxl, name).as_numpy()
+        assert popxl.dtype.as_dtype(plain) is getattr(popxl, name)
+    assert popxl.dtypes.np_dtype_float8_143 != popxl.dtypes.np_dtype_float8_152
+
+
+def test_the_largest_seed_is_named() -> None:
+    assert popxl.random_seed.MAX_UINT64 == 18446744073709551615
+    assert popxl.random_seed.uint64_to_two_uint32(popxl.random_seed.MAX_UINT64) == (2**32 - 1, 2**32 - 1)
