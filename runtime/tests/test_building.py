@@ -428,3 +428,26 @@ def test_float8_on_the_host_has_one_field_of_its_name() -> None:
 def test_the_largest_seed_is_named() -> None:
     assert popxl.random_seed.MAX_UINT64 == 18446744073709551615
     assert popxl.random_seed.uint64_to_two_uint32(popxl.random_seed.MAX_UINT64) == (2**32 - 1, 2**32 - 1)
+
+
+# Shapes
+
+
+def test_the_output_shape_of_a_transposed_convolution_is_the_whole_one() -> None:
+    t = np.random.default_rng(2).normal(size=(2, 4, 5, 5)).astype(np.float32)
+    weight = np.random.default_rng(3).normal(size=(4, 3, 3, 3)).astype(np.float32)
+
+    def build(ir: popxl.Ir) -> Sequence[popxl.Tensor]:
+        return [ops.conv_transpose(popxl.variable(t), popxl.variable(weight), (2, 2), output_shape=(2, 3, 10, 10))]
+
+    (y,) = run_program(build)
+    whole = torch.nn.functional.conv_transpose2d(torch.from_numpy(t), torch.from_numpy(weight), stride=2)
+    np.testing.assert_allclose(y, whole[:, :, 1:, 1:].numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_slices_of_an_axis_without_bounds_are_the_tensor_itself() -> None:
+    with popxl.Ir().main_graph as main:
+        t = popxl.variable(np.ones((2, 3), np.float32))
+        assert ops.slice(t, axis=1) is t and ops.slice_(t, axis=[0, 1]) is t and ops.slice(t) is t
+        assert main.ops == [] or not list(main.ops)
+        assert ops.slice(t, stop=1, axis=1).shape == (2, 1)

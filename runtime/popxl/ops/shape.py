@@ -211,13 +211,13 @@ def slice(
     """Select elements by position, as Python slices do.
 
     Negative positions count from the end, a negative step reverses. Entry i of the lists is for axis ``axis[i]``;
-    without ``axis``, for axis i. None entries mean the whole axis. With no arguments the result is t itself.
+    without ``axis``, for axis i. None entries mean the whole axis. Without start, stop and step the result is t itself.
 
     Shapes: t [a], any dtype -> on each axis the number of elements selected, t's dtype.
     Raises:
         ShapeError: lists of different lengths, an unknown axis, a step of 0, or an empty result.
     """
-    return t if start is stop is step is axis is None else _slice(t, start, stop, step, axis)
+    return t if start is stop is step is None else _slice(t, start, stop, step, axis)
 
 
 _slice_ = alias(_slice)
@@ -234,7 +234,7 @@ def slice_(
 
     Shapes and errors: as for `slice`.
     """
-    return t if start is stop is step is axis is None else _slice_(t, start, stop, step, axis)
+    return t if start is stop is step is None else _slice_(t, start, stop, step, axis)
 
 
 @op

@@ -76,7 +76,7 @@ def transposed_sizes(t, weight, strides, spans, padding, pad_type, output_paddin
     more = output_padding or (0,) * len(strides)
     full = [s * (x - 1) + span + e for x, s, span, e in zip(t.shape[2:], strides, spans, more)]
     if pad_type in SAME or output_shape:
-        sizes = output_shape or [s * x for s, x in zip(strides, t.shape[2:])]
+        sizes = output_shape[2:] if output_shape else [s * x for s, x in zip(strides, t.shape[2:])]
         return [(n, halves(max(0, n - size), pad_type)[0], size) for n, size in zip(full, sizes)]
     around = pads(t.shape[2:], spans, strides, padding, "not_set")
     return [(n, begin, n - begin - end) for n, (begin, end) in zip(full, around)]
@@ -180,8 +180,8 @@ SAMPLES = [
     backward((2, 4, 2, 3), (4, 3, 2, 2), stride=(2, 1), groups=2),
     *(backward((1, 2, 3, 2), (2, 1, 4, 3), stride=(2, 1), pad_type=p) for p in (*SAME, "valid")),
     *(backward((1, 1, 3, 2), (1, 1, 1, 2), stride=(2, 3), pad_type=p) for p in SAME),  # t does not reach so far
-    *(backward((1, 1, 3, 3), (1, 1, 3, 3), stride=(2, 2), output_shape=(6, 4), pad_type=p) for p in SAME),
-    backward((1, 1, 3, 3), (1, 1, 3, 3), stride=(2, 2), output_shape=(6, 9), output_padding=(1, 1)),
+    *(backward((1, 1, 3, 3), (1, 1, 3, 3), stride=(2, 2), output_shape=(1, 1, 6, 4), pad_type=p) for p in SAME),
+    backward((1, 1, 3, 3), (1, 1, 3, 3), stride=(2, 2), output_shape=(1, 1, 6, 9), output_padding=(1, 1)),
     backward((2, 3, 4), (3, 2, 3), stride=(2,), padding=(1, 2), dilation=None),
     backward((1, 2, 2, 2, 2), (2, 1, 2, 1, 2), stride=(2, 1, 2), padding=None, dilation=None, groups=2),
     backward((1, 1, 1, 1), (1, 1, 1, 1)),
@@ -254,10 +254,12 @@ REFUSALS = [
         "conv_transpose",
         IMAGE,
         (4, 2, 3, 3),
-        output_shape=(6, 6),
+        output_shape=(1, 2, 6, 6),
         padding=(1, 1, 1, 1),
-        says=r"got output_shape \(6, 6\) and padding .* expected one of them",
+        says=r"got output_shape \(1, 2, 6, 6\) and padding .* expected one of them",
     ),
+    refused("conv_transpose", IMAGE, (4, 2, 3, 3), output_shape=(6, 6), says="got output_shape = .* a tuple of 4"),
+    refused("conv_transpose", IMAGE, (4, 2, 3, 3), output_shape=(1, 3, 6, 6), says="begins with 1 samples and 2 chan"),
     refused("conv_transpose", (1, 4, 2, 2), (4, 2, 1, 1), padding=(1, 0, 1, 0), says="that is not empty"),
     refused("conv_transpose", IMAGE, (4, 2, 3, 3), pad_type=None, error=ValueError, says="expected one of 'not_set'"),
 ]

@@ -48,7 +48,7 @@ SAMPLES = [
     backward((1, 2, 3, 2), (2, 2, 3, 3), 1, stride=(2, 2), padding=(1, 1, 1, 1), output_padding=(1, 0)),
     backward((2, 4, 2, 3), (4, 3, 2, 2), -3, stride=(2, 1), groups=2, **HINTS),
     *(backward((1, 2, 3, 2), (2, 1, 4, 3), 2, stride=(2, 1), pad_type=p) for p in (*SAME, "valid")),
-    backward((1, 1, 3, 3), (1, 1, 3, 3), 0, stride=(2, 2), output_shape=(6, 9)),
+    backward((1, 1, 3, 3), (1, 1, 3, 3), 0, stride=(2, 2), output_shape=(1, 1, 6, 9)),
 ]
 
 REFUSALS = [
