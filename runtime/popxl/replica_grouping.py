@@ -1,5 +1,6 @@
 """Partitions of the replicas into equal groups, and their arithmetic."""
 
+import math
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 if TYPE_CHECKING:
@@ -111,21 +112,23 @@ class ReplicaGrouping:
 
     @property
     def const_rg(self) -> "ReplicaGrouping":
-        """Itself, or for a non-constant grouping the coarsest refinement of it with a constant stride."""
+        """Itself, or for a non-constant grouping a refinement of it with a constant stride.
+
+        The stride is the smallest between members of any group. Groups are split where their members are further apart;
+        the size is the greatest common divisor of the pieces' sizes.
+        """
         if self.is_const:
             return self
-        replicas = len(self._assignment)
-        for size in range(self.group_size - 1, 0, -1):
-            if self.group_size % size:
-                continue
-            for stride in range(1, replicas):
-                try:
-                    candidate = assignment_from_stride(replicas, stride, size)
-                except ValueError:
-                    continue
-                if len({(n, g) for n, g in zip(candidate, self._assignment)}) == replicas // size:
-                    return self._renumbered(candidate)
-        raise AssertionError("groups of one are always a refinement")
+        stride = min(b - a for members in self._groups for a, b in zip(members, members[1:]))
+        sizes: List[int] = []
+        for members in self._groups:
+            sizes.append(1)
+            for before, member in zip(members, members[1:]):
+                if member - before > stride:
+                    sizes.append(1)
+                else:
+                    sizes[-1] += 1
+        return self._renumbered(assignment_from_stride(len(self._assignment), stride, math.gcd(*sizes)))
 
     @property
     def to_device_map(self) -> Optional[List[int]]:

@@ -451,3 +451,29 @@ def test_slices_of_an_axis_without_bounds_are_the_tensor_itself() -> None:
         assert ops.slice(t, axis=1) is t and ops.slice_(t, axis=[0, 1]) is t and ops.slice(t) is t
         assert main.ops == [] or not list(main.ops)
         assert ops.slice(t, stop=1, axis=1).shape == (2, 1)
+
+
+# Replica groupings without a constant stride
+
+
+@pytest.mark.parametrize(
+    ("assignment", "stride", "size"),
+    [
+        ([0, 0, 1, 1, 0, 0, 1, 1], 1, 2),
+        ([0, 1, 0, 1, 1, 0, 1, 0], 1, 1),  # pairs two apart would do, but 3 and 4 are neighbours
+        ([0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1], 1, 2),
+        ([0, 1, 0, 1, 2, 3, 2, 3, 0, 1, 0, 1, 2, 3, 2, 3], 2, 2),
+        ([0, 1, 1, 0], 1, 1),
+    ],
+)
+def test_the_constant_refinement_has_the_smallest_stride_and_the_pieces_divisor(
+    assignment: List[int], stride: int, size: int
+) -> None:
+    ir = popxl.Ir(replication=len(assignment))
+    grouping = ir.replica_grouping_from_assignments(assignment)
+    assert not grouping.is_const
+    assert grouping.const_rg == ir.replica_grouping(stride=stride, group_size=size)
+    owners = grouping.to_device_map
+    assert owners is not None
+    for owner, members in zip(owners, grouping.const_rg.groups):
+        assert {assignment[member] for member in members} == {owner}
