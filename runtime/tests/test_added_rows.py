@@ -25,12 +25,12 @@ def two_gradients(
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         other = popxl.variable(normal(*SHAPE), dtype, name="other")
         dy = popxl.variable(normal(5, 4), dtype, name="dy")
-        ids = popxl.variable(np.array(OUTSIDE if twist == "outside" else INSIDE, np.int32), name="ids")
+        ids = popxl.variable(np.array(OUTSIDE if "outside" in twist else INSIDE, np.int32), name="ids")
 
         def body(sums: Ref, count: Ref, dy: Ref, ids: Ref) -> List[Tensor]:
             if twist == "counted before":
                 ops.add_(count, popxl.constant(1.0))
-            rows = ops.indexing.gather_grad(dy, ids, SHAPE, 0, True)
+            rows = ops.indexing.gather_grad(dy, ids, SHAPE, 0, twist != "outside, to the nearest")
             var_updates.accumulate_mean_(sums, rows, count)
             if twist == "twice":
                 var_updates.accumulate_mean_(sums, rows, count)
@@ -67,7 +67,7 @@ def added(build: Callable[[popxl.Ir], Sequence[Tensor]]) -> bool:
     return "add_rows" in fused_steps(engine)
 
 
-@pytest.mark.parametrize("twist", ["", "outside"])
+@pytest.mark.parametrize("twist", ["", "outside", "outside, to the nearest"])
 def test_rows_are_added_at_once(twist: str) -> None:
     assert added(two_gradients(twist))
 
