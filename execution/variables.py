@@ -7,7 +7,7 @@ have variables too, named alike, so that the host can read them; they are no sta
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Dict, Optional, Tuple
 
@@ -20,7 +20,7 @@ from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
-from config import Config
+from config import Config, UserError
 from execution.graphs import Graphs, TrainingStep
 from modelling import model_table
 from utils.ahead import made_ahead
@@ -77,7 +77,27 @@ def _remote(
     layer: str,
     memmap_dir: Optional[str],
 ) -> NamedTensors:
-    return factories.init_remote(buffers, row, f"{kind}.{layer}", memmap_dir=memmap_dir)
+    prefix = f"{kind}.{layer}"
+    if memmap_dir is not None and popdist.getInstanceIndex() == 0:
+        _remove_files(memmap_dir, (f"{prefix}.{name}.npy" for name in factories.keys_flat()))
+    return factories.init_remote(buffers, row, prefix, memmap_dir=memmap_dir)
+
+
+def _remove_files(folder: str, names: Iterable[str]) -> None:
+    """Remove what an earlier run left: variables would keep its values, and a run starts afresh or from a checkpoint.
+
+    A run that still has a file mapped keeps it.
+    """
+    for name in names:
+        path = os.path.join(folder, name)
+        try:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(path)
+        except OSError as error:
+            raise UserError(
+                f"memmap_dir: got '{error.strerror}' while removing {path}, which an earlier run left; expected a "
+                "folder whose files may be replaced. Choose another one."
+            ) from error
 
 
 def gradient_variables(ir: popxl.Ir) -> "dict[str, Variable]":

@@ -79,12 +79,14 @@ class SessionState:
         return self._ir.replication_factor > self._ir.instance_replication_factor
 
     def attach(self) -> None:
-        """Upload the host's values, unless they are the device's already."""
+        """Upload the host's values, unless they are the device's already; another program may have changed files."""
         holder: SessionState = self._ir._holder
         if holder is self:
             self._make_groups_equal()
-        else:
-            for variable in self._variables:
+        for variable in self._variables:
+            if is_file(variable) and not self._once:
+                self._engine.write(variable, np.asarray(variable.host_value))
+            elif holder is not self:
                 self._engine.write(variable, holder.host_value(variable))
         self._ir._holder, self.is_changed, self._has_run, self._older = self, False, False, {}
         self._engine.upload()

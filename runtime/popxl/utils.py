@@ -47,7 +47,7 @@ def to_numpy(
         log2_scale: numbers that become float8 are multiplied by 2 to this, from -32 to 31; default: 0.
         nan_on_overflow: whether those too large for float8 become NaN (default), or else its largest number.
     Raises:
-        ValueError: a memory-mapped array that would have to be converted.
+        ValueError: a memory-mapped array that would have to be converted, or that has 64-bit elements.
         TypeError: something else than codes or floating point for a float8 type.
         RuntimeError: a scale out of range, or float8 arguments without numbers that become float8.
     """
@@ -62,6 +62,11 @@ def to_numpy(
     elif downcast:
         target = downcast_np_dtypes.get(array.dtype, array.dtype)
     if isinstance(array, np.memmap):
+        if array.dtype in downcast_np_dtypes:
+            raise ValueError(
+                f"to_numpy: got a memory-mapped {array.dtype} array; expected elements of 32 bits or fewer, because it "
+                "is used without copying. Convert the file, or pass np.array(x)."
+            )
         if array.dtype != target or not array.flags.c_contiguous:
             raise ValueError(
                 f"to_numpy: got a memory-mapped {array.dtype} array; expected a C-contiguous {target} array, because "

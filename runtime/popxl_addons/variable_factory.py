@@ -1,10 +1,11 @@
 """How one parameter comes to life: as the input of a graph, and as any number of variables with fresh data."""
 
 import fcntl
-import gc
+import math
 import os
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Literal, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import popdist
@@ -162,33 +163,47 @@ class VariableFactory:
     ) -> np.memmap:
         """The same as the raw file ``<name>.npy`` in a directory, mapped into memory.
 
-        In a program of several instances they all map one file, which instance 0 writes: the directory must be one that
-        all of them see.
+        A file that is there already keeps its values, and nothing is taken from the data source for it: any number of
+        programs may map it, and each sees what the others write. It has no header, so that only its size tells whether
+        it is this variable's. A new file has its name once its data are complete. In a program of several instances
+        they all map one file, which instance 0 writes: the directory must be one that all of them see.
 
         Args:
-            read_only_if_exists: map an existing file read-only instead of writing it anew.
+            read_only_if_exists: map a file that is there already read-only.
         Raises:
-            ValueError: an existing file of another size.
-            RemoteMemoryError: a directory that does not take the file, or one that another session has mapped. The
-                space is reserved at once, for a disk that is full when a page is written would end the process.
+            ValueError: a file of another size, which stays as it is.
+            RemoteMemoryError: a directory that does not take the file, or a file that cannot be mapped. The space is
+                reserved at once, for a disk that is full when a page is written would end the process.
         """
         path, shape, dtype = Path(memmap_dir) / f"{name}.npy", self.shape_on_host, self.dtype.as_numpy()
-        exists = exchange.gather_patiently(path.exists())[0] if read_only_if_exists else False
-        if exists:
-            expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            if path.stat().st_size != expected:
+        size = max(1, math.prod(shape) * dtype.itemsize)  # a file of no bytes cannot be mapped
+        mode: Literal["r", "r+"] = "r+"
+        if not exchange.gather_patiently(path.exists())[0]:
+            data = None if empty else self.next_data()  # on every instance: later variables take the items after these
+            if popdist.getInstanceIndex() == 0:
+                _make_file(path, dtype, shape, size, data)
+            exchange.barrier(f"waiting for {path}")
+        elif read_only_if_exists:
+            mode = "r"
+        return self._map(path, size, mode)
+
+    def _map(self, path: Path, size: int, mode: Literal["r", "r+"]) -> np.memmap:
+        shape, dtype = self.shape_on_host, self.dtype.as_numpy()
+        try:
+            if (found := path.stat().st_size) != size:
                 raise ValueError(
-                    f"variable '{name}': got {path} of {path.stat().st_size} bytes; expected {expected} for "
-                    f"{dtype}{list(shape)}. Remove the file, or choose another memmap_dir."
+                    f"variable '{self.name}': got {path} of {found} bytes; expected {size} for {dtype}{list(shape)}. "
+                    "Remove the file, or choose another memmap_dir."
                 )
-            return np.memmap(path, dtype, "r", shape=shape)
-        data = None if empty else self.next_data()  # on every instance: later variables take the items after these
-        if popdist.getInstanceIndex() == 0:
-            mapped = _new_file(path, dtype, shape)
-            if data is not None:
-                mapped[...] = data
-        exchange.barrier(f"waiting for {path}")
-        return mapped if popdist.getInstanceIndex() == 0 else np.memmap(path, dtype, "r+", shape=shape)
+            if mode == "r+":
+                with open(str(path), "r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, size)  # it may have holes
+            return np.memmap(path, dtype, mode, shape=shape)
+        except OSError as error:
+            raise RemoteMemoryError(
+                f"{path}: got '{error.strerror}' while mapping a file; expected one that can be mapped with mode "
+                f"'{mode}'. Mend its permissions, free some space, or choose another folder."
+            ) from error
 
     def _next_item(self) -> np.ndarray:
         item = _as_item(next(self.data_iter), self.dtype)
@@ -205,15 +220,23 @@ class VariableFactory:
         )
 
 
-def _new_file(path: Path, dtype: np.dtype, shape: Sequence[int]) -> np.memmap:
-    """A file of zeros in place of what is there, with all of its space, mapped into memory and locked as long."""
+def _make_file(path: Path, dtype: np.dtype, shape: Sequence[int], size: int, data: Optional[np.ndarray]) -> None:
+    """A file with all of its space and data, zeros where there are none, unless another process has just made it."""
+    part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(str(path), "a+b") as file:  # the mapping keeps a descriptor of its own, and with it the lock
-            _lock(file)
-            file.truncate(0)
-            os.posix_fallocate(file.fileno(), 0, max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize))
-            return np.memmap(file, dtype, "r+", shape=tuple(shape))
+        with _one_at_a_time(path.parent):
+            if path.exists():
+                return
+            try:
+                with open(str(part), "w+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, size)
+                    if data is not None:
+                        np.memmap(file, dtype, "r+", shape=tuple(shape))[...] = data
+                os.rename(part, path)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
     except OSError as error:
         raise RemoteMemoryError(
             f"{path}: got '{error.strerror}' while making a file; expected a folder on a disk that takes it. Free some "
@@ -221,24 +244,16 @@ def _new_file(path: Path, dtype: np.dtype, shape: Sequence[int]) -> np.memmap:
         ) from error
 
 
-def _lock(file: BinaryIO) -> None:
-    """Take a file for this process alone, where the file system knows locks.
-
-    Raises:
-        RemoteMemoryError: it is mapped already, here or in another process.
-    """
-    for attempt in range(2):
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if attempt:
-                raise RemoteMemoryError(
-                    f"{file.name}: got a file that a session has mapped; expected a folder for each session. End the "
-                    "other run, or choose another folder."
-                ) from error
-            gc.collect()  # it may be that of a session that is gone
-        except OSError:
-            return None
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Other processes wait here for this one to be done with a folder, where the file system knows locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _join(prefix: Optional[str], name: Optional[str]) -> Optional[str]:

@@ -1,6 +1,8 @@
 """Modules, factories, named graphs, graph caches, and gradients written by hand."""
 
+import errno
 import logging
+import os
 import resource
 
 import numpy as np
@@ -151,31 +153,86 @@ def test_memory_mapped_data_lives_in_a_raw_file(tmp_path):
         mapped = facts.w.next_memmap(str(tmp_path / "new"), "w", read_only_if_exists=True)
         np.testing.assert_array_equal(mapped, np.arange(4))
         assert not mapped.flags.writeable
-        path.write_bytes(b"123")
-        with pytest.raises(ValueError, match="expected 16 for"):
-            facts.w.next_memmap(str(tmp_path / "new"), "w", read_only_if_exists=True)
 
 
-def mapped_in(folder, elements=4):
+def mapped_in(folder, elements=4, dtype=popxl.float32, **options):
     """A variable in a file of a folder, by a program of its own."""
     ir = popxl.Ir()
     with ir.main_graph:
-        return VariableFactory(lambda: np.ones(elements), popxl.float32, "w").next_memmap(str(folder), "w")
+        return VariableFactory(lambda: np.ones(elements), dtype, "w").next_memmap(str(folder), "w", **options)
 
 
-def test_a_file_that_another_session_has_mapped_is_not_taken_from_it(tmp_path):
-    first = mapped_in(tmp_path)
-    with pytest.raises(RemoteMemoryError, match="w.npy: got a file that a session has mapped; expected a folder for"):
-        mapped_in(tmp_path)
-    np.testing.assert_array_equal(first, np.ones(4))
-    del first
-    np.testing.assert_array_equal(mapped_in(tmp_path, elements=9), np.ones(9))
+def add_one(folder):
+    """A program that adds one to a variable in a file, of 1, 2, 3 and 4 where there is none: its session."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        facts = NamedVariableFactories(w=VariableFactory(lambda: np.arange(1.0, 5), popxl.float32, "w"))
+        buffers = addons.named_variable_buffers(facts, shard_over_dict=False)
+        variables = facts.init_remote(buffers, memmap_dir=str(folder))
+        w = ops.remote_load(buffers.w, 0)
+        w += 1
+        ops.remote_store(buffers.w, 0, w)
+    return addons.TaskSession([], [], variables, 1, ir, "cpu")
 
 
-def test_what_a_crashed_run_left_in_a_file_is_replaced(tmp_path):
-    (tmp_path / "w.npy").write_bytes(b"\1" * 99)
+def test_a_program_goes_on_with_the_values_that_the_last_one_left_in_its_files(tmp_path):
+    for run in (1, 2, 3):
+        with add_one(tmp_path) as session:
+            session.run()
+        np.testing.assert_array_equal(np.fromfile(tmp_path / "w.npy", np.float32), np.arange(1, 5) + run)
+    assert [path.name for path in tmp_path.iterdir()] == ["w.npy"]
+
+
+def test_two_programs_map_one_file_and_see_what_the_other_writes(tmp_path):
+    first, second = add_one(tmp_path), add_one(tmp_path)
+    for session in (first, second, first):
+        with session:
+            session.run()
+    for session in (first, second):
+        np.testing.assert_array_equal(session.get_tensor_data(session.state.w), np.arange(1, 5) + 3)
+
+
+def test_nothing_is_drawn_for_a_file_that_is_there(tmp_path):
+    mapped_in(tmp_path)[...] = 7
+    draws = iter([np.zeros(4)])
+    np.testing.assert_array_equal(VariableFactory(draws, popxl.float32, "w").next_memmap(str(tmp_path), "w"), [7] * 4)
+    np.testing.assert_array_equal(mapped_in(tmp_path, empty=True), [7] * 4)
+
+
+@pytest.mark.parametrize("options", [{}, {"read_only_if_exists": True}, {"empty": True}])
+@pytest.mark.parametrize(("other", "size"), [({"elements": 9}, 36), ({"dtype": popxl.float16}, 8)])
+def test_a_file_of_another_shape_or_type_is_refused_and_stays_as_it_is(tmp_path, other, size, options):
+    mapped_in(tmp_path)[...] = 7
+    with pytest.raises(ValueError, match=f"variable 'w': got .*w.npy of 16 bytes; expected {size} for float"):
+        mapped_in(tmp_path, **other, **options)
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "w.npy", np.float32), [7] * 4)
+
+
+def test_what_a_crashed_program_left_of_a_file_that_it_was_making_is_replaced(tmp_path):
+    (tmp_path / "w.npy.part").write_bytes(b"\1" * 99)
     np.testing.assert_array_equal(mapped_in(tmp_path), np.ones(4))
-    assert (tmp_path / "w.npy").stat().st_size == 16
+    assert [path.name for path in tmp_path.iterdir()] == ["w.npy"]
+
+
+def test_a_program_that_is_stopped_while_it_makes_a_file_leaves_none(tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "rename", stop)
+        mapped_in(tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_mapped_is_an_error_in_words(tmp_path, monkeypatch):
+    mapped_in(tmp_path)
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(RemoteMemoryError, match="w.npy: got 'No space left on device' while mapping a file; expected"):
+        mapped_in(tmp_path)
 
 
 def test_a_disk_without_the_space_for_a_mapped_file_is_an_error_before_anything_is_written(tmp_path):

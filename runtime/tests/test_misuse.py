@@ -6,7 +6,7 @@ Those of ops are in the sample tables, those of sessions and add-ons in their ow
 import re
 import tempfile
 from dataclasses import dataclass
-from typing import Any, Callable, Type
+from typing import Any, Callable, Optional, Type
 
 import numpy as np
 import popxl
@@ -236,12 +236,16 @@ VALUES = [
            lambda: fp8_utils.host_pow2scale_cast_to_fp8(np.ones(2), popxl.float32)),
     Misuse("a file in another type", ValueError, "expected a C-contiguous float16 array",
            lambda: mapped_as(popxl.float16)),
+    *(Misuse(f"a file of {kind}, {how}", ValueError, f"got a memory-mapped {kind} array; expected elements of 32 bits",
+             lambda kind=kind, options=options: mapped_as(kind=kind, **options))
+      for kind in ("int64", "uint64", "float64")
+      for how, options in (("narrowed", {}), ("kept", {"downcast": False}), ("as its own", {"dtype": popxl.float64}))),
 ]  # fmt: skip
 
 
-def mapped_as(dtype: popxl.dtype):
+def mapped_as(dtype: Optional[popxl.dtype] = None, downcast: bool = True, kind: str = "float32"):
     with tempfile.NamedTemporaryFile() as file:
-        to_numpy(np.memmap(file.name, np.float32, "w+", shape=(4,)), dtype)
+        to_numpy(np.memmap(file.name, kind, "w+", shape=(4,)), dtype, downcast)
 
 
 def call_of(g: popxl.Graph) -> CallSiteInfo:

@@ -186,6 +186,22 @@ def test_remote_memory_on_files_gives_the_same_bits(tmp_path):
         np.testing.assert_array_equal(weights[name], array, err_msg=name)
 
 
+def test_a_fresh_run_takes_nothing_from_the_files_of_an_earlier_one(tmp_path):
+    config = override(TRAINED, steps=2, warmup_steps=0)
+    expected, expected_weights = train(config)
+    files = override(config, memmap_dir=str(tmp_path))
+    (tmp_path / "notes.npy").write_text("not the run's")
+    train(override(files, steps=1, seed=7))
+    left = [path for path in tmp_path.glob("**/optimizer.*.npy") if np.fromfile(path, np.uint8).any()]
+    for change in (lambda: None, lambda: left[0].write_bytes(b"of another configuration")):
+        change()
+        results, weights = train(files)
+        assert results == expected
+        for name, array in expected_weights.items():
+            np.testing.assert_array_equal(weights[name], array, err_msg=name)
+    assert (tmp_path / "notes.npy").read_text() == "not the run's"
+
+
 def curve(config: Config) -> np.ndarray:
     """Losses of a run, running mean over 25 steps."""
     return running_mean(train(config)[0])
