@@ -32,6 +32,8 @@ class Graph:
     """Ops anywhere in the Ir that call this graph; a plain call gains this graph's new outputs."""
     rounding_seed: Optional[Tensor]
     """The input that stochastic rounding draws from, see `popxl.extensions.round_from`."""
+    needs_own_gradient: bool
+    """Whether autodiff of a graph that calls this one has to be given its gradient, as that is not the derived one."""
     _hooks: Hooks
 
     def __init__(self) -> None:
@@ -45,6 +47,7 @@ class Graph:
         self._inputs, self._outputs, self._by_ref_inputs, self._activations = [], [], set(), set()
         self._constants, self._variables, self._ops, self._call_sites = [], [], [], []
         self.kept, self.rounding_seed, self._hooks = [], None, Hooks()
+        self.needs_own_gradient = False
         return self
 
     @property

@@ -1,7 +1,7 @@
 """Layers: classes whose ``build`` defines a graph and declares the variables that the graph needs."""
 
 import functools
-import logging
+import warnings
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Literal, Optional, Set, Tuple, Union
 
 import popxl
@@ -22,8 +22,8 @@ from popxl_addons.variable_factory import (
 
 __all__ = ["Module", "create_grad_graph_info", "_Aux", "_VarGrads"]
 
-_logger = logging.getLogger("popxl_addons")
 Key = Union[str, int]
+INLINING = ("error", "warning", "none")
 
 
 def _scoped(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,15 +47,15 @@ class Module(popxl.Module):
     """Base of layers. ``build`` runs inline when the module is called, or in a graph of its own by `create_graph`.
 
     Modules that are attributes are submodules: their variables appear under the attribute's name, and their ``build``
-    runs in a name scope of that name. ``aux`` and ``var_grad`` carry values from ``build`` to a hand-written
-    ``build_grad`` and gradients out of it.
+    runs in a name scope of that name. ``aux`` and ``var_grad`` carry tensors from ``build`` to a hand-written
+    ``build_grad`` and gradients out of it. A subclass need not call ``__init__``.
 
     Args:
         cache: `create_graph` gives the same graph again for equal arguments.
         grad_inlining_error: what to do when a module with a ``build_grad`` is called inline, where the surrounding
-            graph's autodiff cannot see it: "error", "warning" or "none".
+            graph's autodiff cannot see it: "error", "warning" (a UserWarning) or "none".
     Raises:
-        ValueError: ``cache`` together with ``build_grad``.
+        ValueError: ``cache`` together with ``build_grad``, or another ``grad_inlining_error``.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -63,25 +63,53 @@ class Module(popxl.Module):
         if "build" in cls.__dict__:
             cls.build = _scoped(cls.__dict__["build"])  # type: ignore[method-assign]
 
+    # What __init__ would set is set where it is first used: subclasses may set attributes before it, or never call it.
+    _name_scope: Optional[str] = None
+    _building = False
+    _graphs: Optional[Dict[Any, Tuple[NamedVariableFactories, GraphWithNamedArgs, Any]]] = None
+    _grad_inlining_error = "error"
+
+    @functools.cached_property
+    def _children(self) -> Dict[str, "Module"]:
+        return {}
+
+    @functools.cached_property
+    def _factories(self) -> NamedVariableFactories:
+        return NamedVariableFactories()
+
+    @functools.cached_property
+    def _inputs(self) -> NamedTensors:
+        return NamedTensors()
+
+    @functools.cached_property
+    def _called_grads(self) -> Dict[Any, Any]:
+        return {}
+
+    @functools.cached_property
+    def aux(self) -> _Aux:
+        """Tensors that ``build`` keeps for ``build_grad``."""
+        return _Aux()
+
+    @functools.cached_property
+    def var_grad(self) -> _VarGrads:
+        """Gradients of variables that ``build_grad`` sets."""
+        return _VarGrads()
+
     def __init__(self, cache: bool = False, grad_inlining_error: Literal["error", "warning", "none"] = "error") -> None:
         super().__init__()
-        self._children: Dict[str, Module] = {}
-        self._name_scope: Optional[str] = None
-        self._building = False
-        self._graphs: Optional[Dict[Any, Tuple[NamedVariableFactories, GraphWithNamedArgs, Any]]] = (
-            {} if cache else None
-        )
+        if grad_inlining_error not in INLINING:
+            raise ValueError(
+                f"{type(self).__name__}: got grad_inlining_error {grad_inlining_error!r}; expected 'error', 'warning' "
+                "or 'none'."
+            )
+        self._graphs = {} if cache else None
         self._grad_inlining_error = grad_inlining_error
-        self._reset()
         if cache and self.implements_grad_graph:
             raise ValueError(f"{type(self).__name__}: got cache=True and a build_grad; expected one of them.")
 
     def _reset(self) -> None:
-        self._factories = NamedVariableFactories()
-        self._inputs = NamedTensors()
-        self._called_grads: Dict[Any, Any] = {}
-        self.aux = _Aux()
-        self.var_grad = _VarGrads()
+        for name in ("_factories", "_inputs", "_called_grads", "aux", "var_grad"):
+            self.__dict__.pop(name, None)
         for child in self._children.values():
             child._reset()
 
@@ -96,13 +124,14 @@ class Module(popxl.Module):
             )
             if self._grad_inlining_error == "error":
                 raise ValueError(message)
-            _logger.warning(message)
+            warnings.warn(message, UserWarning, stacklevel=2)
         return self.build(*args, **kwargs)
 
     def build_grad(self, *args: Tensor, **kwargs: Any) -> Union[None, Tensor, Iterable[Tensor]]:
         """Optional gradient by hand: from the outputs' gradients to those of the inputs that are no variables.
 
-        Values of ``build`` are read from ``self.aux``; gradients of variables are put on ``self.var_grad``.
+        It takes a positional parameter for each output's gradient. What ``build`` kept is ``self.aux[name]``; gradients
+        of variables are put on ``self.var_grad[name]``.
         """
         raise NotImplementedError(f"{type(self).__name__}.build_grad: got no definition; expected autodiff to be used.")
 
@@ -125,9 +154,10 @@ class Module(popxl.Module):
         self._reset()
         try:
             traced = ir.create_graph(self, *args, **kwargs)
-            factories, inputs = self._collect(set())
+            traced.needs_own_gradient = self.implements_grad_graph
+            factories, inputs, gradients = self._collect(set())
             result = GraphWithNamedArgs(
-                traced, inputs, from_module=self, aux=self.aux.copy(), called_graphs_grad_info=self._called_grads
+                traced, inputs, from_module=self, aux=self.aux.copy(), called_graphs_grad_info=gradients
             )
         finally:
             self._reset()
@@ -142,7 +172,7 @@ class Module(popxl.Module):
         grads_provided: Optional[Iterable[Tensor]] = None,
         grads_required: Optional[Iterable[Tensor]] = None,
     ) -> GraphWithNamedArgs:
-        """Gradient graph of ``build_grad``. ValueError for a gradient that is missing or has the wrong shape."""
+        """Gradient graph of ``build_grad``, of `popxl_addons.custom_grad.build_custom_grad_graph`."""
         try:
             return build_custom_grad_graph(self, fwd_graph, grads_provided, grads_required)
         finally:
@@ -159,19 +189,18 @@ class Module(popxl.Module):
         """A function that traces a submodule into a graph of its own and calls it; returns the outputs.
 
         Args:
-            name: where its variables appear; default: the submodule's attribute name.
+            name: where its variables appear; default: the name of the submodule's class.
             autodiff: how its gradient is made ("auto": only where it has a build_grad); kept for this module's own
-                autodiff, which then uses it.
+                autodiff, which then uses it. So are those that the submodule has of what it calls itself.
             grads_provided, grads_required: from the submodule's graph to those arguments of
             `GraphWithNamedArgs.autodiff`.
         """
-        scope = name if name is not None else module._name_scope
-        if scope is None:
-            raise ValueError("call_module: got a module that is no attribute, and no name; expected one of them.")
+        scope = name if name is not None else type(module).__name__
 
         def call(*args: Any, **kwargs: Any) -> Tuple[Tensor, ...]:
             factories, graph = module.create_graph(*args, **kwargs)
             outputs = len(graph.graph.outputs)
+            self._called_grads.update(graph.called_graphs_grad_info)
             if autodiff in ("build_grad", "autodiff") or (autodiff == "auto" and module.implements_grad_graph):
                 self._called_grads[graph.graph] = graph.autodiff(
                     grads_provided(graph) if grads_provided else None,
@@ -243,32 +272,30 @@ class Module(popxl.Module):
         self._inputs.insert(name, tensor, overwrite)
         return tensor
 
-    def _collect(self, seen: Set[int]) -> Tuple[NamedVariableFactories, NamedTensors]:
-        """Own variables, then those of each submodule under its attribute's name; a shared submodule counts once."""
-        factories, inputs = self._factories.copy(), self._inputs.copy()
+    def _collect(self, seen: Set[int]) -> Tuple[NamedVariableFactories, NamedTensors, Dict[Any, Any]]:
+        """Own variables, then those of each submodule under its attribute's name; a shared submodule counts once.
+
+        With them the gradients of graphs that build called.
+        """
+        factories, inputs, gradients = self._factories.copy(), self._inputs.copy(), dict(self._called_grads)
         for name, child in self._children.items():
             if id(child) in seen:
                 continue
             seen.add(id(child))
-            child_factories, child_inputs = child._collect(seen)
+            child_factories, child_inputs, child_gradients = child._collect(seen)
+            gradients.update(child_gradients)
             for key, factory in child_factories.to_dict().items():
                 factories.insert(f"{name}.{key}", factory)
                 inputs.insert(f"{name}.{key}", child_inputs[key])
-        return factories, inputs
+        return factories, inputs, gradients
 
     # submodules
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if "_children" in self.__dict__:
-            self._children.pop(name, None)
-            if isinstance(value, Module):
-                self._children[name] = value
-                value.set_name_scope(name)
-        elif isinstance(value, Module):
-            raise AttributeError(
-                f"{type(self).__name__}: got submodule {name!r} before __init__ of the base; expected "
-                "super().__init__() first."
-            )
+        self._children.pop(name, None)
+        if isinstance(value, Module):
+            self._children[name] = value
+            value.set_name_scope(name)
         super().__setattr__(name, value)
 
     def set_name_scope(self, name: str) -> None:

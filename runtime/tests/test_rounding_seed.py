@@ -252,12 +252,12 @@ class Scaled(Module):
     """A product whose gradient rounds from the seed that the forward graph takes."""
 
     def build(self, x: popxl.Tensor, seed: popxl.Tensor) -> popxl.Tensor:
-        self.aux.x, self.aux.seed = x, seed
+        self.aux["x"], self.aux["seed"] = x, seed
         return x * self.add_variable_input("w", lambda: np.ones(SIZE), popxl.bfloat16)
 
     def build_grad(self, dy: popxl.Tensor) -> None:
-        extensions.round_from(popxl.gcg(), self.aux.seed)
-        self.var_grad.w = dy * self.aux.x
+        extensions.round_from(popxl.gcg(), self.aux["seed"])
+        self.var_grad["w"] = dy * self.aux["x"]
 
 
 def test_a_gradient_with_accumulators_keeps_the_seed() -> None:

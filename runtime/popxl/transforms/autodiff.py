@@ -45,7 +45,8 @@ def autodiff(
         return_all_grad_graphs: return ``{graph: GradGraphInfo}`` for this graph and those it calls.
     Raises:
         GraphError: a required gradient that does not exist (of an index, or of an op without a gradient on the way), an
-            op that writes in place, or a tensor of another graph.
+            op that writes in place, a tensor of another graph, or a called graph whose gradient is written by hand and
+            not given.
     """
     if graph is graph.main_graph:
         raise GraphError(
@@ -56,8 +57,7 @@ def autodiff(
     _check("grads_required", required, graph)
     if grads_provided is None:
         active = influenced(graph, required)
-        outputs = (t for t in graph.outputs if t not in graph._activations)
-        provided = [t for t in outputs if t.dtype.is_floating_point or t in active]
+        provided = [t for t in results_of(graph) if t.dtype.is_floating_point or t in active]
     else:
         provided = list(grads_provided)
         _check("grads_provided", provided, graph)
@@ -83,6 +83,27 @@ def influenced(graph: Graph, tensors: Iterable[Tensor]) -> Set[Tensor]:
     return found
 
 
+def results_of(graph: Graph) -> List[Tensor]:
+    """The outputs but those that were appended because a gradient needs them."""
+    return [t for t in graph.outputs if t not in graph._activations]
+
+
+def add_activation(graph: Graph, t: Tensor, expected: str) -> None:
+    """Append a tensor that a gradient needs to a graph's outputs.
+
+    The body of a repeat or conditional can give its inputs alone: GraphError for others, saying what is ``expected``.
+    """
+    if graph._is_body and t in graph.inputs:
+        return
+    if graph._is_body:
+        raise GraphError(
+            f"autodiff: got {t._op!r} in graph '{graph.name}', the body of a repeat or conditional; expected "
+            f"{expected}. Load it outside and pass it in as an input."
+        )
+    graph._add_output(t)
+    graph._activations.add(t)
+
+
 class Differentiation:
     """One run of autodiff: the gradient graphs of a graph and of those it calls, each made once."""
 
@@ -106,6 +127,11 @@ class Differentiation:
     def info(self, graph: Graph) -> GradGraphInfo:
         """The gradient of a called graph: from all outputs that one may reach, to all inputs that can have one."""
         if graph not in self.infos:
+            if graph.needs_own_gradient:
+                raise GraphError(
+                    f"autodiff: got a call of graph '{graph.name}', whose gradient is written by hand; expected it in "
+                    "called_graphs_grad_info. Pass {graph: its gradient}, or call the module by call_module."
+                )
             provided = [t for t in dict.fromkeys(graph.outputs) if t in self._reached[graph]]
             self.differentiate(graph, provided, None)
         return self.infos[graph]
@@ -365,16 +391,8 @@ class GradientBuilder:
         return activations
 
     def _make_available(self, t: Tensor) -> None:
-        if t in self.available:
-            return
-        if self.forward._is_body:
-            raise GraphError(
-                f"autodiff: got {t._op!r} in graph '{self.forward.name}', the body of a repeat or conditional; "
-                "expected values that can be computed again, because the gradient recomputes them. Load it outside and "
-                "pass it in as an input."
-            )
-        self.forward._add_output(t)
-        self.forward._activations.add(t)
+        if t not in self.available:
+            add_activation(self.forward, t, "values that can be computed again, because the gradient recomputes them")
 
 
 def is_view(op: Op) -> bool:

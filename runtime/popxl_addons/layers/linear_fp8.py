@@ -65,8 +65,8 @@ class LinearFP8(Module):
         )
         x_codes, x_scale = self._narrow(x, dtypes.float8_143)
         weight_codes, weight_scale = self._narrow(self.weight, dtypes.float8_143)
-        self.aux.x, self.aux.x_scale = x_codes, x_scale
-        self.aux.weight, self.aux.weight_scale = weight_codes, weight_scale
+        self.aux["x"], self.aux["x_scale"] = x_codes, x_scale
+        self.aux["weight"], self.aux["weight_scale"] = weight_codes, weight_scale
         y = _product(x_codes, weight_codes, x_scale + weight_scale, x.dtype)
         if self.bias:
             self.b = self.add_variable_input(
@@ -75,16 +75,18 @@ class LinearFP8(Module):
             y = y + self.b
         return y
 
-    def build_grad(self, dLdy: Tensor) -> Tensor:  # type: ignore[override]
-        """Shapes: ``[..., out] -> [..., in]``; the variables' gradients are set beside it."""
-        x, weight = self.aux.x, self.aux.weight
+    def build_grad(self, dLdy: Tensor) -> Optional[Tensor]:  # type: ignore[override]
+        """Shapes: ``[..., out] -> [..., in]``; the variables' gradients are set beside it. Only what is required."""
+        x, weight = self.aux["x"], self.aux["weight"]
         dy, dy_scale = self._narrow(dLdy, dtypes.float8_152)
-        if self.var_grad.is_required("weight"):
+        if "weight" in self.var_grad:
             rows, dy_rows = (t.reshape((-1, t.shape[-1])) for t in (x, dy))
-            self.var_grad.weight = _product(rows.T, dy_rows, self.aux.x_scale + dy_scale, dLdy.dtype)
-        if self.var_grad.is_required("bias"):
-            self.var_grad.bias = ops.sum(dLdy, axis=range(dLdy.rank - 1))
-        return _product(dy, weight.T, dy_scale + self.aux.weight_scale, dLdy.dtype)
+            self.var_grad["weight"] = _product(rows.T, dy_rows, self.aux["x_scale"] + dy_scale, dLdy.dtype)
+        if "bias" in self.var_grad:
+            self.var_grad["bias"] = ops.sum(dLdy, axis=range(dLdy.rank - 1))
+        if not self.var_grad.inputs:
+            return None
+        return _product(dy, weight.T, dy_scale + self.aux["weight_scale"], dLdy.dtype)
 
     def _narrow(self, t: Tensor, dtype: popxl.dtype) -> Tuple[Tensor, Tensor]:
         """(t in float8, the log2 scale that it was multiplied with)."""
