@@ -3,7 +3,7 @@
 Files: trees (``dot_tree``, ``named_*``), parameters (``variable_factory``, ``remote``, ``rts``), graphs (``graph``,
 ``module``, ``graph_cache``, ``custom_grad``, ``route_tensor``), ``transforms/``, ``ops/``, ``layers/``,
 ``optimizers/``, host side (``array_munging``, ``streams``, ``task_session``), costs (``performance_utils``). To add a
-layer, op, transform or optimizer: one file in its folder.
+layer, transform or optimizer: one file in its folder; an op: a folder in theirs.
 """
 
 import subprocess
@@ -26,9 +26,7 @@ from popxl_addons.named_replica_grouping import (
     is_cross_instance,
 )
 from popxl_addons.named_tensors import NamedTensorData, NamedTensors, TensorMap, print_named_tensors
-from popxl_addons.ops.cross_entropy import cross_entropy, cross_entropy_with_grad
-from popxl_addons.ops.fp8_amax_scale import fp8_amax_scale
-from popxl_addons.ops.streams import host_load, host_store
+from popxl_addons.ops import cross_entropy, cross_entropy_with_grad, fp8_amax_scale, host_load, host_store
 from popxl_addons.performance_utils import (
     elementwise_binary_flops,
     evaluate_FLOPs,

@@ -1,9 +1,11 @@
 """The add-ons' own ops against numpy, torch and Hugging Face: rotary embedding, sparse products, sharded losses."""
 
+import importlib
 from types import SimpleNamespace
 
 import numpy as np
 import popxl
+import popxl_addons as addons
 import pytest
 import torch
 from addons_programs import normal, run_program
@@ -14,6 +16,7 @@ from popxl_addons.ops.linear_layout import linear_layout
 from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_constants, trig_tables
 from popxl_addons.ops.static_sparse_ops import dense_const_sparse_matmul, random_sparse
 from quick import Later
+from test_application_names import api
 
 transformers = Later("transformers")
 BATCH, SEQUENCE, HEADS, FEATURES = 2, 5, 3, 8
@@ -223,3 +226,45 @@ def test_devices_must_be_known_and_as_many_as_tensors():
             cross_entropy_sharded_wr_loss([t], [labels, labels], [0])
         with pytest.raises(ValueError, match="got 0 logits"):
             cross_entropy_sharded_wr_loss([], [], [])
+
+
+# Where programs find them
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cross_entropy_sharded_loss",
+        "cross_entropy_sharded_wr_loss",
+        "fp8_amax_scale",
+        "fp8_mse_scale",
+        "grad_reduce_square_add",
+        "group_quantize_decompress",
+        "layer_norm_distributed",
+        "linear_layout",
+        "replicated_all_reduce_TP",
+        "replicated_strided_collectives",
+        "rotary_pos_embed",
+        "static_sparse_ops",
+    ],
+)
+def test_an_op_is_in_a_package_and_in_its_module_of_the_same_name(name):
+    package = importlib.import_module(f"popxl_addons.ops.{name}")
+    module = importlib.import_module(f"popxl_addons.ops.{name}.{name}")
+    assert module is not package
+    for function in api()["modules"][f"popxl_addons.ops.{name}"]:
+        assert getattr(module, function) is getattr(package, function)
+
+
+def test_a_collective_of_a_strided_group_is_in_a_module_of_its_own():
+    package = importlib.import_module("popxl_addons.ops.replicated_strided_collectives")
+    for name in ("all_gather", "all_reduce", "reduce_scatter"):
+        module = importlib.import_module(f"{package.__name__}.replicated_{name}_strided")
+        assert getattr(module, f"replicated_{name}_strided") is getattr(package, f"replicated_{name}_strided")
+
+
+def test_the_package_of_ops_has_the_common_ones_itself():
+    from popxl_addons.ops import cross_entropy, cross_entropy_with_grad, fp8_amax_scale, host_load, host_store
+
+    for function in (cross_entropy, cross_entropy_with_grad, fp8_amax_scale, host_load, host_store):
+        assert getattr(addons, function.__name__) is function

@@ -9,7 +9,7 @@ from popxl.utils import to_numpy
 
 from popxl_addons.module import Module
 from popxl_addons.named_tensors import NamedTensors
-from popxl_addons.ops.group_quantize_decompress import (
+from popxl_addons.ops.group_quantize_decompress.group_quantize_decompress import (
     LEVELS,
     PACKED,
     group_quantize_compress_numpy,

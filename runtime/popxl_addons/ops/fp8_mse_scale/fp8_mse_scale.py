@@ -3,7 +3,7 @@
 import popxl
 from popxl import Tensor, dtypes, ops
 
-from popxl_addons.ops.fp8_amax_scale import HIGHEST, as_float32, fp8_amax_scale, largest_of
+from popxl_addons.ops.fp8_amax_scale.fp8_amax_scale import HIGHEST, as_float32, fp8_amax_scale, largest_of
 
 
 def fp8_mse_scale(src: Tensor, dtype: popxl.dtype = popxl.float8_143) -> Tensor:

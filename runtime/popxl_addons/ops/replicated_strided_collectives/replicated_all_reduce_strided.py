@@ -1,4 +1,4 @@
-"""Collectives over groups with any stride. PopXL's own take them as they are here; these are the add-ons' names."""
+"""All-reduces over a group with any stride."""
 
 from typing import List, Optional, Tuple
 
@@ -14,23 +14,6 @@ from popxl_addons.ops.replicated_all_reduce_TP import (
     replicated_all_reduce_identical_inputs,
 )
 from popxl_addons.utils import null_context
-
-
-def replicated_all_gather_strided(t: Tensor, group: Optional[ReplicaGrouping] = None) -> Tensor:
-    """Every member's tensor in one: 1-D, or in the unsharded shape when ``t`` is a shard."""
-    if t.meta_shape:
-        return ops.collectives.replicated_all_gather(t, group=group, output_shape="meta_shape")
-    return ops.collectives.replicated_all_gather(t.flatten(), group=group, output_shape="concat")
-
-
-def replicated_reduce_scatter_strided(
-    t: Tensor,
-    op: CollectiveOps = "add",
-    group: Optional[ReplicaGrouping] = None,
-    configure_output_for_replicated_tensor_sharding: bool = False,
-) -> Tensor:
-    """Reduce over the group and keep this member's 1-D piece; with meta_shape if configured."""
-    return ops.collectives.replicated_reduce_scatter(t, op, group, configure_output_for_replicated_tensor_sharding)
 
 
 def replicated_all_reduce_strided(

@@ -7,7 +7,7 @@ from popxl import Tensor, ops
 from popxl.errors import GraphError, ShapeError, UndefinedValue
 from popxl.ops.utils import cast_if_needed
 
-from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick
+from popxl_addons.ops.cross_entropy_sharded_loss.cross_entropy_sharded_loss import logsumexp_and_pick
 
 
 def handle_ipus(ts: List[Tensor], ipus: Optional[Iterable[int]]) -> List[int]:
