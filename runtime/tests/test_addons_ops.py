@@ -184,18 +184,17 @@ def on_devices(fn, known):
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("cuts", [[4, 8], [2, 5, 9], []])
-def test_cross_entropy_over_devices_is_torchs(known, cuts):
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.uint8])
+def test_cross_entropy_over_devices_is_torchs_with_whole_class_ids_on_each(known, cuts, dtype):
     logits, labels = normal(6, 12) * 4, np.array([0, 5, 11, 3, 5, 8])
     dy = normal(6, seed=1)
     leaf = torch.tensor(logits, requires_grad=True)
     loss = torch.nn.functional.cross_entropy(leaf, torch.tensor(labels), reduction="none")
     loss.backward(torch.tensor(dy))
-    offsets = [0, *cuts]
     pieces = [np.ascontiguousarray(p) for p in np.split(logits, cuts, axis=1)]
-    shifted = [(labels - offset).astype(np.int32) for offset in offsets]
     devices = None if known else range(len(pieces))
     fn = on_devices(lambda a, b: cross_entropy_sharded_wr_loss(a, b, devices), known)
-    got, *gradients = with_gradients(fn, dy, *pieces, *shifted)
+    got, *gradients = with_gradients(fn, dy, *pieces, *[labels.astype(dtype)] * len(pieces))
     np.testing.assert_allclose(got, loss.detach().numpy(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(np.concatenate(gradients, 1), leaf.grad.numpy(), rtol=1e-4, atol=1e-6)
 
@@ -205,7 +204,7 @@ def test_cross_entropy_over_devices_survives_large_logits_and_is_on_the_first_de
 
     def build(ir):
         pieces = [popxl.variable(p) for p in np.split(logits, 2, 1)]
-        labels = [popxl.variable(np.array([i], np.int32)) for i in (2, 0)]
+        labels = [popxl.variable(np.array([2], np.int32))] * 2
         loss = cross_entropy_sharded_wr_loss(pieces, labels, [3, 1])
         assert loss.ipu == 3 and loss.dtype is popxl.float16
         return [loss]

@@ -34,7 +34,7 @@ def cross_entropy_sharded_wr_loss(
 
     Shapes: for each device logits [n, its classes] and indices [n] -> [n], the logits' dtype. Computed in float32.
     Args:
-        indices: class of each row minus the device's first class: in [0, its classes) on one device only.
+        indices: class of each row, counted over the classes of all devices in their order; the same on every device.
         ipus: the devices; default: those of the ops that made the logits. The loss is on the first.
     Raises:
         ValueError: no logits, another number of indices or devices than logits, a device that is not known, or shapes
@@ -47,9 +47,12 @@ def cross_entropy_sharded_wr_loss(
         )
     devices = handle_ipus(logits, ipus)
     normalisers, picked = [], []  # [n] float32 each, of one device's classes
+    first = 0  # class of the device
     for device, t, index in zip(devices, logits, indices):
         with popxl.ipu(device):
-            normaliser, pick = logsumexp_and_pick(t, index)
+            own = cast_if_needed(index, popxl.int32) - first if first else index
+            normaliser, pick = logsumexp_and_pick(t, own)
+        first += t.shape[-1]
         normalisers.append(normaliser)
         picked.append(pick)
     tops = ops.collectives.all_reduce([ops.detach(t) for t in normalisers], devices, "max")
