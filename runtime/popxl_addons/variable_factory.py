@@ -67,10 +67,11 @@ class VariableFactory:
             group. The first item is looked at here, for shape and dtype, and used by the first variable.
         dtype: element type; by default the data's, with 64 bits narrowed to 32.
         by_ref: whether the graph input is by reference.
-        replica_grouping: replicas that share one value; default: all.
+        replica_grouping: replicas that share one value; default: all of the current Ir.
         shard_over: replicas over which a value is cut; the shape is then 1-D, and ``meta_shape`` the whole shape.
     Raises:
         ValueError: ``data_iter`` fails, is no iterable, or gives no array.
+        RuntimeError: no grouping, and no graph that is entered.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class VariableFactory:
         self.name = name
         self.dtype = dtype or popxl.dtype.as_dtype(first.dtype)
         self.by_ref = by_ref
-        self.replica_grouping = replica_grouping
+        self.replica_grouping = popxl.gir().replica_grouping() if replica_grouping is None else replica_grouping
         self.shard_over = shard_over
         self._whole_shape: Tuple[int, ...] = tuple(first.shape)
         self.meta_shape: Tuple[int, ...] = self._whole_shape if shard_over > 1 else ()
@@ -107,7 +108,7 @@ class VariableFactory:
     @property
     def shape_on_host(self) -> Tuple[int, ...]:
         """Shape of a variable's host data: unsharded, the groups in front when there are several."""
-        groups = self.replica_grouping.num_groups if self.replica_grouping is not None else 1
+        groups = self.replica_grouping.num_groups
         return (groups, *self._whole_shape) if groups > 1 else self._whole_shape
 
     def create_input(self, prefix: Optional[str] = None) -> Tensor:
@@ -299,12 +300,8 @@ class NamedVariableFactories(DotTree[VariableFactory]):
 
     @property
     def replica_groupings(self) -> NamedReplicaGrouping:
-        """The groupings by name; all replicas where none was given."""
-        everyone = popxl.gir().replica_grouping()
-        flat = {
-            n: f.replica_grouping if f.replica_grouping is not None else everyone for n, f in self.to_dict().items()
-        }
-        return NamedReplicaGrouping.from_dict(flat)
+        """The groupings by name."""
+        return NamedReplicaGrouping.from_dict({name: f.replica_grouping for name, f in self.to_dict().items()})
 
     def _make(self, make: Callable[[str, VariableFactory], Any]) -> NamedTensors:
         names, factories = self.unpack()

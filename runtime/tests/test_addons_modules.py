@@ -118,6 +118,19 @@ def test_a_data_source_is_tried_once_looked_at_once_and_then_drawn_per_variable_
         assert [from_list.next_data()[0], from_list.next_data()[0]] == [0, 1]
 
 
+def test_a_factory_has_a_grouping_of_all_replicas_unless_it_is_given_one():
+    ir = popxl.Ir(replication=4)
+    with ir.main_graph:
+        pairs = ir.replica_grouping(group_size=2)
+        facts, _ = Scale().create_graph(popxl.TensorSpec((2, 3), popxl.float32))
+        assert facts.scale.replica_grouping == ir.replica_grouping()
+        assert facts.scale.replica_grouping.group_size == 4
+        assert VariableFactory(lambda: np.zeros(3), name="w", replica_grouping=pairs).replica_grouping is pairs
+        assert facts.init().scale.replica_grouping == ir.replica_grouping()
+    with pytest.raises(RuntimeError, match="outside any graph"):
+        VariableFactory(lambda: np.zeros(3), name="w")
+
+
 def test_variables_are_made_in_sorted_order_so_that_a_seeded_generator_repeats_them():
     def build(order):
         ir = popxl.Ir()
@@ -194,8 +207,10 @@ def test_two_programs_map_one_file_and_see_what_the_other_writes(tmp_path):
 
 def test_nothing_is_drawn_for_a_file_that_is_there(tmp_path):
     mapped_in(tmp_path)[...] = 7
-    draws = iter([np.zeros(4)])
-    np.testing.assert_array_equal(VariableFactory(draws, popxl.float32, "w").next_memmap(str(tmp_path), "w"), [7] * 4)
+    with popxl.Ir().main_graph:
+        factory = VariableFactory(iter([np.zeros(4)]), popxl.float32, "w")
+        for _ in range(2):
+            np.testing.assert_array_equal(factory.next_memmap(str(tmp_path), "w"), [7] * 4)
     np.testing.assert_array_equal(mapped_in(tmp_path, empty=True), [7] * 4)
 
 
@@ -341,7 +356,8 @@ def test_misuse_of_modules_and_factories_is_refused_in_words(act, error, says):
 
 
 def test_data_that_changes_shape_is_refused():
-    factory = VariableFactory([np.zeros(2), np.zeros(3)], name="w")
+    with popxl.Ir().main_graph:
+        factory = VariableFactory([np.zeros(2), np.zeros(3)], name="w")
     factory.next_data()
     with pytest.raises(ValueError, match=r"expected \[2\], as at first"):
         factory.next_data()
