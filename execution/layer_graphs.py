@@ -160,7 +160,7 @@ def _weights(
         own.pop(TIED)
     buffers = _buffers(own, rows, groups)
     if tied_to is not None:
-        buffers.insert(TIED, tied_to.weights.buffers[TIED])
+        buffers.insert(TIED, tied_to.weights.buffers[TIED], overwrite=True)
     load = Load.of(buffers, rows)
     return Weights(own, buffers, load, Gather.of(load.results, groups))
 
@@ -188,7 +188,7 @@ def _training_graphs(
     state = addons.named_variable_buffers(optimizer.factories, rows, False)
     updated = {name: NamedRemoteBuffers(weight=weights.buffers[name], state=state[name]) for name in table}
     if tied_to is not None:
-        gradients.insert(TIED, tied_to.trained.gradients[TIED])
+        gradients.insert(TIED, tied_to.trained.gradients[TIED], overwrite=True)
     update = Update(
         accumulators=accumulators,
         gradients=gradients,

@@ -52,7 +52,7 @@ class Optimizer:
                 **clip,
             )
             graphs[name] = graph
-            factories.insert(name, state)
+            factories.insert(name, state, overwrite=True)
         return cls(graphs, factories, bool(clip))
 
     def __call__(

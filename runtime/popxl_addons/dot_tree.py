@@ -120,14 +120,25 @@ class DotTree(Generic[L]):
     def insert(self, key: Key, value: Any, overwrite: bool = False) -> None:
         """Put a leaf or subtree under a dotted name or a number, making the subtrees on the way.
 
-        Subtrees on the way are copied, so that other trees that share them stay as they are.
-
         Raises:
-            ValueError: the name is taken and not ``overwrite``, is negative, or is no identifier and no number.
+            ValueError: what the name begins with is there and not ``overwrite``, or the name is negative, or is no
+                identifier and no number. With ``overwrite`` an entry is replaced, and subtrees on the way keep their
+                others; they are copied, so that other trees that share them stay as they are.
         """
         where = f"{type(self).__name__}.insert"
         if isinstance(key, int) and key < 0:
             raise ValueError(f"{where}: got {key}; expected a number from 0 on.")
+        first = self._parts(key)[0]
+        if first in self._map and not overwrite:
+            raise ValueError(
+                f"{where}: got {key!r}, of which {first!r} is taken; expected a new name. Pass overwrite=True to "
+                "replace it, or to add to it."
+            )
+        self._put(key, value, overwrite)
+
+    def _put(self, key: Key, value: Any, overwrite: bool = False) -> None:
+        """As `insert`, but where no entry is replaced subtrees on the way may be there: a tree made name by name."""
+        where = f"{type(self).__name__}.insert"
         *path, last = self._parts(key)
         for part in (*path, last):
             if not (part.isidentifier() or part.isdecimal()):
@@ -135,9 +146,9 @@ class DotTree(Generic[L]):
         node: DotTree[Any] = self
         for part in path:
             child = node._map.get(part)
-            if child is not None and not isinstance(child, DotTree):
+            if child is not None and not isinstance(child, DotTree) and not overwrite:
                 raise ValueError(f"{where}: got {key!r}, but {part!r} is a leaf; expected a subtree.")
-            node._map[part] = type(self)() if child is None else child.copy()
+            node._map[part] = child.copy() if isinstance(child, DotTree) else type(self)()
             node = node._map[part]
         if last in node._map and not overwrite:
             raise ValueError(
@@ -188,7 +199,7 @@ class DotTree(Generic[L]):
         """Tree of a flat or nested dict. Keys may be numbers and dotted, values may be subtrees."""
         tree = cls()
         for key, value in d.items():
-            tree.insert(key, cls.from_dict(value) if isinstance(value, Mapping) else value)
+            tree._put(key, cls.from_dict(value) if isinstance(value, Mapping) else value)
         return tree
 
     @classmethod

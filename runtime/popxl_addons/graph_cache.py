@@ -39,14 +39,14 @@ def argument_hash(arg: Any) -> Hashable:
 
 
 def get_function_hash(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Hashable:
-    """A key for a function, the current placement, and arguments."""
+    """A key for a function, by its hash, the current placement, and arguments."""
     context = popxl.context.get_current_context()
     bound = bound_arguments(fn, *args, **kwargs)
-    return (fn, context.ipu_id, context.io_tile_set, argument_hash(bound.arguments))
+    return (hash(fn), context.ipu_id, context.io_tile_set, argument_hash(bound.arguments))
 
 
 class GraphCache:
-    """Graphs by Ir, function and arguments."""
+    """Graphs by Ir, hash of the function, and arguments: modules may say by ``__hash__`` which of them are one."""
 
     def __init__(self) -> None:
         self._graphs: Dict[Tuple[int, Hashable], Tuple[popxl.Graph, Any]] = {}
@@ -56,8 +56,8 @@ class GraphCache:
         ir = popxl.gir()
         key = (ir.id, get_function_hash(fn, *args, **kwargs))
         if key not in self._graphs:
-            # The arguments are kept beside the graph: objects in the key go by identity, which must not be reused.
-            self._graphs[key] = (ir.create_graph(fn, *args, **kwargs), (args, kwargs))
+            # What the key is made of is kept beside the graph: much of it goes by identity, which must not be reused.
+            self._graphs[key] = (ir.create_graph(fn, *args, **kwargs), (fn, args, kwargs))
         return self._graphs[key][0]
 
 

@@ -257,19 +257,19 @@ class Module(popxl.Module):
     ) -> NamedTensors:
         """Declare the variables of a graph that is called here, under a name; returns the inputs, to be bound."""
         prefix = str(name)
-        self._factories.insert(prefix, variable_f.copy(), overwrite)
+        self._factories._put(prefix, variable_f.copy(), overwrite)
         inputs = {key: factory.create_input(prefix) for key, factory in variable_f.to_dict().items()}
         tensors = NamedTensors.from_dict(inputs)
-        self._inputs.insert(prefix, tensors.copy(), overwrite)
+        self._inputs._put(prefix, tensors.copy(), overwrite)
         return tensors
 
     def _check_name(self, name: str, overwrite: bool = False) -> None:
         """ValueError for a name that cannot be declared, before the graph has an input for it."""
-        self._factories.copy().insert(name, None, overwrite)
+        self._factories.copy()._put(name, None, overwrite)
 
     def _declare(self, name: str, tensor: Tensor, factory: VariableFactory, overwrite: bool = False) -> Tensor:
-        self._factories.insert(name, factory, overwrite)
-        self._inputs.insert(name, tensor, overwrite)
+        self._factories._put(name, factory, overwrite)
+        self._inputs._put(name, tensor, overwrite)
         return tensor
 
     def _collect(self, seen: Set[int]) -> Tuple[NamedVariableFactories, NamedTensors, Dict[Any, Any]]:
@@ -285,8 +285,8 @@ class Module(popxl.Module):
             child_factories, child_inputs, child_gradients = child._collect(seen)
             gradients.update(child_gradients)
             for key, factory in child_factories.to_dict().items():
-                factories.insert(f"{name}.{key}", factory)
-                inputs.insert(f"{name}.{key}", child_inputs[key])
+                factories._put(f"{name}.{key}", factory)
+                inputs._put(f"{name}.{key}", child_inputs[key])
         return factories, inputs, gradients
 
     # submodules

@@ -145,7 +145,7 @@ def store_remote_graph(buffers: NamedRemoteBuffers, entries: int = 1, use_io_til
     def store(store_index: Tensor) -> None:
         for name, buffer in zip(*buffers.unpack()):
             t = popxl.graph_input(buffer.tensor_shape, buffer.tensor_dtype, name, meta_shape=buffer.meta_shape or None)
-            inputs.insert(name, t)
+            inputs._put(name, t)
         store_remote(buffers, inputs, store_index, use_io_tiles)
 
     return GraphWithNamedArgs(popxl.gir().create_graph(store, TensorSpec((), popxl.int32)), inputs)

@@ -1,6 +1,7 @@
 """Giving a graph a tensor of a graph that calls it, through all calls in between."""
 
-from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+from weakref import WeakKeyDictionary
 
 import popxl
 from popxl import Graph, Tensor
@@ -9,6 +10,8 @@ from popxl.opdef import Op
 
 INPUTS = {"graph": "inputs", "then_branch": "then_inputs", "else_branch": "else_inputs"}
 """Arguments of the ops that call graphs: the graph, and what it is given."""
+_ROUTED: "WeakKeyDictionary[Graph, Dict[str, str]]" = WeakKeyDictionary()
+"""For graphs that tensors were routed into: the tensor's id -> the input's name."""
 
 
 def is_subgraph(parent: Graph, subgraph: Graph) -> bool:
@@ -21,7 +24,7 @@ def route_tensor_into_graph(
 ) -> Tensor:
     """Adds an input to ``graph``, and to the graphs on the way to it, that every call fills with ``tensor``.
 
-    A loop gives the same tensor to all of its iterations.
+    Graphs that were given the tensor so before keep their input. A loop gives the same tensor to all of its iterations.
 
     Args:
         tensor: of a graph that calls ``graph``, at any depth.
@@ -29,7 +32,7 @@ def route_tensor_into_graph(
         modified: whether ``graph`` writes to the tensor; the inputs are by reference then. A list of regions that it
             writes to counts as a yes, an empty one as a no.
     Returns:
-        ``graph``'s new input; ``tensor`` itself where it already is in ``graph``.
+        ``graph``'s input; ``tensor`` itself where it already is in ``graph``.
     Raises:
         ValueError: the tensor's graph does not call ``graph``, or a graph on the way is also called from somewhere that
             the tensor cannot reach, or from before the op that makes it.
@@ -44,17 +47,29 @@ def route_tensor_into_graph(
             f"route_tensor_into_graph: got %{tensor.name} of {where}, which does not call graph "
             f"'{target.name or 'main'}'; expected a tensor of a graph that does. Make the calls first."
         )
-    on_the_way = [g for g in called_first(source) if g is target or is_subgraph(g, target)]
-    calls = {g: _calls_of(g) for g in on_the_way if g is not source}
     by_ref = modified if isinstance(modified, bool) else bool(list(modified))
-    _check(tensor, source, calls, by_ref)
+    on_the_way = [g for g in called_first(source) if g is not source and (g is target or is_subgraph(g, target))]
     local: Dict[Graph, Tensor] = {source: tensor}
-    for g in reversed([g for g in on_the_way if g is not source]):
+    local.update((g, found) for g in on_the_way if (found := _routed(tensor, g)) is not None)
+    changing = [g for g in on_the_way if g not in local or by_ref and local[g] not in g._by_ref_inputs]
+    calls = {g: _calls_of(g) for g in changing}
+    _check(tensor, local, calls, by_ref)
+    for g in reversed(changing):
+        if g in local:
+            g._by_ref_inputs.add(local[g])
+            continue
         with g:
             local[g] = popxl.graph_input(tensor.shape, tensor.dtype, tensor.name, by_ref, tensor.meta_shape or None)
+        _ROUTED.setdefault(g, {})[tensor.id] = local[g].name
         for op, argument in calls[g]:
             op.set_argument(argument, (*op.arguments[argument], local[op.graph]))
     return local[target]
+
+
+def _routed(tensor: Tensor, graph: Graph) -> Optional[Tensor]:
+    """The input that a graph has for a tensor from before."""
+    name = _ROUTED.get(graph, {}).get(tensor.id)
+    return graph.inputs_by_name[name] if name is not None else None
 
 
 def _calls_of(graph: Graph) -> List[Tuple[Op, str]]:
@@ -68,13 +83,17 @@ def _calls_of(graph: Graph) -> List[Tuple[Op, str]]:
     ]
 
 
-def _check(tensor: Tensor, source: Graph, calls: Dict[Graph, List[Tuple[Op, str]]], by_ref: bool) -> None:
+def _check(
+    tensor: Tensor, local: Mapping[Graph, Tensor], calls: Dict[Graph, List[Tuple[Op, str]]], by_ref: bool
+) -> None:
+    """ValueError for calls that cannot be given the tensor. ``local``: graphs that have it already."""
+    source = next(iter(local))
     made = next((i for i, op in enumerate(source.ops) if tensor in op.outputs), -1)
     too_early = set(source.ops[: max(made, 0)])
     where = f"route_tensor_into_graph: got %{tensor.name} of graph '{source.name or 'main'}' for graph"
     for g, sites in calls.items():
         for op, argument in sites:
-            if op.graph is not source and op.graph not in calls:
+            if op.graph not in local and op.graph not in calls:
                 raise ValueError(
                     f"{where} '{g.name}', which is also called in graph '{op.graph.name or 'main'}' at {op.where}; "
                     "expected calls from graphs that the tensor reaches. Pass it in as a graph input."

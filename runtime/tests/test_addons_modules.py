@@ -299,6 +299,28 @@ def test_graphs_are_shared_for_equal_arguments():
     np.testing.assert_array_equal(run_program(build)[0], 4 * X)
 
 
+def test_functions_of_one_hash_share_their_graphs():
+    class Scaling(popxl.Module):
+        def __init__(self, factor):
+            self.factor = factor
+
+        def build(self, x):
+            return x * self.factor
+
+        def __hash__(self):
+            return hash(("Scaling", self.factor))
+
+    cache = GraphCache()
+    ir = popxl.Ir()
+    with ir.main_graph:
+        spec = popxl.TensorSpec((2,), popxl.float32)
+        graph = cache.create_graph(Scaling(2.0), spec)
+        assert cache.create_graph(Scaling(2.0), spec) is graph
+        assert cache.create_graph(Scaling(3.0), spec) is not graph
+        graphs = [cache.create_graph(lambda x: x + 1, spec) for _ in range(20)]  # each is gone when the next is made
+        assert len(set(graphs)) == 20
+
+
 def test_a_module_with_cache_gives_one_graph_for_equal_specs():
     class Cached(addons.Module):
         def __init__(self):
@@ -367,7 +389,11 @@ def test_a_variable_cannot_be_declared_twice_in_one_build_and_the_graph_stays_as
     class Twice(addons.Module):
         def build(self, x):
             self.add_variable_input("w", lambda: np.zeros(2))
-            for name, words in (("w", "which is taken"), ("1st", "expected identifiers or numbers")):
+            for name, words in (
+                ("w", "which is taken"),
+                ("w.x", "'w' is a leaf"),
+                ("1st", "expected identifiers or numbers"),
+            ):
                 with pytest.raises(ValueError, match=words):
                     self.add_variable_input(name, lambda: np.zeros(2))
 

@@ -50,6 +50,41 @@ def test_a_routed_tensor_has_the_callers_value_in_every_call_and_iteration():
         np.testing.assert_allclose(result, 16 * first + 15 * np.exp(y), rtol=1e-5)
 
 
+def test_a_tensor_is_routed_into_a_graph_once():
+    def build(ir):
+        outer, middle, inner = nested(ir)
+        x, y = popxl.variable(normal(3)), popxl.variable(normal(3, seed=1))
+        results = [*ops.call(outer, x)]
+        half = route_tensor_into_graph(y, middle)
+        with inner:
+            local = route_tensor_into_graph(y)
+            ops.add_(inner.outputs[0], local)
+            assert route_tensor_into_graph(y) is local and route_tensor_into_graph(x) is not local
+        assert route_tensor_into_graph(y, inner) is local and route_tensor_into_graph(y, middle) is half
+        assert route_tensor_into_graph(half, inner) is not local
+        assert [len(g.inputs) for g in (outer, middle, inner)] == [3, 3, 4]
+        verify(ir)
+        return results
+
+    x, y = normal(3), normal(3, seed=1)
+    np.testing.assert_allclose(run_program(build)[0], 16 * x + 15 * y, rtol=1e-5)
+
+
+def test_a_tensor_that_was_routed_to_be_read_is_written_when_it_is_routed_again():
+    def build(ir):
+        outer, _, inner = nested(ir)
+        count, x = popxl.variable(np.zeros((), np.float32)), popxl.variable(normal(3))
+        ops.call(outer, x), ops.call(outer, x)
+        read = route_tensor_into_graph(count, inner)
+        assert route_tensor_into_graph(count, inner, modified=True) is read
+        with inner:
+            ops.add_(read, popxl.constant(1.0))
+        verify(ir)
+        return [count]
+
+    assert run_program(build)[0] == 8
+
+
 @pytest.mark.parametrize("modified, expected", [(True, 8.0), ([object()], 8.0), (False, 0.0), ([], 0.0)])
 def test_writes_to_a_routed_tensor_are_seen_where_it_is_declared_modified(modified, expected):
     def build(ir):

@@ -78,8 +78,8 @@ def autodiff_with_accumulation(
             name = names.get(t, sanitise(t.name))
             group = replica_groupings.get(name) if replica_groupings is not None and name in replica_groupings else None
             factory = _zeros_like(t, f"accum.{name}", accumulator_dtype, group)
-            factories.insert(f"accum.{name}", factory)
-            args.insert(f"accum.{name}", factory.create_input())
+            factories._put(f"accum.{name}", factory)
+            args._put(f"accum.{name}", factory.create_input())
             accumulators.setdefault(gradients[t], []).append(args[f"accum.{name}"])
         factories.insert(
             COUNTER, VariableFactory(lambda: np.zeros((), np.float32), popxl.float32, COUNTER, by_ref=True)

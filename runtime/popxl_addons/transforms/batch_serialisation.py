@@ -187,7 +187,7 @@ def batch_serialise_fwd_and_grad(
         elif t in grad_loads:
             continue
         elif source in names:
-            grad_args.insert(names[source], t)
+            grad_args._put(names[source], t)
         else:
             grad_loads[t] = _activation_handle(fwd, source, loads, fwd_stores, groups, steps, rows)
     grad_args.update(gradient_graph.args)
