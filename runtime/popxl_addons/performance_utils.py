@@ -1,13 +1,15 @@
 """Floating-point operations of a program, from the cost rule that each op declares."""
 
 from collections import Counter
-from typing import Dict, List, Literal, Tuple, Union
+from typing import Dict, Literal, Mapping, Tuple, Union
 
 import popxl
 from popxl.graph import called_first
-from popxl.op_records import OPS, Op, op_cost
+from popxl.op_records import Op, op_cost
 from popxl.utils import table_to_string
 
+Breakdown = Dict[str, Union[int, Dict[str, int]]]
+TOTAL = "TOT"
 Format = Literal["K", "M", "G", "T", "nearest3"]
 EXPONENTS = {"K": 3, "M": 6, "G": 9, "T": 12}
 
@@ -17,13 +19,16 @@ def elementwise_binary_flops(op: Op) -> int:
     return op.outputs[0].nelms
 
 
-def evaluate_FLOPs(graph: popxl.Graph) -> Dict[str, int]:  # noqa: N802 - PopXL's name
-    """Operations of one run of a graph on one replica, by kind of op, with those of the graphs that it calls.
+def evaluate_FLOPs(graph: popxl.Graph) -> Breakdown:  # noqa: N802 - PopXL's name
+    """Operations of one run of a graph on one replica, with those of the graphs that it calls.
 
     A repeat counts its body once per iteration, a conditional the branch with more operations. Kinds of ops that only
     move data are left out.
+
+    Returns:
+        ``{kind of op: {op's id: operations}, .., "TOT": operations of all}``. An op's id is that of its first result.
     """
-    known: Dict[popxl.Graph, Counter[str]] = {}
+    known: Dict[popxl.Graph, Counter[Op]] = {}
     for called in called_first(graph):
         total = known[called] = Counter()
         for op in called.ops:
@@ -31,40 +36,59 @@ def evaluate_FLOPs(graph: popxl.Graph) -> Dict[str, int]:  # noqa: N802 - PopXL'
             times = op.arguments.get("repeat_count", 1)
             if bodies:
                 dearest = max(bodies, key=lambda counts: sum(counts.values()))
-                total.update({name: times * flops for name, flops in dearest.items()})
+                total.update({inner: times * flops for inner, flops in dearest.items()})
             elif flops := op_cost(op).flops:
-                total[op.definition.name] += flops
-    return dict(known[graph])
+                total[op] += flops
+    return _breakdown(known[graph])
 
 
-def evaluate_ir_FLOPs(ir: Union[popxl.Ir, popxl.Graph]) -> Dict[str, int]:  # noqa: N802 - PopXL's name
-    """Operations of one run of a program on all of its replicas together, by kind of op. Any of its graphs will do."""
+def _breakdown(flops: Mapping[Op, int]) -> Breakdown:
+    kinds: Dict[str, Dict[str, int]] = {}
+    for op, count in flops.items():
+        kinds.setdefault(op.definition.name, {})[op.outputs[0].id] = count
+    return {**kinds, TOTAL: sum(flops.values())}
+
+
+def evaluate_ir_FLOPs(ir: Union[popxl.Ir, popxl.Graph]) -> Breakdown:  # noqa: N802 - PopXL's name
+    """As `evaluate_FLOPs`, of one run of a program on all of its replicas together. Any of its graphs will do."""
     main = ir.main_graph
-    return {name: flops * main.ir.replication_factor for name, flops in evaluate_FLOPs(main).items()}
+    replicas = main.ir.replication_factor
+    kinds, total = _split(evaluate_FLOPs(main))
+    scaled = {name: {op: flops * replicas for op, flops in ops.items()} for name, ops in kinds.items()}
+    return {**scaled, TOTAL: total * replicas}
 
 
 def total_FLOPs(ir: popxl.Ir) -> int:  # noqa: N802 - PopXL's name
     """Operations of one run of a program on all of its replicas together."""
-    return sum(evaluate_ir_FLOPs(ir).values())
+    return _split(evaluate_ir_FLOPs(ir))[1]
+
+
+def _split(breakdown: Breakdown) -> Tuple[Dict[str, Dict[str, int]], int]:
+    """The kinds of a breakdown, and its total."""
+    kinds = {name: ops for name, ops in breakdown.items() if isinstance(ops, dict)}
+    return kinds, sum(sum(ops.values()) for ops in kinds.values())
 
 
 def print_FLOPs(  # noqa: N802 - PopXL's name
-    flops_breakdown: Dict[str, int], mode: Literal["type", "flat"] = "type", numerical_format: Format = "nearest3"
+    flops_breakdown: Breakdown, mode: Literal["type", "flat"] = "type", numerical_format: Format = "nearest3"
 ) -> None:
     """Print a breakdown as a table, the largest first.
 
     Args:
-        flops_breakdown: {kind of op: operations}, of `evaluate_FLOPs` or `evaluate_ir_FLOPs`.
-        mode: "flat": a line for each kind of op. "type": a line for each family of ops (products are "linalg"), and
-            below it those of its kinds.
+        flops_breakdown: of `evaluate_FLOPs` or `evaluate_ir_FLOPs`.
+        mode: "type": a line for each kind of op. "flat": a line for each op.
         numerical_format: as for `format_flops_scientific`.
     Raises:
         ValueError: another mode or format.
     """
     if mode not in ("type", "flat"):
         raise ValueError(f"print_FLOPs: got mode {mode!r}; expected 'type' or 'flat'.")
-    everything = sum(flops_breakdown.values())
-    rows = _by_size(flops_breakdown) if mode == "flat" else _by_family(flops_breakdown)
+    kinds, everything = _split(flops_breakdown)
+    if mode == "type":
+        rows = [(name, sum(ops.values())) for name, ops in kinds.items()]
+    else:
+        rows = [(f"{name} {op}", flops) for name, ops in kinds.items() for op, flops in ops.items()]
+    rows.sort(key=lambda row: -row[1])
     table = [("op", "FLOPs", "share")]
     for name, flops in [*rows, ("total", everything)]:
         share = f"{flops / everything:.1%}" if everything else ""
@@ -89,20 +113,3 @@ def format_flops_scientific(val: float, format: Format = "nearest3") -> str:  # 
     while abs(val) / 10**exponent >= 999.9995:
         exponent += 3
     return f"{val / 10**exponent:.3f}e{exponent}"
-
-
-def _by_size(flops: Dict[str, int]) -> List[Tuple[str, int]]:
-    return sorted(flops.items(), key=lambda item: -item[1])
-
-
-def _by_family(flops: Dict[str, int]) -> List[Tuple[str, int]]:
-    """A row for each file that declares ops, and one for each kind of op below it."""
-    families: Dict[str, Dict[str, int]] = {}
-    for name, count in flops.items():
-        family = OPS[name].module.rpartition(".")[2] if name in OPS else "other"
-        families.setdefault(family, {})[name] = count
-    rows = []
-    for family, total in _by_size({family: sum(kinds.values()) for family, kinds in families.items()}):
-        rows.append((family, total))
-        rows.extend((f"  {name}", count) for name, count in _by_size(families[family]))
-    return rows

@@ -69,7 +69,6 @@ def test_rotary_embedding_is_that_of_hugging_faces_gpt_j(dtype):
     reference = gptj.create_sinusoidal_positions(SEQUENCE, FEATURES)
     sin, cos = trig_tables(SEQUENCE, FEATURES)
     np.testing.assert_allclose(np.concatenate([sin, cos], 1), reference.numpy(), rtol=1e-6, atol=1e-7)
-    assert sin.dtype == np.float32 and trig_tables(3, 4, np_dtype="float16")[1].dtype == np.float16
     tables = [part[None].to(torch.float32) for part in reference.split(FEATURES // 2, 1)]
     expected = gptj.apply_rotary_pos_emb(torch.tensor(t, dtype=torch.float32), *tables)
     (result,) = run_program(
@@ -83,6 +82,18 @@ def test_rotary_embedding_is_that_of_hugging_faces_gpt_j(dtype):
 def test_rotary_tables_take_another_base():
     _, cos = trig_tables(3, 4, base=100)
     np.testing.assert_allclose(cos, np.cos(np.outer(np.arange(3), [1, 0.1])), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", np.float32, np.dtype("float64")])
+def test_rotary_tables_are_computed_in_the_type_that_is_asked_for(dtype):
+    positions, pairs = np.arange(100).astype(dtype), np.arange(0, 8, 2).astype(dtype)
+    speeds = np.divide(1, np.power(np.full(4, 10000, dtype), pairs / np.full(4, 8, dtype)), dtype=dtype)
+    angles = positions[:, None] * speeds
+    assert angles.dtype == dtype
+    sin, cos = trig_tables(100, 8, np_dtype=dtype)
+    assert sin.dtype == cos.dtype == dtype
+    np.testing.assert_array_equal(sin, np.sin(angles))
+    np.testing.assert_array_equal(cos, np.cos(angles))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ def trig_tables(
 ) -> Tuple[np.ndarray, np.ndarray]:
     """(sin, cos) of the angle of every position and pair: position * base**(-2 * pair / rotary_dim), in radians.
 
-    Shapes: two of [seq_len, rotary_dim / 2], np_dtype; computed in float64.
+    Shapes: two of [seq_len, rotary_dim / 2], np_dtype. Every step is computed in np_dtype: float16 does not know all
+        positions from 2049 on.
     Raises:
         ShapeError: for an odd rotary_dim.
     Source: Su et al. 2021, arXiv:2104.09864, section 3.2.2.
@@ -24,15 +25,15 @@ def trig_tables(
         raise ShapeError(
             f"trig_tables: got rotary_dim {rotary_dim}; expected a positive even number: features turn in pairs."
         )
-    speeds = float(base) ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
-    angles = np.outer(np.arange(seq_len), speeds)
-    return np.sin(angles).astype(np_dtype), np.cos(angles).astype(np_dtype)
+    speeds = 1 / base ** (np.arange(0, rotary_dim, 2, dtype=np_dtype) / rotary_dim)
+    angles = np.outer(np.arange(seq_len, dtype=np_dtype), speeds)
+    return np.sin(angles), np.cos(angles)
 
 
 def trig_table_constants(
     seq_len: int, rotary_dim: int, base: int = 10000, dtype: popxl.dtype = popxl.float32
 ) -> Tuple[Constant, Constant]:
-    """`trig_tables` as constants "sin" and "cos" of the current graph."""
+    """`trig_tables`, computed in float32, as constants "sin" and "cos" of the current graph."""
     sin, cos = trig_tables(seq_len, rotary_dim, base)
     return popxl.constant(sin, dtype, "sin"), popxl.constant(cos, dtype, "cos")
 
