@@ -152,6 +152,33 @@ def test_memory_mapped_variables_are_saved_as_raw_files(tmp_path):
     np.testing.assert_array_equal(np.fromfile(tmp_path / "maps" / "a.w.npy", np.float32), saved["a.w"])
 
 
+def mapped_session(folder):
+    """A session whose one variable lies in a file: every run adds one to it."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        facts = addons.NamedVariableFactories(w=addons.VariableFactory(lambda: np.zeros(3), popxl.float32, "w"))
+        state = facts.init(memmap_dir=str(folder))
+        state.w += 1
+    return addons.TaskSession([], [], state, ir=ir)
+
+
+def test_a_program_starts_from_a_memmap_directory_that_was_made_from_a_checkpoint(tmp_path):
+    session = mapped_session(tmp_path / "first")
+    with session:
+        session.run(), session.run()
+    session.save_checkpoint(str(tmp_path / "c"))
+    with session:
+        session.run()
+    initialise_memmap_dir_from_checkpoint(str(tmp_path / "c"), str(tmp_path / "second"))
+    again = mapped_session(tmp_path / "second")
+    np.testing.assert_array_equal(values_of(again)["w"], np.full(3, 2.0))
+    again.load_checkpoint(str(tmp_path / "c"), skip_memmap=True)
+    with again:
+        again.run()
+    np.testing.assert_array_equal(values_of(again)["w"], np.full(3, 3.0))
+    np.testing.assert_array_equal(values_of(session)["w"], np.full(3, 3.0))
+
+
 def npz_with_pickle(path):
     np.savez(path, **{"a.w": np.array([{"x": 1}], dtype=object)})
 
