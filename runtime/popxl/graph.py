@@ -223,17 +223,19 @@ class Graph:
         self._outputs = list(outputs)
 
 
-def called_first(graph: Graph) -> List[Graph]:
-    """The graph and all graphs that it calls, at any depth; each after every graph that it calls."""
+def called_first(*graphs: Graph) -> List[Graph]:
+    """The graphs and all graphs that they call, at any depth; each once, after every graph that it calls."""
     order: Dict[Graph, None] = {}
-    visited = {graph}
+    visited: Set[Graph] = set()
 
     def visit(g: Graph) -> None:
+        if g in visited:
+            return
+        visited.add(g)
         for called in g.called_graphs:
-            if called not in visited:
-                visited.add(called)
-                visit(called)
+            visit(called)
         order[g] = None
 
-    visit(graph)
+    for graph in graphs:
+        visit(graph)
     return list(order)

@@ -32,6 +32,8 @@ class Ir:
     def __init__(self, replication: Union[int, Literal["popdist"]] = 1) -> None:
         self._id = next(_ids)
         self._graphs: Dict[str, Graph] = {}
+        self._numbers: Dict[str, int] = {}
+        """Of the last graph with a name, whose graphs are told apart by their numbers."""
         self._buffers: List[RemoteBuffer] = []
         self._frozen = False
         self._holder: Any = None
@@ -183,7 +185,7 @@ class Ir:
         if unique:
             scopes = get_current_context().name_scopes
             name = "/".join([*scopes, name])
-            number = next(i for i in itertools.count() if f"{name}_subgraph({i})" not in self._graphs)
+            number = self._numbers[name] = self._numbers.get(name, -1) + 1
             name = f"{name}_subgraph({number})"
         graph = Graph._make(self, name)
         self._graphs[name] = graph
@@ -195,8 +197,8 @@ class Ir:
         folder.mkdir(parents=True, exist_ok=True)
         lines = ["digraph ir {"]
         for graph in self.graphs:
-            for op in graph.ops:
-                node = f"{graph.name or 'main'}/{op.name}/{graph.ops.index(op)}"
+            for number, op in enumerate(graph.ops):
+                node = f"{graph.name or 'main'}/{op.name}/{number}"
                 lines.append(f'  "{node}" [label="{op.definition.name}"];')
                 lines.extend(f'  "{t.id}" -> "{node}";' for t in op.inputs)
                 lines.extend(f'  "{node}" -> "{t.id}";' for t in op.outputs)

@@ -15,8 +15,19 @@ class Place(NamedTuple):
     tile_set: Optional[TileSet]
 
 
-def place_of(t: "Tensor") -> Place:
-    """Where the op that made a tensor put it; what a call returns is where the called graph left it."""
+def place_of(t: "Tensor", known: "Optional[Dict[Tensor, Place]]" = None) -> Place:
+    """Where the op that made a tensor put it; what a call returns is where the called graph left it.
+
+    Args:
+        known: of tensors that were asked for on the way here; it gains more.
+    """
+    known = {} if known is None else known
+    if t not in known:
+        known[t] = _place_of(t, known)
+    return known[t]
+
+
+def _place_of(t: "Tensor", known: "Dict[Tensor, Place]") -> Place:
     op = t._op
     if op is None:
         return Place(None, None)
@@ -24,7 +35,7 @@ def place_of(t: "Tensor") -> Place:
     if not op.called():
         ipu = op.arguments["ipus"][index] if "ipus" in op.arguments else op.ipu
         return Place(ipu, "io" if op.io_tiles else "compute")
-    inner = {place_of(graph.outputs[index]) for graph, _ in op.called()}
+    inner = {place_of(graph.outputs[index], known) for graph, _ in op.called()}
     ipu, tile_set = inner.pop() if len(inner) == 1 else Place(None, None)
     return Place(ipu if op.ipu is None else op.ipu, tile_set)
 

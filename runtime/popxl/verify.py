@@ -1,6 +1,6 @@
 """Checks that a graph, or a whole Ir, is well formed: what transforms promise and the engine trusts."""
 
-from typing import Set, Union
+from typing import Sequence, Set, Union
 
 from popxl.errors import GraphError
 from popxl.graph import Graph, called_first
@@ -20,11 +20,9 @@ def verify(what: Union[Ir, Graph]) -> None:
         GraphError: the first violation, with the op, its graph and the line that made it.
     """
     graphs = list(what.graphs) if isinstance(what, Ir) else [what]
-    for graph in graphs:
-        _verify_acyclic(graph)
-    wanted = set(graphs)
-    order = dict.fromkeys(g for graph in graphs for g in called_first(graph) if g in wanted)
-    for graph in order:  # called graphs first: their faults show in their callers too
+    wanted, order = set(graphs), called_first(*graphs)
+    _verify_acyclic(order)
+    for graph in (g for g in order if g in wanted):  # called graphs first: their faults show in their callers too
         _verify_graph(graph)
 
 
@@ -141,6 +139,11 @@ def _verify_loop(op: Op, graph: Graph) -> None:
             _fail(op, f"output %{result.name}: {result.spec}", f"{first.spec}, because it becomes input %{first.name}")
 
 
-def _verify_acyclic(graph: Graph) -> None:
-    if any(graph in g.called_graphs for g in called_first(graph)):
-        raise GraphError(f"verify: got {_name(graph)}, which calls itself; expected no cycle of calls.")
+def _verify_acyclic(order: Sequence[Graph]) -> None:
+    """GraphError unless each graph comes after all that it calls."""
+    known: Set[Graph] = set()
+    for graph in order:
+        known.add(graph)
+        for called in graph.called_graphs:
+            if called not in known or called is graph:
+                raise GraphError(f"verify: got {_name(called)}, which calls itself; expected no cycle of calls.")

@@ -10,7 +10,7 @@ import numpy as np
 import popxl
 from popxl import extensions, ops
 from popxl.ops import collectives
-from popxl.transforms.storage import roots
+from popxl.transforms.storage import Summaries
 from popxl.values import Tensor
 
 SHAPES = ((2, 3), (3, 2), (6,))
@@ -26,7 +26,7 @@ ROWS = 3
 
 def storages(t: Tensor) -> Set[Tensor]:
     """What a tensor is a view of, and by-reference inputs of graphs, which may be views of each other."""
-    found = set(roots(t))
+    found = set(Summaries().roots(t))
     return found | t._graph._by_ref_inputs if found & t._graph._by_ref_inputs else found
 
 

@@ -83,6 +83,12 @@ class CallSiteInfo:
             f"graph_to_parent: got %{graph_tensor.name}; expected an input or output of graph '{graph.name}'."
         )
 
+    def _parents(self, graph_tensors: Sequence[Tensor]) -> Dict[Tensor, Tensor]:
+        """{tensor: `graph_to_parent` of it}, in one pass over inputs and outputs."""
+        graph = self.called_graph
+        known = {**dict(zip(graph.outputs, self.outputs)), **dict(zip(graph.inputs, self.inputs))}
+        return {t: known[t] if t in known else self.graph_to_parent(t) for t in graph_tensors}
+
     def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:
         """The graph's input that a caller's tensor feeds. ValueError if it feeds none."""
         for inner, outer in zip(self.called_graph.inputs, self.inputs):

@@ -1,6 +1,6 @@
 """Reverse-mode differentiation, graph to graph. The forward graph gains the intermediates it needs as outputs."""
 
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Union
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from popxl import ops
 from popxl.errors import GraphError
@@ -10,7 +10,7 @@ from popxl.transforms.clone import clone_constant, clone_op, placed_like, prune,
 from popxl.transforms.control_rules import CONTROL_RULES
 from popxl.transforms.grad_info import ExpectedConnection, ExpectedConnectionType, GradGraphInfo
 from popxl.transforms.gradient_rules import added, rule_for
-from popxl.transforms.storage import TRANSFERS, first_write, has_effect
+from popxl.transforms.storage import TRANSFERS, Summaries
 from popxl.values import Constant, Tensor
 
 __all__ = ["ExpectedConnection", "ExpectedConnectionType", "GradGraphInfo", "autodiff"]
@@ -117,6 +117,8 @@ class Differentiation:
         self.infos: Dict[Graph, GradGraphInfo] = dict(supplied)
         self.missing: Dict[Tensor, str] = {}
         """Forward tensors whose gradients cannot be produced, and why."""
+        self.summaries = Summaries()
+        """Of forward graphs, which gain outputs but no ops here, and of gradient graphs that are ready."""
         self._with_integers = any(not t.dtype.is_floating_point for t in required)
         self._reached = reached_outputs(graph, provided, self.has_gradient)
 
@@ -140,7 +142,7 @@ class Differentiation:
         self, graph: Graph, provided: Sequence[Tensor], required: Optional[Sequence[Tensor]]
     ) -> GradGraphInfo:
         """Make and remember a gradient graph. ``required=None``: all inputs whose gradients can be produced."""
-        write = first_write(graph)
+        write = self.summaries.first_write(graph)
         if write is not None:
             raise GraphError(
                 f"autodiff: got {write!r} in graph '{graph.name}', built at {write.where}; expected no op that writes "
@@ -193,6 +195,7 @@ class GradientBuilder:
         """Value in the gradient graph -> the forward tensor it stands for: an input if any op uses it in the end."""
         self.named: Dict[Tensor, Tensor] = {}
         """Gradient -> the forward tensor after which it is named."""
+        self._derivable: Dict[Tensor, bool] = {}
 
     def build(self) -> GradGraphInfo:
         """Make the graph; extend the forward graph's outputs with the values that it needs."""
@@ -212,7 +215,7 @@ class GradientBuilder:
             required = self._producible()
             for t in required:
                 self.graph._add_output(self._result(t))
-            prune(self.graph)
+            prune(self.graph, self.run.summaries)
         self._start_after_reshapes()
         activations = self._connect()
         return GradGraphInfo.make(
@@ -277,6 +280,10 @@ class GradientBuilder:
         zeros: Tensor = ops.init(t.shape, t.dtype, PREFIX + t.name, "zero", t.meta_shape)
         return zeros
 
+    def has_transfers(self, graph: Graph) -> bool:
+        """Whether a forward graph, or one that it calls, loads or stores."""
+        return bool(self.run.summaries.effects(graph) & TRANSFERS)
+
     def called_info(self, graph: Graph) -> GradGraphInfo:
         """The gradient of a called graph."""
         return self.run.info(graph)
@@ -316,18 +323,31 @@ class GradientBuilder:
 
     def value(self, t: Tensor) -> Tensor:
         """A forward tensor's value in the gradient graph: given as an input, or made again where that costs nothing."""
-        if t not in self.values:
-            op = t._op
-            if isinstance(t, Constant):
-                self.values[t] = clone_constant(t)
-            elif op is not None and (op in self.clones or t not in self.available and self._is_cheap_view(op)):
-                if op not in self.clones:
-                    self.clones[op] = clone_op(op, self.value)
-                self.values[t] = self.clones[op].outputs[op.outputs.index(t)]
-            else:
-                self.values[t] = stand_in = self.graph._new_tensor(t.spec, t.name, scoped=False)
-                self.stand_ins[stand_in] = t
+        views = [t]
+        while views[-1] not in self.values and self._is_new_view(views[-1]):
+            assert views[-1]._op is not None
+            views.append(views[-1]._op.inputs[0])
+        for view in reversed(views):  # an operand before its view: chains may be long
+            if view not in self.values:
+                self.values[view] = self._new_value(view)
         return self.values[t]
+
+    def _new_value(self, t: Tensor) -> Tensor:
+        op = t._op
+        if isinstance(t, Constant):
+            return clone_constant(t)
+        if op is not None and (op in self.clones or self._is_new_view(t)):
+            if op not in self.clones:
+                self.clones[op] = clone_op(op, self.value)
+            return self.clones[op].outputs[op.outputs.index(t)]
+        stand_in: Tensor = self.graph._new_tensor(t.spec, t.name, scoped=False)
+        self.stand_ins[stand_in] = t
+        return stand_in
+
+    def _is_new_view(self, t: Tensor) -> bool:
+        """Whether a value is made again that was not yet."""
+        op = t._op
+        return op is not None and op not in self.clones and t not in self.available and self._is_cheap_view(op)
 
     def _is_cheap_view(self, op: Op) -> bool:
         """Whether it only rearranges a tensor that is available anyway, or one no larger than its results in use."""
@@ -337,13 +357,17 @@ class GradientBuilder:
         return self._is_derivable(op.inputs[0]) or op.inputs[0].nelms <= max(used, op.outputs[0].nelms)
 
     def _is_derivable(self, t: Tensor) -> bool:
-        while t not in self.available and t._op is not None and is_view(t._op):
+        views = []
+        while t not in self._derivable and t not in self.available and t._op is not None and is_view(t._op):
+            views.append(t)
             t = t._op.inputs[0]
-        return t in self.available or isinstance(t, Constant)
+        found = self._derivable.get(t, t in self.available or isinstance(t, Constant))
+        self._derivable.update(dict.fromkeys(views, found))
+        return found
 
     def _recompute(self) -> None:
         for op in self.forward.ops:
-            if not has_effect(op, TRANSFERS):
+            if not self.run.summaries.has_effect(op, TRANSFERS):
                 self.clones[op] = clone_op(op, self.value)
 
     def _start_after_reshapes(self) -> None:
@@ -353,7 +377,9 @@ class GradientBuilder:
         for op in self.graph.ops:
             for t in dict.fromkeys(op.inputs):
                 users.setdefault(t, []).append(op)
-        for value, t in tuple(self.stand_ins.items()):
+        starts: List[Tuple[Sequence[Op], Tensor]] = []
+        """Views that go, and the forward tensor whose value the last one made."""
+        for value, t in self.stand_ins.items():
             views: List[Op] = []
             count = 0
             while t not in self.available and len(users.get(value, ())) == 1 and value not in outputs:
@@ -364,15 +390,13 @@ class GradientBuilder:
                 views.append(op)
                 count = len(views) if op.definition.name == "reshape" and value.nelms <= t.nelms else count
             if count:
-                self._start_after(views[:count], originals[views[count - 1]].outputs[0])
-
-    def _start_after(self, views: Sequence[Op], t: Tensor) -> None:
-        """Make what these ops of the gradient graph lead to, a forward tensor's value, a value that is given."""
-        end = views[-1].outputs[0]
-        remove_ops(self.graph, views)
-        self.graph._tensors[end.name] = end
-        end._op = None
-        self.stand_ins[end] = t
+                starts.append((views[:count], originals[views[count - 1]].outputs[0]))
+        remove_ops(self.graph, [op for views, _ in starts for op in views])
+        for views, t in starts:
+            end = views[-1].outputs[0]
+            self.graph._tensors[end.name] = end
+            end._op = None
+            self.stand_ins[end] = t
 
     def _connect(self) -> List[Tensor]:
         """Turn used stand-ins into inputs, in the forward graph's order; returns their forward tensors."""

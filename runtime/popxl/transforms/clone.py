@@ -1,13 +1,13 @@
 """Emitting the ops of one graph again in another, and removing ops that nothing needs."""
 
 from contextlib import ExitStack, contextmanager
-from typing import Callable, Dict, Iterable, Iterator, Mapping, Set
+from typing import Callable, Dict, Iterable, Iterator, Mapping, Optional, Set
 
 from popxl.context import _execution_context, io_tiles, ipu, name_scope
 from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op, emit, map_tensors
-from popxl.transforms.storage import has_effect, modified, roots
+from popxl.transforms.storage import Summaries
 from popxl.values import Constant, Tensor, make_constant
 
 
@@ -80,27 +80,35 @@ def remove_ops(graph: Graph, dead: Iterable[Op]) -> None:
     """Take ops and their results out of a graph. Nothing that stays may use them."""
     gone = set(dead)
     graph._ops = [op for op in graph._ops if op not in gone]
+    called: Set[Graph] = set()
     for op in gone:
         for t in op.outputs:
             del graph._tensors[t.name]
         if op.definition.name == "call":
-            op.arguments["graph"]._call_sites.remove(op)
+            called.add(op.arguments["graph"])
+    for g in called:
+        g._call_sites = [op for op in g._call_sites if op not in gone]
 
 
-def prune(graph: Graph) -> None:
-    """Remove ops and constants that no output, by-reference input, variable or lasting effect needs."""
+def prune(graph: Graph, summaries: Optional[Summaries] = None) -> None:
+    """Remove ops and constants that no output, by-reference input, variable or lasting effect needs.
+
+    Args:
+        summaries: of the graphs that it calls, where they are known; nothing may be known of itself.
+    """
+    known = summaries or Summaries()
     needed: Set[Tensor] = set(graph.outputs)
-    kept_storage = {root for t in (*graph.outputs, *graph._by_ref_inputs, *graph.variables) for root in roots(t)}
+    kept_storage = {root for t in (*graph.outputs, *graph._by_ref_inputs, *graph.variables) for root in known.roots(t)}
     dead = []
     for op in reversed(graph._ops):
-        writes_needed = any(not kept_storage.isdisjoint(roots(t)) for t in modified(op))
-        if writes_needed or not needed.isdisjoint(op.outputs) or has_effect(op):
+        writes_needed = any(not kept_storage.isdisjoint(known.roots(t)) for t in known.modified(op))
+        if writes_needed or not needed.isdisjoint(op.outputs) or known.has_effect(op):
             needed.update(op.inputs)
-            kept_storage.update(root for t in op.inputs for root in roots(t))
+            kept_storage.update(root for t in op.inputs for root in known.roots(t))
         else:
             dead.append(op)
     remove_ops(graph, dead)
-    for constant in graph.constants:
-        if constant not in needed:
-            graph._constants.remove(constant)
-            del graph._tensors[constant.name]
+    unused = {constant for constant in graph.constants if constant not in needed}
+    graph._constants = [constant for constant in graph._constants if constant not in unused]
+    for constant in unused:
+        del graph._tensors[constant.name]

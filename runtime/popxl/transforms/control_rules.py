@@ -14,7 +14,6 @@ from popxl.ops.call import CallSiteInfo
 from popxl.tensor import constant, graph_input, graph_output
 from popxl.transforms.grad_info import ExpectedConnectionType, GradGraphInfo
 from popxl.transforms.gradient_rules import GradientContext, GradientPairs, added
-from popxl.transforms.storage import TRANSFERS, has_effect
 from popxl.values import Tensor
 
 
@@ -65,10 +64,12 @@ def call_gradients(context: GradientContext, op: Op) -> GradientPairs:
     graph: Graph = op.arguments["graph"]
     info = context.called_info(graph)
     site = CallSiteInfo(op)
+    values = [c.fwd_tensor for c in info.expected_inputs if c.connection_type is ExpectedConnectionType.Fwd]
+    outer = site._parents(values)
     inputs = connect(
         context,
         info,
-        lambda t: context.value(site.graph_to_parent(t)),
+        lambda t: context.value(outer[t]),
         output_gradients(context, graph, op.outputs),
     )
     gradients = dict(zip(info.outputs, ops.call(info.graph, *inputs)))
@@ -129,7 +130,7 @@ def repeat_gradients(context: GradientContext, op: Op) -> GradientPairs:
     if count == 0:
         yield from ((t, context.gradient(y)) for t, y in zip(inputs, op.outputs))
         return
-    if any(has_effect(o, TRANSFERS) for o in body.ops):
+    if context.has_transfers(body):
         raise GraphError(
             f"autodiff: got {op!r}, built at {op.where}, whose body loads or stores; expected a body that can run "
             "again, because the gradient of a loop recomputes it. Load before the loop and pass the values in."

@@ -4,12 +4,12 @@ from typing import Dict, Iterable, List, Sequence, Set
 
 from popxl.context import ExecutionContext
 from popxl.errors import GraphError
-from popxl.graph import Graph
+from popxl.graph import Graph, called_first
 from popxl.ir import Ir
 from popxl.opdef import Op, map_tensors
 from popxl.ops import var_updates
 from popxl.transforms.clone import clone_op, placed_like
-from popxl.transforms.storage import aliased, has_effect, modified, roots
+from popxl.transforms.storage import Summaries, aliased
 from popxl.values import Constant, Tensor
 
 UNSEEN = frozenset({"host", "print"})
@@ -32,14 +32,13 @@ def arrange_fragments(ir: Ir) -> None:
     before, program, after = parts[FROM_HOST], parts[ExecutionContext.Normal], parts[TO_HOST]
     if not before and not after:
         return
+    summaries = Summaries()
     for op in (*before, *after):
-        if has_effect(op, UNSEEN):
+        if summaries.has_effect(op, UNSEEN):
             _fail(op, "a stream or a print", "ops that nobody sees run")
-        if any(isinstance(root, Constant) for t in modified(op) for root in roots(t)):
+        if any(isinstance(root, Constant) for t in summaries.modified(op) for root in summaries.roots(t)):
             _fail(op, "a write to a constant", "a write to a variable or to what ops make")
-    made = {t for op in after for t in op.outputs}
-    for op in after:
-        _check_repeatable(op, made, program)
+    _check_repeatable(after, program, summaries)
     _check_order([before, program, after])
     keeper = Keeper(graph, before)
     with graph:
@@ -101,23 +100,29 @@ def _fail(op: Op, got: str, expected: str) -> None:
     raise GraphError(f"{op.execution.name}: got {got} by {op!r}, built at {op.where}; expected {expected}.")
 
 
-def _check_repeatable(op: Op, made: Set[Tensor], program: Sequence[Op]) -> None:
-    """GraphError unless running the op with every run gives what running it at the end gives."""
-    if any(not roots(t) <= made for t in modified(op)):
-        _fail(op, "a write to a tensor that was made elsewhere", "ops that give the same when they run again")
-    loads = [load for load in _transfers(program) if load.outputs]
-    for store in _transfers([op]):
-        buffer, slot = store.arguments["remote_buffer"], _slot(store.arguments["offset"])
-        for load in loads if not store.outputs else ():
-            other = _slot(load.arguments["offset"])
-            if load.arguments["remote_buffer"] is buffer and (None in (slot, other) or slot == other):
-                _fail(op, f"a store to a slot that {load!r} of the program loads", "a slot of its own")
+def _check_repeatable(after: Sequence[Op], program: Sequence[Op], summaries: Summaries) -> None:
+    """GraphError unless running these ops with every run gives what running them at the end gives."""
+    made = {t for op in after for t in op.outputs}
+    loads: Dict[object, List[Op]] = {}
+    for load in _transfers(program):
+        if load.outputs:
+            loads.setdefault(load.arguments["remote_buffer"], []).append(load)
+    for op in after:
+        if any(not summaries.roots(t) <= made for t in summaries.modified(op)):
+            _fail(op, "a write to a tensor that was made elsewhere", "ops that give the same when they run again")
+        for store in _transfers([op]):
+            slot = _slot(store.arguments["offset"])
+            for load in loads.get(store.arguments["remote_buffer"], ()) if not store.outputs else ():
+                if None in (slot, other := _slot(load.arguments["offset"])) or slot == other:
+                    _fail(op, f"a store to a slot that {load!r} of the program loads", "a slot of its own")
 
 
 def _transfers(ops: Iterable[Op]) -> List[Op]:
-    """Remote loads and stores among ops and in the graphs that they call."""
-    inner = [o for op in ops for graph, _ in op.called() for o in _transfers(graph.ops)]
-    return [op for op in ops if "remote" in op.definition.effects] + inner
+    """Remote loads and stores among ops and in the graphs that they call, each once."""
+    own = list(ops)
+    called = dict.fromkeys(graph for op in own for graph, _ in op.called())
+    inner = [op for graph in called_first(*called) for op in graph.ops]
+    return [op for op in (*own, *inner) if "remote" in op.definition.effects]
 
 
 def _check_order(parts: Sequence[List[Op]]) -> None:

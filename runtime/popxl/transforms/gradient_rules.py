@@ -33,6 +33,9 @@ class GradientContext(Protocol):
     def zeros(self, t: Tensor) -> Tensor:
         """Zeros of the tensor's spec."""
 
+    def has_transfers(self, graph: Graph) -> bool:
+        """Whether a forward graph, or one that it calls, loads or stores."""
+
     def called_info(self, graph: Graph) -> GradGraphInfo:
         """The gradient of a called graph."""
 

@@ -1,6 +1,6 @@
 """Who shares storage with whom, and what a graph changes: from the facts that ops declare."""
 
-from typing import FrozenSet, List, Optional, Set, Tuple
+from typing import Dict, FrozenSet, Iterator, List, Optional, Tuple
 
 from popxl.graph import Graph
 from popxl.ir import Ir
@@ -25,44 +25,73 @@ def aliased(t: Tensor) -> Tuple[Tensor, ...]:
     return (t._op.arguments[definition.writes[0]],) if definition.writes and t is t._op.outputs[0] else ()
 
 
-def roots(t: Tensor) -> FrozenSet[Tensor]:
-    """Tensors that own the storage of ``t``: itself, unless it aliases others."""
-    found: Set[Tensor] = set()
-    pending = [t]
-    while pending:
-        tensor = pending.pop()
-        operands = aliased(tensor)
-        pending.extend(operands)
-        if not operands:
-            found.add(tensor)
-    return frozenset(found)
+class Summaries:
+    """What graphs change and do at any depth, and who owns the storage of tensors: each looked at once.
+
+    Make one for a question, or for a pass over graphs that nobody adds ops to meanwhile: it does not see later ones.
+    """
+
+    def __init__(self) -> None:
+        self._roots: Dict[Tensor, FrozenSet[Tensor]] = {}
+        self._storage: Dict[Graph, FrozenSet[Tensor]] = {}
+        self._effects: Dict[Graph, FrozenSet[str]] = {}
+
+    def roots(self, t: Tensor) -> FrozenSet[Tensor]:
+        """Tensors that own the storage of ``t``: itself, unless it aliases others."""
+        pending = [t]
+        while pending:
+            tensor = pending[-1]
+            operands = aliased(tensor)
+            unknown = [o for o in operands if o not in self._roots]
+            if unknown:
+                pending += unknown
+                continue
+            pending.pop()
+            if len(operands) == 1:
+                self._roots[tensor] = self._roots[operands[0]]
+            else:
+                self._roots[tensor] = frozenset().union(*(self._roots[o] for o in operands)) or frozenset((tensor,))
+        return self._roots[t]
+
+    def modified(self, op: Op) -> List[Tensor]:
+        """Operands whose storage the op really changes: for calls those lent by reference that the graph writes to."""
+        if "control" not in op.definition.effects:
+            return list(op.written)
+        return [outer for graph, inner, outer in lent(op) if inner in self.modified_storage(graph)]
+
+    def modified_storage(self, graph: Graph) -> FrozenSet[Tensor]:
+        """Owners of the storage that a graph's ops change, inputs among them."""
+        if graph not in self._storage:
+            self._storage[graph] = frozenset(r for op in graph.ops for t in self.modified(op) for r in self.roots(t))
+        return self._storage[graph]
+
+    def first_write(self, graph: Graph) -> Optional[Op]:
+        """The first op that writes in place, None if there is none."""
+        return next((op for op in graph.ops if self.modified(op)), None)
+
+    def has_effect(self, op: Op, effects: FrozenSet[str] = LASTING) -> bool:
+        """Whether the op, or one in a graph that it calls, has one of these effects; default: all lasting ones."""
+        called = op.called()
+        return bool(op.definition.effects & effects) or any(self.effects(graph) & effects for graph, _ in called)
+
+    def effects(self, graph: Graph) -> FrozenSet[str]:
+        """Effects of a graph's ops, and of those in graphs that it calls."""
+        if graph not in self._effects:
+            own = {effect for op in graph.ops for effect in op.definition.effects}
+            self._effects[graph] = frozenset(own.union(*(self.effects(called) for called in graph.called_graphs)))
+        return self._effects[graph]
 
 
-def modified(op: Op) -> List[Tensor]:
-    """Operands whose storage the op really changes: for calls the by-reference inputs that the graph writes to."""
-    if "control" not in op.definition.effects:
-        return list(op.written)
-    return [
-        outer
-        for graph, inputs in op.called()
-        for inner, outer in zip(graph.inputs, inputs)
-        if inner in modified_inputs(graph)
-    ]
-
-
-def modified_inputs(graph: Graph) -> Set[Tensor]:
-    """By-reference inputs that a graph's ops change."""
-    return modified_storage(graph) & graph._by_ref_inputs if graph._by_ref_inputs else set()
-
-
-def modified_storage(graph: Graph) -> Set[Tensor]:
-    """Owners of the storage that a graph's ops change, inputs among them."""
-    return {root for op in graph.ops for t in modified(op) for root in roots(t)}
+def lent(op: Op) -> Iterator[Tuple[Graph, Tensor, Tensor]]:
+    """(graph, its input, the caller's tensor) for each input that a call, repeat or conditional gives by reference."""
+    for graph, inputs in op.called():
+        if graph._by_ref_inputs:
+            yield from ((graph, i, o) for i, o in zip(graph._inputs, inputs) if i in graph._by_ref_inputs)
 
 
 def changing_variables(ir: Ir) -> List[Variable]:
     """Variables that a run may change: in place, or by a store to the remote buffer that they lie in."""
-    written = modified_storage(ir.main_graph)
+    written = Summaries().modified_storage(ir.main_graph)
     stored = {
         op.arguments["remote_buffer"]
         for graph in ir.graphs
@@ -74,15 +103,3 @@ def changing_variables(ir: Ir) -> List[Variable]:
         for v in ir.main_graph.variables
         if v in written or v.shard in written or v.location_info is not None and v.location_info.buffer in stored
     ]
-
-
-def first_write(graph: Graph) -> Optional[Op]:
-    """The first op that writes in place, None if there is none."""
-    return next((op for op in graph.ops if modified(op)), None)
-
-
-def has_effect(op: Op, effects: FrozenSet[str] = LASTING) -> bool:
-    """Whether the op, or one in a graph that it calls, has one of these effects; default: all lasting ones."""
-    return bool(op.definition.effects & effects) or any(
-        has_effect(o, effects) for graph, _ in op.called() for o in graph.ops
-    )
