@@ -23,11 +23,12 @@ A remote buffer is a storage like others, except that a row may be changed early
 Tests take each rule away and must fail.
 """
 
-from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
+from bisect import bisect_left, insort
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set, Tuple
 
 from popxl_engine.blocks import Block, Instr, Value, sharing
-from popxl_engine.codegen import meets
 from popxl_engine.kernels.collectives import SHARED
+from popxl_engine.summaries import NOTHING, Summaries, meets
 
 END = 1 << 60
 """A read by someone outside the block: the caller, the next run."""
@@ -52,31 +53,49 @@ ALL_RULES = frozenset(
 
 
 class Storage:
-    """A class of values that share storage: where it is read and written."""
+    """A class of values that share storage: where it is read and written, in order."""
+
+    __slots__ = ("members", "reads", "writes")
 
     def __init__(self) -> None:
-        self.members: Set[Any] = set()
+        self.members: List[Any] = []
         self.reads: List[int] = []
         self.writes: List[int] = []
 
     def join(self, other: "Storage") -> None:
         """Take over another class."""
-        self.members |= other.members
-        self.reads += other.reads
-        self.writes += other.writes
+        self.members += other.members
+        self.reads = merged(self.reads, other.reads)
+        self.writes = merged(self.writes, other.writes)
+
+
+def merged(positions: List[int], more: List[int]) -> List[int]:
+    """Two sorted lists as one; the longer one is used up."""
+    few, many = sorted((positions, more), key=len)
+    if len(few) * 8 > len(many):
+        return sorted([*few, *many])
+    for position in few:
+        insort(many, position)
+    return many
 
 
 class Aliasing:
-    """Analyses one block whose bodies are already done, and marks the copies that must stay."""
+    """Analyses one block whose bodies are already done, and marks the copies that must stay.
 
-    def __init__(self, block: Block, rules: FrozenSet[str] = ALL_RULES):
-        self.block, self.rules = block, rules
+    Args:
+        summaries: of what the block runs.
+    """
+
+    def __init__(self, block: Block, rules: FrozenSet[str], summaries: Summaries):
+        self.block, self.rules, self.summaries = block, rules, summaries
         self.storage: Dict[Any, Storage] = {}
         self.rows: Dict[Value, Tuple[Any, Any]] = {}
         """Values that are a whole remote row: (buffer, number of the offset)."""
         self.same: Dict[Value, Value] = {}
         """In-place results and copies: the value whose memory they are, element by element."""
         self.numbers: Dict[Any, Any] = {}
+        self._stores: Dict[Any, List[int]] = {}
+        """Positions of the stores to each remote buffer."""
         self.viewed: Set[Value] = set()
         """Values that alias forms view, and that are written."""
 
@@ -84,16 +103,19 @@ class Aliasing:
         """The class of a value or remote buffer."""
         if key not in self.storage:
             fresh = self.storage[key] = Storage()
-            fresh.members.add(key)
+            fresh.members.append(key)
         return self.storage[key]
 
     def join(self, a: Any, b: Any) -> None:
         """Make two values share a class."""
-        first, second = self.of(a), self.of(b)
-        if first is not second:
-            first.join(second)
-            for member in second.members:
-                self.storage[member] = first
+        large, small = self.of(a), self.of(b)
+        if large is small:
+            return
+        if len(large.members) < len(small.members):
+            large, small = small, large
+        large.join(small)
+        for member in small.members:
+            self.storage[member] = large
 
     def run(self) -> None:
         """Decide every soft edge."""
@@ -109,31 +131,42 @@ class Aliasing:
     def _hard(self) -> None:
         """Join by contract; record where everything is read and written."""
         block = self.block
-        if "others_read" in self.rules:
-            for value in (*block.inputs, *block.constants.values(), *block.state.values()):
-                self.of(value).reads.append(END)
-        for position, instr in enumerate(block.instrs):
+        for instr in block.instrs:
             for source, result in hard_edges(instr):
                 self.join(source, result)
                 if instr.kind == "op" and not (instr.definition and instr.definition.alias):
                     self.same[result] = self.identity(source)
+        for position, instr in enumerate(block.instrs):
             for value in instr.inputs():
                 self.of(value).reads.append(position)
             for value in instr.written():
                 self.of(value).writes.append(position)
-            if "slots_read" in self.rules and instr.is_op("host_load"):
-                self.of(instr.arguments["h2d_stream"]).reads.append(END)
-            if "members_read" in self.rules and is_shared(instr):
-                self.of(instr).reads.append(END)
-            for buffer in touched(instr, "remote_load"):
-                self.of(buffer).reads += [position, END] if "others_read" in self.rules else [position]
-            for buffer in touched(instr, "remote_store"):
-                self.of(buffer).writes.append(position)
+            if instr.is_op("remote_store"):
+                self._stores.setdefault(instr.arguments["remote_buffer"], []).append(position)
+            summary = self.summaries.of_instr(instr)
+            if summary is not NOTHING:
+                for buffer in summary.loads:
+                    self.of(buffer).reads.append(position)
+                for buffer in summary.stores:
+                    self.of(buffer).writes.append(position)
         for value in block.outputs:
             self.of(value).reads.append(len(block.instrs))
+        for value in self._read_by_others():
+            self.of(value).reads.append(END)
         for i in block.by_ref:
             if self.of(block.inputs[i]).writes:
                 block.written.add(i)
+
+    def _read_by_others(self) -> Iterator[Any]:
+        """What somebody outside the block reads at any time."""
+        block, every = self.block, self.block.instrs
+        if "others_read" in self.rules:
+            yield from (*block.inputs, *block.constants.values(), *block.state.values())
+            yield from {buffer for instr in every for buffer in self.summaries.of_instr(instr).loads}
+        if "slots_read" in self.rules:
+            yield from (instr.arguments["h2d_stream"] for instr in every if instr.is_op("host_load"))
+        if "members_read" in self.rules:
+            yield from (instr for instr in every if is_shared(instr))
 
     def _find_viewed(self) -> None:
         """Mark the alias forms whose storage is written later, and note every value of that storage.
@@ -144,7 +177,7 @@ class Aliasing:
         for position, instr in enumerate(self.block.instrs):
             if instr.definition is not None and instr.definition.alias:
                 storage = self.of(instr.outputs[0])
-                instr.shared = any(w > position for w in storage.writes)
+                instr.shared = bool(storage.writes) and storage.writes[-1] > position
                 if instr.shared:
                     viewed.add(id(storage))
         for instr in self.block.instrs:
@@ -160,8 +193,13 @@ class Aliasing:
 
     def _number(self) -> None:
         """Equal numbers for equal host scalars, as far as they are never written."""
+        known: Dict[Any, Tuple[str, int]] = {}
+
+        def number(key: Any) -> Tuple[str, int]:
+            return known.setdefault(key, ("number", len(known)))
+
         for constant, value in self.block.constants.items():
-            self.numbers[value] = ("constant", constant.host_value.tobytes(), str(constant.dtype))
+            self.numbers[value] = number(("constant", constant.host_value.tobytes(), str(constant.dtype)))
         for instr in self.block.instrs:
             if instr.kind == "copy":
                 self.numbers[instr.outputs[0]] = self.number(instr.arguments["t"])
@@ -169,7 +207,7 @@ class Aliasing:
                 assert instr.definition is not None
                 key = tuple((n, self._argument_number(a)) for n, a in instr.arguments.items())
                 for i, value in enumerate(instr.outputs):
-                    self.numbers[value] = (instr.definition.name, key, i)
+                    self.numbers[value] = number((instr.definition.name, key, i))
 
     def _argument_number(self, argument: Any) -> Any:
         if isinstance(argument, Value):
@@ -218,15 +256,18 @@ class Aliasing:
         if "views_written" in self.rules and result in self.viewed:
             return True
         through = self._written_through(old, new, result)
-        later = [w for w in old.writes if w > position and w != through]
-        if "source_changes" in self.rules and later and any(read >= min(later) for read in new.reads):
-            return True
+        if "source_changes" in self.rules and old.writes and new.reads:
+            later = bisect_left(old.writes, position + 1)
+            while later < len(old.writes) and old.writes[later] == through:
+                later += 1
+            if later < len(old.writes) and new.reads[-1] >= old.writes[later]:
+                return True
         if "view_changes" not in self.rules or not new.writes:
             return False
-        first = min(new.writes)
         if through is not None and "rows_between" not in self.rules:
             return False
-        return any(read >= first and (through is None or read < through) for read in old.reads)
+        read = bisect_left(old.reads, new.writes[0])
+        return read < len(old.reads) and (through is None or old.reads[read] < through)
 
     def _written_through(self, old: Storage, new: Storage, result: Value) -> Optional[int]:
         """Where a row that was loaded and changed is stored to its own place, after its last change. None if it is not.
@@ -236,15 +277,13 @@ class Aliasing:
         row = self.rows.get(result)
         if row is None or not new.writes:
             return None
-        for position in range(max(new.writes) + 1, len(self.block.instrs)):
-            instr = self.block.instrs[position]
-            if instr.definition is None or instr.definition.name != "remote_store":
-                continue
-            stored = instr.arguments["t"]
-            target = (instr.arguments["remote_buffer"], self.number(instr.arguments["offset"]))
-            if "own_row" not in self.rules and target[0] is row[0]:
+        buffer, number = row
+        stores = self._stores.get(buffer, [])
+        for position in stores[bisect_left(stores, new.writes[-1] + 1) :]:
+            arguments = self.block.instrs[position].arguments
+            if "own_row" not in self.rules:
                 return position
-            if target == row and self.identity(stored) is self.identity(result):
+            if self.number(arguments["offset"]) == number and self.identity(arguments["t"]) is self.identity(result):
                 return position
         return None
 
@@ -255,7 +294,7 @@ class Aliasing:
         taken: Set[int] = set()
         for i, value in enumerate(self.block.outputs):
             storage = self.of(value)
-            if END in storage.reads or id(storage) in taken:
+            if storage.reads and storage.reads[-1] == END or id(storage) in taken:
                 result = Value(f"{value.name}_out{i}", value.spec, value.host)
                 self.block.instrs.append(Instr("copy", {"t": value}, [result], host=value.host, own=True))
                 self.block.outputs[i] = result
@@ -306,11 +345,3 @@ def soft_source(instr: Instr) -> Any:
     if definition.name == "host_load":
         return instr.arguments["h2d_stream"]
     return instr.arguments[definition.views[0]] if definition.views else None
-
-
-def touched(instr: Instr, effect: str) -> Set[Any]:
-    """Remote buffers that an instruction loads from or stores to, in its bodies too."""
-    found = {b for body in instr.bodies for b in body.buffers(effect)}
-    if instr.definition is not None and instr.definition.name.startswith(effect):
-        found.add(instr.arguments["remote_buffer"])
-    return found

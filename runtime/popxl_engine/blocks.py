@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(eq=False)
 class Instr:
-    """One instruction: kind "op", "copy", "repeat" or "conditional"."""
+    """One instruction: kind "op", "copy", "call", "repeat" or "conditional"."""
 
     kind: str
     arguments: Dict[str, Any]
@@ -85,8 +85,8 @@ class Instr:
         return [inputs[i] for body, inputs in self.calls() for i in body.by_ref]
 
     def calls(self) -> List[Tuple["Block", Sequence[Value]]]:
-        """(body, its inputs here) for loops and branches."""
-        if self.kind == "repeat":
+        """(body, its inputs here) for calls, loops and branches."""
+        if self.kind in ("call", "repeat"):
             return [(self.bodies[0], self.arguments["inputs"])]
         if self.kind == "conditional":
             return list(zip(self.bodies, (self.arguments["then_inputs"], self.arguments["else_inputs"])))
@@ -95,7 +95,10 @@ class Instr:
 
 @dataclass(eq=False)
 class Block:
-    """A straight-line program: the main graph, or the body of a loop or branch, with every call inlined."""
+    """A straight-line program: the main graph, the body of a loop or branch, or a graph that is called often.
+
+    Calls of other graphs are inlined. Several instructions may run one block.
+    """
 
     name: str
     inputs: List[Value] = field(default_factory=list)
@@ -107,16 +110,6 @@ class Block:
     """Main block only: variables and device shards that it reads or writes."""
     written: Set[int] = field(default_factory=set)
     """Indices of by-reference inputs that the block really writes."""
-
-    def buffers(self, effect: str) -> Set[Any]:
-        """Remote buffers that "remote_load" or "remote_store" instructions reach, bodies included."""
-        found = set()
-        for instr in self.instrs:
-            if instr.definition is not None and instr.definition.name.startswith(effect):
-                found.add(instr.arguments["remote_buffer"])
-            for body in instr.bodies:
-                found |= body.buffers(effect)
-        return found
 
 
 def values_in(arguments: Any) -> Iterator[Value]:

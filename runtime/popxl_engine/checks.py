@@ -1,6 +1,6 @@
 """What can be refused before a program runs."""
 
-from typing import Any, Dict, Iterator, Set
+from typing import Dict, Iterator, List, Set, Tuple
 
 from popxl.errors import GraphError
 from popxl.graph import Graph, called_first
@@ -9,6 +9,8 @@ from popxl.opdef import Op
 
 from popxl_engine.blocks import Block, Instr, Value
 
+Use = Tuple[List[Instr], List[Tuple[Block, int]]]
+"""Transfers whose offset a value is, and inputs of bodies that it becomes."""
 
 def check_executable(ir: Ir) -> None:
     """Check that a program can be executed: more can be built.
@@ -37,27 +39,66 @@ def refused(graph: Graph) -> Iterator[Op]:
     return (op for called in called_first(graph) for op in called.ops if op.refusal is not None)
 
 
-def check_offsets(block: Block, known: Dict[Value, int]) -> None:
+def check_offsets(main: Block) -> None:
     """Check the offsets of remote loads and stores that are constants, through calls, loops and branches.
 
-    Args:
-        known: values of the block's inputs, where they are constants.
     Raises:
         GraphError: an offset outside its buffer.
     """
-    numbers = {v: c for c, v in block.constants.items() if c.nelms == 1 and c.dtype.is_int}
-    known = {**known, **{v: int(c.host_value.reshape(-1)[0]) for v, c in numbers.items()}}
+    Offsets().check(main)
+
+
+class Offsets:
+    """Follows constants: each block is looked at once, and each of its inputs once per number that it may be."""
+
+    def __init__(self) -> None:
+        self._uses: Dict[Block, Dict[Value, Use]] = {}
+        self._seen: Set[Tuple[Block, int, int]] = set()
+
+    def check(self, block: Block) -> None:
+        """Check a block and what it runs."""
+        if block in self._uses:
+            return
+        uses = self._uses[block] = _uses(block)
+        for instr in block.instrs:
+            if "remote_buffer" in instr.arguments and not isinstance(instr.arguments["offset"], Value):
+                _check(instr, int(instr.arguments["offset"]))
+            for body in instr.bodies:
+                self.check(body)
+        for constant, value in block.constants.items():
+            if value in uses and constant.nelms == 1 and constant.dtype.is_int:
+                self._follow(uses[value], int(constant.host_value.reshape(-1)[0]))
+
+    def _follow(self, use: Use, number: int) -> None:
+        transfers, inputs = use
+        for instr in transfers:
+            _check(instr, number)
+        for body, i in inputs:
+            if (body, i, number) not in self._seen:
+                self._seen.add((body, i, number))
+                self.check(body)
+                if body.inputs[i] in self._uses[body]:
+                    self._follow(self._uses[body][body.inputs[i]], number)
+
+
+def _uses(block: Block) -> Dict[Value, Use]:
+    """How a block uses what it takes, and its constants, themselves or as copies that nothing writes."""
     changed = changing(block)
+    origin: Dict[Value, Value] = {v: v for v in (*block.inputs, *block.constants.values())}
+    found: Dict[Value, Use] = {}
     for instr in block.instrs:
         if instr.kind == "copy":
             source, result = instr.arguments["t"], instr.outputs[0]
-            if source in known and result not in changed:
-                known[result] = known[source]
-        elif "remote_buffer" in instr.arguments:
-            _check(instr, known)
+            if source in origin and result not in changed:
+                origin[result] = origin[source]
+        elif "remote_buffer" in instr.arguments and instr.arguments["offset"] in origin:
+            found.setdefault(origin[instr.arguments["offset"]], ([], []))[0].append(instr)
         for body, inputs in instr.calls():
             carried = len(body.outputs) if instr.kind == "repeat" else 0
-            check_offsets(body, {b: known[v] for b, v in list(zip(body.inputs, inputs))[carried:] if v in known})
+            for i, value in enumerate(inputs[carried:], carried):
+                if value in origin:
+                    found.setdefault(origin[value], ([], []))[1].append((body, i))
+    return found
 
 
 def changing(block: Block) -> Set[Value]:
@@ -69,12 +110,10 @@ def changing(block: Block) -> Set[Value]:
     return found
 
 
-def _check(instr: Instr, known: Dict[Value, int]) -> None:
-    given: Any = instr.arguments["offset"]
-    offset = known.get(given) if isinstance(given, Value) else int(given)
+def _check(instr: Instr, offset: int) -> None:
     buffer, op = instr.arguments["remote_buffer"], instr.source
     assert op is not None
-    if offset is not None and not 0 <= offset < buffer.entries:
+    if not 0 <= offset < buffer.entries:
         raise GraphError(
             f"{op} in graph '{op.graph.name or 'main'}', built at {op.where}: got offset {offset}; expected 0 <= "
             f"offset < {buffer.entries} entries of remote buffer {buffer.remote_buffer_id}. Allocate more entries."

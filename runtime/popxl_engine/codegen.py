@@ -6,7 +6,6 @@ from typing import Any, Dict, Iterator, List, Optional
 import numpy as np
 import torch
 from popxl.opdef import call_arguments
-from popxl.replica_grouping import ReplicaGrouping
 
 from popxl_engine.blocks import Block, Instr, Value, values_in
 from popxl_engine.kernels.collectives import pairing
@@ -14,7 +13,8 @@ from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 from popxl_engine.kernels.registry import OVERWRITES, kernel_for
 from popxl_engine.machine.memory import unshared
 from popxl_engine.machine.place import enter, of_seed
-from popxl_engine.stochastic import NARROW, TRANSFERS, rounded
+from popxl_engine.stochastic import NARROW, rounded
+from popxl_engine.summaries import Summaries, Summary, meets, writes_narrow
 from popxl_engine.support import Meeting, clone, copied, downloaded, to_host, uploader, viewed
 
 CPU = torch.device("cpu")
@@ -28,6 +28,8 @@ class Source:
     lines: List[str] = field(default_factory=list)
     names: Dict[str, Any] = field(default_factory=dict)
     instrs: Dict[int, Instr] = field(default_factory=dict)
+    _bound: Dict[int, List[str]] = field(default_factory=dict)
+    """The names of each object, by its identity."""
 
     def add(self, text: str, instr: Optional[Instr] = None) -> None:
         """Append a line."""
@@ -40,11 +42,13 @@ class Source:
 
         It ends in a letter, and a value's name in a digit, so that the two never meet.
         """
-        for name, known in self.names.items():
-            if known is value and name.startswith(prefix):
+        known = self._bound.setdefault(id(value), [])
+        for name in known:
+            if name.startswith(prefix):
                 return name
         name = f"{prefix}_{len(self.names)}g"
         self.names[name] = value
+        known.append(name)
         return name
 
     def text(self) -> str:
@@ -66,6 +70,7 @@ class Generator:
         self.meetings = 0
         """Places where replicas meet, so far."""
         self._functions: Dict[Block, str] = {}
+        self._summaries = Summaries()
         self._constants: Dict[Any, str] = {}
 
     def function(self, block: Block) -> str:
@@ -78,6 +83,10 @@ class Generator:
             self._functions[block] = name
             self.write(block, name)
         return self._functions[block]
+
+    def summary(self, block: Block) -> Summary:
+        """What a block does beside its results."""
+        return self._summaries.of(block)
 
     def write(self, block: Block, name: str) -> None:
         """Append a block's function to the source."""
@@ -93,15 +102,6 @@ class Generator:
         return self._constants[key]
 
 
-def meets(instr: Instr) -> bool:
-    """Whether an instruction is a collective over more than one replica."""
-    if "collective" not in instr.effects:
-        return False
-    group: Optional[ReplicaGrouping] = instr.arguments.get("group")
-    assert instr.source is not None
-    return (group.group_size if group is not None else instr.source.graph.ir.replication_factor) > 1
-
-
 def gives(instr: Instr) -> bool:
     """Whether a collective may have an operand that nobody needs after it before the others are there."""
     assert instr.definition is not None
@@ -110,23 +110,6 @@ def gives(instr: Instr) -> bool:
         and not instr.definition.writes
         and pairing(instr.definition.name, instr.arguments["op"]) is not None
     )
-
-
-def yields(block: Block) -> bool:
-    """Whether a block waits for other replicas."""
-    return any(meets(i) or any(yields(b) for b in i.bodies) for i in block.instrs)
-
-
-def writes_narrow(instr: Instr) -> bool:
-    """Whether an instruction updates a 16-bit tensor, so that its result is rounded."""
-    if instr.kind != "op" or instr.host or instr.effects & TRANSFERS:
-        return False
-    return any(v.spec.dtype in NARROW for v in instr.written())
-
-
-def draws(block: Block) -> bool:
-    """Whether rounding in a block, or in its bodies, may be stochastic."""
-    return any(writes_narrow(i) or any(draws(b) for b in i.bodies) for i in block.instrs)
 
 
 class BlockWriter:
@@ -165,7 +148,7 @@ class BlockWriter:
                 self.source.add(f"    del {', '.join(self.dying)}")
         results = ", ".join(self.python[v] for v in block.outputs)
         self.source.add(f"    return ({results}{',' if block.outputs else ''})")
-        if yields(block):
+        if self.generator.summary(block).meets:
             self.source.add("    yield")
         self.source.add("")
 
@@ -203,6 +186,8 @@ class BlockWriter:
     def _instr(self, instr: Instr) -> Iterator[str]:
         if instr.kind == "copy":
             yield from self._copy(instr)
+        elif instr.kind == "call":
+            yield from self._call(instr)
         elif instr.kind == "repeat":
             yield from self._repeat(instr)
         elif instr.kind == "conditional":
@@ -247,7 +232,24 @@ class BlockWriter:
 
     def _call_block(self, body: Block, inputs: str) -> str:
         call = f"{self.generator.function(body)}(r{inputs})"
-        return f"(yield from {call})" if yields(body) else call
+        return f"(yield from {call})" if self.generator.summary(body).meets else call
+
+    def _call(self, instr: Instr) -> Iterator[str]:
+        arguments = "".join(f", {self.python[v]}" for v in instr.arguments["inputs"])
+        call = f"{self._targets(instr)}{self._call_block(instr.bodies[0], arguments)}"
+        if self._draws_inside(instr):
+            outer = f"place_{len(self.source.lines)}"
+            yield f"{outer} = r.place"
+            yield f"r.place = {self._inside(self._start(instr), *instr.place.numbers)}"
+            yield call
+            yield f"r.place = {outer}"
+        else:
+            yield call
+        yield from self._laid_out(instr)
+
+    def _draws_inside(self, instr: Instr) -> bool:
+        """Whether what an instruction runs must know its place."""
+        return self.generator.rounds and any(self.generator.summary(body).draws for body in instr.bodies)
 
     def _repeat(self, instr: Instr) -> Iterator[str]:
         body, count = instr.bodies[0], instr.arguments["repeat_count"]
@@ -268,7 +270,7 @@ class BlockWriter:
     def _loop(self, instr: Instr, body: Block, count: int, carried: List[str], inputs: List[str]) -> Iterator[str]:
         arguments = "".join(f", {n}" for n in (*carried, *inputs[len(carried) :]))
         call = f"{self._targets(instr)}{self._call_block(body, arguments)}"
-        if not (self.generator.rounds and draws(body)):
+        if not (self.generator.rounds and self.generator.summary(body).draws):
             yield f"for _ in range({count}):"
             yield f"    {call}"
             return
@@ -289,7 +291,7 @@ class BlockWriter:
         return f"{self.source.bind('enter', enter)}({start}, ({''.join(f'{n}, ' for n in numbers)}))"
 
     def _conditional(self, instr: Instr) -> Iterator[str]:
-        inside = self.generator.rounds and any(draws(body) for body in instr.bodies)
+        inside = self._draws_inside(instr)
         outer = f"place_{len(self.source.lines)}"
         if inside:
             yield f"{outer} = r.place"

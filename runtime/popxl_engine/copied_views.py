@@ -128,14 +128,24 @@ def copy_views(block: Block, rules: FrozenSet[str], layouts: Optional[Mapping[Va
     Raises:
         GraphError: a write through a view that shows an element twice, or to two sides of a view at once.
     """
-    return CopiedViews(block, rules, layouts or {}).run()
+    return CopiedViews(block, rules, layouts or {}, {}).run()
 
 
 class CopiedViews:
-    """Goes through one block in order."""
+    """Goes through one block in order.
 
-    def __init__(self, block: Block, rules: FrozenSet[str], layouts: Mapping[Value, torch.Tensor]):
-        self.block, self.rules = block, rules
+    Args:
+        written: what `copy_views` gave for the blocks before; all instructions that run one give it the same layouts.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        rules: FrozenSet[str],
+        layouts: Mapping[Value, torch.Tensor],
+        written: Dict[Block, Set[int]],
+    ):
+        self.block, self.rules, self.written = block, rules, written
         self.layouts: Dict[Value, torch.Tensor] = dict(layouts)
         self.homes: Dict[Value, Home] = {}
         self.views: List[CopiedView] = []
@@ -168,8 +178,10 @@ class CopiedViews:
     def _in_bodies(self, instr: Instr) -> List[Home]:
         changed: List[Home] = []
         for body, inputs in instr.calls():
-            written = copy_views(body, self.rules, {body.inputs[i]: self.layout(inputs[i]) for i in body.by_ref})
-            changed += [self.home(inputs[i]) for i in sorted(written)]
+            if body not in self.written:
+                layouts = {body.inputs[i]: self.layout(inputs[i]) for i in body.by_ref}
+                self.written[body] = CopiedViews(body, self.rules, layouts, self.written).run()
+            changed += [self.home(inputs[i]) for i in sorted(self.written[body])]
         return changed
 
     def _viewed(self, instr: Instr) -> Instr:

@@ -1,5 +1,7 @@
 """From graphs to blocks: calls are inlined, loops and branches become bodies, small integers move to the host.
 
+A graph that would be inlined very often becomes a block of its own, see `sharing`: one for each way to use it.
+
 A block is straight-line. Everywhere the semantics ask for an independent value (an argument by value, a result of a
 call, an out-of-place view) there is a ``copy`` or a view instruction; `aliasing` then removes the copies that nothing
 can observe.
@@ -11,11 +13,12 @@ from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Se
 
 from popxl import dtypes
 from popxl.graph import Graph
-from popxl.opdef import Op, map_tensors
+from popxl.opdef import Op, OpDefinition, flatten, map_tensors
 from popxl.values import Constant, Tensor, TensorSpec
 
 from popxl_engine.blocks import Block, Instr, Place, Value, filled, sharing, values_in
 from popxl_engine.shards import Sharding, result_sharding, shardings
+from popxl_engine.sharing import shared_graphs
 from popxl_engine.steps import Step, steps_of
 from popxl_engine.stochastic import Positions
 
@@ -63,6 +66,10 @@ class Lowering:
         self.device_roots: Set[Any] = set()
         self._steps: Dict[Graph, List[Step]] = {}
         self._writes: Dict[Graph, bool] = {}
+        self._read: Dict[Graph, Set[Tensor]] = {}
+        self._shared: Set[Graph] = set()
+        self._bodies: Dict[Any, Block] = {}
+        """Blocks of shared graphs, by how they are used."""
         self.positions = Positions()
         self.rounds = False
         self.sharding: Dict[Any, Sharding] = {}
@@ -81,9 +88,11 @@ class Lowering:
 
     def main(self, graph: Graph) -> Block:
         """The main graph's block."""
-        self.sharding = shardings(graph.ir)
+        self.sharding, self.everyone = shardings(graph.ir), graph.ir.replica_grouping()
+        self._shared = shared_graphs(graph)
         self.rounds = bool(graph.ir._pb_ir.getSessionOptions().enableStochasticRounding)
         while True:
+            self._bodies.clear()
             try:
                 builder = BlockBuilder(self, Block("main"))
                 on_device = (v for v in graph.variables if v.location_info is None)
@@ -104,6 +113,8 @@ class Lowering:
     def place(self, step: Step, around: Place) -> Place:
         """The place of a step in a graph; with the graph's seed only if it draws."""
         at = around.inside(self.positions.of(step.source))
+        if at.seed is None:
+            return at
         draws = any(self.positions.draws(op) for op in (step.source, *step.writers))
         return at if draws else replace(at, seed=None)
 
@@ -116,13 +127,33 @@ class Lowering:
             )
         return self._writes[graph]
 
+    def is_shared(self, graph: Graph) -> bool:
+        """Whether a graph becomes a block of its own instead of being inlined wherever it is called."""
+        return graph in self._shared
+
+    def reads(self, graph: Graph) -> Set[Tensor]:
+        """What a graph's steps use, and what it returns."""
+        if graph not in self._read:
+            used = {t for step in self.steps(graph) for t in flatten(step.arguments.values())}
+            self._read[graph] = used.union(graph.outputs)
+        return self._read[graph]
+
     def body(
-        self, graph: Graph, inputs: Sequence[Value], carried: int, name: str, outer: "BlockBuilder"
+        self,
+        graph: Graph,
+        inputs: Sequence[Value],
+        carried: int,
+        name: str,
+        outer: "BlockBuilder",
+        read: Optional[Sequence[int]] = None,
     ) -> Tuple[Block, List[Value]]:
-        """A loop's or branch's body, and the values of the block around it that it takes.
+        """The body of a loop, a branch or a call, and the values of the block around it that it takes.
 
         A carried input stays on the host only while the output that becomes it does. Instead of several by-reference
         inputs that are views of the same elements it takes these elements, and makes the views itself.
+
+        Args:
+            read: of a call: which of the graph's outputs the body returns, on the host where they are there.
         """
         by_ref = [t in graph._by_ref_inputs for t in graph.inputs]
         references = [v for v, is_ref in zip(inputs, by_ref) if is_ref]
@@ -134,21 +165,66 @@ class Lowering:
             if not (is_ref and v in made)
         ]
         taken += [Taken(v, v.name, v.spec, outer.roots.get(v), True) for v in viewed if v not in references]
+        use = self._use(graph, taken, carried, read, outer, views) if self.is_shared(graph) else None
+        if use in self._bodies:
+            return self._bodies[use], [t.value for t in taken]
         moved: Set[Any] = set()
         while True:
             builder = BlockBuilder(self, Block(name))
-            found = builder.take(taken, moved)
+            found = builder.take(taken, moved, outer)
             builder.view_again(views, found)
             bound = [found[v if is_ref else (graph, i)] for i, (v, is_ref) in enumerate(zip(inputs, by_ref))]
             if self.touches(graph):
                 own = enumerate(zip(bound, by_ref))
                 bound = [v if is_ref else builder.copy(v, (graph, i)) for i, (v, is_ref) in own]
             outputs = builder.inline(graph, bound, name)
-            host = [v.host for v in builder.block.inputs[:carried]]
+            if read is not None:
+                outputs = [outputs[i] for i in read]
+            host = [v.host for v in (builder.block.inputs[:carried] if read is None else outputs)]
             moves = {(graph, i) for i, v in enumerate(outputs[:carried]) if host[i] and not v.host}
             if not moves:
-                return builder.finish(outputs, host), [t.value for t in taken]
+                block = builder.finish(outputs, host)
+                if use is not None:
+                    self._bodies[use] = block
+                return block, [t.value for t in taken]
             moved |= moves
+
+    def _use(
+        self,
+        graph: Graph,
+        taken: Sequence["Taken"],
+        carried: int,
+        read: Optional[Sequence[int]],
+        outer: "BlockBuilder",
+        views: Sequence[Instr],
+    ) -> Any:
+        """What the body of a shared graph depends on: equal for uses that may run the same block."""
+        first: Dict[Value, int] = {}
+        for i, t in enumerate(taken):
+            if t.by_ref:
+                first.setdefault(t.value, i)
+        given = tuple(
+            (
+                t.spec,
+                t.value.host and t.root not in self.device_roots,
+                t.value.sharding,
+                t.by_ref and (first[t.value], outer.forms.get(t.value)),
+            )
+            for t in taken
+        )
+        made = dict(first)
+        for view in views:
+            made.update((v, len(made)) for v in view.outputs)
+        again = tuple(
+            (
+                view.definition,
+                view.host,
+                view.outputs[0].spec,
+                *((n, filled(a, lambda v: made.get(v, v))) for n, a in view.arguments.items()),
+            )
+            for view in views
+        )
+        return graph, carried, read if read is None else tuple(read), given, again
 
 
 class BlockBuilder:
@@ -160,6 +236,8 @@ class BlockBuilder:
         """For host values that alias a block input or variable: that root."""
         self.shared: Dict[Value, Value] = {}
         """One value for all that share storage by contract, directly or through others."""
+        self.forms: Dict[Value, Any] = {}
+        """For results of alias forms, and what is written to them: the forms, which tell how they lie in memory."""
 
     def state(self, t: Tensor) -> Value:
         """A variable's value."""
@@ -175,11 +253,12 @@ class BlockBuilder:
             self.roots[self.block.constants[c]] = c
         return self.block.constants[c]
 
-    def take(self, taken: Iterable[Taken], moved: Collection[Any]) -> Dict[Any, Value]:
+    def take(self, taken: Iterable[Taken], moved: Collection[Any], outer: "BlockBuilder") -> Dict[Any, Value]:
         """Add inputs. Returns them by their roots; those by reference by the values around this block, too.
 
         Args:
             moved: roots that are not on the host here.
+            outer: the block around this one.
         """
         found: Dict[Any, Value] = {}
         for t in taken:
@@ -191,6 +270,8 @@ class BlockBuilder:
             if t.by_ref:
                 self.block.by_ref.add(len(self.block.inputs))
                 found[t.value] = value
+                if t.value in outer.forms:
+                    self.forms[value] = outer.forms[t.value]
             self.block.inputs.append(value)
             found[t.root] = value
         return found
@@ -199,6 +280,8 @@ class BlockBuilder:
         """How those of different references that share storage are made in this block, in order, and of what."""
         needed = {v: True for v in self.alike(references)}
         views: List[Instr] = []
+        if not needed:
+            return views, []
         for instr in reversed(self.block.instrs):
             if not needed.keys().isdisjoint(instr.outputs[:1]) and (sources := sharing(instr)):
                 views.append(instr)
@@ -223,6 +306,7 @@ class BlockBuilder:
             found[result] = self.lowering.new(result.name, result.spec, result.host, result.sharding)
             for source in sources:
                 self._share(source, found[result])
+            self.forms[found[result]] = self._form(view.definition, view.arguments, lambda v: found[v])
             self.roots[found[result]] = self.roots.get(sources[0])
             arguments = {n: filled(a, lambda v: found[v]) for n, a in view.arguments.items()}
             self.block.instrs.append(replace(view, arguments=arguments, outputs=[found[result]]))
@@ -268,6 +352,9 @@ class BlockBuilder:
 
     def _call(self, step: Step, env: Dict[Tensor, Value], path: str, place: Place) -> None:
         graph: Graph = step.arguments["graph"]
+        if self.lowering.is_shared(graph):
+            self._call_shared(step, env, path, place)
+            return
         copies = self.lowering.touches(graph)
         bound = [
             env[t] if g in graph._by_ref_inputs or not copies else self.copy(env[t], (step.source, g))
@@ -277,26 +364,51 @@ class BlockBuilder:
         for i, (t, value) in enumerate(zip(step.outputs, outputs)):
             env[t] = self.copy(value, (step.source, i))
 
-    def _repeat(self, step: Step, env: Dict[Tensor, Value], path: str, place: Place) -> None:
+    def _call_shared(self, step: Step, env: Dict[Tensor, Value], path: str, place: Place) -> None:
+        """Run a graph's own block once. What it returns is apart from all else: it needs no copies."""
+        used = self.lowering.reads(step.source.graph)
+        read = [i for i, t in enumerate(step.outputs) if t in used]
+        for i, value in zip(read, self._run_shared(step, self._inputs(step, env), read, path, place)):
+            is_moved = (step.source, i) in self.lowering.device_roots
+            env[step.outputs[i]] = self.to_device(value) if is_moved else value
+
+    def _run_shared(
+        self, step: Step, inputs: Sequence[Value], read: Sequence[int], path: str, place: Place
+    ) -> List[Value]:
+        """Those of a call's results, or of a loop's after one iteration, that are read."""
         graph: Graph = step.arguments["graph"]
-        copies, inner = bool(graph._by_ref_inputs), f"{path}/{graph.name.split('_subgraph(')[0]}"
-        inputs = [
+        inner = f"{path}/{graph.name.split('_subgraph(')[0]}"
+        body, inputs = self.lowering.body(graph, inputs, 0, inner, self, read)
+        self._check_host(body, inputs)
+        inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
+        outputs = [
+            self.lowering.new(step.outputs[i].name, result.spec, result.host, result.sharding)
+            for i, result in zip(read, body.outputs)
+        ]
+        self.roots.update((value, (step.source, i)) for i, value in zip(read, outputs))
+        arguments = {"inputs": tuple(inputs)}
+        instr = Instr("call", arguments, outputs, source=step.source, bodies=(body,), path=path, place=place)
+        self.block.instrs.append(instr)
+        return outputs
+
+    def _inputs(self, step: Step, env: Dict[Tensor, Value]) -> List[Value]:
+        """What a loop's or call's block is given: copies where the graph may write to what it takes by reference."""
+        graph: Graph = step.arguments["graph"]
+        copies = bool(graph._by_ref_inputs)
+        return [
             env[t] if g in graph._by_ref_inputs or not copies else self.copy(env[t], (step.source, g))
             for g, t in zip(graph.inputs, step.arguments["inputs"])
         ]
+
+    def _repeat(self, step: Step, env: Dict[Tensor, Value], path: str, place: Place) -> None:
+        graph: Graph = step.arguments["graph"]
+        inputs, inner = self._inputs(step, env), f"{path}/{graph.name.split('_subgraph(')[0]}"
         carried, first, count = len(graph.outputs), 0, step.arguments["repeat_count"]
         if not count:
             env.update((t, self.copy(v, (step.source, i))) for i, (t, v) in enumerate(zip(step.outputs, inputs)))
             return
         if count == 1 or self._is_carried_and_seen(graph, inputs):
-            # The first iteration, maybe the only one; what becomes a carried input is a copy, as only it changes the
-            # caller's.
-            bound = [
-                v if g in graph._by_ref_inputs else self.copy(v, (step.source, 0, g))
-                for g, v in zip(graph.inputs, inputs)
-            ]
-            results = self.inline(graph, bound, inner, place.inside(0))
-            inputs[:carried] = [self.copy(v, (step.source, 0, i)) for i, v in enumerate(results)]
+            inputs[:carried] = self._first_iteration(step, inputs, path, place)
             first = 1
             if count == 1:
                 env.update(zip(step.outputs, inputs))
@@ -310,6 +422,20 @@ class BlockBuilder:
         instr = Instr("repeat", arguments, outputs, source=step.source, bodies=(body,), path=path, place=place)
         self.block.instrs.append(instr)
         env.update(zip(step.outputs, outputs))
+
+    def _first_iteration(self, step: Step, inputs: Sequence[Value], path: str, place: Place) -> List[Value]:
+        """What a loop carries after its first iteration, maybe the only one.
+
+        What becomes a carried input is a copy, as only the first iteration changes the caller's.
+        """
+        graph: Graph = step.arguments["graph"]
+        if self.lowering.is_shared(graph):
+            return self._run_shared(step, inputs, range(len(graph.outputs)), path, place.inside(0))
+        bound = [
+            v if g in graph._by_ref_inputs else self.copy(v, (step.source, 0, g)) for g, v in zip(graph.inputs, inputs)
+        ]
+        results = self.inline(graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", place.inside(0))
+        return [self.copy(v, (step.source, 0, i)) for i, v in enumerate(results)]
 
     def _is_carried_and_seen(self, graph: Graph, inputs: Sequence[Value]) -> bool:
         """Whether a loop carries a by-reference input whose storage another by-reference input has, too."""
@@ -366,7 +492,7 @@ class BlockBuilder:
             if value.host and not host:
                 raise NotOnHost(self.roots[value])
         host = host and not any((step.source, i) in self.lowering.device_roots for i in range(len(specs)))
-        operands, everyone = [v.sharding for v in inputs], step.source.graph.ir.replica_grouping()
+        operands, everyone = [v.sharding for v in inputs], self.lowering.everyone
         outputs = [
             self.lowering.new(
                 t.name, s, host, result_sharding(definition, arguments, s, operands, self.lowering.sharding, everyone)
@@ -377,11 +503,21 @@ class BlockBuilder:
             alias = written or (inputs if definition.alias else ())
             for operand in alias if definition.alias else written[:1] if i == 0 else ():
                 self._share(operand, value)
+            if definition.alias:
+                self.forms[value] = self._form(definition, arguments, lambda v: v)
+            elif i == 0 and written and written[0] in self.forms:
+                self.forms[value] = self.forms[written[0]]
             self.roots[value] = self.roots[alias[0]] if host and alias else (step.source, i)
         instr = Instr("op", arguments, outputs, definition, step.source, host, path=path, place=place)
         instr.positions = tuple(self.lowering.positions.of(op) for op in step.writers)
         self.block.instrs.append(instr)
         env.update(zip(step.outputs, outputs))
+
+    def _form(self, definition: OpDefinition, arguments: Dict[str, Any], value: Callable[[Value], Value]) -> Any:
+        """How the result of an alias form lies in memory; ``value``: this block's value for one in the arguments."""
+        return definition, *(
+            (n, filled(a, lambda v: (v.spec.shape, self.forms.get(value(v))))) for n, a in arguments.items()
+        )
 
     def finish(self, outputs: List[Value], host: Sequence[bool] = ()) -> Block:
         """Set the outputs: on the device, except carried ones whose input is on the host."""

@@ -5,28 +5,34 @@ from typing import Any, Dict, FrozenSet, List, Set
 from popxl_engine.aliasing import ALL_RULES, Aliasing, storage_groups
 from popxl_engine.blocks import Block, Instr, Value
 from popxl_engine.copied_views import copy_views
-
-KEPT_EFFECTS = frozenset({"host", "remote", "print"})
+from popxl_engine.summaries import Summaries
 
 
 def optimise(block: Block, rules: FrozenSet[str] = ALL_RULES) -> None:
     """Prepare a main block and its bodies for code generation."""
     copy_views(block, rules)
-    _remove_copies(block, rules)
+    _remove_copies(block, rules, Summaries(), set())
 
 
-def _remove_copies(block: Block, rules: FrozenSet[str]) -> None:
+def _remove_copies(block: Block, rules: FrozenSet[str], summaries: Summaries, done: Set[Block]) -> None:
+    if block in done:
+        return
+    done.add(block)
     for instr in block.instrs:
         for body in instr.bodies:
-            _remove_copies(body, rules)
-    remove_dead_code(block)
+            _remove_copies(body, rules, summaries, done)
+    remove_dead_code(block, summaries)
     if "operands_apart" in rules:
         separate_operands(block)
-    Aliasing(block, rules).run()
+    Aliasing(block, rules, summaries).run()
 
 
-def remove_dead_code(block: Block) -> None:
-    """Drop instructions whose results nobody reads and that have no lasting effect, and constants that none reads."""
+def remove_dead_code(block: Block, summaries: Summaries) -> None:
+    """Drop instructions whose results nobody reads and that have no lasting effect, and constants that none reads.
+
+    Args:
+        summaries: of what it runs.
+    """
     groups = storage_groups(block)
     live: Set[Any] = {groups.get(v, v) for v in block.outputs}
     live |= {groups.get(v, v) for v in block.state.values()}
@@ -34,7 +40,7 @@ def remove_dead_code(block: Block) -> None:
     kept = []
     for instr in reversed(block.instrs):
         touches = (*instr.outputs, *instr.written())
-        if has_lasting_effect(instr) or any(groups.get(v, v) in live for v in touches):
+        if summaries.of_instr(instr).lasts or any(groups.get(v, v) in live for v in touches):
             kept.append(instr)
             live |= {groups.get(v, v) for v in instr.inputs()}
     block.instrs = kept[::-1]
@@ -65,12 +71,3 @@ def _apart(argument: Any, written: Set[Value], groups: Dict[Value, Value], instr
     result = Value(f"{argument.name}_before_{len(instrs)}", argument.spec, argument.host, argument.sharding)
     instrs.append(Instr("copy", {"t": argument}, [result], host=argument.host, own=True))
     return result
-
-
-def has_lasting_effect(instr: Instr) -> bool:
-    """Whether an instruction matters beyond its results: transfers and prints, but not remote loads."""
-    if instr.is_op("remote_load"):
-        return False
-    return bool(instr.effects & KEPT_EFFECTS) or any(
-        has_lasting_effect(i) for body in instr.bodies for i in body.instrs
-    )

@@ -14,7 +14,7 @@ from popxl_engine.aliasing import ALL_RULES
 from popxl_engine.blocks import Block, Instr
 from popxl_engine.cache import cache_folder, save_source
 from popxl_engine.checks import check_offsets
-from popxl_engine.codegen import CPU, yields
+from popxl_engine.codegen import CPU
 from popxl_engine.codegen import Generator as SourceGenerator
 from popxl_engine.kernels.dtypes import as_array
 from popxl_engine.machine.lockstep import Program as Running
@@ -42,7 +42,7 @@ class Program:
         ops: Optional[Collection[Op]] = None,
     ):
         self.block: Block = fused_program(ir.main_graph, rewrites, ops, device)
-        check_offsets(self.block, {})
+        check_offsets(self.block)
         optimise(self.block, rules)
         options = ir._pb_ir.getSessionOptions()
         self.rounds = bool(options.enableStochasticRounding)
@@ -69,7 +69,7 @@ class Program:
         names: Dict[str, Any] = dict(self.source.names)
         exec(compile(text, self.filename, "exec"), names)  # noqa: S102 - our own source
         self._main = names[name]
-        self._yields = yields(self.block)
+        self._yields = generator.summary(self.block).meets
 
     def start(self, replica: Replica) -> Running:
         """The program on one replica, as a generator that yields at collectives."""

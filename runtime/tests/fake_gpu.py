@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from popxl_engine.codegen import Generator, yields
+from popxl_engine.codegen import Generator
 from popxl_engine.kernels import compiled
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.machine.lockstep import run_lockstep
@@ -80,7 +80,7 @@ def run_on_fake_gpu(ir):
             for t, v in block.state.items()
         ]
         replicas = [Replica(i) for i in range(ir.replication_factor)]
-        if yields(block):
+        if generator.summary(block).meets:
             run_lockstep({r.index: names[name](r, *state) for r in replicas})
         else:
             names[name](replicas[0], *state)

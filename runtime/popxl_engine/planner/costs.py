@@ -7,8 +7,8 @@ from popxl.op_records import Op, op_cost
 from popxl.replica_grouping import ReplicaGrouping
 
 from popxl_engine.blocks import Block, Instr
-from popxl_engine.codegen import meets
 from popxl_engine.kernels.collectives import READS
+from popxl_engine.summaries import meets
 
 Group = Tuple[str, int, int]
 """Op, size of its groups, their stride (0 where they have no constant one)."""
@@ -56,7 +56,9 @@ class Counter:
         """The costs of instructions, with all repeats of their bodies."""
         costs = Costs()
         for instr in instrs:
-            if instr.kind == "repeat":
+            if instr.kind == "call":
+                costs.add(self._body(instr.bodies[0]))
+            elif instr.kind == "repeat":
                 costs.add(self._body(instr.bodies[0]), instr.arguments["repeat_count"])
             elif instr.kind == "conditional":
                 then, other = (self._body(body) for body in instr.bodies)

@@ -8,7 +8,6 @@ from popxl.ir import Ir
 from popxl.plan import Collective, Phase, Plan
 from popxl.remote_buffer import RemoteBuffer
 
-from popxl_engine.blocks import Block, Instr
 from popxl_engine.checks import check_executable
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.lowering import Lowering
@@ -17,6 +16,7 @@ from popxl_engine.optimise import optimise
 from popxl_engine.planner.costs import Costs, Counter
 from popxl_engine.planner.phases import in_phases, runs_of, steps_of_run
 from popxl_engine.planner.rehearsal import peak_bytes
+from popxl_engine.summaries import Summaries
 
 
 def make_plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device: str = "cpu") -> Plan:
@@ -27,9 +27,11 @@ def make_plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device
     counter = Counter()
     costs: DefaultDict[str, Costs] = defaultdict(Costs)
     reached: DefaultDict[str, Set[RemoteBuffer]] = defaultdict(set)
+    summaries = Summaries()
     for name, instr, times in in_phases(ir, block):
         costs[name].add(counter.count([instr]), times)
-        reached[name] |= _reached(instr)
+        summary = summaries.of_instr(instr)
+        reached[name] |= summary.loads | summary.stores
     peaks = peak_bytes(ir, borrows_rows, together, counter.dearer, torch.device(device))
     runs = runs_of(ir)
     buffers = {b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries).nbytes for b in ir.remote_buffers}
@@ -46,12 +48,6 @@ def make_plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device
             for b, nbytes in buffers.items()
         },
     )
-
-
-def _reached(instr: Instr) -> Set[RemoteBuffer]:
-    """Remote buffers that an instruction loads from or stores to, in bodies too."""
-    around = Block("", instrs=[instr])
-    return around.buffers("remote_load") | around.buffers("remote_store")
 
 
 def _phase(name: str, runs: int, costs: Costs, peak: int, reached: int) -> Phase:

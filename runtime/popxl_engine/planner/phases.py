@@ -16,11 +16,21 @@ MAIN = "main"
 """The phase of what the main graph does by itself."""
 
 
-def loops_of_steps(graph: Graph) -> Set[Op]:
+def loops_of_steps(main: Graph) -> Set[Op]:
     """The repeats in a graph, and in what these repeat, whose rounds are steps."""
-    loops, called = [op for op in graph.ops if op.definition.name == "repeat"], set(graph.called_graphs)
-    found = {op for op in loops if len(graph.ops) == 1 or len(called & set(op.arguments["graph"].called_graphs)) > 1}
-    return found.union(*(loops_of_steps(op.arguments["graph"]) for op in found))
+    found: Set[Op] = set()
+    graphs = [main]
+    for graph in graphs:  # it grows
+        called = set(graph.called_graphs)
+        for op in graph.ops:
+            if op.definition.name != "repeat":
+                continue
+            body: Graph = op.arguments["graph"]
+            if len(graph.ops) == 1 or len(called.intersection(body.called_graphs)) > 1:
+                found.add(op)
+                if body not in graphs:
+                    graphs.append(body)
+    return found
 
 
 def steps_of_run(ir: Ir) -> int:
@@ -65,7 +75,9 @@ def in_phases(ir: Ir, block: Block) -> Iterator[Tuple[str, Instr, int]]:
                 phase = MAIN
                 continue
             if instr.kind != "copy":
-                path = instr.bodies[0].name if instr.bodies else instr.path
+                path = instr.path
+                if instr.bodies and instr.source is not None:
+                    path += f"/{short_name(instr.source.called()[0][0])}"
                 phase = next((name for inside, name in phases if f"{path}/".startswith(f"{inside}/")), MAIN)
             yield phase, instr, times
 

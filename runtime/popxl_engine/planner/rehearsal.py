@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from popxl_engine import native
 from popxl_engine.blocks import Block, Instr
-from popxl_engine.codegen import Generator, yields
+from popxl_engine.codegen import Generator
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import FUSED, kernel_for
@@ -33,6 +33,7 @@ from popxl_engine.planner.live_bytes import LiveBytes, on_meta
 from popxl_engine.planner.phases import in_phases
 from popxl_engine.planner.remembered import Remembered
 from popxl_engine.rewrites import fused_program
+from popxl_engine.summaries import instrs_of
 from popxl_engine.support import Meeting, to_device
 
 NOT_REMEMBERED = {"host", "remote", "collective"}
@@ -96,7 +97,7 @@ def rehearse(
         try:
             exec(compile(text, filename, "exec"), names)  # noqa: S102 - our own source
             mains = [partial(names[name], replica, *state) for replica, state in zip(replicas, states)]
-            _run(mains, yields(block), together)
+            _run(mains, generator.summary(block).meets, together)
         except (NotImplementedError, RuntimeError) as error:
             raise _located(error, generator, filename) from error
         finally:
@@ -253,11 +254,9 @@ def _mark_phases(ir: Ir, block: Block) -> None:
 
 
 def _shorten(block: Block) -> None:
-    for instr in block.instrs:
+    for instr in instrs_of(block):
         if instr.kind == "repeat":
             instr.arguments["repeat_count"] = min(ROUNDS, instr.arguments["repeat_count"])
-        for body in instr.bodies:
-            _shorten(body)
 
 
 def _located(error: Exception, generator: Generator, filename: str) -> Exception:

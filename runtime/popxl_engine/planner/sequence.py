@@ -9,11 +9,11 @@ from popxl.op_records import call_arguments
 from popxl.plan import Event
 
 from popxl_engine.blocks import Block, Instr, Value
-from popxl_engine.codegen import meets
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.lowering import Lowering
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.phases import MAIN, in_phases
+from popxl_engine.summaries import Summaries, meets
 
 Scalars = Dict[Value, np.ndarray]
 
@@ -38,7 +38,7 @@ class Walk:
 
     def __init__(self, phases: Dict[int, str]):
         self.phases, self.phase = phases, MAIN
-        self._silent: Dict[Block, bool] = {}
+        self._summaries = Summaries()
 
     def block(self, block: Block, scalars: Scalars) -> Iterator[Event]:
         """What happens in a block; its host scalars are added to those of its inputs."""
@@ -51,7 +51,7 @@ class Walk:
                 if instr.outputs[0].host and instr.arguments["t"] in scalars:
                     scalar = scalars[instr.arguments["t"]]
                     scalars[instr.outputs[0]] = scalar.copy() if instr.own else scalar
-            elif instr.kind == "repeat":
+            elif instr.kind in ("call", "repeat"):
                 yield from self._repeat(instr, scalars)
             elif instr.kind == "conditional":
                 yield from self._conditional(instr, scalars)
@@ -63,14 +63,15 @@ class Walk:
     def _repeat(self, instr: Instr, scalars: Scalars) -> Iterator[Event]:
         body, inputs = instr.bodies[0], list(instr.arguments["inputs"])
         given: List[Optional[np.ndarray]] = [scalars.get(v) for v in inputs]
-        count = instr.arguments["repeat_count"]
+        count, carried = (instr.arguments["repeat_count"], len(body.outputs)) if instr.kind == "repeat" else (1, 0)
         if self._is_silent(body) and not any(v.host for v in instr.outputs):
             return
         for _ in range(count):
             inner: Scalars = {v: g for v, g in zip(body.inputs, given) if g is not None}
             yield from self.block(body, inner)
-            given[: len(body.outputs)] = [inner.get(v) for v in body.outputs]
-        for value, result in zip(instr.outputs, given):
+            results = [inner.get(v) for v in body.outputs]
+            given[:carried] = results[:carried]
+        for value, result in zip(instr.outputs, results if count else given):
             if result is not None and value.host:
                 scalars[value] = result
 
@@ -102,12 +103,8 @@ class Walk:
 
     def _is_silent(self, block: Block) -> bool:
         """Whether a block moves nothing."""
-        if block not in self._silent:
-            self._silent[block] = not any(
-                instr.effects & {"remote"} or meets(instr) or any(not self._is_silent(b) for b in instr.bodies)
-                for instr in block.instrs
-            )
-        return self._silent[block]
+        summary = self._summaries.of(block)
+        return not (summary.loads or summary.stores or summary.meets)
 
 
 def _evaluate(instr: Instr, scalars: Scalars) -> None:

@@ -16,6 +16,7 @@ from popxl_engine.lowering import Lowering
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.costs import Costs, Counter
 from popxl_engine.planner.phases import in_phases
+from popxl_engine.summaries import instrs_of
 
 Stretch = Tuple[str, int]
 """A phase, and which of its stretches in the program: a phase that is called again later has several."""
@@ -51,7 +52,7 @@ class PlannedWork:
             costs[stretch].add(self._counter.count([instr]))
             self._times[stretch] = times
         self.stretches = {stretch: as_work(cost) for stretch, cost in costs.items()}
-        loops = (instr for instr in _instructions(block) if instr.kind == "repeat")
+        loops = (instr for instr in instrs_of(block) if instr.kind == "repeat")
         self._loops = {loop_key(instr): as_work(self._counter.count([instr])) for instr in loops}
 
     def loop(self, instr: Instr) -> Work:
@@ -84,7 +85,7 @@ class InstructionWork:
         self._gone: Dict[Op, List[Op]] = {}
         """For the op of a fused instruction, the ops that it does beside."""
         kept: Dict[Op, List[OpDefinition]] = {}
-        for instr in _instructions(block):
+        for instr in instrs_of(block):
             for op in (instr.source, instr.remade):
                 if op is not None and instr.definition is not None:
                     kept.setdefault(op, []).append(instr.definition)
@@ -160,11 +161,3 @@ def _known(argument: Any) -> Any:
     if isinstance(argument, (tuple, list)):
         return tuple(_known(a) for a in argument)
     return argument
-
-
-def _instructions(block: Block) -> Iterator[Instr]:
-    """The instructions of a block and of its bodies."""
-    for instr in block.instrs:
-        yield instr
-        for body in instr.bodies:
-            yield from _instructions(body)

@@ -9,12 +9,13 @@ from typing import Iterator, List, Literal, Optional, Tuple
 import torch
 
 from popxl_engine.blocks import Block, Instr
-from popxl_engine.codegen import BlockWriter, Generator, meets
+from popxl_engine.codegen import BlockWriter, Generator
 from popxl_engine.planner.phases import MAIN
 from popxl_engine.profiler.clock import clock_of
+from popxl_engine.summaries import meets
 
 Kind = Literal["done", "opened"]
-"""An instruction has ended; a loop begins."""
+"""An instruction has ended; a loop, or a call, begins."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +84,7 @@ class MarkingWriter(BlockWriter):
     def _instr(self, instr: Instr) -> Iterator[str]:
         if self.block.name == MAIN and instr is self.block.instrs[0]:
             yield self.marked.begin()
-        if instr.kind == "repeat":
+        if instr.kind in ("call", "repeat"):
             yield self.marked.mark("opened", instr, self.block)
         if "remote" in instr.effects:
             yield self.marked.row(self._argument(instr.arguments["offset"], True))

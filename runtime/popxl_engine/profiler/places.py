@@ -1,5 +1,6 @@
 """Where each mark of a program stands: its lane and its work, and the phase and the loops around it."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Dict, Iterator, List, Tuple, Union
 
@@ -7,10 +8,10 @@ from popxl.ir import Ir
 from popxl.profile import Work
 
 from popxl_engine.blocks import Block, Instr
-from popxl_engine.codegen import meets
 from popxl_engine.planner.phases import MAIN, loops_of_steps, runs_of, steps_of_run
 from popxl_engine.profiler.costs import InstructionWork, PlannedWork, Stretch, stretches
 from popxl_engine.profiler.marking import Kind, Mark
+from popxl_engine.summaries import blocks_of, instrs_of, meets
 
 Frame = Union[Block, Stretch]
 """What lasts longer than an instruction: one round of a loop's body, or a stretch of a phase."""
@@ -26,12 +27,14 @@ class Place:
     phase: str
     work: Work
     frames: Tuple[Frame, ...]
-    """Around it, outermost first."""
+    """Around it, outermost first; none where `is_shared`."""
+    is_shared: bool
+    """Whether it is in a block that is called, maybe from several places: it belongs to what its caller does."""
     positions: Dict[Block, int]
     """For each block around it but branches, how far it has come: twice the instruction's position, and one more where
     that instruction has ended."""
     starts: Tuple[Block, ...]
-    """Bodies of the loop that begins here."""
+    """Bodies of the loop or call that begins here."""
     graph: str
     op: str
 
@@ -47,16 +50,22 @@ class Places:
         self._positions: Dict[int, int] = {}
         self._index(block)
 
-    def _index(self, block: Block) -> None:
-        for position, instr in enumerate(block.instrs):
-            self._positions[id(instr)] = position
-            for body in instr.bodies:
-                self._around[body] = block, instr
-                self._index(body)
+    def _index(self, main: Block) -> None:
+        for block in blocks_of(main):
+            for position, instr in enumerate(block.instrs):
+                self._positions[id(instr)] = position
+                for body in instr.bodies:
+                    self._around[body] = block, instr
+        runs = Counter(body for instr in instrs_of(main) for body in instr.bodies)
+        several = {body for body, count in runs.items() if count > 1 or self._around[body][1].kind == "call"}
+        self._shared = set(blocks_of(*several))
+        """Blocks that are called, or that several instructions run, and what they run."""
 
     def of(self, mark: Mark) -> Place:
         """The place of a mark."""
         instr = mark.instr
+        if mark.block in self._shared:
+            return self._shared_place(mark)
         frames: List[Frame] = []
         positions: Dict[Block, int] = {}
         for block, around in reversed(list(self._chain(mark))):
@@ -76,8 +85,25 @@ class Places:
             phase=phases[0] if phases else MAIN,
             work=self._instruction_work.of(instr),
             frames=tuple(frames),
+            is_shared=False,
             positions=positions,
             starts=instr.bodies if mark.kind == "opened" else (),
+            graph=instr.path.strip("/"),
+            op=instr.source.where if instr.source is not None else "",
+        )
+
+    def _shared_place(self, mark: Mark) -> Place:
+        instr = mark.instr
+        return Place(
+            kind=mark.kind,
+            lane=lane_of(instr),
+            name=_name(instr),
+            phase=MAIN,
+            work=self._instruction_work.of(instr),
+            frames=(),
+            is_shared=True,
+            positions={},
+            starts=(),
             graph=instr.path.strip("/"),
             op=instr.source.where if instr.source is not None else "",
         )

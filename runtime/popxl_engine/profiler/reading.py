@@ -58,6 +58,8 @@ class Track:
 
     def enter(self, place: Place) -> None:
         """End the frames that a place is not in, and begin those that it is in; both at the time of the last mark."""
+        if place.is_shared:
+            return
         kept = 1
         for opened, frame in zip(self._open[1:], place.frames):
             if opened.frame != frame or self._is_new_round(frame, place):
@@ -73,6 +75,12 @@ class Track:
         for body in place.starts:
             self._last[body] = FIRST
             self._rounds.pop(body, None)
+
+    def phase(self, place: Place) -> str:
+        """The phase of a place: of the frames that are open where its block is shared."""
+        if not place.is_shared:
+            return place.phase
+        return next((opened.frame[0] for opened in self._open if isinstance(opened.frame, tuple)), MAIN)
 
     def _is_new_round(self, frame: Frame, place: Place) -> bool:
         """Whether a body starts again: what has ended in it does not end, and what has begun does not begin, twice."""
@@ -121,7 +129,7 @@ class Reading:
             place = marks[mark]
             track.enter(place)
             if place.kind == "done":  # a loop that begins takes no time by itself
-                self._spend(place.phase, place.lane, time)
+                self._spend(track.phase(place), place.lane, time)
                 self._leaf(track, place, time)
         self._spend(MAIN, "compute", self.log.end)
 

@@ -30,6 +30,7 @@ from popxl_engine.rewrites.streamed_attention import stream_attention, streams
 from popxl_engine.rewrites.unread_shares import unread_shares
 from popxl_engine.rewrites.unread_zeros import unread_zeros
 from popxl_engine.steps import Step
+from popxl_engine.summaries import blocks_of
 
 REWRITES: Dict[str, Callable[[List[Step], Graph], List[Step]]] = {
     "casts": drop_casts,
@@ -96,15 +97,9 @@ def fused_program(
     block = Lowering([REWRITES[name] for name in REWRITES if name in chosen], ops).main(graph)
     for name, rewrite in BLOCK_REWRITES.items():
         if name in chosen:
-            _everywhere(rewrite, block)
+            for each in list(blocks_of(block)):
+                rewrite(each)
     for name, rewrite in PROGRAM_REWRITES.items():
         if name in chosen:
             rewrite(block)
     return block
-
-
-def _everywhere(rewrite: Callable[[Block], None], block: Block) -> None:
-    for instr in block.instrs:
-        for body in instr.bodies:
-            _everywhere(rewrite, body)
-    rewrite(block)

@@ -15,6 +15,7 @@ from popxl_engine.rewrites.attention import ATTENTION, GRADIENT
 from popxl_engine.rewrites.known_shares import are_of_same
 from popxl_engine.rewrites.match import fused
 from popxl_engine.rewrites.uses import Uses
+from popxl_engine.summaries import blocks_of
 
 aten = torch.ops.aten
 
@@ -151,7 +152,7 @@ def stream_attention(main: Block) -> None:
     """
     everywhere: List[Found] = []
     refused: Set[Optional[Op]] = set()
-    for block in _blocks(main):
+    for block in blocks_of(main):
         uses = Uses(block)
         hiding = {v: c for c, v in block.constants.items()}
         for instr in block.instrs:
@@ -164,13 +165,6 @@ def stream_attention(main: Block) -> None:
     for found in everywhere:
         if found.forward.source not in refused:
             _replace(found)
-
-
-def _blocks(block: Block) -> Iterator[Block]:
-    yield block
-    for instr in block.instrs:
-        for body in instr.bodies:
-            yield from _blocks(body)
 
 
 def _is_causal(uses: Uses, hiding: Dict[Value, Constant], instr: Instr) -> bool:

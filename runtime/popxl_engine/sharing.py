@@ -1,0 +1,26 @@
+"""Which graphs become blocks of their own: those that would be inlined very often."""
+
+from typing import Dict, Set
+
+from popxl.graph import Graph, called_first
+
+MOST_INLINED = 256
+"""Times that a graph is inlined in a program. The layers of a large model, written out, are fewer.
+
+Inlined, a graph's results are used where they are, what nobody reads is not computed, and rules see forward and
+gradient side by side. What it costs is time to make a session, which nested calls would make exponential.
+"""
+
+
+def shared_graphs(main: Graph) -> Set[Graph]:
+    """The graphs that are not inlined: a caller counts as often as it is inlined itself, or once if it is not."""
+    times: Dict[Graph, int] = {main: 1}
+    shared: Set[Graph] = set()
+    for graph in reversed(called_first(main)):
+        if times[graph] > MOST_INLINED:
+            shared.add(graph)
+            times[graph] = 1
+        for op in graph.ops:
+            for called, _ in op.called():
+                times[called] = times.get(called, 0) + times[graph]
+    return shared
