@@ -60,9 +60,17 @@ class Instr:
     shared: bool = False
     """After `aliasing`: an alias form whose storage is written, so that the kernel must really return a view."""
 
-    def inputs(self) -> Iterator[Value]:
+    def inputs(self) -> List[Value]:
         """Values read, in order; the seed that it rounds from among them."""
-        return values_in((*self.arguments.values(), self.place.seed))
+        found: List[Value] = []
+        for argument in self.arguments.values():
+            if isinstance(argument, Value):
+                found.append(argument)
+            elif isinstance(argument, (list, tuple)):
+                found.extend(values_in(argument))
+        if self.place.seed is not None:
+            found.append(self.place.seed)
+        return found
 
     @property
     def effects(self) -> FrozenSet[str]:
@@ -77,12 +85,12 @@ class Instr:
         """Operands whose storage this instruction changes."""
         if self.kind == "op":
             assert self.definition is not None
-            return [self.arguments[p] for p in self.definition.writes]
-        return [v for body, inputs in self.calls() for i, v in enumerate(inputs) if i in body.written]
+            return [self.arguments[p] for p in self.definition.writes] if self.definition.writes else []
+        return [inputs[i] for body, inputs in self.calls() for i in sorted(body.written)]
 
     def lent(self) -> List[Value]:
         """Values that bodies take by reference, and may change, whether or not `Block.written` is known yet."""
-        return [inputs[i] for body, inputs in self.calls() for i in body.by_ref]
+        return [inputs[i] for body, inputs in self.calls() for i in body.by_ref] if self.bodies else []
 
     def calls(self) -> List[Tuple["Block", Sequence[Value]]]:
         """(body, its inputs here) for calls, loops and branches."""

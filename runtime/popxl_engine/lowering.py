@@ -8,8 +8,8 @@ can observe.
 """
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from dataclasses import replace
+from typing import Any, Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from popxl import dtypes
 from popxl.graph import Graph
@@ -43,8 +43,7 @@ def is_small_integer(spec: Any) -> bool:
     return (spec.dtype.is_int or spec.dtype is dtypes.bool) and spec.nelms <= HOST_ELEMENTS
 
 
-@dataclass(frozen=True)
-class Taken:
+class Taken(NamedTuple):
     """A value that a loop's or branch's body takes, and what it becomes there."""
 
     value: Value
@@ -110,11 +109,8 @@ class Lowering:
         clean = f"v{clean}" if clean[:1].isdigit() else clean
         return Value(f"{clean}_{self._count}", spec, host, sharding)
 
-    def place(self, step: Step, around: Place) -> Place:
-        """The place of a step in a graph; with the graph's seed only if it draws."""
-        at = around.inside(self.positions.of(step.source))
-        if at.seed is None:
-            return at
+    def drawing(self, step: Step, at: Place) -> Place:
+        """The place of a step in a graph with a seed, which it has only if it draws."""
         draws = any(self.positions.draws(op) for op in (step.source, *step.writers))
         return at if draws else replace(at, seed=None)
 
@@ -165,9 +161,12 @@ class Lowering:
             if not (is_ref and v in made)
         ]
         taken += [Taken(v, v.name, v.spec, outer.roots.get(v), True) for v in viewed if v not in references]
-        use = self._use(graph, taken, carried, read, outer, views) if self.is_shared(graph) else None
-        if use in self._bodies:
-            return self._bodies[use], [t.value for t in taken]
+        use: Any = None
+        if self.is_shared(graph):
+            which = read if read is None else tuple(read)
+            use = graph, carried, which, tuple(by_ref), *self._given(taken, outer), *_made(references, taken, views)
+            if use in self._bodies:
+                return self._bodies[use], [t.value for t in taken]
         moved: Set[Any] = set()
         while True:
             builder = BlockBuilder(self, Block(name))
@@ -189,42 +188,34 @@ class Lowering:
                 return block, [t.value for t in taken]
             moved |= moves
 
-    def _use(
-        self,
-        graph: Graph,
-        taken: Sequence["Taken"],
-        carried: int,
-        read: Optional[Sequence[int]],
-        outer: "BlockBuilder",
-        views: Sequence[Instr],
-    ) -> Any:
-        """What the body of a shared graph depends on: equal for uses that may run the same block."""
-        first: Dict[Value, int] = {}
-        for i, t in enumerate(taken):
-            if t.by_ref:
-                first.setdefault(t.value, i)
-        given = tuple(
+    def _given(self, taken: Sequence[Taken], outer: "BlockBuilder") -> Tuple[Any, ...]:
+        """What the block of a shared graph must know of each value that it takes, beyond its shape and type."""
+        return tuple(
             (
-                t.spec,
                 t.value.host and t.root not in self.device_roots,
                 t.value.sharding,
-                t.by_ref and (first[t.value], outer.forms.get(t.value)),
+                outer.forms.get(t.value) if t.by_ref else None,
             )
             for t in taken
         )
-        made = dict(first)
-        for view in views:
-            made.update((v, len(made)) for v in view.outputs)
-        again = tuple(
-            (
-                view.definition,
-                view.host,
-                view.outputs[0].spec,
-                *((n, filled(a, lambda v: made.get(v, v))) for n, a in view.arguments.items()),
-            )
-            for view in views
-        )
-        return graph, carried, read if read is None else tuple(read), given, again
+
+
+def _made(references: Sequence[Value], taken: Sequence[Taken], views: Sequence[Instr]) -> Tuple[Any, ...]:
+    """Which by-reference inputs are the same value, and how those are made that are views of what is taken."""
+    if not references:
+        return ()
+    order: Dict[Value, int] = {}
+    for t in taken:
+        if t.by_ref:
+            order.setdefault(t.value, len(order))
+    steps = []
+    for view in views:
+        result = view.outputs[0]
+        arguments = tuple((n, filled(a, lambda v: order.get(v, v))) for n, a in view.arguments.items())
+        steps.append((view.definition, view.host, result.spec, result.sharding, arguments))
+        order[result] = len(order)
+    added = tuple(t.spec for t in taken if t.value not in references) if views else ()
+    return tuple(order[v] for v in references), tuple(steps), added
 
 
 class BlockBuilder:
@@ -292,6 +283,8 @@ class BlockBuilder:
     def alike(self, references: Iterable[Value]) -> List[Value]:
         """Those that share storage with a different one."""
         distinct = list(dict.fromkeys(references))
+        if len(distinct) < 2:
+            return []
         storages = Counter(self.shared.get(v, v) for v in distinct)
         return [v for v in distinct if storages[self.shared.get(v, v)] > 1]
 
@@ -345,8 +338,12 @@ class BlockBuilder:
         if self.lowering.rounds and graph.rounding_seed is not None:
             place = Place(seed=self.seed(env[graph.rounding_seed]))
         add = {"call": self._call, "repeat": self._repeat, "conditional": self._conditional}
+        places: Dict[int, Place] = {}
         for step in self.lowering.steps(graph):
-            at = self.lowering.place(step, place)
+            position = self.lowering.positions.of(step.source)
+            if position not in places:
+                places[position] = place.inside(position)
+            at = places[position] if place.seed is None else self.lowering.drawing(step, places[position])
             add.get(step.definition.name, self._op)(step, env, path, at)
         return [env[t] for t in graph.outputs]
 

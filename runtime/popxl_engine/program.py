@@ -16,6 +16,7 @@ from popxl_engine.cache import cache_folder, save_source
 from popxl_engine.checks import check_offsets
 from popxl_engine.codegen import CPU
 from popxl_engine.codegen import Generator as SourceGenerator
+from popxl_engine.collection import without_collection
 from popxl_engine.kernels.dtypes import as_array
 from popxl_engine.machine.lockstep import Program as Running
 from popxl_engine.machine.replica import Replica
@@ -41,14 +42,15 @@ class Program:
         device: torch.device = CPU,
         ops: Optional[Collection[Op]] = None,
     ):
-        self.block: Block = fused_program(ir.main_graph, rewrites, ops, device)
-        check_offsets(self.block)
-        optimise(self.block, rules)
         options = ir._pb_ir.getSessionOptions()
         self.rounds = bool(options.enableStochasticRounding)
         self._folder = cache_folder(options)
         self.device = device
-        self._write(SourceGenerator(device, self.rounds), f"<popxl program {ir.id}>")
+        with without_collection():
+            self.block: Block = fused_program(ir.main_graph, rewrites, ops, device)
+            check_offsets(self.block)
+            optimise(self.block, rules)
+            self._write(SourceGenerator(device, self.rounds), f"<popxl program {ir.id}>")
 
     def written_by(self, generator: SourceGenerator) -> "Program":
         """The same instructions as another generator writes them."""

@@ -21,9 +21,12 @@ from popxl_engine.machine.tier.rows import RowId, in_blocks, nbytes_of
 from popxl_engine.planner.lending import InUse, in_use
 from popxl_engine.planner.phases import MAIN
 from popxl_engine.planner.sequence import Walk
+from popxl_engine.summaries import instrs_run
 
 AUTO = 0.9
 """Share of the memory that is free on a GPU which a program takes where nothing is said."""
+LONGEST = 10_000_000
+"""Instructions of a run that is followed to know the order of its rows: some minutes."""
 
 
 def tier_of(
@@ -142,7 +145,12 @@ def _device_memory(ir: Ir, device: Device, replicas: int, needed: InUse) -> int:
 
 
 def _events(ir: Ir, block: Block) -> Optional[List[Tuple[RowId, bool]]]:
-    """The rows that every run takes, as far as they follow from constants and loop counters alone."""
+    """The rows that every run takes, as far as they follow from constants and loop counters alone, and are not too many.
+
+    A program of nested calls may run for longer than anybody can wait for.
+    """
+    if instrs_run(block) > LONGEST:
+        return None
     buffers = {str(b.remote_buffer_id): b for b in ir.remote_buffers}
     found = []
     try:

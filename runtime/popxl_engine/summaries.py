@@ -56,7 +56,10 @@ class Summaries:
 
 def _of_op(instr: Instr) -> Summary:
     assert instr.definition is not None
-    name, effects, draws = instr.definition.name, instr.effects, writes_narrow(instr)
+    name, effects = instr.definition.name, instr.definition.effects
+    if not (effects or instr.definition.writes):
+        return NOTHING
+    draws = writes_narrow(instr)
     if not effects:
         return DRAWS if draws else NOTHING
     buffer = frozenset((instr.arguments["remote_buffer"],)) if "remote_buffer" in instr.arguments else frozenset()
@@ -99,6 +102,18 @@ def writes_narrow(instr: Instr) -> bool:
     if instr.kind != "op" or instr.host or instr.effects & TRANSFERS:
         return False
     return any(v.spec.dtype in NARROW for v in instr.written())
+
+
+def instrs_run(main: Block) -> int:
+    """How many instructions one run of a block runs, branches of a conditional both."""
+    counts: Dict[Block, int] = {}
+    for block in blocks_of(main):
+        counts[block] = len(block.instrs)
+        for instr in block.instrs:
+            if instr.bodies:
+                rounds = instr.arguments.get("repeat_count", 1)
+                counts[block] += rounds * sum(counts[body] for body in instr.bodies)
+    return counts[main]
 
 
 def blocks_of(*mains: Block) -> Iterator[Block]:

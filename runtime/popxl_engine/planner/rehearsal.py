@@ -33,13 +33,15 @@ from popxl_engine.planner.live_bytes import LiveBytes, on_meta
 from popxl_engine.planner.phases import in_phases
 from popxl_engine.planner.remembered import Remembered
 from popxl_engine.rewrites import fused_program
-from popxl_engine.summaries import instrs_of
+from popxl_engine.summaries import instrs_of, instrs_run
 from popxl_engine.support import Meeting, to_device
 
 NOT_REMEMBERED = {"host", "remote", "collective"}
 """Effects of ops whose kernels are called with more than tensors and numbers."""
 ROUNDS = 2
 """Iterations of a loop that are run."""
+LONGEST = 10_000_000
+"""Instructions that are run: some minutes."""
 
 
 def enter_phase(replica: Any, name: str) -> None:
@@ -85,6 +87,11 @@ def rehearse(
     optimise(block)
     _mark_phases(ir, block)
     _shorten(block)
+    if (count := instrs_run(block)) > LONGEST:
+        raise GraphError(
+            f"plan: got a program whose rehearsal runs {count} instructions, because of calls in calls; expected at most "
+            f"{LONGEST}. Plan a part of it."
+        )
     rounds = bool(ir._pb_ir.getSessionOptions().enableStochasticRounding)
     generator = Generator(rounds=rounds, kernels=device.type)
     name = generator.function(block)

@@ -1,6 +1,7 @@
 """What rules need to find patterns: who makes a tensor, who uses it, and whether steps may move."""
 
 import inspect
+from functools import cached_property
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
@@ -25,35 +26,39 @@ def kernel_like(name: str, like: torch.Tensor) -> Kernel:
 
 
 class Steps:
-    """A graph's steps with an index of who makes and who uses each tensor."""
+    """A graph's steps with an index of who makes and who uses each tensor, as they were at first."""
 
-    def __init__(self, steps: List[Step], graph: Graph):
-        self.steps = list(steps)
-        self.maker: Dict[Tensor, int] = {}
-        self.users: Dict[Tensor, List[int]] = {}
+    def __init__(self, steps: Sequence[Step], graph: Graph):
+        self._first, self.steps = tuple(steps), list(steps)
         self.outputs: Set[Tensor] = set(graph.outputs)
-        for i, step in enumerate(steps):
-            for t in step.outputs:
-                self.maker[t] = i
-            for t in flatten(step.arguments.values()):
-                self.users.setdefault(t, []).append(i)
         self.removed: Set[int] = set()
         self.inserted: Dict[int, List[Step]] = {}
-        self._origin: Dict[Tensor, Tensor] = {}
-        for step in steps:
+
+    @cached_property
+    def maker(self) -> Dict[Tensor, int]:
+        """The step that makes each tensor."""
+        return {t: i for i, step in enumerate(self._first) for t in step.outputs}
+
+    @cached_property
+    def users(self) -> Dict[Tensor, List[int]]:
+        """The steps that use each tensor, in order."""
+        found: Dict[Tensor, List[int]] = {}
+        for i, step in enumerate(self._first):
+            for t in flatten(step.arguments.values()):
+                found.setdefault(t, []).append(i)
+        return found
+
+    @cached_property
+    def _origin(self) -> Dict[Tensor, Tensor]:
+        origins: Dict[Tensor, Tensor] = {}
+        for step in self._first:
             for source, result in shared_storage(step):
-                self._share(source, result)
+                _share(origins, source, result)
+        return origins
 
     def origin(self, t: Any) -> Any:
         """The first tensor whose storage this one is by contract, through in-place results and views."""
         return self._origin.get(t, t)
-
-    def _share(self, source: Tensor, result: Tensor) -> None:
-        """Give both one origin. A result that has one already is a join of tensors, whose origins become one."""
-        origin, other = self.origin(source), self.origin(result)
-        if other is not result:
-            self._origin.update((t, origin) for t, known in list(self._origin.items()) if known is other)
-        self._origin[other] = origin
 
     def used_only_by(self, t: Tensor, users: Iterable[int]) -> bool:
         """Whether nothing but these steps sees a tensor."""
@@ -115,6 +120,14 @@ class Steps:
             if i not in self.removed:
                 result.append(step)
         return result
+
+
+def _share(origins: Dict[Tensor, Tensor], source: Tensor, result: Tensor) -> None:
+    """Give both one origin. A result that has one already is a join of tensors, whose origins become one."""
+    origin, other = origins.get(source, source), origins.get(result, result)
+    if other is not result:
+        origins.update((t, origin) for t, known in list(origins.items()) if known is other)
+    origins[other] = origin
 
 
 def shared_storage(step: Step) -> Iterator[Tuple[Tensor, Tensor]]:

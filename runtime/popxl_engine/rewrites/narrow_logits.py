@@ -9,15 +9,15 @@ def narrow_logits(block: Block) -> None:
 
     A gradient whose only use is a cast back comes out of the kernel rounded.
     """
+    found = [i for i in block.instrs if i.is_op("logsumexp_and_pick") or i.is_op("logsumexp_and_pick_grad")]
+    if not found:
+        return
     uses = Uses(block)
-    for instr in list(block.instrs):
-        name = instr.definition.name if instr.definition is not None else ""
-        if name not in ("logsumexp_and_pick", "logsumexp_and_pick_grad"):
-            continue
+    for instr in found:
         logits = uses.widened(instr.arguments["logits"])
         if logits is None:
             continue
-        if name == "logsumexp_and_pick":
+        if instr.is_op("logsumexp_and_pick"):
             instr.arguments["logits"] = logits
         elif (chain := uses.only_cast(instr.outputs[0], logits.spec.dtype)) is not None:
             instr.arguments["logits"] = logits

@@ -51,4 +51,4 @@ def _makes_a_number(instr: Instr) -> bool:
     definition = instr.definition
     if instr.kind != "op" or definition is None or definition.writes or definition.alias or definition.effects:
         return False
-    return len(instr.outputs) == 1 and instr.outputs[0].spec.nelms == 1
+    return len(instr.outputs) == 1 and all(n == 1 for n in instr.outputs[0].spec.shape)

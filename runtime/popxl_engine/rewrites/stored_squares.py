@@ -30,6 +30,8 @@ PRODUCT_SQUARES = fused(accumulate_product_squares_, writes=("t",))
 
 def stored_squares(block: Block) -> None:
     """sumsquare of a whole accumulator in float32 that nothing may write after an accumulated product did."""
+    if not any(map(_is_sum_of_squares, block.instrs)):
+        return
     groups = storage_groups(block)
     products: Dict[Value, int] = {}
     """By storage: the product that was the last to write it."""

@@ -21,18 +21,21 @@ def unread_zeros(block: Block) -> None:
     Both come fresh from `init`. A loop may take them instead, whose body first meets the accumulator as the target of a
     mean, before it writes the counter.
     """
+    if not any(map(is_zeros, block.instrs)):
+        return
     groups = storage_groups(block)
     unmet: Dict[Value, Instr] = {}
     """Zeros that nothing has met yet, by what shares their storage."""
     unwritten: Dict[Value, Instr] = {}
     """Those that nothing has written yet."""
+    known: Dict[Block, List[Tuple[int, int]]] = {}
     for instr in block.instrs:
         if is_zeros(instr):
             storage = groups.get(instr.outputs[0], instr.outputs[0])
             unmet[storage] = unwritten[storage] = instr
             continue
         met = [groups.get(v, v) for v in instr.inputs()]
-        for accumulator, step in _first_means(instr):
+        for accumulator, step in _first_means(instr, known):
             target = groups.get(accumulator, accumulator)
             made, counter = unmet.get(target), unwritten.get(groups.get(step, step))
             if made is not None and counter is not None and made is not counter and met.count(target) == 1:
@@ -43,15 +46,18 @@ def unread_zeros(block: Block) -> None:
             unwritten.pop(groups.get(v, v), None)
 
 
-def _first_means(instr: Instr) -> Iterator[Tuple[Value, Value]]:
-    """(target, counter) of a mean, or of the means with which a loop's body begins on what it takes by reference."""
+def _first_means(instr: Instr, known: Dict[Block, List[Tuple[int, int]]]) -> Iterator[Tuple[Value, Value]]:
+    """(target, counter) of a mean, or of the means with which a loop's body begins on what it takes by reference.
+
+    ``known``: for loops' bodies, both as inputs.
+    """
     if instr.kind == "repeat":
         body, values = instr.bodies[0], instr.arguments["inputs"]
-        inside = storage_groups(body)
-        for i in sorted(body.by_ref):
-            step = _counter_of_first_mean(body, inside, body.inputs[i])
-            if step is not None:
-                yield values[i], values[step]
+        if body not in known:
+            inside = storage_groups(body)
+            steps = {i: _counter_of_first_mean(body, inside, body.inputs[i]) for i in sorted(body.by_ref)}
+            known[body] = [(i, step) for i, step in steps.items() if step is not None]
+        yield from ((values[i], values[step]) for i, step in known[body])
     elif instr.definition is not None and instr.definition.name in MEANS:
         if isinstance(instr.arguments["step"], Value):
             yield instr.arguments["t"], instr.arguments["step"]
