@@ -167,6 +167,7 @@ class Lowering:
             use = graph, carried, which, tuple(by_ref), *self._given(taken, outer), *_made(references, taken, views)
             if use in self._bodies:
                 return self._bodies[use], [t.value for t in taken]
+            name = f"/{graph.name.split('_subgraph(')[0]}"  # however deep the first use is
         moved: Set[Any] = set()
         while True:
             builder = BlockBuilder(self, Block(name))
@@ -366,8 +367,7 @@ class BlockBuilder:
         used = self.lowering.reads(step.source.graph)
         read = [i for i, t in enumerate(step.outputs) if t in used]
         for i, value in zip(read, self._run_shared(step, self._inputs(step, env), read, path, place)):
-            is_moved = (step.source, i) in self.lowering.device_roots
-            env[step.outputs[i]] = self.to_device(value) if is_moved else value
+            env[step.outputs[i]] = value
 
     def _run_shared(
         self, step: Step, inputs: Sequence[Value], read: Sequence[int], path: str, place: Place
@@ -386,7 +386,8 @@ class BlockBuilder:
         arguments = {"inputs": tuple(inputs)}
         instr = Instr("call", arguments, outputs, source=step.source, bodies=(body,), path=path, place=place)
         self.block.instrs.append(instr)
-        return outputs
+        moved = self.lowering.device_roots
+        return [self.to_device(v) if v.host and self.roots[v] in moved else v for v in outputs]
 
     def _inputs(self, step: Step, env: Dict[Tensor, Value]) -> List[Value]:
         """What a loop's or call's block is given: copies where the graph may write to what it takes by reference."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import harness, train_step
+from benchmarks import building, harness, train_step
 from benchmarks.harness import BenchmarkError, Measurement, Variant, VariantProcess, machine, measure, table
 from benchmarks.shakespeare import BATCH, Characters
 
@@ -195,6 +195,24 @@ def test_overhead_tells_every_figure_that_has_a_bar(monkeypatch):
     assert figures["bars"].keys() <= figures["found"].keys() and figures["ops"].keys() == {"add", "mul", "matmul"}
     assert figures["met"] == all(figures["found"][name] <= bar for name, bar in figures["bars"].items())
     assert 0 < figures["found"]["build, s"] < figures["found"]["cold start, s"]
+
+
+@pytest.mark.multi
+def test_building_tells_what_each_part_costs_and_how_it_grows(monkeypatch, capsys):
+    monkeypatch.setattr(building, "SIZES", {"nested": (1, 2), "flat": (10, 20), "calls": (10, 20)})
+    monkeypatch.setattr(sys, "argv", ["building.py", "--rounds", "1"])
+    assert building.main() == 0
+    *shown, last = capsys.readouterr().out.strip().splitlines()
+    assert any(line.startswith("flat, ops") for line in shown) and any(line.startswith("growth: ") for line in shown)
+    figures = json.loads(last)
+    assert [of["size"] for of in figures["found"]["nested"]] == [1, 2]
+    assert all(of[part] > 0 for of in figures["found"]["calls"] for part in building.PARTS)
+    assert figures["linear"] == all(v <= building.STEEPEST for parts in figures["growth"].values() for v in parts.values())
+
+
+def test_growth_is_read_from_the_two_largest_programs():
+    grown = [{"ops": 10, "build": 9.0}, {"ops": 100, "build": 1.0}, {"ops": 1000, "build": 40.0}]
+    assert building.steepness(grown, "build") == pytest.approx(4.0)
 
 
 @pytest.mark.multi

@@ -392,8 +392,8 @@ class GradientBuilder:
             if count:
                 starts.append((views[:count], originals[views[count - 1]].outputs[0]))
         remove_ops(self.graph, [op for views, _ in starts for op in views])
-        for views, t in starts:
-            end = views[-1].outputs[0]
+        for gone, t in starts:
+            end = gone[-1].outputs[0]
             self.graph._tensors[end.name] = end
             end._op = None
             self.stand_ins[end] = t

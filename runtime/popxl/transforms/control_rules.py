@@ -65,11 +65,11 @@ def call_gradients(context: GradientContext, op: Op) -> GradientPairs:
     info = context.called_info(graph)
     site = CallSiteInfo(op)
     values = [c.fwd_tensor for c in info.expected_inputs if c.connection_type is ExpectedConnectionType.Fwd]
-    outer = site._parents(values)
+    parents = site._parents(values)
     inputs = connect(
         context,
         info,
-        lambda t: context.value(outer[t]),
+        lambda t: context.value(parents[t]),
         output_gradients(context, graph, op.outputs),
     )
     gradients = dict(zip(info.outputs, ops.call(info.graph, *inputs)))
