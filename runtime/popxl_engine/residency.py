@@ -145,9 +145,9 @@ def _device_memory(ir: Ir, device: Device, replicas: int, needed: InUse) -> int:
 
 
 def _events(ir: Ir, block: Block) -> Optional[List[Tuple[RowId, bool]]]:
-    """The rows that every run takes, as far as they follow from constants and loop counters alone, and are not too many.
+    """The rows that every run takes, as far as they follow from constants and loop counters alone.
 
-    A program of nested calls may run for longer than anybody can wait for.
+    None, too, where a run is very long: one of nested calls may be longer than anybody can wait for.
     """
     if instrs_run(block) > LONGEST:
         return None

@@ -207,7 +207,8 @@ def test_building_tells_what_each_part_costs_and_how_it_grows(monkeypatch, capsy
     figures = json.loads(last)
     assert [of["size"] for of in figures["found"]["nested"]] == [1, 2]
     assert all(of[part] > 0 for of in figures["found"]["calls"] for part in building.PARTS)
-    assert figures["linear"] == all(v <= building.STEEPEST for parts in figures["growth"].values() for v in parts.values())
+    growth = [value for parts in figures["growth"].values() for value in parts.values()]
+    assert figures["linear"] == all(value <= building.STEEPEST for value in growth)
 
 
 def test_growth_is_read_from_the_two_largest_programs():

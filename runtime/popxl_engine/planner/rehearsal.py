@@ -89,8 +89,8 @@ def rehearse(
     _shorten(block)
     if (count := instrs_run(block)) > LONGEST:
         raise GraphError(
-            f"plan: got a program whose rehearsal runs {count} instructions, because of calls in calls; expected at most "
-            f"{LONGEST}. Plan a part of it."
+            f"plan: got a program whose rehearsal runs {count} instructions, because of calls in calls; expected at "
+            f"most {LONGEST}. Plan a part of it."
         )
     rounds = bool(ir._pb_ir.getSessionOptions().enableStochasticRounding)
     generator = Generator(rounds=rounds, kernels=device.type)
