@@ -12,6 +12,7 @@ from popxl_engine.blocks import Block, Instr, Value
 Use = Tuple[List[Instr], List[Tuple[Block, int]]]
 """Transfers whose offset a value is, and inputs of bodies that it becomes."""
 
+
 def check_executable(ir: Ir) -> None:
     """Check that a program can be executed: more can be built.
 
