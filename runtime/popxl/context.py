@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import ContextDecorator, contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Literal, Optional, Tuple, Union
 
@@ -20,6 +21,15 @@ class ExecutionContext(Enum):
     WeightsToHostFragment = 2
     OptimizerFromHostFragment = 3
     Subgraph = 4
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceBlock:
+    """A block of `in_sequence`, as far as it orders ops. In each graph its ops are ordered as they are listed there."""
+
+    is_ordered: bool
+    """Whether its ops run one after another; else they are, together, one step of the block around it."""
+    around: Optional["SequenceBlock"] = None
 
 
 class Hooks:
@@ -48,14 +58,14 @@ class Hooks:
 
 
 class Context:
-    """Tracing state. Placement (virtual device, IO tiles) and sequence hints are kept and never change results."""
+    """Tracing state. Placement (virtual device, IO tiles) and sequences are kept and never change results."""
 
     def __init__(self) -> None:
         self._graphs: List["Graph"] = []
         self._scopes: List[List[str]] = []
         self._ipus: List[int] = []
         self._io_tiles = 0
-        self._in_sequence: List[Union[bool, str]] = []
+        self._in_sequence: List[Tuple[Union[bool, str], Optional[SequenceBlock]]] = []
         self._executions: List[ExecutionContext] = []
         self.refusal: Optional[Exception] = None
         """Why the op that is being added cannot be executed, if so."""
@@ -79,7 +89,21 @@ class Context:
     @property
     def in_sequence(self) -> Union[bool, str, None]:
         """Current mode: True, False, "pass" or None."""
-        return self._in_sequence[-1] if self._in_sequence else None
+        return self._in_sequence[-1][0] if self._in_sequence else None
+
+    @property
+    def sequence_block(self) -> Optional[SequenceBlock]:
+        """The block that orders the ops that are built now, None if none does."""
+        return self._in_sequence[-1][1] if self._in_sequence else None
+
+    def _push_sequence(self, mode: Union[bool, str]) -> None:
+        """Open a block of `in_sequence`. One of the mode of the block around it goes on with that one's order."""
+        block = self.sequence_block
+        if mode == "pass" or block is None and not mode:
+            block = None
+        elif block is None or block.is_ordered != mode:
+            block = SequenceBlock(bool(mode), block)
+        self._in_sequence.append((mode, block))
 
     @property
     def graph(self) -> "Graph":
@@ -189,7 +213,8 @@ def io_tiles() -> Iterator[None]:
 class in_sequence(ContextDecorator):  # noqa: N801 - PopXL's name
     """Order of the ops built inside: True for creation order, False for any, "pass" for no constraint.
 
-    Creation order is always a valid order here, so all three give the same results. Also a decorator.
+    A block with False inside one with True is one of its steps. Ops run in creation order in any case; the order that
+    is asked for decides whether writes in place are ambiguous, see `popxl.transforms.ambiguity`. Also a decorator.
     """
 
     def __init__(self, mode: Union[bool, Literal["pass"]] = True) -> None:
@@ -201,7 +226,7 @@ class in_sequence(ContextDecorator):  # noqa: N801 - PopXL's name
         return self
 
     def __enter__(self) -> None:
-        _CONTEXT._in_sequence.append(self._mode)
+        _CONTEXT._push_sequence(self._mode)
 
     def __exit__(self, *exc: Any) -> None:
         _CONTEXT._in_sequence.pop()

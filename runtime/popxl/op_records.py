@@ -12,6 +12,7 @@ from typing import (
     List,
     Optional,
     Sequence,
+    Set,
     Tuple,
     Union,
     cast,
@@ -85,7 +86,7 @@ class Op:
 
     __slots__ = (
         "definition", "arguments", "graph", "name", "source", "refusal", "_inputs", "_outputs", "ipu", "io_tiles",
-        "execution",
+        "execution", "sequence_block", "_modified_here",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +103,8 @@ class Op:
         self.refusal: Optional[Exception] = context.refusal
         """Why it cannot be executed: `popxl.ops.checks.refuse_to_execute` has said so."""
         self.ipu, self.io_tiles, self.execution = context.ipu_id, context.io_tile_set, context.execution
+        self.sequence_block = context.sequence_block
+        self._modified_here: Set[Tensor] = set()
 
     @property
     def inputs(self) -> Tuple[Tensor, ...]:
@@ -118,7 +121,7 @@ class Op:
         """Operands whose storage this op changes; for calls those that the called graph takes by reference."""
         if "control" in self.definition.effects:
             return tuple(
-                t for graph, inputs in self.called() for g, t in zip(graph.inputs, inputs) if g in graph._by_ref_inputs
+                t for graph, inputs in self.called() for g, t in zip(graph.inputs, inputs) if self.is_by_reference(g)
             )
         return tuple(cast(Tensor, self.arguments[p]) for p in self.definition.writes)
 
@@ -133,6 +136,14 @@ class Op:
         if "then_branch" in a:
             return [(a["then_branch"], a["then_inputs"]), (a["else_branch"], a["else_inputs"])]
         return [(a["graph"], a["inputs"])] if isinstance(a.get("inputs"), tuple) and "graph" in a else []
+
+    def is_by_reference(self, inner: Tensor) -> bool:
+        """Whether this call takes an input of a called graph by reference: as every call does, or for itself."""
+        return inner in inner._graph._by_ref_inputs or inner in self._modified_here
+
+    def take_by_reference(self, inner: Tensor) -> None:
+        """Let this call, and no other, take an input of a called graph by reference."""
+        self._modified_here.add(inner)
 
     def set_argument(self, name: str, value: Any) -> None:
         """Replace one argument (calls gain inputs this way while a program is being built)."""

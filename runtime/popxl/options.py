@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from popxl.graph import Graph
     from popxl.ir import Ir
 
-EFFECTIVE = frozenset({"enableStochasticRounding", "enableEngineCaching", "cachePath", "numIOTiles"})
+EFFECTIVE = frozenset({
+    "enableStochasticRounding", "enableEngineCaching", "cachePath", "numIOTiles", "enableInplaceAmbiguityChecking",
+})  # fmt: skip
 """Options that this runtime reads. Every other one is kept and has no effect."""
 
 
@@ -19,6 +21,8 @@ class SessionOptions:
 
     numIOTiles: int = 0
     enableStochasticRounding: bool = False
+    enableInplaceAmbiguityChecking: bool = True
+    """Whether a Session refuses writes in place whose order nothing fixes, see `popxl.transforms.ambiguity`."""
     partialsTypeMatMuls: str = ""
     enableEngineCaching: bool = False
     cachePath: str = ""

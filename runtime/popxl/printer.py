@@ -69,6 +69,8 @@ def _nested(array: Any) -> str:
 def _op(op: Op) -> str:
     results = ", ".join(map(_declared, op.outputs))
     call = f"{op.definition.name}({', '.join(_argument(name, value) for name, value in op.arguments.items())})"
+    lent = [t.name for graph, _ in op.called() for t in graph.inputs if t in op._modified_here]
+    call += f" with {', '.join(f'%{name}' for name in lent)} by ref" if lent else ""
     return f"{results} = {call}" if results else call
 
 

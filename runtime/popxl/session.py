@@ -18,6 +18,7 @@ from popxl.session_checks import check_keys, checked_data, device_of, engine_dev
 from popxl.session_state import DeviceValues, SessionState
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Variable
+from popxl.transforms.ambiguity import check_ambiguity
 from popxl.transforms.fragments import arrange_fragments
 from popxl.utils import HostScalarTensor, downcast_np_dtypes, to_numpy
 from popxl.values import Constant
@@ -83,6 +84,7 @@ class Session:
     Raises:
         RuntimeError: the program has no ops.
         ValueError: an unknown device_desc.
+        popart_exception: writes in place whose order nothing fixes, see `popxl.transforms.ambiguity`.
     """
 
     def __init__(
@@ -98,6 +100,8 @@ class Session:
             )
         expect_session(device_desc)
         self._ir = ir
+        if ir._pb_ir.getSessionOptions().enableInplaceAmbiguityChecking and not ir._frozen:
+            check_ambiguity(ir)
         arrange_fragments(ir)
         ir._freeze()
         report_hints(ir)

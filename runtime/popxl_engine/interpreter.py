@@ -139,13 +139,13 @@ class Interpreter:
         """Run one op and add its results to the environment."""
         name = op.definition.name
         if name == "call":
-            cells = yield from self.called(op.arguments["graph"], [env[t] for t in op.arguments["inputs"]])
+            cells = yield from self.called(op, op.arguments["graph"], [env[t] for t in op.arguments["inputs"]])
         elif name == "repeat":
             cells = yield from self.repeat(op, env)
         elif name == "conditional":
             taken = "then" if bool(env[op.arguments["cond"]].read()) else "else"
             inputs = [env[t] for t in op.arguments[f"{taken}_inputs"]]
-            cells = yield from self.called(op.arguments[f"{taken}_branch"], inputs)
+            cells = yield from self.called(op, op.arguments[f"{taken}_branch"], inputs)
         elif op.definition.alias:
             cells = self.alias(op, env)
         else:
@@ -157,12 +157,12 @@ class Interpreter:
                 cell.sharding = result_sharding(op.definition, op.arguments, t.spec, operands, self.sharding, everyone)
         env.update(zip(op.outputs, cells))
 
-    def called(self, graph: Graph, inputs: Sequence[Cell]) -> Run:
-        """Run a graph on the caller's cells: by-reference inputs are those cells, the others copies.
+    def called(self, op: Op, graph: Graph, inputs: Sequence[Cell]) -> Run:
+        """Run a graph that an op calls on the caller's cells: by-reference inputs are those cells, the others copies.
 
         Outputs are copies.
         """
-        own = [c if t in graph._by_ref_inputs else c.copy() for t, c in zip(graph.inputs, inputs)]
+        own = [c if op.is_by_reference(t) else c.copy() for t, c in zip(graph.inputs, inputs)]
         outputs = yield from self.graph(graph, own)
         return [c.copy() for c in outputs]
 
@@ -173,7 +173,7 @@ class Interpreter:
         for i in range(op.arguments["repeat_count"]):
             first = inputs[: len(carried)] if i == 0 else carried
             self.place = enter(outer, (i,))
-            carried = yield from self.called(graph, [*first, *inputs[len(carried) :]])
+            carried = yield from self.called(op, graph, [*first, *inputs[len(carried) :]])
         return carried
 
     def alias(self, op: Op, env: Env) -> List[Cell]:

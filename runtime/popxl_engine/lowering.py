@@ -136,6 +136,7 @@ class Lowering:
 
     def body(
         self,
+        op: Op,
         graph: Graph,
         inputs: Sequence[Value],
         carried: int,
@@ -143,7 +144,7 @@ class Lowering:
         outer: "BlockBuilder",
         read: Optional[Sequence[int]] = None,
     ) -> Tuple[Block, List[Value]]:
-        """The body of a loop, a branch or a call, and the values of the block around it that it takes.
+        """The body of a loop, a branch or a call of ``op``, and the values of the block around it that it takes.
 
         A carried input stays on the host only while the output that becomes it does. Instead of several by-reference
         inputs that are views of the same elements it takes these elements, and makes the views itself.
@@ -151,7 +152,7 @@ class Lowering:
         Args:
             read: of a call: which of the graph's outputs the body returns, on the host where they are there.
         """
-        by_ref = [t in graph._by_ref_inputs for t in graph.inputs]
+        by_ref = [op.is_by_reference(t) for t in graph.inputs]
         references = [v for v, is_ref in zip(inputs, by_ref) if is_ref]
         views, viewed = outer.made_of_same(references)
         made = {v for view in views for v in view.outputs}
@@ -355,7 +356,7 @@ class BlockBuilder:
             return
         copies = self.lowering.touches(graph)
         bound = [
-            env[t] if g in graph._by_ref_inputs or not copies else self.copy(env[t], (step.source, g))
+            env[t] if step.source.is_by_reference(g) or not copies else self.copy(env[t], (step.source, g))
             for g, t in zip(graph.inputs, step.arguments["inputs"])
         ]
         outputs = self.inline(graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", place)
@@ -375,7 +376,7 @@ class BlockBuilder:
         """Those of a call's results, or of a loop's after one iteration, that are read."""
         graph: Graph = step.arguments["graph"]
         inner = f"{path}/{graph.name.split('_subgraph(')[0]}"
-        body, inputs = self.lowering.body(graph, inputs, 0, inner, self, read)
+        body, inputs = self.lowering.body(step.source, graph, inputs, 0, inner, self, read)
         self._check_host(body, inputs)
         inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
         outputs = [
@@ -392,9 +393,9 @@ class BlockBuilder:
     def _inputs(self, step: Step, env: Dict[Tensor, Value]) -> List[Value]:
         """What a loop's or call's block is given: copies where the graph may write to what it takes by reference."""
         graph: Graph = step.arguments["graph"]
-        copies = bool(graph._by_ref_inputs)
+        references = self._references(step)
         return [
-            env[t] if g in graph._by_ref_inputs or not copies else self.copy(env[t], (step.source, g))
+            env[t] if g in references or not references else self.copy(env[t], (step.source, g))
             for g, t in zip(graph.inputs, step.arguments["inputs"])
         ]
 
@@ -405,13 +406,13 @@ class BlockBuilder:
         if not count:
             env.update((t, self.copy(v, (step.source, i))) for i, (t, v) in enumerate(zip(step.outputs, inputs)))
             return
-        if count == 1 or self._is_carried_and_seen(graph, inputs):
+        if count == 1 or self._is_carried_and_seen(graph, inputs, self._references(step)):
             inputs[:carried] = self._first_iteration(step, inputs, path, place)
             first = 1
             if count == 1:
                 env.update(zip(step.outputs, inputs))
                 return
-        body, inputs = self.lowering.body(graph, inputs, carried, inner, self)
+        body, inputs = self.lowering.body(step.source, graph, inputs, carried, inner, self)
         self._check_host(body, inputs)
         inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
         outputs = [self.lowering.new(t.name, t.spec, v.host, v.sharding) for t, v in zip(step.outputs, body.outputs)]
@@ -429,18 +430,22 @@ class BlockBuilder:
         graph: Graph = step.arguments["graph"]
         if self.lowering.is_shared(graph):
             return self._run_shared(step, inputs, range(len(graph.outputs)), path, place.inside(0))
-        bound = [
-            v if g in graph._by_ref_inputs else self.copy(v, (step.source, 0, g)) for g, v in zip(graph.inputs, inputs)
-        ]
+        references = self._references(step)
+        bound = [v if g in references else self.copy(v, (step.source, 0, g)) for g, v in zip(graph.inputs, inputs)]
         results = self.inline(graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", place.inside(0))
         return [self.copy(v, (step.source, 0, i)) for i, v in enumerate(results)]
 
-    def _is_carried_and_seen(self, graph: Graph, inputs: Sequence[Value]) -> bool:
+    @staticmethod
+    def _references(step: Step) -> Set[Tensor]:
+        """Inputs of its graph that a loop or call takes by reference."""
+        return {t for t in step.arguments["graph"].inputs if step.source.is_by_reference(t)}
+
+    def _is_carried_and_seen(self, graph: Graph, inputs: Sequence[Value], by_ref: Collection[Tensor]) -> bool:
         """Whether a loop carries a by-reference input whose storage another by-reference input has, too."""
-        references = [v for t, v in zip(graph.inputs, inputs) if t in graph._by_ref_inputs]
+        references = [v for t, v in zip(graph.inputs, inputs) if t in by_ref]
         storages = Counter(self.shared.get(v, v) for v in references)
         carried = zip(graph.inputs[: len(graph.outputs)], inputs)
-        return any(t in graph._by_ref_inputs and storages[self.shared.get(v, v)] > 1 for t, v in carried)
+        return any(t in by_ref and storages[self.shared.get(v, v)] > 1 for t, v in carried)
 
     def _share(self, source: Value, result: Value) -> None:
         """Note that both share storage. A result that does already is a join of tensors."""
@@ -462,7 +467,8 @@ class BlockBuilder:
         for branch in ("then", "else"):
             graph: Graph = a[f"{branch}_branch"]
             inputs = [env[t] for t in a[f"{branch}_inputs"]]
-            body, inputs = self.lowering.body(graph, inputs, 0, f"{path}/{graph.name.split('_subgraph(')[0]}", self)
+            name = f"{path}/{graph.name.split('_subgraph(')[0]}"
+            body, inputs = self.lowering.body(step.source, graph, inputs, 0, name, self)
             inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
             arguments[f"{branch}_inputs"] = tuple(inputs)
             bodies.append(body)

@@ -21,7 +21,7 @@ def run_program(build: Callable[[popxl.Ir], Iterable[popxl.Tensor]], **options: 
     ir = popxl.Ir()
     for name, value in options.items():
         setattr(ir._pb_ir.getSessionOptions(), name, value)
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         streams = store_all(build(ir))
     with popxl.Session(ir) as session:
         results = session.run()

@@ -23,6 +23,7 @@ def add_little(x: popxl.Tensor) -> None:
     var_updates.accumulate_(x, popxl.constant(np.full(x.shape, SMALL, np.float32)))
 
 
+@popxl.in_sequence()
 def update(x: popxl.TensorByRef, seed: popxl.Tensor) -> None:
     """Two updates, so that both have to draw apart."""
     add_little(x)
@@ -63,25 +64,30 @@ def split_each_time(seed: popxl.Tensor, x: popxl.TensorByRef, graph: Held) -> po
     return following
 
 
+@popxl.in_sequence()
 def once(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     ops.call(updating(v), v, seed)
 
 
+@popxl.in_sequence()
 def twice(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     graph = updating(v)
     for own in ops.split_random_seed(seed):
         ops.call(graph, v, own)
 
 
+@popxl.in_sequence()
 def in_a_loop(v: popxl.Tensor, seed: popxl.Tensor, count: int = 3) -> popxl.Tensor:
     body = popxl.gcg().ir.create_graph(split_each_time, seed_spec(), like(v), Held(updating(v)))
     return ops.repeat(body, count, seed, v)[0]
 
 
+@popxl.in_sequence()
 def in_a_loop_of_one(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     in_a_loop(v, seed, 1)
 
 
+@popxl.in_sequence()
 def as_the_body(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     def body(seed: popxl.Tensor, x: popxl.TensorByRef) -> popxl.Tensor:
         add_little(x)
@@ -90,6 +96,7 @@ def as_the_body(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     ops.repeat(seeded(body, seed_spec(), like(v), seed=0), 3, seed, v)
 
 
+@popxl.in_sequence()
 def with_a_loop(v: popxl.Tensor, seed: popxl.Tensor, count: int = 3) -> None:
     """A loop that carries the seed from which it draws."""
 
@@ -105,15 +112,18 @@ def with_a_loop(v: popxl.Tensor, seed: popxl.Tensor, count: int = 3) -> None:
     ops.call(seeded(outer, like(v), seed_spec()), v, seed)
 
 
+@popxl.in_sequence()
 def with_a_loop_of_one(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     with_a_loop(v, seed, 1)
 
 
+@popxl.in_sequence()
 def with_a_loop_that_ends_the_seed(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     """Nobody else needs the seed, so that the program may drop it when the loop begins."""
     with_a_loop(v, ops.split_random_seed(seed)[1])
 
 
+@popxl.in_sequence()
 def with_a_call(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     def outer(x: popxl.TensorByRef, seed: popxl.Tensor) -> None:
         plain = popxl.gcg().ir.create_graph(update, like(v), seed_spec())
@@ -124,6 +134,7 @@ def with_a_call(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     ops.call(seeded(outer, like(v), seed_spec()), v, seed)
 
 
+@popxl.in_sequence()
 def nested(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     def outer(x: popxl.TensorByRef, inner_seed: popxl.Tensor, seed: popxl.Tensor) -> None:
         inner = updating(v)
@@ -137,6 +148,7 @@ def nested(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     ops.call(seeded(outer, like(v), seed_spec(), seed_spec()), v, one, other)
 
 
+@popxl.in_sequence()
 def branching(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     """A branch in a seeded graph, one of its sides with a seed of its own."""
 
@@ -155,6 +167,7 @@ def branching(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     ops.call(seeded(outer, like(v), seed_spec()), v, seed)
 
 
+@popxl.in_sequence()
 def of_which_the_seed_changes(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     """The graph writes to its input before it draws; its caller writes to the seed after a call."""
 
@@ -171,6 +184,7 @@ def of_which_the_seed_changes(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     ops.call(graph, v, seed)
 
 
+@popxl.in_sequence()
 def with_views(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     """Updates through views, one of which memory cannot give."""
 
@@ -197,6 +211,7 @@ def of_which_a_seed_on_the_device_changes(v: popxl.Tensor, seed: popxl.Tensor) -
     of_which_the_seed_changes(v, on_the_device(seed))
 
 
+@popxl.in_sequence()
 def beside_others(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     """Updates that draw from the run around one that draws from a seed."""
     add_little(v)
@@ -204,11 +219,13 @@ def beside_others(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     add_little(v)
 
 
+@popxl.in_sequence()
 def saving(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     """One iteration of `in_a_loop`; the seed for the next is kept."""
     var_updates.copy_var_update_(seed, in_a_loop(v, seed, 1))
 
 
+@popxl.in_sequence()
 def elsewhere(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     """`in_a_loop` after other updates, and inside another call and another loop."""
     other = popxl.variable(np.ones(SIZE, np.float32), popxl.bfloat16, name="other")

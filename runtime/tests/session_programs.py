@@ -10,7 +10,7 @@ from popxl import ops
 def counter(replication: int = 1, value: Any = 0.0, **options: Any) -> Tuple[popxl.Ir, popxl.tensor.Variable, Any]:
     """(program that adds one to a variable and stores it, the variable, the stream)."""
     ir = popxl.Ir(replication)
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         v = popxl.variable(np.asarray(value, np.float32), name="v", **options)
         ops.var_updates.accumulate_(v, popxl.constant(np.ones(v.shape, np.float32)))
         out = popxl.d2h_stream(v.shape, v.dtype)

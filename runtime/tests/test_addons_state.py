@@ -112,7 +112,7 @@ def test_graph_inputs_follow_the_signature_and_state_is_named():
 def test_a_sharded_variable_is_updated_shard_by_shard():
     w, g = normal(*SHAPE), normal(*SHAPE, seed=1)
     ir = popxl.Ir(replication=R)
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         whole, shard = popxl.replica_sharded_variable(w, name="w")
         gradient = ops.collectives.replica_sharded_slice(popxl.variable(g))
         facts, graph = AdamOptimizerStep().create_graph(shard, gradient, lr=0.1, first_order_dtype=popxl.float32)
@@ -249,7 +249,7 @@ def test_specs_and_buffers_shard_only_where_elements_divide():
 
 def test_each_replica_has_its_own_seed_which_is_kept_from_run_to_run():
     ir = popxl.Ir(replication=R)
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         variable, seed = addons.seed_variable(42)
         (stream,) = store_all([ops.random_uniform(seed, (3,))])
         seed += 1

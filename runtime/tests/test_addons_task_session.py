@@ -25,7 +25,7 @@ from popxl_addons.task_session import initialise_memmap_dir_from_checkpoint, wri
 def make_session(names=("a.w", "b"), shape=(3,), scale=1.0, memmap=None, **options):
     """y = x * each variable, summed; every run adds one to the variables."""
     ir = popxl.Ir()
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         inputs = addons.InputStreams(x=(shape, popxl.float32))
         outputs = addons.OutputStreams(y=(shape, popxl.float32))
         x = ops.host_load(inputs.x)

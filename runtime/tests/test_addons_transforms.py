@@ -372,7 +372,7 @@ def test_a_step_with_stacked_seeds_drops_what_as_many_steps_with_one_seed_drop(a
 def test_repeating_a_graph_keeps_variables_between_iterations_and_advances_streams():
     ir = popxl.Ir()
     ir.num_host_transfers = STEPS
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         total = popxl.variable(np.zeros(C, np.float32), name="total")
         stream, out = popxl.h2d_stream((C,), popxl.float32), popxl.d2h_stream((C,), popxl.float32)
         total += ops.host_load(stream) * 2

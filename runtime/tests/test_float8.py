@@ -282,7 +282,7 @@ def test_sessions_stream_read_and_write_codes(
     monkeypatch.setenv("POPXL_INTERPRET", interpret)
     first, second = coded([[0, 1, 0x80], [0x7F, 0xFF, 3]], dtype), coded([[9, 8, 7], [6, 5, 4]], dtype)
     ir = popxl.Ir()
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         inputs, outputs = popxl.h2d_stream((2, 3), dtype), popxl.d2h_stream((2, 3), dtype)
         v = popxl.variable(first, dtype, "v")
         ops.host_store(outputs, v)

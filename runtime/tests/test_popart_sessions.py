@@ -14,7 +14,7 @@ def running_sum(transfers=1):
     """A program that adds each input to a variable and returns twice the sum: (ir, input, output, variable)."""
     ir = popxl.Ir()
     ir.num_host_transfers = transfers
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         inputs = popxl.h2d_stream((2,), popxl.float32, name="in")
         outputs = popxl.d2h_stream((2,), popxl.float32, name="out")
         total = popxl.variable(np.array([1, 2], np.float32), name="total")

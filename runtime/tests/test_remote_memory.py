@@ -61,7 +61,7 @@ def test_a_row_outside_its_buffer_is_refused_whatever_is_stored() -> None:
 
 def test_a_variable_of_zeros_is_kept_and_read_back() -> None:
     ir = popxl.Ir()
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         buffer = popxl.remote_buffer((3,), popxl.float32, 2)
         v = popxl.remote_variable(np.broadcast_to(np.float32(0), (3,)), buffer, 1)
         x = popxl.ops.remote_load(buffer, 1)

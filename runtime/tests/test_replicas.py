@@ -196,7 +196,7 @@ def test_each_replica_has_its_variables_streams_and_seeds() -> None:
     ir.num_host_transfers = 3
     start = np.arange(4, dtype=np.float32) * 100
     seeds = popxl.create_seeds(7, replicas=4)
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         alone = ir.replica_grouping(1, 1)
         v = popxl.variable(start, replica_grouping=alone)
         seed = popxl.variable(seeds, replica_grouping=alone)

@@ -406,7 +406,7 @@ def test_runs_are_counted_and_the_count_can_be_set() -> None:
 
 def test_inits_and_loads_are_fresh_in_every_run() -> None:
     ir = popxl.Ir()
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         x = ops.init((2,), popxl.float32, init_type="zero")
         ops.add_(x, popxl.constant(np.ones(2, np.float32)))
         c = popxl.constant(np.ones(2, np.float32))

@@ -94,7 +94,7 @@ def test_float32_arrays_stand_for_bfloat16_and_are_rounded() -> None:
 
 def test_each_group_of_replicas_has_its_value() -> None:
     ir = popxl.Ir(4)
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         strided = ir.replica_grouping(stride=2)
         v = popxl.variable(np.array([1, 10], np.float32), replica_grouping=strided, name="v")
         ops.var_updates.accumulate_(v, popxl.constant(ONE))
@@ -112,7 +112,7 @@ def test_each_group_of_replicas_has_its_value() -> None:
 def diverging(mode: str, **session: Any) -> Tuple[popxl.Session, Any, Any]:
     """A variable that one group shares, to which every replica adds something else."""
     ir = popxl.Ir(4)
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         into = popxl.h2d_stream((), popxl.float32)
         v = popxl.variable(np.float32(100), retrieval_mode=mode)
         ops.var_updates.accumulate_(v, ops.host_load(into))
@@ -162,7 +162,7 @@ def test_a_sharded_variable_is_whole_on_the_host(shape: Tuple[int, ...], shard_o
     ir = popxl.Ir(8)
     groups = ir.replica_grouping(stride=2)  # two groups of four
     data = np.arange(2 * np.prod(shape), dtype=np.float32).reshape(2, *shape)
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         v, piece = popxl.replica_sharded_variable(data, replica_grouping=groups, shard_over=shard_over, name="v")
         assert piece.meta_shape == shape
         ops.var_updates.accumulate_(piece, popxl.constant(np.ones(piece.shape, np.float32)))
@@ -239,7 +239,7 @@ def test_slots_that_no_cut_of_the_group_fills_are_refused() -> None:
 @pytest.mark.parametrize("over_all", [False, True], ids=["over the refinement", "over the group"])
 def test_shards_of_a_group_without_a_constant_stride_gather_to_the_whole_again(replicas: int, over_all: bool) -> None:
     ir = popxl.Ir(replicas)
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         groups = ir.replica_grouping(stride=2, group_size=2).transpose()  # 0 1 4 5 .. and 2 3 6 7 ..
         assert not groups.is_const and groups.groups[0][:4] == [0, 1, 4, 5]
         data = np.arange(2 * 24, dtype=np.float32).reshape(2, 24)
@@ -262,7 +262,7 @@ def memmap_program(path: Path, mode: str, remote: bool, replication: int = 1) ->
     file: np.ndarray = np.memmap(path, np.float32, "w+", shape=(2,))
     file[:] = [1, 2]
     del file
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         data = np.memmap(path, np.float32, mode, shape=(2,))
         if remote:
             buffer = popxl.remote_buffer((2,), popxl.float32, 1)

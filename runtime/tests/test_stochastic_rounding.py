@@ -86,7 +86,7 @@ def test_a_resumed_program_ends_where_the_uninterrupted_one_ends() -> None:
 
 def test_updates_of_one_run_draw_apart_also_in_loops_and_calls() -> None:
     ir = new_ir()
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         little = popxl.constant(np.full(512, SMALL, np.float32))
         out = popxl.d2h_stream((512,), popxl.bfloat16)
         ir.num_host_transfers = 4
@@ -108,7 +108,7 @@ def test_updates_of_one_run_draw_apart_also_in_loops_and_calls() -> None:
 def test_rows_updated_in_a_loop_without_operands_draw_anew_each_time(interpret: str, monkeypatch: Any) -> None:
     monkeypatch.setenv("POPXL_INTERPRET", interpret)
     ir = new_ir()
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         buffer = popxl.remote_buffer((512,), popxl.bfloat16, 1)
         v = popxl.remote_variable(np.ones(512, np.float32), buffer, 0, popxl.bfloat16)
 
@@ -130,7 +130,7 @@ def test_replicas_in_lockstep_draw_the_same_each() -> None:
 
 def test_replicas_that_meet_between_updates_draw_the_same_each() -> None:
     ir = new_ir(4)
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         alone = ir.replica_grouping(1, 1)
         v = popxl.variable(np.ones((4, 64), np.float32), popxl.bfloat16, replica_grouping=alone)
         little = popxl.constant(np.full(64, SMALL, np.float32))
@@ -151,7 +151,7 @@ def sharded(kind: str, shape: Tuple[int, ...], runs: int = 2) -> np.ndarray:
     """A variable of groups of four among eight replicas, updated whole or in shards."""
     ir = new_ir(8)
     data = np.stack([np.ones(shape, np.float32), np.full(shape, 2, np.float32)])
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         groups = ir.replica_grouping(stride=2)
         little = popxl.constant(np.full(shape, SMALL, np.float32))
         piece = collectives.replica_sharded_slice(little, groups)

@@ -15,7 +15,7 @@ START = np.array([1, 2], np.float32)
 def kept_in_a_row(store=True, slot=0):
     """State in a remote row that each run doubles: (ir, input, output, variable of the row)."""
     ir = popxl.Ir()
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         buffer = popxl.remote_buffer((2,), popxl.float32, 2)
         variable = popxl.remote_variable(START, buffer, 0)
         if store:
@@ -77,7 +77,7 @@ def test_the_normal_context_inside_a_fragment_is_the_program():
 
 def test_a_fragment_may_call_graphs_and_write_to_what_it_makes():
     ir = popxl.Ir()
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         buffer = popxl.remote_buffer((2,), popxl.float32, 2)
         rows = [popxl.remote_variable(START, buffer, 0), popxl.remote_variable(0 * START, buffer, 1)]
 

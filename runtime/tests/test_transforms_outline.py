@@ -82,7 +82,7 @@ def test_some_of_the_ops_may_move() -> None:
 
 def test_tensors_that_share_storage_outside_share_it_inside() -> None:
     """v, a view of it, and the result of writing to it in place: one input, and every write is seen by all."""
-    with popxl.Ir().main_graph as main:
+    with popxl.Ir().main_graph as main, popxl.in_sequence():
         v = popxl.variable(np.zeros((2, 3), np.float32), name="v")
         row = ops.slice_(v, 0, 1, axis=0).reshape_((3,))
         written = ops.add_(v, popxl.constant(np.ones((2, 3), np.float32)))

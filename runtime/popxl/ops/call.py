@@ -99,8 +99,12 @@ class CallSiteInfo:
         )
 
     def set_parent_input_modified(self, parent_tensor: Tensor, infer_modified_regions: bool = False) -> None:
-        """Declare that the call writes to that input, as a TensorByRef annotation does."""
-        self.called_graph._by_ref_inputs.add(self.parent_to_graph(parent_tensor))
+        """Declare that this call writes to that input, as a TensorByRef annotation does for every call of the graph.
+
+        Raises:
+            ValueError: a tensor that feeds no input of the graph.
+        """
+        self._op.take_by_reference(self.parent_to_graph(parent_tensor))
 
 
 def _checked(idx: int, values: Sequence[Any]) -> int:

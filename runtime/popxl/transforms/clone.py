@@ -27,11 +27,17 @@ def placed_like(op: Op) -> Iterator[None]:
 
 
 def clone_op(op: Op, value: Callable[[Tensor], Tensor]) -> Op:
-    """Emit one op in the current graph on ``value(operand)`` for each operand, with its names and source line."""
+    """Emit one op in the current graph on ``value(operand)`` for each operand, with its names and source line.
+
+    Outside any block of `in_sequence` it is ordered as the op is.
+    """
     arguments = {name: map_tensors(argument, value) for name, argument in op.arguments.items()}
     with placed_like(op):
         new = emit(op.definition, arguments)
     new.source = op.source
+    new._modified_here = set(op._modified_here)
+    if new.sequence_block is None:
+        new.sequence_block = op.sequence_block
     for old, result in zip(op.outputs, new.outputs):
         new.graph._rename(result, old.name)
     return new

@@ -85,8 +85,8 @@ class Summaries:
 def lent(op: Op) -> Iterator[Tuple[Graph, Tensor, Tensor]]:
     """(graph, its input, the caller's tensor) for each input that a call, repeat or conditional gives by reference."""
     for graph, inputs in op.called():
-        if graph._by_ref_inputs:
-            yield from ((graph, i, o) for i, o in zip(graph._inputs, inputs) if i in graph._by_ref_inputs)
+        if op._modified_here or graph._by_ref_inputs:
+            yield from ((graph, i, o) for i, o in zip(graph._inputs, inputs) if op.is_by_reference(i))
 
 
 def changing_variables(ir: Ir) -> List[Variable]:

@@ -23,6 +23,7 @@ class AdamOptimizerStep(Module):
     Source: Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2.
     """
 
+    @popxl.in_sequence()
     def build(  # noqa: PLR0913 - the public signature
         self,
         var: TensorByRef,

@@ -85,7 +85,8 @@ def autodiff_with_accumulation(
             COUNTER, VariableFactory(lambda: np.zeros((), np.float32), popxl.float32, COUNTER, by_ref=True)
         )
         args.insert(COUNTER, factories[COUNTER].create_input())
-        _emit_accumulating(info.graph, values, accumulators, args[COUNTER])
+        with popxl.in_sequence():  # every mean reads the counter before it counts
+            _emit_accumulating(info.graph, values, accumulators, args[COUNTER])
         for t in required:
             popxl.graph_output(values[gradients[t]])
     connections = [ExpectedConnection.of_gradient(t) for t in required]
