@@ -13,7 +13,7 @@ from popxl.context import get_current_context
 from popxl.dtypes import dtype
 from popxl.graph import Graph
 from popxl.module import Module
-from popxl.options import IrInternals
+from popxl.options import LAUNCHED, IrInternals
 from popxl.remote_buffer import RemoteBuffer
 from popxl.replica_grouping import ReplicaGrouping, assignment_from_stride
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
@@ -46,16 +46,21 @@ class Ir:
         """What a program may take of a device's memory, see `limit_device_memory`."""
         self._num_host_transfers = 1
         self._pb_ir = IrInternals(self)
+        self._launched: Optional[Dict[str, Any]] = None
+        """The session options that say which replicas a launcher has started, None without one."""
+        self._fixed_replicas: Optional[Tuple[int, int]] = None
+        """Replicas over all processes and in this one, where no session option changes them any more."""
+        options = self._pb_ir.getSessionOptions()
         if replication == "popdist":
-            popdist.popart.configureSessionOptions(self._pb_ir.getSessionOptions())
-            self._replicas, self._local_replicas = popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas()
+            popdist.popart.configureSessionOptions(options)
+            self._launched = {name: getattr(options, name) for name in LAUNCHED}
+            self._fixed_replicas = popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas()
         elif isinstance(replication, int) and not isinstance(replication, bool) and replication >= 1:
-            self._replicas = self._local_replicas = replication
+            options.enableReplicatedGraphs, options.replicatedGraphCount = replication > 1, replication
         else:
             raise ValueError(f"Ir: got replication {replication!r}; expected a positive int or 'popdist'.")
         if cache := os.environ.get("POPXL_CACHE_DIR"):
-            self._pb_ir.getSessionOptions().enableEngineCaching = True
-            self._pb_ir.getSessionOptions().cachePath = cache
+            options.enableEngineCaching, options.cachePath = True, cache
         self._main_graph = self._new_graph("", unique=False)
 
     @property
@@ -92,18 +97,20 @@ class Ir:
 
     @property
     def replication_factor(self) -> int:
-        """Replicas over all processes."""
-        return self._replicas
+        """Replicas over all processes. Without a launcher the session options say how many, until a Session is made."""
+        return self._fixed_replicas[0] if self._fixed_replicas else self._pb_ir.getSessionOptions().replicas()
 
     @replication_factor.setter
     def replication_factor(self, value: int) -> None:
         self._check_open("replication_factor")
-        self._replicas = self._local_replicas = int(value)
+        options = self._pb_ir.getSessionOptions()
+        options.enableReplicatedGraphs, options.replicatedGraphCount = int(value) > 1, int(value)
+        self._launched = self._fixed_replicas = None
 
     @property
     def instance_replication_factor(self) -> int:
         """Replicas in this process."""
-        return self._local_replicas
+        return self._fixed_replicas[1] if self._fixed_replicas else self._pb_ir.getSessionOptions().replicas()
 
     def __eq__(self, value: Any) -> bool:
         if not isinstance(value, Ir):
@@ -121,7 +128,7 @@ class Ir:
         Raises:
             ValueError: stride or size outside 1..replicas, or not dividing the replicas.
         """
-        n = self._replicas
+        n = self.replication_factor
         if not 1 <= stride <= n or n % stride:
             raise ValueError(f"replica_grouping: got stride {stride}; expected a divisor of the {n} replicas.")
         size = n // stride if group_size is None else group_size
@@ -233,6 +240,8 @@ class Ir:
             )
 
     def _freeze(self) -> None:
+        self._pb_ir.getSessionOptions().check()
+        self._fixed_replicas = self.replication_factor, self.instance_replication_factor
         self._frozen = True
 
 

@@ -1,7 +1,7 @@
 """The few internals of the original that programs reach for: ``ir._pb_ir`` and its session options."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, List, Mapping, Optional, Tuple
 
 from popart import DataFlow, DeviceInfo
 
@@ -14,10 +14,22 @@ EFFECTIVE = frozenset({
 })  # fmt: skip
 """Options that this runtime reads. Every other one is kept and has no effect."""
 
+ENUMERATED = {"partialsTypeMatMuls": ("", "half", "float")}
+"""Options whose values have names."""
+
+REPLICATION = ("enableReplicatedGraphs", "replicatedGraphCount")
+LAUNCHED = (
+    *REPLICATION, "enableDistributedReplicatedGraphs", "globalReplicationFactor", "globalReplicaOffset",
+)  # fmt: skip
+"""Options that say which replicas there are. Those of one process follow `REPLICATION`; the launcher's are fixed."""
+
 
 @dataclass
 class SessionOptions:
-    """Options of one Ir, freely assignable. Those outside `EFFECTIVE` are accepted, kept and change nothing."""
+    """Options of one Ir, freely assignable; `check` looks at them where they are used.
+
+    Those outside `EFFECTIVE` and `REPLICATION` are accepted, kept and change nothing.
+    """
 
     numIOTiles: int = 0
     enableStochasticRounding: bool = False
@@ -33,15 +45,31 @@ class SessionOptions:
     globalReplicaOffset: int = 0
     engineOptions: Dict[str, str] = field(default_factory=dict)
 
-    def ignored(self) -> List[str]:
-        """Options that were set and have no effect."""
-        plain = SessionOptions()
-        return sorted(
-            name
-            for name, value in vars(self).items()
-            if name not in EFFECTIVE and not name.startswith(("replicated", "global", "enableRepl", "enableDist"))
-            and value != getattr(plain, name, object())
-        )  # fmt: skip
+    def check(self) -> None:
+        """ValueError for a value that an option does not have."""
+        for name, known in ENUMERATED.items():
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(
+                    f"session option {name}: got {value!r}; expected one of {', '.join(map(repr, known))}."
+                )
+        count = self.replicatedGraphCount
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"session option replicatedGraphCount: got {count!r}; expected a positive int.")
+
+    def replicas(self) -> int:
+        """Replicas in a process that no launcher started."""
+        self.check()
+        return self.replicatedGraphCount if self.enableReplicatedGraphs else 1
+
+    def ignored(self, launched: Optional[Mapping[str, Any]] = None) -> List[str]:
+        """Options that were set and have no effect.
+
+        Args:
+            launched: the values of `LAUNCHED` that a launcher's program has, whatever is set afterwards.
+        """
+        expected = {**vars(SessionOptions()), **(launched or {})}
+        used = {*EFFECTIVE, *(REPLICATION if launched is None and self.enableReplicatedGraphs else ())}
+        return sorted(name for name, v in vars(self).items() if name not in used and v != expected.get(name, object()))
 
 
 class IrInternals:

@@ -6,17 +6,19 @@ if TYPE_CHECKING:
     from popxl.values import Tensor
 
 TileSet = Literal["compute", "io"]
+DEFAULT_IPU = 0
+"""Virtual device of ops that are built outside `popxl.ipu`."""
 
 
 class Place(NamedTuple):
-    """A tensor's virtual device and tile set, None where nobody has chosen one."""
+    """A tensor's virtual device and tile set, None where no op decides it: variables, constants and inputs."""
 
     ipu: Optional[int]
     tile_set: Optional[TileSet]
 
 
 def place_of(t: "Tensor", known: "Optional[Dict[Tensor, Place]]" = None) -> Place:
-    """Where the op that made a tensor put it; what a call returns is where the called graph left it.
+    """Where the op that made a tensor put it; what a call returns is where the call, or the called graph, put it.
 
     Args:
         known: of tensors that were asked for on the way here; it gains more.
@@ -33,11 +35,23 @@ def _place_of(t: "Tensor", known: "Dict[Tensor, Place]") -> Place:
         return Place(None, None)
     index = op.outputs.index(t)
     if not op.called():
-        ipu = op.arguments["ipus"][index] if "ipus" in op.arguments else op.ipu
-        return Place(ipu, "io" if op.io_tiles else "compute")
+        chosen = op.arguments["ipus"][index] if "ipus" in op.arguments else op.ipu
+        return Place(DEFAULT_IPU if chosen is None else chosen, "io" if op.io_tiles else "compute")
     inner = {place_of(graph.outputs[index], known) for graph, _ in op.called()}
     ipu, tile_set = inner.pop() if len(inner) == 1 else Place(None, None)
     return Place(ipu if op.ipu is None else op.ipu, tile_set)
+
+
+def device_of(t: "Tensor") -> Optional[int]:
+    """A tensor's virtual device: where it is made, else where the first op that uses it takes it. None if neither."""
+    if t._op is not None:
+        return place_of(t).ipu
+    user = next((op for op in t._graph._ops if t in op.inputs), None)
+    if user is None:
+        return None
+    if user.definition.name == "ipu_copy":
+        return int(user.arguments["source"])
+    return DEFAULT_IPU if user.ipu is None else user.ipu
 
 
 def check_one_place(where: str, tensors: Mapping[str, "Tensor"]) -> None:

@@ -19,7 +19,7 @@ from popxl import dtypes
 from popxl.context import get_current_graph
 from popxl.dtypes import dtype
 from popxl.errors import UndefinedValue
-from popxl.placement import place_of
+from popxl.placement import device_of, place_of
 from popxl.spec import TensorSpec
 from popxl.utils import HostScalarTensor, to_numpy
 
@@ -120,11 +120,14 @@ class Tensor:
 
     @property
     def ipu(self) -> int:
-        """Virtual device of the op that made it. UndefinedValue if unknown."""
-        ipu = place_of(self).ipu
+        """Virtual device: of the op that made it, 0 outside `popxl.ipu`; else of the first op that uses it.
+
+        UndefinedValue if neither an op made it nor one uses it.
+        """
+        ipu = device_of(self)
         if ipu is None:
             raise UndefinedValue(
-                f"Tensor.ipu: got %{self.name}, which was made outside popxl.ipu(..); expected a known device."
+                f"Tensor.ipu: got %{self.name}, which no op made and none uses; expected a known device."
             )
         return ipu
 

@@ -227,9 +227,9 @@ def test_devices_must_be_known_and_as_many_as_tensors():
     with popxl.Ir().main_graph:
         t, labels = popxl.variable(normal(3, 4)), popxl.variable(np.zeros(3, np.int32))
         assert handle_ipus([t, t], (4, 2)) == [4, 2]
-        assert handle_ipus([ops.ipu_copy(t, 2, 0)], None) == [2]
+        assert handle_ipus([ops.ipu_copy(t, 2, 0), t], None) == [2, 0]
         with pytest.raises(ValueError, match="a tensor whose device is not known"):
-            handle_ipus([t], None)
+            handle_ipus([popxl.variable(normal(3, 4))], None)
         with pytest.raises(ValueError, match="got 1 ipus for 2 tensors"):
             handle_ipus([t, t], [0])
         with pytest.raises(ValueError, match="got 1 logits and 2 indices"):

@@ -160,7 +160,7 @@ TENSORS = [
     Misuse("a bool as index", TypeError, "expected ints, slices, tuples of", lambda: ones(2)[True]),
     Misuse("iteration", TypeError, "Use ops.split", lambda: list(ones(2))),
     Misuse("membership", TypeError, "Use ops.equal", lambda: 1 in ones(2)),
-    Misuse("the device of nothing known", UndefinedValue, "expected a known device", lambda: popxl.constant(1.0).ipu),
+    Misuse("the device of nothing known", UndefinedValue, "no op made and none uses", lambda: popxl.constant(1.0).ipu),
     Misuse("the tile set of nothing known", UndefinedValue, "tile", lambda: popxl.constant(1.0).tile_set),
     Misuse("a variable in another graph", ValueError, "main graph", lambda: graph(lambda x: popxl.variable(1.0))),
     Misuse("float8 data without a type", TypeError, "dtype", lambda: popxl.constant(float8_data())),

@@ -59,6 +59,7 @@ def _matmul(
     check_numeric("matmul", lhs=lhs, rhs=rhs)
     check_computes_in_one_dtype("matmul", lhs=lhs, rhs=rhs)
     shape = _product_shape("matmul", lhs, rhs)
+    lhs.ir._pb_ir.getSessionOptions().check()
     if partials_type not in (None, dtypes.float16, dtypes.float32):
         raise ValueError(f"matmul: got partials_type {partials_type!r}; expected float16 or float32.")
     if output_type is not None and output_type.is_floating_point != lhs.dtype.is_floating_point:

@@ -3,10 +3,11 @@
 from contextlib import ExitStack, contextmanager
 from typing import Callable, Dict, Iterable, Iterator, Mapping, Optional, Set
 
-from popxl.context import _execution_context, io_tiles, ipu, name_scope
+from popxl.context import _execution_context, get_current_context, io_tiles, ipu, name_scope
 from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op, emit, map_tensors
+from popxl.placement import DEFAULT_IPU
 from popxl.transforms.storage import Summaries
 from popxl.values import Constant, Tensor, make_constant
 
@@ -18,8 +19,8 @@ def placed_like(op: Op) -> Iterator[None]:
     with ExitStack() as stack:
         if scope:
             stack.enter_context(name_scope(scope))
-        if op.ipu is not None:
-            stack.enter_context(ipu(op.ipu))
+        if op.ipu is not None or get_current_context().ipu_id is not None:
+            stack.enter_context(ipu(DEFAULT_IPU if op.ipu is None else op.ipu))
         if op.io_tiles:
             stack.enter_context(io_tiles())
         stack.enter_context(_execution_context(op.execution))

@@ -13,7 +13,7 @@ from popxl import Tensor
 from popxl.context import get_current_context
 from popxl.opdef import Op
 from popxl.ops.call import CallSiteInfo
-from popxl.placement import place_of
+from popxl.placement import DEFAULT_IPU, place_of
 from popxl.transforms.autodiff import GradGraphInfo
 
 from popxl_addons.transforms.repeat_graph import repeat_ops, runs_with_the_program
@@ -59,8 +59,8 @@ class StageContext:
             raise RuntimeError(
                 f"{where}: got %{t.name} of stage {source} in stage {self._current}; expected an earlier stage's."
             )
-        here, there = get_current_context().ipu_id, place_of(t).ipu
-        return t if here is None or there is None or here == there else t.copy_to_ipu(here, there)
+        here, there = get_current_context().ipu_id or DEFAULT_IPU, place_of(t).ipu
+        return t if there is None or here == there else t.copy_to_ipu(here, there)
 
     def stash_and_restore_activations(self, call_info: CallSiteInfo, grad_info: GradGraphInfo) -> Dict[Tensor, Tensor]:
         """What a gradient graph needs of an earlier stage's call, as the ``inputs_dict`` of its own call.
