@@ -75,6 +75,16 @@ def through_overlapping_slices(ir: popxl.Ir, v: Any) -> None:
     store(ops.slice_(v, 2, 4))
 
 
+def through_a_slice(ir: popxl.Ir, v: Any) -> None:
+    ops.add_(ops.slice_(v, 0, 3), popxl.constant(np.ones((3, 4), np.float32)))
+    store(v)
+
+
+def through_the_whole(ir: popxl.Ir, v: Any) -> None:
+    store(ops.slice_(v, 2, 4))
+    bump(v)
+
+
 def through_calls(ir: popxl.Ir, v: Any) -> None:
     graph = ir.create_graph(bump, v)
     ops.call(graph, v)
@@ -139,6 +149,14 @@ def of_a_loaded_row(ir: popxl.Ir, v: Any) -> None:
     ops.remote_store(buffer, 0, x)
 
 
+def inside_a_fragment(ir: popxl.Ir, v: Any) -> None:
+    with _execution_context(ExecutionContext.WeightsFromHostFragment):
+        x = v * 2
+        bump(x)
+        bump(x)
+    store(x)
+
+
 AMBIGUOUS = [
     read_then_write,
     write_then_read,
@@ -147,11 +165,14 @@ AMBIGUOUS = [
     through_a_view,
     through_a_join,
     through_overlapping_slices,
+    through_a_slice,
+    through_the_whole,
     through_calls,
     through_nested_calls,
     inside_a_called_graph,
     inside_a_loop,
     of_a_loaded_row,
+    inside_a_fragment,
 ]
 ALSO_IN_SEQUENCE = [between_blocks, in_an_unordered_step, partly_in_a_block, sequence_that_is_passed]
 """Programs with blocks of their own that do not order what they do."""
