@@ -12,6 +12,7 @@ import pytest
 from popxl import ops
 from popxl.context import ExecutionContext, _execution_context
 from popxl.transforms import ambiguity
+from popxl.transforms.clone import clone_ops
 from popxl.transforms.op_order import OpOrder, Steps
 from popxl_addons.optimizers import AdamOptimizerStep
 
@@ -409,7 +410,22 @@ def test_accumulators_and_their_counter_are_ordered_also_with_recomputation_and_
     popxl.Session(made(build))
 
 
-def test_a_copy_of_an_op_is_ordered_as_the_op_is() -> None:
+def test_a_copy_of_a_graph_is_ordered_as_the_graph_is() -> None:
+    def build(ir: popxl.Ir, v: Any) -> None:
+        graph, copy = ir.create_graph(popxl.in_sequence()(two_bumps), v), ir.create_empty_graph("copy")
+        with copy:
+            clone_ops(graph, {graph.inputs[0]: popxl.graph_input((4, 4), popxl.float32, "x", by_ref=True)})
+        ops.call(copy, v)
+
+    popxl.Session(made(build))
+
+
+def two_bumps(x: popxl.TensorByRef) -> None:
+    bump(x)
+    bump(x)
+
+
+def test_ops_that_are_moved_keep_their_order() -> None:
     ir = popxl.Ir()
     with ir.main_graph:
         v = popxl.variable(ONES)
