@@ -23,6 +23,8 @@ def shared_graphs(main: Graph) -> Set[Graph]:
         for op in graph.ops:
             for called, _ in op.called():
                 # A loop's first iteration may be inlined, for what it takes by reference, and the others be its body.
-                parts = 2 if op.arguments.get("repeat_count", 0) > 1 and any(map(op.is_by_reference, called.inputs)) else 1
+                parts = (
+                    2 if op.arguments.get("repeat_count", 0) > 1 and any(map(op.is_by_reference, called.inputs)) else 1
+                )
                 times[called] = times.get(called, 0) + times[graph] * parts
     return shared

@@ -207,7 +207,7 @@ def test_the_message_names_tensor_ops_lines_and_mend() -> None:
     line = build.__code__.co_firstlineno
     expected = (
         r"^Inplacing ambiguity detected\. Session: got %v: float32\[4, 4\] of graph 'main', which op 'add', built at "
-        rf".*test_ambiguity.py:{line + 1}, reads through %reshape_\S* and op 'add_', built at .*test_ambiguity.py:"
+        rf".*test_ambiguity.py:{line + 1}, reads through %v_reshaped\S* and op 'add_', built at .*test_ambiguity.py:"
         rf"{line + 2}, writes to; expected an order of the two, .* Put both into `with popxl.in_sequence\(\):`, .* "
         r"out-of-place form"
     )

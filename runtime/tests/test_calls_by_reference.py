@@ -9,7 +9,7 @@ import pytest
 from popxl import ops
 from popxl.printer import to_text
 from popxl.transforms.clone import clone_ops
-from popxl.transforms.storage import changing_variables, modified
+from popxl.transforms.storage import Summaries, changing_variables
 
 both_ways = pytest.mark.parametrize("interpret", ["0", "1"])
 
@@ -44,7 +44,7 @@ def test_a_call_that_is_declared_to_write_does_and_the_others_of_its_graph_do_no
         out = [popxl.d2h_stream((), popxl.float32) for _ in sites]
         for stream, site in zip(out, sites):
             ops.host_store(stream, site.outputs[0])
-    assert [modified(op) for op in ir.main_graph.ops[:4]] == [[], [v[1]], [], []]
+    assert [Summaries().modified(op) for op in ir.main_graph.ops[:4]] == [[], [v[1]], [], []]
     assert changing_variables(ir) == [v[1]]
     assert [" with %x by ref" in line for line in to_text(ir.main_graph).splitlines() if "call(" in line] == [
         False,

@@ -85,11 +85,12 @@ def matmul(
     Args:
         available_memory_proportion: kept; has no effect here.
         output_type: dtype of the result; default: lhs's.
-        partials_type: float16 or float32; kept, accumulation is always in float32 or wider.
+        partials_type: float16 or float32; kept, accumulation is always in float32 or wider. So is the session option
+            ``partialsTypeMatMuls``, its default.
     Raises:
         ShapeError: if the inner axes differ, the leading axes do not broadcast, or an operand is a scalar.
         DTypeError: from sessions, if the dtypes differ and are not both floating point, or are bool.
-        ValueError: for another partials_type.
+        ValueError: for another partials_type, or an unknown value of the session option.
     """
     if _are_two_widths(lhs, rhs):
         wide = dtypes.float64 if dtypes.float64 in (lhs.dtype, rhs.dtype) else dtypes.float32
