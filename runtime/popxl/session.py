@@ -3,7 +3,7 @@
 import importlib
 import math
 from types import TracebackType
-from typing import Any, ContextManager, Dict, Iterable, List, Mapping, Optional, Protocol, Set, Tuple, Type, Union
+from typing import Any, ContextManager, Dict, Iterable, List, Mapping, Optional, Protocol, Set, Tuple, TypeVar, Union
 
 import numpy as np
 import popdist
@@ -26,6 +26,7 @@ from popxl.values import Constant
 h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
 d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
 
+Entered = TypeVar("Entered", bound="Session")
 ENGINE = "popxl_engine.engine"
 KERNELS = "popxl_engine.build"
 
@@ -143,7 +144,7 @@ class Session:
         """Name another device; all run on this machine's."""
         self._device = device
 
-    def __enter__(self) -> "Session":
+    def __enter__(self: Entered) -> Entered:
         if not self.is_attached:
             self._state.attach()
             self._device.attach()
@@ -152,7 +153,7 @@ class Session:
 
     def __exit__(
         self,
-        exc_type: Optional[Type[BaseException]],
+        exc_type: Optional[type[BaseException]],
         exc_value: Optional[BaseException],
         exc_tb: Optional[TracebackType],
     ) -> None:
