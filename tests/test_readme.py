@@ -39,6 +39,8 @@ SHORTER = {
     # The launcher by its module: an environment made before it has no `poprun`.
     "poprun ...": "{python} -m popdist.launcher --num-replicas 8 --num-instances 2 {python} demo/pretraining.py "
     "--config tiny --steps 2",
+    "poprun --num-replicas 4 --num-instances 2 python runtime/examples/mnist_data_parallel.py": "{python} -m "
+    "popdist.launcher --num-replicas 4 --num-instances 2 {python} runtime/examples/mnist_data_parallel.py",
     "python demo/pretraining.py --config gpt3_2.7B_pod64 ...": "+ {small} --steps 1 --global_batch_size 4 "
     "--vocabulary_size 300 --validate_every 0",
     "python demo/pretraining.py --config gpt2_xl ...": "+ {small} --steps 1 --global_batch_size 4 "
@@ -133,6 +135,8 @@ def test_every_command_and_every_piece_of_code_runs(page, copy):
             assert output.split()[:3] == losses and blocks(page, "text")[0] in output
         assert len(list((copy / "cache").glob("*.py"))) == 1
         assert "fused_linear" in printed["diff fused/*.py plain/*.py"]
+        (digits,) = (output for command, output in printed.items() if "mnist" in command)
+        assert digits.splitlines()[-1].startswith("right on 9") and digits.count("right on") == 1  # one instance speaks
         return
     for number, text in enumerate(code):
         (copy / f"code_{number}.py").write_text(text, encoding="utf-8")

@@ -11,10 +11,10 @@ RUNTIME = Path(__file__).parents[1]
 EXAMPLES = sorted((RUNTIME / "examples").glob("*.py"))
 GUIDE = (RUNTIME / "README.md").read_text(encoding="utf-8")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
-TRAINED_LONG = {"bert_encoder.py": 0.1}
+TRAINED_LONG = dict.fromkeys(("bert_encoder.py", "custom_optimizer.py", "mnist_data_parallel.py", "t5.py"), 0.1)
 """Relative difference of numbers, where training multiplies the rounding errors of another machine."""
 
-LONG = (*TRAINED_LONG, "phased_execution.py", "pipelining.py")
+LONG = (*TRAINED_LONG, "llama.py", "phased_execution.py", "pipelining.py", "tensor_parallel_inference.py")
 """Examples that are no quick checks."""
 
 
