@@ -7,7 +7,7 @@ B micro-batch, S sequence, H hidden size, D size of a head, V vocabulary.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, Tuple, Union
 
 import numpy as np
@@ -178,7 +178,8 @@ def texts(rng: np.random.Generator, config: BertConfig) -> Dict[str, np.ndarray]
     ids, first, last = np.full((batch, sequence), PAD), np.zeros(batch), np.zeros(batch)
     for row in range(batch):
         lengths = rng.integers(2, (sequence - 2) // 2 + 1, 2)
-        numbers = rng.permutation(config.vocabulary_size - FIRST - max(lengths))[:2] + FIRST
+        half = (config.vocabulary_size - FIRST) // 2  # of the numbers; each run has one to itself
+        numbers = [FIRST + half * i + rng.integers(half - n) for i, n in zip(rng.permutation(2), lengths)]
         runs = [start + np.arange(length) for start, length in zip(numbers, lengths)]
         ids[row, : 2 + sum(lengths)] = np.concatenate([[numbers[asked := rng.integers(2)], QUESTION], *runs])
         first[row] = 2 + asked * lengths[0]
@@ -206,18 +207,18 @@ def main() -> None:
     np.random.seed(0)
     rng, config = np.random.default_rng(0), BertConfig()
     with training_session(MaskedWords(config), config) as pretraining:
-        for step in range(251):
+        for step in range(201):
             batch = masked(rng, texts(rng, config))
             loss, words = train(pretraining, batch)
             if step % 50 == 0:
                 right = (words == batch["labels"])[batch["ids"] == MASK].mean()
                 print(f"pretraining step {step:3}: loss {loss:.1f}, right {right:.0%}")
-    with training_session(Spans(config), config) as fine_tuning:
+    with training_session(Spans(config), replace(config, learning_rate=1.5e-3)) as fine_tuning:
         fine_tuning.load_from_session(pretraining)  # whatever both have, by name
-        for step in range(151):
+        for step in range(201):
             batch = texts(rng, config)
             loss, answers = train(fine_tuning, batch)
-            if step % 50 == 0:
+            if step % 100 == 0:
                 right = (answers == np.stack([batch["first"], batch["last"]], 1)).all(1).mean()
                 print(f"fine-tuning step {step:3}: loss {loss:.1f}, right {right:.0%}")
     question, text, (first, last) = batch["ids"][0, 0], batch["ids"][0, 2:], answers[0]

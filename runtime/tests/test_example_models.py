@@ -57,6 +57,18 @@ def adamw(model: torch.nn.Module, learning_rate: float, weight_decay: float) -> 
     return torch.optim.AdamW(groups, lr=learning_rate, eps=1e-5)
 
 
+def clipping(optimizer: torch.optim.Optimizer, model: torch.nn.Module, largest: float) -> torch.optim.Optimizer:
+    """The optimizer; before its steps the gradients' common norm is limited. `optimizer.clipped`: where it was."""
+    optimizer.clipped = []
+
+    def before_step(*_: Any) -> None:
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), largest)
+        optimizer.clipped.append(bool(norm > largest))
+
+    optimizer.register_step_pre_hook(before_step)
+    return optimizer
+
+
 def torch_losses(optimizer: torch.optim.Optimizer, losses: "Iterable[Callable[[], torch.Tensor]]") -> List[float]:
     """Train: the loss before each step."""
     found = []
@@ -79,19 +91,26 @@ def moments(optimizer: torch.optim.Optimizer, model: torch.nn.Module, name: str)
 
 
 def assert_same_state(session: TaskSession, ours: Callable, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
-    """After some steps: weights and both moments, tensor by tensor. `ours` gives them the names of the example."""
+    """After some steps: weights and both moments, tensor by tensor. `ours` gives them the names of the example.
+
+    Gradients that are zero in theory (of what is added to all scores of a softmax) are rounding errors, which are
+    compared with zero; a weight that Adam moved by them is not compared.
+    """
     state = session.get_named_tensors_data()
     got = {"": state.fwd.to_dict(), "exp_avg": {}, "exp_avg_sq": {}}
     for name, value in state.optim.to_dict().items():
         weight, _, kind = name.rpartition(".")
         if kind != "step":
             got[{"first_order": "exp_avg", "second_order": "exp_avg_sq"}[kind]][weight] = value
+    sizes = {n: np.sqrt(square.sum()) for n, square in ours(moments(optimizer, model, "exp_avg_sq")).items()}
+    moved_by_noise = {name for name, size in sizes.items() if size < 1e-5 * max(sizes.values())}
+    assert len(moved_by_noise) <= 2
     for kind, values in got.items():
         expected = ours(moments(optimizer, model, kind) if kind else by_name(model))
         assert sorted(values) == sorted(expected)
-        least = 1e-3 * max(np.linalg.norm(value) for value in expected.values())  # some gradients are zero in theory
-        for name, value in values.items():
-            error = np.linalg.norm(value - expected[name]) / max(np.linalg.norm(expected[name]), least)
+        least = 1e-3 * max(np.linalg.norm(value) for value in expected.values())
+        for name in sorted(set(values) - (moved_by_noise if kind == "" else set())):
+            error = np.linalg.norm(values[name] - expected[name]) / max(np.linalg.norm(expected[name]), least)
             assert error < 1e-4, f"{kind} of {name}: relative error {error:.1e}"
 
 
@@ -237,6 +256,12 @@ def llama_weights(p: Mapping[str, np.ndarray], config: Any) -> Dict[str, np.ndar
     return found
 
 
+def llama_loss(model: torch.nn.Module, batch: Mapping[str, np.ndarray]) -> Callable[[], torch.Tensor]:
+    """Of all micro-batches at once."""
+    words, following = long(batch["words"]).flatten(0, 1), long(batch["following"]).flatten()
+    return lambda: torch.nn.functional.cross_entropy(model(words).logits.flatten(0, 1), following)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"key_value_heads": 4}, {"key_value_heads": 1, "micro_batches": 2}], ids=lambda o: str(o)
@@ -248,21 +273,29 @@ def test_llamas_losses_weights_and_moments_are_those_of_hugging_faces_while_it_t
     weights = llama_weights(random_weights(model), config)
     rng = np.random.default_rng(1)
     batches = [program.batch(rng, config) for _ in range(STEPS)]
-
-    def loss_of(batch: Mapping[str, np.ndarray]) -> torch.Tensor:
-        scores = model(long(batch["words"]).flatten(0, -2)).logits
-        return torch.nn.functional.cross_entropy(scores.flatten(0, 1), long(batch["following"]).flatten())
-
     with program.training_session(config) as session:
         write(session, weights)
         losses = [program.train(session, batch) for batch in batches]
-        optimizer = adamw(model, config.learning_rate, config.weight_decay)
-        optimizer.register_step_pre_hook(
-            lambda *_: torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_norm) and None
-        )
-        expected = torch_losses(optimizer, ((lambda b=b: loss_of(b)) for b in batches))
+        optimizer = clipping(adamw(model, config.learning_rate, config.weight_decay), model, config.max_norm)
+        expected = torch_losses(optimizer, (llama_loss(model, batch) for batch in batches))
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
         assert_same_state(session, lambda values: llama_weights(values, config), model, optimizer)
+
+
+@pytest.mark.slow
+def test_llama_in_float16_follows_hugging_faces_in_float32():
+    program = example("llama")
+    config = program.LlamaConfig(micro_batch_size=2, sequence_length=9, dtype=popxl.float16)
+    model = hugging_face_llama(config)
+    weights = llama_weights(random_weights(model), config)
+    rng = np.random.default_rng(1)
+    batches = [program.batch(rng, config) for _ in range(STEPS)]
+    with program.training_session(config) as session:
+        write(session, weights)
+        losses = [program.train(session, batch) for batch in batches]
+    optimizer = clipping(adamw(model, config.learning_rate, config.weight_decay), model, config.max_norm)
+    expected = torch_losses(optimizer, (llama_loss(model, batch) for batch in batches))
+    np.testing.assert_allclose(losses, expected, rtol=1e-2)
 
 
 @pytest.mark.slow
@@ -560,11 +593,7 @@ def test_the_custom_optimizer_is_torchs_also_after_a_checkpoint(tmp_path):
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 1e-3},
         {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.SGD(groups, lr=0.5, momentum=0.9, nesterov=True)
-    clipped = []
-
-    def before_step(*_: Any) -> None:
-        clipped.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5) > 0.5)
+    optimizer = clipping(torch.optim.SGD(groups, lr=0.5, momentum=0.9, nesterov=True), model, 0.5)
 
     def loss_of(step: int) -> torch.Tensor:
         for group in optimizer.param_groups:
@@ -572,9 +601,8 @@ def test_the_custom_optimizer_is_torchs_also_after_a_checkpoint(tmp_path):
         points, labels = program.batch(step)
         return torch.nn.functional.cross_entropy(model(torch.tensor(points)), long(labels))
 
-    optimizer.register_step_pre_hook(before_step)
     expected = torch_losses(optimizer, ((lambda step=step: loss_of(step)) for step in range(20)))
-    assert any(clipped) and not all(clipped)
+    assert any(optimizer.clipped) and not all(optimizer.clipped)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     for name, value in ours(by_name(model)).items():
         np.testing.assert_allclose(state.fwd[name], value, rtol=1e-4, atol=1e-6)
