@@ -167,7 +167,7 @@ def training_session(model: Union[MaskedWords, Spans], config: BertConfig) -> ad
                 first_order_dtype=popxl.float32,
             )
             state = optim_facts.init()
-            variables.insert(f"optim.{name}", state)
+            variables.insert(f"optim.{name}", state, overwrite=True)
             update.bind(state).call(weight, weight_gradient)
     return addons.TaskSession(inputs, outputs, variables, ir=ir, device_desc="cpu")
 

@@ -82,7 +82,7 @@ def training_session() -> addons.TaskSession:
             decay = 1e-3 if weight.rank > 1 else 0.0
             optim_facts, update = nesterov.create_graph(weight, weight_gradient, rate, decay=decay)
             state = optim_facts.init()
-            variables.insert(f"optim.{name}", state)
+            variables.insert(f"optim.{name}", state, overwrite=True)
             update.bind(state).call(weight, weight_gradient, rate)
     return addons.TaskSession(inputs, outputs, variables, ir=ir, device_desc="cpu")
 

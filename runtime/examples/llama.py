@@ -178,7 +178,7 @@ def training_session(config: LlamaConfig) -> addons.TaskSession:
                 global_norm_max=config.max_norm,
             )
             state = optim_facts.init()
-            variables.insert(f"optim.{name}", state)
+            variables.insert(f"optim.{name}", state, overwrite=True)
             update.bind(state).call(weight, gradients[name], norm)
         ops.var_updates.accumulator_zero_(variables.mean.mean_accum_counter)  # the next mean starts afresh
     return addons.TaskSession(inputs, outputs, variables, ir=ir, device_desc="cpu")

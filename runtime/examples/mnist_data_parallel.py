@@ -85,7 +85,7 @@ def training_session(config: MnistConfig) -> addons.TaskSession:
                 weight, mean, lr=config.learning_rate, weight_decay=0.0, first_order_dtype=popxl.float32
             )
             state = optim_facts.init()
-            variables.insert(f"optim.{names[t]}", state)
+            variables.insert(f"optim.{names[t]}", state, overwrite=True)
             update.bind(state).call(weight, mean)
         seed += 1
     return addons.TaskSession(inputs, outputs, variables, ir=ir, device_desc="cpu")

@@ -133,7 +133,7 @@ class Layer(addons.Module):
         x = x + self.attention(y, y, bias)
         if memory is not None:
             x = x + self.cross_attention(self.cross_norm(x), memory, memory_bias)
-        (y,) = self.call_module(self.feed_forward)(self.feed_forward_norm(x))  # in a graph of its own
+        (y,) = self.call_module(self.feed_forward, name="feed_forward")(self.feed_forward_norm(x))  # in a graph of its own
         return x + y
 
 
@@ -239,7 +239,7 @@ def training_session(config: T5Config) -> addons.TaskSession:
                 first_order_dtype=popxl.float32,
             )
             state = optim_facts.init()
-            variables.insert(f"optim.{name}", state)
+            variables.insert(f"optim.{name}", state, overwrite=True)
             update.bind(state).call(variables.fwd[name], weight_gradient, rate)
     return addons.TaskSession(inputs, outputs, variables, ir=ir, device_desc="cpu")
 
