@@ -1,9 +1,8 @@
 """The compiled library's file: made once per machine, beside the program that will need it.
 
-    python -I -S build.py SECONDS FILE COMPILER [ARGUMENT ...]
-
-is how it is made: by a process that ends when its standard input does, and leaves nothing unfinished behind. This
-module loads no torch, so that it can begin before torch is there.
+It is only taken from folders and files that no other user has written and none can change (`popdist.private`); where
+there are none such, each process makes its own. `compiling` is how it is made. This module loads no torch, so that it
+can begin before torch is there.
 """
 
 import atexit
@@ -13,43 +12,32 @@ import hashlib
 import logging
 import os
 import platform
-import select
 import shlex
 import shutil
-import signal
-import stat
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import threading
-import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Optional, Tuple
+
+from popdist import private
+
+from popxl_engine import compiling
+from popxl_engine.compiling import CANNOT_COMPILE, CANNOT_WRITE, FLAGS, OPTIONAL_FLAGS, UNITS
 
 logger = logging.getLogger("popxl")
 
-FOLDER = Path(__file__).parent / "native"
-UNITS = sorted(FOLDER.glob("*.cpp"))
-"""Compiled side by side, then linked."""
-SOURCES = sorted([*UNITS, *FOLDER.glob("*.h")])
-# Without contraction an element's bits do not depend on its place in a vector, on the vector's width or on the CPU.
-FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC")
-OPTIONAL_FLAGS = ("-march=native", "-mprefer-vector-width=512", "-fopenmp")
-"""What some compilers or CPUs do not know: tried all together, then those with which an empty file compiles."""
+SOURCES = sorted([*UNITS, *compiling.FOLDER.glob("*.h")])
 TIME_LIMIT = 120
 """Seconds that compiling may take; it takes about three on two cores."""
-ROOM = 1 << 23
-"""Bytes that the library's folder must have room for, with what the compiler writes on the way."""
 PATIENCE = 5
 """Seconds in which a process that makes the file, and is told to, has ended."""
 
 LOCK = threading.RLock()
 """Held while the file is looked for."""
 _begun: Dict[Path, "Making"] = {}
-
-
-# In the program's process
 
 
 @functools.cache
@@ -72,11 +60,17 @@ def libraries() -> Iterator[Path]:
     if compiler is None:
         logger.warning("native kernels: no C++ compiler (CXX, c++, g++, clang++); the plain, slower ones are used.")
         return
-    for path in _places(tuple(compiler)):
+    is_told = False
+    for path in (*_places(tuple(compiler)), None):
         try:
-            found = made(path, compiler)
+            found = made(path or _own_folder() / "kernels.so", compiler)
+        except private.NotPrivate as error:
+            if not is_told:
+                where = path.parent if path else "a temporary folder"
+                logger.warning("native kernels: not kept in %s (%s); they are kept elsewhere.", where, error)
+            is_told = True
         except OSError as error:
-            logger.debug("native kernels: %s cannot be used (%s)", path.parent, error)
+            logger.debug("native kernels: %s cannot be used (%s)", path, error)
         except subprocess.SubprocessError as error:
             logger.warning("native kernels: not compiled (%s); the plain, slower ones are used.", error)
             return
@@ -86,14 +80,15 @@ def libraries() -> Iterator[Path]:
 
 
 def made(path: Path, compiler: List[str]) -> Path:
-    """Wait until the library is at ``path``.
+    """Wait until the library is at ``path``. Returns where that is without links.
 
     Raises:
-        OSError: the folder cannot be written or is full, or somebody else may write what would be loaded from it.
+        private.NotPrivate: somebody else can have written what would be loaded, or can replace it.
+        OSError: the folder cannot be written or is full.
         subprocess.SubprocessError: the compiler fails with every set of flags, or takes too long.
     """
     with LOCK:
-        _start(path, compiler)
+        path = _start(path, compiler)
         if path in _begun:
             try:
                 _begun[path].wait()
@@ -102,26 +97,54 @@ def made(path: Path, compiler: List[str]) -> Path:
     return path
 
 
-def _start(path: Path, compiler: List[str]) -> None:
-    """Make the library at ``path`` in the background, unless it is there or this has begun. Raises as `made`."""
+def _start(path: Path, compiler: List[str]) -> Path:
+    """Make the library at ``path`` in the background, unless it is there or this has begun. Returns, raises as `made`.
+
+    What is there and is no library of this user is never read: where it can be replaced, it is.
+    """
     with LOCK:
-        if path in _begun:
-            return
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.parent.stat()
-        if status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH:
-            raise PermissionError(f"{path.parent} belongs to another user, or everybody may write to it")
-        if not (path.exists() and _is_whole(path.read_bytes())):
-            _begun[path] = Making(path, compiler)
+        path = private.make_folder(path.parent) / path.name
+        if path not in _begun:
+            try:
+                os.close(opened(path))
+            except FileNotFoundError:
+                _begun[path] = Making(path, compiler)
+        return path
+
+
+def loader_name(path: Path) -> str:
+    """What the loader finds the library at ``path`` by: the very file that was checked. Raises as `opened`."""
+    descriptor = opened(path)
+    if os.path.exists("/proc/self/fd"):
+        return f"/proc/self/fd/{descriptor}"  # it stays open: the loader knows libraries by their names
+    os.close(descriptor)
+    return str(path)
+
+
+def opened(path: Path) -> int:
+    """A descriptor of the library at ``path``.
+
+    Raises:
+        private.NotPrivate: as `made`.
+        FileNotFoundError: there is none, or a damaged one.
+    """
+    descriptor = private.open_file(path)
+    with open(descriptor, "rb", closefd=False) as file:
+        is_whole = compiling.is_whole(file.read())
+    if not is_whole:
+        os.close(descriptor)
+        raise FileNotFoundError(f"{path} is damaged")
+    return descriptor
 
 
 class Making:
     """A process that makes the library at ``path``. It ends with this one, which does not wait for it otherwise."""
 
     def __init__(self, path: Path, compiler: List[str]):
-        command = [sys.executable or "python3", "-I", "-S", __file__, str(TIME_LIMIT), str(path), *compiler]
+        maker = [sys.executable or "python3", "-I", "-S", compiling.__file__]
+        command = [*maker, str(TIME_LIMIT), str(path), *compiler]
         _watch_ends()
-        self._process = _started(  # Ctrl-C is for the program
+        self._process = compiling.started(  # Ctrl-C is for the program
             command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
 
@@ -198,6 +221,23 @@ def _places(compiler: Tuple[str, ...]) -> List[Path]:
     return [folder / f"kernels_{key}.so" for folder in _folders()]
 
 
+@functools.cache
+def private_folder() -> Path:
+    """The first of the folders for compiled code that is this user's alone. OSError: there is none."""
+    for folder in _folders():
+        with contextlib.suppress(OSError):
+            return private.make_folder(folder)
+    return private.check_folder(_own_folder())
+
+
+@functools.cache
+def _own_folder() -> Path:
+    """A folder that ends with this process. OSError: no temporary folder can be written."""
+    folder = tempfile.mkdtemp(prefix="popxl-")  # of mode 0700
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
 def _machine() -> str:
     """What compiled code depends on: the architecture, and the instructions that this CPU has."""
     features = sysconfig.get_platform() + platform.machine()
@@ -209,130 +249,10 @@ def _machine() -> str:
 
 
 def _folders() -> List[Path]:
-    """Where the library may be kept, the preferred place first; a private temporary folder is the last resort."""
+    """Where the library may be kept, the preferred place first."""
     folders = [Path(named)] if (named := os.environ.get("POPXL_CACHE_DIR")) else []
     with contextlib.suppress(RuntimeError):  # the user has no home
         folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "popxl")
     with contextlib.suppress(OSError):  # no temporary folder can be written
         folders.append(Path(tempfile.gettempdir()) / f"popxl-{os.getuid()}")
     return [folder.absolute() for folder in folders]  # the loader looks up names without a folder elsewhere
-
-
-def _started(command: List[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """A process with a session of its own. SubprocessError where it cannot be started."""
-    try:
-        return subprocess.Popen(command, start_new_session=True, **options)
-    except OSError as error:
-        raise subprocess.SubprocessError(str(error)) from error
-
-
-# In the process that makes the file
-
-CANNOT_WRITE, CANNOT_COMPILE = 3, 4
-"""Exit codes. The reason is printed."""
-
-
-def main(seconds: str, file: str, *compiler: str) -> None:
-    """Make the library. Does not return."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    try:
-        _make(Path(file), list(compiler), time.monotonic() + float(seconds))
-    except OSError as error:
-        sys.exit(_told(CANNOT_WRITE, error))
-    except subprocess.SubprocessError as error:
-        sys.exit(_told(CANNOT_COMPILE, error))
-    sys.exit(0)
-
-
-def _told(code: int, error: Exception) -> int:
-    print(error, flush=True)
-    return code
-
-
-def _make(path: Path, compiler: List[str], until: float) -> None:
-    """Compile to ``path``, with a hash of the file at its end: loading a damaged one kills. Raises as `made`."""
-    # A folder of its own: other programs, and machines that share the cache, may compile at the same time.
-    folder = Path(tempfile.mkdtemp(".part", f"{path.stem}.", path.parent))
-    try:
-        part = folder / path.name
-        part.write_bytes(bytes(ROOM))  # a full folder is told from a compiler that fails
-        part.unlink()
-        _compile(compiler, part, until)
-        part.write_bytes(_sealed(part.read_bytes()))
-        os.replace(part, path)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _compile(compiler: List[str], to: Path, until: float) -> None:
-    """Compile with all flags, or else with those that the compiler knows, each by itself."""
-
-    def all_units(optional: Sequence[str]) -> None:
-        flags = [*FLAGS, *optional]
-        objects = [str(to.with_name(f"{unit.stem}.o")) for unit in UNITS]
-        compiling = [[*flags, "-c", str(unit), "-o", o] for unit, o in zip(UNITS, objects)]
-        _run_all(compiler, compiling, to.parent, until)
-        _run_all(compiler, [[*flags, "-shared", *objects, "-o", str(to)]], to.parent, until)
-
-    def knows(flag: str) -> bool:
-        try:
-            _run_all(compiler, [[*FLAGS, flag, "-shared", "-x", "c++", os.devnull, "-o", str(to)]], to.parent, until)
-        except Refusal:
-            return False
-        return True
-
-    try:
-        all_units(OPTIONAL_FLAGS)
-    except Refusal:
-        all_units([flag for flag in OPTIONAL_FLAGS if knows(flag)])
-
-
-class Refusal(subprocess.SubprocessError):
-    """A compiler has ended with an error."""
-
-
-def _run_all(compiler: List[str], calls: Sequence[Sequence[str]], folder: Path, until: float) -> None:
-    """Calls of a compiler side by side, whose temporary files are in a folder. None goes on when this ends.
-
-    Raises:
-        Refusal: one of them fails.
-        subprocess.SubprocessError: they cannot be started, or take too long.
-        SystemExit: standard input has ended.
-    """
-    log = folder / "log"
-    running: List["subprocess.Popen[bytes]"] = []
-    try:
-        with open(log, "wb") as file:
-            output = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
-            for arguments in calls:
-                environment = {**os.environ, "TMPDIR": str(folder)}
-                running.append(_started([*compiler, *arguments], env=environment, **output))
-        while any(process.poll() is None for process in running):
-            if any(process.returncode for process in running):
-                break
-            if select.select([sys.stdin], [], [], 0.01)[0]:
-                sys.exit(1)
-            if time.monotonic() > until:
-                raise subprocess.SubprocessError(f"{shlex.join(compiler)} has not ended in time")
-        failed = [number for number, process in enumerate(running) if process.returncode]
-    finally:
-        for process in running:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # with what it has started
-                process.wait()
-    if failed:
-        words = log.read_text(errors="replace").strip()[-500:]
-        command = shlex.join([*compiler, *calls[failed[0]]])
-        raise Refusal(f"{command}: {running[failed[0]].returncode} {words}")
-
-
-def _sealed(code: bytes) -> bytes:
-    return code + hashlib.sha256(code).digest()
-
-
-def _is_whole(content: bytes) -> bool:
-    return content == _sealed(content[: -hashlib.sha256().digest_size])
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,7 +1,7 @@
 """The cache folder: ``POPXL_CACHE_DIR``, or the session options ``enableEngineCaching`` and ``cachePath``.
 
-It holds the generated source of every program that was prepared, ``program_<hash of the source>.py``: to read, and for
-stack traces to point into. Nothing is read back from it; deleting it at any time is safe.
+It holds the generated source of every program that was prepared, ``program_<hash of the source>.py``, for people to
+read. Nothing is read back from it, by stack traces neither, and nothing in it is executed; deleting it is safe.
 """
 
 import hashlib

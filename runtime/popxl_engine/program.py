@@ -65,8 +65,9 @@ class Program:
         text = self.source.text()
         path = save_source(self._folder, text) if self._folder is not None else None
         self.filename = title if path is None else str(path)
+        # Without a time, so that stack traces show this text and never look at the file, which others may have changed.
+        linecache.cache[self.filename] = (len(text), None, text.splitlines(True), self.filename)
         if path is None:
-            linecache.cache[self.filename] = (len(text), None, text.splitlines(True), self.filename)
             weakref.finalize(self, linecache.cache.pop, self.filename, None)
         names: Dict[str, Any] = dict(self.source.names)
         exec(compile(text, self.filename, "exec"), names)  # noqa: S102 - our own source

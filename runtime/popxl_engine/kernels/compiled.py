@@ -8,8 +8,12 @@ from typing import Any, Callable, List, TypeVar
 import torch
 from torch.utils._triton import has_triton
 
+from popxl_engine import build
+
 logger = logging.getLogger("popxl")
 
+KEPT = "TORCHINDUCTOR_CACHE_DIR"
+"""torch's environment variable for the folder of what it compiles."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -24,6 +28,16 @@ def compiles() -> bool:
     return True
 
 
+@cache
+def _keep_code_private() -> None:
+    """Let torch keep what it compiles, and executes later, where no other user can put anything.
+
+    Its own choice is a folder in /tmp, which another user may have made first.
+    """
+    if KEPT not in os.environ:
+        os.environ[KEPT] = str(build.private_folder() / "torch")
+
+
 def one_pass(fn: Function) -> Function:
     """A function of tensors that is compiled for those on a GPU. Sizes may differ from call to call.
 
@@ -36,6 +50,7 @@ def one_pass(fn: Function) -> Function:
         if not (first.is_cuda and compiles()):
             return fn(first, *rest)
         if not fast:
+            _keep_code_private()
             fast.append(torch.compile(fn, dynamic=True))
         try:
             return fast[0](first, *rest)

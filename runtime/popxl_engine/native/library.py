@@ -183,7 +183,7 @@ def library() -> Optional[ctypes.CDLL]:
 def _library() -> Optional[ctypes.CDLL]:
     for path in build.libraries():
         try:
-            return ctypes.CDLL(str(path))
+            return ctypes.CDLL(build.loader_name(path))
         except OSError as error:
             logger.debug("native kernels: %s cannot be loaded (%s)", path, error)
     return None

@@ -1,0 +1,148 @@
+"""Make the file of compiled kernels: a process of its own, that ends when its standard input does.
+
+    python -I -S compiling.py SECONDS FILE COMPILER [ARGUMENT ...]
+
+It leaves nothing unfinished behind, and loads nothing but the standard library.
+"""
+
+import hashlib
+import os
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, List, Sequence
+
+FOLDER = Path(__file__).parent / "native"
+UNITS = sorted(FOLDER.glob("*.cpp"))
+"""Compiled side by side, then linked."""
+# Without contraction an element's bits do not depend on its place in a vector, on the vector's width or on the CPU.
+FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC")
+OPTIONAL_FLAGS = ("-march=native", "-mprefer-vector-width=512", "-fopenmp")
+"""What some compilers or CPUs do not know: tried all together, then those with which an empty file compiles."""
+ROOM = 1 << 23
+"""Bytes that the library's folder must have room for, with what the compiler writes on the way."""
+CANNOT_WRITE, CANNOT_COMPILE = 3, 4
+"""Exit codes. The reason is printed."""
+
+
+def main(seconds: str, file: str, *compiler: str) -> None:
+    """Make the library. Does not return."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        _make(Path(file), list(compiler), time.monotonic() + float(seconds))
+    except OSError as error:
+        sys.exit(_told(CANNOT_WRITE, error))
+    except subprocess.SubprocessError as error:
+        sys.exit(_told(CANNOT_COMPILE, error))
+    sys.exit(0)
+
+
+def _told(code: int, error: Exception) -> int:
+    print(error, flush=True)
+    return code
+
+
+def _make(path: Path, compiler: List[str], until: float) -> None:
+    """Compile to ``path``, with a hash of the file at its end: loading a damaged one kills. Raises as `made`."""
+    # A folder of its own: other programs, and machines that share the cache, may compile at the same time.
+    folder = Path(tempfile.mkdtemp(".part", f"{path.stem}.", path.parent))
+    try:
+        part = folder / path.name
+        part.write_bytes(bytes(ROOM))  # a full folder is told from a compiler that fails
+        part.unlink()
+        _compile(compiler, part, until)
+        part.write_bytes(sealed(part.read_bytes()))
+        part.chmod(0o600)  # whatever the umask says: a file that others may write to is not loaded
+        os.replace(part, path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _compile(compiler: List[str], to: Path, until: float) -> None:
+    """Compile with all flags, or else with those that the compiler knows, each by itself."""
+
+    def all_units(optional: Sequence[str]) -> None:
+        flags = [*FLAGS, *optional]
+        objects = [str(to.with_name(f"{unit.stem}.o")) for unit in UNITS]
+        compiling = [[*flags, "-c", str(unit), "-o", o] for unit, o in zip(UNITS, objects)]
+        _run_all(compiler, compiling, to.parent, until)
+        _run_all(compiler, [[*flags, "-shared", *objects, "-o", str(to)]], to.parent, until)
+
+    def knows(flag: str) -> bool:
+        try:
+            _run_all(compiler, [[*FLAGS, flag, "-shared", "-x", "c++", os.devnull, "-o", str(to)]], to.parent, until)
+        except Refusal:
+            return False
+        return True
+
+    try:
+        all_units(OPTIONAL_FLAGS)
+    except Refusal:
+        all_units([flag for flag in OPTIONAL_FLAGS if knows(flag)])
+
+
+class Refusal(subprocess.SubprocessError):
+    """A compiler has ended with an error."""
+
+
+def started(command: List[str], **options: Any) -> "subprocess.Popen[bytes]":
+    """A process with a session of its own. SubprocessError where it cannot be started."""
+    try:
+        return subprocess.Popen(command, start_new_session=True, **options)
+    except OSError as error:
+        raise subprocess.SubprocessError(str(error)) from error
+
+
+def _run_all(compiler: List[str], calls: Sequence[Sequence[str]], folder: Path, until: float) -> None:
+    """Calls of a compiler side by side, whose temporary files are in a folder. None goes on when this ends.
+
+    Raises:
+        Refusal: one of them fails.
+        subprocess.SubprocessError: they cannot be started, or take too long.
+        SystemExit: standard input has ended.
+    """
+    log = folder / "log"
+    running: List["subprocess.Popen[bytes]"] = []
+    try:
+        with open(log, "wb") as file:
+            output = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+            for arguments in calls:
+                environment = {**os.environ, "TMPDIR": str(folder)}
+                running.append(started([*compiler, *arguments], env=environment, **output))
+        while any(process.poll() is None for process in running):
+            if any(process.returncode for process in running):
+                break
+            if select.select([sys.stdin], [], [], 0.01)[0]:
+                sys.exit(1)
+            if time.monotonic() > until:
+                raise subprocess.SubprocessError(f"{shlex.join(compiler)} has not ended in time")
+        failed = [number for number, process in enumerate(running) if process.returncode]
+    finally:
+        for process in running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+                process.wait()
+    if failed:
+        words = log.read_text(errors="replace").strip()[-500:]
+        command = shlex.join([*compiler, *calls[failed[0]]])
+        raise Refusal(f"{command}: {running[failed[0]].returncode} {words}")
+
+
+def sealed(code: bytes) -> bytes:
+    """A library with a hash of it at its end: loading a damaged one kills."""
+    return code + hashlib.sha256(code).digest()
+
+
+def is_whole(content: bytes) -> bool:
+    """Whether a file's content is what was `sealed`."""
+    return content == sealed(content[: -hashlib.sha256().digest_size])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
