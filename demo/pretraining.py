@@ -101,8 +101,10 @@ def choose_together(config: Config) -> "tuple[RunFolder, Optional[SavedRun]]":
     """
     instances, is_leader = popdist.getNumInstances(), popdist.getInstanceIndex() == 0
     folder, saved = choose_folder(config) if is_leader else (None, None)
-    found = (folder, saved.folder if saved is not None else None)
-    folder, checkpoint = gather(found, instances, patiently=True)[0]
+    found: list[Optional[str]] = [] if folder is None else [str(folder.path), str(folder.checkpoints)]
+    found.append(None if saved is None else str(saved.folder))
+    path, checkpoints, named = gather(found, instances, patiently=True)[0]
+    folder, checkpoint = RunFolder(Path(path), Path(checkpoints)), None if named is None else Path(named)
     problem = None
     if not is_leader and checkpoint is not None:
         try:

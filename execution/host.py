@@ -51,7 +51,8 @@ def all_replicas(session: addons.TaskSession, stream: DeviceToHostStream, array:
     """A stream's output over all processes: this one's array -> [transfers, replicas, *shape]."""
     ir = session.ir
     own = array.reshape(-1, ir.instance_replication_factor, *stream.shape)
-    return np.concatenate(gather(own, ir.replication_factor // ir.instance_replication_factor), axis=1)
+    told = gather(own.tolist(), ir.replication_factor // ir.instance_replication_factor)
+    return np.concatenate([np.array(part, own.dtype).reshape(own.shape) for part in told], axis=1)
 
 
 def token_array(session: addons.TaskSession, name: str, tokens: np.ndarray, config: Config) -> np.ndarray:

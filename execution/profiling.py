@@ -88,9 +88,10 @@ class StepProfiler:
             self._show(records[-1])
 
     def _show(self, record: Any) -> None:
-        records = gather(record, popdist.getNumInstances(), patiently=True)
+        told = gather(record.plain(), popdist.getNumInstances(), patiently=True)
         if popdist.getInstanceIndex() != 0:
             return
+        records = [type(record).from_plain(each) for each in told]
         found = make_run_profile(self.config, self.options, record)
         print(profile_text(found))
         with written_to(self.folder, FLAG):

@@ -1,30 +1,31 @@
 """What the processes of a run tell each other on the host: barriers, and small values gathered.
 
-`torch.distributed` carries it, over Gloo. It is loaded by name, and only where there are several instances, so that
-programs are built without torch elsewhere. Every function here is collective: all instances call it, in the same order.
+`messages` carry it. Every function here is collective: all instances call it, in the same order. Nothing that comes
+from another process is executed: values travel as JSON, tensors as bytes.
 """
 
 import atexit
 import hashlib
-import importlib
+import json
 import os
 import re
 import signal
 import socket
-import sys
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple, Type, Union
 
+from popdist import meeting, store, wire
 from popdist.environment import (
     getInstanceIndex,
     getNumInstances,
     getNumTotalReplicas,
     number_from_environment,
 )
+from popdist.linking import INTERFACE, LinkError, link_all, make_listener, missing_interfaces
+from popdist.meeting import Meeting
+from popdist.messages import Messages, TransferError
 from popdist.pulse import Pulse
 from popdist.roll_call import RollCall, own_name, waiting
 
@@ -32,31 +33,31 @@ TIMEOUT = "POPDIST_TIMEOUT"
 """Environment variable: seconds that an instance waits for others at a collective before the run ends."""
 SECONDS, JOIN_SECONDS, PATIENT_SECONDS = 60, 300, 3600
 """Defaults: at collectives; for all to start; while one instance does what only it does, such as writing files."""
-CONNECT_SECONDS, RETRY_SECONDS = 5, 0.1
-"""An attempt to connect, and from one to the next."""
 PULSE_SECONDS = 10
 """How much longer than at a collective an instance may be silent altogether: what waits there can say more."""
 AFTERMATH_SECONDS = 3.0
 """An instance that lost another waits so long before it says so: the other's own error comes first, and alone where the
 launcher ends the run meanwhile."""
-INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Environment variable: the network interface by which other instances are reached; the launcher sets it, too."""
+FLUSH_SECONDS = 10.0
+"""How long the end of a process waits for what it has still to send."""
 LATE = re.compile("timed? ?out", re.IGNORECASE)
 """In the transport's errors: nobody came in time."""
+GATHER, PATIENT = 2**62, 2**62 + 1
+"""Tags of parcels: of the two kinds of gathers, which different threads may call."""
+BROADCAST = 2**62 + 2
 
 
 class InstanceError(RuntimeError):
     """Another instance is gone, or does not answer."""
 
 
-@dataclass(frozen=True)
-class Connection:
+class Connection(NamedTuple):
     """This process's connections to all others."""
 
-    distributed: Any
-    """The module `torch.distributed`."""
-    patient: Any
-    """A process group for waits of unknown length."""
+    meeting: Meeting
+    messages: Messages
+    store: store.Client
+    """For what else needs keys and values."""
 
 
 _connection: Optional[Connection] = None
@@ -103,7 +104,7 @@ def connect() -> Connection:
 
 @contextmanager
 def _ended_by_ctrl_c() -> Iterator[None]:
-    """Let Ctrl-C end the process in the body, where torch waits for others and no exception would be heard."""
+    """Let Ctrl-C end the process in the body, without a word: nothing has begun."""
     is_main = threading.current_thread() is threading.main_thread()
     is_plain = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_plain:
@@ -117,158 +118,100 @@ def _ended_by_ctrl_c() -> Iterator[None]:
 
 def _open(index: int, instances: int) -> Connection:
     global _roll_call
-    distributed = importlib.import_module("torch.distributed")
-    short, long = timedelta(seconds=seconds()), timedelta(seconds=PATIENT_SECONDS)
-    host, port = _address()
-    is_master = index == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = _store(distributed, host, port, index, instances, is_master)
+    place = meeting.find()
     check_interface()
-    names = _meet(store, index, instances)
-    _roll_call = RollCall(_client(distributed, host, port), index, names, is_master)
+    if place.keeps_store:
+        _keep_store(place)
+    values = _reach(place, index, instances)
+    listener, address = make_listener(place, index)
+    told = _meet(values, index, instances, address)
+    names = [name for name, _ in told]
+    _roll_call = RollCall(_reach(place, index, instances), index, names)
     atexit.register(_roll_call.stop)
     silence = seconds() + PULSE_SECONDS
-    with reaching_others(_opening):
-        if not distributed.is_initialized():
-            distributed.init_process_group("gloo", store=store, rank=index, world_size=instances, timeout=short)
-        group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=silence))
-        patient = distributed.new_group(backend="gloo", timeout=long)
-    pulse = Pulse(importlib.import_module("torch"), distributed, group, index, names, silence)
-    atexit.register(_leave, distributed, pulse)
-    return Connection(distributed, patient)
+    with reaching_others(_opening, (LinkError,)):
+        connections = link_all(place, index, listener, [theirs for _, theirs in told], seconds())
+    pulse = Pulse(connections.following, connections.before, index, names, silence)
+    messages = Messages(connections.links)
+    atexit.register(_leave, pulse, messages)
+    return Connection(place, messages, values)
 
 
-def _leave(distributed: Any, pulse: Pulse) -> None:
-    """Close the connections, or else threads outlive what they use.
-
-    Where another instance is lost they may wait for it still, and closing would abort the process; it has said what
-    there is to say, and ends.
-    """
+def _leave(pulse: Pulse, messages: Messages) -> None:
+    """Close the connections."""
     pulse.stop()
-    if _lost:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-    distributed.destroy_process_group()
+    try:
+        messages.flush(FLUSH_SECONDS)
+    except TransferError:
+        pass  # who waits for it has said so, or will
+    messages.close()
 
 
 def check_interface() -> None:
     """RuntimeError if the network interface that the environment names is not there."""
-    named, there = os.environ.get(INTERFACE), [name for _, name in socket.if_nameindex()]
-    if named and (missing := [name for name in named.split(",") if name not in there]):
+    if missing := missing_interfaces():
         raise RuntimeError(
             f"environment variable {INTERFACE}: got {missing[0]!r}; expected a network interface of this machine, of "
-            f"{', '.join(there)}. Correct it, or unset it."
+            f"{', '.join(name for _, name in socket.if_nameindex())}. Correct it, or unset it."
         )
 
 
 def _opening() -> str:
-    interface = os.environ.get(INTERFACE, "unset: the address of this machine's name is taken")
+    interface = os.environ.get(INTERFACE, "unset: the address by which machine 0 is reached is taken")
     return f"opening connections ({INTERFACE} is {interface})"
-
-
-def _address() -> Tuple[str, int]:
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
-        raise RuntimeError(
-            f"popdist: got RANK and WORLD_SIZE without {', '.join(missing)}; expected all of the launcher's variables. "
-            "Start the program with torchrun or poprun."
-        )
-    return os.environ["MASTER_ADDR"], number_from_environment("MASTER_PORT", 0)
 
 
 def _join_seconds() -> int:
     return max(JOIN_SECONDS, seconds())
 
 
-def _store(distributed: Any, host: str, port: int, index: int, instances: int, is_master: bool) -> Any:
-    """Keys and values that all instances see. Instance 0 keeps them, the master, unless the launcher does."""
-    wait = _join_seconds()
-    if not is_master and (problem := unreachable(host, port, wait)) is not None:
-        raise InstanceError(
-            f"popdist: instance {index} did not reach instance 0 at {host}:{port} within {wait} s ({problem}); "
-            f"expected all {instances} instances, with one MASTER_ADDR and MASTER_PORT. Start them all."
-        )
+def _keep_store(place: Meeting) -> None:
     try:
-        return _client(distributed, host, port, is_master)
-    except RuntimeError as error:
-        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
-            raise RuntimeError(
-                f"popdist: got MASTER_PORT={port} on {host}, which is in use; expected a free port. Choose another "
-                "(poprun --master-port), or none: poprun finds one."
-            ) from None
-        raise InstanceError(f"popdist: instance {index} cannot reach {host}:{port}: {error}") from None
+        store.Keeper(wire.listen(place.address), place.secret)
+    except OSError as error:
+        if isinstance(place.address, tuple):
+            raise RuntimeError(meeting.in_use(*place.address)) from None
+        raise RuntimeError(f"popdist: the instances cannot meet at {place} ({error}).") from None
 
 
-def _client(distributed: Any, host: str, port: int, is_master: bool = False) -> Any:
-    """A connection to the store."""
+def _reach(place: Meeting, index: int, instances: int) -> store.Client:
+    """A connection to the keys and values that all instances see."""
     wait = _join_seconds()
-    silent = (
-        f"popdist: got no answer from {host}:{port} within {wait} s, though something listens there; expected instance "
-        "0. Correct MASTER_ADDR and MASTER_PORT."
-    )
-    with ended_after(wait + CONNECT_SECONDS, silent):
-        store = distributed.TCPStore(
-            host, port, None, is_master, timeout=timedelta(seconds=wait), wait_for_workers=False
-        )
-    return distributed.PrefixStore("popdist", store)
-
-
-def _meet(store: Any, index: int, instances: int) -> List[str]:
-    """Wait until all instances have come. Returns their names."""
-    store.set(f"joined/{index}", own_name())
     try:
-        for other in range(instances):
-            store.wait([f"joined/{other}"])
-    except RuntimeError as error:
+        return store.connect(place.address, place.secret, wait)
+    except wire.Stranger as error:
         raise InstanceError(
-            f"popdist: instance {index} waited {_join_seconds()} s for instance {other} to start; expected all "
-            f"{instances} instances ({error})."
+            f"popdist: instance {index} found another program at {place} ({error}); expected one of this run. "
+            f"Give all machines the same {meeting.SECRET}, or the file {meeting.secret_file()} of the first."
         ) from None
-    return [store.get(f"joined/{other}").decode() for other in range(instances)]
+    except wire.Unreachable as error:
+        raise InstanceError(
+            f"popdist: instance {index} did not reach instance 0 at {place} within {wait} s ({error}); expected all "
+            f"{instances} instances, with one MASTER_ADDR and MASTER_PORT. Start them all."
+        ) from None
 
 
-def unreachable(host: str, port: int, wait: float) -> Optional[str]:
-    """Try to connect until somebody listens there; after so many seconds why nobody could be reached, in words.
-
-    torch tries as well, but tells of it in its own words, with stack traces.
-    """
-    until = time.monotonic() + wait
-    while True:
+def _meet(values: store.Client, index: int, instances: int, address: str) -> List[List[str]]:
+    """Wait until all instances have come. Returns the name and the address of each."""
+    values.set(f"joined/{index}", json.dumps([own_name(), address]))
+    found: List[List[str]] = []
+    until = time.monotonic() + _join_seconds()
+    for other in range(instances):
         try:
-            socket.create_connection((host, port), CONNECT_SECONDS).close()
-            return None
-        except OSError as error:
-            if time.monotonic() > until:
-                return error.strerror or str(error)
-        time.sleep(RETRY_SECONDS)
+            name, theirs = json.loads(values.get(f"joined/{other}", max(0.0, until - time.monotonic())))
+        except store.StoreError as error:
+            raise InstanceError(
+                f"popdist: instance {index} waited {_join_seconds()} s for instance {other} to start; expected all "
+                f"{instances} instances ({error})."
+            ) from None
+        found.append([str(name), str(theirs)])
+    return found
 
 
 @contextmanager
-def ended_after(wait: float, problem: str) -> Iterator[None]:
-    """End the process with a message where the body takes longer: torch waits without end for a silent listener."""
-
-    def end() -> None:
-        print(problem, file=sys.stderr, flush=True)
-        os._exit(1)
-
-    timer = threading.Timer(wait, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def make_group(instances: Sequence[int], backend: str) -> Any:
-    """A process group of some instances. Every instance calls this; those outside get a group that is of no use."""
-    connection = connect()
-    with reaching_others(_opening):
-        return connection.distributed.new_group(list(instances), timedelta(seconds=seconds()), backend)
-
-
-@contextmanager
-def reaching_others(what: Union[str, Callable[[], str]], errors: Type[Exception] = RuntimeError) -> Iterator[None]:
+def reaching_others(
+    what: Union[str, Callable[[], str]], errors: Union[Type[Exception], Tuple[Type[Exception], ...]] = RuntimeError
+) -> Iterator[None]:
     """Turn the transport's errors in the body into an `InstanceError`: what was going on, and where the others are.
 
     Args:
@@ -292,8 +235,13 @@ def reaching_others(what: Union[str, Callable[[], str]], errors: Type[Exception]
             raise lost from None
 
 
+def has_lost() -> bool:
+    """Whether another instance was found to be gone, or not to answer."""
+    return bool(_lost)
+
+
 def _in_words(error: Exception) -> str:
-    text = re.sub(r"^\[[^]]*\] ", "", str(error).strip().splitlines()[0])  # without a place in Gloo's source
+    text = re.sub(r"^\[[^]]*\] ", "", str(error).strip().splitlines()[0])  # without a place in torch's sources
     if LATE.search(text):
         return (
             f"an instance did not answer in time ({text}); expected all to get here. Where such a wait has a good "
@@ -303,24 +251,65 @@ def _in_words(error: Exception) -> str:
 
 
 def gather(value: Any, what: str = "gathering values") -> List[Any]:
-    """Every instance's value, by instance. For small values that pickle."""
-    return _gather(value, what, None)
+    """Every instance's value, by instance. For small values: None, bool, numbers, text, lists and dicts of these.
+
+    Raises:
+        TypeError, ValueError: this instance's value is none of them, or too large.
+    """
+    return _gather(value, what, GATHER, seconds())
 
 
 def gather_patiently(value: Any, what: str = "gathering values") -> List[Any]:
     """As `gather`, where one instance may take up to an hour longer than the others."""
-    return _gather(value, what, "patient")
+    return _gather(value, what, PATIENT, PATIENT_SECONDS)
 
 
-def _gather(value: Any, what: str, group: Optional[str]) -> List[Any]:
-    instances = getNumInstances()
+def _gather(value: Any, what: str, tag: int, wait: float) -> List[Any]:
+    index, instances = getInstanceIndex(), getNumInstances()
+    content = as_text(value).encode()
     if instances == 1:
-        return [value]
-    connection = connect()
-    values: List[Any] = [None] * instances
-    with reaching_others(what):
-        connection.distributed.all_gather_object(values, value, group=connection.patient if group else None)
-    return values
+        return [json.loads(content)]
+    messages = connect().messages
+    others = [other for other in range(instances) if other != index]
+    with reaching_others(what, TransferError):
+        for other in others:
+            messages.post(other, tag, content)
+        found = {other: messages.take(other, tag, wait) for other in others}
+    return [json.loads(found.get(instance, content)) for instance in range(instances)]
+
+
+def as_text(value: Any) -> str:
+    """A value as JSON, where tuples become lists. TypeError: others would read something else."""
+    _check(value, value)
+    return json.dumps(value)
+
+
+def _check(part: Any, value: Any) -> None:
+    if isinstance(part, (list, tuple)):
+        parts = list(part)
+    elif isinstance(part, dict) and all(isinstance(key, str) for key in part):
+        parts = list(part.values())
+    elif part is None or isinstance(part, (bool, int, float, str)):
+        return
+    else:
+        raise TypeError(
+            f"gather: got {type(part).__name__} in a {type(value).__name__}; expected None, bool, int, float, str, and "
+            "lists and dicts of these with keys of str. Convert it: arrays have tolist()."
+        )
+    for each in parts:
+        _check(each, value)
+
+
+def broadcast(data: Any, source: int, what: str) -> None:
+    """Fill a buffer with what one instance has in its own. Patient: that may do meanwhile what only it does."""
+    messages, index = connect().messages, getInstanceIndex()
+    with reaching_others(what, TransferError):
+        if index == source:
+            others = [other for other in range(getNumInstances()) if other != source]
+            transfers = [messages.send(other, BROADCAST, data) for other in others]
+        else:
+            transfers = [messages.receive(source, BROADCAST, data)]
+        messages.wait(transfers, PATIENT_SECONDS)
 
 
 def barrier(what: str = "waiting at a barrier") -> None:

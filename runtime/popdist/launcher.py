@@ -8,24 +8,22 @@ of replicas, so that programs run under either launcher. On several machines: th
 """
 
 import argparse
-import fcntl
 import importlib
 import os
 import shutil
 import signal
 import socket
-import struct
 import sys
 from typing import Any, Dict, Optional, Sequence
 
 from popdist.environment import IPUS, REPLICAS
-from popdist.exchange import INTERFACE, SECONDS, TIMEOUT
+from popdist.exchange import SECONDS, TIMEOUT
+from popdist.linking import INTERFACE, address_of_interface, source_address
+from popdist.meeting import is_loopback
 
 GRACE_SECONDS = 60.0
 """Default of how long instances may take to finish when this process is asked to end."""
 CPP_LOG = "TORCH_CPP_LOG_LEVEL"
-SIOCGIFADDR = 0x8915
-"""ioctl(2), Linux: the address of a network interface."""
 USAGE_ERROR = 2
 """Exit code where the command line cannot be used."""
 
@@ -185,24 +183,11 @@ def interface_towards(host: str) -> Optional[str]:
     None where that cannot be told: without IPv4 or Linux, and where a name stands for a loopback address, as a
     machine's own name often does there, while others reach it by another one.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 1))  # which sends nothing
-        except OSError:
-            return None
-        address = probe.getsockname()[0]
-        if address.startswith("127.") and not host.startswith(("127.", "localhost")):
-            return None
-        names = [name for _, name in socket.if_nameindex() if _address_of(name, probe) == address]
+    address = source_address(host)
+    if address is None or is_loopback(address) and not is_loopback(host):
+        return None
+    names = [name for _, name in socket.if_nameindex() if address_of_interface(name) == address]
     return names[0] if names else None
-
-
-def _address_of(interface: str, probe: socket.socket) -> Optional[str]:
-    request = struct.pack("256s", interface.encode()[:15])
-    try:
-        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])
-    except OSError:
-        return None  # it has none
 
 
 if __name__ == "__main__":

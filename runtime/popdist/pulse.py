@@ -6,28 +6,30 @@ is left to those who use it.
 """
 
 import os
+import socket
 import sys
 import threading
-from typing import Any, List, Sequence
+from typing import List, Sequence
 
 BEAT_SECONDS = 1.0
 LAST_SECONDS = 3.0
 """How long the end of a process waits for these threads."""
-ALIVE, LEAVING = 1, 0
+ALIVE = b"\1"
 
 
 class Pulse:
     """The two threads of a process.
 
     Args:
-        torch, distributed: the modules.
-        group: a process group of their own; its timeout is how long a sign of life may take.
+        following, before: connections to the next instance and from the one before.
         index, names: of this instance; what all are called.
-        seconds: that timeout, for the message.
+        seconds: how long a sign of life may take.
     """
 
-    def __init__(self, torch: Any, distributed: Any, group: Any, index: int, names: Sequence[str], seconds: float):
-        self._torch, self._distributed, self._group = torch, distributed, group
+    def __init__(
+        self, following: socket.socket, before: socket.socket, index: int, names: Sequence[str], seconds: float
+    ):
+        self._following, self._before = following, before
         self._index, self._names, self._seconds = index, names, seconds
         self._leaving = threading.Event()
         self._threads: List[threading.Thread] = []
@@ -36,37 +38,34 @@ class Pulse:
             self._threads[-1].start()
 
     def stop(self) -> None:
-        """Say goodbye, and end the threads."""
+        """Say goodbye, which is that the connection ends, and end the threads."""
         self._leaving.set()
+        for connection in (self._following, self._before):
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # the other end has gone
         for thread in self._threads:
             thread.join(LAST_SECONDS)
 
-    def _message(self, value: int) -> Any:
-        return self._torch.full((1,), value, dtype=self._torch.uint8)
-
     def _send(self) -> None:
-        following = (self._index + 1) % len(self._names)
+        self._following.settimeout(self._seconds)
         try:
-            while True:
-                is_last = self._leaving.wait(BEAT_SECONDS)
-                message = self._message(LEAVING if is_last else ALIVE)
-                self._distributed.isend(message, following, group=self._group).wait()
-                if is_last:
-                    return
-        except RuntimeError:
+            while not self._leaving.wait(BEAT_SECONDS):
+                self._following.sendall(ALIVE)
+        except OSError:
             return  # it has left, or will be missed by whoever waits for it
 
     def _receive(self) -> None:
-        before = (self._index - 1) % len(self._names)
+        self._before.settimeout(self._seconds)
         try:
-            while not self._leaving.is_set():
-                message = self._message(ALIVE)
-                self._distributed.irecv(message, before, group=self._group).wait()
-                if int(message) == LEAVING:
-                    return
-        except RuntimeError as error:
-            if "imed out" in str(error) and not self._leaving.is_set():
-                self._end(before)
+            while self._before.recv(64):
+                pass
+        except TimeoutError:
+            if not self._leaving.is_set():
+                self._end((self._index - 1) % len(self._names))
+        except OSError:
+            return
 
     def _end(self, before: int) -> None:
         print(

@@ -11,7 +11,9 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Sequence, Tuple
+
+from popdist.store import Client, StoreError
 
 BEAT_SECONDS = 1.0
 ANSWER_SECONDS = 4.0
@@ -22,8 +24,8 @@ FRAMES = 3
 """Calls, the innermost first, that tell where an instance is."""
 SHOWN = 3
 """Instances that are named of those that wait, and of those that do not."""
-ASKED, OVER = "roll call", "no roll call"
-"""Keys of the store."""
+ASKED = "roll call"
+"""Key of the store."""
 
 _waits: Dict[object, Callable[[], str]] = {}
 """What this process waits for, where it does."""
@@ -51,22 +53,18 @@ class RollCall:
     Args:
         store: that all instances see, over a connection of its own: others may be in use for long.
         names: of all instances, see `own_name`.
-        keeps_store: whether the store ends with this process.
     """
 
-    def __init__(self, store: Any, index: int, names: Sequence[str], keeps_store: bool = False):
-        self._store, self._index, self._names, self._keeps_store = store, index, names, keeps_store
+    def __init__(self, store: Client, index: int, names: Sequence[str]):
+        self._store, self._index, self._names = store, index, names
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="roll call", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; and where the store ends, too, those of the others first, of which torch would complain."""
+        """End the thread."""
         self._leaving.set()
         self._thread.join(LAST_SECONDS)
-        if self._keeps_store and not self._thread.is_alive():
-            self._store.set(OVER, "")
-            time.sleep(BEAT_SECONDS * 1.5)
 
     def call(self) -> str:
         """Ask the other instances where they are. Returns sentences, the last of those that do not wait."""
@@ -85,21 +83,20 @@ class RollCall:
             self._store.set(ASKED, "")
             while missing and time.monotonic() < until:
                 for other in sorted(missing):
-                    if self._store.check([_key(other)]):
-                        answers[other] = tuple(json.loads(self._store.get(_key(other))))
+                    if self._store.has(_key(other)):
+                        waits, where = json.loads(self._store.get(_key(other)))
+                        answers[other] = bool(waits), str(where)
                         missing.remove(other)
                 time.sleep(BEAT_SECONDS / 20)
-        except RuntimeError:
+        except StoreError:
             return  # nobody keeps the store any more
 
     def _listen(self) -> None:
         try:
             while not self._leaving.wait(BEAT_SECONDS):
-                if self._store.check([OVER]):
-                    return
-                if self._store.check([ASKED]):
+                if self._store.has(ASKED):
                     return self._answer()
-        except RuntimeError:
+        except StoreError:
             return
 
     def _answer(self) -> None:

@@ -60,7 +60,9 @@ __all__ = [
 
 
 def gather(value: Any, patiently: bool = False) -> List[Any]:
-    """Every instance's value (one that pickles), by instance. All instances must call it, in the same order.
+    """Every instance's value, by instance. All instances must call it, in the same order.
+
+    A value is None, bool, int, float, str, or lists and dicts of these; it travels as JSON, and tuples become lists.
 
     Args:
         patiently: one may take up to an hour longer to get here than the others; else what collectives allow.

@@ -1,6 +1,6 @@
 """What a session's run did and when: spans of time on each replica, and sums for each phase."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 LANES = ("compute", "load", "store", "collectives", "host I/O")
@@ -118,6 +118,22 @@ class Profile:
     def seconds(self) -> float:
         """Of the run."""
         return (self.end - self.begin) / 1e9
+
+    def plain(self) -> List[Any]:
+        """All of it as lists, dicts, text and numbers, which other processes can be given."""
+        return list(astuple(self))
+
+    @staticmethod
+    def from_plain(told: Sequence[Any]) -> "Profile":
+        """What `plain` gave in another process."""
+        replicas, steps, begin, end, phases, spans, left_out = told
+        return Profile(
+            tuple(replicas),
+            *(steps, begin, end),
+            tuple(PhaseProfile(name, runs, Work(*work), spent) for name, runs, work, spent in phases),
+            tuple(Span(*when, Work(*work), graph, op, row) for *when, work, graph, op, row in spans),
+            left_out,
+        )
 
 
 def timeline(profiles: Sequence[Profile]) -> Dict[str, Any]:

@@ -6,26 +6,28 @@ other machines, end within `END_SECONDS`; no instance outlives this process; and
 last on the screen.
 """
 
+import errno
 import logging
 import os
 import signal
+import socket
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Dict, Optional, Sequence, Tuple
 
-from popdist import tether
-from popdist.exchange import JOIN_SECONDS, ended_after, unreachable
+from popdist import exchange, meeting, tether, wire
 from popdist.launcher import USAGE_ERROR
+from popdist.store import Client, Keeper, StoreError, connect
 from popdist.voices import Voices
-from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from popxl_engine.machine.groups import SharedStore
 from popxl_engine.posts import Posts
 
 SETTLE_SECONDS = 0.5
@@ -78,11 +80,13 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
         The exit code: that of the first that failed; 128 + a signal.
     """
     _be_quiet()
-    first = machines.address, machines.port
-    if machines.index > 0 and (problem := unreachable(*first, JOIN_SECONDS)) is not None:
-        return _refuse(machines, problem)
-    with Voices(machines.own) as voices:
-        agent = Agent(program, machines, voices, grace)
+    with ExitStack() as stack:
+        try:
+            place = _make_place(machines, stack)
+        except (OSError, meeting.MeetingError) as error:
+            return _refuse(machines, str(error))
+        voices = stack.enter_context(Voices(machines.own))
+        agent = Agent(program, machines, place, voices, grace)
         try:
             result = agent.run()
             agent.end_all()
@@ -94,13 +98,26 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
         except OptionsDiffer as error:
             print(f"poprun: {error}", file=sys.stderr, flush=True)
             return USAGE_ERROR
-        except DistError as error:
+        except (StoreError, OSError) as error:
             return _refuse(machines, str(error).splitlines()[0].rstrip("."))
         finally:
             agent.end_all()
             agent.leave()
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # all is done, and the exit code stays
+
+
+def _make_place(machines: Machines, stack: ExitStack) -> meeting.Meeting:
+    """Where those of all machines meet, instances too. Its folder, if it has one, ends with the stack."""
+    if machines.count == 1:
+        folder = stack.enter_context(meeting.new_folder())
+        os.environ[meeting.MEETING] = str(folder)
+        return meeting.Meeting(folder / meeting.STORE, None, True)
+    secret = meeting.find_secret()
+    os.environ[meeting.MEETING] = f"{machines.address}:{machines.port}"
+    if secret:
+        os.environ[meeting.SECRET] = secret.decode()  # of this process and those that it starts
+    return meeting.Meeting((machines.address, machines.port), secret, machines.index == 0)
 
 
 def _be_quiet() -> None:
@@ -119,8 +136,8 @@ def _refuse(machines: Machines, problem: str) -> int:
 def _alone(machines: Machines, problem: str) -> str:
     return (
         f"poprun: machine {machines.index} of {machines.count} did not meet the others at {machines.address}:"
-        f"{machines.port} ({problem}); expected poprun on all of them within {JOIN_SECONDS} s, with the same options "
-        "but --node-rank."
+        f"{machines.port} ({problem}); expected poprun on all of them within {exchange.JOIN_SECONDS} s, with the same "
+        "options but --node-rank."
     )
 
 
@@ -139,23 +156,72 @@ class Pipes(DefaultLogsSpecs):
         return found
 
 
+class Place(RendezvousHandler):
+    """The store of the run, as torch's agent asks for it. Machine 0 keeps it."""
+
+    def __init__(self, machines: Machines, place: meeting.Meeting):
+        self._machines, self._place = machines, place
+        self.client: Optional[Client] = None
+        """Of the store, once the machines have met."""
+
+    def get_backend(self) -> str:
+        """See `RendezvousHandler`, here and below."""
+        return "popdist"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the others. OSError: they cannot be reached, or the port is taken."""
+        machines, place = self._machines, self._place
+        if place.keeps_store:
+            Keeper(_listen(place.address), place.secret)
+        self.client = connect(place.address, place.secret, exchange.JOIN_SECONDS)
+        return RendezvousInfo(
+            SharedStore(self.client, exchange.JOIN_SECONDS),
+            machines.index,
+            machines.count,
+            RendezvousStoreInfo(machines.address, machines.port),
+        )
+
+    def is_closed(self) -> bool:
+        """Never."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nothing to do."""
+
+    def num_nodes_waiting(self) -> int:
+        """Nobody comes later."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Of all runs."""
+        return "poprun"
+
+    def shutdown(self) -> bool:
+        """The store stays until this process ends."""
+        return True
+
+
+def _listen(address: wire.Address) -> socket.socket:
+    """Machine 0's address may be one that others know it by, and not its own."""
+    try:
+        return wire.listen(address)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL or not isinstance(address, tuple):
+            raise
+        return wire.listen(("", address[1]))
+
+
 class Agent(LocalElasticAgent):
     """Of one machine. See the top of this file."""
 
-    def __init__(self, program: Sequence[str], machines: Machines, voices: Voices, grace: float):
-        meeting = RendezvousParameters(
-            "static",
-            f"{machines.address}:{machines.port}",
-            run_id="poprun",
-            min_nodes=machines.count,
-            max_nodes=machines.count,
-            rank=machines.index,
-            timeout=JOIN_SECONDS,
-        )
+    def __init__(
+        self, program: Sequence[str], machines: Machines, place: meeting.Meeting, voices: Voices, grace: float
+    ):
+        self._place = Place(machines, place)
         spec = WorkerSpec(
             role="instance",
             local_world_size=machines.instances,
-            rdzv_handler=get_rendezvous_handler(meeting),
+            rdzv_handler=self._place,
             entrypoint=sys.executable,
             args=("-I", "-S", tether.__file__, str(os.getpid()), *(word.replace("$", "$$") for word in program)),
             max_restarts=0,
@@ -200,11 +266,9 @@ class Agent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """See `SimpleElasticAgent`."""
-        silent = _alone(self._machines, "what listens there says nothing")
-        with ended_after(3 * JOIN_SECONDS, silent):  # it waits for a connection, for the others, and for what they say
-            super()._rendezvous(worker_group)
-        assert self._store is not None
-        machines, store = self._machines, self._store
+        super()._rendezvous(worker_group)
+        assert self._place.client is not None
+        machines, store = self._machines, self._place.client
         self._posts = Posts(store, machines.index, machines.count)
         store.set(f"options/{machines.index}", machines.options)
         for other in range(machines.count):

@@ -8,7 +8,9 @@ import json
 import threading
 import time
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Dict, Optional, Tuple
+from typing import Dict, Optional, Tuple
+
+from popdist.store import Client, StoreError
 
 TICK_SECONDS = 0.5
 SILENT_SECONDS = 60.0
@@ -35,12 +37,12 @@ class Posts:
     """Those of all machines of a run.
 
     Args:
-        store: a `torch.distributed` store that all machines see.
+        store: that all machines see.
         index: of this machine.
         count: of machines.
     """
 
-    def __init__(self, store: Any, index: int, count: int):
+    def __init__(self, store: Client, index: int, count: int):
         self._store, self._index = store, index
         self._own = Post()
         self._others: Dict[int, Tuple[Post, float]] = {
@@ -92,14 +94,14 @@ class Posts:
                 if own.has_left and (self._index > 0 or all(post.has_left for post, _ in self._others.values())):
                     return
                 time.sleep(TICK_SECONDS)
-        except RuntimeError:  # nobody keeps the store any more
+        except StoreError:  # nobody keeps the store any more
             post, _ = self._others.get(0, (Post(code=0), 0.0))
             if post.code is None:
                 self._others[0] = Post(code=1, problem="its poprun is gone."), time.monotonic()
 
     def _read(self) -> None:
         for other, (before, _) in list(self._others.items()):
-            if self._store.check([_key(other)]):
+            if self._store.has(_key(other)):
                 post = Post(*json.loads(self._store.get(_key(other))))
                 if post != before:
                     self._others[other] = post, time.monotonic()

@@ -177,8 +177,11 @@ def results(memmap_dir):
         found = session.run({into: values(*SHAPE)[first : first + local]})
         read = session.get_tensors_data(variables.values())
     named = {name: found[stream].reshape(local, *stream.shape) for name, stream in outputs.streams.items()}
-    parts = gather(named)
-    whole = {name: np.concatenate([part[name] for part in parts]) for name in named}
+    parts = gather({name: array.tolist() for name, array in named.items()})
+    whole = {
+        name: np.concatenate([np.array(part[name], array.dtype).reshape(array.shape) for part in parts])
+        for name, array in named.items()
+    }
     return {**whole, **{f"variable/{name}": np.array(read[v]) for name, v in variables.items()}}
 
 

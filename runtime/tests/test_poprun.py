@@ -138,7 +138,7 @@ def test_a_run_that_ignores_hangups_goes_on_after_one(tmp_path):
 
 LATE = {
     "starting": "time.sleep(90)",
-    "opening connections": "import torch.distributed as d; d.init_process_group = lambda *_, **__: time.sleep(90); "
+    "opening connections": "from popdist import exchange; exchange.link_all = lambda *_: time.sleep(90); "
     "popdist.init()",
 }
 
@@ -198,7 +198,7 @@ HANGS = r"Instance 1 \(process \d+ on .*\) does not wait: it is at <string>:\d+ 
 @pytest.mark.parametrize(
     "mode, says",
     [
-        ("exception", "[1] [rank1]: ValueError: bad luck"),
+        ("exception", "[1] ValueError: bad luck"),
         ("hang", "replica 0 waits at %w_all_reduce = "),
         ("program", "instance 0 has '%w: float32[4] = variable', instance 1 has '%w: float32[5] = variable'"),
     ],

@@ -6,10 +6,11 @@ import time
 import pytest
 from popdist import roll_call
 from popdist.roll_call import RollCall, waiting
+from popdist.store import StoreError
 
 
 class Store:
-    """As `torch.distributed` has them, of this process alone."""
+    """As `popdist.store` has them, of this process alone."""
 
     def __init__(self):
         self.values = {}
@@ -20,15 +21,15 @@ class Store:
     def get(self, key):
         return self.values[key]
 
-    def check(self, keys):
-        return all(key in self.values for key in keys)
+    def has(self, key):
+        return key in self.values
 
 
 class Cut(Store):
     """One that nobody keeps any more."""
 
-    def check(self, keys):
-        raise RuntimeError("Broken pipe")
+    def has(self, key):
+        raise StoreError("Broken pipe")
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_an_instance_that_is_asked_says_what_it_waits_for_or_where_its_program_i
         store = Store()
         store.set(roll_call.ASKED, "")
         own = RollCall(store, 0, ["", ""])
-        while not store.check(["is at/0"]):
+        while not store.has("is at/0"):
             time.sleep(0.001)
         own.stop()
         return json.loads(store.get("is at/0"))

@@ -4,16 +4,19 @@ NCCL on GPUs. Any backend of `torch.distributed` with the same calls serves; Glo
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
+import torch.distributed as distributed
 from popdist import exchange
+
+from popxl_engine.machine.groups import make_group
 
 logger = logging.getLogger("popxl")
 
 BACKENDS: Dict[str, str] = {"cuda": "nccl"}
-"""device type -> what carries its collectives. Others exchange operands over Gloo, see `fabric`."""
+"""device type -> what carries its collectives. Others exchange operands through host memory, see `fabric`."""
 SINGLE = {
     "all_gather": ("all_gather_single", "all_gather_into_tensor"),
     "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
@@ -33,8 +36,6 @@ class Seat:
 class Communicator(Seat):
     """The collectives of one group. All members call them in the same order, with operands of one shape and type."""
 
-    distributed: Any
-    """The module `torch.distributed`."""
     group: Any
 
     def gather(self, t: torch.Tensor) -> torch.Tensor:
@@ -47,20 +48,20 @@ class Communicator(Seat):
     def reduce(self, t: torch.Tensor, how: str) -> None:
         """Reduce in place. ``how``: a name of `torch.distributed.ReduceOp`."""
         if t.numel():
-            self.distributed.all_reduce(t, getattr(self.distributed.ReduceOp, how), group=self.group)
+            distributed.all_reduce(t, getattr(distributed.ReduceOp, how), group=self.group)
 
     def reduce_scatter(self, t: torch.Tensor, how: str) -> torch.Tensor:
         """This member's part, by position, of the reduced tensors: t [size * n] -> [n]."""
         part = t.new_empty(t.numel() // self.size)
         if t.numel():
-            reduction = getattr(self.distributed.ReduceOp, how)
+            reduction = getattr(distributed.ReduceOp, how)
             self._named("reduce_scatter")(part, t, reduction, group=self.group)
         return part
 
     def _named(self, collective: str) -> Any:
         """The form of a collective that takes one tensor for all members."""
         names = SINGLE[collective]
-        return getattr(self.distributed, next(name for name in names if hasattr(self.distributed, name)))
+        return getattr(distributed, next(name for name in names if hasattr(distributed, name)))
 
 
 def as_bytes(t: torch.Tensor) -> torch.Tensor:
@@ -116,7 +117,8 @@ def make_communicators(
     Raises:
         RuntimeError: processes compute on devices of different types.
     """
-    reason = shared_devices(exchange.gather(home(device, len(local)), "comparing devices"))
+    homes = exchange.gather(astuple(home(device, len(local))), "comparing devices")
+    reason = shared_devices([Home(*each) for each in homes])
     if device.type not in BACKENDS:
         return None
     if reason is not None:
@@ -130,8 +132,8 @@ def make_communicators(
         return None
     found = {}
     for members in groups:
-        group = exchange.make_group(members, BACKENDS[device.type])
+        group = make_group(members, BACKENDS[device.type])
         if local[0] in members:
             seat = len(members), members.index(local[0])
-            found[members] = Communicator(*seat, exchange.connect().distributed, group)
+            found[members] = Communicator(*seat, group)
     return found

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from popdist import exchange
+from popdist.messages import Transfer, TransferError
 
 from popxl_engine.machine.communicator import Communicator, make_communicators
 from popxl_engine.machine.lockstep import Rendezvous, waits
@@ -23,10 +24,6 @@ TAGS = 2**31
 """Tags of messages are below."""
 SPLIT_BYTES = 2**14
 """Reductions from this size on are split over the processes of the group: one more message, each shorter."""
-
-
-class Lost(RuntimeError):
-    """A transfer did not end."""
 
 
 @dataclass(eq=False)
@@ -41,8 +38,8 @@ class Exchange:
     """Where each process reduces a range of the elements for all: that range, by process."""
     incoming: List[Tuple[torch.Tensor, List[torch.Tensor]]] = field(default_factory=list)
     """Messages, and the parts of operands that each fills, as bytes."""
-    works: List[Tuple[Any, torch.Tensor]] = field(default_factory=list)
-    """Transfers that must end, with their messages."""
+    transfers: List[Transfer] = field(default_factory=list)
+    """They must end."""
     done: "Optional[Future[Dict[int, Any]]]" = None
     """The results, where a thread waits for them."""
 
@@ -64,11 +61,8 @@ class Exchange:
 
     def wait(self) -> None:
         """Wait until everything is received and sent, and put messages of several parts in their places."""
-        for work, _ in self.works:
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise Lost(str(error)) from None
+        if self.transfers:
+            exchange.connect().messages.wait(self.transfers, exchange.seconds())
         for message, targets in self.incoming:
             if len(targets) > 1:
                 for target, part in zip(targets, message.split([t.numel() for t in targets])):
@@ -93,7 +87,7 @@ class Fabric:
         groups: Sequence[Tuple[int, ...]] = (),
     ):
         self.replicas, self.local, self.device = replicas, local, device
-        self.connection = exchange.connect()
+        self.messages = exchange.connect().messages
         self.communicators = make_communicators(device, local, groups)
         """Where each replica has a device of its own."""
         self._pool: Optional[ThreadPoolExecutor] = None
@@ -117,7 +111,7 @@ class Fabric:
         ]
         found = Exchange(arrivals, operands, self._ranges(first))
         others = {other: members for other, members in self._homes(first).items() if other != self.instance}
-        with exchange.reaching_others(f"at {first.describe}"):
+        with exchange.reaching_others(f"at {first.describe}", TransferError):
             for other, members in others.items():
                 self._receive_operands(found, other, members)
             for other, members in others.items():
@@ -159,13 +153,11 @@ class Fabric:
 
     def _receive(self, found: Exchange, other: int, message: torch.Tensor) -> None:
         if message.numel():
-            work = self.connection.distributed.irecv(message, other, tag=self._tag(found.first))
-            found.works.append((work, message))
+            found.transfers.append(self.messages.receive(other, self._tag(found.first), message.numpy()))
 
     def _send(self, found: Exchange, other: int, message: torch.Tensor) -> None:
         if message.numel():
-            work = self.connection.distributed.isend(message, other, tag=self._tag(found.first))
-            found.works.append((work, message))
+            found.transfers.append(self.messages.send(other, self._tag(found.first), message.numpy()))
 
     def _tag(self, arrival: Rendezvous) -> int:
         """Groups of one place are disjoint, so that the first member tells them apart."""
@@ -183,7 +175,7 @@ class Fabric:
         Where all are at one place of the program, the order is that of their groups; else the first that is done.
         """
         exchanges = list(abroad.values())
-        with exchange.reaching_others(lambda: _waits(exchanges), Lost):
+        with exchange.reaching_others(lambda: _waits(exchanges), TransferError):
             places = {found.first.number for found in exchanges}
             members = min(abroad) if len(places) == 1 else self._first_done(abroad)
             found = abroad[members]
@@ -208,7 +200,7 @@ class Fabric:
         try:
             return {m: a.apart(communicator, *a.operands) for m, a in found.arrivals.items()}
         except RuntimeError as error:
-            raise Lost(str(error)) from None
+            raise TransferError(str(error)) from None
 
     def _joined(self, found: Exchange) -> Dict[int, Any]:
         """Reduce this process's range of the elements, give it to the others, and take theirs."""
@@ -219,7 +211,7 @@ class Fabric:
         flat = whole.reshape(-1)
         flat[begin:end] = found.first.combine(pieces)[members.index(own)]
         second = Exchange(found.arrivals, [{own: whole}], found.ranges)
-        with exchange.reaching_others(f"at {found.first.describe}"):
+        with exchange.reaching_others(f"at {found.first.describe}", TransferError):
             for other in found.ranges.keys() - {self.instance}:
                 self._receive(second, other, *second.parts(whole, other, ()))
             for other in found.ranges.keys() - {self.instance}:
@@ -245,9 +237,8 @@ class Fabric:
         """
         whole = torch.empty_like(like) if value is None else value.contiguous()
         if whole.numel():
-            with exchange.reaching_others("reading variables"):
-                flat, source = whole.reshape(-1).view(torch.uint8), self.instance_of(replica)
-                self.connection.distributed.broadcast(flat, source, group=self.connection.patient)
+            flat = whole.detach().reshape(-1).view(torch.uint8).numpy()
+            exchange.broadcast(flat, self.instance_of(replica), "reading variables")
         return whole
 
 

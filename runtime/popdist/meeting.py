@@ -1,0 +1,265 @@
+"""Where the instances of a run meet, and how they know each other there.
+
+On one machine: in a folder of mode 0700, which `poprun` makes and names in ``POPDIST_MEETING``. Programs that another
+launcher starts derive one from the user, the launcher's address and the run. On several machines: at an address, where
+all show that they know one secret: ``POPDIST_SECRET``, or a file's content that only this user can read.
+"""
+
+import atexit
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import tempfile
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator, List, Optional, Tuple
+
+from popdist import private, wire
+from popdist.environment import getInstanceIndex, number_from_environment
+
+MEETING = "POPDIST_MEETING"
+"""Environment variable, set by `poprun`: the folder of a run on one machine, or HOST:PORT."""
+SECRET, SECRET_FILE = "POPDIST_SECRET", "POPDIST_SECRET_FILE"
+"""Environment variables: the secret of a run on several machines, or the file that has it."""
+TRUST = "POPDIST_TRUST_NETWORK"
+"""Environment variable: 1 where nobody else can reach the machines' ports, so that no secret is asked for."""
+PORT = "POPDIST_PORT"
+"""Environment variable: under torchrun, which listens at MASTER_PORT, where instance 0 does; default: the next."""
+SECRET_BYTES = (16, 4096)
+"""The least and the most that a secret may have."""
+STORE = "store"
+"""In a folder: the socket of the process that keeps the store."""
+
+
+class MeetingError(RuntimeError):
+    """The environment does not say how to meet, or what it names cannot be used."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """See the top of this file."""
+
+    address: wire.Address
+    """Of the process that keeps the store."""
+    secret: Optional[bytes]
+    """None on one machine."""
+    keeps_store: bool
+    """Whether this instance does, not the launcher."""
+
+    @property
+    def folder(self) -> Optional[Path]:
+        """On one machine."""
+        return self.address.parent if isinstance(self.address, Path) else None
+
+    def __str__(self) -> str:
+        return str(self.address) if isinstance(self.address, Path) else "{}:{}".format(*self.address)
+
+
+def find() -> Meeting:
+    """That of this instance.
+
+    Raises:
+        MeetingError: the launcher's variables are half set, or the folder or the secret cannot be used.
+    """
+    is_first = getInstanceIndex() == 0
+    named = os.environ.get(MEETING)
+    try:
+        if named is not None and named.startswith("/"):
+            return Meeting(private.check_folder(Path(named)) / STORE, None, False)
+        if named is not None:
+            return Meeting(address_of(named), find_secret(), False)
+        host, port = _address()
+        if is_one_machine(host):
+            return Meeting(_derived_folder(host, port, is_first) / STORE, None, is_first)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            port = number_from_environment(PORT, port + 1)
+        return Meeting((host, port), find_secret(), is_first)
+    except OSError as error:
+        raise MeetingError(f"popdist: the instances cannot meet ({error}).") from None
+
+
+def address_of(text: str) -> Tuple[str, int]:
+    """HOST:PORT in parts."""
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def is_one_machine(host: str) -> bool:
+    """Whether all instances of a run that was not started by poprun are on this machine."""
+    own = os.environ.get("LOCAL_WORLD_SIZE")
+    return own == os.environ.get("WORLD_SIZE") if own is not None else is_loopback(host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name stands for this machine, wherever it is used."""
+    return host.startswith("127.") or host in ("localhost", "::1")
+
+
+def _address() -> Tuple[str, int]:
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise MeetingError(
+            f"popdist: got RANK and WORLD_SIZE without {', '.join(missing)}; expected all of the launcher's variables. "
+            "Start the program with torchrun or poprun."
+        )
+    return os.environ["MASTER_ADDR"], number_from_environment("MASTER_PORT", 0)
+
+
+def _base() -> Path:
+    """This user's folder for those of runs.
+
+    Raises:
+        private.NotPrivate: another user has made it, or can write to it.
+    """
+    return private.make_folder(Path(tempfile.gettempdir()).absolute() / f"popdist-{os.getuid()}")
+
+
+def _derived_folder(host: str, port: int, is_first: bool) -> Path:
+    """The same for all instances of a run that have no other way to agree on one. The first makes it, and holds it.
+
+    Raises:
+        MeetingError: another run holds it.
+    """
+    base = _base()
+    run = os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    folder = base / hashlib.sha256(repr((host, port, run)).encode()).hexdigest()[:16]
+    if is_first:
+        with _alone(base):
+            private.make_folder(folder)
+            is_ours = hold(folder)
+        if not is_ours:
+            raise MeetingError(in_use(host, port))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def in_use(host: str, port: int) -> str:
+    """What is said of a port that another program has."""
+    return (
+        f"popdist: got MASTER_PORT={port} on {host}, which is in use; expected a free port. Choose another (poprun "
+        "--master-port), or none: poprun finds one."
+    )
+
+
+_held: List[int] = []
+"""Descriptors of the folders that this process holds, which tell others that it does."""
+
+
+def hold(folder: Path) -> bool:
+    """Take a folder until this process ends. Returns whether no other has."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    _held.append(descriptor)
+    return True
+
+
+@contextmanager
+def new_folder() -> Iterator[Path]:
+    """A folder for one run, which ends with the body. Those of runs that were killed are removed.
+
+    Raises:
+        OSError: no temporary folder can be written.
+    """
+    try:
+        base = _base()
+    except private.NotPrivate:  # somebody else has taken the name
+        folder = Path(tempfile.mkdtemp(prefix="popdist-"))
+    else:
+        with _alone(base):
+            for left in base.iterdir():
+                _remove_if_left(left)
+            folder = Path(tempfile.mkdtemp(dir=base))
+            hold(folder)
+    try:
+        yield private.check_folder(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _alone(base: Path) -> Iterator[None]:
+    descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_if_left(folder: Path) -> None:
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def find_secret() -> bytes:
+    """The secret of this user's runs on several machines: from the environment, or a file, which is made if missing.
+
+    Raises:
+        MeetingError: it is too short, or others can read the file.
+    """
+    if os.environ.get(TRUST) == "1":
+        return b""
+    if SECRET in os.environ:
+        return _checked(os.environ[SECRET].encode(), f"environment variable {SECRET}")
+    path = secret_file()
+    try:
+        return _checked(_read(path), str(path))
+    except FileNotFoundError:
+        if SECRET_FILE in os.environ:
+            raise MeetingError(
+                f"environment variable {SECRET_FILE}: got {path}, which is not there; expected a file that only you "
+                "can read. Copy it from the first machine."
+            ) from None
+    _make_secret(path)
+    return _checked(_read(path), str(path))
+
+
+def secret_file() -> Path:
+    """Where the secret is kept."""
+    if named := os.environ.get(SECRET_FILE):
+        return Path(named)
+    try:
+        return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "popdist" / "secret"
+    except RuntimeError:
+        raise MeetingError(f"popdist: got a user without a home; expected a secret. Set {SECRET}.") from None
+
+
+def _read(path: Path) -> bytes:
+    folder = private.check_folder(path.parent)
+    descriptor = private.open_file(folder / path.name)
+    with open(descriptor, "rb") as file:
+        if os.fstat(descriptor).st_mode & 0o077:
+            raise private.NotPrivate(f"other users may read {path}; chmod 600 {path}, and make another secret")
+        return file.read(SECRET_BYTES[1] + 1).strip()
+
+
+def _make_secret(path: Path) -> None:
+    folder = private.make_folder(path.parent)
+    part = folder / f"{path.name}.{secrets.token_hex(8)}.part"
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(descriptor, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+        with suppress(FileExistsError):  # another process has made one meanwhile: that holds
+            os.link(part, folder / path.name)
+    finally:
+        part.unlink()
+
+
+def _checked(secret: bytes, where: str) -> bytes:
+    low, high = SECRET_BYTES
+    if not low <= len(secret) <= high:
+        raise MeetingError(f"{where}: got {len(secret)} bytes; expected a secret of {low} to {high}.")
+    return secret

@@ -1,0 +1,280 @@
+"""Connections between the processes of a run: none is read from before it is known who is at its other end.
+
+On one machine they are Unix sockets in a folder that only this user can enter, and the system says which user the other
+process belongs to. Between machines they are TCP sockets, and both ends prove that they know the run's secret, without
+telling it: each answers a random challenge with its HMAC-SHA256. Up to there exactly so many bytes are taken, within
+`HANDSHAKE_SECONDS`, and nothing is made of them but a comparison.
+"""
+
+import hmac
+import os
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections import deque
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Deque, Dict, Iterator, Optional, Tuple, Union
+
+Address = Union[Path, Tuple[str, int]]
+"""A socket in a folder, or host and port."""
+
+HANDSHAKE_SECONDS = 5.0
+"""For all that a stranger has to say."""
+STRANGERS = 64
+"""Connections that have not said who they are; of more, the oldest are closed."""
+CONNECT_SECONDS, RETRY_SECONDS = 5.0, 0.05
+"""An attempt to connect, and from one to the next."""
+NONCE = 32
+"""Bytes of a challenge, and of an answer."""
+MAGIC = b"popdist1"
+USER = struct.Struct("3i")
+"""Process, user and group of a Unix socket's other end: SO_PEERCRED, Linux."""
+
+
+class Unreachable(ConnectionError):
+    """Nobody of this run could be reached there; the text says why, in a few words."""
+
+
+class Stranger(Unreachable):
+    """Something is there that does not belong to this run."""
+
+
+def listen(address: Address) -> socket.socket:
+    """A socket that others can connect to. OSError: the address is in use, or is not this machine's."""
+    if isinstance(address, Path):
+        address.unlink(missing_ok=True)  # of a run that was killed
+        found = socket.socket(socket.AF_UNIX)
+        with _short(address) as name:
+            found.bind(name)
+    else:
+        family, _, _, _, place = _resolved(address)
+        found = socket.socket(family)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just closed is free
+        try:
+            found.bind(place)
+        except OSError:
+            found.close()
+            raise
+    found.listen(socket.SOMAXCONN)
+    return found
+
+
+def connect(address: Address, secret: Optional[bytes], until: float) -> socket.socket:
+    """Connect, trying again until then on the monotonic clock, and make sure who is there.
+
+    Raises:
+        Unreachable: nobody was.
+    """
+    while True:
+        try:
+            return _connect(address, secret)
+        except Stranger:
+            raise
+        except TimeoutError:
+            problem = "what listens there says nothing"
+        except OSError as error:
+            problem = error.strerror or str(error)
+        if time.monotonic() > until:
+            raise Unreachable(problem)
+        time.sleep(RETRY_SECONDS)
+
+
+def _connect(address: Address, secret: Optional[bytes]) -> socket.socket:
+    if isinstance(address, Path):
+        found = socket.socket(socket.AF_UNIX)
+    else:
+        found = socket.socket(_resolved(address)[0])
+    try:
+        found.settimeout(CONNECT_SECONDS)
+        if isinstance(address, Path):
+            with _short(address) as name:
+                found.connect(name)
+            check_user(found)
+        else:
+            found.connect(_resolved(address)[4])
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            assert secret is not None
+            _introduce(found, secret)
+        found.settimeout(None)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _introduce(connection: socket.socket, secret: bytes) -> None:
+    """The part of the end that has connected: challenge, check the answer, answer."""
+    until, own = time.monotonic() + HANDSHAKE_SECONDS, secrets.token_bytes(NONCE)
+    connection.sendall(MAGIC + own)
+    told = b""
+    while len(told) < 2 * NONCE:
+        connection.settimeout(max(1e-3, until - time.monotonic()))
+        part = connection.recv(2 * NONCE - len(told))
+        if not part:
+            raise ConnectionResetError(None, "what listens there ended the connection")
+        told += part
+    theirs, proof = told[:NONCE], told[NONCE:]
+    if not hmac.compare_digest(proof, _proof(secret, b"listens", own, theirs)):
+        raise Stranger("what listens there does not know this run's secret, or not the same")
+    connection.sendall(_proof(secret, b"connects", theirs, own))
+
+
+def _proof(secret: bytes, role: bytes, challenge: bytes, own: bytes) -> bytes:
+    return hmac.digest(secret, MAGIC + role + challenge + own, "sha256")
+
+
+def check_user(connection: socket.socket) -> None:
+    """Stranger: the process at the other end of a Unix socket belongs to another user, who is not root."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return  # the folder's mode has to do
+    _, user, _ = USER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, USER.size))
+    if user not in (os.getuid(), 0):
+        raise Stranger(f"the process there belongs to user {user}")
+
+
+def _resolved(address: Tuple[str, int]) -> Tuple[int, int, int, str, Tuple[str, int]]:
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    return found[0]  # type: ignore[return-value]
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A name for a socket's file. The system takes about a hundred bytes, whatever folder it is in."""
+    if len(os.fsencode(path)) < 100 or not os.path.exists("/proc/self/fd"):
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+class _Visitor:
+    """A connection that has not said yet who it is."""
+
+    def __init__(self) -> None:
+        self.until = time.monotonic() + HANDSHAKE_SECONDS
+        self.said = b""
+        self.expected = b""
+        """The answer to our challenge, once that is sent."""
+
+
+class Gate:
+    """Lets connections in that know the secret, or belong to this user. None can keep others waiting.
+
+    Args:
+        listener: it belongs to the gate from now on.
+        secret: None: of a Unix socket.
+    """
+
+    def __init__(self, listener: socket.socket, secret: Optional[bytes]):
+        self._listener, self._secret = listener, secret
+        self._selector = selectors.DefaultSelector()
+        self._visitors: Dict[socket.socket, _Visitor] = {}
+        """The oldest first."""
+        self._admitted: Deque[socket.socket] = deque()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def admit(self, seconds: float) -> Optional[socket.socket]:
+        """The next one that is let in; None: there was none in time."""
+        until = time.monotonic() + seconds
+        while not self._admitted:
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            for key, _ in self._selector.select(min(left, 1.0)):
+                if key.fileobj is self._listener:
+                    self._open()
+                else:
+                    self._hear(key.fileobj)  # type: ignore[arg-type]
+            for visitor in [v for v, state in self._visitors.items() if state.until < time.monotonic()]:
+                self._refuse(visitor)
+        return self._admitted.popleft()
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        for visitor in list(self._visitors):
+            self._refuse(visitor)
+        self._selector.close()
+        self._listener.close()
+
+    def _open(self) -> None:
+        try:
+            visitor, _ = self._listener.accept()
+        except OSError:
+            time.sleep(1e-3)  # it is gone again, or this process has no descriptors left
+            return
+        if self._secret is None:
+            try:
+                check_user(visitor)
+            except Stranger:
+                visitor.close()
+            else:
+                self._admitted.append(visitor)
+            return
+        visitor.setblocking(False)
+        self._visitors[visitor] = _Visitor()
+        self._selector.register(visitor, selectors.EVENT_READ)
+        if len(self._visitors) > STRANGERS:
+            self._refuse(next(iter(self._visitors)))
+
+    def _hear(self, visitor: socket.socket) -> None:
+        state = self._visitors.get(visitor)
+        if state is None:
+            return  # it was refused meanwhile
+        size = NONCE if state.expected else len(MAGIC) + NONCE
+        try:
+            part = visitor.recv(size - len(state.said))
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        state.said += part
+        if not part:
+            self._refuse(visitor)
+        elif len(state.said) == size:
+            self._answer(visitor, state)
+
+    def _answer(self, visitor: socket.socket, state: _Visitor) -> None:
+        said, state.said, secret = state.said, b"", self._secret
+        assert secret is not None
+        if state.expected:
+            if not hmac.compare_digest(said, state.expected):
+                return self._refuse(visitor)
+            self._forget(visitor)
+            visitor.setblocking(True)
+            visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return self._admitted.append(visitor)
+        if not said.startswith(MAGIC):
+            return self._refuse(visitor)
+        theirs, own = said[len(MAGIC) :], secrets.token_bytes(NONCE)
+        state.expected = _proof(secret, b"connects", own, theirs)
+        try:
+            visitor.sendall(own + _proof(secret, b"listens", theirs, own))  # it always fits
+        except OSError:
+            self._refuse(visitor)
+
+    def _forget(self, visitor: socket.socket) -> None:
+        del self._visitors[visitor]
+        self._selector.unregister(visitor)
+
+    def _refuse(self, visitor: socket.socket) -> None:
+        self._forget(visitor)
+        visitor.close()
+
+
+def receive_exactly(connection: socket.socket, size: int) -> bytes:
+    """So many bytes. ConnectionError: the other end has closed it."""
+    found = bytearray(size)
+    view = memoryview(found)
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            raise ConnectionResetError("Connection closed by peer")
+        view = view[count:]
+    return bytes(found)

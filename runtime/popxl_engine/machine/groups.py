@@ -1,0 +1,100 @@
+"""torch's process groups, for the collectives of devices (NCCL), where they are used.
+
+They meet where the instances have met: on one machine by a file in the run's folder, on several by the run's store,
+which lets nobody in who does not know the secret. torch's own store would listen for everyone, and never starts here.
+"""
+
+import atexit
+import os
+from datetime import timedelta
+from typing import Any, List, Optional, Sequence
+
+import torch.distributed as distributed
+from popdist import exchange, getInstanceIndex, getNumInstances
+from popdist.linking import INTERFACE
+from popdist.store import Client
+
+NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+
+
+class SharedStore(distributed.Store):
+    """A run's keys and values, as torch asks for them."""
+
+    def __init__(self, client: Client, seconds: float):
+        super().__init__()
+        self._client, self._seconds = client, seconds
+
+    def set(self, key: str, value: Any) -> None:
+        """See `torch.distributed.Store`, here and below."""
+        self._client.set(key, value if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Waits for it."""
+        return self._client.get(key, self._seconds)
+
+    def add(self, key: str, amount: int) -> int:
+        """Returns the sum."""
+        return self._client.add(key, amount)
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Returns the value that the key has then."""
+        given = [each.encode() if isinstance(each, str) else bytes(each) for each in (expected, desired)]
+        return self._client.replace(key, *given)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all have values."""
+        return all(self._client.has(key) for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: Optional[timedelta] = None) -> None:
+        """Until all have values."""
+        for key in keys:
+            self._client.get(key, self._seconds if timeout is None else timeout.total_seconds())
+
+    def multi_get(self, keys: Sequence[str]) -> List[bytes]:
+        """Waits for all."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
+        """One after the other."""
+        for key, value in zip(keys, values):
+            self.set(key, value)
+
+    def delete_key(self, key: str) -> bool:
+        """Returns whether there was one."""
+        return self._client.delete(key)
+
+    def num_keys(self) -> int:
+        """How many there are."""
+        return self._client.count()
+
+    deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815 - what torch calls them from C++
+
+
+def make_group(instances: Sequence[int], backend: str) -> Any:
+    """A process group of some instances. Every instance calls this; those outside get a group that is of no use."""
+    wait = timedelta(seconds=exchange.seconds())
+    with exchange.reaching_others("opening the devices' connections"):
+        if not distributed.is_initialized():
+            _initialise(backend, wait)
+        return distributed.new_group(list(instances), wait, backend)
+
+
+def _initialise(backend: str, wait: timedelta) -> None:
+    connection = exchange.connect()
+    if INTERFACE in os.environ:  # NCCL takes names that begin so unless told to take exactly these
+        os.environ.setdefault(NCCL_INTERFACE, f"={os.environ[INTERFACE]}")
+    folder = connection.meeting.folder
+    if folder is not None:
+        store: Any = distributed.FileStore(str(folder / "groups"), getNumInstances())
+    else:
+        store = distributed.PrefixStore("torch", SharedStore(connection.store, exchange.JOIN_SECONDS))
+    distributed.init_process_group(
+        backend, store=store, rank=getInstanceIndex(), world_size=getNumInstances(), timeout=wait
+    )
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    """Threads of the groups outlive what they use otherwise; where another instance is lost, closing would wait."""
+    if not exchange.has_lost():
+        distributed.destroy_process_group()
