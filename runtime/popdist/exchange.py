@@ -181,8 +181,8 @@ def _reach(place: Meeting, index: int, instances: int) -> store.Client:
         return store.connect(place.address, place.secret, wait)
     except wire.Stranger as error:
         raise InstanceError(
-            f"popdist: instance {index} found another program at {place} ({error}); expected one of this run. "
-            f"Give all machines the same {meeting.SECRET}, or the file {meeting.secret_file()} of the first."
+            f"popdist: instance {index} found another program at {place} ({error}); expected one of this run: "
+            f"{meeting.how_to_share()}."
         ) from None
     except wire.Unreachable as error:
         raise InstanceError(

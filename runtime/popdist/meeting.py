@@ -226,6 +226,11 @@ def find_secret() -> bytes:
     return _checked(_read(path), str(path))
 
 
+def how_to_share() -> str:
+    """What to do where machines know different secrets."""
+    return f"give all machines the same {SECRET}, or the file {secret_file()} of the first"
+
+
 def secret_file() -> Path:
     """Where the secret is kept."""
     if named := os.environ.get(SECRET_FILE):

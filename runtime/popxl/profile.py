@@ -126,12 +126,15 @@ class Profile:
     @staticmethod
     def from_plain(told: Sequence[Any]) -> "Profile":
         """What `plain` gave in another process."""
-        replicas, steps, begin, end, phases, spans, left_out = told
+        replicas, steps, first, last, phases, spans, left_out = told
         return Profile(
             tuple(replicas),
-            *(steps, begin, end),
+            *(steps, first, last),
             tuple(PhaseProfile(name, runs, Work(*work), spent) for name, runs, work, spent in phases),
-            tuple(Span(*when, Work(*work), graph, op, row) for *when, work, graph, op, row in spans),
+            tuple(
+                Span(replica, lane, name, begin, end, Work(*work), graph, op, row)
+                for replica, lane, name, begin, end, work, graph, op, row in spans
+            ),
             left_out,
         )
 

@@ -98,6 +98,8 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
         except OptionsDiffer as error:
             print(f"poprun: {error}", file=sys.stderr, flush=True)
             return USAGE_ERROR
+        except wire.Stranger as error:
+            return _refuse(machines, f"{error}: {meeting.how_to_share()}")
         except (StoreError, OSError) as error:
             return _refuse(machines, str(error).splitlines()[0].rstrip("."))
         finally:

@@ -1,0 +1,177 @@
+"""Messages between instances, here between threads of one process: what is sent arrives, or fails in words."""
+
+import mmap
+import random
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from popdist import exchange, messages
+from popdist.messages import HEADER, PARCEL, PIECE, RING_BYTES, WHOLE, Link, Messages, TransferError
+
+SIZES = (1, 1000, messages.SHORT_BYTES, messages.SHORT_BYTES + 1, messages.PIECE_BYTES, 3 * RING_BYTES + 7)
+
+
+def linked(count, shares_memory):
+    """As many ends, each with a connection to each other one."""
+    links = [{} for _ in range(count)]
+    for first in range(count):
+        for second in range(first):
+            ends = socket.socketpair()
+            memory = [mmap.mmap(-1, RING_BYTES) if shares_memory else None for _ in ends]
+            links[first][second] = Link(ends[0], memory[0], memory[1])
+            links[second][first] = Link(ends[1], memory[1], memory[0])
+    return [Messages(each) for each in links]
+
+
+@pytest.fixture(params=[True, False], ids=["shared memory", "connection"])
+def three(request):
+    ends = linked(3, request.param)
+    yield ends
+    for end in ends:
+        end.close()
+
+
+@pytest.fixture
+def two():
+    """One end, and the connection whose other end it is."""
+    near, far = socket.socketpair()
+    end = Messages({1: Link(near, None, mmap.mmap(-1, RING_BYTES))})
+    yield end, far
+    end.close()
+    far.close()
+
+
+def content(source, target, tag, size):
+    return np.random.default_rng([source, target, tag]).integers(0, 256, size, np.uint8)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_messages_arrive_whole_in_whatever_order_the_ends_begin_them(three, seed):
+    plan = [(s, t, tag, size) for tag, size in enumerate(SIZES) for s in range(3) for t in range(3) if s != t]
+
+    def work(own):
+        order = [each for each in plan if own in each[:2]]
+        random.Random(seed * 3 + own).shuffle(order)
+        found, begun = {}, []
+        for source, target, tag, size in order:
+            if source == own:
+                begun.append(three[own].send(target, tag, content(source, target, tag, size)))
+            else:
+                found[source, tag, size] = np.empty(size, np.uint8)
+                begun.append(three[own].receive(source, tag, found[source, tag, size]))
+        three[own].wait(begun, 20)
+        return all(np.array_equal(got, content(s, own, tag, size)) for (s, tag, size), got in found.items())
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(work, range(3))) == [True] * 3
+
+
+def test_threads_of_one_process_wait_for_messages_of_their_own(three):
+    def talk(own, other, tag):
+        for turn in range(30):
+            got = np.empty(40_000, np.uint8)
+            begun = three[own].receive(other, tag, got)
+            sent = three[own].send(other, tag, np.full(40_000, turn + tag, np.uint8))
+            three[own].wait([begun, sent], 20)
+            assert (got == turn + tag).all()
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        talks = [pool.submit(talk, *pair, tag) for tag in range(4) for pair in ((0, 1), (1, 0))]
+        assert all(each.result() for each in talks)
+
+
+def test_messages_of_one_tag_arrive_in_order(three):
+    sent = [three[0].send(1, 7, np.full(10, turn, np.uint8)) for turn in range(50)]
+    for turn in range(50):
+        got = np.empty(10, np.uint8)
+        begun = three[1].receive(0, 7, got)
+        mover = threading.Thread(target=three[0].wait, args=([sent[turn]], 5))
+        mover.start()
+        three[1].wait([begun], 5)
+        mover.join()
+        assert (got == turn).all()
+
+
+def test_an_end_that_is_gone_is_told_of_after_all_that_it_sent():
+    near, far = linked(2, False)
+    near.post(1, 1, b"last words")
+    near.close()
+    assert far.take(0, 1, 5) == b"last words"
+    with pytest.raises(TransferError, match="Connection closed by peer"):
+        far.take(0, 1, 5)
+    with pytest.raises(TransferError, match="Connection closed by peer"):
+        far.wait([far.receive(0, 1, bytearray(5))], 5)
+    far.close()
+
+
+def test_an_end_that_does_not_come_in_time_is_told_of(three):
+    begin = time.monotonic()
+    with pytest.raises(TransferError, match=r"^timed out after 0.2 s$"):
+        three[0].wait([three[0].receive(1, 1, bytearray(5))], 0.2)
+    with pytest.raises(TransferError, match=r"^timed out after 0.2 s$"):
+        three[0].take(1, 1, 0.2)
+    assert time.monotonic() - begin < 2
+
+
+def test_a_slow_message_is_waited_for_as_long_as_it_moves(two):
+    end, far = two
+    buffer = bytearray(20)
+    begun = end.receive(1, 1, buffer)
+    far.sendall(HEADER.pack(WHOLE, 1, 20))
+
+    def trickle():
+        for _ in range(20):
+            time.sleep(0.03)
+            far.sendall(b"x")
+
+    slow = threading.Thread(target=trickle)
+    slow.start()
+    end.wait([begun], 0.4)
+    slow.join()
+    assert buffer == b"x" * 20
+
+
+UNEXPECTED = {
+    "a message that nobody waits for": HEADER.pack(WHOLE, 5, 10),
+    "a message of another size": HEADER.pack(WHOLE, 1, 2**63),
+    "a kind that there is not": HEADER.pack(200, 1, 1),
+    "a parcel that is too large": HEADER.pack(PARCEL, 1, messages.PARCEL_BYTES + 1),
+    "too many parcels": HEADER.pack(PARCEL, 1, 0) * (messages.PARCELS + 1),
+    "a piece behind the memory's end": HEADER.pack(PIECE, 1, 2**40),
+    "a piece that is too long": HEADER.pack(PIECE, 1, 21),
+    "an empty piece": HEADER.pack(PIECE, 1, 0),
+    "random bytes": random.Random(1).randbytes(200),
+}
+
+
+@pytest.mark.parametrize("what", UNEXPECTED)
+def test_an_end_that_says_what_it_may_not_say_is_not_listened_to_any_more(two, what):
+    end, far = two
+    buffer = bytearray(20)
+    begun = end.receive(1, 1, buffer)
+    far.sendall(UNEXPECTED[what])
+    with pytest.raises(TransferError, match="^got a "):
+        end.wait([begun], 5)
+    assert buffer == bytearray(20)
+
+
+def test_a_value_that_is_too_large_is_refused_where_it_is(three):
+    with pytest.raises(ValueError, match="expected at most 67108864"):
+        three[0].post(1, 1, bytes(messages.PARCEL_BYTES + 1))
+
+
+@pytest.mark.parametrize("value", [object(), np.zeros(2), {1: 2}, [b"bytes"], {"a": {"b": {3, 4}}}, print])
+def test_values_that_others_would_not_read_alike_are_refused(value):
+    with pytest.raises(TypeError, match="gather: got .*; expected None, bool, int, float, str, and lists and dicts"):
+        exchange.gather(value)
+
+
+def test_values_come_back_as_they_were_but_tuples_are_lists():
+    value = {"a": [1, 2.5, None, True, "é\ud800", float("inf")], "b": {}, "c": 2**70}
+    assert exchange.gather(value) == [value]
+    assert exchange.gather((1, (2,))) == [[1, [2]]]
