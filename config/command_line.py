@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Optional
 
-from config.errors import ConfigError
+from config.errors import SHOWN, ConfigError
 from config.leaves import Leaf, leaves, sections, shown
 from config.presets import build, did_you_mean, preset_mapping, preset_names
 from config.schema import Config
@@ -138,8 +138,9 @@ class _Words:
 
     def _refuse_flag(self, word: str, flag: str) -> None:
         leaf_names = dict.fromkeys((leaf.name for leaf in self.flags.values()), None)
-        name = word.partition("=")[0]
-        hint = did_you_mean(flag, {**leaf_names, "config": None}).replace("mean '", "mean '--")
+        name, hint = word.partition("=")[0][: 2 * SHOWN], ""
+        if len(self.problems) < SHOWN:  # others are counted only
+            hint = did_you_mean(flag, {**leaf_names, "config": None}).replace("mean '", "mean '--")
         self.problems.append(f"{name}: unknown flag. {hint or 'See --help for all of them.'}")
         while self.rest and not self.rest[0].startswith("--"):
             self.rest.pop(0)

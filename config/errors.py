@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 USER_ERROR_EXIT_CODE = 2
+SHOWN = 50
+"""Problems that a message lists."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What writing says where there is no more space."""
 
@@ -28,8 +30,9 @@ class ConfigError(UserError):
         if len(self.problems) == 1:
             message = self.problems[0]
         else:
-            lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(self.problems, start=1))
-            message = f"{where}: {len(self.problems)} problems.\n{lines}"
+            lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(self.problems[:SHOWN], start=1))
+            more = "" if len(self.problems) <= SHOWN else f"\n  ... and {len(self.problems) - SHOWN} more."
+            message = f"{where}: {len(self.problems)} problems.\n{lines}{more}"
         super().__init__(message)
 
 

@@ -10,12 +10,15 @@ from functools import cache
 from textwrap import dedent
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from config.bounded import shortened
 from config.bounds import AtLeast, Between, Bound, Bytes, BytesOrShare, MoreThan
 from config.schema import Config
 
 TRUE_WORDS = {"true", "yes", "on", "1"}
 FALSE_WORDS = {"false", "no", "off", "0"}
 NONE_WORDS = {"none", "null", ""}
+LARGEST = 2**63 - 1
+"""No setting is larger: numbers of programs and files have 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,8 @@ class Leaf:
             if isinstance(value, (list, tuple)) and all(isinstance(item, str) and item for item in value):
                 return tuple(value)
             raise self._refusal(value)
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise self._refusal(value)
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if isinstance(self.bound, Bytes) and isinstance(value, str):
@@ -99,14 +104,15 @@ class Leaf:
 
     def _refusal(self, value: Any) -> ValueError:
         hint = " Write it without quotes." if isinstance(value, str) and self._reads_as_number(value) else ""
-        return ValueError(f"{self.name}: got {value!r}; expected {self.expected}.{hint}")
+        large = f" below 2**63 = {LARGEST + 1}" if isinstance(value, int) and abs(value) > LARGEST else ""
+        return ValueError(f"{self.name}: got {shortened(value)}; expected {self.expected}{large}.{hint}")
 
     def _reads_as_number(self, text: str) -> bool:
         if self.kind not in (int, float) or self.is_list:
             return False
         try:
             self.check(self.kind(text))
-        except ValueError:
+        except (ValueError, OverflowError):
             return False
         return True
 

@@ -146,6 +146,8 @@ def _section_name(leaf: Leaf) -> str:
 
 def did_you_mean(name: str, known: Any, *, listed: bool = False) -> str:
     """A sentence that suggests a known name close to this one; without one, the known names if `listed`."""
+    if len(name) > 2 * max(map(len, known), default=0):
+        return ""
     close = get_close_matches(name, list(known), n=1, cutoff=0.6) or [
         candidate for candidate in sorted(known) if name and (candidate.startswith(name) or name.startswith(candidate))
     ]

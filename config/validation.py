@@ -1,6 +1,5 @@
 """Rules that a whole configuration must keep. All problems are told at once, each with its fix."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from config.errors import ConfigError
 from config.leaves import assemble, flatten, leaves
 from config.schema import Config
 
+SEARCHED = 100_000
+"""Numbers next to a value among which a divisor is looked for."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -125,14 +126,13 @@ def _batch(config: Config) -> Iterator[Problem]:
 
 def _widening(config: Config) -> Problem:
     steps, widening = config.gradient_accumulation, config.execution.widening
-    small = [count for count in range(1, math.isqrt(steps) + 1) if steps % count == 0]
-    divisors = sorted({*small, *(steps // count for count in small)})
-    below = max(count for count in divisors if count < widening)
-    above = [count for count in divisors if count > widening][:1]
+    below = next((count for count in range(widening - 1, max(0, widening - SEARCHED), -1) if steps % count == 0), 1)
+    above = (count for count in range(widening + 1, min(steps, widening + SEARCHED) + 1) if steps % count == 0)
+    others = [below, *([next(above, steps)] if widening < steps else [])]
     return _problem(
         "widening global_batch_size data_parallel micro_batch_size",
         f"widening: got {widening}; expected a divisor of the micro-batches per step, global_batch_size / "
-        f"(data_parallel * micro_batch_size) = {steps}. Use {' or '.join(map(str, [below, *above]))}.",
+        f"(data_parallel * micro_batch_size) = {steps}. Use {' or '.join(map(str, others))}.",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from config.bounded import read_bounded
 from data import example
 from data.errors import DataError
 from data.records import RecordFile, unreadable
@@ -19,6 +20,8 @@ from data.sampling import derive_key, mix
 VERIFIED_BYTES = 32 * 2**20
 """Data sets of up to this size, in bytes, have every checksum checked when they are opened (a fraction of a second)."""
 
+INFO_BYTES = 2**24
+"""Of a dataset.json."""
 _MAPPED_FILES = 256
 _LOG = logging.getLogger(__name__)
 
@@ -199,14 +202,14 @@ def read_info(folder: Path) -> dict[str, Any] | None:
     """Return what `dataset.json` in `folder` says, None if there is none."""
     path = folder / "dataset.json"
     try:
-        info: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        info: dict[str, Any] = json.loads(read_bounded(path, INFO_BYTES))
         if not isinstance(info["vocabulary_size"], int):
             raise TypeError
     except FileNotFoundError:
         return None
     except OSError as error:
         raise unreadable(path, error) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"{path}: got no valid description; expected the JSON of data/prepare.py. Prepare again with --overwrite."
         ) from error

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from config.bounded import read_bounded
 from data import example
 from data.dataset import read_info
 from data.errors import DataError
@@ -24,7 +25,14 @@ from data.folders import partial_folder, publish
 from data.records import RecordWriter, flush
 from data.shuffle import DocumentShuffle
 from data.sources import Source
-from data.tokenisation import END_OF_TEXT, SMALLEST_VOCABULARY, load_tokenizer, tokenise, train_tokenizer
+from data.tokenisation import (
+    END_OF_TEXT,
+    SMALLEST_VOCABULARY,
+    TOKENIZER_BYTES,
+    load_tokenizer,
+    tokenise,
+    train_tokenizer,
+)
 
 FORMAT = 1
 """Of the folder; a change makes earlier folders count as prepared from something else."""
@@ -138,7 +146,7 @@ def _request(source: Source, settings: Settings) -> dict[str, Any]:
     chosen = asdict(settings)
     if settings.tokenizer is not None:
         load_tokenizer(settings.tokenizer)
-        chosen["tokenizer"] = hashlib.sha256(settings.tokenizer.read_bytes()).hexdigest()
+        chosen["tokenizer"] = hashlib.sha256(read_bounded(settings.tokenizer, TOKENIZER_BYTES)).hexdigest()
     request: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, "source": source.identity, "settings": chosen}))
     return request
 

@@ -11,10 +11,13 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from config.bounded import read_bounded
 from data.errors import DataError
 from data.records import unreadable
 
 END_OF_TEXT = "<|endoftext|>"
+TOKENIZER_BYTES = 2**28
+"""Of a tokenizer.json; those of a million tokens have less."""
 SMALLEST_VOCABULARY = 257
 """One token per byte, and the end of text."""
 
@@ -44,7 +47,7 @@ def train_tokenizer(documents: Iterable[str], vocabulary_size: int) -> Tokenizer
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read a tokenizer.json; it must know `END_OF_TEXT`."""
     try:
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.from_str(read_bounded(path, TOKENIZER_BYTES).decode("utf-8"))
     except OSError as error:
         raise unreadable(path, error) from error
     except Exception as error:  # The tokenizers package raises nothing narrower.

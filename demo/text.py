@@ -9,6 +9,8 @@ import popxl_addons as addons
 from tokenizers import Tokenizer
 
 from config import Config, UserError, override
+from config.bounded import read_bounded
+from data.tokenisation import TOKENIZER_BYTES
 from execution.inference import generation, logits
 from execution.variables import copy_weights
 
@@ -28,7 +30,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         UserError: there is none.
     """
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        return Tokenizer.from_str(read_bounded(path, TOKENIZER_BYTES).decode("utf-8"))
     except OSError as error:
         raise UserError(
             f"--tokenizer: got {path}: {error.strerror}; expected a readable tokenizer.json. Check the path."

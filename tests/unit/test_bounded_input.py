@@ -1,0 +1,173 @@
+"""Files and values that are made to take all time and memory: each is refused in one line, at once."""
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from config import ConfigError, UserError, from_mapping
+from config.bounded import read_bounded
+from config.command_line import parse_command_line
+from config.yaml_files import read_yaml
+from data.dataset import read_info
+from data.errors import DataError
+from data.tokenisation import load_tokenizer
+from demo.text import read_tokenizer
+
+MEMORY = 2**29
+"""Bytes that a process may take beside what it has at its start."""
+
+BOMBS = {
+    "aliases of aliases": (
+        "a: &a [x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi")),
+        "line 2: got an alias (*a); expected values. Write them out. Correct the file.",
+    ),
+    "merges of merges": ("a: &a {x: 1}\nb: &b {<<: [*a, *a]}\n", "line 2: got an alias"),
+    "itself": ("a: &a [*a]\n", "line 1: got an alias"),
+    "20,000 keys": ("".join(f"key{i}: 1\n" for i in range(20_000)), "line 501: got more than 500 settings"),
+    "20,000 keys in a section": (
+        "training: {" + ", ".join(f"key{i}: 1" for i in range(20_000)) + "}",
+        "line 1: got more than 500 settings",
+    ),
+    "deep lists": ("name: " + "[" * 30_000, "line 1: got more than 16 mappings and lists inside each other"),
+    "deep mappings": ("{a: " * 30_000, "line 1: got more than 16 mappings and lists inside each other"),
+    "deep blocks": ("".join(" " * i + "a:\n" for i in range(300)), "got more than 16 mappings"),
+    "a number of many parts": ("name: 1" + ":1" * 100_000, "got a text of 200001 characters; expected at most 4096"),
+    "a large file": ("#" * (2**20 + 1), "More than 1048576 bytes"),
+}
+
+
+def one_line(error):
+    text = str(error.value)
+    assert "\n" not in text and len(text) < 1000
+    return text
+
+
+@pytest.fixture(autouse=True)
+def two_seconds(request):
+    if request.node.get_closest_marker("slow"):
+        yield  # a program's start takes longer than that
+        return
+    begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert time.monotonic() - begin < 2
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MEMORY
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_configuration_is_refused_that_holds(bomb, tmp_path):
+    text, says = BOMBS[bomb]
+    file = tmp_path / "config.yml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_yaml(file)
+    assert says in one_line(error)
+
+
+def test_a_configuration_of_ordinary_size_is_read(tmp_path):
+    file = tmp_path / "config.yml"
+    files = [f"data/files/part-{i:05}.tfrecord" for i in range(3000)]
+    file.write_text("data:\n  input_files:\n" + "".join(f"  - {name}\n" for name in files))
+    assert read_yaml(file) == {"data": {"input_files": files}}
+
+
+@pytest.mark.parametrize("leaf", ["layers", "global_batch_size", "learning_rate", "seed", "warmup_steps", "every"])
+@pytest.mark.parametrize("number", [10**400, -(10**400)])
+def test_numbers_beyond_64_bits_are_refused(leaf, number):
+    with pytest.raises(ConfigError) as error:
+        parse_command_line([f"--{leaf}={number}"], program="p", default="tiny")
+    text = str(error.value)
+    assert f"{leaf}: got " in text and len(text) < 2000
+    section = {"layers": "model", "every": "checkpoint"}.get(leaf, "training")
+    with pytest.raises(ConfigError) as error:
+        from_mapping({section: {leaf: number}})
+    assert f"{leaf}: got " in str(error.value) and len(str(error.value)) < 2000
+
+
+def test_the_least_number_beyond_64_bits_is_refused():
+    with pytest.raises(ConfigError) as error:
+        parse_command_line([f"--steps={2**63}"], program="p", default="tiny")
+    assert "steps: got 9223372036854775808; expected a whole number, " in one_line(error)
+    assert "below 2**63" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "batch, widening, uses",
+    [
+        (4 * 10**18, 3, "2 or 4"),
+        (4 * 10**18, 7, "5 or 8"),
+        (4_611_686_014_132_420_609, 2, "1 or 4611686014132420609"),
+        (12, 5, "4 or 6"),
+        (12, 13, "12"),
+    ],
+)
+def test_a_widening_that_does_not_divide_even_a_huge_batch_is_told_of_at_once(batch, widening, uses):
+    flags = [f"--global_batch_size={batch}", f"--widening={widening}", "--data_parallel=1", "--micro_batch_size=1"]
+    with pytest.raises(ConfigError) as error:
+        parse_command_line(flags, program="p", default="tiny")
+    assert f"widening: got {widening}; expected a divisor" in str(error.value)
+    assert f" = {batch}. Use {uses}." in str(error.value)
+
+
+def test_20000_unknown_flags_are_counted_and_the_first_ones_named():
+    with pytest.raises(ConfigError) as error:
+        parse_command_line([f"--flag{i}=1" for i in range(20_000)], program="p", default="tiny")
+    lines = str(error.value).splitlines()
+    assert "20000 problems" in lines[0] and lines[-1] == "  ... and 19950 more." and len(lines) == 52
+
+
+def make_pipe(path):
+    os.mkfifo(path)
+
+
+def make_endless(path):
+    path.symlink_to("/dev/zero")
+
+
+def make_huge(path):
+    with open(path, "wb") as file:
+        file.truncate(2**40)
+
+
+@pytest.mark.parametrize("make", [make_pipe, make_endless, make_huge, Path.mkdir])
+def test_files_without_end_or_writer_are_refused(make, tmp_path):
+    path = tmp_path / "dataset.json"
+    make(path)
+    for read, kind in (
+        (read_tokenizer, UserError),
+        (load_tokenizer, DataError),
+        (read_yaml, ConfigError),
+        (lambda file: read_info(file.parent), DataError),
+    ):
+        with pytest.raises(kind) as error:
+            read(path)
+        assert str(path) in one_line(error)
+
+
+def test_a_description_of_data_that_is_nested_deeply_is_refused(tmp_path):
+    (tmp_path / "dataset.json").write_text("[" * 100_000)
+    with pytest.raises(DataError) as error:
+        read_info(tmp_path)
+    assert "got no valid description" in one_line(error)
+
+
+def test_no_more_is_read_than_may_be(tmp_path):
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_bounded(tmp_path / "file", 5) == b"12345"
+    with pytest.raises(OSError, match="More than 4 bytes"):
+        read_bounded(tmp_path / "file", 4)
+
+
+@pytest.mark.slow
+def test_training_with_an_endless_tokenizer_ends_with_one_line():
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "demo/pretraining.py", "--config", "tiny", "--tokenizer", "/dev/zero"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: --tokenizer: got /dev/zero: Not a plain file; expected a readable tokenizer.json. Check the path.\n"
+    )
