@@ -56,8 +56,6 @@ class Connection(NamedTuple):
 
     meeting: Meeting
     messages: Messages
-    store: store.Client
-    """For what else needs keys and values."""
 
 
 _connection: Optional[Connection] = None
@@ -125,6 +123,7 @@ def _open(index: int, instances: int) -> Connection:
     values = _reach(place, index, instances)
     listener, address = make_listener(place, index)
     told = _meet(values, index, instances, address)
+    values.close()
     names = [name for name, _ in told]
     _roll_call = RollCall(_reach(place, index, instances), index, names)
     atexit.register(_roll_call.stop)
@@ -134,7 +133,7 @@ def _open(index: int, instances: int) -> Connection:
     pulse = Pulse(connections.following, connections.before, index, names, silence)
     messages = Messages(connections.links)
     atexit.register(_leave, pulse, messages)
-    return Connection(place, messages, values)
+    return Connection(place, messages)
 
 
 def _leave(pulse: Pulse, messages: Messages) -> None:

@@ -1,9 +1,9 @@
 """Messages between instances: bytes from one to another, told apart by a number, their tag.
 
-Each pair has a connection. A message begins to travel when the receiver has said where its bytes go (CLEAR), so that
-none is kept on the way; parcels, which are small, are sent at once, and kept until they are taken. On one machine the
-bytes of long messages go through memory that both ends share, a piece at a time, and only their sizes through the
-connection. Messages move while some thread of this process waits for one.
+Each pair has a connection. A long message begins to travel when the receiver has said where its bytes go (CLEAR), so
+that none is kept on the way. Short ones, and parcels, whose size the receiver need not know, are sent at once, and kept
+until they are asked for. On one machine the bytes of long messages go through memory that both ends share, a piece at a
+time, and only their sizes through the connection. Messages move while some thread of this process waits for one.
 
 Everything has a fixed form: a header, and as many bytes as it says. Where the two ends do not agree about a message's
 size, it fails.
@@ -25,9 +25,9 @@ CLEAR, WHOLE, PIECE, TAKEN, PARCEL = range(1, 6)
 """The receiver is ready; the message; a piece is in the shared memory; so much of that is free again; a parcel."""
 RING_BYTES = 2**22
 """Memory that a process shares with one other, for what it sends to that. It is used where messages are long."""
-PIECE_BYTES = 2**19
-SHORT_BYTES = 2**14
-"""Messages up to here go through the connection as they are."""
+PIECE_BYTES = 2**18
+SHORT_BYTES, EARLY_BYTES = 2**16, 2**28
+"""Messages up to here are short; what is kept of them at the most, from one sender."""
 BUFFERS = 16
 """Given to the system at once."""
 PARCEL_BYTES = 2**26
@@ -76,6 +76,9 @@ class Link:
         self.long: Deque[Transfer] = deque()
         """Those that go through the shared memory, the first first."""
         self.parcels: DefaultDict[int, Deque[bytes]] = defaultdict(deque)
+        self.early: DefaultDict[int, Deque[bytes]] = defaultdict(deque)
+        """Short messages that nobody has asked for yet."""
+        self.early_bytes = 0
         self.problem: Optional[str] = None
         """Why nothing comes any more."""
         self.is_deaf = False
@@ -117,6 +120,9 @@ class Link:
         if kind == CLEAR:
             self.ready[tag].append(size)
             self._match(tag)
+        elif kind == WHOLE and not self.receives[tag] and size <= SHORT_BYTES and self.early_bytes < EARLY_BYTES:
+            self.early_bytes += size
+            self._gather(self.early[tag], size, lambda: self._hand_over(tag))
         elif kind == WHOLE:
             transfer = self._receiver(tag, size)
             if transfer is not None:
@@ -126,19 +132,25 @@ class Link:
         elif kind == TAKEN:
             self.freed += size
         elif kind == PARCEL and size <= PARCEL_BYTES and len(self.parcels[tag]) < PARCELS:
-            content = bytearray(size)
-            self._expect(memoryview(content), lambda: self._keep(tag, content))
-            if not size:
-                self._keep(tag, content)
+            self._gather(self.parcels[tag], size, lambda: None)
         else:
             self.end(f"got a message of kind {kind} with {size} bytes, which none is")
 
     def _next(self) -> None:
         self._expect(self._header, self._begin)
 
-    def _keep(self, tag: int, content: bytearray) -> None:
-        self.parcels[tag].append(bytes(content))
-        self._next()
+    def _gather(self, kept: Deque[bytes], size: int, then: Callable[[], None]) -> None:
+        """Keep what comes next."""
+        content = bytearray(size)
+
+        def keep() -> None:
+            kept.append(bytes(content))
+            self._next()
+            then()
+
+        self._expect(memoryview(content), keep)
+        if not size:
+            keep()
 
     def _receiver(self, tag: int, size: int) -> Optional[Transfer]:
         """Whose message begins."""
@@ -168,10 +180,25 @@ class Link:
     def receive(self, transfer: Transfer) -> None:
         """Be ready for a message."""
         self.receives[transfer.tag].append(transfer)
-        self.put(CLEAR, transfer.tag, len(transfer.data))
+        self._hand_over(transfer.tag)
+        if len(transfer.data) > SHORT_BYTES:
+            self.put(CLEAR, transfer.tag, len(transfer.data))
+
+    def _hand_over(self, tag: int) -> None:
+        """Give what came early to who asks for it."""
+        early, waiting = self.early[tag], self.receives[tag]
+        while early and waiting and self.problem is None:
+            content = early.popleft()
+            transfer = self._receiver(tag, len(content))
+            if transfer is not None:
+                self.early_bytes -= len(content)
+                transfer.data[:] = content
+                transfer.move(len(content))
 
     def send(self, transfer: Transfer) -> None:
-        """Send a message once its receiver is ready."""
+        """Send a message, a long one once its receiver is ready."""
+        if len(transfer.data) <= SHORT_BYTES:
+            return self.put(WHOLE, transfer.tag, len(transfer.data), transfer.data, transfer)
         self.sends[transfer.tag].append(transfer)
         self._match(transfer.tag)
 
@@ -181,7 +208,7 @@ class Link:
             transfer, size = sends.popleft(), ready.popleft()
             if size != len(transfer.data):
                 return self.end(f"got room for {size} bytes; expected it for {len(transfer.data)}")
-            if self.outgoing is not None and size > SHORT_BYTES:
+            if self.outgoing is not None:
                 self.long.append(transfer)
             else:
                 self.put(WHOLE, tag, size, transfer.data, transfer)

@@ -177,7 +177,7 @@ class Place(RendezvousHandler):
             Keeper(_listen(place.address), place.secret)
         self.client = connect(place.address, place.secret, exchange.JOIN_SECONDS)
         return RendezvousInfo(
-            SharedStore(self.client, exchange.JOIN_SECONDS),
+            SharedStore(place, exchange.JOIN_SECONDS),
             machines.index,
             machines.count,
             RendezvousStoreInfo(machines.address, machines.port),

@@ -1,6 +1,7 @@
 """Collectives where every replica has a process and a device of its own, and where it turns out to have none."""
 
 from pathlib import Path
+from time import monotonic
 
 import communicator_program
 import pytest
@@ -8,7 +9,7 @@ import torch
 from popxl.op_records import OPS
 from popxl_engine.kernels.collectives import APART
 from popxl_engine.machine.communicator import Home, shared_devices
-from processes import launch
+from processes import finish, free_port, launch, start
 
 SCRIPT = Path(communicator_program.__file__)
 CPU = Home("cpu", None, 1)
@@ -18,6 +19,14 @@ CPU = Home("cpu", None, 1)
 def test_the_devices_own_collectives_give_the_numbers_of_the_fixed_tree():
     ended = launch(["--num-instances", 4], [SCRIPT])
     assert ended.code == 0, ended.said
+
+
+@pytest.mark.multi
+def test_devices_of_several_machines_meet_by_the_runs_own_store():
+    options, begin = ["--num-instances", 4, "--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"], monotonic()
+    machines = [start([*options, "--node-rank", index], [SCRIPT]) for index in range(2)]
+    ended = [finish(machine, begin) for machine in machines]
+    assert [(e.code, e.said) for e in ended] == [(0, "")] * 2, [print(e.said) for e in ended]
 
 
 HANG = """

@@ -136,8 +136,21 @@ def test_a_slow_message_is_waited_for_as_long_as_it_moves(two):
     assert buffer == b"x" * 20
 
 
+def test_a_short_message_that_is_asked_for_while_it_arrives_is_not_missed(two):
+    end, far = two
+    far.sendall(HEADER.pack(WHOLE, 1, 3) + b"a")
+    with pytest.raises(TransferError, match="timed out"):
+        end.take(1, 99, 0.05)  # which hears the beginning
+    buffer = bytearray(3)
+    begun = end.receive(1, 1, buffer)
+    far.sendall(b"bc")
+    end.wait([begun], 5)
+    assert buffer == b"abc"
+
+
 UNEXPECTED = {
-    "a message that nobody waits for": HEADER.pack(WHOLE, 5, 10),
+    "a long message that nobody waits for": HEADER.pack(WHOLE, 5, messages.SHORT_BYTES + 1),
+    "another message before it": HEADER.pack(WHOLE, 1, 19),
     "a message of another size": HEADER.pack(WHOLE, 1, 2**63),
     "a kind that there is not": HEADER.pack(200, 1, 1),
     "a parcel that is too large": HEADER.pack(PARCEL, 1, messages.PARCEL_BYTES + 1),

@@ -12,17 +12,33 @@ from typing import Any, List, Optional, Sequence
 import torch.distributed as distributed
 from popdist import exchange, getInstanceIndex, getNumInstances
 from popdist.linking import INTERFACE
-from popdist.store import Client
+from popdist.meeting import Meeting
+from popdist.store import connect
 
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+_kept: List[distributed.Store] = []
+"""Stores that torch uses as long as this process runs."""
 
 
 class SharedStore(distributed.Store):
-    """A run's keys and values, as torch asks for them."""
+    """A run's keys and values, as torch asks for them.
 
-    def __init__(self, client: Client, seconds: float):
+    Args:
+        meeting: where they are kept.
+        seconds: that `get` waits.
+    """
+
+    def __init__(self, meeting: Meeting, seconds: float):
         super().__init__()
-        self._client, self._seconds = client, seconds
+        self._meeting, self._seconds = meeting, seconds
+        self._client = connect(meeting.address, meeting.secret, seconds)
+        self._clones: List[SharedStore] = []
+        """torch holds these by what is not theirs alone in Python."""
+
+    def clone(self) -> "SharedStore":
+        """The same over another connection, for another thread."""
+        self._clones.append(SharedStore(self._meeting, self._seconds))
+        return self._clones[-1]
 
     def set(self, key: str, value: Any) -> None:
         """See `torch.distributed.Store`, here and below."""
@@ -87,7 +103,8 @@ def _initialise(backend: str, wait: timedelta) -> None:
     if folder is not None:
         store: Any = distributed.FileStore(str(folder / "groups"), getNumInstances())
     else:
-        store = distributed.PrefixStore("torch", SharedStore(connection.store, exchange.JOIN_SECONDS))
+        _kept.append(SharedStore(connection.meeting, exchange.JOIN_SECONDS))
+        store = distributed.PrefixStore("torch", _kept[-1])
     distributed.init_process_group(
         backend, store=store, rank=getInstanceIndex(), world_size=getNumInstances(), timeout=wait
     )
