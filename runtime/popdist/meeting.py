@@ -128,6 +128,7 @@ def _derived_folder(host: str, port: int, is_first: bool) -> Path:
     folder = base / hashlib.sha256(repr((host, port, run)).encode()).hexdigest()[:16]
     if is_first:
         with _alone(base):
+            _remove_left(base)
             private.make_folder(folder)
             is_ours = hold(folder)
         if not is_ours:
@@ -173,8 +174,7 @@ def new_folder() -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix="popdist-"))
     else:
         with _alone(base):
-            for left in base.iterdir():
-                _remove_if_left(left)
+            _remove_left(base)
             folder = Path(tempfile.mkdtemp(dir=base))
             hold(folder)
     try:
@@ -193,14 +193,16 @@ def _alone(base: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _remove_if_left(folder: Path) -> None:
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(descriptor)
+def _remove_left(base: Path) -> None:
+    """Remove the folders of runs that were killed: nobody holds them."""
+    for folder in base.iterdir():
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def find_secret() -> bytes:
