@@ -133,7 +133,8 @@ class Layer(addons.Module):
         x = x + self.attention(y, y, bias)
         if memory is not None:
             x = x + self.cross_attention(self.cross_norm(x), memory, memory_bias)
-        (y,) = self.call_module(self.feed_forward, name="feed_forward")(self.feed_forward_norm(x))  # in a graph of its own
+        # A graph of its own.
+        (y,) = self.call_module(self.feed_forward, name="feed_forward")(self.feed_forward_norm(x))
         return x + y
 
 
