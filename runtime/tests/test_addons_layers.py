@@ -135,7 +135,7 @@ def names_of(ir):
 
 
 @over_groups
-def test_distributed_layer_norm_normalises_whole_rows_with_one_all_reduce_each_way(digits):
+def test_distributed_layer_norm_normalises_whole_rows_with_one_collective_each_way(digits):
     x, w, b, dy = normal(N, C) * 3 + 1, normal(C, seed=1), normal(C, seed=2), normal(N, C, seed=3)
     size, places = digits.count("0"), places_of(digits)
     cut = lambda a: addons.array_munging.shard(a, size, -1)[places]  # noqa: E731
@@ -150,7 +150,30 @@ def test_distributed_layer_norm_normalises_whole_rows_with_one_all_reduce_each_w
     ty.backward(torch.tensor(dy))
     for got, expected in ((y, ty.detach()), (dx, tx.grad), (dw, tw.grad), (db, tb.grad)):
         np.testing.assert_allclose(got, cut(expected.numpy()), rtol=1e-4, atol=1e-5)
-    assert names_of(ir).count("replicated_all_reduce") == 2
+    made = [name for name in names_of(ir) if name.startswith("replicated_all")]
+    assert made == ["replicated_all_gather", "replicated_all_reduce"]
+
+
+@pytest.mark.parametrize("digits", ["0123", "0011", "0000"])
+@pytest.mark.parametrize("mean", [1.0, 300.0, 1e4])
+def test_layer_norm_of_rows_far_from_zero_errs_no_more_where_they_are_split(digits, mean):
+    shape, size, places = (16, 256), digits.count("0"), places_of(digits)
+    x, w, b, dy = normal(*shape) + mean, normal(256, seed=1), normal(256, seed=2), normal(*shape, seed=3)
+    x = x.astype(np.float32)
+    cut = lambda a: addons.array_munging.shard(a, size, -1)[places]  # noqa: E731
+    _, found = sharded_program(
+        lambda t, w, b, group: layer_norm_distributed(t, w, b, 1e-5, group),
+        *map(cut, (x, w, b)),
+        dy=cut(dy),
+        grouping=lambda ir: grouping(ir, digits),
+    )
+    tx, tw, tb = (torch.tensor(a.astype(np.float64), requires_grad=True) for a in (x, w, b))
+    ty = torch.nn.functional.layer_norm(tx, (256,), tw, tb)
+    ty.backward(torch.tensor(dy.astype(np.float64)))
+    rounded = mean * 2.0**-24  # the gradient on one replica is by the mean as float32 holds it
+    bounds = (2e-6, 2e-6 + rounded, 5e-6 + 16 * rounded, 5e-6)
+    for got, expected, bound in zip(found, (ty.detach(), tx.grad, tw.grad, tb.grad), bounds):
+        np.testing.assert_allclose(got, cut(expected.numpy()), rtol=0, atol=bound)
 
 
 def test_the_layer_has_its_slice_of_gain_and_bias_and_costs_nothing_more_in_a_group_of_one():
