@@ -90,6 +90,41 @@ def test_gradients_are_clipped_where_the_global_norm_exceeds_its_maximum(norm):
     )
 
 
+@pytest.mark.parametrize("rewrites", ["", "-adam"])
+@pytest.mark.parametrize("rounds", [False, True], ids=["nearest", "stochastic"])
+@pytest.mark.parametrize("dtype", [popxl.float32, popxl.float16, popxl.bfloat16], ids=lambda d: d.name)
+def test_an_update_whose_condition_is_false_changes_no_bit(dtype, rounds, rewrites, monkeypatch):
+    monkeypatch.setenv("POPXL_REWRITES", rewrites)
+    start = normal(*SHAPE)
+    start[0] = -0.0
+    bad = np.full(SHAPE, np.nan, np.float32)
+    bad[1], bad[2] = np.inf, -0.0
+
+    def state_after(given, flags):
+        def build(ir):
+            w = popxl.variable(start, dtype, name="w")
+            scalar = popxl.TensorSpec((), popxl.float32)
+            facts, graph = AdamOptimizerStep().create_graph(
+                w, popxl.TensorSpec(SHAPE, popxl.float32), lr=0.1, first_order_dtype=dtype, second_order_dtype=dtype,
+                global_norm=scalar, global_norm_max=1.0, update_if=popxl.TensorSpec((), popxl.bool),
+            )  # fmt: skip
+            state = facts.init()
+            for g, flag in zip(given, flags):
+                norm = popxl.variable(np.float32(2.0 if flag else np.nan))
+                graph.bind(state).call(w, popxl.variable(g), norm, popxl.variable(flag))
+            return [w, *state.values_flat()]
+
+        return [np.asarray(t).tobytes() for t in run_program(build, enableStochasticRounding=rounds)]
+
+    first, second, _, _ = GRADIENTS
+    assert state_after([bad], [False]) == state_after([], [])
+    skipping = state_after([bad, first, bad, bad, second, bad], [False, True, False, False, True, False])
+    if not rounds:  # else each update draws from a place of its own
+        assert skipping == state_after([first, second], [True, True])
+    assert state_after([first, bad], [True, False]) == state_after([first], [True])
+    assert state_after([first], [True]) != state_after([], [])
+
+
 def test_the_norm_needs_its_maximum():
     with pytest.raises(AssertionError, match="expected both"):
         adam_program(GRADIENTS, ("global_norm",), lr=0.1, global_norm=1.0)

@@ -171,6 +171,24 @@ def test_adamw_step_by_step_is_the_fused_one(weights, moments, rounds, monkeypat
         torch.testing.assert_close(found, expected)  # the others are neighbours
 
 
+@pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_adamw_step_by_step_changes_no_bit_where_its_condition_is_false(weights, moments):
+    random = torch.Generator().manual_seed(0)
+    weight, grad = (torch.randn(1000, generator=random).to(weights) for _ in range(2))
+    weight[:10], grad[:500] = -0.0, torch.nan
+    state = [weight, torch.randn(1000, generator=random).to(moments), torch.rand(1000, generator=random).to(moments)]
+    before = [t.clone() for t in state]
+    options = {"lr": torch.tensor(1e-3), "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+    for taken in (False, True):
+        seeds = iter([(torch.tensor([i, 7], dtype=torch.uint32), 3) for i in range(3)])
+        with Updates.drawing(lambda: next(seeds)):
+            noises = [update_noise(t) for t in state]
+        adam._step_by_step(state, grad.float(), torch.tensor(4.0), options, noises, 0, torch.tensor(taken))
+        same = [torch.equal(t.view(torch.uint8), old.view(torch.uint8)) for t, old in zip(state, before)]
+        assert same == [not taken] * 3
+
+
 def whole(noise, count, offset):
     yield slice(0, count), noise.bits(count, offset)
 

@@ -28,7 +28,7 @@ EXTENSIONS = {
     "popxl_addons.autodiff_with_accumulation": ("accumulator_dtype",),
     "popxl_addons.transforms.autodiff_with_accumulation": ("accumulator_dtype",),
     "popxl_addons.transforms.autodiff.autodiff_with_accumulation": ("accumulator_dtype",),
-    "popxl_addons.optimizers.adam.AdamOptimizerStep.build": ("keyword second_order_dtype",),
+    "popxl_addons.optimizers.adam.AdamOptimizerStep.build": ("keyword second_order_dtype", "keyword update_if"),
 }
 """Parameters that go beyond the API: after all others, with defaults."""
 KINDS = {

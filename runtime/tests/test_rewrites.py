@@ -126,6 +126,21 @@ def adam(between: Between, var: Tensor, grad: Tensor, m: Tensor, v: Tensor, step
     return ops.scaled_add_(var, u, b=-0.01)
 
 
+def guarded_adam(
+    between: Between, var: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, condition: Tensor
+) -> Tensor:
+    kept = [ops.identity(t) for t in (var, m, v)]
+    between(*kept)
+    result = adam(lambda *made: None, var, grad, m, v, step)
+    between()
+    for t, before in zip((var, m, v), kept):
+        chosen = ops.where(condition, t, before)
+        between(chosen)
+        var_updates.copy_var_update_(t, chosen)
+        between()
+    return result
+
+
 FLOAT32 = {"count", "m", "v", "step"}
 IDS = np.array([[1, 0], [3, 1], [7, -1]], np.int32)
 PATTERNS: Dict[str, Tuple[Callable[..., Tensor], str, Dict[str, np.ndarray]]] = {
@@ -160,13 +175,22 @@ PATTERNS: Dict[str, Tuple[Callable[..., Tensor], str, Dict[str, np.ndarray]]] = 
         },
     ),
 }
+GUARDED = {
+    taken: (guarded_adam, "adamw_where", {**PATTERNS["adam"][2], "condition": np.array(taken == "taken")})
+    for taken in ("taken", "skipped")
+}
+PATTERNS.update({f"adam, {taken}": pattern for taken, pattern in GUARDED.items()})
 patterns = pytest.mark.parametrize("name", sorted(PATTERNS))
-patterns_of_few_places = pytest.mark.parametrize("name", cases(sorted(PATTERNS), lambda name: name != "adam"))
+patterns_of_few_places = pytest.mark.parametrize(
+    "name", cases(sorted(PATTERNS), lambda name: not name.startswith("adam"))
+)
 
 
 def element_type(name: str, value: np.ndarray, dtype: popxl.dtype) -> popxl.dtype:
     """Counts and moments are float32 whatever the weights are."""
-    return popxl.int32 if value.dtype == np.int32 else popxl.float32 if name in FLOAT32 else dtype
+    if value.dtype in (np.int32, np.bool_):
+        return popxl.dtype.as_dtype(value.dtype)
+    return popxl.float32 if name in FLOAT32 else dtype
 
 
 def program(name: str, dtype: popxl.dtype, disturb: Callable[..., List[Tensor]], among_outputs: bool = False) -> Any:
@@ -223,7 +247,8 @@ def test_a_value_that_others_see_is_not_fused_away(name: str, use: str) -> None:
             return [t * 2.0 if use == "used twice" else t for t in made]
 
         found = check(program(name, popxl.float32, disturb), popxl.float32, runs=2, scale=4)
-        assert not seen or found == ({"adamw"} if name == "adam" and chosen == 0 else set())
+        is_update = name == "adam" and chosen == 0 or name.startswith("adam,")
+        assert not seen or found == ({"adamw"} if is_update else set())
 
 
 @patterns_of_few_places
@@ -231,7 +256,7 @@ def test_an_operand_that_is_written_in_between_is_read_before(name: str) -> None
     _, step, data = PATTERNS[name]
     for chosen in range(places_of(name)):
         for operand in data:
-            if data[operand].dtype == np.int32:
+            if data[operand].dtype != np.float32:
                 continue
 
             def disturb(place: int, inputs: Any, made: Any) -> List[Tensor]:
@@ -374,6 +399,23 @@ def training(dtype: popxl.dtype) -> Callable[[popxl.Ir], Sequence[Tensor]]:
         return losses
 
     return build
+
+
+def test_an_update_on_condition_that_the_addons_build_is_one_step() -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        w, scalar = popxl.variable(normal(4, 6)), popxl.TensorSpec((), popxl.float32)
+        facts, step = AdamOptimizerStep().create_graph(
+            w, w.spec, lr=scalar, first_order_dtype=popxl.float32, loss_scaling=4.0, global_norm=scalar,
+            global_norm_max=0.5, update_if=popxl.TensorSpec((), popxl.bool),
+        )  # fmt: skip
+        state = facts.init()
+        for norm in (2.0, np.inf, 0.25):
+            norm = popxl.variable(np.float32(norm))
+            gradient = popxl.variable(normal(4, 6, seed=1)) * norm
+            step.bind(state).call(w, gradient, popxl.variable(np.float32(1e-2)), norm, ops.isfinite(norm))
+        return [w, *state.values_flat()]
+
+    assert check(build, popxl.float32, runs=2, scale=4) == {"adamw_where"}
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ class AdamOptimizerStep(Module):
         global_norm: Optional[Tensor] = None,
         global_norm_max: Union[None, float, Tensor] = None,
         second_order_dtype: popxl.dtype = popxl.float32,
+        update_if: Optional[Tensor] = None,
     ) -> None:
         """One step. Hyper-parameters that are tensors or specs become inputs of the graph, in this order.
 
@@ -54,21 +55,23 @@ class AdamOptimizerStep(Module):
             second_order_dtype: element type of the second moment. 16 bits need the session option
                 ``enableStochasticRounding``: rounded to the nearest, a second moment in bfloat16 never falls where
                 beta2 is above 1 - 2**-9. float16 does not hold the squares of small gradients.
+            update_if: a bool scalar; where it is false, no bit of the variable and of its state changes.
         Raises:
             AssertionError: a global norm without its maximum.
         """
-        scale = _gradient_scale(loss_scaling, global_norm, global_norm_max)
-        if scale is not None:
-            grad = cast_if_needed(grad, popxl.float32) * scale
-
         first = self._add_state("first_order", var, first_order_dtype, replica_grouping)
         second = self._add_state("second_order", var, second_order_dtype, replica_grouping)
-        ops.var_updates.accumulate_moving_average_(first, grad, f=beta1)
-        ops.var_updates.accumulate_moving_average_square_(second, grad, f=beta2)
-
         step = None
         if bias_correction:
             step = self.add_variable_input("step", lambda: np.zeros(()), popxl.float32, by_ref=True)
+        changed = [t for t in (var, first, second, step) if t is not None]
+        kept = [] if update_if is None else [ops.identity(t) for t in changed]
+
+        scale = _gradient_scale(loss_scaling, global_norm, global_norm_max)
+        if scale is not None:
+            grad = cast_if_needed(grad, popxl.float32) * scale
+        ops.var_updates.accumulate_moving_average_(first, grad, f=beta1)
+        ops.var_updates.accumulate_moving_average_square_(second, grad, f=beta2)
         update = ops.var_updates.adam_updater(
             first,
             second,
@@ -80,6 +83,9 @@ class AdamOptimizerStep(Module):
             epsilon=eps,
         )
         ops.scaled_add_(var, update, b=-lr)
+        if update_if is not None:
+            for t, before in zip(changed, kept):
+                ops.var_updates.copy_var_update_(t, ops.where(update_if, t, before))
 
     def _add_state(
         self, name: str, var: Tensor, dtype: popxl.dtype, replica_grouping: Optional[ReplicaGrouping]

@@ -158,9 +158,15 @@ def update(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return t.copy_(value)
 
 
-def update_part(t: torch.Tensor, value: torch.Tensor, noise: Optional[Noise], start: int) -> torch.Tensor:
-    """As `update` for a part of a tensor whose first element has index ``start`` in it, with its noise."""
-    return t.copy_(round_to(t.dtype, value, noise, start if noise is None else noise.start + start))
+def update_part(
+    t: torch.Tensor, value: torch.Tensor, noise: Optional[Noise], start: int, condition: Optional[torch.Tensor] = None
+) -> torch.Tensor:
+    """As `update` for a part of a tensor whose first element has index ``start`` in it, with its noise.
+
+    Where a condition, a bool scalar, is false, nothing changes.
+    """
+    rounded = round_to(t.dtype, value, noise, start if noise is None else noise.start + start)
+    return t.copy_(rounded) if condition is None else torch.where(condition, rounded, t, out=t)
 
 
 def widened(t: torch.Tensor) -> torch.Tensor:
