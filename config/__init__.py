@@ -5,7 +5,7 @@ Imports the standard library and yaml only. A new setting is a field with a docs
 """
 
 from config.command_line import parse_command_line
-from config.errors import ConfigError, UserError, exit_on_user_error, hear_ctrl_c
+from config.errors import ConfigError, DivergedError, UserError, exit_on_user_error, hear_ctrl_c
 from config.leaves import Leaf, leaves, reference
 from config.presets import from_mapping, override, preset, preset_names
 from config.saving import config_hash, load, numerics_hash, save, to_mapping, to_yaml
@@ -14,7 +14,8 @@ from config.schema import Checkpoint, Config, Data, Execution, Logging, Model, T
 from config.validation import validate
 
 __all__ = [
-    "Checkpoint", "Config", "ConfigError", "Data", "Execution", "Leaf", "Logging", "Model", "Training", "UserError",
+    "Checkpoint", "Config", "ConfigError", "Data", "DivergedError", "Execution", "Leaf", "Logging", "Model", "Training",
+    "UserError",
     "config_hash", "exit_on_user_error", "from_mapping", "hear_ctrl_c", "learning_rate", "leaves", "load",
     "numerics_hash", "override", "parse_command_line", "preset", "preset_names", "reference", "save", "to_mapping",
     "to_yaml", "validate",

@@ -47,6 +47,22 @@ class Between:
         return f"at least {low} and below {high}"
 
 
+@dataclass(frozen=True)
+class Within:
+    """Values from `low` to `high`, and zero where that has a meaning of its own."""
+
+    low: float
+    high: float
+    or_zero: bool = False
+
+    def admits(self, value: float) -> bool:
+        """Whether the value is in range."""
+        return self.low <= value <= self.high or (self.or_zero and value == 0)
+
+    def __str__(self) -> str:
+        return f"{'0, or ' if self.or_zero else ''}at least {self.low:g} and at most {self.high:g}"
+
+
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -93,4 +109,4 @@ class BytesOrShare(Bytes):
         return f"{super().__str__()}, a share such as 0.5 or 50%, auto"
 
 
-Bound = AtLeast | MoreThan | Between | Bytes
+Bound = AtLeast | MoreThan | Between | Within | Bytes

@@ -10,12 +10,17 @@ from contextlib import contextmanager
 USER_ERROR_EXIT_CODE = 2
 SHOWN = 50
 """Problems that a message lists."""
+DIVERGED_EXIT_CODE = 3
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What writing says where there is no more space."""
 
 
 class UserError(ValueError):
     """Something the user gave is wrong: told in one message, without a traceback, with exit code 2."""
+
+
+class DivergedError(ArithmeticError):
+    """Training has come to numbers that are not finite: told in one message, without a traceback, with exit code 3."""
 
 
 class ConfigError(UserError):
@@ -47,8 +52,8 @@ def exit_on_user_error() -> Iterator[None]:
     """End an entry point without a traceback where the user can tell what happened.
 
     A `UserError` in the body becomes its message on stderr and exit code 2, as does a disk that is full where nothing
-    nearer has said so. Ctrl-C becomes exit code 130, and a reader of the output that went away (`... | head`) exit code
-    141, as shells report them. Every other error travels on.
+    nearer has said so. A `DivergedError` becomes exit code 3. Ctrl-C becomes exit code 130, and a reader of the output
+    that went away (`... | head`) exit code 141, as shells report them. Every other error travels on.
     """
     hear_ctrl_c()
     try:
@@ -58,6 +63,8 @@ def exit_on_user_error() -> Iterator[None]:
             sys.stdout.flush()
     except UserError as error:
         _end(f"error: {error}", USER_ERROR_EXIT_CODE)
+    except DivergedError as error:
+        _end(f"diverged: {error}", DIVERGED_EXIT_CODE)
     except KeyboardInterrupt:
         _end("stopped.", 128 + signal.SIGINT)
     except BrokenPipeError:

@@ -11,7 +11,7 @@ from textwrap import dedent
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from config.bounded import shortened
-from config.bounds import AtLeast, Between, Bound, Bytes, BytesOrShare, MoreThan
+from config.bounds import AtLeast, Between, Bound, Bytes, BytesOrShare, MoreThan, Within
 from config.schema import Config
 
 TRUE_WORDS = {"true", "yes", "on", "1"}
@@ -150,7 +150,7 @@ def _read_type(hint: Any) -> dict[str, Any]:
         return {**_read_type(inner), "optional": type(None) in get_args(hint)}
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
-        (bound,) = [note for note in notes if isinstance(note, (AtLeast, Between, MoreThan, Bytes))]
+        (bound,) = [note for note in notes if isinstance(note, (AtLeast, Between, MoreThan, Within, Bytes))]
         return {**_read_type(inner), "bound": bound}
     if get_origin(hint) is Literal:
         return {"kind": str, "choices": get_args(hint)}

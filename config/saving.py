@@ -15,6 +15,7 @@ from config.yaml_files import read_yaml
 NOT_NUMERIC_SECTIONS = ("data", "checkpoint", "logging")
 """Sections that leave the numbers alone; the contents of data files are identified by the data itself, not by paths."""
 NOT_NUMERIC_LEAVES = (
+    ("training", "max_skipped"),
     ("training", "validate_every"),
     ("training", "validation_batches"),
     ("execution", "device_iterations"),

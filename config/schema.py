@@ -3,13 +3,17 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Optional
 
-from config.bounds import AtLeast, Between, Bytes, BytesOrShare, MoreThan
+from config.bounds import AtLeast, Between, Bytes, BytesOrShare, MoreThan, Within
 
 Count = Annotated[int, AtLeast(1)]
 CountOrZero = Annotated[int, AtLeast(0)]
 Positive = Annotated[float, MoreThan(0.0)]
 PositiveOrZero = Annotated[float, AtLeast(0.0)]
 Fraction = Annotated[float, Between(0.0, 1.0)]
+Norm = Annotated[float, Within(1e-30, 1e30, or_zero=True)]
+"""What float32 holds, and what it gives divided by a norm or multiplied with one."""
+Scale = Annotated[float, Within(1e-6, 1e12)]
+"""Numbers whose squares float32 divides gradients by without losing them."""
 Memory = Annotated[int, Bytes()]
 MemoryOrShare = Annotated[int | float, BytesOrShare()]
 Seed = Annotated[int, Between(0, 2**32)]
@@ -93,10 +97,12 @@ class Training:
     """Added to the root of Adam's second moment."""
     weight_decay: PositiveOrZero = 0.1
     """Decoupled weight decay, times the learning rate per step; layer norms and biases have none."""
-    max_norm: PositiveOrZero = 1.0
+    max_norm: Norm = 1.0
     """Global gradient norm above which gradients are scaled down to it; 0: no clipping."""
-    loss_scaling: Positive = 1.0
+    loss_scaling: Scale = 1.0
     """Factor on the loss, divided out before the update, that keeps 16-bit gradients from vanishing."""
+    max_skipped: Count = 20
+    """Steps skipped in a row, for the gradient norm is not finite, that end the run with exit code 3."""
     moment_precision: Literal["float32", "bfloat16"] = "float32"
     """Data type of Adam's two moments; bfloat16 takes half the memory, and needs stochastic_rounding."""
     stochastic_rounding: bool = False

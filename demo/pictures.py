@@ -18,7 +18,9 @@ def draw_losses(metrics: "list[dict[str, Any]]", path: Path, title: str) -> None
 
     steps = np.array([line["step"] for line in metrics])
     losses = np.array([line["loss"] for line in metrics])
-    validated = [(line["step"], line["validation_loss"]) for line in metrics if line.get("validation_loss") is not None]
+    steps, losses = (values[np.isfinite(losses)] for values in (steps, losses))
+    validations = [(line["step"], line.get("validation_loss")) for line in metrics]
+    validated = [(step, loss) for step, loss in validations if loss is not None and np.isfinite(loss)]
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()

@@ -25,7 +25,7 @@ import numpy as np
 import popdist
 from tokenizers import Tokenizer
 
-from config import Config, ConfigError, UserError, exit_on_user_error, parse_command_line, to_yaml
+from config import Config, ConfigError, DivergedError, UserError, exit_on_user_error, parse_command_line, to_yaml
 from config.schema import CountOrZero
 from data import DataError, Dataset, SyntheticDataset, TokenDataset
 from demo.pictures import draw_losses
@@ -78,7 +78,10 @@ def main(arguments: Sequence[str]) -> int:
                 show_start(config, folder, saved)
             run = TrainingRun(config, folder, data, validation_data, saved, profiler)
         signal = run.run()
-        finish(run, tokenizer, validation_data or data, options.samples if signal is None else 0)
+        is_done = signal is None and run.diverged is None
+        finish(run, tokenizer, validation_data or data, options.samples if is_done else 0)
+    if signal is None and run.diverged is not None:
+        raise DivergedError(run.diverged)
     return 0 if signal is None else 128 + signal
 
 

@@ -52,9 +52,15 @@ class Progress:
         return pace * (self.config.training.steps - step)
 
     def line(
-        self, step: int, loss: float, validation: Optional[float], learning_rate: float, gradient_norm: float
+        self,
+        step: int,
+        loss: float,
+        validation: Optional[float],
+        learning_rate: float,
+        gradient_norm: float,
+        skipped: int = 0,
     ) -> str:
-        """One line about a step."""
+        """One line about a step. ``skipped``: steps so far that were, which is told where there are any."""
         steps = self.config.training.steps
         parts = [
             f"step {step:>{len(str(steps))}}/{steps}",
@@ -62,6 +68,7 @@ class Progress:
             f"validation {validation:.4f}" if validation is not None else "validation -",
             f"lr {learning_rate:.2e}",
             f"norm {gradient_norm:.3f}",
+            *([f"{skipped} skipped"] if skipped else []),
             si(self.tokens_per_second, "tokens/s"),
             si(self.flops_per_second, "FLOP/s"),
             f"{duration(self.seconds_left(step))} left",

@@ -1,6 +1,7 @@
 """The training loop: steps, validation, checkpoints, and an end that loses nothing."""
 
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from execution.checkpoint import Position, SavedRun, save
 from execution.host import StepResult, data_share, run_steps
 from execution.inference import evaluate, evaluation
 from execution.metrics import MetricsFile
+from execution.overflow import Skipped
 from execution.pretraining import pretraining
 from execution.profiling import StepProfiler
 from execution.variables import copy_weights
@@ -107,6 +109,9 @@ class TrainingRun:
             saved.check_data(data.fingerprint)
             saved.restore(self.session)
             self.step = saved.position.step
+        self.skipped = Skipped.of(self.session)
+        self.diverged: Optional[str] = None
+        """Why training did not succeed, once it has come to numbers that are not finite."""
         self.loader = _loader(config, data, shuffle=True)
         needs_validation = config.training.validate_every > 0 and validation_data is not None
         self.validation = Validation(config, validation_data) if needs_validation and validation_data else None
@@ -117,20 +122,27 @@ class TrainingRun:
         self.wandb = WandbLog(config, str(folder.path)) if config.logging.wandb and self.is_leader else None
         self._first_step = self.step
         self._saved_step = self.step if saved is not None else None
+        self._is_save_due = False
         self._last_validation: Optional[float] = None
         self._interruption = Interruption()
 
     def run(self) -> Optional[int]:
-        """Train to the last step. Returns the signal that ended the run early, if one did; then, too, all is saved."""
+        """Train to the last step, or until too many in a row are skipped; all is saved then.
+
+        Returns:
+            the signal that ended the run early, if one did; then, too, all is saved.
+        Raises:
+            DivergedError: weights or moments are not finite; they are not saved.
+        """
         with self._interruption as interruption:
             try:
                 with self.session:
                     self._catch_up()
                     signal_received = interruption.agree()
-                    while self.step < self.config.training.steps and signal_received is None:
+                    while self.step < self.config.training.steps and signal_received is None and not self.diverged:
                         self._advance()
                         signal_received = interruption.agree()
-                    self._save()
+                    self._save(keep_all=self.skipped.in_a_row > 0)
             finally:
                 self.loader.close()
                 if self.metrics is not None:
@@ -153,9 +165,30 @@ class TrainingRun:
         self.progress.ran(iterations, seconds)
         for result, rate in zip(results, rates):
             self.step += 1
+            self.skipped.count(result)
             self._record(result, rate)
-        if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
+            self._judge(result)
+        every = self.config.checkpoint.every
+        self._is_save_due |= every > 0 and self.step % every == 0
+        if self._is_save_due and not self.skipped.in_a_row:
             self._save()
+
+    def _judge(self, result: StepResult) -> None:
+        """Note that training has diverged: too many steps in a row are skipped, or the last has no finite loss."""
+        in_a_row, limit = self.skipped.in_a_row, self.config.training.max_skipped
+        cure = (
+            f"The weights, saved, are those after step {self.step - in_a_row}. Continue from an earlier checkpoint in "
+            f"{self.folder.checkpoints} with a lower learning_rate"
+        )
+        if self.config.training.loss_scaling > 1:
+            cure += " or loss_scaling"
+        if in_a_row >= limit:
+            self.diverged = (
+                f"step {self.step}: got {in_a_row} steps in a row whose gradient norm is not finite, and which were "
+                f"skipped; expected fewer than max_skipped = {limit}. {cure}."
+            )
+        elif self.step == self.config.training.steps and not math.isfinite(result.loss):
+            self.diverged = f"step {self.step}, the last: got loss {result.loss}; expected a number. {cure}."
 
     def _catch_up(self) -> None:
         """Validate after the step that the run goes on from, where it was stopped before it had done so."""
@@ -189,22 +222,28 @@ class TrainingRun:
             "validation_loss": validation,
             "learning_rate": rate,
             "gradient_norm": result.gradient_norm,
+            "skipped": self.skipped.total,
         }
         self.metrics.write(values)
         if self.wandb is not None:
             self.wandb.log({**values, "tokens_per_second": self.progress.tokens_per_second})
         is_first, last = self.step == self._first_step + 1, self.step == self.config.training.steps
         if self.step % self.config.logging.log_every == 0 or validation is not None or is_first or last:
-            line = self.progress.line(self.step, result.loss, self._last_validation, rate, result.gradient_norm)
-            print(line, flush=True)
+            numbers = (result.loss, self._last_validation, rate, result.gradient_norm, self.skipped.total)
+            print(self.progress.line(self.step, *numbers), flush=True)
 
-    def _save(self) -> None:
-        """Write a checkpoint, unless this step has one. Metrics up to it are on the disk first."""
+    def _save(self, *, keep_all: bool = False) -> None:
+        """Write a checkpoint, unless this step has one. Metrics up to it are on the disk first.
+
+        Weights that only lead to skipped steps may be worth little: those before them are not deleted then.
+        """
+        self._is_save_due = False
         if self._saved_step == self.step:
             return
         if self.metrics is not None:
             self.metrics.sync()
-        save(self.session, self.config, self.folder.checkpoints, Position(self.step, self.data.fingerprint))
+        position = Position(self.step, self.data.fingerprint)
+        save(self.session, self.config, self.folder.checkpoints, position, keep_all=keep_all)
         self._saved_step = self.step
 
 

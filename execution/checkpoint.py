@@ -2,7 +2,8 @@
 
 Files hold whole tensors, whatever the layout: `weights.<parameter>` and `optimizer.<parameter>.<moment>`. bfloat16 is
 stored as float32, without loss: moments in bfloat16 go on in float32 as they are. The other way would lose some of them
-and is refused. A folder appears under its name only when all of it is on the disk.
+and is refused. A folder appears under its name only when all of it is on the disk. What is not finite is neither saved
+nor loaded.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 import popdist
@@ -24,13 +25,15 @@ from popxl.tensor import Variable
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from config import Config, UserError, numerics_hash, to_mapping
+from config import Config, DivergedError, UserError, numerics_hash, to_mapping
 from data.folders import flush_folder, partial_folder, publish
+from execution.overflow import COUNTERS
 from execution.variables import write
-from modelling import Table, model_table
+from modelling import Parameter, Table, model_table
 from utils.runtime import gather
 
 FORMAT = 1
+SEEDS = ("seed", "rounding_seed")
 MANIFEST = "checkpoint.json"
 _FOLDER = re.compile(r"step_(\d+)")
 _LOG = logging.getLogger(__name__)
@@ -57,29 +60,32 @@ def checkpoints_in(folder: Path) -> "list[Path]":
     return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
-def save(session: addons.TaskSession, config: Config, folder: Path, position: Position) -> Path:
-    """Write a checkpoint into a folder, then delete those beyond the newest `checkpoint.keep`.
+def save(
+    session: addons.TaskSession, config: Config, folder: Path, position: Position, *, keep_all: bool = False
+) -> Path:
+    """Write a checkpoint into a folder, then delete those beyond the newest `checkpoint.keep`, unless it keeps all.
 
     Over several processes all call this, since each holds a part; instance 0 writes, and the others wait for it.
 
     Raises:
         UserError: the folder takes no files or the disk is full; what was saved before stays.
+        DivergedError: a weight or a moment is not finite; what was saved before stays.
     """
     target = folder / folder_name(position.step)
     instances = popdist.getNumInstances()
     if gather(target.exists(), instances, patiently=True)[0]:
         return target
     if popdist.getInstanceIndex() == 0:
-        _save(session, config, target, position)
+        _save(session, config, target, position, None if keep_all else config.checkpoint.keep)
     else:
         for variables in _layer_variables(session, config).values():
             session.get_tensors_data(variables.values())
-        _read_seeds(session)
+        _read_scalars(session)
     gather(None, instances, patiently=True)
     return target
 
 
-def _save(session: addons.TaskSession, config: Config, target: Path, position: Position) -> None:
+def _save(session: addons.TaskSession, config: Config, target: Path, position: Position, keep: Optional[int]) -> None:
     folder = target.parent
     try:
         for left in folder.glob(".step_*"):  # of runs that were killed while saving
@@ -87,7 +93,7 @@ def _save(session: addons.TaskSession, config: Config, target: Path, position: P
         with partial_folder(target) as partial:
             _write(session, config, partial, position)
             publish(partial, target, overwrite=False)
-        for old in checkpoints_in(folder)[: -config.checkpoint.keep]:
+        for old in () if keep is None else checkpoints_in(folder)[:-keep]:
             _delete(old)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -101,6 +107,13 @@ def _write(session: addons.TaskSession, config: Config, folder: Path, position: 
     files: dict[str, Any] = {}
     for layer, tensors in _layer_tensors(session, config):
         path = folder / f"{layer}.safetensors"
+        for name, array in tensors.items():
+            if not _is_finite(array):
+                raise DivergedError(
+                    f"{name} of {layer}: got numbers that are not finite after step {position.step}; expected finite "
+                    f"ones, so this step is not saved. Older checkpoints in {folder.parent} stay. Continue from the "
+                    "last one with a lower learning rate."
+                )
         save_file(tensors, path)
         with open(path, "rb") as file:
             os.fsync(file.fileno())
@@ -109,7 +122,7 @@ def _write(session: addons.TaskSession, config: Config, folder: Path, position: 
         "format": FORMAT,
         "step": position.step,
         "data": {"fingerprint": position.data, "samples": position.step * config.training.global_batch_size},
-        **{name: seed.tolist() for name, seed in _read_seeds(session).items()},
+        **{name: array.tolist() for name, array in _read_scalars(session).items()},
         "numerics": numerics_hash(config),
         "config": to_mapping(config),
         "files": files,
@@ -148,21 +161,26 @@ def _layer_variables(session: addons.TaskSession, config: Config) -> "dict[str, 
     }
 
 
-def _seeds(session: addons.TaskSession) -> "dict[str, Variable]":
-    """Variables of the state that are seeds, by name."""
+def _is_finite(array: np.ndarray) -> bool:
+    """Whether all numbers are; minimum and maximum are NaN where one is, and need no memory."""
+    return array.size == 0 or bool(np.isfinite(array.min()) and np.isfinite(array.max()))
+
+
+def _scalars(session: addons.TaskSession) -> "dict[str, Variable]":
+    """Variables of the state that belong to no layer, seeds and counters, by name."""
     found: "dict[str, Any]" = session.state.to_dict()
-    return {name: found[name] for name in ("seed", "rounding_seed") if name in found}
+    return {name: found[name] for name in (*SEEDS, *COUNTERS) if name in found}
 
 
-def _read_seeds(session: addons.TaskSession) -> "dict[str, np.ndarray]":
-    return {name: session.get_tensor_data(variable) for name, variable in _seeds(session).items()}
+def _read_scalars(session: addons.TaskSession) -> "dict[str, np.ndarray]":
+    return {name: session.get_tensor_data(variable) for name, variable in _scalars(session).items()}
 
 
 def _layers(config: Config) -> "list[str]":
     return ["embedding", *(f"decoder.{n}" for n in range(config.model.layers)), "head"]
 
 
-def _parameter(table: Table, layer: str, name: str) -> "Optional[Any]":
+def _parameter(table: Table, layer: str, name: str) -> Optional[Parameter]:
     """The parameter that a tensor of the state is laid out like; none for scalars."""
     kind, _, rest = name.partition(".")
     if kind == "optimizer":
@@ -201,7 +219,7 @@ class SavedRun:
             _LOG.warning("%s: continuing on other training data than the checkpoint's.", self.folder)
 
     def restore(self, session: addons.TaskSession) -> None:
-        """Give weights, optimizer state and seeds to a session."""
+        """Give weights, optimizer state, seeds and counters to a session."""
         table, execution = model_table(self.config.model), self.config.execution
         for layer, variables in _layer_variables(session, self.config).items():
             tensors = self._read(f"{layer}.safetensors", set(variables))
@@ -209,11 +227,35 @@ class SavedRun:
             for name, variable in variables.items():
                 parameter = _parameter(table, layer, name)
                 array = tensors[name]
+                self._check_tensor(f"{layer}.safetensors", name, array, parameter, variable)
                 if parameter is not None:
                     array = parameter.shard(array, execution.tensor_parallel_1, execution.tensor_parallel_2)
                 values[variable] = array
             write(session, values)
-        write(session, {variable: self._seed(name, variable) for name, variable in _seeds(session).items()})
+        write(session, {variable: self._scalar(name, variable) for name, variable in _scalars(session).items()})
+
+    def _check_tensor(
+        self, file: str, name: str, array: np.ndarray, parameter: Optional[Parameter], variable: Variable
+    ) -> None:
+        """Refuse a tensor of another type or shape than saving writes, and numbers that are no weights of a model."""
+        where, shape = f"{self.folder / file}, {name}", () if parameter is None else parameter.shape
+        if array.dtype not in (np.float32, np.float16):
+            raise _damaged(where, str(array.dtype), "float32 or float16")
+        if array.shape != shape:
+            raise _damaged(where, f"shape {array.shape}", str(shape))
+        if not _is_finite(array):
+            raise _damaged(where, "numbers that are not finite", "finite ones")
+        if variable.dtype is popxl.float16 and max(-array.min(), array.max()) > np.finfo(np.float16).max:
+            raise UserError(
+                f"{where}: got numbers beyond float16's largest, 65504; expected ones that it holds. "
+                "Train with --precision bfloat16 or float32."
+            )
+
+    def _scalar(self, name: str, variable: Variable) -> np.ndarray:
+        """A seed, or a counter; zero where none was saved."""
+        if name in SEEDS:
+            return self._seed(name, variable)
+        return np.asarray(self._manifest.get(name, 0), np.int32)
 
     def _seed(self, name: str, variable: Variable) -> np.ndarray:
         """A seed; where none was saved, or for other replicas, as it is after as many steps."""
@@ -270,6 +312,9 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
         manifest["config"]["model"], manifest["config"]["training"], manifest["format"]
         np.asarray(manifest["seed"], np.uint32)
         np.asarray(manifest.get("rounding_seed", ()), np.uint32)
+        for name in COUNTERS:
+            if np.asarray(manifest.get(name, 0), np.int32).shape != ():
+                raise TypeError(name)
     except FileNotFoundError as error:
         raise UserError(
             f"{folder}: got no checkpoint ({MANIFEST} is not there); expected a folder step_<n> of a run. "
@@ -322,7 +367,7 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
         _LOG.warning("%s: continuing with other settings: %s.", folder, "; ".join(changed))
 
 
-def _damaged(path: Path, got: str, expected: str) -> UserError:
+def _damaged(path: Union[Path, str], got: str, expected: str) -> UserError:
     return UserError(
         f"{path}: got {got}; expected {expected}. The checkpoint is damaged: load an older one with --checkpoint.load."
     )

@@ -106,9 +106,17 @@ class Graphs:
         """Put both back."""
         self.trained.stores[name](tensors, row)
 
-    def optimize(self, name: str, tensors: NamedTensors, gradient: Tensor, learning_rate: Tensor, norm: Tensor) -> None:
-        """Change a parameter's weight and state in place."""
-        self.trained.optimizer(name, tensors.weight, gradient, tensors.state, learning_rate, norm)
+    def optimize(
+        self,
+        name: str,
+        tensors: NamedTensors,
+        gradient: Tensor,
+        learning_rate: Tensor,
+        norm: Tensor,
+        is_finite: Tensor,
+    ) -> None:
+        """Change a parameter's weight and state in place, where the norm is finite."""
+        self.trained.optimizer(name, tensors.weight, gradient, tensors.state, learning_rate, norm, is_finite)
 
     @property
     def trained(self) -> Update:

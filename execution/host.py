@@ -1,5 +1,6 @@
 """Host arrays of streams: what a run is given, and what it gives back."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -88,6 +89,11 @@ class StepResult:
     """Mean over the global batch."""
     gradient_norm: float
     """Global L2 norm before clipping."""
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether the step changed nothing, for its norm is not finite."""
+        return not math.isfinite(self.gradient_norm)
 
 
 def run_steps(

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
@@ -27,18 +28,23 @@ def flops_per_step(config: Config) -> float:
     return flops_per_token(config.model) * config.tokens_per_step
 
 
+NOT_FINITE = "not_finite"
+"""Field of a line with what its nulls are: nan, inf or -inf."""
+
+
 class MetricsFile:
     """`metrics.jsonl`: one JSON object per step, which other programs may read while the run writes it.
 
     A line is what the run would write again if it came to that step again: no times, so that a resumed run's file
-    equals that of an uninterrupted one.
+    equals that of an uninterrupted one. JSON has no numbers that are not finite: null stands for them, and a field
+    `not_finite` says what they are (`{"loss": null, "not_finite": {"loss": "nan"}}`).
     """
 
     def __init__(self, path: Path, steps_done: int):
         """Open the file of a run that has done so many steps: lines of later ones, from a run cut off, are dropped."""
         self.path = path
         kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= steps_done]
-        self.last: Optional[dict[str, Any]] = json.loads(kept[-1]) if kept else None
+        self.last: Optional[dict[str, Any]] = _values(kept[-1]) if kept else None
         """What the file had of the last step before."""
         self._begin_with(kept)
 
@@ -85,7 +91,17 @@ class MetricsFile:
 
 
 def _line(values: "dict[str, Any]") -> str:
-    return json.dumps(values) + "\n"
+    odd = {name: str(v) for name, v in values.items() if isinstance(v, float) and not math.isfinite(v)}
+    if odd:
+        values = {**values, **dict.fromkeys(odd), NOT_FINITE: odd}
+    return json.dumps(values, allow_nan=False) + "\n"
+
+
+def _values(line: str) -> "dict[str, Any]":
+    """What `_line` was given."""
+    values = json.loads(line)
+    odd = values.pop(NOT_FINITE, {})
+    return {**values, **{name: float(text) for name, text in odd.items()}}
 
 
 def _unwritable(path: Path, error: OSError) -> UserError:
@@ -97,7 +113,7 @@ def _unwritable(path: Path, error: OSError) -> UserError:
 
 def read_metrics(path: Path) -> "list[dict[str, Any]]":
     """Lines of a metrics file; a last line that was cut off is left out."""
-    return [json.loads(line) for line in _complete_lines(path)]
+    return [_values(line) for line in _complete_lines(path)]
 
 
 def _complete_lines(path: Path) -> Iterator[str]:

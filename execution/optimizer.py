@@ -1,4 +1,7 @@
-"""The optimizer's graphs: one per parameter, AdamW with loss scaling and clipping by the global norm."""
+"""The optimizer's graphs: one per parameter, AdamW with loss scaling and clipping by the global norm.
+
+An update happens only where the global norm is finite: then every gradient is. Else nothing changes, bit for bit.
+"""
 
 from dataclasses import dataclass
 from typing import Dict
@@ -13,7 +16,7 @@ from popxl_addons.variable_factory import NamedVariableFactories
 
 from config import Training
 from modelling import Layout, Table
-from utils.runtime import moment_options
+from utils.runtime import moment_options, update_condition
 
 SCALAR = TensorSpec((), popxl.float32)
 
@@ -27,6 +30,8 @@ class Optimizer:
     factories: NamedVariableFactories
     """Optimizer state by parameter: moments and step."""
     is_clipped: bool
+    is_conditional: bool
+    """Whether the graphs have the condition of an update as an input; plain PopXL's have not."""
 
     @classmethod
     def of(
@@ -35,7 +40,7 @@ class Optimizer:
         """Graphs for tensors like these. Weight decay is given by each parameter's role."""
         graphs, factories = {}, NamedVariableFactories()
         clip = {"global_norm": SCALAR, "global_norm_max": training.max_norm} if training.max_norm > 0 else {}
-        moments = moment_options(training.moment_precision)
+        moments, condition = moment_options(training.moment_precision), update_condition()
         for name, parameter in table.items():
             state, graph = AdamOptimizerStep().create_graph(
                 weights[name].spec,
@@ -50,22 +55,39 @@ class Optimizer:
                 loss_scaling=training.loss_scaling,
                 **moments,
                 **clip,
+                **condition,
             )
             graphs[name] = graph
             factories.insert(name, state, overwrite=True)
-        return cls(graphs, factories, bool(clip))
+        return cls(graphs, factories, bool(clip), bool(condition))
 
     def __call__(
-        self, name: str, weight: Tensor, gradient: Tensor, state: NamedTensors, learning_rate: Tensor, norm: Tensor
+        self,
+        name: str,
+        weight: Tensor,
+        gradient: Tensor,
+        state: NamedTensors,
+        learning_rate: Tensor,
+        norm: Tensor,
+        is_finite: Tensor,
     ) -> None:
-        """Change a parameter's weight and state in place.
+        """Change a parameter's weight and state in place, unless the norm is not finite.
 
         Args:
             gradient: of the scaled loss.
             norm: global L2 norm of all gradients, of the unscaled loss.
+            is_finite: whether the norm is, bool scalar.
         """
         scalars = (learning_rate, norm) if self.is_clipped else (learning_rate,)
-        self.graphs[name].bind(state).call(weight, gradient, *scalars)
+        graph = self.graphs[name].bind(state)
+        if self.is_conditional:
+            graph.call(weight, gradient, *scalars, is_finite)
+            return
+        changed = (weight, *state.values_flat())
+        kept = [ops.identity(t) for t in changed]
+        graph.call(weight, gradient, *scalars)
+        for t, before in zip(changed, kept):
+            ops.var_updates.copy_var_update_(t, ops.where(is_finite, t, before))
 
 
 def sum_of_squares(table: Table, gradients: NamedTensors, layout: Layout, training: Training) -> Tensor:

@@ -140,9 +140,13 @@ def _round_from(seed: Optional[Tensor]) -> None:
 def _update(
     graphs: Graphs, row: Tensor, learning_rate: Tensor, norm: Tensor, gradients: Optional[NamedTensors] = None
 ) -> None:
-    """Update a layer, one parameter after the other, by gradients that are at hand or wait in their buffers."""
+    """Update a layer, one parameter after the other, by gradients that are at hand or wait in their buffers.
+
+    Where the norm is not finite it stays as it was. Rows come and go all the same: their course is known beforehand.
+    """
+    is_finite = ops.isfinite(norm)
     for name in graphs.table:
         gradient = graphs.grad_load(name, row) if gradients is None else gradients[name]
         tensors = graphs.optim_fwd_load(name, row)
-        graphs.optimize(name, tensors, gradient, learning_rate, norm)
+        graphs.optimize(name, tensors, gradient, learning_rate, norm, is_finite)
         graphs.optim_fwd_store(name, tensors, row)

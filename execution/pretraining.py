@@ -23,6 +23,7 @@ from execution import benchmark, phases
 from execution.batch_serialisation import Connections
 from execution.graphs import TrainingStep
 from execution.layer_graphs import activation_spec, decoder_graphs, embedding_graphs, head_graphs, words_spec
+from execution.overflow import COUNTERS, count_skipped, make_counters
 from execution.transfers import Load, first_row, selected
 from execution.variables import fresh_weights, make_variables, write_whole_weights
 from modelling import Layout
@@ -60,10 +61,16 @@ def training_program(config: Config) -> "Tuple[popxl.Ir, Connections, NamedTenso
     with ir.main_graph:
         step = training_step(config, ir)
         state = make_variables(step)
+        kept = make_kept(step, state)
         with popxl.in_sequence(True):
-            run_phases(ir, step, make_seeds(step, state))
+            run_phases(ir, step, kept)
     ir.num_host_transfers = config.execution.device_iterations * config.runs_per_phase
     return ir, step.connections, state
+
+
+def make_kept(step: TrainingStep, state: NamedTensors) -> List[Tensor]:
+    """What steps hand on to each other beside layers' state, put into the state's tree: counters, and seeds."""
+    return [*make_counters(state), *make_seeds(step, state)]
 
 
 def make_seeds(step: TrainingStep, state: NamedTensors) -> List[Tensor]:
@@ -142,36 +149,38 @@ class PhaseGraphs:
         )
 
 
-def run_phases(ir: popxl.Ir, step: TrainingStep, seeds: List[Tensor]) -> None:
-    """The optimizer steps of a run, in the main graph.
+def run_phases(ir: popxl.Ir, step: TrainingStep, kept: List[Tensor]) -> None:
+    """The optimizer steps of a run, in the main graph. ``kept``: the counters, and the seeds.
 
     Layers of the decoder wait for their update until the next step runs them forward: its transfers, which take longer
     than its arithmetic, then go on while a layer computes, and weights that it brought are still there. The last step's
     updates follow it.
     """
-    rounding = SEED if len(seeds) > 1 else None
+    rounding = SEED if step.config.training.stochastic_rounding else None
     graphs, later = PhaseGraphs.make(ir, step, rounding), step.config.execution.device_iterations - 1
-    update = optimizer_step((), seeds, step, graphs)
+    update = optimizer_step((), kept, step, graphs)
     if later:
         both = ir.create_graph(phases.decoder_optim_fwd_phase, step, ROW, SEED, rounding, SCALAR, SCALAR)
-        graph = ir.create_graph(optimizer_step, update, seeds, step, replace(graphs, decoder_fwd=both))
-        update = ops.repeat(graph, later, *update, *seeds)
+        graph = ir.create_graph(optimizer_step, update, kept, step, replace(graphs, decoder_fwd=both))
+        update = ops.repeat(graph, later, *update, *kept)
     graph = ir.create_graph(phases.decoder_optim_phase, step, ROW, rounding, SCALAR, SCALAR)
     ops.repeat(graph, step.config.model.layers, first_row(), *update)
 
 
 def optimizer_step(
-    update: Tuple[Tensor, ...], seeds: List[TensorByRef], step: TrainingStep, graphs: PhaseGraphs
+    update: Tuple[Tensor, ...], kept: List[TensorByRef], step: TrainingStep, graphs: PhaseGraphs
 ) -> Tuple[Tensor, ...]:
     """One optimizer step, but for the update of the decoder.
 
     Args:
         update: what the step before returned, where `graphs.decoder_fwd` updates, too.
-        seeds: of dropout, and of stochastic rounding if there is any; other ones afterwards.
+        kept: the counters, which count this step where it is skipped; and the seeds of dropout, and of stochastic
+            rounding if there is any, which are other ones afterwards.
     Returns:
         What the update needs: the seed of its rounding, if there is any, the learning rate, and the global norm.
     """
-    layers, (seed, *rounding) = step.config.model.layers, seeds
+    layers, counters, seeds = step.config.model.layers, kept[: len(COUNTERS)], kept[len(COUNTERS) :]
+    seed, *rounding = seeds
     decoder, embedding, head = ([t] for t in ops.split_random_seed(rounding[0], 3)) if rounding else ([], [], [])
     (decoder_seed,) = ops.call(graphs.embedding_fwd, seed)
     ops.repeat(graphs.decoder_fwd, layers, first_row(), decoder_seed, *update)
@@ -182,6 +191,7 @@ def optimizer_step(
     (norm,) = ops.call(graphs.embedding_bwd, squares, learning_rate, *embedding)
     ops.call(graphs.head_optim, learning_rate, norm, *head)
     ops.host_store(step.connections.outputs.gradient_norm, norm)
+    count_skipped(norm, *counters)
     for t in seeds:
         t += popxl.constant(1, popxl.uint32)
     return (*decoder, learning_rate, norm)

@@ -14,11 +14,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import popxl  # noqa: E402
-import popxl_addons as addons  # noqa: E402
+from popxl_addons.named_tensors import NamedTensors  # noqa: E402
 
 from config import Config, preset  # noqa: E402
 from execution.graphs import TrainingStep  # noqa: E402
-from execution.pretraining import make_ir, run_phases, training_step  # noqa: E402
+from execution.pretraining import make_ir, make_kept, run_phases, training_step  # noqa: E402
 
 LOAD, STORE, INK, BOX = "#2b6cb0", "#c05621", "#1a202c", "#edf2f7"
 LANES = (
@@ -41,8 +41,7 @@ def program(config: Config) -> Tuple[popxl.Ir, TrainingStep]:
     ir = make_ir(config)
     with ir.main_graph:
         step = training_step(config, ir)
-        _, seed = addons.seed_variable(config.training.seed, step.layout.tp)
-        run_phases(ir, step, [seed])
+        run_phases(ir, step, make_kept(step, NamedTensors()))
     return ir, step
 
 

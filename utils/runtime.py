@@ -75,6 +75,15 @@ def moment_options(precision: str) -> dict[str, popxl.dtype]:
     return {"first_order_dtype": data_type(precision), "second_order_dtype": data_type(precision)}
 
 
+def update_condition() -> dict[str, popxl.TensorSpec]:
+    """Keyword arguments for `AdamOptimizerStep` that make its update depend on a bool scalar, which it is then given.
+
+    Empty where this PopXL's updates always happen.
+    """
+    parameters = inspect.signature(AdamOptimizerStep.build).parameters
+    return {"update_if": popxl.TensorSpec((), popxl.bool)} if "update_if" in parameters else {}
+
+
 def gather(value: Any, instances: int, patiently: bool = False) -> list[Any]:
     """Every process's value, by instance; all processes must call it. Plain PopXL leaves that to MPI.
 

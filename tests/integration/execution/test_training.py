@@ -1,5 +1,6 @@
 """Steps of training against a plain PyTorch loop, dropout, precision."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -37,8 +38,8 @@ TRAINED = small(
 )
 
 
-def train_plainly(config: Config) -> "tuple[list[StepResult], dict[str, np.ndarray]]":
-    """The same in a plain PyTorch loop, in float64."""
+def train_plainly(config: Config, skipped: Collection[int] = ()) -> "tuple[list[StepResult], dict[str, np.ndarray]]":
+    """The same in a plain PyTorch loop, in float64, whose optimizer leaves some steps out."""
     model, training = config.model, config.training
     gpt = PlainGPT(
         PlainModel(
@@ -65,7 +66,8 @@ def train_plainly(config: Config) -> "tuple[list[StepResult], dict[str, np.ndarr
                 p.grad *= training.max_norm / max(norm.item(), training.max_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(training, step)
-        optimizer.step()
+        if step not in skipped:
+            optimizer.step()
         results.append(StepResult(loss.item(), norm.item()))
     return results, {ours[name]: tensor.numpy() for name, tensor in gpt.state_dict().items()}
 
