@@ -9,6 +9,7 @@ from popxl.dtypes import bfloat16, uint32
 from popxl.errors import RemoteMemoryError
 from popxl.graph import Graph
 from popxl.ir import Ir
+from popxl.not_finite import NotFinite
 from popxl.ops import concat, reshape
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, kind_of_device, measure, phase_time, plan, sequence
 from popxl.printer import to_text
@@ -27,6 +28,7 @@ __all__ = [
     "Event",
     "FileTraffic",
     "Machine",
+    "NotFinite",
     "Phase",
     "PhaseProfile",
     "PhaseTime",
@@ -40,6 +42,7 @@ __all__ = [
     "device_needs",
     "expect_session",
     "file_traffic",
+    "find_not_finite",
     "gather",
     "keep_remote_memory_in_files",
     "keep_state_once",
@@ -91,6 +94,18 @@ def profile(session: Session) -> ContextManager[List[Profile]]:
         RuntimeError: the session interprets its program (``POPXL_INTERPRET``).
     """
     return session._engine.profile()
+
+
+def find_not_finite(session: Session) -> ContextManager[List[NotFinite]]:
+    """Look at every result in runs of a session: ``with find_not_finite(session) as found: session.run(...)``.
+
+    When the block ends the list gets, for each replica of this process that met one, the first tensor that was not
+    finite though all operands of its op were, sorted by when. The runs give the same numbers, slowly.
+
+    Raises:
+        RuntimeError: the session interprets its program (``POPXL_INTERPRET``).
+    """
+    return session._engine.watch()
 
 
 def check_device(name: str) -> None:

@@ -11,6 +11,7 @@ from popart import DeviceInfo, InferenceSession
 
 from popxl.hints import report_hints
 from popxl.ir import Ir
+from popxl.not_finite import NotFinite
 from popxl.options import IrInternals
 from popxl.profile import Profile
 from popxl.remote_files import FileTraffic
@@ -58,6 +59,9 @@ class EngineProtocol(DeviceValues, Protocol):
 
     def profile(self) -> ContextManager[List[Profile]]:
         """See `popxl.extensions.profile`."""
+
+    def watch(self) -> ContextManager[List[NotFinite]]:
+        """See `popxl.extensions.find_not_finite`."""
 
     def file_traffic(self) -> Optional[FileTraffic]:
         """See `popxl.extensions.file_traffic`."""

@@ -10,6 +10,7 @@ import torch
 from popdist.exchange import difference
 from popxl.context import ExecutionContext
 from popxl.ir import Ir
+from popxl.not_finite import NotFinite
 from popxl.opdef import Op
 from popxl.printer import to_text
 from popxl.profile import Profile
@@ -34,6 +35,7 @@ from popxl_engine.program import Program
 from popxl_engine.residency import lifetimes_of, tier_of
 from popxl_engine.rewrites import enabled_rewrites
 from popxl_engine.shards import shardings
+from popxl_engine.watching import Watcher
 
 FROM_HOST = ExecutionContext.WeightsFromHostFragment
 logger = logging.getLogger("popxl")
@@ -153,6 +155,24 @@ class Engine:
         finally:
             self.program, self._around_run = plain, nullcontext
             profiles += recorder.take()
+
+    @contextmanager
+    def watch(self) -> Iterator[List[NotFinite]]:
+        """See `popxl.extensions.find_not_finite`."""
+        if self.program is None:
+            raise RuntimeError(
+                "find_not_finite: got a session that interprets its program; expected a compiled one. Unset "
+                "POPXL_INTERPRET."
+            )
+        plain = self.program
+        found: List[NotFinite] = []
+        watcher = Watcher(self.ir, plain)
+        self.program = watcher.program
+        try:
+            yield found
+        finally:
+            self.program = plain
+            found += watcher.found()
 
     def read(self, variable: Variable) -> np.ndarray:
         """A new array with a variable's current value, in its host shape. Every process must call it."""

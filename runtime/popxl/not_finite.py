@@ -1,0 +1,26 @@
+"""Where in a run a number first stopped being finite."""
+
+from dataclasses import dataclass
+from typing import Tuple
+
+
+@dataclass(frozen=True, order=True)
+class NotFinite:
+    """A tensor that is not finite, made by an op whose operands are, or loaded as it is."""
+
+    order: int
+    """Operations that its replica had done before."""
+    replica: int
+    phase: str
+    """The graph that the main graph calls or repeats, or that a loop of steps does."""
+    graph: str
+    """Names of the graphs it is in, outermost first, with slashes between."""
+    loops: Tuple[Tuple[str, int], ...]
+    """Around it, outermost first: the repeated graph, and how often it had gone round before."""
+    tensor: str
+    """Its name in its graph."""
+    value: str
+    """What is in it: nan, inf or -inf."""
+    op: str
+    where: str
+    """Where the program's source makes it: file and line."""

@@ -1,0 +1,123 @@
+"""The generated program with a look at every result: where in a run a number first stopped being finite.
+
+It is the result of an op with finite operands, or a row that was loaded. Constants may be infinite, as masks are, and
+what follows from them. Operands are looked at before the op, which may write to them.
+"""
+
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
+
+import torch
+from popxl.ir import Ir
+from popxl.not_finite import NotFinite
+
+from popxl_engine.blocks import Block, Instr
+from popxl_engine.codegen import BlockWriter, Generator
+from popxl_engine.profiler.marking import Mark
+from popxl_engine.profiler.places import Places
+from popxl_engine.program import Program
+
+Find = Tuple[int, int, str, Dict[Block, int]]
+"""Operations before, number of the watched instruction, what is in its result, rounds of loops."""
+
+
+class Watch:
+    """What watched programs call while they run, for each replica by itself."""
+
+    def __init__(self) -> None:
+        self.first: Dict[int, Find] = {}
+        self._counts: Dict[int, int] = {}
+        self._rounds: Dict[int, Dict[Block, int]] = {}
+
+    def loop(self, replica: int, body: Block, first: int) -> None:
+        """A loop begins."""
+        self._rounds.setdefault(replica, {})[body] = first - 1
+
+    def round(self, replica: int, body: Block) -> None:
+        """A loop's body begins."""
+        rounds = self._rounds.setdefault(replica, {})
+        rounds[body] = rounds.get(body, -1) + 1
+
+    def are_finite(self, replica: int, operands: Sequence[Any]) -> bool:
+        """Whether operands are; false where something was found, so that nothing more is looked at."""
+        return replica not in self.first and not any(kind_of(t) for t in operands)
+
+    def look(self, replica: int, number: int, were_finite: bool, results: Sequence[Any]) -> None:
+        """Look at an instruction's results."""
+        count = self._counts[replica] = self._counts.get(replica, 0) + 1
+        if were_finite and (kind := next(filter(None, map(kind_of, results)), "")):
+            self.first[replica] = count, number, kind, dict(self._rounds.get(replica, {}))
+
+
+def kind_of(t: Any) -> str:
+    """What is not finite in a tensor: nan, inf or -inf; nothing where all is."""
+    if not isinstance(t, torch.Tensor) or not t.is_floating_point() or bool(torch.isfinite(t).all()):
+        return ""
+    return "nan" if bool(torch.isnan(t).any()) else "inf" if bool((t == torch.inf).any()) else "-inf"
+
+
+class WatchingGenerator(Generator):
+    """Writes a program that shows its results to a `Watch`."""
+
+    def __init__(self, device: torch.device, rounds: bool):
+        super().__init__(device, rounds)
+        self.watch = Watch()
+        self.watched: List[Tuple[Instr, Block]] = []
+
+    def write(self, block: Block, name: str) -> None:
+        """See `Generator`."""
+        WatchingWriter(self, block, name).write()
+
+
+class WatchingWriter(BlockWriter):
+    """Writes a block's function with a look before and after each instruction."""
+
+    def __init__(self, generator: WatchingGenerator, block: Block, name: str):
+        super().__init__(generator, block, name)
+        self.watching = generator
+        self.watch = self.source.bind("watch", generator.watch)
+
+    def _instr(self, instr: Instr) -> Iterator[str]:
+        if instr is self.block.instrs[0]:
+            yield f"{self.watch}.round(r.index, {self.source.bind('body', self.block)})"
+        if instr.kind == "repeat":
+            body = self.source.bind("body", instr.bodies[0])
+            yield f"{self.watch}.loop(r.index, {body}, {instr.arguments['first']})"
+        if instr.kind != "op" or instr.host or not instr.outputs:
+            yield from super()._instr(instr)
+            return
+        number = len(self.watching.watched)
+        self.watching.watched.append((instr, self.block))
+        yield f"were_finite = {self.watch}.are_finite(r.index, ({self._names(instr, instr.inputs())}))"
+        if not any(True for _ in instr.inputs()) or "remote" in instr.effects:
+            is_load = "remote" in instr.effects
+            yield f"were_finite = {is_load} and r.index not in {self.watch}.first"
+        yield from super()._instr(instr)
+        yield f"{self.watch}.look(r.index, {number}, were_finite, ({self._names(instr, instr.outputs)}))"
+
+    def _names(self, instr: Instr, values: Any) -> str:
+        return "".join(f"{self.python[v]}, " for v in values)
+
+
+class Watcher:
+    """A program that is watched, to run in place of one that is not."""
+
+    def __init__(self, ir: Ir, program: Program):
+        self._generator = WatchingGenerator(program.device, program.rounds)
+        self._ir = ir
+        self.program = program.written_by(self._generator)
+        self.watch = self._generator.watch
+
+    def found(self) -> List[NotFinite]:
+        """What the last run met first on each replica, in the order in which they met it."""
+        places = Places(self._ir, self.program.block)
+        result = []
+        for replica, (order, number, kind, rounds) in self.watch.first.items():
+            instr, block = self._generator.watched[number]
+            place = places.of(Mark("done", instr, block))
+            bodies = [frame for frame in place.frames if isinstance(frame, Block)]
+            loops = tuple((body.name.rsplit("/", 1)[-1], rounds.get(body, 0)) for body in bodies)
+            assert instr.source is not None, "only copies have none"
+            name = instr.source.outputs[0].name
+            found = (order, replica, place.phase, place.graph, loops, name, kind, place.name, place.op)
+            result.append(NotFinite(*found))
+        return sorted(result)
