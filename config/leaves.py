@@ -35,6 +35,8 @@ class Leaf:
     optional: bool = False
     is_list: bool = False
     choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    """Texts that may stand for a number."""
     bound: Bound | None = None
 
     @property
@@ -53,6 +55,7 @@ class Leaf:
                 words += f" {self.bound}" if isinstance(self.bound, Bytes) else f", {self.bound}"
         if self.is_list:
             words = "a list of texts"
+        words = " or ".join([words, *self.words])
         return f"{words}, or none" if self.optional else words
 
     def check(self, value: Any) -> Any:
@@ -63,6 +66,8 @@ class Leaf:
         """
         if value is None and self.optional:
             return None
+        if isinstance(value, str) and value in self.words:
+            return value
         if self.is_list:
             if isinstance(value, (list, tuple)) and all(isinstance(item, str) and item for item in value):
                 return tuple(value)
@@ -87,7 +92,7 @@ class Leaf:
             if text.lower() in TRUE_WORDS | FALSE_WORDS:
                 return text.lower() in TRUE_WORDS
             raise self._refusal(text)
-        if self.kind is str:
+        if self.kind is str or text in self.words:
             return self.check(text)
         try:
             value = self.bound.read(text) if isinstance(self.bound, Bytes) else self.kind(text)
@@ -146,8 +151,10 @@ def _read_type(hint: Any) -> dict[str, Any]:
     """Take a field's annotation apart: the keyword arguments of `Leaf` that depend on it."""
     if get_origin(hint) in (Union, types.UnionType):
         inner, *others = [part for part in get_args(hint) if part is not type(None)]
+        words = tuple(word for part in others if get_origin(part) is Literal for word in get_args(part))
+        others = [part for part in others if get_origin(part) is not Literal]
         assert others in ([], [float]), f"no setting can have type {hint}"  # int | float: bytes or a share
-        return {**_read_type(inner), "optional": type(None) in get_args(hint)}
+        return {**_read_type(inner), "words": words, "optional": type(None) in get_args(hint)}
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         (bound,) = [note for note in notes if isinstance(note, (AtLeast, Between, MoreThan, Within, Bytes))]

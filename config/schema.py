@@ -99,8 +99,11 @@ class Training:
     """Decoupled weight decay, times the learning rate per step; layer norms and biases have none."""
     max_norm: Norm = 1.0
     """Global gradient norm above which gradients are scaled down to it; 0: no clipping."""
-    loss_scaling: Scale = 1.0
-    """Factor on the loss, divided out before the update, that keeps 16-bit gradients from vanishing."""
+    loss_scaling: Scale | Literal["auto"] = 1.0
+    """Factor on the loss, divided out before the update, that keeps 16-bit gradients from vanishing; auto: from 65536
+    on, halved by a step that overflows, doubled after loss_scaling_window others."""
+    loss_scaling_window: Count = 1000
+    """Steps in a row without an overflow after which `--loss_scaling auto` doubles its factor."""
     max_skipped: Count = 20
     """Steps skipped in a row, for the gradient norm is not finite, that end the run with exit code 3."""
     moment_precision: Literal["float32", "bfloat16"] = "float32"
@@ -113,6 +116,16 @@ class Training:
     """Steps between validations; 0: never."""
     validation_batches: Count = 8
     """Global batches per validation, always the same ones."""
+
+    @property
+    def is_scaled_by_program(self) -> bool:
+        """Whether the program itself finds the loss scale."""
+        return self.loss_scaling == "auto"
+
+    @property
+    def fixed_scale(self) -> float:
+        """The factor on the loss, where the program does not find it."""
+        return 1.0 if isinstance(self.loss_scaling, str) else self.loss_scaling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

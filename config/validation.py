@@ -59,7 +59,7 @@ def check_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], 
 
 def combination_problems(config: Config, bad: Set[str], replicas: Optional[int] = None) -> list[str]:
     """Messages about combinations of leaves that are each fine by themselves; `bad` ones are not."""
-    rules = [_name, _model, _batch, _moments, _schedule, _iterations, _validation, _device, _files]
+    rules = [_name, _model, _batch, _moments, _scaling, _schedule, _iterations, _validation, _device, _files]
     found = [problem for rule in rules for problem in rule(config)]
     if replicas is not None:
         found += _replicas(config, replicas)
@@ -143,6 +143,15 @@ def _moments(config: Config) -> Iterator[Problem]:
             "moment_precision stochastic_rounding",
             f"moment_precision: got {training.moment_precision} while stochastic_rounding is false; expected true, for "
             "what a step adds to a second moment is lost in rounding to the nearest. Give --stochastic_rounding.",
+        )
+
+
+def _scaling(config: Config) -> Iterator[Problem]:
+    if config.training.is_scaled_by_program and config.model.precision == "float32":
+        yield _problem(
+            "loss_scaling precision",
+            "loss_scaling: got auto while precision is float32; expected a number, for float32 needs no scaling. Use "
+            "--loss_scaling 1, or precision float16 or bfloat16.",
         )
 
 

@@ -22,7 +22,7 @@ from execution.checkpoint import Position, SavedRun, save
 from execution.host import StepResult, data_share, run_steps
 from execution.inference import evaluate, evaluation
 from execution.metrics import MetricsFile
-from execution.overflow import Skipped
+from execution.overflow import FLOOR, Skipped
 from execution.pretraining import pretraining
 from execution.profiling import StepProfiler
 from execution.variables import copy_weights
@@ -180,12 +180,17 @@ class TrainingRun:
             f"The weights, saved, are those after step {self.step - in_a_row}. Continue from an earlier checkpoint in "
             f"{self.folder.checkpoints} with a lower learning_rate"
         )
-        if self.config.training.loss_scaling > 1:
+        if self.config.training.fixed_scale > 1:
             cure += " or loss_scaling"
         if in_a_row >= limit:
             self.diverged = (
                 f"step {self.step}: got {in_a_row} steps in a row whose gradient norm is not finite, and which were "
                 f"skipped; expected fewer than max_skipped = {limit}. {cure}."
+            )
+        elif result.is_skipped and result.loss_scale == FLOOR:
+            self.diverged = (
+                f"step {self.step}: got gradients that are not finite with loss scale {FLOOR:g}, the smallest; "
+                f"expected finite ones. {cure}."
             )
         elif self.step == self.config.training.steps and not math.isfinite(result.loss):
             self.diverged = f"step {self.step}, the last: got loss {result.loss}; expected a number. {cure}."
@@ -223,6 +228,7 @@ class TrainingRun:
             "learning_rate": rate,
             "gradient_norm": result.gradient_norm,
             "skipped": self.skipped.total,
+            **({} if result.loss_scale is None else {"loss_scale": result.loss_scale}),
         }
         self.metrics.write(values)
         if self.wandb is not None:

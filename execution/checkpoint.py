@@ -27,13 +27,12 @@ from safetensors.numpy import load_file, save_file
 
 from config import Config, DivergedError, UserError, numerics_hash, to_mapping
 from data.folders import flush_folder, partial_folder, publish
-from execution.overflow import COUNTERS
+from execution.overflow import COUNTED, SEEDS, read_count
 from execution.variables import write
 from modelling import Parameter, Table, model_table
 from utils.runtime import gather
 
 FORMAT = 1
-SEEDS = ("seed", "rounding_seed")
 MANIFEST = "checkpoint.json"
 _FOLDER = re.compile(r"step_(\d+)")
 _LOG = logging.getLogger(__name__)
@@ -169,7 +168,7 @@ def _is_finite(array: np.ndarray) -> bool:
 def _scalars(session: addons.TaskSession) -> "dict[str, Variable]":
     """Variables of the state that belong to no layer, seeds and counters, by name."""
     found: "dict[str, Any]" = session.state.to_dict()
-    return {name: found[name] for name in (*SEEDS, *COUNTERS) if name in found}
+    return {name: found[name] for name in (*SEEDS, *COUNTED) if name in found}
 
 
 def _read_scalars(session: addons.TaskSession) -> "dict[str, np.ndarray]":
@@ -252,10 +251,8 @@ class SavedRun:
             )
 
     def _scalar(self, name: str, variable: Variable) -> np.ndarray:
-        """A seed, or a counter; zero where none was saved."""
-        if name in SEEDS:
-            return self._seed(name, variable)
-        return np.asarray(self._manifest.get(name, 0), np.int32)
+        """A seed, or a counter; as it begins where none was saved."""
+        return self._seed(name, variable) if name in SEEDS else read_count(self._manifest, name)
 
     def _seed(self, name: str, variable: Variable) -> np.ndarray:
         """A seed; where none was saved, or for other replicas, as it is after as many steps."""
@@ -312,9 +309,8 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
         manifest["config"]["model"], manifest["config"]["training"], manifest["format"]
         np.asarray(manifest["seed"], np.uint32)
         np.asarray(manifest.get("rounding_seed", ()), np.uint32)
-        for name in COUNTERS:
-            if np.asarray(manifest.get(name, 0), np.int32).shape != ():
-                raise TypeError(name)
+        for name in COUNTED:
+            read_count(manifest, name)
     except FileNotFoundError as error:
         raise UserError(
             f"{folder}: got no checkpoint ({MANIFEST} is not there); expected a folder step_<n> of a run. "

@@ -114,9 +114,10 @@ class Graphs:
         learning_rate: Tensor,
         norm: Tensor,
         is_finite: Tensor,
+        scale: Optional[Tensor],
     ) -> None:
         """Change a parameter's weight and state in place, where the norm is finite."""
-        self.trained.optimizer(name, tensors.weight, gradient, tensors.state, learning_rate, norm, is_finite)
+        self.trained.optimizer(name, tensors.weight, gradient, tensors.state, learning_rate, norm, is_finite, scale)
 
     @property
     def trained(self) -> Update:

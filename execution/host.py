@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Optional
 
 import numpy as np
 import popdist
@@ -90,6 +91,9 @@ class StepResult:
     gradient_norm: float
     """Global L2 norm before clipping."""
 
+    loss_scale: Optional[float] = None
+    """What the loss was multiplied by, where the program finds that."""
+
     @property
     def is_skipped(self) -> bool:
         """Whether the step changed nothing, for its norm is not finite."""
@@ -116,5 +120,14 @@ def run_steps(
     steps = len(learning_rates)
     loss = all_replicas(session, session.outputs.loss, outputs[session.outputs.loss])
     losses = loss.reshape(steps, -1).mean(axis=1, dtype=np.float64)
-    norms = outputs[session.outputs.gradient_norm].reshape(session.ir.num_host_transfers, -1)[:steps, 0]
-    return [StepResult(float(loss), float(norm)) for loss, norm in zip(losses, norms)]
+    norms = _per_step(session, outputs[session.outputs.gradient_norm], steps)
+    scales: Sequence[Optional[float]] = [None] * steps
+    if config.training.is_scaled_by_program:
+        scales = _per_step(session, outputs[session.outputs.loss_scale], steps)
+    return [StepResult(*values) for values in zip(losses.tolist(), norms, scales)]
+
+
+def _per_step(session: addons.TaskSession, array: np.ndarray, steps: int) -> "list[float]":
+    """A scalar stream of which a run stores one value per step, the same on all replicas."""
+    values: "list[float]" = array.reshape(session.ir.num_host_transfers, -1)[:steps, 0].tolist()
+    return values

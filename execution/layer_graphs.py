@@ -2,6 +2,7 @@
 
 from typing import Mapping, Optional, Tuple
 
+import numpy as np
 import popxl
 import popxl_addons as addons
 from popxl import Tensor, TensorSpec, ops
@@ -30,6 +31,9 @@ from modelling.decoder import DecoderBlock
 from modelling.embedding import Embedding
 from modelling.head import TIED, Head, LogitsHead, LossHead
 from utils.runtime import accumulator_options, data_type, seed_spec
+
+LOSS_SCALE = "loss_scale"
+"""The head's input by name that is the loss scale, where the program finds it."""
 
 
 def activation_spec(config: Config) -> TensorSpec:
@@ -77,26 +81,34 @@ def decoder_graphs(config: Config, layout: Layout, connections: Connections) -> 
 def head_graphs(config: Config, layout: Layout, connections: Connections, embedding: Graphs) -> Graphs:
     """The head's part of a training step: forward and backward pass in one graph."""
     head = LossHead(config.model, layout)
-    scaling = config.training.loss_scaling
+    scaling = None if config.training.is_scaled_by_program else config.training.fixed_scale
     factories, both = HeadStep().create_graph(activation_spec(config), words_spec(config), head, scaling)
     args = both.args.fwd.copy()
     args.update(both.args.grad)
+    if scaling is None:
+        args.insert(LOSS_SCALE, both.args[LOSS_SCALE])
     graph = serialise(addons.GraphWithNamedArgs(both.graph, args), head_plan(config.model.layers), connections)
     table = Head.parameters(config.model)
     return _training_graphs(config, layout, table, 1, factories.fwd, None, factories.grad, graph, tied_to=embedding)
 
 
 class HeadStep(addons.Module):
-    """Loss and gradients of one run of the head. Variables `fwd.*` are the head's, `grad.*` its accumulators."""
+    """Loss and gradients of one run of the head. Variables `fwd.*` are the head's, `grad.*` its accumulators.
 
-    def build(self, x: Tensor, labels: Tensor, head: LossHead, loss_scaling: float) -> Tuple[Tensor, Tensor]:
+    Without a fixed loss scale, `loss_scale` is a further input by name.
+    """
+
+    def build(self, x: Tensor, labels: Tensor, head: LossHead, loss_scaling: Optional[float]) -> Tuple[Tensor, Tensor]:
         """[N, H/tp2], int32 [N] -> loss, float32 scalar, and the gradient of the scaled loss by x, [N, H/tp2]."""
         factories, fwd = head.create_graph(x, labels)
         accumulators, grad = _gradient(fwd, factories, head, required=1)
         weights = self.add_variable_inputs("fwd", factories)
         sums = self.add_variable_inputs("grad", accumulators)
         site = fwd.bind(weights).call_with_info(x, labels)
-        scale = popxl.constant(loss_scaling, popxl.float32, "loss_scaling")
+        if loss_scaling is None:
+            scale = self.add_variable_input(LOSS_SCALE, lambda: np.ones(()), popxl.float32)
+        else:
+            scale = popxl.constant(loss_scaling, popxl.float32, "loss_scaling")
         (dx,) = grad.bind(sums).call(scale, args=grad.grad_graph_info.inputs_dict(site))
         return site.outputs[0], dx
 

@@ -4,7 +4,7 @@ An update happens only where the global norm is finite: then every gradient is. 
 """
 
 from dataclasses import dataclass
-from typing import Dict
+from typing import Dict, Optional
 
 import popxl
 import popxl_addons as addons
@@ -30,6 +30,8 @@ class Optimizer:
     factories: NamedVariableFactories
     """Optimizer state by parameter: moments and step."""
     is_clipped: bool
+    is_scaled: bool
+    """Whether the graphs have the loss scale as an input."""
     is_conditional: bool
     """Whether the graphs have the condition of an update as an input; plain PopXL's have not."""
 
@@ -40,6 +42,7 @@ class Optimizer:
         """Graphs for tensors like these. Weight decay is given by each parameter's role."""
         graphs, factories = {}, NamedVariableFactories()
         clip = {"global_norm": SCALAR, "global_norm_max": training.max_norm} if training.max_norm > 0 else {}
+        scale = SCALAR if training.is_scaled_by_program else training.fixed_scale
         moments, condition = moment_options(training.moment_precision), update_condition()
         for name, parameter in table.items():
             state, graph = AdamOptimizerStep().create_graph(
@@ -52,14 +55,14 @@ class Optimizer:
                 eps=training.epsilon,
                 weight_decay=training.weight_decay if parameter.role.decays else 0.0,
                 bias_correction=True,
-                loss_scaling=training.loss_scaling,
+                loss_scaling=scale,
                 **moments,
                 **clip,
                 **condition,
             )
             graphs[name] = graph
             factories.insert(name, state, overwrite=True)
-        return cls(graphs, factories, bool(clip), bool(condition))
+        return cls(graphs, factories, bool(clip), training.is_scaled_by_program, bool(condition))
 
     def __call__(
         self,
@@ -70,6 +73,7 @@ class Optimizer:
         learning_rate: Tensor,
         norm: Tensor,
         is_finite: Tensor,
+        scale: Optional[Tensor] = None,
     ) -> None:
         """Change a parameter's weight and state in place, unless the norm is not finite.
 
@@ -77,8 +81,10 @@ class Optimizer:
             gradient: of the scaled loss.
             norm: global L2 norm of all gradients, of the unscaled loss.
             is_finite: whether the norm is, bool scalar.
+            scale: the loss scale, where the program finds it.
         """
-        scalars = (learning_rate, norm) if self.is_clipped else (learning_rate,)
+        assert (scale is not None) == self.is_scaled, "the scale is found by the program, or a constant"
+        scalars = [learning_rate, *([] if scale is None else [scale]), *([norm] if self.is_clipped else [])]
         graph = self.graphs[name].bind(state)
         if self.is_conditional:
             graph.call(weight, gradient, *scalars, is_finite)
@@ -93,12 +99,13 @@ class Optimizer:
 def sum_of_squares(table: Table, gradients: NamedTensors, layout: Layout, training: Training) -> Tensor:
     """This replica's part of the squared global norm, float32 scalar; the sum over all replicas is the whole.
 
-    A parameter or shard that several replicas hold is counted once: each gives its share.
+    A fixed loss scale is divided out, one that the program finds is not. A parameter or shard that several replicas
+    hold is counted once: each gives its share.
     """
     total: Tensor = popxl.constant(0.0, popxl.float32, "squares")
     for name, parameter in table.items():
         t = gradients[name]
-        squares = grad_reduce_square_add(t, training.loss_scaling)
+        squares = grad_reduce_square_add(t, training.fixed_scale)
         shards = -(-ops.multiply_tuple(t.meta_shape) // t.nelms) if t.meta_shape else 1
         copies = layout.holders(parameter).group_size // shards
         total = total + (squares if copies == 1 else squares * (1.0 / copies))

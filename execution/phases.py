@@ -13,6 +13,7 @@ from popxl import Tensor, ops
 from popxl_addons.named_tensors import NamedTensors
 
 from execution.graphs import Graphs, TrainingStep
+from execution.layer_graphs import LOSS_SCALE
 from execution.transfers import first_row
 from modelling.head import TIED
 from utils.runtime import round_from
@@ -33,12 +34,15 @@ def head_fwd_phase(step: TrainingStep) -> None:
     _run_forward(step.head, first_row(), None)
 
 
-def head_phase(step: TrainingStep) -> Tensor:
+def head_phase(step: TrainingStep, scale: Optional[Tensor] = None) -> Tensor:
     """Head forward and backward: the last row of `x` to the loss and to the last row of `dx`.
 
     The gradient of the tied word embedding waits in its own buffer. Returns this replica's part of the squared norm.
+
+    Args:
+        scale: the loss scale, where the program finds it; so in all phases.
     """
-    gradients = _run_gradient(step.head, first_row())
+    gradients = _run_gradient(step.head, first_row(), scale)
     squares = step.head.grad_squares(gradients)
     step.head.grad_store(gradients, first_row())
     return squares
@@ -53,7 +57,11 @@ def decoder_bwd_phase(step: TrainingStep, n: Tensor, squares: Tensor) -> Tuple[T
 
 
 def embedding_bwd_phase(
-    step: TrainingStep, squares: Tensor, learning_rate: Tensor, rounding: Optional[Tensor] = None
+    step: TrainingStep,
+    squares: Tensor,
+    learning_rate: Tensor,
+    rounding: Optional[Tensor] = None,
+    scale: Optional[Tensor] = None,
 ) -> Tensor:
     """Embedding backward, tied gradient added, global norm, and the embedding's update.
 
@@ -70,7 +78,9 @@ def embedding_bwd_phase(
     if step.layout.everyone.group_size > 1:
         squares = ops.collectives.replicated_all_reduce(squares, group=step.layout.everyone)
     norm = ops.sqrt(squares)
-    _update(step.embedding, row, learning_rate, norm, gradients)
+    if scale is not None:
+        norm = norm / scale
+    _update(step.embedding, row, learning_rate, norm, scale, gradients)
     return norm
 
 
@@ -85,28 +95,43 @@ def with_tied_gradient(step: TrainingStep, gradients: NamedTensors, row: Tensor)
 
 
 def decoder_optim_fwd_phase(
-    step: TrainingStep, n: Tensor, seed: Tensor, rounding: Optional[Tensor], learning_rate: Tensor, norm: Tensor
+    step: TrainingStep,
+    n: Tensor,
+    seed: Tensor,
+    rounding: Optional[Tensor],
+    learning_rate: Tensor,
+    norm: Tensor,
+    scale: Optional[Tensor] = None,
 ) -> Tuple[Tensor, ...]:
     """Layer n's update by the gradients of the step before, and layer n forward. Returns n + 1 and the next seeds."""
-    n_next, *rounding_next = decoder_optim_phase(step, n, rounding, learning_rate, norm)
+    n_next, *rounding_next = decoder_optim_phase(step, n, rounding, learning_rate, norm, scale)
     return (n_next, *_run_forward(step.decoder, n, seed), *rounding_next)
 
 
 def decoder_optim_phase(
-    step: TrainingStep, n: Tensor, rounding: Optional[Tensor], learning_rate: Tensor, norm: Tensor
+    step: TrainingStep,
+    n: Tensor,
+    rounding: Optional[Tensor],
+    learning_rate: Tensor,
+    norm: Tensor,
+    scale: Optional[Tensor] = None,
 ) -> Tuple[Tensor, ...]:
     """Layer n's update. Returns n + 1 and the next seed for rounding, if there is one."""
     _round_from(rounding)
-    _update(step.decoder, n, learning_rate, norm)
+    _update(step.decoder, n, learning_rate, norm, scale)
     return (n + 1,) if rounding is None else (n + 1, rounding + 1)
 
 
 def head_optim_phase(
-    step: TrainingStep, learning_rate: Tensor, norm: Tensor, rounding: Optional[Tensor] = None
+    step: TrainingStep,
+    learning_rate: Tensor,
+    norm: Tensor,
+    rounding: Optional[Tensor] = None,
+    scale: Optional[Tensor] = None,
 ) -> None:
     """The update of the head's own parameters; the word embedding's is done."""
     _round_from(rounding)
-    _update(step.head, first_row(), learning_rate, norm)
+    _update(step.head, first_row(), learning_rate, norm, scale)
 
 
 def _run_forward(graphs: Graphs, row: Tensor, seed: Optional[Tensor]) -> Tuple[Tensor, ...]:
@@ -121,11 +146,13 @@ def _run_forward(graphs: Graphs, row: Tensor, seed: Optional[Tensor]) -> Tuple[T
     return (next_seed,)
 
 
-def _run_gradient(graphs: Graphs, row: Tensor) -> NamedTensors:
+def _run_gradient(graphs: Graphs, row: Tensor, scale: Optional[Tensor] = None) -> NamedTensors:
     """Run a layer backward. Returns the gradients' means over micro-batches and replicas, as shards."""
     inputs = graphs.fwd_all_gather(graphs.fwd_load(row))
     sums = graphs.grad_zeros()
     inputs.update(sums)
+    if scale is not None:
+        inputs.insert(LOSS_SCALE, scale)
     assert graphs.grad is not None, "a program that only runs forward has no gradients"
     graphs.grad.bind(inputs).call(row)
     return graphs.grad_reduce(sums.accum)
@@ -138,7 +165,12 @@ def _round_from(seed: Optional[Tensor]) -> None:
 
 
 def _update(
-    graphs: Graphs, row: Tensor, learning_rate: Tensor, norm: Tensor, gradients: Optional[NamedTensors] = None
+    graphs: Graphs,
+    row: Tensor,
+    learning_rate: Tensor,
+    norm: Tensor,
+    scale: Optional[Tensor],
+    gradients: Optional[NamedTensors] = None,
 ) -> None:
     """Update a layer, one parameter after the other, by gradients that are at hand or wait in their buffers.
 
@@ -148,5 +180,5 @@ def _update(
     for name in graphs.table:
         gradient = graphs.grad_load(name, row) if gradients is None else gradients[name]
         tensors = graphs.optim_fwd_load(name, row)
-        graphs.optimize(name, tensors, gradient, learning_rate, norm, is_finite)
+        graphs.optimize(name, tensors, gradient, learning_rate, norm, is_finite, scale)
         graphs.optim_fwd_store(name, tensors, row)

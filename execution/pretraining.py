@@ -23,7 +23,7 @@ from execution import benchmark, phases
 from execution.batch_serialisation import Connections
 from execution.graphs import TrainingStep
 from execution.layer_graphs import activation_spec, decoder_graphs, embedding_graphs, head_graphs, words_spec
-from execution.overflow import COUNTERS, count_skipped, make_counters
+from execution.overflow import LOSS_SCALE_INDEX, count_step, counters, make_counters
 from execution.transfers import Load, first_row, selected
 from execution.variables import fresh_weights, make_variables, write_whole_weights
 from modelling import Layout
@@ -70,7 +70,7 @@ def training_program(config: Config) -> "Tuple[popxl.Ir, Connections, NamedTenso
 
 def make_kept(step: TrainingStep, state: NamedTensors) -> List[Tensor]:
     """What steps hand on to each other beside layers' state, put into the state's tree: counters, and seeds."""
-    return [*make_counters(state), *make_seeds(step, state)]
+    return [*make_counters(step.config.training, state), *make_seeds(step, state)]
 
 
 def make_seeds(step: TrainingStep, state: NamedTensors) -> List[Tensor]:
@@ -105,13 +105,14 @@ def make_ir(config: Config) -> popxl.Ir:
 def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
     """The graphs of all layers, with the streams and buffers that connect them. Call it in the main graph."""
     layout = Layout.of(ir, config.execution)
+    outputs = ["loss", "gradient_norm", *(["loss_scale"] if config.training.is_scaled_by_program else [])]
     connections = Connections.make(
         addons.InputStreams(
             words=(words_spec(config).shape, popxl.int32),
             labels=(words_spec(config).shape, popxl.int32),
             learning_rate=(SCALAR.shape, SCALAR.dtype),
         ),
-        addons.OutputStreams(loss=(SCALAR.shape, SCALAR.dtype), gradient_norm=(SCALAR.shape, SCALAR.dtype)),
+        addons.OutputStreams(**dict.fromkeys(outputs, (SCALAR.shape, SCALAR.dtype))),
         activation_spec(config),
         ("x", "dx"),
         config.runs_per_phase,
@@ -139,14 +140,19 @@ class PhaseGraphs:
     @classmethod
     def make(cls, ir: popxl.Ir, step: TrainingStep, rounding: Optional[TensorSpec]) -> "PhaseGraphs":
         """Trace them, without an update in `decoder_fwd`. ``rounding``: the seed of stochastic rounding."""
+        scale = _scale(step)
         return cls(
             embedding_fwd=ir.create_graph(phases.embedding_fwd_phase, step, SEED),
             decoder_fwd=ir.create_graph(phases.decoder_fwd_phase, step, ROW, SEED),
-            head=ir.create_graph(phases.head_phase, step),
+            head=ir.create_graph(phases.head_phase, step, scale),
             decoder_bwd=ir.create_graph(phases.decoder_bwd_phase, step, ROW, SCALAR),
-            embedding_bwd=ir.create_graph(phases.embedding_bwd_phase, step, SCALAR, SCALAR, rounding),
-            head_optim=ir.create_graph(phases.head_optim_phase, step, SCALAR, SCALAR, rounding),
+            embedding_bwd=ir.create_graph(phases.embedding_bwd_phase, step, SCALAR, SCALAR, rounding, scale),
+            head_optim=ir.create_graph(phases.head_optim_phase, step, SCALAR, SCALAR, rounding, scale),
         )
+
+
+def _scale(step: TrainingStep) -> Optional[TensorSpec]:
+    return SCALAR if step.config.training.is_scaled_by_program else None
 
 
 def run_phases(ir: popxl.Ir, step: TrainingStep, kept: List[Tensor]) -> None:
@@ -160,10 +166,10 @@ def run_phases(ir: popxl.Ir, step: TrainingStep, kept: List[Tensor]) -> None:
     graphs, later = PhaseGraphs.make(ir, step, rounding), step.config.execution.device_iterations - 1
     update = optimizer_step((), kept, step, graphs)
     if later:
-        both = ir.create_graph(phases.decoder_optim_fwd_phase, step, ROW, SEED, rounding, SCALAR, SCALAR)
+        both = ir.create_graph(phases.decoder_optim_fwd_phase, step, ROW, SEED, rounding, SCALAR, SCALAR, _scale(step))
         graph = ir.create_graph(optimizer_step, update, kept, step, replace(graphs, decoder_fwd=both))
         update = ops.repeat(graph, later, *update, *kept)
-    graph = ir.create_graph(phases.decoder_optim_phase, step, ROW, rounding, SCALAR, SCALAR)
+    graph = ir.create_graph(phases.decoder_optim_phase, step, ROW, rounding, SCALAR, SCALAR, _scale(step))
     ops.repeat(graph, step.config.model.layers, first_row(), *update)
 
 
@@ -174,27 +180,32 @@ def optimizer_step(
 
     Args:
         update: what the step before returned, where `graphs.decoder_fwd` updates, too.
-        kept: the counters, which count this step where it is skipped; and the seeds of dropout, and of stochastic
-            rounding if there is any, which are other ones afterwards.
+        kept: the counters, which count this step; and the seeds of dropout, and of stochastic rounding if there is any,
+            which are other ones afterwards.
     Returns:
-        What the update needs: the seed of its rounding, if there is any, the learning rate, and the global norm.
+        What the update needs: the seed of its rounding, if there is any, the learning rate, the global norm, and the
+        loss scale, if the program finds it.
     """
-    layers, counters, seeds = step.config.model.layers, kept[: len(COUNTERS)], kept[len(COUNTERS) :]
-    seed, *rounding = seeds
+    layers, training = step.config.model.layers, step.config.training
+    counted = len(counters(training))
+    seed, *rounding = seeds = kept[counted:]
+    scale = [ops.identity(kept[LOSS_SCALE_INDEX])] if training.is_scaled_by_program else []
     decoder, embedding, head = ([t] for t in ops.split_random_seed(rounding[0], 3)) if rounding else ([], [], [])
     (decoder_seed,) = ops.call(graphs.embedding_fwd, seed)
     ops.repeat(graphs.decoder_fwd, layers, first_row(), decoder_seed, *update)
-    (squares,) = ops.call(graphs.head)
+    (squares,) = ops.call(graphs.head, *scale)
     last = popxl.constant(layers - 1, popxl.int32, "last_layer")
     _, squares = ops.repeat(graphs.decoder_bwd, layers, last, squares)
     learning_rate = ops.host_load(step.connections.inputs.learning_rate)
-    (norm,) = ops.call(graphs.embedding_bwd, squares, learning_rate, *embedding)
-    ops.call(graphs.head_optim, learning_rate, norm, *head)
+    (norm,) = ops.call(graphs.embedding_bwd, squares, learning_rate, *embedding, *scale)
+    ops.call(graphs.head_optim, learning_rate, norm, *head, *scale)
     ops.host_store(step.connections.outputs.gradient_norm, norm)
-    count_skipped(norm, *counters)
+    for t in scale:
+        ops.host_store(step.connections.outputs.loss_scale, t)
+    count_step(training, norm, *kept[:counted])
     for t in seeds:
         t += popxl.constant(1, popxl.uint32)
-    return (*decoder, learning_rate, norm)
+    return (*decoder, learning_rate, norm, *scale)
 
 
 if __name__ == "__main__":

@@ -151,12 +151,18 @@ def read_weights(session: addons.TaskSession, config: Config) -> "dict[str, np.n
     return whole_tensors(config, {name: data[v] for name, v in variables.items()})
 
 
-def read_gradients(session: addons.TaskSession, config: Config) -> "dict[str, np.ndarray]":
-    """Whole gradients of the last step's unscaled loss, by parameter name, from the remote gradient buffers."""
+def read_gradients(
+    session: addons.TaskSession, config: Config, scale: Optional[float] = None
+) -> "dict[str, np.ndarray]":
+    """Whole gradients of the last step's unscaled loss, by parameter name, from the remote gradient buffers.
+
+    Args:
+        scale: of that step's loss, where the program finds it.
+    """
     variables = gradient_variables(session.ir)
     data = session.get_tensors_data(variables.values())
     whole = whole_tensors(config, {name: data[v] for name, v in variables.items()})
-    return {name: array / config.training.loss_scaling for name, array in whole.items()}
+    return {name: array / (scale or config.training.fixed_scale) for name, array in whole.items()}
 
 
 def copy_weights(source: addons.TaskSession, target: addons.TaskSession) -> None:

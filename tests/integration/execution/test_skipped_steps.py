@@ -20,7 +20,7 @@ from execution import optimizer, phases
 from execution.checkpoint import MANIFEST, Position, SavedRun, checkpoints_in, save
 from execution.host import run_steps
 from execution.metrics import MetricsFile, read_metrics
-from execution.overflow import COUNTERS, Skipped
+from execution.overflow import COUNTED, COUNTERS, Skipped
 from execution.pretraining import pretraining
 from execution.variables import read_weights, write_whole_weights
 from tests.integration.execution.test_training import TRAINED as PLAIN
@@ -56,8 +56,8 @@ def poisoned(monkeypatch):
     run_gradient, phase = phases._run_gradient, phases.embedding_bwd_phase
     given = []
 
-    def with_infinity(graphs, row):
-        gradients = run_gradient(graphs, row)
+    def with_infinity(graphs, row, scale=None):
+        gradients = run_gradient(graphs, row, scale)
         if given:
             t = gradients["position.weight"]
             first = np.zeros(t.nelms, np.float32)
@@ -74,10 +74,11 @@ def poisoned(monkeypatch):
         squares: popxl.Tensor,
         learning_rate: popxl.Tensor,
         rounding=None,
+        scale=None,
     ):
         given.append(learning_rate)
         try:
-            return phase(step, squares, learning_rate, rounding)
+            return phase(step, squares, learning_rate, rounding, scale)
         finally:
             given.pop()
 
@@ -99,7 +100,7 @@ def run(session, config: Config, first: int, rates: "list[float]"):
 
 def state_of(session) -> "dict[str, bytes]":
     """The bits of weights, moments and Adam's counts."""
-    variables = {n: v for n, v in session.state.to_dict().items() if "seed" not in n and n not in COUNTERS}
+    variables = {n: v for n, v in session.state.to_dict().items() if "seed" not in n and n not in COUNTED}
     data = session.get_tensors_data(variables.values())
     return {name: np.asarray(data[v]).tobytes() for name, v in variables.items()}
 
