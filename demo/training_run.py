@@ -22,7 +22,7 @@ from execution.checkpoint import Position, SavedRun, save
 from execution.host import StepResult, data_share, run_steps
 from execution.inference import evaluate, evaluation
 from execution.metrics import MetricsFile
-from execution.overflow import FLOOR, Skipped
+from execution.overflow import FLOOR, Skipped, name_the_first
 from execution.pretraining import pretraining
 from execution.profiling import StepProfiler
 from execution.variables import copy_weights
@@ -143,6 +143,8 @@ class TrainingRun:
                         self._advance()
                         signal_received = interruption.agree()
                     self._save(keep_all=self.skipped.in_a_row > 0)
+                    if self.diverged is not None:
+                        self.diverged += self._first_place()
             finally:
                 self.loader.close()
                 if self.metrics is not None:
@@ -162,6 +164,7 @@ class TrainingRun:
             begin = time.perf_counter()
             results = run_steps(self.session, self.config, words, labels, rates)
             seconds = time.perf_counter() - begin
+        self._last_call = words, labels, results
         self.progress.ran(iterations, seconds)
         for result, rate in zip(results, rates):
             self.step += 1
@@ -172,6 +175,14 @@ class TrainingRun:
         self._is_save_due |= every > 0 and self.step % every == 0
         if self._is_save_due and not self.skipped.in_a_row:
             self._save()
+
+    def _first_place(self) -> str:
+        """A sentence on where the last call first met a number that is not finite; none where that cannot be found."""
+        *_, results = self._last_call
+        if not all(result.is_skipped for result in results):  # weights have changed since its first step
+            return ""
+        place = name_the_first(self.session, self.config, *self._last_call)
+        return "" if place is None else f" The first number that was not finite: {place}."
 
     def _judge(self, result: StepResult) -> None:
         """Note that training has diverged: too many steps in a row are skipped, or the last has no finite loss."""

@@ -6,16 +6,18 @@ With `--loss_scaling auto` such a step halves the loss scale, and `loss_scaling_
 # No `from __future__ import annotations`: annotations of graph functions are read at run time.
 
 from dataclasses import dataclass
-from typing import Any, List, Mapping, Tuple
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
+import popdist
 import popxl
 from popxl import Tensor, ops
 from popxl_addons import TaskSession
 from popxl_addons.named_tensors import NamedTensors
 
-from config import Training
-from execution.host import StepResult
+from config import Config, Training
+from execution.host import StepResult, run_steps
+from utils.runtime import find_not_finite, gather
 
 COUNTERS = ("skipped", "skipped_in_a_row")
 """Variables of the state that count skipped steps, int32 scalars; the second is 0 after a step that was not."""
@@ -101,3 +103,47 @@ class Skipped:
         """Count a step."""
         self.total += result.is_skipped
         self.in_a_row = self.in_a_row + 1 if result.is_skipped else 0
+
+
+MICRO_BATCHES = "batch_serial_step"
+"""Part of the names of graphs that run once for each micro-batch, or several that run as one."""
+
+
+def name_the_first(
+    session: TaskSession, config: Config, words: np.ndarray, labels: np.ndarray, results: Sequence[StepResult]
+) -> Optional[str]:
+    """Where a number first stopped being finite in the last call of a session, all of whose steps were skipped.
+
+    They run again, and their state is put back: weights that nothing changed give the same numbers. All processes of a
+    run must call it; None where nothing is found.
+
+    Args:
+        words, labels, results: of that call, see `run_steps`.
+    """
+    assert all(result.is_skipped for result in results), "else weights are others than those that it began with"
+    state: "dict[str, Any]" = session.state.to_dict()
+    now = {v: session.get_tensor_data(v) for name, v in state.items() if name in (*COUNTED, *SEEDS)}
+    before = {state[name]: now[state[name]] - np.uint32(len(results)) for name in SEEDS if name in state}
+    if config.training.is_scaled_by_program:
+        before[state["loss_scale"]] = np.array(results[0].loss_scale, np.float32)
+    session.write_variables_data(before)
+    with find_not_finite(session) as found:
+        run_steps(session, config, words, labels, [0.0] * len(results))
+    session.write_variables_data(now)
+    own = [(first.order, first.replica, _described(first, config)) for first in found]
+    everyone = [entry for theirs in gather(own, popdist.getNumInstances()) for entry in theirs]
+    return str(min(everyone)[-1]) if everyone else None
+
+
+def _described(first: Any, config: Config) -> str:
+    """What `popxl.extensions.NotFinite` says, in the words of the application."""
+    widening, layers, rounds = config.execution.widening, config.model.layers, dict(first.loops)
+    places = [f"phase {first.phase}"]
+    if first.phase.startswith("decoder"):
+        number = rounds.get(first.phase, 0)
+        places.append(f"layer {layers - 1 - number if 'bwd' in first.phase else number}")
+    if MICRO_BATCHES in first.graph:
+        begin = next((count for name, count in first.loops if MICRO_BATCHES in name), 0) * widening
+        places.append(f"micro-batch {begin}" if widening == 1 else f"micro-batches {begin} to {begin + widening - 1}")
+    where = f"replica {first.replica}, made at {first.where}"
+    return f"{', '.join(places)}: tensor {first.tensor} ({first.value}), by {first.op} of {where}"

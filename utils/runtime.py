@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Optional
@@ -16,6 +17,8 @@ except ImportError:  # plain PopXL
     extensions = None  # type: ignore[assignment]
 
 from config import UserError
+
+_LOG = logging.getLogger(__name__)
 
 
 def data_type(precision: str) -> popxl.dtype:
@@ -168,6 +171,22 @@ def remote_memory_errors_are_user_errors() -> Iterator[None]:
         yield
     except getattr(extensions, "RemoteMemoryError", ()) as error:
         raise UserError(str(error)) from error
+
+
+@contextmanager
+def find_not_finite(session: popxl.Session) -> Iterator[list[Any]]:
+    """A block around runs of a session, whose list gets what `popxl.extensions.find_not_finite` finds.
+
+    Nothing, if this PopXL does not look, or the session is interpreted.
+    """
+    with ExitStack() as stack:
+        found: list[Any] = []
+        if hasattr(extensions, "find_not_finite"):
+            try:
+                found = stack.enter_context(extensions.find_not_finite(session))
+            except RuntimeError as error:
+                _LOG.warning("%s", error)
+        yield found
 
 
 @contextmanager
