@@ -89,7 +89,7 @@ class dtype:  # noqa: N801 - PopXL's name
             return _BY_NAME[text[6:]]
         try:
             return _NP_TO_POPXL[np.dtype(type_value)]
-        except (TypeError, KeyError):
+        except (TypeError, ValueError, KeyError):  # ValueError: numpy 2.4 asks for a torch tensor's dtype itself
             pass
         inner = getattr(type_value, "dtype", None)
         if inner is not None and inner is not type_value:

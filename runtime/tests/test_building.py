@@ -426,6 +426,11 @@ def test_float8_on_the_host_has_one_field_of_its_name() -> None:
     assert popxl.dtypes.np_dtype_float8_143 != popxl.dtypes.np_dtype_float8_152
 
 
+def test_a_torch_tensor_stands_for_its_type() -> None:
+    for of in (torch.float16, torch.float32, torch.int64, torch.bool, torch.bfloat16):
+        assert popxl.dtype.as_dtype(torch.zeros(2, dtype=of)) is popxl.dtype.as_dtype(of)
+
+
 def test_the_largest_seed_is_named() -> None:
     assert popxl.random_seed.MAX_UINT64 == 18446744073709551615
     assert popxl.random_seed.uint64_to_two_uint32(popxl.random_seed.MAX_UINT64) == (2**32 - 1, 2**32 - 1)

@@ -1,5 +1,6 @@
 """What things are called, as programs written for PopXL look them up: results, graphs, titles, representations."""
 
+import importlib
 from typing import Any, List
 
 import numpy as np
@@ -31,6 +32,24 @@ def made(name: str, dtype: popxl.dtype = popxl.float32) -> popxl.Tensor:
 
 def seed() -> popxl.Tensor:
     return popxl.constant(np.zeros(2), popxl.uint32, name="seed")
+
+
+# Modules
+
+
+@pytest.mark.parametrize(
+    "path, name",
+    [
+        ("matmul", "matmul"), ("nll_loss", "nll_loss"), ("call", "CallSiteInfo"), ("remote_load", "remote_load"),
+        ("clamp", "clamp"), ("var_updates.accumulate_", "accumulate_"),
+        ("collectives.collectives", "CollectiveOps"), ("collectives.collectives", "to_collective_op"),
+        ("collectives.replicated_all_gather", "replicated_all_gather"), ("collectives.all_reduce", "all_reduce"),
+    ],
+)  # fmt: skip
+def test_ops_are_imported_from_modules_of_their_names(path: str, name: str) -> None:
+    package = f"popxl.ops.{path}".rpartition(".")[0]
+    found = getattr(importlib.import_module(f"popxl.ops.{path}"), name)
+    assert found is getattr(importlib.import_module(package), name)
 
 
 # Results named after an operand

@@ -15,6 +15,7 @@ from popxl.ops.arithmetic import (
     abs,
     add,
     add_,
+    clamp,
     clip,
     div,
     fmod,
@@ -124,6 +125,16 @@ from popxl.ops.shape import (
 from popxl.ops.utils import multiply_tuple
 from popxl.values import Operators, OpTable
 
-clamp = clip
 
+def _name_modules() -> None:
+    """In PopXL each op has a module of its name, from which programs import it: here the one that its family is in."""
+    for package in (sys.modules[__name__], collectives, var_updates):
+        for name, op in vars(package).items():
+            family = getattr(op, "__module__", "") if callable(op) else ""
+            if family.startswith("popxl.ops.") and not name.startswith("_"):
+                sys.modules.setdefault(f"{package.__name__}.{name}", sys.modules[family])
+    sys.modules[f"{collectives.__name__}.collectives"] = collectives
+
+
+_name_modules()
 Operators.table = _cast(OpTable, sys.modules[__name__])

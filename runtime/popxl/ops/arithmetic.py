@@ -228,6 +228,8 @@ def clip_vjp(dy: Tensor, y: Tensor, t: Tensor, min: float, max: float) -> Tensor
 
 clip.cost(elementwise_cost)
 
+clamp = clip
+
 
 @op(differentiable=False)
 def clip_grad(dy: Tensor, t: Tensor, min: float, max: float) -> TensorSpec:
