@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import numbers
 import os
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Literal, Optional, Set, Tuple, Union
@@ -55,8 +56,8 @@ class Ir:
             popdist.popart.configureSessionOptions(options)
             self._launched = {name: getattr(options, name) for name in LAUNCHED}
             self._fixed_replicas = popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas()
-        elif isinstance(replication, int) and not isinstance(replication, bool) and replication >= 1:
-            options.enableReplicatedGraphs, options.replicatedGraphCount = replication > 1, replication
+        elif isinstance(replication, numbers.Integral) and not isinstance(replication, bool) and replication >= 1:
+            options.enableReplicatedGraphs, options.replicatedGraphCount = replication > 1, int(replication)
         else:
             raise ValueError(f"Ir: got replication {replication!r}; expected a positive int or 'popdist'.")
         if cache := os.environ.get("POPXL_CACHE_DIR"):

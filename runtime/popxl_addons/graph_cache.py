@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from typing import Any, Callable, Dict, Hashable, Mapping, Tuple, Union
+from typing import Any, Callable, Dict, Hashable, List, Mapping, Tuple, Union
 
 import popxl
 from popxl import Tensor, TensorSpec, ops
@@ -16,6 +16,11 @@ def bound_arguments(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> "inspe
     bound = inspect.signature(build).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound
+
+
+def tensors_of_call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> List[Tensor]:
+    """The tensors of a call in the order of the inputs that `Ir.create_graph` makes for it: the signature's."""
+    return flat_tensors(bound_arguments(fn, *args, **kwargs).arguments)
 
 
 def tensor_hash(t: Union[Tensor, TensorSpec]) -> Hashable:
@@ -68,7 +73,6 @@ def function(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Tuple[Tensor, ...]:
         graph = cache.create_graph(fn, *args, **kwargs)
-        bound = bound_arguments(fn, *args, **kwargs)
-        return ops.call(graph, *flat_tensors(bound.arguments))
+        return ops.call(graph, *tensors_of_call(fn, *args, **kwargs))
 
     return call

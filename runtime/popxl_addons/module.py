@@ -9,9 +9,9 @@ from popxl import ReplicaGrouping, Tensor
 
 from popxl_addons.custom_grad import _Aux, _VarGrads, build_custom_grad_graph, create_grad_graph_info
 from popxl_addons.graph import GraphWithNamedArgs
-from popxl_addons.graph_cache import argument_hash
+from popxl_addons.graph_cache import argument_hash, tensors_of_call
 from popxl_addons.named_tensors import NamedTensors
-from popxl_addons.utils import flat_tensors, overrides
+from popxl_addons.utils import overrides
 from popxl_addons.variable_factory import (
     DataSource,
     NamedVariableFactories,
@@ -194,7 +194,13 @@ class Module(popxl.Module):
                 autodiff, which then uses it. So are those that the submodule has of what it calls itself.
             grads_provided, grads_required: from the submodule's graph to those arguments of
             `GraphWithNamedArgs.autodiff`.
+        Raises:
+            ValueError: another ``autodiff`` than these.
         """
+        if autodiff not in ("auto", "build_grad", "autodiff", "none"):
+            raise ValueError(
+                f"call_module: got autodiff {autodiff!r}; expected 'auto', 'build_grad', 'autodiff' or 'none'."
+            )
         scope = name if name is not None else type(module).__name__
 
         def call(*args: Any, **kwargs: Any) -> Tuple[Tensor, ...]:
@@ -208,7 +214,7 @@ class Module(popxl.Module):
                     method=autodiff,
                 )
             variables = self.add_variable_inputs(scope, factories)
-            return graph.bind(variables).call(*flat_tensors((args, kwargs)))[:outputs]
+            return graph.bind(variables).call(*tensors_of_call(module, *args, **kwargs))[:outputs]
 
         return call
 

@@ -5,9 +5,10 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Type
 
 import numpy as np
 import popxl
-from popxl import Tensor, ops
+from popxl import ops
 from popxl.tensor import Variable
 
+from popxl_addons.graph_cache import tensors_of_call
 from popxl_addons.module import Module
 from popxl_addons.named_tensors import NamedTensors
 
@@ -38,19 +39,15 @@ def run_module(
     """
     ir = popxl.Ir()
     with ir.main_graph:
-        made: List[Tensor] = []
 
         def as_tensor(value: Any) -> Any:
-            if isinstance(value, TensorInput):
-                made.append(popxl.variable(value.data, value.dtype, "input"))
-                return made[-1]
-            return value
+            return popxl.variable(value.data, value.dtype, "input") if isinstance(value, TensorInput) else value
 
         args = tuple(as_tensor(value) for value in args)
         kwargs = {name: as_tensor(value) for name, value in kwargs.items()}
         factories, graph = module.create_graph(*args, **kwargs)
         variables = factories.init()
-        outputs = graph.bind(variables).call(*made)
+        outputs = graph.bind(variables).call(*tensors_of_call(module, *args, **kwargs))
         streams = [popxl.d2h_stream(t.shape, t.dtype, "output") for t in outputs]
         for stream, t in zip(streams, outputs):
             ops.host_store(stream, t)

@@ -16,6 +16,7 @@ from popxl_addons.dot_tree import DotTree
 from popxl_addons.graph import BoundGraph
 from popxl_addons.graph_cache import GraphCache, function
 from popxl_addons.named_tensors import NamedTensors, print_named_tensors
+from popxl_addons.testing_utils import TensorInput, run_module
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
 
@@ -76,6 +77,33 @@ def test_one_graph_serves_many_sets_of_variables():
     np.testing.assert_allclose(one, X * 30 + 1, rtol=1e-6)
     np.testing.assert_allclose(two, X * 7 * 15 + 1, rtol=1e-6)
     np.testing.assert_array_equal(same, one)
+
+
+class Weighed(addons.Module):
+    def build(self, a, b, *others, k=None):
+        return a + 2 * b + sum((4 * t for t in others), 0 * a) + (8 * k if k is not None else 0)
+
+
+def test_a_called_module_takes_its_arguments_in_any_order():
+    class Outer(addons.Module):
+        def build(self, a, b, k):
+            (first,) = self.call_module(Weighed(), "first")(b=b, a=a)
+            (second,) = self.call_module(Weighed(), "second")(a, k=k, b=b)
+            (third,) = self.call_module(Weighed(), "third")(a, b, k, k=k)
+            return first, second, third
+
+    def build(ir):
+        a, b, k = popxl.variable(1.0), popxl.variable(10.0), popxl.variable(100.0)
+        return Outer().create_graph(a, k=k, b=b)[1].call(a, b, k)
+
+    assert [float(y) for y in run_program(build)] == [21.0, 821.0, 1221.0]
+    a, b, k = (TensorInput(np.float32(x)) for x in (1, 10, 100))
+    assert run_module(Weighed(), k=k, b=b, a=a)[0] == 821.0
+
+
+def test_an_unknown_way_to_differentiate_a_called_module_is_refused():
+    with popxl.Ir().main_graph, pytest.raises(ValueError, match="got autodiff 'by hand'; expected 'auto'"):
+        addons.Module().call_module(Scale(), autodiff="by hand")
 
 
 def test_a_called_graph_can_be_declared_inside_another_module():

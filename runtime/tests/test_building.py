@@ -431,6 +431,10 @@ def test_a_torch_tensor_stands_for_its_type() -> None:
         assert popxl.dtype.as_dtype(torch.zeros(2, dtype=of)) is popxl.dtype.as_dtype(of)
 
 
+def test_numbers_of_replicas_may_be_numpys() -> None:
+    assert type(popxl.Ir(np.int64(2)).replication_factor) is int
+
+
 def test_the_largest_seed_is_named() -> None:
     assert popxl.random_seed.MAX_UINT64 == 18446744073709551615
     assert popxl.random_seed.uint64_to_two_uint32(popxl.random_seed.MAX_UINT64) == (2**32 - 1, 2**32 - 1)
