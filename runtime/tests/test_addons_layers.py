@@ -313,5 +313,6 @@ def test_host_loads_and_stores_make_their_streams():
     with ir.main_graph:
         data, stream, t = addons.host_load([1, 2, 3], popxl.float32, "x")
         out = addons.host_store(t * 2)
+    assert (stream.tensor_id, t.name, out.tensor_id) == ("x_stream", "x", "mul_stream")
     results, _ = run_session(ir, {stream: data})
     np.testing.assert_array_equal(results[out], [2, 4, 6])

@@ -9,14 +9,17 @@ from popxl.utils import to_numpy
 
 
 def host_load(t: HostTensor, dtype: popxl.dtype, name: str) -> Tuple[HostTensor, HostToDeviceStream, Tensor]:
-    """From sample data of one replica: (the data as ``dtype``, a new stream of its shape, the loaded tensor)."""
+    """From sample data of one replica: (the data as ``dtype``, a new stream of its shape, the loaded tensor).
+
+    The tensor has the name; the stream, which is of the main graph, too, is ``<name>_stream``.
+    """
     data = to_numpy(t, dtype)
-    stream = popxl.h2d_stream(data.shape, dtype, name)
+    stream = popxl.h2d_stream(data.shape, dtype, f"{name}_stream")
     return data, stream, ops.host_load(stream, name)
 
 
 def host_store(t: Tensor) -> DeviceToHostStream:
-    """Store ``t`` to a new stream; returns the stream."""
-    stream = popxl.d2h_stream(t.shape, t.dtype, t.name)
+    """Store ``t`` to a new stream ``<t>_stream``; returns the stream."""
+    stream = popxl.d2h_stream(t.shape, t.dtype, f"{t.name}_stream")
     ops.host_store(stream, t)
     return stream
