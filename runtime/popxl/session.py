@@ -263,7 +263,8 @@ class Session:
                 )
 
     def _check_shape(self, kind: str, stream: Stream, shape: Iterable[int]) -> None:
-        shape, extra, expected = tuple(shape), self._extra_input_dims, stream.shape
+        given = shape = tuple(shape)
+        extra, expected = self._extra_input_dims, stream.shape
         if all(n == 1 for n in expected):  # axes of size one may be there or not
             shape, expected = tuple(n for n in shape if n != 1), ()
         leading, trailing = shape[: len(extra)], shape[len(extra) :]
@@ -271,7 +272,7 @@ class Session:
         if (leading == extra or more) and trailing == expected:
             return
         raise ValueError(
-            f"Session.run: got an {kind} array of shape {list(shape)} for stream '{stream.tensor_id}' of "
+            f"Session.run: got an {kind} array of shape {list(given)} for stream '{stream.tensor_id}' of "
             f"{stream.spec}; expected {list(self._full_input_shape(stream.shape))}: {self._ir.num_host_transfers} "
             f"transfers, {self._ir.instance_replication_factor} replicas in this process."
         )

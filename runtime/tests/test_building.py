@@ -382,6 +382,16 @@ def test_arrays_of_axes_of_size_one_fit_streams_of_such_axes(
             session.run({x: np.zeros((*counts, 5), np.float32)})
 
 
+def test_refused_arrays_are_shown_with_the_shape_that_they_had() -> None:
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph:
+        x = popxl.h2d_stream((1,), popxl.float32)
+        ops.host_load(x)
+    with popxl.Session(ir, "cpu") as session:
+        with pytest.raises(ValueError, match=r"got an input array of shape \[1, 3, 1\] .* expected \[2, 1\]"):
+            session.run({x: np.zeros((1, 3, 1), np.float32)})
+
+
 def test_axes_of_size_one_are_not_left_out_of_larger_arrays() -> None:
     ir = popxl.Ir()
     with ir.main_graph:
