@@ -121,7 +121,7 @@ def test_what_a_conditional_cannot_run_is_refused_in_words():
             ops.conditional(popxl.variable(1), then, other, [x, x], [x])
         with pytest.raises(ValueError, match="expected a scalar tensor"):
             ops.conditional(popxl.variable(np.array([True, False])), then, other, [x, x], [x])
-        with pytest.raises(ValueError, match="expected a scalar tensor"):
+        with pytest.raises(TypeError, match="got cond = bool; expected a popxl.Tensor"):
             ops.conditional(True, then, other, [x, x], [x])
         with pytest.raises(ValueError, match="input"):
             ops.conditional(flag, then, other, [x], [x])

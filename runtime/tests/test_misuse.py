@@ -273,6 +273,8 @@ CALLS = [
            lambda: call_of(graph()).graph_to_parent(ones(2))),
     Misuse("an input the call does not have", ValueError, "expected an input of the",
            lambda: call_of(graph()).parent_to_graph(ones(2))),
+    Misuse("a condition that is no tensor", TypeError, "got cond = bool; expected a popxl.Tensor",
+           lambda: ops.conditional(True, graph(), graph(), [ones(2)], [ones(2)])),
     Misuse("branches of different outputs", ValueError, "expected the same number",
            lambda: ops.conditional(popxl.constant(True), graph(), graph(lambda x: (x, x + 1)), [ones(2)], [ones(2)])),
     Misuse("a branch by reference", NotImplementedError, "by-reference",

@@ -3,10 +3,12 @@
 from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from popxl import dtypes
+from popxl.context import get_current_graph
 from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op, emit, op
 from popxl.ops.call import CallSiteInfo, _check_callable, match_inputs, output_names
+from popxl.ops.utils import check_in_graph
 from popxl.values import Tensor, TensorSpec
 
 
@@ -140,7 +142,8 @@ def _seq(inputs: Inputs) -> Sequence[Any]:
 
 
 def _check_branches(cond: Tensor, then_branch: Graph, else_branch: Graph) -> None:
-    if not isinstance(cond, Tensor) or cond.nelms != 1:
+    check_in_graph(get_current_graph(), cond=cond)
+    if cond.nelms != 1:
         raise ValueError(f"conditional: got condition {cond!r}; expected a scalar tensor.")
     if cond.dtype is not dtypes.bool:
         raise TypeError(
@@ -171,6 +174,7 @@ def conditional(
 
     Shapes: cond [], bool; inputs of each branch as it has them -> outputs, of one spec in both branches.
     Raises:
+        TypeError: the condition is no tensor, or not bool.
         ValueError: the branches have different numbers of outputs, or inputs do not match.
         NotImplementedError: by-reference inputs.
     """
