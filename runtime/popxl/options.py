@@ -1,7 +1,7 @@
 """The few internals of the original that programs reach for: ``ir._pb_ir`` and its session options."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, List, Mapping, Optional, Set, Tuple
 
 from popart import DataFlow, DeviceInfo
 
@@ -44,6 +44,20 @@ class SessionOptions:
     globalReplicationFactor: int = 1
     globalReplicaOffset: int = 0
     engineOptions: Dict[str, str] = field(default_factory=dict)
+    convolutionOptions: Dict[str, str] = field(default_factory=dict)
+    matmulOptions: Dict[str, str] = field(default_factory=dict)
+    lstmOptions: Dict[str, str] = field(default_factory=dict)
+    gclOptions: Dict[str, str] = field(default_factory=dict)
+    reportOptions: Dict[str, str] = field(default_factory=dict)
+    dotChecks: Set[str] = field(default_factory=set)
+    logDir: str = ""
+    aliasZeroCopy: bool = False
+    constantWeights: bool = True
+    enableExplicitMainLoops: bool = True
+    enableFloatingPointChecks: bool = False
+    enableOutlining: bool = True
+    explicitRecomputation: bool = True
+    useHostCopyOps: bool = True
 
     def check(self) -> None:
         """ValueError for a value that an option does not have."""

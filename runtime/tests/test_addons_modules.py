@@ -206,7 +206,7 @@ def mapped_in(folder, elements=4, dtype=popxl.float32, **options):
 def add_one(folder):
     """A program that adds one to a variable in a file, of 1, 2, 3 and 4 where there is none: its session."""
     ir = popxl.Ir()
-    with ir.main_graph:
+    with ir.main_graph, popxl.in_sequence():
         facts = NamedVariableFactories(w=VariableFactory(lambda: np.arange(1.0, 5), popxl.float32, "w"))
         buffers = addons.named_variable_buffers(facts, shard_over_dict=False)
         variables = facts.init_remote(buffers, memmap_dir=str(folder))

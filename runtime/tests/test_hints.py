@@ -15,7 +15,7 @@ def product(hints: bool):
         x = popxl.variable(np.arange(6, dtype=np.float32).reshape(2, 3))
         if hints:
             options = ir._pb_ir.getSessionOptions()
-            options.partialsTypeMatMuls, options.useHostCopyOps = "half", True
+            options.partialsTypeMatMuls, options.useHostCopyOps = "half", False
             with popxl.ipu(1), popxl.io_tiles():
                 y = ops.matmul(x, x.T, available_memory_proportion=0.2, partials_type=popxl.float16)
             assert y.ipu == 1 and y.tile_set == "io" and options.partialsTypeMatMuls == "half"
@@ -52,6 +52,19 @@ def test_nothing_is_said_above_debug(caplog):
 
 
 # Values of options
+
+
+def test_options_that_programs_read_or_add_to_are_there_before_they_are_set(caplog):
+    ir, _ = product(hints=False)
+    options = ir._pb_ir.getSessionOptions()
+    assert options.useHostCopyOps and options.enableExplicitMainLoops and not options.enableFloatingPointChecks
+    options.convolutionOptions["partialsType"] = "half"
+    options.engineOptions["autoReport.all"] = "true"
+    options.dotChecks = {"FINAL"}
+    with caplog.at_level(logging.DEBUG, "popxl"), popxl.Session(ir):
+        pass
+    (said,) = [r.message for r in caplog.records if "without effect" in r.message]
+    assert said.endswith("session option convolutionOptions, session option dotChecks, session option engineOptions")
 
 
 def test_an_unknown_value_of_a_session_option_is_refused_where_it_is_used():
