@@ -1,0 +1,78 @@
+"""Judges: a run's state is that of a run that nothing disturbs, and a run that ends early says why."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class Broken(Exception):
+    """A promise was broken; the message says which, and how."""
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """What a run leaves that nothing disturbs, with a checkpoint of every step."""
+
+    folder: Path
+    metrics: str
+    states: "dict[str, dict[str, str]]"
+    """What each checkpoint holds, by its name."""
+    others: "set[str]"
+    """Names of all other files and folders."""
+    start: float
+    """Seconds until its first step was done."""
+    seconds: float
+    """Seconds that it took."""
+
+
+def checkpoints_of(run: Path) -> "list[Path]":
+    """Folders that have a checkpoint's name, oldest first."""
+    return sorted((run / "checkpoints").glob("step_*"))
+
+
+def state_of(checkpoint: Path) -> "dict[str, str]":
+    """Hashes of a checkpoint's tensors, and its numbers. Raises Broken where it is not whole."""
+    try:
+        manifest = json.loads((checkpoint / "checkpoint.json").read_text())
+        hashes = {name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() for name in manifest["files"]}
+    except (OSError, ValueError, KeyError) as error:
+        raise Broken(f"{checkpoint.name} carries a checkpoint's name and is not whole: {error!r}") from error
+    return {**hashes, **{name: str(manifest.get(name)) for name in ("step", "seed", "rounding_seed")}}
+
+
+def others_in(run: Path) -> "set[str]":
+    """Names of what is in a run's folder beside checkpoints and the picture, which is drawn last."""
+    names = {str(path.relative_to(run)) for path in run.rglob("*")}
+    return {name for name in names if not name.startswith("checkpoints/step_") and name != "loss.png"}
+
+
+def check_checkpoints(run: Path, undisturbed: Undisturbed) -> "list[Path]":
+    """Every folder with a checkpoint's name is whole and holds what it holds in the undisturbed run."""
+    found = checkpoints_of(run)
+    for checkpoint in found:
+        if state_of(checkpoint) != undisturbed.states.get(checkpoint.name):
+            raise Broken(f"{checkpoint.name} differs from that of an undisturbed run")
+    return found
+
+
+def check_end(run: Path, undisturbed: Undisturbed, *, is_tidy: bool = True) -> None:
+    """The run has come to its end as if nothing had disturbed it; `is_tidy`: and has left nothing else behind."""
+    last = max(undisturbed.states)
+    if last not in [checkpoint.name for checkpoint in check_checkpoints(run, undisturbed)]:
+        raise Broken(f"{last}, the last checkpoint, is missing")
+    if (run / "metrics.jsonl").read_text() != undisturbed.metrics:
+        raise Broken("metrics.jsonl differs from that of an undisturbed run")
+    left = sorted(others_in(run) - undisturbed.others)
+    if is_tidy and left:
+        raise Broken(f"left behind: {', '.join(left[:5])}")
+
+
+def check_words(code: int, output: str) -> None:
+    """A run that ended by itself before its time says so, without a traceback."""
+    if "Traceback" in output:
+        raise Broken(f"ended with a traceback (exit code {code})")
+    if code < 0:
+        raise Broken(f"ended by signal {-code}")
+    if code != 0 and "error" not in output:
+        raise Broken(f"ended with exit code {code} and said nothing")

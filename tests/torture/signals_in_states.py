@@ -1,0 +1,71 @@
+"""Signals in all states of a run, to one process, to a launcher, and to a launcher and its instances at once."""
+
+import itertools
+import os
+import random
+import signal
+from contextlib import suppress
+
+from tests.torture.application import MODES, MOMENTS, Program, Workshop, last_line, steps_in, wait_for
+from tests.torture.judge import Broken, check_checkpoints, check_end, check_words
+from tests.torture.torture import Torture
+
+SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)
+TO = {"process": "single", "launcher": "poprun", "all at once": "poprun"}
+CASES = list(itertools.product(SIGNALS, MOMENTS, TO))
+SETTINGS = {"checkpoint__keep": 1000}
+
+
+def trial(case: int, shop: Workshop) -> str:
+    (number, moment, to), choice = CASES[case], random.Random(case)
+    mode, folder = MODES[TO[to]], shop.fresh()
+    run, undisturbed = folder / "runs/run", shop.undisturbed(mode)
+    told = f"{number.name} during {moment} to {to}"
+    try:
+        with shop.start(mode, folder, **SETTINGS) as program:
+            wait_for(moment, program, run, undisturbed, choice)
+            was_alive = program.is_alive()
+            send(number, to, program)
+            code, output = program.wait(), program.output
+        saved = check_checkpoints(run, undisturbed)
+        may_die = moment in ("start", "end")  # before there is anything to save, and when all is saved
+        if code not in ({0, -number} if may_die else set()):
+            check_words(code, output)
+        if was_alive:
+            judge(number, code, output, may_die)
+        if number == signal.SIGUSR1 and moment == "training" and len(saved) <= len(at_fixed_steps()):
+            raise Broken("nothing was saved beside what is saved anyway")
+        if code == 128 + number and steps_in(run) and (not saved or int(saved[-1].name[5:]) != steps_in(run)):
+            raise Broken(f"{steps_in(run)} steps were done, and the last is not saved")
+        shop.finish(mode, folder, **SETTINGS)
+        check_end(run, undisturbed)
+    except Broken as error:
+        raise Broken(f"{told}: {error}") from error
+    return f"{told}: exit code {code} after step {steps_in(run)}"
+
+
+def judge(number: signal.Signals, code: int, output: str, may_die: bool) -> None:
+    """Whether a run ended, or went on, as the signal asks for."""
+    right = {0} if number == signal.SIGUSR1 else {128 + number}
+    if code not in right | ({0, -number} if may_die else set()):
+        raise Broken(f"exit code {code}; expected {min(right)}: {last_line(output)}")
+
+
+def at_fixed_steps() -> "list[int]":
+    """Steps that have a checkpoint anyway."""
+    return [3, 6, 9, 12]
+
+
+def send(number: signal.Signals, to: str, program: Program) -> None:
+    """Send a signal to a run's first process, or to all."""
+    for member in program.members()[: None if to == "all at once" else 1]:
+        with suppress(ProcessLookupError):
+            os.kill(member, number)
+
+
+SIGNALS_IN_STATES = Torture(
+    "signals",
+    "A signal saves all steps and ends a run with 128 + n; SIGUSR1 saves, and the run goes on.",
+    trial,
+    lambda shop: len(CASES),
+)
