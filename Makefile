@@ -6,6 +6,8 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PREPARE_ARGS ?=
 DEMO_ARGS ?=
+MINUTES ?= 10
+TORTURE_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -17,13 +19,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes: each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check format bench docs clean
+.PHONY: help demo test check format bench docs clean torture
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    prepare real text, train a small GPT on it for about four minutes, show what it learned"
 	@echo "make test    every test that needs no GPU"
 	@echo "make check   format, lint, types and the fast tests"
+	@echo "make torture kills, damages and fills disks for MINUTES (10), every case of some kinds with FULL=1"
 	@echo "make bench   every benchmark, one after the other"
 	@echo "make docs    the generated parts of the READMEs, the page of ops and the pictures in imgs/"
 	@echo "make format  format and tidy the sources"
@@ -46,6 +49,10 @@ check: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# `make torture MINUTES=60 TORTURE_ARGS="--seed 1 --kind kills"`; what came out is in build/torture.json, too.
+torture: $(INSTALLED)
+	$(BIN)/python -m tests.torture --minutes $(MINUTES) --json build/torture.json $(TORTURE_ARGS)
 
 bench: $(INSTALLED)
 	@set -e; for script in $$(grep -l '__name__ == "__main__"' benchmarks/*.py); do \

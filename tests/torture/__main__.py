@@ -3,6 +3,7 @@
 import argparse
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def main() -> int:
     kinds = [kind for kind in KINDS if given.kind is None or kind.name in given.kind]
     if given.case is not None and len(kinds) != 1:
         parser.error("--case: give one --kind, too")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process and no file system stays behind
     with Workshop() as shop:
         if given.case is not None:
             tally = Tally(kinds[0])

@@ -131,6 +131,7 @@ class Workshop:
             for payload in example.encode(np.random.default_rng(0).integers(0, 61, (37, 9))):
                 writer.write(payload)
         self._shared: "dict[Any, Any]" = {}
+        self._trials: "list[Path]" = []
 
     def __enter__(self) -> "Workshop":
         return self
@@ -141,12 +142,20 @@ class Workshop:
     def shared(self, key: object, make: Callable[[], Any]) -> Any:
         """What `make` returned when it was called for the first time with this key."""
         if key not in self._shared:
+            before, self._trials = self._trials, []  # folders that it makes stay
             self._shared[key] = make()
+            self._trials = before
         return self._shared[key]
 
     def fresh(self) -> Path:
         """A new empty folder for a trial."""
-        return Path(tempfile.mkdtemp(dir=self.folder, prefix="trial-"))
+        self._trials.append(Path(tempfile.mkdtemp(dir=self.folder, prefix="trial-")))
+        return self._trials[-1]
+
+    def sweep(self) -> None:
+        """Delete the folders of trials that are over."""
+        while self._trials:
+            shutil.rmtree(self._trials.pop(), ignore_errors=True)
 
     def start(
         self, mode: Mode, folder: Path, environment: "Optional[Mapping[str, str]]" = None, **settings: object

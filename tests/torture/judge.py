@@ -68,10 +68,15 @@ def check_end(run: Path, undisturbed: Undisturbed, *, is_tidy: bool = True) -> N
         raise Broken(f"left behind: {', '.join(left[:5])}")
 
 
-def check_words(code: int, output: str) -> None:
-    """A run that ended by itself before its time says so, without a traceback."""
+def check_no_traceback(code: int, output: str) -> None:
+    """No process of the run met an error that nobody had thought of."""
     if "Traceback" in output:
         raise Broken(f"ended with a traceback (exit code {code})")
+
+
+def check_words(code: int, output: str) -> None:
+    """A run that ended by itself before its time says so, without a traceback."""
+    check_no_traceback(code, output)
     if code < 0:
         raise Broken(f"ended by signal {-code}")
     if code != 0 and "error" not in output:

@@ -43,6 +43,8 @@ def one_trial(tally: Tally, case: int, shop: Workshop) -> None:
     except Exception as error:  # of the torture itself, or of the product in this process: both are to be looked at
         reason = f"unexpected {error!r}"
         traceback.print_exc()
+    finally:
+        shop.sweep()
     seconds = time.monotonic() - begin
     tally.trials += 1
     tally.seconds += seconds
@@ -64,15 +66,15 @@ def order(tally: Tally, shop: Workshop, choice: random.Random) -> Iterator[int]:
 
 
 def spend(minutes: float, kinds: "Sequence[Torture]", seed: int, shop: Workshop, *, is_full: bool) -> "list[Tally]":
-    """Try kinds in turn, the one with the least time first, until the time is spent.
+    """Try kinds in turn, the one with the least time first, until the time is spent or Ctrl-C.
 
     Args:
         is_full: afterwards try what is left of the kinds whose cases are limited.
     """
     tallies = [Tally(kind) for kind in kinds]
     left = {tally.torture.name: order(tally, shop, random.Random(f"{seed} {tally.torture.name}")) for tally in tallies}
-    until = time.monotonic() + 60 * minutes
-    while left:
+    until, stopped = time.monotonic() + 60 * minutes, False
+    while left and not stopped:
         if time.monotonic() > until:
             for tally in tallies:
                 if tally.torture.name in left and (not is_full or tally.torture.cases is None):
@@ -83,11 +85,12 @@ def spend(minutes: float, kinds: "Sequence[Torture]", seed: int, shop: Workshop,
         begin = time.monotonic()
         try:
             case = next(left[tally.torture.name])
+            tally.seconds += time.monotonic() - begin
+            one_trial(tally, case, shop)
         except StopIteration:
             del left[tally.torture.name]
-            continue
-        tally.seconds += time.monotonic() - begin
-        one_trial(tally, case, shop)
+        except KeyboardInterrupt:
+            stopped = True
     return tallies
 
 

@@ -7,7 +7,7 @@ import signal
 from contextlib import suppress
 
 from tests.torture.application import MODES, MOMENTS, Program, Workshop, last_line, steps_in, wait_for
-from tests.torture.judge import Broken, check_checkpoints, check_end, check_words
+from tests.torture.judge import Broken, check_checkpoints, check_end, check_no_traceback
 from tests.torture.torture import Torture
 
 SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)
@@ -29,8 +29,7 @@ def trial(case: int, shop: Workshop) -> str:
             code, output = program.wait(), program.output
         saved = check_checkpoints(run, undisturbed)
         may_die = moment in ("start", "end")  # before there is anything to save, and when all is saved
-        if code not in ({0, -number} if may_die else set()):
-            check_words(code, output)
+        check_no_traceback(code, output)
         if was_alive:
             judge(number, code, output, may_die)
         if number == signal.SIGUSR1 and moment == "training" and len(saved) <= len(at_fixed_steps()):
