@@ -28,6 +28,7 @@ SHORTER = {
     "make demo": "make demo {make} PREPARE_ARGS='--max_bytes 3000000 --workers 1' DEMO_ARGS='{small}'",
     "make test": "make test {make} --dry-run",
     "make check": "make check {make} --dry-run",
+    "make torture": "make torture {make} --dry-run",
     "make docs": "make docs {make}",
     # Without a network: the pins must be what this environment has. The runtime itself is installed from the copy.
     "pip install -r requirements.txt": "{python} -m pip install --no-index --dry-run -r pins.txt",

@@ -24,6 +24,7 @@ def main() -> int:
         "--full", action="store_true", default=os.environ.get("FULL") == "1",
         help="every case where their number is limited, however long it takes (also with FULL=1)",
     )  # fmt: skip
+    parser.add_argument("--verbose", action="store_true", help="a line for each trial, not only for broken promises")
     given = parser.parse_args()
     kinds = [kind for kind in KINDS if given.kind is None or kind.name in given.kind]
     if given.case is not None and len(kinds) != 1:
@@ -31,14 +32,15 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process and no file system stays behind
     with Workshop() as shop:
         if given.case is not None:
-            tally = Tally(kinds[0])
+            tally = Tally(kinds[0], is_verbose=True)
             one_trial(tally, given.case, shop)
             return report([tally], None, given.json)
         seed = random.randrange(2**32) if given.seed is None else given.seed
         print(
             f"{given.minutes:g} minutes of torture: {', '.join(kind.name for kind in kinds)}; --seed {seed}", flush=True
         )
-        return report(spend(given.minutes, kinds, seed, shop, is_full=given.full), seed, given.json)
+        tallies = spend(given.minutes, kinds, seed, shop, is_full=given.full, is_verbose=given.verbose)
+        return report(tallies, seed, given.json)
 
 
 if __name__ == "__main__":

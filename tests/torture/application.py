@@ -42,6 +42,8 @@ class Mode:
     name: str
     settings: "Mapping[str, object]" = field(default_factory=dict)
     instances: int = 1
+    launcher: "tuple[str, ...]" = ()
+    """Flags of poprun."""
     has_rows: bool = False
     """Rows are in files, of a folder of the run's own."""
 
@@ -167,7 +169,7 @@ class Workshop:
         }  # fmt: skip
         flags = [word for name, value in given.items() for word in (f"--{name.replace('__', '.')}", str(value))]
         launcher = [sys.executable, "-m", "popdist.launcher", "--num-replicas", mode.instances]
-        launcher += ["--num-instances", mode.instances]
+        launcher += ["--num-instances", mode.instances, *mode.launcher]
         words = [*(launcher if mode.instances > 1 else []), sys.executable, SCRIPT, *flags]
         return Program([str(word) for word in words], folder, environment or {})
 

@@ -20,6 +20,8 @@ class Tally:
     """What came out of the trials of one kind."""
 
     torture: Torture
+    is_verbose: bool = False
+    """Whether trials that break nothing are told, too."""
     cases: "Optional[int]" = None
     trials: int = 0
     seconds: float = 0.0
@@ -49,7 +51,8 @@ def one_trial(tally: Tally, case: int, shop: Workshop) -> None:
     tally.trials += 1
     tally.seconds += seconds
     if reason is None:
-        print(f"  {name} {case}: {told} ({seconds:.1f} s)", flush=True)
+        if tally.is_verbose:
+            print(f"  {name} {case}: {told} ({seconds:.1f} s)", flush=True)
         return
     again = f"python -m tests.torture --kind {name} --case {case}"
     tally.broken.append({"case": case, "reason": reason, "again": again})
@@ -65,13 +68,15 @@ def order(tally: Tally, shop: Workshop, choice: random.Random) -> Iterator[int]:
     yield from choice.sample(range(tally.cases), tally.cases)
 
 
-def spend(minutes: float, kinds: "Sequence[Torture]", seed: int, shop: Workshop, *, is_full: bool) -> "list[Tally]":
+def spend(
+    minutes: float, kinds: "Sequence[Torture]", seed: int, shop: Workshop, *, is_full: bool, is_verbose: bool = False
+) -> "list[Tally]":
     """Try kinds in turn, the one with the least time first, until the time is spent or Ctrl-C.
 
     Args:
         is_full: afterwards try what is left of the kinds whose cases are limited.
     """
-    tallies = [Tally(kind) for kind in kinds]
+    tallies = [Tally(kind, is_verbose) for kind in kinds]
     left = {tally.torture.name: order(tally, shop, random.Random(f"{seed} {tally.torture.name}")) for tally in tallies}
     until, stopped = time.monotonic() + 60 * minutes, False
     while left and not stopped:
