@@ -22,7 +22,7 @@ SHARE = {
     "flipped_bytes": range(2400, 20000, 97),
     "disks": [4176489243],
     "signals": [18, 39],
-    "instances": [10],
+    "instances": [6],
 }
 """Cases of each kind."""
 
