@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from textwrap import fill
 from typing import Any, Optional
 
@@ -11,6 +10,7 @@ from config.errors import SHOWN, ConfigError
 from config.leaves import Leaf, leaves, sections, shown
 from config.presets import build, did_you_mean, preset_mapping, preset_names
 from config.schema import Config
+from config.texts import user_path
 from config.yaml_files import read_yaml
 
 HELP_FLAGS = ("--help", "-h")
@@ -67,7 +67,7 @@ def parse_command_line(
 def _mapping(name: str) -> dict[str, Any]:
     """The sections of a preset, or of a file if the name ends in .yml."""
     if name.endswith((".yml", ".yaml")):
-        return read_yaml(Path(name))
+        return read_yaml(user_path("--config", name))
     return preset_mapping(name)
 
 

@@ -1,16 +1,24 @@
 """Errors that are the user's to fix, and how an entry point reports them."""
 
 import errno
+import io
 import os
 import signal
 import sys
+import tempfile
+import threading
+import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn, Optional, Union
 
 USER_ERROR_EXIT_CODE = 2
 SHOWN = 50
 """Problems that a message lists."""
 DIVERGED_EXIT_CODE = 3
+INTERNAL_ERROR_EXIT_CODE = 70
+"""EX_SOFTWARE of sysexits.h: the program's own mistake, never the user's."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What writing says where there is no more space."""
 
@@ -48,14 +56,20 @@ def hear_ctrl_c() -> None:
 
 
 @contextmanager
-def exit_on_user_error() -> Iterator[None]:
-    """End an entry point without a traceback where the user can tell what happened.
+def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
+    """End an entry point without a traceback, whatever happens: the one place that turns failures into messages.
 
-    A `UserError` in the body becomes its message on stderr and exit code 2, as does a disk that is full where nothing
-    nearer has said so. A `DivergedError` becomes exit code 3. Ctrl-C becomes exit code 130, and a reader of the output
-    that went away (`... | head`) exit code 141, as shells report them. Every other error travels on.
+    A `UserError` in the body becomes its message on stderr and exit code 2, as do files that the system refuses, disks
+    that are full and memory that ran out where nothing nearer has said so. A `DivergedError` becomes exit code 3. Ctrl-C
+    becomes exit code 130, and a reader of the output that went away (`... | head`) exit code 141, as shells report them.
+    Every other error is the program's own: one line, exit code 70, and the traceback in a file that the line names.
+
+    Args:
+        stopped: what to say after Ctrl-C.
     """
+    repair_standard_streams()
     hear_ctrl_c()
+    hook, threading.excepthook = threading.excepthook, _told_of_thread
     try:
         try:
             yield
@@ -66,21 +80,102 @@ def exit_on_user_error() -> Iterator[None]:
     except DivergedError as error:
         _end(f"diverged: {error}", DIVERGED_EXIT_CODE)
     except KeyboardInterrupt:
-        _end("stopped.", 128 + signal.SIGINT)
+        _end(stopped, 128 + signal.SIGINT)
     except BrokenPipeError:
         _drop_output()
         sys.exit(128 + signal.SIGPIPE)
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        _drop_output()
-        where = error.filename or "output"
-        _end(f"error: {where}: got '{error.strerror}'; expected space to write. Free some.", USER_ERROR_EXIT_CODE)
+    except SystemExit:
+        raise
+    except BaseException as error:  # among them panics of libraries in Rust, which are no Exception
+        message = _outside_message(error)
+        if isinstance(error, OSError) and error.errno in FULL:
+            _drop_output()
+        if message is None:
+            _end(_internal_message(error), INTERNAL_ERROR_EXIT_CODE)
+        _end(f"error: {message}", USER_ERROR_EXIT_CODE)
+    finally:
+        threading.excepthook = hook
 
 
-def _end(message: str, code: int) -> None:
-    print(message, file=sys.stderr, flush=True)
+def _outside_message(error: BaseException) -> Optional[str]:
+    """What to say of an error that the system around the program has caused; None for one of the program's own."""
+    if isinstance(error, MemoryError):
+        reason = first_line(error) or "no more"
+        return f"memory: got '{reason}'; expected enough. Choose a smaller model or batch; --plan shows what it takes."
+    if not isinstance(error, OSError) or error.strerror is None:
+        return None
+    if error.errno in FULL:
+        return f"{error.filename or 'output'}: got '{error.strerror}'; expected space to write. Free some."
+    if error.filename is None:
+        return None
+    where = text_of(error.filename)
+    return f"{where}: got '{error.strerror}'; expected a path that can be used. Check what it is and its permissions."
+
+
+def _internal_message(error: BaseException) -> str:
+    """One line on an error of the program's own, whose traceback goes into a file."""
+    where = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f" at {Path(where[0].filename).name}:{where[0].lineno}" if where else ""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="traceback-", suffix=".txt")
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(traceback.format_exception(error))
+        told = f"its traceback is in {name}"
+    except OSError as problem:
+        told = f"its traceback could not be written: {problem.strerror}"
+    return (
+        f"internal error: {type(error).__name__}{place}: {first_line(error)}; expected none. "
+        f"This is a mistake of the program: please report it; {told}."
+    )
+
+
+def _told_of_thread(failure: threading.ExceptHookArgs) -> None:
+    """What a thread says that ends by an error which nobody asks for."""
+    if failure.exc_value is not None and not isinstance(failure.exc_value, SystemExit):
+        _say(_internal_message(failure.exc_value))
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of an error's message."""
+    lines = text_of(str(error)).splitlines()
+    return lines[0][:300] if lines else ""
+
+
+def text_of(name: Union[str, bytes, int]) -> str:
+    """A file's name as any output takes it, whatever bytes it has."""
+    text = os.fsdecode(name) if isinstance(name, bytes) else str(name)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def repair_standard_streams() -> None:
+    """Make writing to stdout and stderr safe: closed ones (`>&-`) lead nowhere, what their encoding lacks is escaped.
+
+    A closed descriptor is taken up again at once, or the next file that is opened gets what is printed.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            try:
+                os.fstat(number)
+            except OSError:
+                os.dup2(descriptor, number, inheritable=True)
+            if descriptor > 2:
+                os.close(descriptor)
+            stream = open(os.devnull, mode, encoding="utf-8")
+            setattr(sys, name, stream)
+        if mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _end(message: str, code: int) -> NoReturn:
+    _say(message)
     sys.exit(code)
+
+
+def _say(message: str) -> None:
+    with suppress(OSError):  # a stderr that is full or gone hears nothing
+        print(message, file=sys.stderr, flush=True)
 
 
 def _drop_output() -> None:

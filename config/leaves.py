@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from config.bounded import shortened
 from config.bounds import AtLeast, Between, Bound, Bytes, BytesOrShare, MoreThan, Within
 from config.schema import Config
+from config.texts import IsPath, path_text, text_problem
 
 TRUE_WORDS = {"true", "yes", "on", "1"}
 FALSE_WORDS = {"false", "no", "off", "0"}
@@ -37,6 +38,7 @@ class Leaf:
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     """Texts that may stand for a number."""
+    is_path: bool = False
     bound: Bound | None = None
 
     @property
@@ -70,7 +72,7 @@ class Leaf:
             return value
         if self.is_list:
             if isinstance(value, (list, tuple)) and all(isinstance(item, str) and item for item in value):
-                return tuple(value)
+                return tuple(self._checked_text(item) for item in value)
             raise self._refusal(value)
         if isinstance(value, int) and abs(value) > LARGEST:
             raise self._refusal(value)
@@ -82,7 +84,19 @@ class Leaf:
         is_kind = isinstance(value, kinds) and isinstance(value, bool) == (self.kind is bool)
         if not is_kind or not self._is_in_range(value):
             raise self._refusal(value)
-        return value
+        return self._checked_text(value) if self.kind is str else value
+
+    def _checked_text(self, text: str) -> str:
+        """A text that every output and file takes; for a path, with `~` expanded."""
+        try:
+            if self.is_path:
+                return path_text(text)
+            problem = text_problem(text)
+        except ValueError as error:
+            problem = str(error)
+        if problem is not None:
+            raise ValueError(f"{self.name}: {problem}. Correct it.")
+        return text
 
     def parse(self, text: str) -> Any:
         """Return the value that a word of the command line stands for; raises ValueError as `check` does."""
@@ -157,12 +171,14 @@ def _read_type(hint: Any) -> dict[str, Any]:
         return {**_read_type(inner), "words": words, "optional": type(None) in get_args(hint)}
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
+        if notes == [IsPath()]:
+            return {**_read_type(inner), "is_path": True}
         (bound,) = [note for note in notes if isinstance(note, (AtLeast, Between, MoreThan, Within, Bytes))]
         return {**_read_type(inner), "bound": bound}
     if get_origin(hint) is Literal:
         return {"kind": str, "choices": get_args(hint)}
     if get_origin(hint) is tuple:
-        return {"kind": get_args(hint)[0], "is_list": True}
+        return {**_read_type(get_args(hint)[0]), "is_list": True}
     assert hint in (bool, int, float, str), f"no setting can have type {hint}"
     return {"kind": hint}
 

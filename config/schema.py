@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, Optional
 
 from config.bounds import AtLeast, Between, Bytes, BytesOrShare, MoreThan, Within
+from config.texts import IsPath
 
 Count = Annotated[int, AtLeast(1)]
 CountOrZero = Annotated[int, AtLeast(0)]
@@ -17,6 +18,7 @@ Scale = Annotated[float, Within(1e-6, 1e12)]
 Memory = Annotated[int, Bytes()]
 MemoryOrShare = Annotated[int | float, BytesOrShare()]
 Seed = Annotated[int, Between(0, 2**32)]
+PathText = Annotated[str, IsPath()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,11 +134,11 @@ class Training:
 class Data:
     """Where the tokens come from."""
 
-    input_files: tuple[str, ...] = ()
+    input_files: tuple[PathText, ...] = ()
     """TFRecord files to train on, as paths or glob patterns; none: synthetic data."""
-    validation_files: tuple[str, ...] = ()
+    validation_files: tuple[PathText, ...] = ()
     """TFRecord files to validate on, as paths or glob patterns."""
-    tokenizer: Optional[str] = None
+    tokenizer: Optional[PathText] = None
     """Tokenizer file (JSON of the tokenizers package) that made the tokens; used to show text that the model writes."""
 
 
@@ -164,7 +166,7 @@ class Execution:
     """Where replicas run: cpu, cuda (each process its own GPU), cuda:N; auto: a GPU where there is one."""
     device_memory: Optional[MemoryOrShare] = None
     """What each process may take of a device's memory; other rows wait on the host; auto: what a GPU has free."""
-    memmap_dir: Optional[str] = None
+    memmap_dir: Optional[PathText] = None
     """Folder for files that hold the remote memory; none: host memory."""
     host_memory: Optional[Memory] = None
     """Memory of each process for rows of those files that are needed soon; none: the files are mapped into memory."""
@@ -181,9 +183,9 @@ class Execution:
 class Checkpoint:
     """What is saved for a later run, and where a run starts from."""
 
-    load: Optional[str] = None
+    load: Optional[PathText] = None
     """Checkpoint folder to continue from; auto: the newest in the run's folder; none: start afresh."""
-    save: Optional[str] = None
+    save: Optional[PathText] = None
     """Folder that checkpoints are written to; none: checkpoints/ in the run's folder."""
     every: CountOrZero = 0
     """Steps between checkpoints; 0: only after the last step."""
@@ -195,7 +197,7 @@ class Checkpoint:
 class Logging:
     """What is told about a run."""
 
-    run_folder: str = "runs"
+    run_folder: PathText = "runs"
     """Folder that holds one folder per run, with config.yml, metrics.jsonl, pictures and checkpoints."""
     log_every: Count = 1
     """Steps between progress lines."""

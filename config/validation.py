@@ -8,10 +8,20 @@ from typing import Any, Optional
 from config.errors import ConfigError
 from config.leaves import assemble, flatten, leaves
 from config.schema import Config
+from config.texts import shown_text
 
 SEARCHED = 100_000
 """Numbers next to a value among which a divisor is looked for."""
-DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
+LARGEST = {
+    **dict.fromkeys(("layers", "data_parallel", "tensor_parallel_1", "tensor_parallel_2"), 2**16),
+    **dict.fromkeys(("hidden_size", "heads", "sequence_length", "vocabulary_size"), 2**31 - 1),
+    **dict.fromkeys(("max_positions", "feed_forward_size", "attention_serialisation"), 2**31 - 1),
+    "device_iterations": 2**20,
+}
+"""Far beyond any run: a program has objects for each layer, replica and iteration, and tensors count in 32 bits."""
+LONGEST_NAME = 200
+"""Bytes of a run's name: file systems take 255, and some go to what is appended."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ def check_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], 
 
 def combination_problems(config: Config, bad: Set[str], replicas: Optional[int] = None) -> list[str]:
     """Messages about combinations of leaves that are each fine by themselves; `bad` ones are not."""
-    rules = [_name, _model, _batch, _moments, _scaling, _schedule, _iterations, _validation, _device, _files]
+    rules = [_name, _largest, _model, _batch, _moments, _scaling, _schedule, _iterations, _validation, _device, _files]
     found = [problem for rule in rules for problem in rule(config)]
     if replicas is not None:
         found += _replicas(config, replicas)
@@ -75,6 +85,20 @@ def _name(config: Config) -> Iterator[Problem]:
         yield _problem(
             "name", f"name: got {config.name!r}; expected a name for a folder. Use letters, digits, - and _."
         )
+    elif len(config.name.encode()) > LONGEST_NAME:
+        yield _problem(
+            "name",
+            f"name: got {shown_text(config.name)} of {len(config.name.encode())} bytes; expected at most "
+            f"{LONGEST_NAME}, for it names a folder. Shorten it.",
+        )
+
+
+def _largest(config: Config) -> Iterator[Problem]:
+    for record in (config.model, config.execution):
+        for name, most in LARGEST.items():
+            value = getattr(record, name, None)
+            if value is not None and value > most:
+                yield _problem(name, f"{name}: got {value}; expected at most {most}. Lower it.")
 
 
 def _model(config: Config) -> Iterator[Problem]:

@@ -9,13 +9,14 @@ import yaml
 
 from config.bounded import read_bounded
 from config.errors import ConfigError
+from config.texts import shown_text
 
 FILE_BYTES, DEPTH, KEYS, TEXT = 2**20, 16, 500, 4096
 """At most: bytes of a file, mappings and lists inside each other, keys in all, characters of a text."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Safe YAML with every usual way of writing a float."""
+    """YAML of plain values (null, booleans, numbers, texts, lists, mappings), with all usual ways of writing floats."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -32,6 +33,46 @@ _Loader.add_implicit_resolver(
     re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
     list("-+.0123456789"),
 )
+_KINDS = {"null": "nothing", "bool": "true or false", "int": "a whole number", "float": "a number", "str": "text"}
+"""Scalars, by tag, with what is expected of them; there are no dates, for no setting is one."""
+
+
+def _construct_scalar(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    """What a scalar stands for, by PyYAML's rules; what these choke on is an error of the file."""
+    kind = node.tag.rpartition(":")[2]
+    text = loader.construct_scalar(node)
+    try:
+        return yaml.SafeLoader.yaml_constructors[node.tag](loader, node)
+    except (ValueError, KeyError, IndexError, OverflowError, ArithmeticError) as error:
+        got = shown_text(str(text))
+        raise yaml.constructor.ConstructorError(
+            None, None, f"got {got}; expected {_KINDS[kind]}", node.start_mark
+        ) from error
+
+
+def _construct_mapping(loader: _Loader, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode) and not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
+        raise yaml.constructor.ConstructorError(None, None, "expected a name before each colon", node.start_mark)
+    if not isinstance(node, yaml.MappingNode):
+        raise yaml.constructor.ConstructorError(None, None, "expected a mapping of names", node.start_mark)
+    return yaml.SafeLoader.construct_yaml_map(loader, node)
+
+
+def _refuse(loader: _Loader, node: yaml.Node) -> Any:
+    raise yaml.constructor.ConstructorError(
+        None, None, f"got a value with the tag {shown_text(node.tag)}; expected plain values", node.start_mark
+    )
+
+
+_Loader.yaml_constructors = {
+    **{f"tag:yaml.org,2002:{kind}": _construct_scalar for kind in _KINDS},
+    "tag:yaml.org,2002:seq": yaml.SafeLoader.construct_yaml_seq,
+    "tag:yaml.org,2002:map": _construct_mapping,
+    None: _refuse,
+}
+for _first, _resolvers in _Loader.yaml_implicit_resolvers.items():  # a date is the text that it is written as
+    _kept = [pair for pair in _resolvers if pair[0] != "tag:yaml.org,2002:timestamp"]
+    _Loader.yaml_implicit_resolvers[_first] = _kept
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
@@ -44,7 +85,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{file}: cannot be read: {error}. Check the path and its permissions."]) from error
     except yaml.YAMLError as error:
-        raise ConfigError([f"{file}: is not valid YAML: {error}. Correct the file."]) from error
+        raise ConfigError([f"{file}: is not valid YAML: {_told(error)}. Correct the file."]) from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError([f"{file}: got {type(content).__name__}; expected a mapping of names. Correct the file."])
     return content
@@ -74,3 +115,8 @@ def _too_much(text: str) -> Optional[str]:
         if keys > KEYS:
             return f"{where}: got more than {KEYS} settings; expected those that --help shows"
     return None
+def _told(error: yaml.YAMLError) -> str:
+    """What is wrong with a text, and where, in one line."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f"line {mark.line + 1}: " if mark is not None else ""
+    return where + " ".join(str(problem or error).split())

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from config.bounded import read_bounded
+from config.texts import user_path
 from data import example
 from data.errors import DataError
 from data.records import RecordFile, unreadable
@@ -22,7 +23,7 @@ VERIFIED_BYTES = 32 * 2**20
 
 INFO_BYTES = 2**24
 """Of a dataset.json."""
-_MAPPED_FILES = 256
+_OPEN_FILES = 256
 _LOG = logging.getLogger(__name__)
 
 
@@ -54,7 +55,7 @@ def find_files(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
     """
     found: set[Path] = set()
     for pattern in [patterns] if isinstance(patterns, (str, Path)) else patterns:
-        path = Path(pattern).expanduser()
+        path = user_path("input files", pattern)
         if path.is_dir():
             matches = list(path.glob("*.tfrecord"))
         else:
@@ -105,12 +106,12 @@ class TokenDataset:
         infos = _read_infos(paths, vocabulary_size)
         self.info = infos[paths[0].parent]
         own = range(instance, len(paths), instances)
-        self.files = [
-            RecordFile(path, None if number in own else _known_records(path, infos[path.parent]))
-            for number, path in enumerate(paths)
-        ]
+        known = [_known_records(path, infos[path.parent]) for path in paths]
+        self.files = [RecordFile(path, records) for path, records in zip(paths, known)]
+        for number in own:
+            self.files[number].check()
         self._ends = np.cumsum([len(file) for file in self.files])
-        self._map = functools.lru_cache(maxsize=_MAPPED_FILES)(lambda number: self.files[number].map())
+        self._open = functools.lru_cache(maxsize=_OPEN_FILES)(lambda number: self.files[number].open())
         longest = max((self._tokens(number, 0).size for number in own), default=0)
         if longest > sequence_length + 1:
             _LOG.warning(
@@ -145,14 +146,14 @@ class TokenDataset:
         return batch
 
     def close(self) -> None:
-        """Unmap the files."""
-        self._map.cache_clear()
+        """Close the files."""
+        self._open.cache_clear()
 
     def _tokens(self, number: int, record: int) -> np.ndarray:
         """Return all tokens of a record of file `number`, int64 [tokens], after checking them."""
         file = self.files[number]
         where = f"{file.path}, record {record}"
-        tokens = example.decode(file.payload(self._map(number), record), where)
+        tokens = example.decode(file.payload(self._open(number), record), where)
         if tokens.size <= self.sequence_length:
             raise DataError(
                 f"{where}: got {tokens.size} tokens; expected at least {self.sequence_length + 1} (sequence length "
@@ -203,8 +204,7 @@ def read_info(folder: Path) -> dict[str, Any] | None:
     path = folder / "dataset.json"
     try:
         info: dict[str, Any] = json.loads(read_bounded(path, INFO_BYTES))
-        if not isinstance(info["vocabulary_size"], int):
-            raise TypeError
+        _check_info(info)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -214,6 +214,26 @@ def read_info(folder: Path) -> dict[str, Any] | None:
             f"{path}: got no valid description; expected the JSON of data/prepare.py. Prepare again with --overwrite."
         ) from error
     return info
+
+
+def _check_info(info: Any) -> None:
+    """Raise TypeError, KeyError or ValueError where a description has another structure or impossible numbers."""
+    splits = info.get("splits", {}) if isinstance(info, dict) else None
+    if not isinstance(splits, dict) or not all(isinstance(split, dict) for split in splits.values()):
+        raise TypeError
+    counts = [info["vocabulary_size"], *(info[name] for name in ("sequence_length",) if name in info)]
+    for split in splits.values():
+        counts += [split[name] for name in ("documents", "tokens", "records") if name in split]
+        if not isinstance(split["files"], list):
+            raise TypeError
+        for file in split["files"]:
+            if not isinstance(file["name"], str) or not isinstance(file.get("sha256", ""), str):
+                raise TypeError
+            counts += [file["bytes"], file["records"]]
+        if "records" in split and split["records"] != sum(file["records"] for file in split["files"]):
+            raise ValueError
+    if not all(type(count) is int and 0 < count < 2**63 for count in counts):
+        raise TypeError
 
 
 def _read_infos(paths: list[Path], vocabulary_size: int) -> dict[Path, dict[str, Any] | None]:
@@ -232,7 +252,7 @@ def _known_records(path: Path, info: dict[str, Any] | None) -> int | None:
     """How many records preparation wrote to a file; None where it does not say, or the file has another size."""
     for split in (info or {}).get("splits", {}).values():
         for file in split["files"]:
-            if file["name"] == path.name and file["bytes"] == path.stat().st_size:
+            if file["name"] == path.name and path.is_file() and file["bytes"] == path.stat().st_size:
                 records: int = file["records"]
                 return records
     return None

@@ -37,6 +37,10 @@ from data.tokenisation import (
 FORMAT = 1
 """Of the folder; a change makes earlier folders count as prepared from something else."""
 
+MOST_WORKERS = 1024
+"""Processes that may be asked for; each takes a hundred megabytes."""
+LARGEST = {"sequence_length": 2**24, "vocabulary_size": 2**22}
+"""Tokens in a sample, and in a tokenizer: far more than any has, and far less than memory."""
 _BLOCK_RECORDS = 512
 _REPORT_SECONDS = 10.0
 
@@ -70,8 +74,11 @@ class Settings:
         problems = []
         for name, least in limits.items():
             value = getattr(self, name)
+            most = LARGEST.get(name, 2**63 - 1)
             if value is not None and value < least:
                 problems.append(f"{name}: got {value}; expected at least {least}. Raise it.")
+            if value is not None and value > most:
+                problems.append(f"{name}: got {value}; expected at most {most}. Lower it.")
         if not 0 <= self.validation < 1:
             problems.append(f"validation: got {self.validation}; expected a share from 0 to below 1, such as 0.05.")
         if (self.vocabulary_size is None) == (self.tokenizer is None):
@@ -104,8 +111,8 @@ def prepare(
     Raises:
         DataError: for input that gives no data, and for a folder that must not be replaced.
     """
-    if workers < 1:
-        raise DataError(f"workers: got {workers}; expected at least 1. Raise it.")
+    if not 1 <= workers <= MOST_WORKERS:
+        raise DataError(f"workers: got {workers}; expected 1 to {MOST_WORKERS}. Use as many as there are cores.")
     request = _request(source, settings)
     existing = _existing(output, request, overwrite)
     if existing is not None:

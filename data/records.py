@@ -6,10 +6,10 @@ and its length, in bytes.
 Both are the formats of TensorFlow and of the `tfrecord` package.
 """
 
+import errno
 import functools
 import hashlib
 import importlib
-import mmap
 import os
 import struct
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from config.plain_files import open_plain
 from data.errors import DataError
 
 HEADER = struct.Struct("<QI")
@@ -31,9 +32,9 @@ DAMAGED = "The file is damaged: restore it from a copy or prepare it again."
 
 
 @cache
-def checksum() -> Callable[[Any], int]:
-    """crc32c; loaded with the first record, for programs on synthetic data run without it."""
-    loaded: Callable[[Any], int] = importlib.import_module("crc32c").crc32c
+def checksum() -> Callable[..., int]:
+    """crc32c of bytes, from that of those before on; loaded with the first record, for synthetic data needs none."""
+    loaded: Callable[..., int] = importlib.import_module("crc32c").crc32c
     return loaded
 
 
@@ -100,6 +101,50 @@ def flush(file: IO[Any]) -> None:
     os.fsync(file.fileno())
 
 
+class OpenFile:
+    """A file that is open for reading at any place, closed when nobody holds it any more.
+
+    It is read, never mapped into memory: a file that shrinks meanwhile ends a program's reading with an error, where a
+    mapping would end the program by a signal.
+
+    Raises:
+        DataError: the file cannot be read, or has another size than was expected.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.size = size
+        try:
+            self._number = open_plain(path)
+            found = os.fstat(self._number).st_size
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if found != size:
+            raise self._changed(found)
+
+    def read(self, start: int, size: int) -> bytes:
+        """Return `size` bytes from byte `start` on."""
+        try:
+            content = os.pread(self._number, size, start)
+            while len(content) < size and (more := os.pread(self._number, size - len(content), start + len(content))):
+                content += more
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+        if len(content) < size:
+            raise self._changed(os.fstat(self._number).st_size)
+        return content
+
+    def _changed(self, size: int) -> DataError:
+        return DataError(
+            f"{self.path}: got {size} bytes; expected the {self.size} it had when it was opened. "
+            "Another program changed the file: restore it and start again when that has finished."
+        )
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, OSError):
+            os.close(self._number)
+
+
 class RecordFile:
     """One TFRecord file: where its records lie, and access to each in O(1).
 
@@ -116,6 +161,8 @@ class RecordFile:
         try:
             self.size = path.stat().st_size
             self.has_index = index_path(path).exists()
+            if self.has_index and not index_path(path).is_file():
+                raise OSError(errno.EINVAL, f"{index_path(path).name} is not a plain file", str(path))
         except OSError as error:
             raise unreadable(path, error) from error
         if self.size == 0:
@@ -128,7 +175,7 @@ class RecordFile:
     def offsets(self) -> np.ndarray:
         """int64 [records + 1]: where each record starts, and the file's size, in bytes."""
         offsets = _read_index(index_path(self.path), self.size) if self.has_index else None
-        found = _scan(self.path, self.map()) if offsets is None else offsets
+        found = _scan(self.path, self.open()) if offsets is None else offsets
         if self.has_index and offsets is None:
             raise DataError(
                 f"{index_path(self.path)}: got an index that does not fit; expected {len(found) - 1} records in "
@@ -145,30 +192,24 @@ class RecordFile:
         assert self._records is not None
         return self._records
 
-    def map(self) -> mmap.mmap:
-        """Map the file into memory, read-only."""
-        try:
-            with open(self.path, "rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise unreadable(self.path, error) from error
-        if len(mapped) != self.size:
-            raise DataError(
-                f"{self.path}: got {len(mapped)} bytes; expected the {self.size} it had when it was opened. "
-                "Another program changed the file: start again when it has finished."
-            )
-        return mapped
+    def check(self) -> None:
+        """Open the index, or find the records; raises as the constructor does."""
+        len(self.offsets)
 
-    def payload(self, mapped: mmap.mmap, record: int) -> memoryview:
-        """Return record `record` of this file, mapped as `mapped`, after checking both its checksums."""
+    def open(self) -> OpenFile:
+        """Open the file; DataError if it has changed its size."""
+        return OpenFile(self.path, self.size)
+
+    def payload(self, file: OpenFile, record: int) -> memoryview:
+        """Return record `record` of this file, open as `file`, after checking both its checksums."""
         start, end = int(self.offsets[record]), int(self.offsets[record + 1])
-        return _checked_payload(f"{self.path}, record {record}", mapped, start, end - start)
+        return _checked_payload(f"{self.path}, record {record}", file.read(start, end - start))
 
     def verify(self) -> None:
         """Check both checksums of every record."""
-        mapped = self.map()
+        file = self.open()
         for record in range(len(self)):
-            self.payload(mapped, record)
+            self.payload(file, record)
 
     def save_index(self) -> None:
         """Write the index beside the file, unless it is there or the folder does not take it."""
@@ -194,42 +235,42 @@ def unreadable(path: Path, error: Exception) -> DataError:
     return DataError(f"{path}: got '{reason}'; expected a readable file. Check what it is and its permissions.")
 
 
-def _checked_payload(where: str, mapped: mmap.mmap, start: int, frame: int) -> memoryview:
-    _checked_length(where, mapped, start, frame)
-    payload = memoryview(mapped)[start + HEADER.size : start + frame - FOOTER.size]
-    (expected,) = FOOTER.unpack_from(mapped, start + frame - FOOTER.size)
+def _checked_payload(where: str, frame: bytes) -> memoryview:
+    length = _checked_length(where, frame)
+    if length != len(frame) - OVERHEAD:
+        raise DataError(
+            f"{where}: got a record of {length} bytes; expected the {len(frame) - OVERHEAD} that its index says. "
+            "The index is of another file: delete the .tfindex file, it is made again."
+        )
+    payload = memoryview(frame)[HEADER.size : -FOOTER.size]
+    (expected,) = FOOTER.unpack_from(frame, len(frame) - FOOTER.size)
     got = masked_crc(payload)
     if got != expected:
         raise DataError(f"{where}: got data with checksum {got:#010x}; expected {expected:#010x}. {DAMAGED}")
     return payload
 
 
-def _checked_length(where: str, mapped: mmap.mmap, start: int, frame: int | None = None) -> int:
-    """Return the length in bytes of the payload whose frame starts at `start` (and is `frame` bytes long, if known)."""
+def _checked_length(where: str, frame: bytes) -> int:
+    """Return the length in bytes of the payload whose frame begins with these bytes."""
     length: int
-    length, expected = HEADER.unpack_from(mapped, start)
-    got = masked_crc(mapped[start : start + 8])
+    length, expected = HEADER.unpack_from(frame)
+    got = masked_crc(frame[:8])
     if got != expected:
         raise DataError(
             f"{where}: got a length with checksum {got:#010x}; expected {expected:#010x}. "
             "The file is damaged or no TFRecord file: restore it from a copy or prepare it again."
         )
-    if frame is not None and length != frame - OVERHEAD:
-        raise DataError(
-            f"{where}: got a record of {length} bytes; expected the {frame - OVERHEAD} that its index says. "
-            "The index is of another file: delete the .tfindex file, it is made again."
-        )
     return length
 
 
-def _scan(path: Path, mapped: mmap.mmap) -> np.ndarray:
+def _scan(path: Path, file: OpenFile) -> np.ndarray:
     """Find the records from their headers. Returns int64 [records + 1] in bytes."""
-    offsets, start, size = [0], 0, len(mapped)
+    offsets, start, size = [0], 0, file.size
     while start < size:
         where = f"{path}, record {len(offsets) - 1}"
         end = start + HEADER.size
         if end <= size:
-            end = start + OVERHEAD + _checked_length(where, mapped, start)
+            end = start + OVERHEAD + _checked_length(where, file.read(start, HEADER.size))
         if end > size:
             raise DataError(
                 f"{where}: got {size - start} bytes before the file ends; expected {end - start} or more. "
@@ -247,5 +288,7 @@ def _read_index(path: Path, size: int) -> np.ndarray | None:
     except (OSError, ValueError, OverflowError):
         return None
     offsets = np.append(spans[:, 0], size)
+    if len(spans) and not 0 <= spans.min() <= spans.max() <= size:
+        return None
     fits = len(spans) > 0 and offsets[0] == 0 and np.array_equal(np.diff(offsets), spans[:, 1])
     return offsets if fits and spans[:, 1].min() >= OVERHEAD else None

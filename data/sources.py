@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from config.texts import user_path
 from data.errors import DataError
 from data.records import unreadable
 
@@ -41,7 +42,10 @@ def text_source(patterns: Sequence[str], *, documents: str = "file", document_by
             many is cut there, so that a file of any size takes little memory.
     """
     files = _text_files(patterns)
-    stats = [(path, path.stat()) for path in files]
+    try:
+        stats = [(path, path.stat()) for path in files]
+    except OSError as error:
+        raise unreadable(Path(error.filename), error) from error
 
     def read() -> Iterator[str]:
         for path in files:
@@ -103,7 +107,7 @@ def stdlib_source(folder: Path | None = None) -> Source:
 def _text_files(patterns: Sequence[str]) -> list[Path]:
     files: dict[Path, None] = {}
     for pattern in patterns:
-        path = Path(pattern).expanduser()
+        path = user_path("text files", pattern)
         if path.is_dir():
             inside = (found for found in path.rglob("*") if found.is_file())
             matches = [found for found in inside if not any(part[0] == "." for part in found.relative_to(path).parts)]

@@ -50,7 +50,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_str(read_bounded(path, TOKENIZER_BYTES).decode("utf-8"))
     except OSError as error:
         raise unreadable(path, error) from error
-    except Exception as error:  # The tokenizers package raises nothing narrower.
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the tokenizers package raises nothing narrower, and panics are no Exception
         raise DataError(f"{path}: got '{error}'; expected a tokenizer.json. Check the file.") from error
     if tokenizer.token_to_id(END_OF_TEXT) is None:
         raise DataError(f"{path}: got no token '{END_OF_TEXT}'; expected one to end documents. Add it.")

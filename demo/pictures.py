@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.files import written_whole
+from utils.files import save_picture
 
 SMOOTHING = 0.95
 """Share of the running mean in each step of the smooth training curve."""
@@ -28,11 +28,11 @@ def draw_losses(metrics: "list[dict[str, Any]]", path: Path, title: str) -> None
     axes.plot(steps, smooth(losses), color="tab:blue", label="training (smoothed)")
     if validated:
         axes.plot(*zip(*validated), color="tab:orange", marker="o", markersize=3, label="validation")
-    axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)", title=title)
+    axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)")
+    axes.set_title(title, parse_math=False)  # a name may hold what begins a formula
     axes.grid(alpha=0.3)
     axes.legend()
-    with written_whole(path) as partial:
-        figure.savefig(partial, format="png")
+    save_picture(figure, path)
 
 
 def smooth(values: np.ndarray) -> np.ndarray:

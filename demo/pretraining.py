@@ -180,7 +180,10 @@ def finish(run: TrainingRun, tokenizer: Optional[Tokenizer], data: Dataset, samp
         except OSError as error:  # everything that matters is saved
             _LOG.warning("%s: not drawn: '%s'. Check the space on the disk.", run.folder.picture, error.strerror)
     if tokenizer is not None and samples > 0:
-        show_samples(run, tokenizer, data, samples)
+        try:
+            show_samples(run, tokenizer, data, samples)
+        except FloatingPointError as error:  # everything that matters is saved
+            _LOG.warning("no samples: %s. Train with a lower learning rate.", error)
     if run.is_leader:
         show_files(run.folder, run.step)
 

@@ -1,5 +1,6 @@
 """The folder that a run leaves: config.yml, metrics.jsonl, loss.png, checkpoints."""
 
+import errno
 import fcntl
 import logging
 import os
@@ -43,6 +44,10 @@ class RunFolder:
         """Training and validation loss."""
         return self.path / "loss.png"
 
+    def holds(self, saved: SavedRun) -> bool:
+        """Whether a checkpoint is one of this run's."""
+        return saved.folder.resolve().parent == self.checkpoints.resolve()
+
     @contextmanager
     def prepared(self, config: Config) -> Iterator[None]:
         """Make the folder, keep other runs out of it, and write the configuration.
@@ -60,11 +65,20 @@ class RunFolder:
                 _lock(self.path)
                 partial = stack.enter_context(written_whole(self.config))
                 partial.write_text(to_yaml(config), encoding="utf-8")
-                self.checkpoints.mkdir(parents=True, exist_ok=True)
+                if self.config.is_dir():
+                    raise IsADirectoryError(errno.EISDIR, f"{self.config.name} is a folder", str(self.config))
             except OSError as error:
                 raise UserError(
                     f"{self.path}: got '{error.strerror}' while writing; expected a folder that takes files. "
                     "Check its permissions and the space on the disk, or choose another --run_folder."
+                ) from error
+            try:
+                self.checkpoints.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                flag = "--run_folder" if self.checkpoints.parent == self.path else "--checkpoint.save"
+                raise UserError(
+                    f"{self.checkpoints}: got '{error.strerror}'; expected a folder for checkpoints. "
+                    f"Check what it is and its permissions, or choose another {flag}."
                 ) from error
             yield
 
@@ -156,7 +170,10 @@ def _lock(folder: Path) -> None:
 def _is_locked(folder: Path) -> bool:
     if not folder.is_dir():
         return False
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # told when this run takes it
+        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

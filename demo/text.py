@@ -35,7 +35,9 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise UserError(
             f"--tokenizer: got {path}: {error.strerror}; expected a readable tokenizer.json. Check the path."
         ) from error
-    except Exception as error:  # the tokenizers package raises nothing narrower
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the tokenizers package raises nothing narrower, and panics are no Exception
         raise UserError(f"--tokenizer: got {path}: {error}; expected a tokenizer.json. Check the file.") from error
 
 
@@ -45,6 +47,9 @@ def write_samples(
     """Each prompt and what the model makes of it, up to so many tokens more, with a mark between the two.
 
     The end of a text ends it, and so does the model's sequence length. The same weights write the same texts.
+
+    Raises:
+        FloatingPointError: the model's logits are not finite.
     """
     execution = config.execution
     batch = len(prompts) * execution.data_parallel
@@ -62,6 +67,8 @@ def write_samples(
                 break
             scores = _next_scores(session, alone, texts)
             for i in sorted(open_texts):
+                if not np.isfinite(scores[i]).all():
+                    raise FloatingPointError("the trained weights give logits that are not finite")
                 token = choose(scores[i], random)
                 if token == end:
                     open_texts.discard(i)

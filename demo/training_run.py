@@ -117,6 +117,8 @@ class TrainingRun:
         self.validation = Validation(config, validation_data) if needs_validation and validation_data else None
         self.is_leader = popdist.getInstanceIndex() == 0
         self.metrics = MetricsFile(folder.metrics, self.step) if self.is_leader else None
+        if self.metrics is not None and saved is not None and folder.holds(saved):
+            self.metrics.tell_of_lost_lines(saved.position.metrics)
         self.progress = Progress(config, self.step)
         self.profiler = profiler
         self.wandb = WandbLog(config, str(folder.path)) if config.logging.wandb and self.is_leader else None
@@ -259,7 +261,8 @@ class TrainingRun:
             return
         if self.metrics is not None:
             self.metrics.sync()
-        position = Position(self.step, self.data.fingerprint)
+        lines = None if self.metrics is None else self.metrics.lines
+        position = Position(self.step, self.data.fingerprint, lines)
         save(self.session, self.config, self.folder.checkpoints, position, keep_all=keep_all)
         self._saved_step = self.step
 

@@ -3,11 +3,10 @@
 Files hold whole tensors, whatever the layout: `weights.<parameter>` and `optimizer.<parameter>.<moment>`. bfloat16 is
 stored as float32, without loss: moments in bfloat16 go on in float32 as they are. The other way would lose some of them
 and is refused. A folder appears under its name only when all of it is on the disk. What is not finite is neither saved
-nor loaded.
+nor loaded. `checkpoint.json` has a checksum of itself, of every file and of every tensor (see `manifest.py`).
 """
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -23,17 +22,20 @@ import popxl
 import popxl_addons as addons
 from popxl.tensor import Variable
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from config import Config, DivergedError, UserError, numerics_hash, to_mapping
+from config.plain_files import open_plain
 from data.folders import flush_folder, partial_folder, publish
+from execution.manifest import FORMAT, FORMATS, ManifestError, manifest_text, read_manifest
 from execution.overflow import COUNTED, SEEDS, read_count
+from execution.tensor_files import TensorFileError, damaged_tensors, read_tensors, tensor_checksum
 from execution.variables import write
 from modelling import Parameter, Table, model_table
 from utils.runtime import gather
 
-FORMAT = 1
 MANIFEST = "checkpoint.json"
+OLDER = "The checkpoint is damaged: load an older one with --checkpoint.load."
 _FOLDER = re.compile(r"step_(\d+)")
 _LOG = logging.getLogger(__name__)
 
@@ -46,6 +48,8 @@ class Position:
     """Optimizer steps done."""
     data: str
     """Fingerprint of the training data."""
+    metrics: Optional[int] = None
+    """Lines that metrics.jsonl has by then; None where that was not written down."""
 
 
 def folder_name(step: int) -> str:
@@ -116,7 +120,8 @@ def _write(session: addons.TaskSession, config: Config, folder: Path, position: 
         save_file(tensors, path)
         with open(path, "rb") as file:
             os.fsync(file.fileno())
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        checksums = {name: tensor_checksum(array) for name, array in tensors.items()}
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path), "tensors": checksums}
     manifest = {
         "format": FORMAT,
         "step": position.step,
@@ -124,10 +129,11 @@ def _write(session: addons.TaskSession, config: Config, folder: Path, position: 
         **{name: array.tolist() for name, array in _read_scalars(session).items()},
         "numerics": numerics_hash(config),
         "config": to_mapping(config),
+        **({} if position.metrics is None else {"metrics": position.metrics}),
         "files": files,
     }
     with open(folder / MANIFEST, "w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=1)
+        file.write(manifest_text(manifest))
         file.flush()
         os.fsync(file.fileno())
 
@@ -208,7 +214,7 @@ class SavedRun:
         self.config = config
         manifest = _read_manifest(folder)
         self._manifest = manifest
-        self.position = Position(manifest["step"], manifest["data"]["fingerprint"])
+        self.position = Position(manifest["step"], manifest["data"]["fingerprint"], manifest.get("metrics"))
         _check_fits(folder, manifest, config)
         self._verify()
 
@@ -274,15 +280,18 @@ class SavedRun:
             except OSError as error:
                 raise _damaged(path, f"'{error.strerror}'", "a readable file") from error
             if size != entry["bytes"]:
-                raise _damaged(path, f"{size} bytes", f"{entry['bytes']}")
+                raise _damaged(path, f"{size} bytes{_where(path, entry)}", f"{entry['bytes']}")
             if digest != entry["sha256"]:
-                raise _damaged(path, f"contents with SHA-256 {digest[:12]}", f"{entry['sha256'][:12]}")
+                got = f"contents with SHA-256 {digest[:12]}{_where(path, entry)}"
+                raise _damaged(path, got, f"{entry['sha256'][:12]}")
 
     def _read(self, name: str, expected: "set[str]") -> "dict[str, np.ndarray]":
         path = self.folder / name
         try:
-            tensors = load_file(path)
-        except (OSError, SafetensorError, ValueError) as error:
+            tensors = read_tensors(path)
+        except TensorFileError as error:
+            raise UserError(f"{path}, {error}. {OLDER}") from error
+        except (OSError, ValueError) as error:
             raise _damaged(path, f"'{error}'", "a safetensors file") from error
         if set(tensors) != expected:
             missing = ", ".join(sorted(expected - set(tensors))) or "unknown ones"
@@ -301,14 +310,7 @@ def find(load: str, folder: Path, config: Config) -> Optional[SavedRun]:
 def _read_manifest(folder: Path) -> "dict[str, Any]":
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if not (isinstance(manifest["step"], int) and isinstance(manifest["data"]["fingerprint"], str)):
-            raise TypeError("step and data")
-        for entry in manifest["files"].values():
-            int(entry["bytes"]), str(entry["sha256"])
-        manifest["config"]["model"], manifest["config"]["training"], manifest["format"]
-        np.asarray(manifest["seed"], np.uint32)
-        np.asarray(manifest.get("rounding_seed", ()), np.uint32)
+        manifest = read_manifest(path)
         for name in COUNTED:
             read_count(manifest, name)
     except FileNotFoundError as error:
@@ -318,13 +320,18 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
         ) from error
     except OSError as error:
         raise _damaged(path, f"'{error.strerror}'", "a readable file") from error
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise _damaged(path, "no valid description", "the JSON that saving wrote") from error
-    if manifest["format"] != FORMAT:
+    except ManifestError as error:
+        raise UserError(f"{path}: {error}. {OLDER}") from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise _damaged(path, f"no count that a run comes to ({error})", "what saving wrote") from error
+    if manifest["format"] not in FORMATS:
         raise UserError(
-            f"{path}: got format {manifest['format']}; expected {FORMAT}. "
+            f"{path}: got format {manifest['format']}; expected {FORMAT} or older. "
             "Use the version of this program that wrote it."
         )
+    named = _FOLDER.fullmatch(folder.resolve().name)
+    if named is not None and int(named[1]) != manifest["step"]:
+        raise _damaged(path, f"step {manifest['step']}", f"{int(named[1])}, as its folder's name says")
     return manifest
 
 
@@ -364,14 +371,23 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
 
 
 def _damaged(path: Union[Path, str], got: str, expected: str) -> UserError:
-    return UserError(
-        f"{path}: got {got}; expected {expected}. The checkpoint is damaged: load an older one with --checkpoint.load."
-    )
+    return UserError(f"{path}: got {got}; expected {expected}. {OLDER}")
+
+
+def _where(path: Path, entry: "dict[str, Any]") -> str:
+    """Which of a file's tensors are damaged, as far as checksums and its header tell."""
+    try:
+        names = damaged_tensors(path, entry.get("tensors", {}))
+    except OSError:
+        return ""
+    if not names:
+        return " in its header" if entry.get("tensors") else ""
+    return f" in {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
 
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open(open_plain(path), "rb", buffering=0) as file:
         while block := file.read(2**22):
             digest.update(block)
     return digest.hexdigest()

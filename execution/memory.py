@@ -10,6 +10,8 @@ WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number."""
 GRADIENT = 4
 """Bytes of a parameter's gradient, float32."""
+LARGEST_STATE = 2**50
+"""Bytes that not even files hold."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -48,7 +50,13 @@ def check_memory(config: Config, instances: int) -> None:
     Raises:
         UserError: it does not fit, and no files are to hold it, or what is to be in memory of them does not fit.
     """
-    needed, there = state_bytes(config) * processes_here() // instances, machine_bytes()
+    disk = state_bytes(config)
+    if disk > LARGEST_STATE:
+        raise UserError(
+            f"memory: got {config.name} with a state of {bytes_text(disk)}; expected at most "
+            f"{bytes_text(LARGEST_STATE)}, which no machine or disk has. Choose a smaller model or batch."
+        )
+    needed, there = disk * processes_here() // instances, machine_bytes()
     part = config.execution.host_memory
     if part is not None and part > there:
         raise UserError(

@@ -2,13 +2,21 @@
 
 import contextlib
 import json
+import logging
 import math
 import os
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
 from config import Config, Model, UserError
+from config.plain_files import open_plain
 from utils.files import written_whole
+
+LONGEST_LINE = 10_000
+"""Characters of a line; one of a run has a few hundred."""
+LOOKED_AT = 100_000
+"""Steps before the last among which a lost line is named."""
+_LOG = logging.getLogger(__name__)
 
 
 def flops_per_token(model: Model) -> float:
@@ -46,7 +54,28 @@ class MetricsFile:
         kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= steps_done]
         self.last: Optional[dict[str, Any]] = _values(kept[-1]) if kept else None
         """What the file had of the last step before."""
+        self.lines = len(kept)
+        """Lines that the file has."""
+        self._steps_done, self._steps = steps_done, [json.loads(line)["step"] for line in kept]
         self._begin_with(kept)
+
+    def tell_of_lost_lines(self, lines: Optional[int]) -> None:
+        """Say so where the file has other lines than when the run was saved.
+
+        Args:
+            lines: how many it had then; None where that is not known: then all from its first one on.
+        """
+        first = self._steps[0] if self._steps else 1
+        expected = max(0, self._steps_done - first + 1) if lines is None else lines
+        if self.lines == expected:
+            return
+        lost = sorted(set(range(max(first, self._steps_done - LOOKED_AT), self._steps_done + 1)) - set(self._steps))
+        which = f" and none of step {lost[-1]}" if lost else ""
+        _LOG.warning(
+            "%s: got %d lines up to step %d%s; expected the %d of when the run was saved. Lines were lost or changed: "
+            "restore the file from a copy, or go on without them.",
+            self.path, self.lines, self._steps_done, which, expected,
+        )  # fmt: skip
 
     def _begin_with(self, lines: Sequence[str]) -> None:
         try:
@@ -73,6 +102,7 @@ class MetricsFile:
         try:
             self._file.write(_line(values))
             self._file.flush()
+            self.lines += 1
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
@@ -117,16 +147,40 @@ def read_metrics(path: Path) -> "list[dict[str, Any]]":
 
 
 def _complete_lines(path: Path) -> Iterator[str]:
-    if not path.exists():
-        return
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n") and _is_object(line):
-                yield line
+    """Lines that a run may have written, with ascending steps; what is damaged or something else is left out.
 
-
-def _is_object(line: str) -> bool:
+    Raises:
+        UserError: the file cannot be read.
+    """
+    step = 0
     try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+        with open(open_plain(path), encoding="utf-8", errors="replace") as file:
+            for line in file:
+                number = _step_of(line)
+                if number is not None and number > step:
+                    step = number
+                    yield line
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(
+            f"{path}: got '{error.strerror}'; expected a file of metrics that can be read. Move it away, or check its "
+            "permissions."
+        ) from error
+
+
+def _step_of(line: str) -> Optional[int]:
+    """The step of a whole line of numbers; None for any other line."""
+    try:
+        values = json.loads(line) if line.endswith("\n") and len(line) < LONGEST_LINE else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict) or type(values.get("step")) is not int:
+        return None
+    odd = values.get("not_finite", {})
+    if not isinstance(odd, dict) or not all(text in ("nan", "inf", "-inf") for text in odd.values()):
+        return None
+    numbers = [values.get(name) for name in ("loss", "learning_rate", "gradient_norm") if name not in odd]
+    numbers += [values["validation_loss"]] if values.get("validation_loss") is not None else []
+    is_whole = "validation_loss" in values and all(type(number) in (int, float) for number in numbers)
+    return values["step"] if is_whole else None

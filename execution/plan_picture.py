@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.files import written_whole
+from utils.files import save_picture
 from utils.units import bytes_text, duration, si
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def draw_plan(found: "RunPlan", path: Path) -> None:
         axes.grid(axis="x", alpha=0.3)
     figure.suptitle(
         f"{found.config.name}: {duration(found.seconds)} per step, {si(found.tokens_per_second, 'tokens/s')}, "
-        f"{found.limit / found.seconds:.0%} of the limit"
+        f"{found.limit / found.seconds:.0%} of the limit",
+        parse_math=False,  # a name may hold what begins a formula
     )
-    with written_whole(path) as partial:
-        figure.savefig(partial, format="png")
+    save_picture(figure, path)

@@ -11,7 +11,7 @@ import popdist
 import popxl
 
 from config import Config, ConfigError, UserError
-from config.schema import Positive
+from config.schema import PathText, Positive
 from execution.metrics import flops_per_step
 from execution.plan_picture import draw_plan
 from execution.plan_tables import plan_text
@@ -37,11 +37,11 @@ class PlanOptions:
 
     plan: bool = False
     """Print what the run would need of memory, traffic and time, and stop; nothing of the model's size is allocated."""
-    plan_folder: Optional[str] = None
+    plan_folder: Optional[PathText] = None
     """Folder for plan.json and plan.png; none: the run's folder."""
     profile: bool = False
     """Record one call of the session: a table, profile.json, profile.png, and timeline.json for ui.perfetto.dev or chrome://tracing."""
-    profile_folder: Optional[str] = None
+    profile_folder: Optional[PathText] = None
     """Folder for the files of a profile; none: the run's folder."""
     device_tflops: Optional[Positive] = None
     """Speed of one device on matrix products, in 1e12 FLOP/s; none: measured here."""

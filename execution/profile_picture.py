@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from execution.profile_tables import fraction, speed
-from utils.files import written_whole
+from utils.files import save_picture
 from utils.units import duration
 
 if TYPE_CHECKING:
@@ -45,9 +45,8 @@ def draw_profile(found: "RunProfile", path: Path) -> None:
     _draw_lanes(lanes, record)
     _draw_phases(bars, found)
     reached = f"{fraction(found.limit, found.seconds):.0%} of the limit"
-    figure.suptitle(f"{found.config.name}: {duration(found.seconds)} a step, {reached}")
-    with written_whole(path) as partial:
-        figure.savefig(partial, format="png")
+    figure.suptitle(f"{found.config.name}: {duration(found.seconds)} a step, {reached}", parse_math=False)
+    save_picture(figure, path)
 
 
 def _draw_lanes(axes: "Axes", record: Any) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from data import example
 from data.records import RecordWriter
+from execution.manifest import manifest_text
 
 ROOT = Path(__file__).parents[1]
 RECORDS = "tokens/train-00000.tfrecord"
@@ -85,9 +86,12 @@ def below_zero() -> bytes:
 
 
 def json_changed(name: str, **values: object) -> Fault:
+    """Other values in a JSON file; a checkpoint's description gets the checksum that these have."""
+
     def inject(folder: Path) -> None:
         content = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps({**content, **values}))
+        content.pop("sha256", None)
+        (folder / name).write_text(manifest_text({**content, **values}))
 
     return inject
 

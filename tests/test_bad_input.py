@@ -158,7 +158,7 @@ ROWS = [
         ("checkpoint.json", "damaged"), written(MANIFEST, '{"step": 4}')),
     Row("description that is no object", RESUME, ("checkpoint.json", "damaged"), written(MANIFEST, "[1, 2]")),
     Row("description with a wrong step", RESUME, ("checkpoint.json", "damaged"), json_changed(MANIFEST, step="four")),
-    Row("description of another format", RESUME, ("format 99; expected 1",), json_changed(MANIFEST, format=99)),
+    Row("description of another format", RESUME, ("format 99; expected 2 or older",), json_changed(MANIFEST, format=99)),
     Row("description without a layer", RESUME, ("checkpoint.json", "damaged"), json_changed(MANIFEST, files={})),
     Row("description without a seed", RESUME, ("checkpoint.json", "damaged"), json_changed(MANIFEST, seed="none")),
     Row("weights that were cut off", RESUME, ("decoder.1.safetensors", "bytes; expected", "older one"),

@@ -1,9 +1,11 @@
 """Files that others never see half written."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -15,3 +17,10 @@ def written_whole(path: Path) -> Iterator[Path]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def save_picture(figure: Any, path: Path) -> None:
+    """Write a figure of matplotlib as PNG; characters that its font lacks are boxes, which nobody needs to hear of."""
+    with written_whole(path) as partial, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        figure.savefig(partial, format="png")

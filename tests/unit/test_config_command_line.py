@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -232,6 +233,13 @@ def test_a_users_mistake_ends_the_process_with_code_2_and_no_traceback():
     assert done.stderr == "error: --layers: got 0; expected a whole number, at least 1.\n"
 
 
-def test_other_errors_keep_their_traceback():
-    with pytest.raises(ZeroDivisionError), config.exit_on_user_error():
+def test_a_mistake_of_the_program_is_one_line_and_its_traceback_a_file(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(SystemExit) as stop, config.exit_on_user_error():
         1 / 0
+    assert stop.value.code == 70
+    (line,) = capsys.readouterr().err.splitlines()
+    (file,) = tmp_path.iterdir()
+    assert line.startswith("internal error: ZeroDivisionError at test_config_command_line.py:")
+    assert line.endswith(f"its traceback is in {file}.")
+    assert "Traceback" in file.read_text() and "1 / 0" in file.read_text()

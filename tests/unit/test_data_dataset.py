@@ -56,8 +56,8 @@ def test_samples_are_the_records_of_all_files_in_order_of_name(tmp_path):
         dataset.close()
 
 
-def test_more_files_than_may_be_mapped_at_once_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(data.dataset, "_MAPPED_FILES", 2)
+def test_more_files_than_may_be_open_at_once_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.dataset, "_OPEN_FILES", 2)
     for file in range(7):
         write(tmp_path / f"{file}.tfrecord", rows(1, first=file))
     dataset = TokenDataset(tmp_path, LENGTH, VOCABULARY)
@@ -210,9 +210,9 @@ def prepared(folder, counts):
 
 
 def open_files(folder):
-    """Numbers of the token files that this process has mapped."""
-    maps = Path("/proc/self/maps").read_text()
-    return {int(path.stem.split("-")[1]) for path in folder.glob("*.tfrecord") if str(path) in maps}
+    """Numbers of the token files that this process has open."""
+    names = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return {int(path.stem.split("-")[1]) for path in folder.glob("*.tfrecord") if str(path) in names}
 
 
 def test_each_instance_opens_its_share_of_the_files_and_others_when_it_reads_them(tmp_path):

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 import data.shuffle
+from config import exit_on_user_error
 from data import BatchLoader, DataError, TokenDataset
 from data.preparation import Settings, prepare
 from data.prepare import main
@@ -342,14 +343,14 @@ def corrupt(path):
         (["text", "text", "--tokenizer", "none.json"], "none.json: got no such file"),
         (["text", "text", "--tokenizer", "one.txt"], "one.txt: got 'expected value"),
         (["text", "text", "--tokenizer", "a.json", "--vocabulary_size", "300"], "expected one of the two"),
-        (["text", "text", "--workers", "0"], "workers: got 0; expected at least 1"),
+        (["text", "text", "--workers", "0"], "workers: got 0; expected 1 to 1024"),
         (["text", "text", "--document_bytes", "0"], "document_bytes: got 0"),
         (["text", "text", "--output", "text"], "text: got something not made by data/prepare.py"),
         (["text", "text", "--output", "one.txt/out"], "one.txt"),
         (["text", "text", "--output", "/proc/out"], "/proc"),
         (["text", "text", "--documents", "word"], "invalid choice: 'word'"),
         (["text", "text", "--sequence_lenght", "4"], "unrecognized arguments: --sequence_lenght"),
-        (["text", "text", "--seed", "x"], "invalid int value: 'x'"),
+        (["text", "text", "--seed", "x"], "argument --seed: got 'x'; expected a whole number"),
         (["wikipedia", "none.xml.bz2"], "none.xml.bz2: got no such file"),
         (["wikipedia", "one.txt"], "one.txt: got damaged data after article 0"),
         (["check", "none-*.tfrecord"], "input files: got 'none-*.tfrecord'"),
@@ -368,11 +369,9 @@ def test_mistakes_end_with_code_two_one_message_and_no_change(tmp_path, monkeypa
     writer.close()
     corrupt(tmp_path / "flipped.tfrecord")
     before = snapshot(tmp_path)
-    try:
-        code = main(arguments)
-    except SystemExit as stop:  # How argparse refuses.
-        code = stop.code
-    assert code == 2 and words in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop, exit_on_user_error():
+        main(arguments)
+    assert stop.value.code == 2 and words in capsys.readouterr().err
     assert snapshot(tmp_path) == before and not list(tmp_path.glob("**/.*.partial-*"))
 
 

@@ -110,9 +110,9 @@ def test_we_read_files_of_the_tfrecord_package(tmp_path, index):
     if index == "theirs":
         create_index(str(path), str(index_path(path)))
     file = RecordFile(path)
-    mapped = file.map()
+    opened = file.open()
     assert file.has_index == (index == "theirs")
-    assert [example.decode(file.payload(mapped, record), "").tolist() for record in range(len(file))] == rows
+    assert [example.decode(file.payload(opened, record), "").tolist() for record in range(len(file))] == rows
 
 
 @pytest.mark.parametrize("content", ["", "junk", "0", "0 x\n", "0 20\n20 99999999999999999999999\n", "5 20\n"])
@@ -212,4 +212,4 @@ def test_a_file_that_changes_after_opening_is_an_error(tmp_path):
     file = RecordFile(path)
     write_ours(path, [[1, 2]])
     with pytest.raises(DataError, match="changed the file"):
-        file.map()
+        file.open()

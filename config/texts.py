@@ -1,0 +1,66 @@
+"""Texts that users give: which are refused whatever they are for, and how one becomes a path."""
+
+import os
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+
+from config.errors import UserError
+
+LONGEST_TEXT, LONGEST_PATH, LONGEST_PART = 4000, 4000, 240
+"""Bytes of a text, of a path and of a name in it: what file systems take, less what programs append."""
+SHOWN = 60
+"""Characters of a text that a message shows."""
+
+
+@dataclass(frozen=True)
+class IsPath:
+    """A note on a text: the path of a file or folder, or a pattern; `~` and `~user` begin it as home folders."""
+
+
+def text_problem(text: str) -> "str | None":
+    """What is wrong with a text, as `got ..; expected ..`; None where nothing is."""
+    try:
+        size = len(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        return f"got {shown_text(text)}, which is not UTF-8; expected text in UTF-8"
+    if any(unicodedata.category(character) == "Cc" for character in text):
+        return f"got {shown_text(text)} with control characters; expected text without"
+    if size > LONGEST_TEXT:
+        return f"got {shown_text(text)} of {size} bytes; expected at most {LONGEST_TEXT}"
+    return None
+
+
+def path_text(text: str) -> str:
+    """The path that a user's text stands for, `~` expanded.
+
+    Raises:
+        ValueError: no path can be that; says `got ..; expected ..`.
+    """
+    problem = text_problem(text)
+    if problem is not None:
+        raise ValueError(problem)
+    try:
+        path = str(Path(text).expanduser()) if text.startswith("~") else text
+    except RuntimeError as error:
+        user = text.partition("/")[0]
+        raise ValueError(f"got {shown_text(text)}; expected a path, and there is no home folder {user}") from error
+    longest = max(len(os.fsencode(part)) for part in path.split("/"))
+    if longest > LONGEST_PART:
+        raise ValueError(f"got {shown_text(text)} with a name of {longest} bytes; expected at most {LONGEST_PART}")
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise ValueError(f"got {shown_text(text)} of {len(path)} bytes; expected a path of at most {LONGEST_PATH}")
+    return path
+
+
+def user_path(where: str, text: "str | Path") -> Path:
+    """A path that a user gave to a program; UserError, which begins with `where`, if none can be that."""
+    try:
+        return Path(path_text(str(text)))
+    except ValueError as error:
+        raise UserError(f"{where}: {error}. Correct the path.") from error
+
+
+def shown_text(text: str) -> str:
+    """A text as messages show it: its beginning, with escapes for what is no plain character."""
+    return repr(text) if len(text) <= SHOWN else f"{text[:SHOWN]!r}.."

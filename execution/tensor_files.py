@@ -1,0 +1,132 @@
+"""Reading files of tensors (safetensors) piece by piece: never mapped, so that one that shrinks is an error in words.
+
+A file is the length of its header (uint64, little endian), the header (JSON: each tensor's type, shape and place), and
+the tensors' bytes. Source: github.com/huggingface/safetensors, section "Format".
+"""
+
+import json
+import math
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from config.plain_files import open_plain
+from data.records import checksum
+
+HEADER_BYTES = 100_000_000
+"""The most that a header may have, as for the format's own readers."""
+TYPES = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BOOL": np.bool_,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
+    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
+}  # fmt: skip
+"""Types that numpy has; others are only named in errors."""
+_PIECE = 2**22
+
+
+class TensorFileError(ValueError):
+    """A file that is not as it was written. The message begins with the tensor that it is about, if there is one."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor's place in its file."""
+
+    type: str
+    shape: "tuple[int, ...]"
+    begin: int
+    """Bytes from the file's beginning."""
+    end: int
+
+
+def tensor_checksum(array: np.ndarray) -> int:
+    """crc32c of a tensor's bytes as they are in a file."""
+    return checksum()(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def read_tensors(path: Path) -> "dict[str, np.ndarray]":
+    """Every tensor of a file, by name.
+
+    Raises:
+        OSError: the file cannot be read.
+        TensorFileError: it is no whole safetensors file, or has a tensor of a type that numpy has not.
+    """
+    with open(open_plain(path), "rb", buffering=0) as file:
+        return {name: _array(file.fileno(), name, entry) for name, entry in _entries(file.fileno()).items()}
+
+
+def damaged_tensors(path: Path, checksums: "dict[str, int]") -> "list[str]":
+    """Names of the tensors whose bytes are not those that were saved; none where the damage is in the header."""
+    with open(open_plain(path), "rb", buffering=0) as file:
+        number = file.fileno()
+        try:
+            entries = _entries(number, whole=False)
+        except TensorFileError:
+            return []
+        size = os.fstat(number).st_size
+        return [
+            name
+            for name, expected in checksums.items()
+            if name in entries and (entries[name].end > size or _crc(number, entries[name]) != expected)
+        ]
+
+
+def _entries(number: int, whole: bool = True) -> "dict[str, Entry]":
+    size = os.fstat(number).st_size
+    begin = os.pread(number, 8, 0)
+    length = struct.unpack("<Q", begin)[0] if len(begin) == 8 else 0
+    if not 2 <= length <= min(HEADER_BYTES, size - 8):
+        raise TensorFileError(f"got a header of {length} bytes in {size}; expected a safetensors file")
+    try:
+        header = json.loads(os.pread(number, length, 8).decode("utf-8"))
+        header.pop("__metadata__", None)
+        found = {name: _entry(name, value, 8 + length) for name, value in header.items()}
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
+        if isinstance(error, TensorFileError):
+            raise
+        raise TensorFileError("got a header that is no description of tensors; expected a safetensors file") from error
+    place = 8 + length
+    for name, entry in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != place:
+            raise TensorFileError(f"{name}: got bytes from {entry.begin} on; expected {place}")
+        place = entry.end
+    if whole and place != size:
+        raise TensorFileError(f"got {size} bytes; expected {place} for the tensors of its header")
+    return found
+
+
+def _entry(name: str, value: "dict[str, Any]", start: int) -> Entry:
+    (begin, end), shape, kind = value["data_offsets"], tuple(value["shape"]), value["dtype"]
+    numbers = (begin, end, *shape)
+    if not isinstance(kind, str) or not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
+        raise TensorFileError(f"{name}: got a place or a shape that is none; expected whole numbers")
+    if kind in TYPES and math.prod(shape) * np.dtype(TYPES[kind]).itemsize != end - begin:
+        raise TensorFileError(f"{name}: got {end - begin} bytes for {kind} of shape {shape}; expected what it takes")
+    return Entry(kind, shape, start + begin, start + end)
+
+
+def _array(number: int, name: str, entry: Entry) -> np.ndarray:
+    if entry.type not in TYPES:
+        raise TensorFileError(f"{name}: got {entry.type[:20]}; expected float32 or float16")
+    array: np.ndarray = np.empty(entry.shape, TYPES[entry.type])
+    left, place = memoryview(array.reshape(-1).view(np.uint8)), entry.begin  # type: ignore[arg-type]
+    while left:
+        count = os.preadv(number, [left[:_PIECE]], place)
+        if not count:
+            raise TensorFileError(f"{name}: got an end at byte {place}; expected {entry.end}")
+        left, place = left[count:], place + count
+    return array
+
+
+def _crc(number: int, entry: Entry) -> int:
+    crc, place = 0, entry.begin
+    while place < entry.end:
+        piece = os.pread(number, min(_PIECE, entry.end - place), place)
+        if not piece:
+            return -1
+        crc, place = checksum()(piece, crc), place + len(piece)
+    return crc
