@@ -1,6 +1,7 @@
 """Token files as data sets: what is read, and what is refused in which words."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path

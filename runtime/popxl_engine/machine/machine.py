@@ -18,6 +18,7 @@ from popxl_engine.kernels.dtypes import as_array, from_numpy, torch_dtype
 from popxl_engine.machine.device import PROCESSOR, Device
 from popxl_engine.machine.fabric import Fabric
 from popxl_engine.machine.lifetimes import Lifetimes
+from popxl_engine.machine.mapped_files import watch
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import Replica, as_tensor
 from popxl_engine.machine.tier import Cache, MovingRows, Tier, make_moving_rows
@@ -93,6 +94,8 @@ class Machine:
         data = variable.host_value
         if data is None:
             return
+        if isinstance(data, np.memmap):
+            watch(data)
         if adopt_file and isinstance(data, np.memmap) and data.flags.writeable and self._adopt(variable, data):
             self.files.add(variable)
             return
