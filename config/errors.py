@@ -19,6 +19,8 @@ SHOWN = 50
 DIVERGED_EXIT_CODE = 3
 INTERNAL_ERROR_EXIT_CODE = 70
 """EX_SOFTWARE of sysexits.h: the program's own mistake, never the user's."""
+OUT_OF_MEMORY = ("array is too big", "Maximum allowed size exceeded", "can't allocate memory", "out of memory")
+"""What numpy and PyTorch say, in errors of several types, of what no memory holds."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What writing says where there is no more space."""
 
@@ -99,7 +101,7 @@ def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
 
 def _outside_message(error: BaseException) -> Optional[str]:
     """What to say of an error that the system around the program has caused; None for one of the program's own."""
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
         reason = first_line(error) or "no more"
         return f"memory: got '{reason}'; expected enough. Choose a smaller model or batch; --plan shows what it takes."
     if not isinstance(error, OSError) or error.strerror is None:

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import math
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -77,7 +78,7 @@ class Leaf:
         if isinstance(value, int) and abs(value) > LARGEST:
             raise self._refusal(value)
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            value = float(value) if abs(value) <= sys.float_info.max else math.inf
         if isinstance(self.bound, Bytes) and isinstance(value, str):
             return self.parse(value)
         kinds = (int, float) if isinstance(self.bound, BytesOrShare) else self.kind

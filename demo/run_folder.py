@@ -65,8 +65,9 @@ class RunFolder:
                 _lock(self.path)
                 partial = stack.enter_context(written_whole(self.config))
                 partial.write_text(to_yaml(config), encoding="utf-8")
-                if self.config.is_dir():
-                    raise IsADirectoryError(errno.EISDIR, f"{self.config.name} is a folder", str(self.config))
+                for path in (self.config, self.metrics):
+                    if path.is_dir():
+                        raise IsADirectoryError(errno.EISDIR, f"{path.name} is a folder", str(path))
             except OSError as error:
                 raise UserError(
                     f"{self.path}: got '{error.strerror}' while writing; expected a folder that takes files. "

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Optional
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from data import example
 from data.records import RecordWriter
@@ -92,6 +93,65 @@ def json_changed(name: str, **values: object) -> Fault:
         content = json.loads((folder / name).read_text())
         content.pop("sha256", None)
         (folder / name).write_text(manifest_text({**content, **values}))
+
+    return inject
+
+
+def json_entry(name: str, place: str, *value: object) -> Fault:
+    """Another value at a place (`config.model.layers`) in a JSON file, or none, with a right checksum."""
+
+    def inject(folder: Path) -> None:
+        content = json.loads((folder / name).read_text())
+        content.pop("sha256", None)
+        *outer, last = place.split("/")
+        found = content
+        for key in outer:
+            found = found[key]
+        if value:
+            found[last] = value[0]
+        else:
+            del found[last]
+        (folder / name).write_text(manifest_text(content))
+
+    return inject
+
+
+def renamed(name: str, to: str) -> Fault:
+    return lambda folder: (folder / name).rename(folder / to)
+
+
+def replaced(name: str, old: bytes, new: bytes) -> Fault:
+    """Some bytes of a file in place of others that stand there once."""
+
+    def change(content: bytes) -> bytes:
+        assert content.count(old) == 1
+        return content.replace(old, new)
+
+    return damaged(name, change)
+
+
+def tensors_changed(name: str, **tensors: np.ndarray) -> Fault:
+    """Other tensors in a checkpoint's file, with right checksums of everything."""
+
+    def inject(folder: Path) -> None:
+        path = folder / name
+        save_file({**load_file(path), **tensors}, path)
+        manifest = path.with_name("checkpoint.json")
+        content = json.loads(manifest.read_text())
+        content.pop("sha256")
+        entry = content["files"][path.name]
+        entry |= {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "tensors": {}}
+        manifest.write_text(manifest_text(content))
+
+    return inject
+
+
+def folder_in_place_of(name: str) -> Fault:
+    """A folder where a file is expected."""
+
+    def inject(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir()
 
     return inject
 

@@ -3,6 +3,8 @@
 One message, no traceback, nothing changed that was there before, and an answer at once where no training was asked for.
 """
 
+import json
+import os
 import re
 import shutil
 import signal
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
+import numpy as np
 import pytest
 
 from tests.faults import (
@@ -22,15 +25,20 @@ from tests.faults import (
     damaged,
     emptied,
     flipped,
+    folder_in_place_of,
     hashes,
     json_changed,
+    json_entry,
     missing,
     nothing,
     of_floats,
     read,
     read_only,
     records,
+    renamed,
+    replaced,
     run,
+    tensors_changed,
     tokens,
     without_index,
     written,
@@ -158,17 +166,72 @@ ROWS = [
         ("checkpoint.json", "damaged"), written(MANIFEST, '{"step": 4}')),
     Row("description that is no object", RESUME, ("checkpoint.json", "damaged"), written(MANIFEST, "[1, 2]")),
     Row("description with a wrong step", RESUME, ("checkpoint.json", "damaged"), json_changed(MANIFEST, step="four")),
-    Row("description of another format", RESUME, ("format 99; expected 2 or older",), json_changed(MANIFEST, format=99)),
+    Row("description of another format", RESUME,
+        ("format 99; expected 2 or older",), json_changed(MANIFEST, format=99)),
+    Row("description with another step", RESUME,
+        ("checkpoint.json", "SHA-256", "damaged"), replaced(MANIFEST, b'"step": 4', b'"step": 3')),
+    Row("flipped bit in a seed", RESUME, ("checkpoint.json", "SHA-256", "damaged"),
+        damaged(MANIFEST, lambda content: flipped(content.index(b'"seed": [') + 13)(content))),
+    Row("description without its checksum", RESUME, ("without its checksum", "damaged"),
+        lambda folder: (folder / MANIFEST).write_text(json.dumps(json.loads((folder / MANIFEST).read_text())))),
+    Row("folder of another step", RESUME,
+        ("step_00000005/checkpoint.json: got step 4; expected 5, as its folder's name",),
+        renamed(NEWEST, "runs/run/checkpoints/step_00000005")),
+    Row("step below zero", RESUME, ("got int -1 for step; expected a whole number",), json_entry(MANIFEST, "step", -1)),
+    Row("seed beyond 32 bits", RESUME,
+        (f"got int {2**32} for seed; expected", "damaged"), json_entry(MANIFEST, "seed", [1, 2**32])),
+    Row("model that is a list", RESUME, ("got list [] for config.model", "damaged"),
+        json_entry(MANIFEST, "config/model", [])),
+    Row("description without execution", RESUME, ("got nothing for config.execution", "damaged"),
+        json_entry(MANIFEST, "config/execution")),
+    Row("checksum that is a number", RESUME, ("got int 7 for files.head.safetensors.sha256", "damaged"),
+        json_entry(MANIFEST, "files/head.safetensors/sha256", 7)),
+    Row("description nested without end", RESUME,
+        ("inside each other without end", "damaged"), written(MANIFEST, "[" * 100_000)),
+    Row("folder in place of a description", RESUME, ("checkpoint.json: got 'Is a directory'", "damaged"),
+        folder_in_place_of(MANIFEST)),
+    Row("folder in place of weights", RESUME, ("head.safetensors: got ", "Is a directory", "damaged"),
+        folder_in_place_of(f"{NEWEST}/head.safetensors")),
+    Row("file in place of a checkpoint", RESUME, ("step_00000009/checkpoint.json: got 'Not a directory'", "damaged"),
+        written("runs/run/checkpoints/step_00000009", "no folder")),
+    Row("tensors that are missing", RESUME, ("head.safetensors: got tensors without", "damaged"),
+        tensors_changed(f"{NEWEST}/head.safetensors", more=np.zeros(3, np.float32)), asks_for_training=True),
     Row("description without a layer", RESUME, ("checkpoint.json", "damaged"), json_changed(MANIFEST, files={})),
     Row("description without a seed", RESUME, ("checkpoint.json", "damaged"), json_changed(MANIFEST, seed="none")),
-    Row("weights that were cut off", RESUME, ("decoder.1.safetensors", "bytes; expected", "older one"),
+    Row("weights that were cut off", RESUME,
+        ("decoder.1.safetensors", "bytes in weights.feed_forward_norm.weight; expected", "older one"),
         damaged(f"{NEWEST}/decoder.1.safetensors", cut_off)),
     Row("flipped bit in weights", RESUME,
-        ("head.safetensors", "SHA-256", "damaged"), damaged(f"{NEWEST}/head.safetensors", flipped(-9))),
+        ("head.safetensors", "SHA-256", " in weights.norm.", "damaged"),
+        damaged(f"{NEWEST}/head.safetensors", flipped(-9))),
     Row("missing weights", RESUME,
         ("embedding.safetensors", "No such file"), missing(f"{NEWEST}/embedding.safetensors")),
     Row("folder that holds a checkpoint's name only", RESUME, ("step_00000009: got no checkpoint",),
         lambda folder: (folder / "runs/run/checkpoints/step_00000009").mkdir()),
+    # What the system does not take, and what is something else
+    Row("home of nobody", f"{RUN} --run_folder ~nosuchuser/x", ("--run_folder: got '~nosuchuser/x'", "no home folder")),
+    Row("long path", f"{RUN} --checkpoint.load {'x/' * 3000}", ("--load: got ", "of 6000 bytes", "at most")),
+    Row("long name", f"{RUN} --name {'x' * 300}", ("name: got ", "of 300 bytes; expected at most 200")),
+    Row("text that is not UTF-8", f"{RUN} --name a\udcff", ("--name: got 'a\\udcff', which is not UTF-8",)),
+    Row("more layers than any model", f"{RUN} --layers {10**30}", (f"layers: got {10**30}; expected at most 65536",)),
+    Row("device in place of a folder", f"{RUN} --name new --checkpoint.save /dev/null",
+        ("/dev/null: got 'File exists'; expected a folder for checkpoints", "--checkpoint.save")),
+    Row("folder in place of a configuration", f"{RUN} --config text.yml", ("text.yml", "Is a directory"),
+        folder_in_place_of("text.yml")),
+    Row("folder in place of a tokenizer", f"{RUN} --tokenizer text", ("--tokenizer: got text", "directory")),
+    Row("folder in place of metrics", RESUME,
+        ("runs/run: got 'metrics.jsonl is a folder'",), folder_in_place_of("runs/run/metrics.jsonl")),
+    Row("folder in place of the run's configuration", RESUME,
+        ("runs/run: got 'config.yml is a folder'",), folder_in_place_of("runs/run/config.yml")),
+    Row("folder in place of an index", RUN, ("train-00000.tfindex is not a plain file",),
+        folder_in_place_of("tokens/train-00000.tfindex")),
+    Row("description of data that lies about records", RUN, ("records; expected the 7 that dataset.json", RECORDS),
+        lambda folder: (json_entry("tokens/dataset.json", "splits/train/records", 7)(folder),
+                        json_entry("tokens/dataset.json", "splits/train/files", [
+                            {"name": "train-00000.tfrecord", "bytes": (folder / RECORDS).stat().st_size, "records": 7}
+                        ])(folder))),
+    Row("description of data of another structure", RUN, ("dataset.json: got no valid description",),
+        json_entry("tokens/dataset.json", "splits", [])),
     # Folders that take no files
     Row("run folder below a file", f"{RUN} --run_folder text/1.txt/runs",
         ("text/1.txt/runs", "Not a directory", "--run_folder")),
@@ -431,3 +494,74 @@ def test_output_that_a_full_disk_does_not_take_ends_in_words(command, copy):
         "error: output: got 'No space left on device'; expected space to write. Free some."
     )
     assert "Traceback" not in done.stderr
+
+
+def test_a_name_of_any_characters_is_drawn_and_written(copy, monkeypatch):
+    run_here(copy, f"{RUN.replace('--name run', '')} --name a$b^{{_c --steps 2", monkeypatch)
+    assert (copy / "runs/a$b^{_c/loss.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("streams", [">&-", "<&- >&- 2>&-"], ids=["no stdout", "no stream at all"])
+def test_a_run_without_anybody_to_listen_trains_as_any_other(streams, copy):
+    words, environment = read(f"{RUN} --name new")
+    done = subprocess.run(["bash", "-c", f'exec "$@" {streams}', "bash", *words], cwd=copy, env=environment, timeout=60)
+    assert done.returncode == 0
+    both = [(copy / f"runs/{name}/metrics.jsonl").read_text().splitlines() for name in ("run", "new")]
+    assert [json.loads(line)["loss"] for line in both[0]] == [json.loads(line)["loss"] for line in both[1]]
+
+
+def test_an_encoding_without_a_character_gets_it_escaped(copy):
+    done, _ = run(copy, f"PYTHONIOENCODING=ascii {RUN.replace('--name run', '')} --name \u00e4 --steps 2")
+    assert done.returncode == 0, done.stderr
+    assert "run folder runs/\\xe4" in done.stdout and (copy / "runs/\u00e4/metrics.jsonl").exists()
+
+
+def test_a_token_file_that_shrinks_while_it_is_used_ends_the_run_in_words(copy):
+    process = start(copy, f"{RUN} --name shrinks --steps 100000 --checkpoint.every 0")
+    wait_for(copy / "runs/shrinks/metrics.jsonl", process)
+    os.truncate(copy / RECORDS, 100)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2 and "Traceback" not in errors, errors
+    assert f"{RECORDS}: got 100 bytes; expected the" in errors and "Another program changed the file" in errors
+
+
+def test_a_file_of_remote_memory_that_shrinks_while_it_is_used_ends_the_run_in_words(copy):
+    process = start(copy, f"{RUN} --name shrinks --steps 100000 --checkpoint.every 0 --memmap_dir rows")
+    wait_for(copy / "runs/shrinks/metrics.jsonl", process)
+    for file in (copy / "rows").glob("weights.*.npy"):
+        os.truncate(file, 0)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2, errors
+    assert "got 0 bytes; expected the" in errors and "cut the file off while it was used" in errors
+
+
+def thinned(lines: "list[str]") -> str:
+    return "".join([lines[0], *lines[2:]])
+
+
+def broken(lines: "list[str]") -> str:
+    return "".join([lines[0], lines[1][:20] + "\udcff" + lines[1][21:], '{"step": "3"}\n', *lines[3:]])
+
+
+LOST = {
+    "all": (lambda lines: "", "got 0 lines up to step 4 and none of step 4; expected the 4"),
+    "a line": (thinned, "got 3 lines up to step 4 and none of step 2; expected the 4"),
+    "a byte and a structure": (broken, "got 2 lines up to step 4 and none of step 3; expected the 4"),
+    "the last line": (lambda lines: "".join(lines[:3]), "got 3 lines up to step 4 and none of step 4; expected the 4"),
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_metrics_that_were_lost_are_told_of_and_the_run_goes_on(lost, copy, monkeypatch, capfd):
+    change, says = LOST[lost]
+    path = copy / "runs/run/metrics.jsonl"
+    path.write_text(change(path.read_text().splitlines(keepends=True)), encoding="utf-8", errors="surrogateescape")
+    run_here(copy, RESUME, monkeypatch)
+    assert f"runs/run/metrics.jsonl: {says} of when the run was saved" in capfd.readouterr().err
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()][-2:] == [5, 6]
+    assert json.loads((copy / "runs/run/checkpoints/step_00000006/checkpoint.json").read_text())["metrics"] >= 2
+
+
+def test_metrics_that_are_whole_are_not_told_of(copy, monkeypatch, capfd):
+    run_here(copy, RESUME, monkeypatch)
+    assert "metrics.jsonl" not in capfd.readouterr().err

@@ -1,0 +1,223 @@
+"""What users give becomes values in one place, and failures become messages in one place."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from config import ConfigError, UserError, exit_on_user_error, from_mapping, leaves, load, preset, to_yaml
+from config.plain_files import open_plain
+from config.texts import path_text, user_path
+from config.yaml_files import read_yaml
+from demo.pictures import draw_losses
+from demo.text import write_samples
+from execution.memory import LARGEST_STATE, check_memory
+
+ROOT = Path(__file__).parents[2]
+
+ODD_SCALARS = {
+    "0x_": "line 2: got '0x_'; expected a whole number",
+    "0b_": "line 2: got '0b_'; expected a whole number",
+    "!!int x": "line 2: got 'x'; expected a whole number",
+    "!!float x": "line 2: got 'x'; expected a number",
+    "!!bool x": "line 2: got 'x'; expected true or false",
+    "!!timestamp x": "line 2: got a value with the tag 'tag:yaml.org,2002:timestamp'; expected plain values",
+    "!!binary x": "line 2: got a value with the tag",
+    "!!set {a}": "line 2: got a value with the tag",
+    "!!python/name:os.system": "line 2: got a value with the tag",
+    "!!str [a]": "line 2: expected a scalar node, but found sequence",
+    "!!map x": "line 2: expected a mapping of names",
+    "{[1]: 2}": "line 2: expected a name before each colon",
+    "=": "line 2: got a value with the tag",
+    "2024-02-30": "layers: got '2024-02-30'; expected a whole number",
+    "2024-01-02 03:04:05": "layers: got '2024-01-02 03:04:05'; expected a whole number",
+    "190:xx": "layers: got '190:xx'; expected a whole number",
+    ".nan": "layers: got nan; expected a whole number",
+    "1e999": "layers: got inf; expected a whole number",
+    "[]": "layers: got []; expected a whole number",
+    "{}": "layers: got {}; expected a whole number",
+    "true": "layers: got True; expected a whole number",
+    "null": "layers: got None; expected a whole number",
+}
+
+
+@pytest.mark.parametrize("scalar", ODD_SCALARS)
+def test_a_scalar_that_is_no_number_is_refused_in_one_line(scalar, tmp_path):
+    (tmp_path / "a.yml").write_text(f"model:\n  layers: {scalar}\n")
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path / "a.yml")
+    assert ODD_SCALARS[scalar] in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("leaf", leaves(), ids=lambda leaf: leaf.name)
+@pytest.mark.parametrize("scalar", ["[[]]", "{a: 1}", "1" * 5000, "!!float .", "2024-02-30", '"\\0"', "1e400"])
+def test_every_setting_takes_any_scalar_or_refuses_it_by_name(leaf, scalar, tmp_path):
+    line = f"{leaf.name}: {scalar}\n"
+    (tmp_path / "a.yml").write_text(f"{leaf.section}:\n  {line}" if leaf.section else line)
+    try:
+        load(tmp_path / "a.yml")
+    except ConfigError as error:
+        assert f"{leaf.name}: got" in str(error) or "is not valid YAML: line" in str(error)
+
+
+def test_a_date_is_the_text_that_it_is_written_as(tmp_path):
+    (tmp_path / "a.yml").write_text("name: 2024-02-30\n")
+    assert read_yaml(tmp_path / "a.yml") == {"name": "2024-02-30"}
+
+
+TEXTS = {
+    "a\udcff": "which is not UTF-8; expected text in UTF-8",
+    "a\nb": "with control characters; expected text without",
+    "a\0b": "with control characters",
+    "x" * 5000: "of 5000 bytes; expected at most",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    "leaf", [leaf for leaf in leaves() if leaf.kind is str and not leaf.choices], ids=lambda x: x.name
+)
+def test_texts_that_no_file_and_no_output_takes_are_refused_by_name(leaf, text):
+    value = [text] if leaf.is_list else text
+    with pytest.raises(ConfigError) as error:
+        from_mapping({leaf.section: {leaf.name: value}} if leaf.section else {leaf.name: value})
+    assert f"{leaf.name}: got" in str(error.value) and TEXTS[text] in str(error.value)
+    assert len(str(error.value)) < 600 and str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("leaf", [leaf for leaf in leaves() if leaf.is_path], ids=lambda leaf: leaf.name)
+def test_paths_begin_in_home_folders_that_there_are(leaf, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+
+    def given(text):
+        values = {leaf.name: [text] if leaf.is_list else text, "validate_every": 0}
+        config = preset("tiny", **values, **({"input_files": ["x"]} if leaf.name == "validation_files" else {}))
+        found = getattr(getattr(config, leaf.section), leaf.name)
+        return found[0] if leaf.is_list else found
+
+    assert given("~/a b") == "/home/somebody/a b" and given("./~nosuchuser") == "./~nosuchuser"
+    for text, says in (("~nosuchuser/x", "no home folder ~nosuchuser"), ("y/" + "x" * 300, "a name of 300 bytes")):
+        with pytest.raises(ConfigError, match=f"{leaf.name}: got .*{says}"):
+            given(text)
+
+
+def test_a_run_is_named_as_folders_can_be():
+    assert preset("tiny", name="x" * 200).name == "x" * 200
+    with pytest.raises(ConfigError, match="name: got .*of 202 bytes; expected at most 200"):
+        preset("tiny", name="ä" * 101)
+
+
+def test_what_is_given_survives_being_written_and_read(tmp_path):
+    config = preset("tiny", name="$x^{_ä😀", run_folder="./~ä/x", wandb_name="'\"#: {[")
+    (tmp_path / "a.yml").write_text(to_yaml(config), encoding="utf-8")
+    assert load(tmp_path / "a.yml") == config
+
+
+def test_paths_of_other_programs_are_refused_alike():
+    assert path_text("a/b") == "a/b"
+    with pytest.raises(UserError, match="input files: got '~nosuchuser/x'; expected a path"):
+        user_path("input files", "~nosuchuser/x")
+
+
+@pytest.mark.parametrize("make, says", [(Path.mkdir, "Is a directory"), (os.mkfifo, "Not a plain file")])
+def test_only_plain_files_are_opened(make, says, tmp_path):
+    make(tmp_path / "a")
+    with pytest.raises(OSError, match=says):
+        open_plain(tmp_path / "a")
+
+
+def test_a_model_of_more_layers_than_any_is_refused_by_that_setting():
+    with pytest.raises(ConfigError, match="^layers: got 1000000000000000000000000000000; expected at most 65536"):
+        preset("tiny", layers=10**30)
+
+
+def test_a_state_beyond_any_disk_is_refused_whatever_holds_it(tmp_path):
+    config = preset("tiny", layers=60_000, hidden_size=2**30, memmap_dir=str(tmp_path), host_memory=1)
+    with pytest.raises(UserError, match="memory: got tiny with a state of .* expected at most 1.00 PiB"):
+        check_memory(config, 1)
+    assert LARGEST_STATE == 2**50
+
+
+@pytest.mark.parametrize("name", ["$", "$x^{", "a_b^c{", "\\frac{$", "😀", "%s", "a" * 200])
+def test_pictures_have_any_name(name, tmp_path):
+    metrics = [{"step": step, "loss": 4.0 / step, "validation_loss": None} for step in range(1, 4)]
+    draw_losses(metrics, tmp_path / "loss.png", name)
+    assert (tmp_path / "loss.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_model_whose_logits_are_not_finite_writes_nothing(monkeypatch):
+    class Session:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    class Tokenizer:
+        def token_to_id(self, text):
+            return 0
+
+    for name, value in (
+        ("generation", lambda config, rows: Session()),
+        ("copy_weights", lambda source, target: None),
+        ("_next_scores", lambda *_: np.array([[1.0, np.nan]], np.float32)),
+    ):
+        monkeypatch.setattr(f"demo.text.{name}", value)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        write_samples(Session(), preset("tiny"), Tokenizer(), [[1, 2]], 5)
+
+
+FAILURES = {
+    "OSError of a file": ("open('nowhere/x')", 2, "error: nowhere/x: got 'No such file or directory'; expected a path"),
+    "folder": ("open('.')", 2, "error: .: got 'Is a directory'; expected a path that can be used."),
+    "name that is not UTF-8": ("open(b'nowhere\\xff')", 2, "error: nowhere\\udcff: got 'No such file or directory'"),
+    "long name": ("open('x' * 300)", 2, "got 'File name too long'; expected a path"),
+    "full disk": ("open('/dev/full', 'w', 1).write('x\\n')", 2, "error: output: got 'No space left on device'"),
+    "memory": ("import numpy; numpy.empty(2**57)", 2, "error: memory: got 'Unable to allocate"),
+    "more than all memory": ("import numpy; numpy.empty(2**60)", 2, "error: memory: got 'array is too big"),
+    "memory without a reason": ("raise MemoryError", 2, "error: memory: got 'no more'; expected enough"),
+    "mistake of ours": ("{}['x']", 70, "internal error: KeyError at <string>:4: 'x'; expected none. This is a mistake"),
+    "endless recursion": (
+        "f = lambda: f(); f()",
+        70,
+        "internal error: RecursionError at <string>:4: maximum recursion",
+    ),
+    "message of many lines": (
+        "raise RuntimeError('a\\nb')",
+        70,
+        "internal error: RuntimeError at <string>:4: a; expected",
+    ),
+    "no exception": ("raise type('Panic', (BaseException,), {})('x')", 70, "internal error: Panic at <string>:4: x;"),
+    "names of no encoding": ("print('\\udcffä')", 0, ""),
+    "Ctrl-C": ("raise KeyboardInterrupt", 130, "stopped."),
+    "a code": ("sys.exit(7)", 7, ""),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("streams", ["", ">&-", "<&- >&- 2>err 3<&-"], ids=["open", "no stdout", "neither nor"])
+def test_any_failure_ends_in_one_line_whatever_the_streams_are(failure, streams, tmp_path):
+    body, code, says = FAILURES[failure]
+    program = f"import sys\nfrom config import exit_on_user_error\nwith exit_on_user_error():\n    {body}\n"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        ["bash", "-c", f'exec "$0" -c "$1" {streams}', sys.executable, program],
+        capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=30,
+    )  # fmt: skip
+    errors = (tmp_path / "err").read_text() if "err" in streams else done.stderr
+    assert done.returncode == code, errors
+    assert says in errors and len(errors.splitlines()) == bool(says)
+    assert len(list(tmp_path.glob("traceback-*.txt"))) == (code == 70)
+
+
+def test_a_thread_that_fails_says_so_in_one_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with exit_on_user_error():
+        thread = threading.Thread(target=lambda: {}["x"])
+        thread.start()
+        thread.join()
+    assert capsys.readouterr().err.startswith("internal error: KeyError at test_user_values.py:")
