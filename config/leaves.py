@@ -21,6 +21,8 @@ FALSE_WORDS = {"false", "no", "off", "0"}
 NONE_WORDS = {"none", "null", ""}
 LARGEST = 2**63 - 1
 """No setting is larger: numbers of programs and files have 64 bits."""
+FLOAT32_LARGEST = 3.4028234663852886e38
+"""Programs compute in float32, whatever a setting's text says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +120,15 @@ class Leaf:
     def _is_in_range(self, value: Any) -> bool:
         if self.kind is str:
             return value in self.choices if self.choices else bool(value)
-        if self.kind is float and not math.isfinite(value):
+        if self.kind is float and not abs(value) <= FLOAT32_LARGEST:
             return False
         return self.bound is None or self.bound.admits(value)
 
     def _refusal(self, value: Any) -> ValueError:
         hint = " Write it without quotes." if isinstance(value, str) and self._reads_as_number(value) else ""
         large = f" below 2**63 = {LARGEST + 1}" if isinstance(value, int) and abs(value) > LARGEST else ""
+        if isinstance(value, float) and FLOAT32_LARGEST < abs(value) < math.inf:
+            hint = " float32 holds no more than 3.4e38."
         return ValueError(f"{self.name}: got {shortened(value)}; expected {self.expected}{large}.{hint}")
 
     def _reads_as_number(self, text: str) -> bool:

@@ -30,7 +30,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     Raises:
         UserError: also where the output does not take what is written.
     """
-    options = _parser().parse_args(arguments)
+    parser, words = _parser(), list(sys.argv[1:] if arguments is None else arguments)
+    for word in words:
+        if word.startswith("--") and word.endswith("=--"):  # argparse takes it for an empty list
+            parser.error(f"argument {word.removesuffix('=--')}: got '--'; expected a value")
+    options = parser.parse_args(words)
     try:
         code: int = options.run(options)
     except OSError as error:

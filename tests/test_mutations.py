@@ -21,7 +21,9 @@ from config.bounds import Bytes
 from data import TokenDataset, example
 from data.prepare import main as prepare
 from data.records import FOOTER, HEADER, RecordWriter, masked_crc
+from data.tokenisation import load_tokenizer
 from demo.pretraining import Options
+from demo.text import read_tokenizer
 from execution.checkpoint import Position, SavedRun, save
 from execution.manifest import ManifestError, manifest_text, read_manifest
 from execution.metrics import MetricsFile, read_metrics
@@ -189,6 +191,48 @@ def test_configuration_files_at_random_are_used_or_refused_in_words(program, tmp
         check_program(
             program, ["--config", "my.yml"], f"configuration, seed {SEED}, number {number}: {repr(content)[:4000]}"
         )
+
+
+PREPARE_FLAGS = ("output", "sequence_length", "vocabulary_size", "tokenizer", "tokenizer_bytes", "validation", "seed",
+                 "max_bytes", "shard_bytes", "overwrite", "documents", "document_bytes", "dump", "files")  # fmt: skip
+
+
+def test_preparation_with_flags_at_random_works_or_is_refused_in_words(program, capfd):
+    for number in range(TRIES // 3):
+        m = Mutations(SEED * 1_000_151 + number)
+        command = m.random.choice(("text", "text", "text", "wikipedia", "check"))
+        inputs = [m.text() if m.random.random() < 0.3 else "0.txt"]
+        arguments = [command, *inputs, "--validation=0", "--sequence_length=8", "--vocabulary_size=300", "--output=out"]
+        arguments = arguments[: 2 if command == "check" else None]
+        for _ in range(m.random.choice((1, 1, 2))):
+            arguments.append(f"--{m.random.choice(PREPARE_FLAGS)}={m.text()}")
+        arguments += ["--workers=1"] if command != "check" else []
+        told = f"preparation, seed {SEED}, number {number}: {arguments!r}"
+        if any("\0" in word for word in arguments):
+            continue  # no program can be given these
+        begin = time.process_time()
+        with pytest.raises(SystemExit) as stop, exit_on_user_error():
+            raise SystemExit(prepare(arguments))
+        errors = capfd.readouterr().err
+        told = f"{told}\ncode {stop.value.code}\n{errors}"
+        assert stop.value.code in (0, 2) and "Traceback" not in errors and "internal error" not in errors, told
+        assert time.process_time() - begin < SECONDS, told
+        shutil.rmtree("out", ignore_errors=True)
+
+
+def test_tokenizers_at_random_are_read_or_refused_in_words(made, tmp_path):
+    content = (made / "tokens/tokenizer.json").read_bytes()
+    path = tmp_path / "tokenizer.json"
+    for number in range(TRIES // 3):
+        m = Mutations(SEED * 1_000_159 + number)
+        path.write_bytes(m.bytes(content))
+        for read, where in ((read_tokenizer, "--tokenizer: got"), (load_tokenizer, "tokenizer.json: got")):
+            try:
+                read(path)
+            except UserError as error:
+                assert where in str(error), f"tokenizer, seed {SEED}, number {number}: {error}"
+            except BaseException as error:
+                raise AssertionError(f"tokenizer, seed {SEED}, number {number}") from error
 
 
 def tokens_of(folder) -> np.ndarray:

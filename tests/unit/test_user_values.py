@@ -135,6 +135,12 @@ def test_a_model_of_more_layers_than_any_is_refused_by_that_setting():
         preset("tiny", layers=10**30)
 
 
+def test_numbers_beyond_float32_are_refused():
+    assert preset("tiny", weight_decay=3.4e38).training.weight_decay == 3.4e38
+    with pytest.raises(ConfigError, match="^weight_decay: got 1e[+]39; expected .* float32 holds no more than 3.4e38"):
+        preset("tiny", weight_decay=1e39)
+
+
 def test_a_state_beyond_any_disk_is_refused_whatever_holds_it(tmp_path):
     config = preset("tiny", layers=60_000, hidden_size=2**30, memmap_dir=str(tmp_path), host_memory=1)
     with pytest.raises(UserError, match="memory: got tiny with a state of .* expected at most 1.00 PiB"):
