@@ -62,8 +62,8 @@ def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
     """End an entry point without a traceback, whatever happens: the one place that turns failures into messages.
 
     A `UserError` in the body becomes its message on stderr and exit code 2, as do files that the system refuses, disks
-    that are full and memory that ran out where nothing nearer has said so. A `DivergedError` becomes exit code 3. Ctrl-C
-    becomes exit code 130, and a reader of the output that went away (`... | head`) exit code 141, as shells report them.
+    that are full and memory that ran out where nothing nearer has said so. A `DivergedError` becomes exit code 3.
+    Ctrl-C becomes exit code 130, and a reader of the output that went away (`... | head`) exit code 141, as shells do.
     Every other error is the program's own: one line, exit code 70, and the traceback in a file that the line names.
 
     Args:

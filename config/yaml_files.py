@@ -115,6 +115,8 @@ def _too_much(text: str) -> Optional[str]:
         if keys > KEYS:
             return f"{where}: got more than {KEYS} settings; expected those that --help shows"
     return None
+
+
 def _told(error: yaml.YAMLError) -> str:
     """What is wrong with a text, and where, in one line."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
