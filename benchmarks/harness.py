@@ -8,7 +8,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import select
 import statistics
 import subprocess
@@ -20,6 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from popxl.extensions import host_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(64 << 20)}
@@ -211,11 +212,8 @@ def measure(
 
 
 def free_bytes() -> int:
-    """Memory that processes may still take, by the kernel's count; a lot where it does not tell."""
-    with suppress(OSError):
-        if found := re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text()):
-            return int(found[1]) * 1024
-    return sys.maxsize
+    """Memory that processes may still take, of the machine's and of this process's limits."""
+    return host_memory().available
 
 
 def add_run_counts(parser: argparse.ArgumentParser, rounds: int) -> None:
@@ -303,7 +301,7 @@ def machine() -> Figures:
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "vector": torch.backends.cpu.get_cpu_capability(),
-        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "memory_gib": round(host_memory().total / 2**30, 1),
         "load": round(os.getloadavg()[0], 2),
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -1,9 +1,9 @@
 """Whether a run's state fits this machine, told before anything is made."""
 
 import os
-from pathlib import Path
 
 from config import Config, UserError
+from utils.runtime import host_bytes
 from utils.units import bytes_text
 
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -12,7 +12,6 @@ GRADIENT = 4
 """Bytes of a parameter's gradient, float32."""
 LARGEST_STATE = 2**50
 """Bytes that not even files hold."""
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def state_bytes(config: Config) -> int:
@@ -25,15 +24,6 @@ def state_bytes(config: Config) -> int:
     state = width + 2 * WIDTHS[training.moment_precision]
     activations = model.layers * training.global_batch_size * model.sequence_length * model.hidden_size * width
     return model.parameters * state + max(model.parameters * GRADIENT, activations)
-
-
-def machine_bytes() -> int:
-    """Memory that this process may use."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(physical, int(CGROUP_LIMIT.read_text()))
-    except (OSError, ValueError):  # no such file, or "max"
-        return physical
 
 
 def processes_here() -> int:
@@ -50,22 +40,24 @@ def check_memory(config: Config, instances: int) -> None:
     Raises:
         UserError: it does not fit, and no files are to hold it, or what is to be in memory of them does not fit.
     """
-    disk = state_bytes(config)
+    disk, here = state_bytes(config), processes_here()
     if disk > LARGEST_STATE:
         raise UserError(
             f"memory: got {config.name} with a state of {bytes_text(disk)}; expected at most "
             f"{bytes_text(LARGEST_STATE)}, which no machine or disk has. Choose a smaller model or batch."
         )
-    needed, there = disk * processes_here() // instances, machine_bytes()
+    needed, (total, left, limited_by) = disk * here // instances, host_bytes()
     part = config.execution.host_memory
-    if part is not None and part > there:
+    if part is not None and part * here > total:
+        share = f", over {here} processes here" if here > 1 else ""
         raise UserError(
-            f"host_memory: got {bytes_text(part)}; expected at most the {bytes_text(there)} of this machine. Take "
-            "less, for the program needs memory beside it."
+            f"host_memory: got {bytes_text(part)}; expected at most the {bytes_text(total)} of {limited_by}{share}. "
+            "Take less, for the program needs memory beside it."
         )
-    if config.execution.memmap_dir is None and needed > there:
+    if config.execution.memmap_dir is None and needed > left:
         raise UserError(
-            f"memory: got {bytes_text(there)} on this machine; expected at least {bytes_text(needed)} for the state of "
-            f"{config.name}. Choose a smaller model or batch, set --memmap_dir to a folder on a fast disk and "
-            "--host_memory, or start more processes on other machines; --plan shows where the memory goes."
+            f"memory: got {bytes_text(left)} free, of the {bytes_text(total)} of {limited_by}; expected at least "
+            f"{bytes_text(needed)} for the state of {config.name}. Choose a smaller model or batch, set --memmap_dir "
+            "to a folder on a fast disk and --host_memory, or start more processes on other machines; --plan shows "
+            "where the memory goes."
         )

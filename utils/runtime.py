@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Optional
@@ -132,6 +133,15 @@ def limit_device_memory(ir: popxl.Ir, memory: int | float) -> None:
     if not hasattr(extensions, "limit_device_memory"):
         raise UserError("--device_memory: got a PopXL without it; expected this repository's. Install runtime/.")
     extensions.limit_device_memory(ir, memory)
+
+
+def host_bytes() -> "tuple[int, int, str]":
+    """Host memory for this process: all that it may use, what is left of that now, and what sets the limit."""
+    if not hasattr(extensions, "host_memory"):
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return there, there, "this machine"
+    found = extensions.host_memory()
+    return found.total, found.available, found.limited_by
 
 
 def expect_session(device: str) -> None:

@@ -8,6 +8,7 @@ from popdist import exchange
 from popxl.dtypes import bfloat16, uint32
 from popxl.errors import RemoteMemoryError
 from popxl.graph import Graph
+from popxl.host_limits import HostMemory, host_memory
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.ops import concat, reshape
@@ -27,6 +28,7 @@ __all__ = [
     "DeviceNeeds",
     "Event",
     "FileTraffic",
+    "HostMemory",
     "Machine",
     "NotFinite",
     "Phase",
@@ -44,6 +46,7 @@ __all__ = [
     "file_traffic",
     "find_not_finite",
     "gather",
+    "host_memory",
     "keep_remote_memory_in_files",
     "keep_state_once",
     "limit_device_memory",

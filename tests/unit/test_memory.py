@@ -1,5 +1,7 @@
 """Runs that cannot fit are refused; those of which a machine holds only a part are judged by that part."""
 
+from pathlib import Path
+
 import pytest
 
 from config import UserError, preset
@@ -11,10 +13,25 @@ def test_the_processes_of_one_machine_share_its_memory(
     instances: int, here: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = preset("test")
-    monkeypatch.setattr(memory, "machine_bytes", lambda: memory.state_bytes(config) * 3 // 4)
+    left = memory.state_bytes(config) * 3 // 4
+    monkeypatch.setattr(memory, "host_bytes", lambda: (10 * left, left, "this machine"))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
     if fits:
         memory.check_memory(config, instances)
     else:
         with pytest.raises(UserError, match="start more processes on other machines"):
             memory.check_memory(config, instances)
+
+
+@pytest.mark.parametrize("here, fits", [(1, True), (2, False)])
+def test_the_files_memory_of_all_processes_of_a_machine_is_judged_together(
+    here: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = preset("test", memmap_dir=str(tmp_path), host_memory=600)
+    monkeypatch.setattr(memory, "host_bytes", lambda: (1000, 900, "/sys/fs/cgroup/job/memory.max"))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+    if fits:
+        memory.check_memory(config, here)
+    else:
+        with pytest.raises(UserError, match="of /sys/fs/cgroup/job/memory.max, over 2 processes here"):
+            memory.check_memory(config, here)

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Protocol, Tuple
 import numpy as np
 import torch
 from popxl.errors import RemoteMemoryError
+from popxl.host_limits import host_memory
 
 logger = logging.getLogger("popxl")
 
@@ -79,6 +80,12 @@ class Pages:
     """
 
     def __init__(self, nbytes: int):
+        left = host_memory()
+        if nbytes > left.available:  # the system would end this process or another one, without a word
+            raise RemoteMemoryError(
+                f"remote memory: got {nbytes} bytes of host memory to take; expected at most the {left.available} that "
+                f"are left of {left.total} ({left.limited_by}). Take less, or raise that limit."
+            )
         try:
             self._map = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 from popxl.errors import RemoteMemoryError
+from popxl.host_limits import unescaped
 
 logger = logging.getLogger("popxl")
 
@@ -156,8 +157,7 @@ def file_system(folder: str, mounts: Path = MOUNTS) -> str:
         return found
     for line in lines:  # of mounts on one place, the last one is seen
         mounted, _, kind = line.partition(" - ")
-        text = mounted.split()[4].encode().decode("unicode_escape")  # blanks are written as \040
-        point = Path(text.encode("latin-1").decode(errors="surrogateescape"))
+        point = Path(unescaped(mounted.split()[4]))
         if place.is_relative_to(point) and len(point.parts) >= best:
             best, found = len(point.parts), kind.split()[0]
     return found
