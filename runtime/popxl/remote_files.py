@@ -13,7 +13,11 @@ class RemoteFiles:
     folder: str
     """Takes one file for each replica, without a name: the system deletes it with the process, however that ends."""
     memory: int
-    """Bytes of host memory for rows, in each process, over its replicas. All of it is taken when a Session is made."""
+    """Bytes of host memory for rows, in each process, over its replicas and its sessions, which take turns with it.
+
+    A session takes it when it is made, and when it runs; others then put their rows into their files, as far as there
+    is not enough for all. Sessions that run at the same time, in threads, have so much each.
+    """
 
 
 @dataclass
@@ -69,7 +73,7 @@ def keep_remote_memory_in_files(ir: Ir, folder: str, memory: int) -> None:
 
     Args:
         folder: on a local disk with space for all rows; it is made where it is missing.
-        memory: bytes, for each process.
+        memory: bytes, for each process; sessions of several programs share them, see `RemoteFiles`.
     Raises:
         ValueError: a memory of no bytes. A Session raises `RemoteMemoryError` where it is too little for the program,
             or where the folder does not take the files.
@@ -97,7 +101,8 @@ def limit_device_memory(ir: Ir, memory: Union[int, float]) -> None:
     Rows stay on the device as far as there is room for them, those first that are used again soonest. The others wait
     in the host's memory, are fetched before the program asks for them, and are written back behind it. The numbers do
     not depend on the limit. Without one, a GPU gives what it has; a processor, which needs no memory but the host's,
-    moves rows only where there is a limit.
+    moves rows only where there is a limit. Sessions of a process share it: one that runs has the device's memory, and
+    the others' rows wait in the host's as far as there is not enough for all.
 
     Args:
         memory: bytes of each process, or on a GPU a share of it as a float.

@@ -113,7 +113,7 @@ class Engine:
             programs[replica.index] = self._program(replica, self.program, self._ops)
             if self._before and self._is_uploaded:
                 preparations[replica.index] = self._program(replica, self._preparation, self._before)
-        with torch.no_grad(), self.device.running():
+        with torch.no_grad(), self.device.running(), self.machine.turn():
             if preparations:  # not in a run, whose rows come in an order that is known
                 run_lockstep(preparations, self.fabric)
             with self.machine.run(), self._around_run():

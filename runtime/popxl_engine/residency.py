@@ -16,7 +16,7 @@ from popxl.remote_files import DeviceNeeds
 from popxl_engine.blocks import Block
 from popxl_engine.machine.device import Device
 from popxl_engine.machine.lifetimes import Lifetimes
-from popxl_engine.machine.tier import FileStore, HostStore, StagedStore, Store, Tier
+from popxl_engine.machine.tier import FileStore, HostStore, StagedStore, Store, Tier, budget_of
 from popxl_engine.machine.tier.rows import RowId, in_blocks, nbytes_of
 from popxl_engine.planner.lending import InUse, in_use
 from popxl_engine.planner.phases import MAIN
@@ -25,6 +25,8 @@ from popxl_engine.summaries import instrs_run
 
 AUTO = 0.9
 """Share of the memory that is free on a GPU which a program takes where nothing is said."""
+HOST, DEVICE = "host memory", "device memory for rows"
+"""Kinds of memory that rows come and go in."""
 LONGEST = 10_000_000
 """Instructions of a run that is followed to know the order of its rows: some minutes."""
 
@@ -54,7 +56,7 @@ def tier_of(
     found = _in_use(ir, device.where)
     memory = ir.remote_files.memory if on_host else _device_memory(ir, device, replicas, found)
     return Tier(
-        what="host memory" if on_host else "device memory for rows",
+        what=HOST if on_host else DEVICE,
         store="host memory" if ir.remote_files is None else "files",
         memory=memory,
         open_store=open_store,
@@ -127,6 +129,7 @@ def _device_memory(ir: Ir, device: Device, replicas: int, needed: InUse) -> int:
     if device.where.type == "cuda":
         free, total = torch.cuda.mem_get_info(device.where)
         free += torch.cuda.memory_reserved(device.where) - torch.cuda.memory_allocated(device.where)  # torch keeps it
+        free += budget_of(DEVICE, device.where).held_bytes  # other sessions give it up while this one runs
         most = AUTO * free if limit is None else limit * total if isinstance(limit, float) else limit
         limit = min(int(most), free)
     elif isinstance(limit, float):

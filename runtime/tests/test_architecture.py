@@ -16,6 +16,7 @@ NOUNS = tuple(
         "dtypes",
         "errors",
         "remote_buffer",
+        "host_limits",
         "remote_files",
         "replica_grouping",
         "streams",

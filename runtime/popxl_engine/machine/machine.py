@@ -4,8 +4,9 @@ Reading is collective in a program over several processes: each needs what the o
 """
 
 import weakref
-from contextlib import ExitStack, contextmanager
-from typing import Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Union
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Callable, ContextManager, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Union
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from popxl_engine.machine.lifetimes import Lifetimes
 from popxl_engine.machine.mapped_files import watch
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import Replica, as_tensor
-from popxl_engine.machine.tier import Cache, MovingRows, Tier, make_moving_rows
+from popxl_engine.machine.tier import Cache, MovingRows, Share, Tier, budget_of, make_moving_rows, shared_bytes
 
 
 class Machine:
@@ -51,19 +52,33 @@ class Machine:
         self.files: Set[Variable] = set()
         """Variables whose memory-mapped file is their row."""
         self.replicas: List[Replica] = []
+        self._turn: Callable[[], ContextManager[None]] = nullcontext
+        share = self._share(tier, buffers, len(replicas)) if tier is not None else None
         weakref.finalize(self, close, self.caches)
         for index in replicas:
-            self.replicas.append(Replica(index, self._rows(buffers, tier, len(replicas))))
+            self.replicas.append(Replica(index, self._rows(buffers, tier, len(replicas), share)))
+
+    def _share(self, tier: Tier, buffers: Sequence[RemoteBuffer], replicas: int) -> Share:
+        """Have other sessions of the process make room for the rows that come and go."""
+        share, budget = Share(tier.memory), budget_of(tier.what, tier.device.where)
+        budget.make_room(share, shared_bytes(tier, buffers, replicas))
+        self._turn = partial(budget.turn, share)
+        return share
 
     def _rows(
-        self, buffers: Sequence[RemoteBuffer], tier: Optional[Tier], replicas: int
+        self, buffers: Sequence[RemoteBuffer], tier: Optional[Tier], replicas: int, share: Optional[Share]
     ) -> Mapping[RemoteBuffer, Union[Rows, MovingRows]]:
         """A replica's remote memory."""
-        if tier is None:
+        if tier is None or share is None:
             return {b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries) for b in buffers}
-        rows, cache = make_moving_rows(tier, buffers, replicas)
-        self.caches.append(cache)
+        rows, memory = make_moving_rows(tier, buffers, replicas)
+        share.memories.append(memory)
+        self.caches.append(memory.cache)
         return rows
+
+    def turn(self) -> ContextManager[None]:
+        """Around what a program does: rows that come and go have their memory, which sessions of a process share."""
+        return self._turn()
 
     @contextmanager
     def run(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from popxl.errors import RemoteMemoryError
 from popxl.remote_files import FileTraffic
 
 from popxl_engine.machine.device import PROCESSOR, Device, Fence
-from popxl_engine.machine.tier.arena import Arena, Window, until_now
+from popxl_engine.machine.tier.arena import Arena, Extent, Window, until_now
 from popxl_engine.machine.tier.course import NEVER, Course
 from popxl_engine.machine.tier.row import Before, Row, Write
 from popxl_engine.machine.tier.store import Store
@@ -146,6 +146,38 @@ class Cache:
                 self._progress.notify_all()
                 if self._stalled_by is row or self._is_short and self._is_free(row):
                     self._read_work.notify()
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a run goes on, or a tensor borrows a row."""
+        with self._lock:
+            return self._in_run or any(row.pins for row in self.rows)
+
+    def park(self) -> None:
+        """Put all rows into the store, and give the arena up; not while it is in use, and nothing may use it then.
+
+        Raises:
+            RemoteMemoryError: a transfer has failed.
+        """
+        with self._lock:
+            self._has_begun = False  # so that nothing is looked ahead to
+            for row in self._to_read:
+                row.queued = False
+            self._to_read.clear()
+            while any(row.queued for row in self.rows):  # the one that is being read
+                self.check()
+                self._wait("waited_for_reads")
+            self._empty(self.arena.extents)
+            while self._to_write:
+                self.check()
+                self._wait("waited_for_writes")
+            self.check()
+            self.arena = Arena(0, self.device)
+
+    def resume(self, arena: Arena) -> None:
+        """Go on after `park` with an arena of the same size."""
+        with self._lock:
+            self.arena = arena
 
     def close(self) -> None:
         """Tell the threads to end; the last one gives the file up. Waits for nothing."""
@@ -275,10 +307,7 @@ class Cache:
                 f"remote memory: got {sum(e.size for e in self.arena.extents)} bytes for rows on {self.device.where}, "
                 f"of which {pinned} are in use, for a row of {row.size}; expected room for it. Give rows more memory."
             )
-        for extent in free:
-            if extent.row is not None and extent.row.memory is not None:
-                before = self._leave(extent.row)
-                extent.row, extent.after = None, before
+        self._empty(free)
         self._is_cramped = True
         if self._to_write:
             return
@@ -301,6 +330,13 @@ class Cache:
             after += extent.after if extent.row is None else self._leave(extent.row)
         row.holds, row.after = False, [one for one in after if not one.is_done]
         row.memory = self.arena.give(window, row.size, row, row.after)
+
+    def _empty(self, extents: Sequence[Extent]) -> None:
+        """Have the rows of some extents go out of memory."""
+        for extent in extents:
+            if extent.row is not None and extent.row.memory is not None:
+                before = self._leave(extent.row)
+                extent.row, extent.after = None, before
 
     def _leave(self, row: Row) -> List[Before]:
         """A row goes out of memory. Returns what must be done before that is used again."""

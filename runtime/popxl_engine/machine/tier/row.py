@@ -1,6 +1,6 @@
 """What the cache knows of a row, and of a write that is under way."""
 
-from typing import List, Optional, Union
+from typing import List, Optional, Sequence, Union
 
 import torch
 
@@ -45,6 +45,29 @@ class Row:
         """What the device was asked to do with it, until it was last given back."""
         self.after: List[Before] = []
         """What must be done with the memory that is now its own, before it is used."""
+
+
+class Staying:
+    """A row that has memory of its own as long as its session has any.
+
+    Args:
+        start: place in that part of memory, and in its store. size: bytes there, a multiple of the store's blocks.
+    """
+
+    __slots__ = ("start", "size", "shape", "dtype", "memory", "tensor")
+
+    def __init__(self, start: int, size: int, shape: Sequence[int], dtype: torch.dtype):
+        self.start, self.size, self.shape, self.dtype = start, size, tuple(shape), dtype
+        self.memory: Optional[torch.Tensor] = None
+        """Its bytes; None while the memory is given up."""
+        self.tensor: Optional[torch.Tensor] = None
+        """Its values there."""
+
+    def place(self, memory: Optional[torch.Tensor]) -> None:
+        """Have some bytes for its own, or none."""
+        nbytes = torch.Size(self.shape).numel() * self.dtype.itemsize
+        self.memory = memory
+        self.tensor = None if memory is None else memory[:nbytes].view(self.dtype).view(self.shape)
 
 
 class Write:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import AbstractSet, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import AbstractSet, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple, Union
 
 import torch
 from popxl.errors import RemoteMemoryError
@@ -14,7 +14,8 @@ from popxl_engine.machine.memory import check_index, copy_apart
 from popxl_engine.machine.tier.arena import Arena
 from popxl_engine.machine.tier.cache import ALL_RULES, Cache
 from popxl_engine.machine.tier.course import Course
-from popxl_engine.machine.tier.row import Row
+from popxl_engine.machine.tier.row import Row, Staying
+from popxl_engine.machine.tier.sharing import RowMemory
 from popxl_engine.machine.tier.store import BLOCK, Store
 
 STAYING = 8
@@ -56,15 +57,15 @@ class MovingRows:
     """The slots of one remote buffer on one replica, some of them in memory.
 
     Args:
-        slots: for each row its tensor, or what the cache knows of it.
+        slots: what is known of each row, by the memory if it stays there, else by the memory's cache.
     """
 
     def __init__(
-        self, shape: Sequence[int], dtype: torch.dtype, slots: Sequence[Union[torch.Tensor, Row]], cache: Cache
+        self, shape: Sequence[int], dtype: torch.dtype, slots: Sequence[Union[Staying, Row]], memory: RowMemory
     ):
         self.shape, self.dtype = tuple(shape), dtype
         self.row_bytes = torch.Size(self.shape).numel() * dtype.itemsize
-        self._slots, self._cache = slots, cache
+        self._slots, self._memory, self._cache = slots, memory, memory.cache
 
     @property
     def entries(self) -> int:
@@ -74,14 +75,19 @@ class MovingRows:
     def load(self, index: int) -> torch.Tensor:
         """The row itself, which stays where it is as long as the tensor or a view of it lives. Waits for the store.
 
+        A copy on the host where the session's memory is given up.
+
         Raises:
             IndexError: outside the buffer.
             RemoteMemoryError: a transfer has failed.
         """
         check_index(index, self.entries)
         slot = self._slots[index]
-        if isinstance(slot, torch.Tensor):
-            return slot
+        if self._memory.is_parked:
+            return self._tensor(self._memory.fetched(slot)[: self.row_bytes])
+        if isinstance(slot, Staying):
+            assert slot.tensor is not None
+            return slot.tensor
         memory = self._cache.borrow(slot)[: self.row_bytes]
         return self._tensor(self._cache.device.window(memory, partial(self._cache.release, slot)))
 
@@ -89,9 +95,16 @@ class MovingRows:
         """Write a row. Storing a row into itself is free. Raises as `load`."""
         check_index(index, self.entries)
         slot = self._slots[index]
-        if isinstance(slot, torch.Tensor):
-            copy_apart(slot, t)
-            return
+        with self._memory.lock:  # another session's turn may come
+            if self._memory.is_parked:
+                memory = PROCESSOR.memory(slot.size).bytes
+                copy_apart(self._tensor(memory[: self.row_bytes]), t)
+                self._memory.put(slot, memory)
+                return
+            if isinstance(slot, Staying):
+                assert slot.tensor is not None
+                copy_apart(slot.tensor, t)
+                return
         memory = self._cache.borrow_to_fill(slot)
         try:
             copy_apart(self._tensor(memory[: self.row_bytes]), t)
@@ -106,9 +119,16 @@ class MovingRows:
         return memory.view(self.dtype).view(self.shape)
 
 
+def shared_bytes(tier: Tier, buffers: Sequence[RemoteBuffer], replicas: int) -> int:
+    """Bytes of memory that the rows of a process's replicas take at most; raises as `make_moving_rows`."""
+    memory = tier.memory // replicas // BLOCK * BLOCK
+    check_memory(tier, memory, replicas)
+    return replicas * min(memory, sum(in_blocks(nbytes_of(b)) * b.entries for b in buffers))
+
+
 def make_moving_rows(
     tier: Tier, buffers: Sequence[RemoteBuffer], replicas: int
-) -> Tuple[Dict[RemoteBuffer, MovingRows], Cache]:
+) -> Tuple[Dict[RemoteBuffer, MovingRows], RowMemory]:
     """The buffers of one of a process's replicas.
 
     Raises:
@@ -120,8 +140,11 @@ def make_moving_rows(
     fits = sum(map(in_blocks, sizes.values())) <= memory  # the store then needs nothing
     staying = list(sizes) if fits else smallest(sizes, min(memory // STAYING, memory - tier.needed[0]))
     moving = [row for row in sizes if row not in staying]
-    fixed = Arena(sum(in_blocks(sizes[row]) for row in staying), tier.device)
-    arena = Arena(min(memory - len(fixed.bytes), sum(in_blocks(sizes[row]) for row in moving)), tier.device)
+    held, place = {}, 0
+    for b, i in staying:
+        held[b, i] = Staying(place, in_blocks(sizes[b, i]), b.tensor_shape, torch_dtype(b.tensor_dtype))
+        place += held[b, i].size
+    arena = Arena(min(memory - place, sum(in_blocks(sizes[row]) for row in moving)), tier.device)
     numbers = {row: number for number, row in enumerate(moving)}
     course = None
     if tier.events is not None:
@@ -135,10 +158,10 @@ def make_moving_rows(
     store = tier.open_store(end, max((row.size for row in rows), default=0))
     cache = Cache(rows, arena, store, course, tier.look_ahead, tier.rules, tier.device)
     cache.traffic.store = tier.store
-    cache.traffic.memory_bytes, cache.traffic.file_bytes = len(fixed.bytes) + len(arena.bytes), end
-    held = _cut(fixed, staying)
+    shared = RowMemory(cache, len(arena.bytes), list(held.values()), tier.open_store, tier.device)
+    cache.traffic.memory_bytes, cache.traffic.file_bytes = shared.nbytes, end
     slots = {b: [held[b, i] if (b, i) in held else rows[numbers[b, i]] for i in range(b.entries)] for b in buffers}
-    return {b: MovingRows(b.tensor_shape, torch_dtype(b.tensor_dtype), slots[b], cache) for b in buffers}, cache
+    return {b: MovingRows(b.tensor_shape, torch_dtype(b.tensor_dtype), slots[b], shared) for b in buffers}, shared
 
 
 def nbytes_of(buffer: RemoteBuffer) -> int:
@@ -165,14 +188,3 @@ def check_memory(tier: Tier, memory: int, replicas: int) -> None:
             f"remote memory: got {tier.memory} bytes of {tier.what}; expected at least "
             f"{needed * replicas} for the rows in use at a time in {where}. Take more, or smaller micro-batches."
         )
-
-
-def _cut(arena: Arena, rows: Iterable[RowId]) -> Dict[RowId, torch.Tensor]:
-    """Memory for rows that stay, one after the other."""
-    found, place = {}, 0
-    for buffer, index in rows:
-        nbytes = nbytes_of(buffer)
-        memory = arena.bytes[place : place + nbytes]
-        found[buffer, index] = memory.view(torch_dtype(buffer.tensor_dtype)).view(buffer.tensor_shape)
-        place += in_blocks(nbytes)
-    return found
