@@ -50,6 +50,7 @@ SHORTER = {
     "python execution/pretraining.py --config demo --profile": "+ --layers 1 --sequence_length 16 --vocabulary_size 64",
     # What these measure is in tests of their own: test_gpu_scripts.py, test_benchmarks.py and test_benchmarks_*.py.
     "python benchmarks/overhead.py": "+ --help",
+    "python benchmarks/building.py": "+ --help",
     "python benchmarks/gpu.py": "+ --help",
     "python benchmarks/train_step.py": "+ --help",
     "python benchmarks/replicas.py": "+ --help",

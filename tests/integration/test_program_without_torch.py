@@ -17,22 +17,13 @@ class Forbid:
             raise ImportError(f"{name} may not be imported while a program is built")
 
 sys.meta_path.insert(0, Forbid())
-import popxl
-import popxl_addons as addons
 from config import preset
-from execution.pretraining import make_ir, run_phases, training_step
-from execution.variables import make_variables
+from execution.pretraining import training_program
 
 data_parallel, tensor_parallel_1, tensor_parallel_2 = (int(size) for size in sys.argv[1:])
 config = preset("tiny", data_parallel=data_parallel, tensor_parallel_1=tensor_parallel_1,
                 tensor_parallel_2=tensor_parallel_2, dropout=0.1)
-ir = make_ir(config)
-with ir.main_graph:
-    step = training_step(config, ir)
-    make_variables(step)
-    _, seed = addons.seed_variable(config.training.seed, step.layout.tp)
-    with popxl.in_sequence(True):
-        run_phases(ir, step, [seed])
+ir, _, _ = training_program(config)
 assert not {"torch", "popxl_engine"} & set(sys.modules)
 print(len(ir.main_graph.called_graphs))
 """
