@@ -10,7 +10,9 @@ import pytest
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> "Iterator[None]":
-    """Keep the tests themselves, millions of objects, out of garbage collection: a quarter of the time otherwise."""
+    """Keep the tests themselves, millions of objects, out of garbage collection: a quarter of the
+    time otherwise.
+    """
     gc.disable()
     try:
         return (yield)
@@ -23,8 +25,8 @@ def pytest_collection() -> "Iterator[None]":
 def pass_logs_on() -> None:
     """Let every logger pass its records to the root's.
 
-    pytest adds its handlers to the root and to each logger that does not, six times per test: torch has forty such, and
-    they take longer than most tests.
+    pytest adds its handlers to the root and to each logger that does not, six times per test: torch
+    has forty such, and they take longer than most tests.
     """
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
@@ -36,5 +38,10 @@ def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
 
     What is left at the end is short, and divided evenly between the processes that run tests.
     """
-    slow, tests = {item.path for item in items if item.get_closest_marker("slow")}, Counter(i.path for i in items)
-    items.sort(key=lambda item: (item.path not in slow, tests[item.path] if item.path in slow else 0))
+    slow, tests = (
+        {item.path for item in items if item.get_closest_marker("slow")},
+        Counter(i.path for i in items),
+    )
+    items.sort(
+        key=lambda item: (item.path not in slow, tests[item.path] if item.path in slow else 0)
+    )

@@ -1,1 +1,3 @@
-"""Speed, against peers, in one run. Every script runs with no arguments and ends with its figures as one JSON line."""
+"""Speed, against peers, in one run. Every script runs with no arguments and ends with its figures
+as one JSON line.
+"""

@@ -3,11 +3,12 @@
     python benchmarks/building.py
     python benchmarks/building.py --check
 
-Three shapes of programs grow: graphs in graphs, each of two inputs, one of them by reference, and each calling the next
-one twice, 2 to 32 deep (a run of the deepest would do 2^32 calls, and nothing here runs); one graph with up to 100,000
-ops; and one graph that is called up to 16,000 times. All times are processor time. A shape grows linearly if its cost
-for each op of the largest program is at most three times that of the second largest: growth is read from neighbours, as
-what a program costs at all weighs on the smallest.
+Three shapes of programs grow: graphs in graphs, each of two inputs, one of them by reference, and
+each calling the next one twice, 2 to 32 deep (a run of the deepest would do 2^32 calls, and nothing
+here runs); one graph with up to 100,000 ops; and one graph that is called up to 16,000 times. All
+times are processor time. A shape grows linearly if its cost
+for each op of the largest program is at most three times that of the second largest: growth is read
+from neighbours, as what a program costs at all weighs on the smallest.
 """
 
 import argparse
@@ -24,7 +25,11 @@ import numpy as np  # noqa: E402
 
 from benchmarks.harness import Figures, machine, print_json, table  # noqa: E402
 
-SIZES = {"nested": (2, 4, 8, 16, 32), "flat": (1_000, 10_000, 100_000), "calls": (1_000, 4_000, 16_000)}
+SIZES = {
+    "nested": (2, 4, 8, 16, 32),
+    "flat": (1_000, 10_000, 100_000),
+    "calls": (1_000, 4_000, 16_000),
+}
 """Depths, ops and calls."""
 UNITS = {"nested": "depth", "flat": "ops", "calls": "calls"}
 PARTS = ("build", "autodiff", "session")
@@ -34,7 +39,9 @@ BARS = {"session, µs per call": 100.0}
 
 
 def nested(depth: int) -> tuple[Callable[[], object], Callable[[object], object]]:
-    """Graphs in graphs: each calls the next one twice, and the innermost one writes to what all hand down."""
+    """Graphs in graphs: each calls the next one twice, and the innermost one writes to what all
+    hand down.
+    """
     import popxl
     from popxl import ops
 
@@ -50,7 +57,9 @@ def nested(depth: int) -> tuple[Callable[[], object], Callable[[object], object]
             graph = ir.create_graph(innermost, x, total)
             for _ in range(depth):
 
-                def twice(t: popxl.Tensor, total: popxl.TensorByRef, inner: popxl.Graph = graph) -> popxl.Tensor:
+                def twice(
+                    t: popxl.Tensor, total: popxl.TensorByRef, inner: popxl.Graph = graph
+                ) -> popxl.Tensor:
                     (once,) = ops.call(inner, t, total)
                     return ops.call(inner, once, total)[0]
 
@@ -65,7 +74,9 @@ def nested(depth: int) -> tuple[Callable[[], object], Callable[[object], object]
             graph = ir.create_graph(lambda t, u: t + u, x, x)
             for _ in range(depth):
 
-                def twice(t: popxl.Tensor, u: popxl.Tensor, inner: popxl.Graph = graph) -> popxl.Tensor:
+                def twice(
+                    t: popxl.Tensor, u: popxl.Tensor, inner: popxl.Graph = graph
+                ) -> popxl.Tensor:
                     (once,) = ops.call(inner, t, u)
                     return ops.call(inner, once, u)[0]
 
@@ -140,7 +151,9 @@ SHAPES = {"nested": nested, "flat": flat, "calls": calls}
 
 
 def measured(shape: str, size: int, rounds: int) -> Figures:
-    """Seconds of each part, the fastest of some rounds; and how many ops all graphs of the program have."""
+    """Seconds of each part, the fastest of some rounds; and how many ops all graphs of the program
+    have.
+    """
     import popxl
 
     best = dict.fromkeys(PARTS, float("inf"))
@@ -163,31 +176,51 @@ def measured(shape: str, size: int, rounds: int) -> Figures:
 
 
 def steepness(figures: Sequence[Figures], part: str) -> float:
-    """How much dearer an op of the largest program is than one of the second largest, in one part."""
+    """How much dearer an op of the largest program is than one of the second largest, in one
+    part.
+    """
     before, last = figures[-2:]
     each = [found[part] / found["ops"] for found in (before, last)]
     return each[1] / each[0] if each[0] else 1.0
 
 
 def main() -> int:
-    """Measure and print; exit code 0, or with `--check` 1 when something is not linear or misses its bar."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure and print; exit code 0, or with `--check` 1 when something is not linear or misses
+    its bar.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds of each program")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     arguments = parser.parse_args()
 
     for shape in SHAPES:  # what the first of its kind costs once
         measured(shape, 2, 1)
-    found = {shape: [measured(shape, size, arguments.rounds) for size in sizes] for shape, sizes in SIZES.items()}
-    growth = {shape: {part: steepness(figures, part) for part in PARTS} for shape, figures in found.items()}
+    found = {
+        shape: [measured(shape, size, arguments.rounds) for size in sizes]
+        for shape, sizes in SIZES.items()
+    }
+    growth = {
+        shape: {part: steepness(figures, part) for part in PARTS}
+        for shape, figures in found.items()
+    }
     for shape, figures in found.items():
         rows = []
         for of in figures:
             each = [f"{1e6 * of[part] / of['ops']:.1f}" for part in PARTS]
-            rows.append([f"{of['size']:,}", f"{of['ops']:,}", *(f"{of[part]:.3f}" for part in PARTS), *each])
+            rows.append(
+                [f"{of['size']:,}", f"{of['ops']:,}", *(f"{of[part]:.3f}" for part in PARTS), *each]
+            )
         print(
             table(
-                [f"{shape}, {UNITS[shape]}", "ops", *(f"{p}, s" for p in PARTS), *(f"{p}, µs/op" for p in PARTS)], rows
+                [
+                    f"{shape}, {UNITS[shape]}",
+                    "ops",
+                    *(f"{p}, s" for p in PARTS),
+                    *(f"{p}, µs/op" for p in PARTS),
+                ],
+                rows,
             )
         )
         linear = [part for part in PARTS if growth[shape][part] <= STEEPEST]
@@ -197,12 +230,23 @@ def main() -> int:
     bars = {"session, µs per call": per_call}
     met = all(bars[name] <= bar for name, bar in BARS.items())
     linear_all = all(value <= STEEPEST for parts in growth.values() for value in parts.values())
-    print(f"session: {per_call:.0f} µs per call, bar {BARS['session, µs per call']:.0f}: {'met' if met else 'missed'}")
+    print(
+        f"session: {per_call:.0f} µs per call, bar {BARS['session, µs per call']:.0f}: "
+        f"{'met' if met else 'missed'}"
+    )
     print(f"growth: {'linear' if linear_all else 'not linear'}")
-    print_json({
-        "benchmark": "building", "machine": machine(), "found": found, "growth": growth, "per_call": bars,
-        "bars": BARS, "linear": linear_all, "met": met and linear_all,
-    })  # fmt: skip
+    print_json(
+        {
+            "benchmark": "building",
+            "machine": machine(),
+            "found": found,
+            "growth": growth,
+            "per_call": bars,
+            "bars": BARS,
+            "linear": linear_all,
+            "met": met and linear_all,
+        }
+    )
     return 1 if arguments.check and not (met and linear_all) else 0
 
 

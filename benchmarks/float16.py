@@ -3,10 +3,11 @@
     python benchmarks/float16.py
     python benchmarks/float16.py --check
 
-A BERT-style encoder (layer norms after each half, GELU) and a T5-style one (RMS norms before it in float32, a gated
-ReLU), with dropout, one loss over the vocabulary, and AdamW with stochastic rounding, whose first moment is float16 and
-whose second is float32 as `AdamOptimizerStep` makes them. On CPUs float16 is a format to store: numbers are widened,
-computed in float32 and rounded once. Both types run in processes of their own, step by step in turn, on one thread.
+A BERT-style encoder (layer norms after each half, GELU) and a T5-style one (RMS norms before it in
+float32, a gated ReLU), with dropout, one loss over the vocabulary, and AdamW with stochastic
+rounding, whose first moment is float16 and whose second is float32 as `AdamOptimizerStep` makes
+them. On CPUs float16 is a format to store: numbers are widened, computed in float32 and rounded
+once. Both types run in processes of their own, step by step in turn, on one thread.
 
 B batch, S sequence, H hidden size, D size of a head, V vocabulary.
 """
@@ -44,7 +45,10 @@ class RMSNorm(addons.Module):
         """[..., H] -> [..., H]."""
         gain = self.add_variable_input("weight", lambda: np.ones(x.shape[-1]), x.dtype)
         wide = ops.cast(x, popxl.float32)
-        return ops.cast(wide / ops.sqrt(ops.mean(wide * wide, axis=-1, keepdims=True) + 1e-6), x.dtype) * gain
+        return (
+            ops.cast(wide / ops.sqrt(ops.mean(wide * wide, axis=-1, keepdims=True) + 1e-6), x.dtype)
+            * gain
+        )
 
 
 class Attention(addons.Module):
@@ -82,7 +86,10 @@ class Block(addons.Module):
     def __init__(self, sizes: Figures, style: str):
         super().__init__()
         self.norms_first = style == "T5"
-        self.attention, self.feed_forward = Attention(sizes), FeedForward(sizes["hidden"], self.norms_first)
+        self.attention, self.feed_forward = (
+            Attention(sizes),
+            FeedForward(sizes["hidden"], self.norms_first),
+        )
         norm = RMSNorm if self.norms_first else LayerNorm
         self.attention_norm, self.feed_forward_norm = norm(), norm()
 
@@ -107,7 +114,9 @@ class Encoder(addons.Module):
         self.blocks = addons.Module.from_list([Block(sizes, style) for _ in range(sizes["layers"])])
         self.head = Linear(sizes["vocabulary"])
 
-    def build(self, ids: popxl.Tensor, labels: popxl.Tensor, mask: popxl.Tensor, seed: popxl.Tensor) -> popxl.Tensor:
+    def build(
+        self, ids: popxl.Tensor, labels: popxl.Tensor, mask: popxl.Tensor, seed: popxl.Tensor
+    ) -> popxl.Tensor:
         """ids, labels [B*S], labels -1 where nothing is asked -> mean loss []."""
         x = self.words(ids)
         for block in self.blocks:
@@ -140,14 +149,20 @@ class Training:
         }
         self.streams = {name: popxl.h2d_stream(*spec, name) for name, spec in specs.items()}
         loaded = [ops.host_load(stream) for stream in self.streams.values()]
-        facts, graph = Encoder(self.sizes, style, self.dtype).create_graph(*(t.spec for t in loaded))
+        facts, graph = Encoder(self.sizes, style, self.dtype).create_graph(
+            *(t.spec for t in loaded)
+        )
         variables = facts.init()
         call = graph.bind(variables).call_with_info(*loaded)
         self.loss = addons.host_store(call.outputs[0])
         weights = graph.args.to_dict()
-        grad = addons.autodiff(graph, grads_provided=graph.graph.outputs[:1], grads_required=weights.values())
+        grad = addons.autodiff(
+            graph, grads_provided=graph.graph.outputs[:1], grads_required=weights.values()
+        )
         one = popxl.constant(1.0, self.dtype)
-        for name, gradient in zip(weights, grad.call(one, args=grad.grad_graph_info.inputs_dict(call)), strict=True):
+        for name, gradient in zip(
+            weights, grad.call(one, args=grad.grad_graph_info.inputs_dict(call)), strict=True
+        ):
             adam = AdamOptimizerStep(cache=True)
             state, update = adam.create_graph(variables[name], gradient, lr=1e-4)
             update.bind(state.init()).call(variables[name], gradient)
@@ -155,7 +170,9 @@ class Training:
     def step(self, count: int) -> Figures:
         """Do `count` steps; the last one's loss."""
         for _ in range(count):
-            loss = self.session.run({self.streams[name]: array for name, array in self._batch().items()})[self.loss]
+            loss = self.session.run(
+                {self.streams[name]: array for name, array in self._batch().items()}
+            )[self.loss]
         return {"loss": float(loss)}
 
     def _batch(self) -> dict[str, Any]:
@@ -164,7 +181,9 @@ class Training:
         mask = np.where(np.arange(sequence) < sequence * 7 // 8, 0.0, -1000.0)
         return {
             "ids": words.astype(np.int32),
-            "labels": np.where(self.rng.random(words.shape) < 0.15, words, IGNORED).astype(np.int32),
+            "labels": np.where(self.rng.random(words.shape) < 0.15, words, IGNORED).astype(
+                np.int32
+            ),
             "mask": np.broadcast_to(mask, (batch, 1, 1, sequence)).astype(self.dtype.as_numpy()),
             "seed": self.rng.integers(0, 2**32, 2).astype(np.uint32),
         }
@@ -176,7 +195,9 @@ class Training:
 
 def main() -> int:
     """Measure and print; exit code 0, or with `--check` 1 when the bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=10, help="measured steps of each program")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them")
     parser.add_argument("--check", action="store_true", help="exit with 1 when the bar is missed")
@@ -192,17 +213,37 @@ def main() -> int:
                     environment={"OMP_NUM_THREADS": "1"})
             for dtype in ("float32", "float16")
         ]  # fmt: skip
-        wide, narrow = measure(Path(__file__), variants, rounds=arguments.rounds, warmup=arguments.warmup)
+        wide, narrow = measure(
+            Path(__file__), variants, rounds=arguments.rounds, warmup=arguments.warmup
+        )
         ratio = narrow.cpu_median / wide.cpu_median
-        found[style] = {"ratio": ratio, **{m.name: {**m.figures(), **m.steps[-1]} for m in (wide, narrow)}}
+        found[style] = {
+            "ratio": ratio,
+            **{m.name: {**m.figures(), **m.steps[-1]} for m in (wide, narrow)},
+        }
         rows += [
-            [f"{style} style", m.name, f"{m.cpu_median:.3f}", f"{m.spread:.0%}", f"{m.steps[-1]['loss']:.3f}", shown]
+            [
+                f"{style} style",
+                m.name,
+                f"{m.cpu_median:.3f}",
+                f"{m.spread:.0%}",
+                f"{m.steps[-1]['loss']:.3f}",
+                shown,
+            ]
             for m, shown in ((wide, ""), (narrow, f"{ratio:.2f}"))
         ]
     print(table(["program", "type", "cpu s/step", "spread", "loss", "ratio"], rows))
     met = all(figures["ratio"] <= BAR for figures in found.values())
     print(f"\nbar: at most {BAR}x float32: {'met' if met else 'missed'}")
-    print_json({"benchmark": "float16", "machine": machine(), "sizes": sizes, "programs": found, "met": met})
+    print_json(
+        {
+            "benchmark": "float16",
+            "machine": machine(),
+            "sizes": sizes,
+            "programs": found,
+            "met": met,
+        }
+    )
     return 1 if arguments.check and not met else 0
 
 

@@ -1,11 +1,14 @@
-"""One training step of GPT-3 2.7B's shapes on one GPU: all state there, half of it, one layer of it; and plain PyTorch.
+"""One training step of GPT-3 2.7B's shapes on one GPU: all state there, half of it, one layer of
+it; and plain PyTorch.
 
     python benchmarks/gpu.py                        # within 8 minutes on one H200
-    python benchmarks/gpu.py --device cpu --layers 2 --hidden_size 64 --heads 4 --sequence_length 32 --batch 4
+    python benchmarks/gpu.py --device cpu --layers 2 --hidden_size 64 --heads 4 --sequence_length 32
+    --batch 4
 
-First the machine's ceilings: the link to the GPU one way, the other, and both, and matrix products at the model's
-shapes. Then the variants, alternating, one process each. With recomputation everywhere: a step that computes its
-forward pass twice does 4/3 of the model's FLOPs, which its MFU does not count.
+First the machine's ceilings: the link to the GPU one way, the other, and both, and matrix products
+at the model's shapes. Then the variants, alternating, one process each. With recomputation
+everywhere: a step that computes its forward pass twice does 4/3 of the model's FLOPs, which its MFU
+does not count.
 """
 
 import argparse
@@ -71,7 +74,9 @@ def link(device: str, nbytes: int) -> Figures:
 
 
 def product_rates(device: str, dtype: str, rows: int, hidden: int, vocabulary: int) -> Figures:
-    """FLOP/s of the feed-forward layer's first product, and of logits by torch and by the engine, the best of some."""
+    """FLOP/s of the feed-forward layer's first product, and of logits by torch and by the engine,
+    the best of some.
+    """
     import torch
     from popxl_engine.kernels.linalg import matrix_product
 
@@ -80,7 +85,9 @@ def product_rates(device: str, dtype: str, rows: int, hidden: int, vocabulary: i
     up = torch.randn(hidden, 4 * hidden, dtype=element, device=device)
     words = torch.randn(vocabulary, hidden, dtype=element, device=device).t()
 
-    def rate(multiply: "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]", rhs: "torch.Tensor") -> float:
+    def rate(
+        multiply: "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]", rhs: "torch.Tensor"
+    ) -> float:
         times = []
         for _ in range(10):
             begin = time.perf_counter()
@@ -91,7 +98,11 @@ def product_rates(device: str, dtype: str, rows: int, hidden: int, vocabulary: i
             times.append((time.perf_counter() - begin) / 5)
         return 2 * rows * hidden * rhs.shape[1] / min(times)
 
-    return {"up": rate(torch.mm, up), "logits": rate(torch.mm, words), "our logits": rate(matrix_product, words)}
+    return {
+        "up": rate(torch.mm, up),
+        "logits": rate(torch.mm, words),
+        "our logits": rate(matrix_product, words),
+    }
 
 
 def give_memory_back() -> None:
@@ -106,7 +117,9 @@ def give_memory_back() -> None:
 
 
 class PlainWorkload:
-    """The step in plain PyTorch: compiled, fused attention and AdamW, each block's activations computed again."""
+    """The step in plain PyTorch: compiled, fused attention and AdamW, each block's activations
+    computed again.
+    """
 
     def __init__(self, options: Figures):
         import torch
@@ -175,7 +188,9 @@ class PhasedWorkload:
 def tokens_of(options: Figures, random: np.random.Generator) -> np.ndarray:
     """One step's tokens, int64 [batch, sequence + 1]."""
     model = options["model"]
-    return random.integers(0, model["vocabulary_size"], (options["batch"], model["sequence_length"] + 1))
+    return random.integers(
+        0, model["vocabulary_size"], (options["batch"], model["sequence_length"] + 1)
+    )
 
 
 def device_peak(device: "object") -> Figures:
@@ -256,35 +271,75 @@ def flops_of(arguments: argparse.Namespace) -> float:
 
 
 def rows_of(
-    measurements: Sequence[Measurement], variants: Sequence[Variant], tokens: int, flops: float, peak: float
+    measurements: Sequence[Measurement],
+    variants: Sequence[Variant],
+    tokens: int,
+    flops: float,
+    peak: float,
 ) -> tuple[list[list[str]], Figures]:
     """Rows for people and figures for programs."""
     rows, figures = [], {}
     for variant, m in zip(variants, measurements):
         limit, rate = variant.options.get("device_memory"), flops / m.median
         waiting = statistics.median(step.get("waiting", 0.0) for step in m.steps[-len(m.seconds) :])
-        moved = statistics.median(step.get("read_bytes", 0.0) for step in m.steps[-len(m.seconds) :])
+        moved = statistics.median(
+            step.get("read_bytes", 0.0) for step in m.steps[-len(m.seconds) :]
+        )
         rows.append(
-            [m.name, f"{tokens / m.median:.0f}", f"{m.median:.3f}", f"{100 * m.spread:.0f} %", f"{rate / 1e12:.3g}"]
-            + [f"{rate / peak:.2f}", bytes_text(limit) if limit else "", bytes_text(moved), f"{100 * waiting:.1f} %"]
+            [
+                m.name,
+                f"{tokens / m.median:.0f}",
+                f"{m.median:.3f}",
+                f"{100 * m.spread:.0f} %",
+                f"{rate / 1e12:.3g}",
+            ]
+            + [
+                f"{rate / peak:.2f}",
+                bytes_text(limit) if limit else "",
+                bytes_text(moved),
+                f"{100 * waiting:.1f} %",
+            ]
             + [f"{m.steps[-1]['loss']:.4f}"]
         )
-        figures[m.name] = {**m.figures(), **m.finish, "tokens_per_s": tokens / m.median, "flops_per_s": rate}
-        figures[m.name] |= {"mfu": rate / peak, "device_memory": limit, "read_bytes": moved, "waiting": waiting}
+        figures[m.name] = {
+            **m.figures(),
+            **m.finish,
+            "tokens_per_s": tokens / m.median,
+            "flops_per_s": rate,
+        }
+        figures[m.name] |= {
+            "mfu": rate / peak,
+            "device_memory": limit,
+            "read_bytes": moved,
+            "waiting": waiting,
+        }
         figures[m.name] |= {"loss": m.steps[-1]["loss"]}
     return rows, figures
 
 
 def main() -> int:
     """Measure and print; exit code 2 where there is no such device."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
-    sizes = {"layers": 8, "hidden_size": 2560, "heads": 32, "sequence_length": 2048, "vocabulary_size": 50257}
+    sizes = {
+        "layers": 8,
+        "hidden_size": 2560,
+        "heads": 32,
+        "sequence_length": 2048,
+        "vocabulary_size": 50257,
+    }
     for name, default in {**sizes, "batch": 128, "micro_batch": 4}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     add_run_counts(parser, rounds=2)
-    parser.add_argument("--slack", type=float, default=0.1, help="device memory beyond what the program needs, a share")
+    parser.add_argument(
+        "--slack",
+        type=float,
+        default=0.1,
+        help="device memory beyond what the program needs, a share",
+    )
     parser.add_argument("--link_bytes", type=int, default=LARGE)
     arguments = parser.parse_args()
 
@@ -298,17 +353,31 @@ def main() -> int:
         return 2
     bandwidth = link(arguments.device, arguments.link_bytes)
     rows = arguments.micro_batch * arguments.sequence_length
-    products = product_rates(arguments.device, arguments.dtype, rows, arguments.hidden_size, arguments.vocabulary_size)
+    products = product_rates(
+        arguments.device, arguments.dtype, rows, arguments.hidden_size, arguments.vocabulary_size
+    )
     give_memory_back()
     peak = products["up"]
-    print("link to the device " + ", ".join(f"{way} {rate / 1e9:.1f} GB/s" for way, rate in bandwidth.items()))
+    print(
+        "link to the device "
+        + ", ".join(f"{way} {rate / 1e9:.1f} GB/s" for way, rate in bandwidth.items())
+    )
     rates = ", ".join(f"{name} {rate / 1e12:.2f} TFLOP/s" for name, rate in products.items())
     print(f"matrix products {rates} ({rows} rows, {arguments.dtype})\n", flush=True)
     tokens, flops = arguments.batch * arguments.sequence_length, flops_of(arguments)
     variants = variants_of(arguments)
     measured = measure(Path(__file__), variants, **run_counts(arguments))
     lines, figures = rows_of(measured, variants, tokens, flops, peak)
-    headers = ["variant", "tokens/s", "s/step", "spread", "TFLOP/s", "MFU", "device memory", "read a step"]
+    headers = [
+        "variant",
+        "tokens/s",
+        "s/step",
+        "spread",
+        "TFLOP/s",
+        "MFU",
+        "device memory",
+        "read a step",
+    ]
     print(table([*headers, "waiting", "loss"], lines))
     speed = {name: found["tokens_per_s"] for name, found in figures.items()}
     reached = {
@@ -319,8 +388,21 @@ def main() -> int:
     print()
     for name, bar in BARS.items():
         print(f"bar: {name} at least {bar}: {reached[name]:.2f}")
-    result = {"benchmark": "gpu", "machine": machine(), "tokens_per_step": tokens, "link": bandwidth}
-    print_json({**result, "products": products, "variants": figures, "reached": reached, "settings": vars(arguments)})
+    result = {
+        "benchmark": "gpu",
+        "machine": machine(),
+        "tokens_per_step": tokens,
+        "link": bandwidth,
+    }
+    print_json(
+        {
+            **result,
+            "products": products,
+            "variants": figures,
+            "reached": reached,
+            "settings": vars(arguments),
+        }
+    )
     return 0
 
 

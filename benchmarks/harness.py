@@ -1,7 +1,8 @@
-"""Measure variants side by side: one process each, kept alive, told in turn to take a step. Noise meets all alike.
+"""Measure variants side by side: one process each, kept alive, told in turn to take a step. Noise
+meets all alike.
 
-A benchmark script defines `build(options) -> Workload` and calls `main_or_worker`. Started with `--worker OPTIONS` it
-is one variant's process and obeys `measure`; otherwise it is the benchmark.
+A benchmark script defines `build(options) -> Workload` and calls `main_or_worker`. Started with
+`--worker OPTIONS` it is one variant's process and obeys `measure`; otherwise it is the benchmark.
 """
 
 import argparse
@@ -23,8 +24,14 @@ from typing import Any, Protocol
 from popxl.extensions import host_memory
 
 ROOT = Path(__file__).resolve().parent.parent
-KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(64 << 20)}
-"""Environment that tells glibc to reuse freed blocks instead of handing their pages back and faulting them in again."""
+KEEP_FREED_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+"""Environment that tells glibc to reuse freed blocks instead of handing their pages back and
+faulting them in again.
+"""
 
 Figures = dict[str, Any]
 
@@ -57,11 +64,15 @@ class Measurement:
     seconds: tuple[float, ...]
     """Per step, one value per round, warm-up left out."""
     cpu_seconds: tuple[float, ...]
-    """The same by processor time over all threads: with one thread, what a busy machine cannot distort."""
+    """The same by processor time over all threads: with one thread, what a busy machine cannot
+    distort.
+    """
     peak_bytes: int
     """Largest resident set of the process over its whole life, by the kernel's count."""
     stepping_bytes: int
-    """Largest resident set since the end of warm-up; the whole life's where the kernel does not let us ask."""
+    """Largest resident set since the end of warm-up; the whole life's where the kernel does not let
+    us ask.
+    """
     steps: tuple[Figures, ...]
     """What the workload returned, per round, warm-up included."""
     finish: Figures
@@ -118,7 +129,9 @@ class VariantProcess:
         )
 
     def ask(self, command: str, **arguments: Any) -> Figures:
-        """Send a command. Raises BenchmarkError when the process dies or says nothing for `timeout` seconds."""
+        """Send a command. Raises BenchmarkError when the process dies or says nothing for `timeout`
+        seconds.
+        """
         try:
             self.process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
             self.process.stdin.flush()
@@ -127,7 +140,9 @@ class VariantProcess:
         ready, _, _ = select.select([self.process.stdout], [], [], self.timeout)
         line = self.process.stdout.readline() if ready else ""
         if not line:
-            self._fail("died" if ready else f"gave no answer to '{command}' for {self.timeout:.0f} s")
+            self._fail(
+                "died" if ready else f"gave no answer to '{command}' for {self.timeout:.0f} s"
+            )
         return json.loads(line)
 
     def stop(self) -> None:
@@ -150,7 +165,9 @@ class VariantProcess:
             self.process.kill()
         self.errors.seek(0)
         words = self.errors.read().strip().splitlines()[-15:]
-        raise BenchmarkError("\n".join([f"variant '{self.variant.name}' {what}; its last words:", *words]))
+        raise BenchmarkError(
+            "\n".join([f"variant '{self.variant.name}' {what}; its last words:", *words])
+        )
 
 
 def measure(
@@ -162,7 +179,8 @@ def measure(
     steps_per_round: int = 1,
     timeout: float = 1800.0,
 ) -> list[Measurement]:
-    """Run all variants in alternation: every round lets each do `steps_per_round` steps, in an order that turns round.
+    """Run all variants in alternation: every round lets each do `steps_per_round` steps, in an
+    order that turns round.
 
     Args:
         script: The benchmark's own file; it is started again for each variant.
@@ -184,15 +202,19 @@ def measure(
                 free = free_bytes()
                 if number == 0 and free < growth:
                     raise BenchmarkError(
-                        f"variant '{process.variant.name}' would need about {gib(growth)} more for its first steps, as "
-                        f"one before it did, but {gib(free)} are free: without room all would wait for the disk. "
-                        "Measure fewer variants at a time."
+                        f"variant '{process.variant.name}' would need about {gib(growth)} more "
+                        f"for its first steps, as one before it did, but {gib(free)} are free: "
+                        "without room all would wait for the disk. Measure fewer variants at a "
+                        "time."
                     )
                 reply = process.ask("step", count=steps_per_round)
                 growth = max(growth, free - free_bytes())
                 steps[process.variant.name].append(reply["figures"])
                 if number >= warmup:
-                    times = reply["seconds"] / steps_per_round, reply["cpu_seconds"] / steps_per_round
+                    times = (
+                        reply["seconds"] / steps_per_round,
+                        reply["cpu_seconds"] / steps_per_round,
+                    )
                     seconds[process.variant.name].append(times)
                 elif number == warmup - 1:
                     process.ask("forget_peak")
@@ -218,7 +240,9 @@ def free_bytes() -> int:
 
 def add_run_counts(parser: argparse.ArgumentParser, rounds: int) -> None:
     """Arguments for how many runs of several steps are measured, which `run_counts` reads."""
-    parser.add_argument("--device_iterations", type=int, default=4, help="steps of a run of the session")
+    parser.add_argument(
+        "--device_iterations", type=int, default=4, help="steps of a run of the session"
+    )
     parser.add_argument("--rounds", type=int, default=rounds, help="measured runs of each variant")
     parser.add_argument("--warmup", type=int, default=1, help="runs before them")
 
@@ -244,13 +268,21 @@ def worker(build: Callable[[Figures], Workload], options: Figures) -> None:
             start, cpu_start = time.perf_counter(), time.process_time()
             figures = workload.step(message["count"])
             cpu_seconds = time.process_time() - cpu_start
-            reply = {"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds, "figures": figures}
+            reply = {
+                "seconds": time.perf_counter() - start,
+                "cpu_seconds": cpu_seconds,
+                "figures": figures,
+            }
         elif message["command"] == "forget_peak":
             peak = peak_resident_bytes()
             _forget_peak()
         elif message["command"] == "finish":
             stepping = peak_resident_bytes()
-            reply = {"peak_bytes": max(peak, stepping), "stepping_bytes": stepping, "finish": workload.finish()}
+            reply = {
+                "peak_bytes": max(peak, stepping),
+                "stepping_bytes": stepping,
+                "finish": workload.finish(),
+            }
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
@@ -260,18 +292,25 @@ def peak_resident_bytes() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
-    raise BenchmarkError("peak memory: got no VmHWM in /proc/self/status; expected a Linux kernel that counts it.")
+    raise BenchmarkError(
+        "peak memory: got no VmHWM in /proc/self/status; expected a Linux kernel that counts it."
+    )
 
 
 def _forget_peak() -> None:
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except PermissionError:
-        print("peak memory: this kernel does not let the count start again; the whole life's stands", file=sys.stderr)
+        print(
+            "peak memory: this kernel does not let the count start again; the whole life's stands",
+            file=sys.stderr,
+        )
 
 
 def main_or_worker(build: Callable[[Figures], Workload], main: Callable[[], int]) -> None:
-    """Entry point of a benchmark script: the benchmark itself, or one variant's process when asked by `measure`."""
+    """Entry point of a benchmark script: the benchmark itself, or one variant's process when asked
+    by `measure`.
+    """
     if sys.argv[1:2] == ["--worker"]:
         worker(build, json.loads(sys.argv[2]))
         return
@@ -291,7 +330,9 @@ def require_file(path: Path, what: str, remedy: str) -> Path:
 
 
 def machine() -> Figures:
-    """What the figures hold for: processor, memory, versions, and how busy the machine already is. No host names."""
+    """What the figures hold for: processor, memory, versions, and how busy the machine already is.
+    No host names.
+    """
     import torch  # not at the top: the benchmark's own process has no other use for it
 
     information = Path("/proc/cpuinfo").read_text().splitlines()
@@ -313,7 +354,10 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(line[i]) for line in (headers, *rows)) for i in range(len(headers))]
 
     def show(line: Sequence[str]) -> str:
-        first, *rest = (cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths)))
+        first, *rest = (
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(line, widths))
+        )
         return "  ".join([first, *rest]).rstrip()
 
     return "\n".join([show(headers), "  ".join("-" * width for width in widths), *map(show, rows)])

@@ -1,4 +1,6 @@
-"""Hugging Face's GPT-2 behind the interface of `plain_gpt.PlainGPT`, for the same trainer. Needs transformers."""
+"""Hugging Face's GPT-2 behind the interface of `plain_gpt.PlainGPT`, for the same trainer. Needs
+transformers.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +32,12 @@ class HuggingFaceGPT(nn.Module):
         )
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross entropy: ids and labels [B, S] -> []. Labels are shifted: labels[:, i] follows ids[:, i]."""
+        """Mean cross entropy: ids and labels [B, S] -> []. Labels are shifted: labels[:, i] follows
+        ids[:, i].
+        """
         logits = self.gpt(input_ids=ids).logits
-        return torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), labels.reshape(-1))
+        return torch.nn.functional.cross_entropy(
+            logits.view(-1, logits.shape[-1]), labels.reshape(-1)
+        )
 
     parameter_groups = PlainGPT.parameter_groups

@@ -25,13 +25,17 @@ class Section:
     ways: Mapping[str, Callable[[], object]]
 
 
-def one_dnn(x: Tensor, weight: Tensor, bias: Tensor | None = None, post: str = "none", form: str = "") -> Tensor:
+def one_dnn(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, post: str = "none", form: str = ""
+) -> Tensor:
     """x @ weight.T + bias through oneDNN, in float32 too, where `torch.mm` would take MKL."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, post, [], form)
 
 
 def products(rows: int, dtype: torch.dtype) -> Iterator[Section]:
-    """The block linears: forward, both gradients, weights stored either way, bias inside or after."""
+    """The block linears: forward, both gradients, weights stored either way, bias inside or
+    after.
+    """
     for name, (inputs, outputs) in LINEARS.items():
         x, dy = torch.randn(rows, inputs).to(dtype), torch.randn(rows, outputs).to(dtype)
         w, b = torch.randn(inputs, outputs).to(dtype), torch.randn(outputs).to(dtype)  # [in, out]
@@ -71,7 +75,9 @@ def products(rows: int, dtype: torch.dtype) -> Iterator[Section]:
 
 
 def vocabulary(rows: int, dtype: torch.dtype) -> Iterator[Section]:
-    """The head's products, weight stored [vocabulary, hidden] or [hidden, vocabulary], padded to 64 or not."""
+    """The head's products, weight stored [vocabulary, hidden] or [hidden, vocabulary], padded to 64
+    or not.
+    """
     ways: dict[str, dict[str, Callable[[], object]]] = {"forward": {}, "dX": {}, "dW": {}}
     x = torch.randn(rows, HIDDEN).to(dtype)
     for size in (VOCABULARY, -(-VOCABULARY // 64) * 64):
@@ -93,12 +99,16 @@ def vocabulary(rows: int, dtype: torch.dtype) -> Iterator[Section]:
         ways["dW"] |= {
             f"mm -> [V,H] {size}": lambda dy=dy: dy.t() @ x,
             f"mm -> kept [V,H] {size}": lambda dy=dy, kept=kept: torch.mm(dy.t(), x, out=kept),
-            f"mm -> kept [H,V] {size}": lambda dy=dy, kept_t=kept_t: torch.mm(x.t(), dy, out=kept_t),
+            f"mm -> kept [H,V] {size}": lambda dy=dy, kept_t=kept_t: torch.mm(
+                x.t(), dy, out=kept_t
+            ),
             f"oneDNN -> [V,H] {size}": lambda dy=dy: one_dnn(dy.t(), x.t()),
             f"oneDNN -> [H,V] {size}": lambda dy=dy: one_dnn(x.t(), dy.t()),
         }
     for kind, alternatives in ways.items():
-        yield Section(f"head, {rows} rows, {kind}", 2.0 * rows * HIDDEN * VOCABULARY, "GFLOP/s", alternatives)
+        yield Section(
+            f"head, {rows} rows, {kind}", 2.0 * rows * HIDDEN * VOCABULARY, "GFLOP/s", alternatives
+        )
 
 
 def cross_entropy(rows: int, dtype: torch.dtype) -> Iterator[Section]:
@@ -126,17 +136,26 @@ def cross_entropy(rows: int, dtype: torch.dtype) -> Iterator[Section]:
         x = logits.float()
         total = torch.logsumexp(x, -1, keepdim=True)
         hit = torch.arange(VOCABULARY)[None] == labels[:, None]
-        return (total[:, 0] - x[at]).mean(), (((x - total).exp() - hit.float()) / rows).to(logits.dtype)
+        return (total[:, 0] - x[at]).mean(), (((x - total).exp() - hit.float()) / rows).to(
+            logits.dtype
+        )
 
     ways = {
         "autograd": by_autograd,
         "log_softmax, exp_, fix, scale": by_log_softmax,
         "softmax, fix, scale": lambda: finish(torch.softmax(logits, -1)),
         "softmax into kept, fix, scale": lambda: finish(torch.softmax(logits, -1, out=kept)),
-        "softmax in place, fix, no scale": lambda: finish(torch.softmax(kept, -1, out=kept), scale=False),
+        "softmax in place, fix, no scale": lambda: finish(
+            torch.softmax(kept, -1, out=kept), scale=False
+        ),
         "compiled": lambda: one_kernel(logits, labels),
     }
-    yield Section(f"cross entropy with gradient, {rows} x {VOCABULARY}", rows * VOCABULARY, "elements/ns", ways)
+    yield Section(
+        f"cross entropy with gradient, {rows} x {VOCABULARY}",
+        rows * VOCABULARY,
+        "elements/ns",
+        ways,
+    )
 
 
 def attention(rows: int, dtype: torch.dtype) -> Iterator[Section]:
@@ -196,7 +215,9 @@ def attention(rows: int, dtype: torch.dtype) -> Iterator[Section]:
             p, dhere = scores(here, keys, above[start:end, :end]), g[:, start:end]
             y[:, start:end] = torch.bmm(p, values)
             dv[:, :end] += torch.bmm(p.transpose(1, 2), dhere)
-            ds = torch._softmax_backward_data(torch.bmm(dhere, values.transpose(1, 2)), p, -1, dtype)
+            ds = torch._softmax_backward_data(
+                torch.bmm(dhere, values.transpose(1, 2)), p, -1, dtype
+            )
             dq[:, start:end] = torch.bmm(ds, keys).mul_(scale)
             dk[:, :end] += torch.bmm(ds.transpose(1, 2), here).mul_(scale)
         return packed(dq, dk, dv)
@@ -221,7 +242,10 @@ def attention(rows: int, dtype: torch.dtype) -> Iterator[Section]:
         "oneDNN, head by head": one_dnn_per_head,
     }
     yield Section(f"attention, {batch} x {SEQUENCE}, forward and backward", work, "GFLOP/s", both)
-    only = {"fused": lambda: flash(*qkv.permute(2, 0, 3, 1, 4), 0.0, True), "products": forward_products}
+    only = {
+        "fused": lambda: flash(*qkv.permute(2, 0, 3, 1, 4), 0.0, True),
+        "products": forward_products,
+    }
     yield Section(f"attention, {batch} x {SEQUENCE}, forward", work / 3, "GFLOP/s", only)
 
 
@@ -263,13 +287,21 @@ def gelu(rows: int, dtype: torch.dtype) -> Iterator[Section]:
         "PyTorch tanh": lambda: F.gelu(x, approximate="tanh"),
         "PyTorch erf (another function)": lambda: F.gelu(x),
         "compiled sigmoid": lambda: compiled(x),
-        **{f"sigmoid in float32 chunks of {n}": lambda n=n: forward_chunks(n) for n in (1 << 16, 1 << 18)},
+        **{
+            f"sigmoid in float32 chunks of {n}": lambda n=n: forward_chunks(n)
+            for n in (1 << 16, 1 << 18)
+        },
     }
     back = {
         "PyTorch tanh": lambda: torch.ops.aten.gelu_backward(dy, x, approximate="tanh"),
-        "PyTorch erf (another function)": lambda: torch.ops.aten.gelu_backward(dy, x, approximate="none"),
+        "PyTorch erf (another function)": lambda: torch.ops.aten.gelu_backward(
+            dy, x, approximate="none"
+        ),
         "compiled sigmoid": lambda: compiled_gradient(dy, x),
-        **{f"sigmoid in float32 chunks of {n}": lambda n=n: gradient_chunks(n) for n in (1 << 16, 1 << 18)},
+        **{
+            f"sigmoid in float32 chunks of {n}": lambda n=n: gradient_chunks(n)
+            for n in (1 << 16, 1 << 18)
+        },
     }
     yield Section(f"GELU, {rows} x {4 * HIDDEN}, forward", x.numel(), "elements/ns", ways)
     yield Section(f"GELU, {rows} x {4 * HIDDEN}, gradient", x.numel(), "elements/ns", back)
@@ -285,7 +317,9 @@ def norms(rows: int, dtype: torch.dtype) -> Iterator[Section]:
     ways = {
         "layer norm": lambda: torch.native_layer_norm(x, (HIDDEN,), gain, bias, 1e-5),
         "gradient": lambda: backward(dy, x, (HIDDEN,), mean, rstd, gain, bias, (True, True, True)),
-        "gradient of x alone": lambda: backward(dy, x, (HIDDEN,), mean, rstd, gain, bias, (True, False, False)),
+        "gradient of x alone": lambda: backward(
+            dy, x, (HIDDEN,), mean, rstd, gain, bias, (True, False, False)
+        ),
         "add": lambda: x + dy,
         "add_": lambda: x.add_(dy, alpha=1e-3),
     }
@@ -300,15 +334,21 @@ def norms(rows: int, dtype: torch.dtype) -> Iterator[Section]:
 
 
 def adam(rows: int, dtype: torch.dtype) -> Iterator[Section]:
-    """AdamW and its helpers over all parameters, in pieces of the size of a layer's largest weight."""
+    """AdamW and its helpers over all parameters, in pieces of the size of a layer's largest
+    weight.
+    """
     piece = 4 * HIDDEN * HIDDEN
-    p, g, m, v = ([t for t in torch.randn(PARAMETERS).mul_(1e-3).abs_().split(piece)] for _ in range(4))
+    p, g, m, v = (
+        [t for t in torch.randn(PARAMETERS).mul_(1e-3).abs_().split(piece)] for _ in range(4)
+    )
     steps = [torch.tensor(1.0) for _ in p]
     settings = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8}
     low = [t.to(torch.bfloat16) for t in p]
 
     def fused(scale: Tensor | None = None) -> None:
-        torch._fused_adamw_(p, g, m, v, [], steps, **settings, amsgrad=False, maximize=False, grad_scale=scale)
+        torch._fused_adamw_(
+            p, g, m, v, [], steps, **settings, amsgrad=False, maximize=False, grad_scale=scale
+        )
 
     def formula() -> None:
         for value, gradient, first, second in zip(p, g, m, v):
@@ -317,7 +357,9 @@ def adam(rows: int, dtype: torch.dtype) -> Iterator[Section]:
             value.mul_(1 - 1e-5).addcdiv_(first, second.sqrt().add_(1e-8), value=-1e-4)
 
     @torch.compile(dynamic=False)
-    def one_kernel(value: Tensor, gradient: Tensor, first: Tensor, second: Tensor, low: Tensor) -> None:
+    def one_kernel(
+        value: Tensor, gradient: Tensor, first: Tensor, second: Tensor, low: Tensor
+    ) -> None:
         first.lerp_(gradient, 0.1)
         second.mul_(0.99).addcmul_(gradient, gradient, value=0.01)
         value.mul_(1 - 1e-5).addcdiv_(first, second.sqrt().add_(1e-8), value=-1e-4)
@@ -346,7 +388,9 @@ def adam(rows: int, dtype: torch.dtype) -> Iterator[Section]:
         "zero_": lambda: torch._foreach_zero_(g),
         "copy to bfloat16": casts,
     }
-    yield Section(f"beside it, {PARAMETERS // 10**6} M parameters", PARAMETERS, "parameters/ns", helpers)
+    yield Section(
+        f"beside it, {PARAMETERS // 10**6} M parameters", PARAMETERS, "parameters/ns", helpers
+    )
 
 
 def memory(rows: int, dtype: torch.dtype) -> Iterator[Section]:
@@ -354,9 +398,17 @@ def memory(rows: int, dtype: torch.dtype) -> Iterator[Section]:
     for megabytes in (3, 150):
         source = torch.ones(megabytes * 2**18)
         kept = torch.empty_like(source)
-        ways = {"into kept memory": lambda: kept.copy_(source), "into fresh memory": lambda: source.clone()}
-        yield Section(f"copy {megabytes} MB (read and write counted)", 2.0 * source.nbytes, "GB/s", ways)
+        ways = {
+            "into kept memory": lambda: kept.copy_(source),
+            "into fresh memory": lambda: source.clone(),
+        }
+        yield Section(
+            f"copy {megabytes} MB (read and write counted)", 2.0 * source.nbytes, "GB/s", ways
+        )
 
 
-SECTIONS = {f.__name__: f for f in (products, vocabulary, cross_entropy, attention, gelu, norms, adam, memory)}
+SECTIONS = {
+    f.__name__: f
+    for f in (products, vocabulary, cross_entropy, attention, gelu, norms, adam, memory)
+}
 WITHOUT_DTYPE = ("adam", "memory")

@@ -1,8 +1,10 @@
-"""Rates of single kernels at a GPT's shapes, in alternation: which way of computing it should an engine call?
+"""Rates of single kernels at a GPT's shapes, in alternation: which way of computing it should an
+engine call?
 
-    python benchmarks/kernels.py                         # GPT-2 small shapes, both dtypes, every section
-    python benchmarks/kernels.py --sections attention gelu --dtypes bfloat16 --rows 1024
-    OMP_NUM_THREADS=1 python benchmarks/kernels.py       # one thread: by CPU time, which holds on a busy machine too
+    python benchmarks/kernels.py                         # GPT-2 small shapes, both dtypes, every
+    section python benchmarks/kernels.py --sections attention gelu --dtypes bfloat16 --rows 1024
+    OMP_NUM_THREADS=1 python benchmarks/kernels.py       # one thread: by CPU time, which holds on a
+    busy machine too
 
 A time is the median over rounds; in each section a * marks the fastest way.
 """
@@ -25,7 +27,9 @@ from benchmarks.kernel_sections import SECTIONS, WITHOUT_DTYPE, Section  # noqa:
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 
 
-def seconds_of(ways: Mapping[str, Callable[[], object]], rounds: int, budget: float) -> dict[str, float]:
+def seconds_of(
+    ways: Mapping[str, Callable[[], object]], rounds: int, budget: float
+) -> dict[str, float]:
     """Median seconds of a call of each, alternating; every way gets about `budget` seconds."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     calls: dict[str, int] = {}
@@ -46,13 +50,21 @@ def seconds_of(ways: Mapping[str, Callable[[], object]], rounds: int, budget: fl
 
 def main() -> None:
     """Measure what was asked for and print it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
-    parser.add_argument("--rows", nargs="+", type=int, default=[256, 1024], help="tokens in a product")
+    parser.add_argument(
+        "--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"]
+    )
+    parser.add_argument(
+        "--rows", nargs="+", type=int, default=[256, 1024], help="tokens in a product"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--budget", type=float, default=0.2, help="seconds for each way")
-    parser.add_argument("--keep_memory", action="store_true", help="tell malloc to reuse freed memory (mallopt)")
+    parser.add_argument(
+        "--keep_memory", action="store_true", help="tell malloc to reuse freed memory (mallopt)"
+    )
     arguments = parser.parse_args()
     if arguments.keep_memory:
         library = ctypes.CDLL(None)
@@ -67,7 +79,12 @@ def main() -> None:
                 for section in SECTIONS[name](rows, getattr(torch, dtype)):
                     times = seconds_of(section.ways, arguments.rounds, arguments.budget)
                     show(section, "" if single else dtype, times)
-                    figures = {"title": section.title, "dtype": dtype, "seconds": times, "unit": section.unit}
+                    figures = {
+                        "title": section.title,
+                        "dtype": dtype,
+                        "seconds": times,
+                        "unit": section.unit,
+                    }
                     result["sections"].append({**figures, "work": section.work})
     print_json(result)
 
@@ -76,10 +93,17 @@ def show(section: Section, dtype: str, times: Mapping[str, float]) -> None:
     """One section as a table, the fastest way marked."""
     best = min(times.values())
     rows = [
-        [f"{'*' if value == best else ' '} {way}", f"{1e3 * value:.3f}", f"{section.work / value / 1e9:.1f}"]
+        [
+            f"{'*' if value == best else ' '} {way}",
+            f"{1e3 * value:.3f}",
+            f"{section.work / value / 1e9:.1f}",
+        ]
         for way, value in times.items()
     ]
-    print(f"\n{section.title} {dtype}".rstrip() + "\n" + table(["way", "ms", section.unit], rows), flush=True)
+    print(
+        f"\n{section.title} {dtype}".rstrip() + "\n" + table(["way", "ms", section.unit], rows),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

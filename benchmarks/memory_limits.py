@@ -1,4 +1,6 @@
-"""Holding a process to some memory, and counting what it takes: its resident set, and its files' pages in the cache."""
+"""Holding a process to some memory, and counting what it takes: its resident set, and its files'
+pages in the cache.
+"""
 
 import ctypes
 import mmap
@@ -39,7 +41,9 @@ class Cgroup:
 
     @property
     def peak_bytes(self) -> Optional[int]:
-        """Most that its processes took at a time, page cache included; None where the kernel does not say."""
+        """Most that its processes took at a time, page cache included; None where the kernel does
+        not say.
+        """
         try:
             return int((self.folder / self.version.peak).read_text())
         except (OSError, ValueError):
@@ -52,8 +56,8 @@ def join_cgroup(
     """Hold this process, and what it starts, to some bytes of memory, page cache included.
 
     Args:
-        kind: "auto" for a cgroup of version 2; "v1" for one of version 1, which knows no rule for who may make one
-            where, so that it is not made unasked; "none" for none.
+        kind: "auto" for a cgroup of version 2; "v1" for one of version 1, which knows no rule for
+            who may make one where, so that it is not made unasked; "none" for none.
     Returns:
         None where the system has no such cgroups, or does not let us; nothing is left then.
     """
@@ -77,8 +81,12 @@ def join_cgroup(
     return Cgroup(folder, version)
 
 
-def remove_cgroup(name: str, kind: str = "auto", root: Path = CGROUPS, process: Path = PROCESS) -> None:
-    """Remove what `join_cgroup` made, when its processes have ended; no error where there is nothing."""
+def remove_cgroup(
+    name: str, kind: str = "auto", root: Path = CGROUPS, process: Path = PROCESS
+) -> None:
+    """Remove what `join_cgroup` made, when its processes have ended; no error where there is
+    nothing.
+    """
     place = _place(kind, root, process)
     if place is not None:
         with suppress(OSError):
@@ -104,13 +112,16 @@ def _place_v2(root: Path, process: Path) -> Optional[tuple[Path, Version]]:
     if parent is None or "memory" not in _words(parent / "cgroup.controllers"):
         return None
     if "memory" not in _words(parent / "cgroup.subtree_control"):
-        with suppress(OSError):  # not where the parent holds processes itself, nor where it is another user's
+        # not where the parent holds processes itself, nor where it is another user's
+        with suppress(OSError):
             _write(parent / "cgroup.subtree_control", "+memory")
     return parent, V2
 
 
 def _place_v1(root: Path, process: Path) -> Optional[tuple[Path, Version]]:
-    """The process's own cgroup, if what is below it counts as its own too: a limit may only take away."""
+    """The process's own cgroup, if what is below it counts as its own too: a limit may only take
+    away.
+    """
     parent = _own(root / "memory", process, "memory")
     if parent is None or _words(parent / "memory.use_hierarchy") != ["1"]:
         return None
@@ -118,12 +129,16 @@ def _place_v1(root: Path, process: Path) -> Optional[tuple[Path, Version]]:
 
 
 def _own(root: Path, process: Path, controller: str) -> Optional[Path]:
-    """The folder of the process's cgroup; in a container that is the root, whatever its path says."""
+    """The folder of the process's cgroup; in a container that is the root, whatever its path
+    says.
+    """
     try:
         lines = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
     except OSError:
         return None
-    path = next((path for _, controllers, path in lines if controller in controllers.split(",")), None)
+    path = next(
+        (path for _, controllers, path in lines if controller in controllers.split(",")), None
+    )
     folders = () if path is None else (root / path.lstrip("/"), root)
     return next((folder for folder in folders if (folder / "cgroup.procs").exists()), None)
 
@@ -142,13 +157,17 @@ def cached_bytes(folder: Path, process: Path = PROCESS) -> int:
     for entry in list((process / "fd").iterdir()):
         number, size = int(entry.name), 0
         with suppress(OSError):  # closed meanwhile
-            if Path(os.readlink(entry)).is_relative_to(folder.resolve()) and stat.S_ISREG(os.fstat(number).st_mode):
+            if Path(os.readlink(entry)).is_relative_to(folder.resolve()) and stat.S_ISREG(
+                os.fstat(number).st_mode
+            ):
                 size = os.fstat(number).st_size
         if not size:
             continue
         with mmap.mmap(number, size) as mapped:
             pages = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
-            if libc.mincore(ctypes.addressof(ctypes.c_char.from_buffer(mapped)), size, pages.ctypes.data):
+            if libc.mincore(
+                ctypes.addressof(ctypes.c_char.from_buffer(mapped)), size, pages.ctypes.data
+            ):
                 raise OSError(ctypes.get_errno(), "mincore")
             found += mmap.PAGESIZE * int((pages & 1).sum())
     return found

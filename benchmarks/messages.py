@@ -1,9 +1,10 @@
-"""Two processes of this machine give each other a buffer: by the runtime's messages, and by Gloo over TCP.
+"""Two processes of this machine give each other a buffer: by the runtime's messages, and by Gloo
+over TCP.
 
     python benchmarks/messages.py
 
-The two take turns in the same processes. The least time of several rounds counts: of one exchange, both ways, and the
-processor time that it takes in one process.
+The two take turns in the same processes. The least time of several rounds counts: of one exchange,
+both ways, and the processor time that it takes in one process.
 """
 
 import os
@@ -39,10 +40,16 @@ def run_instance(folder: Path) -> None:
     store = distributed.FileStore(str(folder / "gloo"), INSTANCES)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=INSTANCES)
     for size, count in SIZES.items():
-        own, theirs = torch.full((size,), rank, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
+        own, theirs = (
+            torch.full((size,), rank, dtype=torch.uint8),
+            torch.empty(size, dtype=torch.uint8),
+        )
 
         def by_messages(own: torch.Tensor = own, theirs: torch.Tensor = theirs) -> None:
-            begun = [messages.receive(other, 1, theirs.numpy()), messages.send(other, 1, own.numpy())]
+            begun = [
+                messages.receive(other, 1, theirs.numpy()),
+                messages.send(other, 1, own.numpy()),
+            ]
             messages.wait(begun, 60)
 
         def by_gloo(own: torch.Tensor = own, theirs: torch.Tensor = theirs) -> None:
@@ -58,10 +65,14 @@ def run_instance(folder: Path) -> None:
                 found[name].append(measure(function, count))
                 assert bool((theirs == other).all())
         if rank == 0:
-            told = [(min(w for w, _ in each) * 1e6, min(p for _, p in each) * 1e6) for each in found.values()]
+            told = [
+                (min(w for w, _ in each) * 1e6, min(p for _, p in each) * 1e6)
+                for each in found.values()
+            ]
             (ours, ours_used), (gloo, gloo_used) = told
             print(
-                f"| {size:,} | {ours:,.0f} | {gloo:,.0f} | {ours / gloo:.2f} | {ours_used:,.0f} | {gloo_used:,.0f} |",
+                f"| {size:,} | {ours:,.0f} | {gloo:,.0f} | {ours / gloo:.2f} | "
+                f"{ours_used:,.0f} | {gloo_used:,.0f} |",
                 flush=True,
             )
     distributed.destroy_process_group()
@@ -70,7 +81,10 @@ def run_instance(folder: Path) -> None:
 def main() -> None:
     if "RANK" in os.environ:
         return run_instance(Path(sys.argv[1]))
-    print("| bytes | messages, µs | Gloo, µs | ratio | messages, processor µs | Gloo, processor µs |", flush=True)
+    print(
+        "| bytes | messages, µs | Gloo, µs | ratio | messages, processor µs | Gloo, processor µs |",
+        flush=True,
+    )
     print("|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         launcher = [sys.executable, "-m", "popdist.launcher", "--num-instances", str(INSTANCES)]

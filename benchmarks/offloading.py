@@ -1,8 +1,10 @@
-"""Peers that keep a model's state on the host, one process each, with the interface of `plain_gpt.PlainTrainer`.
+"""Peers that keep a model's state on the host, one process each, with the interface of
+`plain_gpt.PlainTrainer`.
 
-PyTorch's FSDP2 with its CPU offload policy, and DeepSpeed's ZeRO-3 with parameters and optimizer on the host. Both run
-products in `dtype` by their own mixed precision (weights and AdamW in float32), which is faster here than autocast, and
-can compile each block. DeepSpeed is no requirement of this repository: `pip install deepspeed`; it needs g++ and ninja.
+PyTorch's FSDP2 with its CPU offload policy, and DeepSpeed's ZeRO-3 with parameters and optimizer on
+the host. Both run products in `dtype` by their own mixed precision (weights and AdamW in float32),
+which is faster here than autocast, and can compile each block. DeepSpeed is no requirement of this
+repository: `pip install deepspeed`; it needs g++ and ninja.
 """
 
 import os
@@ -23,7 +25,9 @@ def start_alone() -> None:
 
 
 def blocks_of(gpt: nn.Module, compiled: bool) -> list[nn.Module]:
-    """The decoder blocks, each a compiled region of its own if so asked: what both libraries gather at a time."""
+    """The decoder blocks, each a compiled region of its own if so asked: what both libraries gather
+    at a time.
+    """
     blocks = list(next(module for module in gpt.modules() if isinstance(module, nn.ModuleList)))
     if compiled:
         for block in blocks:
@@ -35,7 +39,13 @@ class ShardedTrainer(PlainTrainer):
     """FSDP2: each block is gathered for forward, dropped, and gathered again for backward."""
 
     def __init__(
-        self, gpt: nn.Module, training: PlainTraining, *, dtype: torch.dtype, compiled: bool, accumulation: int
+        self,
+        gpt: nn.Module,
+        training: PlainTraining,
+        *,
+        dtype: torch.dtype,
+        compiled: bool,
+        accumulation: int,
     ):
         del accumulation  # `step` counts what it is given
         precision = MixedPrecisionPolicy()
@@ -43,11 +53,18 @@ class ShardedTrainer(PlainTrainer):
             precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         mesh = init_device_mesh("cpu", (1,))
         for module in (*blocks_of(gpt, compiled), gpt):
-            fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=CPUOffloadPolicy(pin_memory=False))
+            fully_shard(
+                module,
+                mesh=mesh,
+                mp_policy=precision,
+                offload_policy=CPUOffloadPolicy(pin_memory=False),
+            )
         super().__init__(gpt, training)
 
     def gradients(self, micro_batches: Sequence[tuple[Tensor, Tensor]]) -> float:
-        """As `PlainTrainer.gradients`; the sum over micro-batches goes to the host once, after the last."""
+        """As `PlainTrainer.gradients`; the sum over micro-batches goes to the host once, after the
+        last.
+        """
         total = torch.zeros(())
         for number, (ids, labels) in enumerate(micro_batches, start=1):
             self.gpt.set_requires_gradient_sync(number == len(micro_batches))
@@ -58,14 +75,21 @@ class ShardedTrainer(PlainTrainer):
 
 
 class ZeroTrainer:
-    """DeepSpeed ZeRO-3, fetching whole blocks without a bucket between, with its own vectorised AdamW.
+    """DeepSpeed ZeRO-3, fetching whole blocks without a bucket between, with its own vectorised
+    AdamW.
 
     Args:
         accumulation: micro-batches of each `step`.
     """
 
     def __init__(
-        self, gpt: nn.Module, training: PlainTraining, *, dtype: torch.dtype, compiled: bool, accumulation: int
+        self,
+        gpt: nn.Module,
+        training: PlainTraining,
+        *,
+        dtype: torch.dtype,
+        compiled: bool,
+        accumulation: int,
     ):
         os.environ.setdefault("LOCAL_RANK", "0")
         import deepspeed
@@ -79,7 +103,12 @@ class ZeroTrainer:
             "weight_decay": training.weight_decay,
         }
         offload = {"device": "cpu", "pin_memory": False}
-        zero = {"stage": 3, "offload_optimizer": offload, "offload_param": offload, "allgather_sequential": True}
+        zero = {
+            "stage": 3,
+            "offload_optimizer": offload,
+            "offload_param": offload,
+            "allgather_sequential": True,
+        }
         self.engine, self.optimizer, _, _ = deepspeed.initialize(
             model=gpt,
             model_parameters=gpt.parameter_groups(training.weight_decay),

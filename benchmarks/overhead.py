@@ -1,14 +1,17 @@
-"""What the runtime itself costs: per op of a compiled program beyond PyTorch, and before the first step.
+"""What the runtime itself costs: per op of a compiled program beyond PyTorch, and before the first
+step.
 
     python benchmarks/overhead.py
     python benchmarks/overhead.py --check
 
-Chains of small ops run as a program and as the same calls of PyTorch in a loop; the difference between a long and a
-short chain leaves out what a run costs once. Building is the graph of a 96-layer GPT (preset gpt3_175B_pod256);
-starting is preset test in a process of its own, from nothing to the end of its first step, without the step itself:
-cold, and with the cache folder that the cold start left. Steps run on one thread. Starting is in seconds by the clock,
-with the time of all processors beside it: weights are drawn and kernels compiled while the program is built. Of a cold
-start it is also said how long its first step waited for the compiler. All else is processor time.
+Chains of small ops run as a program and as the same calls of PyTorch in a loop; the difference
+between a long and a short chain leaves out what a run costs once. Building is the graph of a
+96-layer GPT (preset gpt3_175B_pod256); starting is preset test in a process of its own, from
+nothing to the end of its first step, without the step itself: cold, and with the cache folder that
+the cold start left. Steps run on one thread. Starting is in seconds by the clock, with the time of
+all processors beside it: weights are drawn and kernels compiled while the program is built. Of a
+cold start it is also said how long its first step waited for the compiler. All else is processor
+time.
 """
 
 import argparse
@@ -45,7 +48,8 @@ tokens = np.random.default_rng(0).integers(0, config.model.vocabulary_size, shap
 with pretraining(config) as session:
     from popxl_engine import native
     def now():
-        return [time.time(), sum(os.times()[:4])]  # the latter of this process and of the compiler that it started
+        # The latter of this process and of the compiler that it started.
+        return [time.time(), sum(os.times()[:4])]
     begin = time.time()
     native.library()  # the first step would wait for it
     waited = time.time() - begin
@@ -114,7 +118,9 @@ def microseconds_per_op(name: str, rounds: int) -> Figures:
                     if number >= 2:
                         seconds.setdefault((count, kind), []).append(time.process_time() - begin)
     program, plain = (
-        1e6 * (statistics.median(seconds[LONG, kind]) - statistics.median(seconds[SHORT, kind])) / (LONG - SHORT)
+        1e6
+        * (statistics.median(seconds[LONG, kind]) - statistics.median(seconds[SHORT, kind]))
+        / (LONG - SHORT)
         for kind in (0, 1)
     )
     return {"program": program, "plain": plain, "overhead": program - plain}
@@ -126,20 +132,27 @@ def seconds(program: str, cache: Path) -> list[float]:
     command = [sys.executable, "-c", program, str(ROOT), repr(time.time())]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"overhead: a measured program failed with exit code {done.returncode}:\n{done.stderr}")
+        raise RuntimeError(
+            f"overhead: a measured program failed with exit code {done.returncode}:\n{done.stderr}"
+        )
     return [float(number) for number in json.loads(done.stdout.splitlines()[-1])]
 
 
 def main() -> int:
     """Measure and print; exit code 0, or with `--check` 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15, help="measured runs of each chain")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     arguments = parser.parse_args()
 
-    per_op = {name: microseconds_per_op(name, arguments.rounds) for name in ("add", "mul", "matmul")}
+    per_op = {
+        name: microseconds_per_op(name, arguments.rounds) for name in ("add", "mul", "matmul")
+    }
     rows = [
-        [name, *(f"{figures[key]:.2f}" for key in ("program", "plain", "overhead"))] for name, figures in per_op.items()
+        [name, *(f"{figures[key]:.2f}" for key in ("program", "plain", "overhead"))]
+        for name, figures in per_op.items()
     ]
     print(table(["op, 8 x 8", "program, µs", "PyTorch, µs", "overhead, µs"], rows), end="\n\n")
 
@@ -148,12 +161,26 @@ def main() -> int:
         found = {"µs per op": max(figures["overhead"] for figures in per_op.values())}
         (found["build, s"],) = seconds(BUILD, cache)
         for name in ("cold start, s", "cached start, s"):
-            found[name], found[f"{name} of processors"], found[f"{name} of waiting for kernels"] = seconds(START, cache)
-    figures = [[name, f"{value:.2f}", f"{BARS[name]:.0f}" if name in BARS else ""] for name, value in found.items()]
+            found[name], found[f"{name} of processors"], found[f"{name} of waiting for kernels"] = (
+                seconds(START, cache)
+            )
+    figures = [
+        [name, f"{value:.2f}", f"{BARS[name]:.0f}" if name in BARS else ""]
+        for name, value in found.items()
+    ]
     print(table(["", "measured", "bar"], figures))
     met = all(found[name] <= bar for name, bar in BARS.items())
     print(f"\nbars: {'met' if met else 'missed'}")
-    print_json({"benchmark": "overhead", "machine": machine(), "ops": per_op, "found": found, "bars": BARS, "met": met})
+    print_json(
+        {
+            "benchmark": "overhead",
+            "machine": machine(),
+            "ops": per_op,
+            "found": found,
+            "bars": BARS,
+            "met": met,
+        }
+    )
     return 1 if arguments.check and not met else 0
 
 

@@ -1,4 +1,6 @@
-"""The application as a workload of the benchmarks: the phased program, used as a training script would use it."""
+"""The application as a workload of the benchmarks: the phased program, used as a training script
+would use it.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -66,7 +68,9 @@ class PhasedSteps(PhasedTrainer):
                 stochastic_rounding=options["dtype"] != "float32",
             ),
             execution=Execution(
-                micro_batch_size=micro_batch, widening=options["widening"], recomputation=options["recomputation"]
+                micro_batch_size=micro_batch,
+                widening=options["widening"],
+                recomputation=options["recomputation"],
             ),
         )
         super().__init__(config, self._whole(batches))
@@ -80,13 +84,22 @@ class PhasedSteps(PhasedTrainer):
 class PhasedRun(PhasedTrainer):
     """`shakespeare.py`'s workload; `text` gives batches and validation windows."""
 
-    def __init__(self, options: Figures, text: Any, model: Mapping[str, Any], training: Mapping[str, Any], batch: int):
+    def __init__(
+        self,
+        options: Figures,
+        text: Any,
+        model: Mapping[str, Any],
+        training: Mapping[str, Any],
+        batch: int,
+    ):
         self.text, self.sequence = text, model["sequence_length"]
         seed = options["seed"]
         config = Config(
             name="shakespeare",
             model=Model(**model, vocabulary_size=text.vocabulary_size, dropout=0.0),
-            training=Training(steps=options["steps"], global_batch_size=batch, seed=seed, **training),
+            training=Training(
+                steps=options["steps"], global_batch_size=batch, seed=seed, **training
+            ),
             execution=Execution(micro_batch_size=batch, recomputation=False),
         )
         super().__init__(config, text.batches(seed, self.sequence))

@@ -1,7 +1,9 @@
-"""GPT-2 and its training loop in plain PyTorch: the baseline of the benchmarks, and an oracle for numbers.
+"""GPT-2 and its training loop in plain PyTorch: the baseline of the benchmarks, and an oracle for
+numbers.
 
-The architecture and the names of parameters are those of Hugging Face's GPT-2 (linear weights lie [in, out]), so a
-state dict goes either way without a mapping. Nothing here knows of the rest of the repository.
+The architecture and the names of parameters are those of Hugging Face's GPT-2 (linear weights lie
+[in, out]), so a state dict goes either way without a mapping. Nothing here knows of the rest of the
+repository.
 """
 
 # B batch, S sequence, H hidden size, A heads, D = H / A, V vocabulary.
@@ -19,7 +21,9 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True, kw_only=True)
 class PlainModel:
-    """Sizes of the model, and how its parts are computed. No choice of the second group changes the function."""
+    """Sizes of the model, and how its parts are computed. No choice of the second group changes the
+    function.
+    """
 
     layers: int
     hidden_size: int
@@ -28,14 +32,20 @@ class PlainModel:
     """Tokens; also the number of learned positions."""
     vocabulary_size: int = 50257
     dropout: float = 0.0
-    """Probability, after the embedding, on attention probabilities and on both residual branches."""
+    """Probability, after the embedding, on attention probabilities and on both residual
+    branches.
+    """
     initial_std: float = 0.02
     layer_norm_eps: float = 1e-5
 
     attention: Literal["fused", "products"] = "fused"
-    """`fused` is PyTorch's scaled_dot_product_attention; `products` two batched products around a softmax."""
+    """`fused` is PyTorch's scaled_dot_product_attention; `products` two batched products around a
+    softmax.
+    """
     gelu: Literal["tanh", "sigmoid"] = "tanh"
-    """How to write the same function: 0.5·x·(1 + tanh u) or x·sigmoid(2u). The second is for compilers."""
+    """How to write the same function: 0.5·x·(1 + tanh u) or x·sigmoid(2u). The second is for
+    compilers.
+    """
     recomputation: bool = False
     """Keep only what goes into each block, and compute it again on the way back."""
 
@@ -62,8 +72,14 @@ class PlainTraining:
             return self.learning_rate * (step + 1) / (self.warmup_steps + 1)
         length = self.steps - 1 - self.warmup_steps
         progress = min(1.0, (step - self.warmup_steps) / length) if length > 0 else 0.0
-        share = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
-        return self.minimum_learning_rate + share[self.schedule] * (self.learning_rate - self.minimum_learning_rate)
+        share = {
+            "constant": 1.0,
+            "linear": 1.0 - progress,
+            "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+        }
+        return self.minimum_learning_rate + share[self.schedule] * (
+            self.learning_rate - self.minimum_learning_rate
+        )
 
 
 class Linear(nn.Module):
@@ -75,7 +91,9 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
+        return torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight).view(
+            *x.shape[:-1], -1
+        )
 
 
 class Attention(nn.Module):
@@ -91,13 +109,17 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, sequence, hidden = x.shape
         heads, dropout = self.model.heads, self.model.dropout if self.training else 0.0
-        q, k, v = self.c_attn(x).view(batch, sequence, 3, heads, -1).permute(2, 0, 3, 1, 4)  # each [B, A, S, D]
+        # each [B, A, S, D]
+        q, k, v = self.c_attn(x).view(batch, sequence, 3, heads, -1).permute(2, 0, 3, 1, 4)
         if self.model.attention == "fused":
             y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         else:
             q, k, v = (t.reshape(batch * heads, sequence, -1) for t in (q, k, v))
-            above = torch.full((sequence, sequence), -math.inf, dtype=q.dtype, device=q.device).triu(1)
-            scores = torch.baddbmm(above, q, k.transpose(1, 2), alpha=1 / math.sqrt(q.shape[-1]))  # [B*A, S, S]
+            above = torch.full(
+                (sequence, sequence), -math.inf, dtype=q.dtype, device=q.device
+            ).triu(1)
+            # [B*A, S, S]
+            scores = torch.baddbmm(above, q, k.transpose(1, 2), alpha=1 / math.sqrt(q.shape[-1]))
             share = F.dropout(torch.softmax(scores, dim=-1, dtype=q.dtype), dropout)
             y = torch.bmm(share, v).view(batch, heads, sequence, -1)
         return self.c_proj(y.transpose(1, 2).reshape(batch, sequence, hidden))
@@ -110,7 +132,11 @@ class FeedForward(nn.Module):
         super().__init__()
         self.gelu = gelu_by_sigmoid if model.gelu == "sigmoid" else gelu_by_tanh
         self.c_fc = Linear(model.hidden_size, 4 * model.hidden_size, model.initial_std)
-        self.c_proj = Linear(4 * model.hidden_size, model.hidden_size, model.initial_std / math.sqrt(2 * model.layers))
+        self.c_proj = Linear(
+            4 * model.hidden_size,
+            model.hidden_size,
+            model.initial_std / math.sqrt(2 * model.layers),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.c_proj(self.gelu(self.c_fc(x)))
@@ -145,8 +171,9 @@ class Block(nn.Module):
 class PlainGPT(nn.Module):
     """GPT-2 with the head tied to the word embedding.
 
-    Parameter names are those of Hugging Face's `GPT2Model` (`wte.weight`, `h.0.attn.c_attn.weight`, ...): load a
-    `GPT2LMHeadModel` by `plain.load_state_dict(hugging_face.transformer.state_dict())`.
+    Parameter names are those of Hugging Face's `GPT2Model` (`wte.weight`, `h.0.attn.c_attn.weight`,
+    ...): load a `GPT2LMHeadModel` by
+    `plain.load_state_dict(hugging_face.transformer.state_dict())`.
     """
 
     def __init__(self, model: PlainModel):
@@ -168,18 +195,26 @@ class PlainGPT(nn.Module):
         return F.linear(self.ln_f(x), self.wte.weight)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross entropy: ids and labels [B, S] -> []. Labels are shifted: labels[:, i] follows ids[:, i]."""
-        return F.cross_entropy(self.logits(ids).view(-1, self.model.vocabulary_size), labels.reshape(-1))
+        """Mean cross entropy: ids and labels [B, S] -> []. Labels are shifted: labels[:, i] follows
+        ids[:, i].
+        """
+        return F.cross_entropy(
+            self.logits(ids).view(-1, self.model.vocabulary_size), labels.reshape(-1)
+        )
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, object]]:
         """Matrices and embeddings decay; layer norms and biases do not."""
         decayed = [p for p in self.parameters() if p.ndim == 2]
         spared = [p for p in self.parameters() if p.ndim != 2]
-        return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+        return [
+            {"params": decayed, "weight_decay": weight_decay},
+            {"params": spared, "weight_decay": 0.0},
+        ]
 
 
 class PlainAdamW(torch.optim.Optimizer):
-    """AdamW as a formula: u = m̂ / (√v̂ + ε) + decay·p; p -= lr·u. Slow; the one to compare numbers with.
+    """AdamW as a formula: u = m̂ / (√v̂ + ε) + decay·p; p -= lr·u. Slow; the one to compare numbers
+    with.
 
     Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
     """
@@ -200,7 +235,9 @@ class PlainAdamW(torch.optim.Optimizer):
         step = state["step"] = state.get("step", 0) + 1
         m = state["m"] = beta1 * state.get("m", 0.0) + (1 - beta1) * grad
         v = state["v"] = beta2 * state.get("v", 0.0) + (1 - beta2) * grad * grad
-        u = (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + group["eps"]) + group["weight_decay"] * p
+        u = (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + group["eps"]) + group[
+            "weight_decay"
+        ] * p
         p -= group["lr"] * u
 
 
@@ -208,7 +245,8 @@ class PlainTrainer:
     """The training loop: gradient accumulation, clipping, schedule, AdamW.
 
     Args:
-        fast: PyTorch's fused AdamW with the clip scale inside its one pass over the state, else `PlainAdamW`.
+        fast: PyTorch's fused AdamW with the clip scale inside its one pass over the state, else
+            `PlainAdamW`.
         compiled: run the model through `torch.compile`.
         dtype: bfloat16 runs products under autocast; weights, gradients and moments stay float32.
     """
@@ -224,21 +262,30 @@ class PlainTrainer:
     ):
         self.gpt, self.training, self.fast, self.dtype = gpt, training, fast, dtype
         self.parameters = list(gpt.parameters())
-        self.loss: Callable[[Tensor, Tensor], Tensor] = torch.compile(gpt, dynamic=False) if compiled else gpt
-        groups, betas = gpt.parameter_groups(training.weight_decay), (training.beta1, training.beta2)
+        self.loss: Callable[[Tensor, Tensor], Tensor] = (
+            torch.compile(gpt, dynamic=False) if compiled else gpt
+        )
+        groups, betas = (
+            gpt.parameter_groups(training.weight_decay),
+            (training.beta1, training.beta2),
+        )
         make = (lambda *a, **k: torch.optim.AdamW(*a, **k, fused=True)) if fast else PlainAdamW
         self.optimizer = make(groups, lr=training.learning_rate, betas=betas, eps=training.epsilon)
         self.done = 0
         self.gradient_norm = 0.0
 
     def autocast(self):
-        """The context in which products run in `dtype`. One for all micro-batches: it keeps the weights' casts."""
+        """The context in which products run in `dtype`. One for all micro-batches: it keeps the
+        weights' casts.
+        """
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.parameters[0].device.type, dtype=self.dtype)
 
     def gradients(self, micro_batches: Sequence[tuple[Tensor, Tensor]]) -> float:
-        """Accumulate gradients of the mean loss of equal (ids, labels), each [B, S], into `.grad`; return that loss."""
+        """Accumulate gradients of the mean loss of equal (ids, labels), each [B, S], into `.grad`;
+        return that loss.
+        """
         total = torch.zeros((), device=self.parameters[0].device)
         with self.autocast():
             for ids, labels in micro_batches:
@@ -260,7 +307,9 @@ class PlainTrainer:
 
     @torch.no_grad()
     def _clip(self) -> None:
-        """Scale gradients by max_norm / max(norm, max_norm); the norm is over all parameters, the tied weight once."""
+        """Scale gradients by max_norm / max(norm, max_norm); the norm is over all parameters, the
+        tied weight once.
+        """
         if not self.training.max_norm:
             return
         gradients = [p.grad for p in self.parameters]
@@ -268,7 +317,8 @@ class PlainTrainer:
         self.gradient_norm = norm.item()
         divisor = torch.clamp(norm, min=self.training.max_norm) / self.training.max_norm
         if self.fast:
-            self.optimizer.grad_scale = divisor.float()  # the fused kernel divides by it as it reads the gradient
+            # the fused kernel divides by it as it reads the gradient
+            self.optimizer.grad_scale = divisor.float()
         else:
             torch._foreach_div_(gradients, divisor)
 

@@ -1,10 +1,12 @@
-"""What recording a step costs: runs of the training program with marks and without, in turn, in one process.
+"""What recording a step costs: runs of the training program with marks and without, in turn, in one
+process.
 
     python benchmarks/profiling.py
     python benchmarks/profiling.py --presets tiny --rounds 100
 
-Preset tiny is the worst case, with kernels of a few microseconds; demo is a small model that people do train. Both run
-on one replica. The bar is on processor time, which other work on the machine distorts least.
+Preset tiny is the worst case, with kernels of a few microseconds; demo is a small model that people
+do train. Both run on one replica. The bar is on processor time, which other work on the machine
+distorts least.
 """
 
 import argparse
@@ -57,7 +59,9 @@ def compare(name: str, rounds: int, warmup: int) -> Figures:
                 seconds[is_recorded].append((end[0] - begin[0], end[1] - begin[1]))
     figures: Figures = {"spans": spans}
     for place, clock in enumerate(("cpu", "wall")):
-        plain, recorded = (statistics.median(pair[place] for pair in seconds[key]) for key in (False, True))
+        plain, recorded = (
+            statistics.median(pair[place] for pair in seconds[key]) for key in (False, True)
+        )
         figures |= {f"{clock}_seconds": plain, f"{clock}_cost": recorded / plain - 1}
     return figures
 
@@ -65,24 +69,45 @@ def compare(name: str, rounds: int, warmup: int) -> Figures:
 def row(name: str, figures: Figures) -> list[str]:
     """A line of the table."""
     costs = [f"{100 * figures[f'{clock}_cost']:.1f} %" for clock in ("cpu", "wall")]
-    return [name, f"{figures['cpu_seconds']:.4f}", f"{figures['wall_seconds']:.4f}", str(figures["spans"]), *costs]
+    return [
+        name,
+        f"{figures['cpu_seconds']:.4f}",
+        f"{figures['wall_seconds']:.4f}",
+        str(figures["spans"]),
+        *costs,
+    ]
 
 
 def main() -> int:
     """Measure and print; exit code 0, or with `--check` 1 when the bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--presets", nargs="+", default=["tiny", "demo"], help="models to run")
     parser.add_argument("--rounds", type=int, default=10, help="measured steps of each kind")
     parser.add_argument("--warmup", type=int, default=2, help="steps of each kind before them")
     parser.add_argument("--check", action="store_true", help="exit with 1 when the bar is missed")
     arguments = parser.parse_args()
-    found: dict[str, Any] = {name: compare(name, arguments.rounds, arguments.warmup) for name in arguments.presets}
+    found: dict[str, Any] = {
+        name: compare(name, arguments.rounds, arguments.warmup) for name in arguments.presets
+    }
     heads = ["preset", "cpu s/step", "s/step", "spans", "cost (cpu)", "cost (wall)"]
     print(table(heads, [row(name, figures) for name, figures in found.items()]))
     worst = max(figures["cpu_cost"] for figures in found.values())
     met = worst <= BAR
-    print(f"\nbar: recording takes at most {BAR:.0%} of a step's processor time: {'met' if met else 'missed'}")
-    print_json({"benchmark": "profiling", "machine": machine(), "presets": found, "worst": worst, "met": met})
+    print(
+        f"\nbar: recording takes at most {BAR:.0%} of a step's processor time: "
+        f"{'met' if met else 'missed'}"
+    )
+    print_json(
+        {
+            "benchmark": "profiling",
+            "machine": machine(),
+            "presets": found,
+            "worst": worst,
+            "met": met,
+        }
+    )
     return 1 if arguments.check and not met else 0
 
 

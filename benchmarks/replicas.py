@@ -1,11 +1,13 @@
-"""Step time of the training program against the number of its replicas, in one process and in several.
+"""Step time of the training program against the number of its replicas, in one process and in
+several.
 
     python benchmarks/replicas.py                     # the `test` model, a global batch of 32
     python benchmarks/replicas.py --batch 8 --rounds 5
 
-Every layout does the same work on the same machine, so that whatever a step takes beyond the single replica's is what
-splitting costs. Data-parallel replicas of one process are held to a bar. The share of collectives is the time of the
-first process in meeting, exchanging and combining, over that of its steps.
+Every layout does the same work on the same machine, so that whatever a step takes beyond the single
+replica's is what splitting costs. Data-parallel replicas of one process are held to a bar. The
+share of collectives is the time of the first process in meeting, exchanging and combining, over
+that of its steps.
 """
 
 import argparse
@@ -47,7 +49,9 @@ SEVERAL = (((2, 1, 1), 2), ((4, 1, 1), 2), ((4, 1, 1), 4), ((1, 2, 1), 2), ((1, 
 
 
 class Collectives:
-    """The time that this process spends in collectives. It stands in the engine's own functions' places."""
+    """The time that this process spends in collectives. It stands in the engine's own functions'
+    places.
+    """
 
     def __init__(self) -> None:
         from popxl_engine.machine import fabric, lockstep
@@ -55,7 +59,8 @@ class Collectives:
         self.seconds = 0.0
         lockstep._complete = self._timed(lockstep._complete)  # meeting, and combining what is here
         lockstep._fold = self._timed(lockstep._fold)  # combining what is large as it comes
-        fabric.Fabric.finish = self._timed(fabric.Fabric.finish)  # waiting for other processes, and combining
+        # waiting for other processes, and combining
+        fabric.Fabric.finish = self._timed(fabric.Fabric.finish)
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
@@ -69,7 +74,9 @@ class Collectives:
 
 
 class Replicas:
-    """One layout; over several processes this is the first, which starts the others and tells them to step."""
+    """One layout; over several processes this is the first, which starts the others and tells them
+    to step.
+    """
 
     def __init__(self, options: Figures):
         self.instances = options["instances"]
@@ -100,7 +107,9 @@ def trainer(options: Figures) -> Any:
 
     dp, tp1, tp2 = options["layout"]
     layout = {"data_parallel": dp, "tensor_parallel_1": tp1, "tensor_parallel_2": tp2}
-    config = preset("test", **options["model"], **layout, global_batch_size=options["batch"], warmup_steps=0)
+    config = preset(
+        "test", **options["model"], **layout, global_batch_size=options["batch"], warmup_steps=0
+    )
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         random = np.random.default_rng(0)
@@ -125,7 +134,12 @@ def start_others(options: Figures) -> list[subprocess.Popen]:
     os.environ.update({name: str(value) for name, value in shared.items()}, RANK="0")
     command = [sys.executable, str(Path(__file__)), "--follow", json.dumps(options)]
     return [
-        subprocess.Popen(command, stdout=sys.stderr, stdin=subprocess.DEVNULL, env={**os.environ, "RANK": str(number)})
+        subprocess.Popen(
+            command,
+            stdout=sys.stderr,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "RANK": str(number)},
+        )
         for number in range(1, instances)
     ]
 
@@ -154,16 +168,24 @@ def layout_name(layout: Sequence[int], instances: int = 1) -> str:
 
 def variants_of(arguments: argparse.Namespace) -> list[Variant]:
     """The single replica first."""
-    model = {name: getattr(arguments, name) for name in SIZES if getattr(arguments, name) is not None}
+    model = {
+        name: getattr(arguments, name) for name in SIZES if getattr(arguments, name) is not None
+    }
     cores = len(os.sched_getaffinity(0))
     found = []
     for layout, instances in [((1, 1, 1), 1), *((layout, 1) for layout in ONE_PROCESS), *SEVERAL]:
         name = layout_name(layout, instances)
         if arguments.layouts and name not in (layout_name((1, 1, 1)), *arguments.layouts):
             continue
-        options = {"layout": layout, "instances": instances, "model": model, "batch": arguments.batch}
+        options = {
+            "layout": layout,
+            "instances": instances,
+            "model": model,
+            "batch": arguments.batch,
+        }
         threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // instances)))
-        environment = {"OMP_NUM_THREADS": threads, "GOMP_SPINCOUNT": "1000"}  # the latter as demo/pretraining.py has it
+        # the latter as demo/pretraining.py has it
+        environment = {"OMP_NUM_THREADS": threads, "GOMP_SPINCOUNT": "1000"}
         found.append(Variant(name=name, options=options, environment=environment))
     return found
 
@@ -175,7 +197,12 @@ def compare(alone: Measurement, measurements: Sequence[Measurement]) -> dict[str
         rounds = m.steps[-len(m.seconds) :]
         share = float(np.median([figures["collectives"] for figures in rounds])) / m.median
         ratio = {"ratio": m.median / alone.median, "cpu_ratio": m.cpu_median / alone.cpu_median}
-        found[m.name] = {**m.figures(), **ratio, "collectives_share": share, "loss": m.steps[-1]["loss"]}
+        found[m.name] = {
+            **m.figures(),
+            **ratio,
+            "collectives_share": share,
+            "loss": m.steps[-1]["loss"],
+        }
     return found
 
 
@@ -198,12 +225,19 @@ SIZES = ("layers", "hidden_size", "heads", "sequence_length", "vocabulary_size")
 
 def main() -> int:
     """Measure and print; exit code 0, or with `--check` 1 when the bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=32, help="samples of a step, over all replicas")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--batch", type=int, default=32, help="samples of a step, over all replicas"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="measured steps of each layout")
     parser.add_argument("--warmup", type=int, default=1, help="steps before them")
     parser.add_argument(
-        "--together", type=int, default=2, help="layouts in memory at a time, beside the single replica"
+        "--together",
+        type=int,
+        default=2,
+        help="layouts in memory at a time, beside the single replica",
     )
     parser.add_argument("--layouts", nargs="+", help="only these, by the names in the table")
     parser.add_argument("--check", action="store_true", help="exit with 1 when the bar is missed")
@@ -213,17 +247,34 @@ def main() -> int:
 
     alone, *others = variants_of(arguments)
     figures: dict[str, Figures] = {}
-    print(f"step time of the test model, {arguments.batch} samples a step, by layout (dp x tp1 x tp2)\n")
+    print(
+        f"step time of the test model, {arguments.batch} samples a step, by layout (dp x tp1 "
+        "x tp2)\n"
+    )
     for first in range(0, max(len(others), 1), arguments.together):
         group = [alone, *others[first : first + arguments.together]]
         measured = measure(Path(__file__), group, rounds=arguments.rounds, warmup=arguments.warmup)
         figures = {**compare(measured[0], measured), **figures}
-    headers = ["layout", "s/step", "cpu s/step", "spread", "ratio", "in collectives", "peak memory", "loss"]
-    print(table(headers, [row(variant.name, figures[variant.name]) for variant in (alone, *others)]))
+    headers = [
+        "layout",
+        "s/step",
+        "cpu s/step",
+        "spread",
+        "ratio",
+        "in collectives",
+        "peak memory",
+        "loss",
+    ]
+    print(
+        table(headers, [row(variant.name, figures[variant.name]) for variant in (alone, *others)])
+    )
     overhead = figures[BAR]["ratio"] if BAR in figures else None
     met = overhead is not None and overhead <= OVERHEAD_BAR
     if overhead is not None:
-        print(f"\nbar: {BAR} in one process at most {OVERHEAD_BAR}x the single replica: {'met' if met else 'missed'}")
+        print(
+            f"\nbar: {BAR} in one process at most {OVERHEAD_BAR}x the single replica: "
+            f"{'met' if met else 'missed'}"
+        )
     print_json(
         {
             "benchmark": "replicas",

@@ -1,10 +1,11 @@
-"""Validation loss and speed on a text of characters: the phased GPT and the same model in a plain PyTorch loop.
+"""Validation loss and speed on a text of characters: the phased GPT and the same model in a plain
+PyTorch loop.
 
-    python benchmarks/shakespeare.py                          # ../shared/data/tinyshakespeare.txt, three seeds
-    python benchmarks/shakespeare.py --text FILE --steps 200 --seeds 1
+    python benchmarks/shakespeare.py                          # ../shared/data/tinyshakespeare.txt,
+    three seeds python benchmarks/shakespeare.py --text FILE --steps 200 --seeds 1
 
-The first 90 % of the characters train, the rest validates, all of it, in windows that follow one another. nanoGPT in
-this setting gave a validation loss of 1.919.
+The first 90 % of the characters train, the rest validates, all of it, in windows that follow one
+another. nanoGPT in this setting gave a validation loss of 1.919.
 """
 
 import argparse
@@ -74,7 +75,9 @@ class Characters:
         return cls(ids[:cut], ids[cut:], len(vocabulary))
 
     def batches(self, seed: int, sequence: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Endless (ids, labels), each [BATCH, sequence], from random places of the training part."""
+        """Endless (ids, labels), each [BATCH, sequence], from random places of the training
+        part.
+        """
         random = np.random.default_rng(seed)
         while True:
             starts = random.integers(0, len(self.train) - sequence, BATCH)
@@ -82,12 +85,16 @@ class Characters:
             yield rows[:, :-1], rows[:, 1:]
 
     def validation_windows(self, sequence: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, labels), each [windows, sequence]: windows that follow one another over the whole validation part.
+        """(ids, labels), each [windows, sequence]: windows that follow one another over the whole
+        validation part.
 
         The characters after the last whole window, fewer than `sequence`, are left out.
         """
         windows = (len(self.validation) - 1) // sequence
-        ids, labels = self.validation[: windows * sequence], self.validation[1 : windows * sequence + 1]
+        ids, labels = (
+            self.validation[: windows * sequence],
+            self.validation[1 : windows * sequence + 1],
+        )
         return ids.reshape(windows, sequence), labels.reshape(windows, sequence)
 
 
@@ -136,7 +143,9 @@ def variants_of(arguments: argparse.Namespace, seed: int) -> list[Variant]:
     plain = {**options, "kind": "plain", "compiled": False}
     offered = [
         Variant(name="plain", options=plain, environment=KEEP_FREED_MEMORY),
-        Variant(name="compiled", options={**plain, "compiled": True}, environment=KEEP_FREED_MEMORY),
+        Variant(
+            name="compiled", options={**plain, "compiled": True}, environment=KEEP_FREED_MEMORY
+        ),
         Variant(name="phased", options={**options, "kind": "phased"}),
     ]
     return [variant for variant in offered if variant.name in arguments.variants]
@@ -148,58 +157,100 @@ def summarise(name: str, runs: list[Measurement]) -> Figures:
     return {
         "validation_loss": statistics.fmean(losses),
         "validation_losses": losses,
-        "milliseconds_per_step": 1e3 * statistics.median(second for run in runs for second in run.seconds),
-        "cpu_milliseconds_per_step": 1e3 * statistics.median(second for run in runs for second in run.cpu_seconds),
+        "milliseconds_per_step": 1e3
+        * statistics.median(second for run in runs for second in run.seconds),
+        "cpu_milliseconds_per_step": 1e3
+        * statistics.median(second for run in runs for second in run.cpu_seconds),
         "spread": max(run.spread for run in runs),
         "peak_bytes": max(run.peak_bytes for run in runs),
     }
 
 
 def main() -> int:
-    """Train, print; exit code 0, with `--check` 1 when a bar is missed, 2 when the text is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, default=DEFAULT_TEXT, help="any text file (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=2000, help="optimizer steps; the bar on the loss is for 2000")
+    """Train, print; exit code 0, with `--check` 1 when a bar is missed, 2 when the text is
+    missing.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--text", type=Path, default=DEFAULT_TEXT, help="any text file (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=2000, help="optimizer steps; the bar on the loss is for 2000"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="how many; the seeds are 0, 1, ...")
-    parser.add_argument("--variants", nargs="+", default=["plain", "phased"], choices=["plain", "compiled", "phased"])
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        default=["plain", "phased"],
+        choices=["plain", "compiled", "phased"],
+    )
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     arguments = parser.parse_args()
     require_file(arguments.text, "a text to train on", "Give one with --text FILE.")
     if arguments.steps < 2 * CHUNK or arguments.steps % CHUNK:
-        parser.error(f"--steps: got {arguments.steps}; expected a multiple of {CHUNK}, at least {2 * CHUNK}.")
+        parser.error(
+            f"--steps: got {arguments.steps}; expected a multiple of {CHUNK}, at least {2 * CHUNK}."
+        )
 
     runs: dict[str, list[Measurement]] = {name: [] for name in arguments.variants}
     for seed in range(arguments.seeds):
         rounds = arguments.steps // CHUNK - 1
         for run in measure(
-            Path(__file__), variants_of(arguments, seed), rounds=rounds, warmup=1, steps_per_round=CHUNK
+            Path(__file__),
+            variants_of(arguments, seed),
+            rounds=rounds,
+            warmup=1,
+            steps_per_round=CHUNK,
         ):
             runs[run.name].append(run)
-            print(f"seed {seed}: {run.name} ends at validation loss {run.finish['validation_loss']:.4f}", flush=True)
+            print(
+                f"seed {seed}: {run.name} ends at validation loss "
+                f"{run.finish['validation_loss']:.4f}",
+                flush=True,
+            )
     figures = {name: summarise(name, seeds) for name, seeds in runs.items()}
     rows = [
         [name, f"{f['validation_loss']:.4f}", f"{f['milliseconds_per_step']:.2f}"]
-        + [f"{f['cpu_milliseconds_per_step']:.2f}", f"{100 * f['spread']:.0f} %", gib(f["peak_bytes"])]
+        + [
+            f"{f['cpu_milliseconds_per_step']:.2f}",
+            f"{100 * f['spread']:.0f} %",
+            gib(f["peak_bytes"]),
+        ]
         for name, f in figures.items()
     ]
     print()
-    print(table(["variant", "validation loss", "ms/step", "cpu ms/step", "spread", "peak memory"], rows))
+    print(
+        table(
+            ["variant", "validation loss", "ms/step", "cpu ms/step", "spread", "peak memory"], rows
+        )
+    )
     result: Figures = {"benchmark": "shakespeare", "machine": machine(), "variants": figures}
     result |= {"steps": arguments.steps, "seeds": arguments.seeds, "bar": verdict(figures)}
     if result["bar"] is not None:
         met = "met" if result["bar"]["met"] else "missed"
-        print(f"\nbar: phased loss at most {LOSS_BAR} at no less than {SPEED_BAR}x the plain loop's speed: {met}")
+        print(
+            f"\nbar: phased loss at most {LOSS_BAR} at no less than {SPEED_BAR}x the plain "
+            f"loop's speed: {met}"
+        )
     print_json(result)
     return 1 if arguments.check and not (result["bar"] and result["bar"]["met"]) else 0
 
 
 def verdict(figures: Figures) -> Figures | None:
-    """Whether the phased run is within its bars; None when it, or the plain loop, was not measured."""
+    """Whether the phased run is within its bars; None when it, or the plain loop, was not
+    measured.
+    """
     if not {"plain", "phased"} <= figures.keys():
         return None
     loss = figures["phased"]["validation_loss"]
     speed = figures["plain"]["milliseconds_per_step"] / figures["phased"]["milliseconds_per_step"]
-    return {"validation_loss": loss, "speed_ratio": speed, "met": loss <= LOSS_BAR and speed >= SPEED_BAR}
+    return {
+        "validation_loss": loss,
+        "speed_ratio": speed,
+        "met": loss <= LOSS_BAR and speed >= SPEED_BAR,
+    }
 
 
 if __name__ == "__main__":

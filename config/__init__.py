@@ -1,7 +1,8 @@
 """Configuration of a run: dataclasses, presets and the command line that derives from them.
 
-Imports the standard library and yaml only. A new setting is a field with a docstring in `schema.py`, and a rule in
-`validation.py` if it must fit others. A new preset is an entry of `pretraining.yml`. `--help` and the reference follow.
+Imports the standard library and yaml only. A new setting is a field with a docstring in
+`schema.py`, and a rule in `validation.py` if it must fit others. A new preset is an entry of
+`pretraining.yml`. `--help` and the reference follow.
 """
 
 from config.command_line import parse_command_line
@@ -14,9 +15,32 @@ from config.schema import Checkpoint, Config, Data, Execution, Logging, Model, T
 from config.validation import validate
 
 __all__ = [
-    "Checkpoint", "Config", "ConfigError", "Data", "DivergedError", "Execution", "Leaf", "Logging", "Model", "Training",
+    "Checkpoint",
+    "Config",
+    "ConfigError",
+    "Data",
+    "DivergedError",
+    "Execution",
+    "Leaf",
+    "Logging",
+    "Model",
+    "Training",
     "UserError",
-    "config_hash", "exit_on_user_error", "from_mapping", "hear_ctrl_c", "learning_rate", "leaves", "load",
-    "numerics_hash", "override", "parse_command_line", "preset", "preset_names", "reference", "save", "to_mapping",
-    "to_yaml", "validate",
-]  # fmt: skip
+    "config_hash",
+    "exit_on_user_error",
+    "from_mapping",
+    "hear_ctrl_c",
+    "learning_rate",
+    "leaves",
+    "load",
+    "numerics_hash",
+    "override",
+    "parse_command_line",
+    "preset",
+    "preset_names",
+    "reference",
+    "save",
+    "to_mapping",
+    "to_yaml",
+    "validate",
+]

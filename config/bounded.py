@@ -1,4 +1,6 @@
-"""Reading what a user names without believing it: no more than so many bytes, of a plain file, without waiting."""
+"""Reading what a user names without believing it: no more than so many bytes, of a plain file,
+without waiting.
+"""
 
 import errno
 import os
@@ -14,7 +16,8 @@ def read_bounded(path: Path, limit: int) -> bytes:
     """A file's content.
 
     Raises:
-        OSError: it cannot be read, is no plain file (a pipe, a device), or has more than `limit` bytes.
+        OSError: it cannot be read, is no plain file (a pipe, a device), or has more than `limit`
+            bytes.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

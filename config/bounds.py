@@ -43,7 +43,9 @@ class Between:
         return self.low <= value < self.high
 
     def __str__(self) -> str:
-        low, high = (int(limit) if limit == int(limit) else limit for limit in (self.low, self.high))
+        low, high = (
+            int(limit) if limit == int(limit) else limit for limit in (self.low, self.high)
+        )
         return f"at least {low} and below {high}"
 
 
@@ -88,7 +90,9 @@ class Bytes:
 
 @dataclass(frozen=True)
 class BytesOrShare(Bytes):
-    """Amounts of memory, or a share of all there is, above 0 and at most 1: `0.5`, `50%`; `auto` is none given."""
+    """Amounts of memory, or a share of all there is, above 0 and at most 1: `0.5`, `50%`; `auto` is
+    none given.
+    """
 
     def admits(self, value: float) -> bool:
         """Whether the value is in range: whole numbers are bytes, others a share."""

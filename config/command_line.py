@@ -29,12 +29,15 @@ def parse_command_line(
 
     Args:
         arguments: the words after the program's name.
-        program: what the program is called and does, for `--help`: "demo/pretraining.py: train a GPT".
+        program: what the program is called and does, for `--help`: "demo/pretraining.py: train a
+            GPT".
         default: preset that is taken without `--config`.
-        options: a dataclass of further flags that belong to this program and not to the run; its leaf names differ from
-            the configuration's.
-        defaults: leaves that this program sets differently from the preset, by name; flags win over them.
-        unused: sections and leaves that this program has no use for: a preset may set them, a flag is refused.
+        options: a dataclass of further flags that belong to this program and not to the run; its
+            leaf names differ from the configuration's.
+        defaults: leaves that this program sets differently from the preset, by name; flags win over
+            them.
+        unused: sections and leaves that this program has no use for: a preset may set them, a flag
+            is refused.
     Returns:
         the configuration, and an instance of `options` (None without it).
     Raises:
@@ -46,7 +49,9 @@ def parse_command_line(
         sys.exit(0)
     words = _Words(arguments, (*leaves(Config), *(leaves(options) if options else ())))
     words.read()
-    words.refuse([leaf for leaf in leaves(Config) if is_in(leaf, unused)], program.partition(":")[0])
+    words.refuse(
+        [leaf for leaf in leaves(Config) if is_in(leaf, unused)], program.partition(":")[0]
+    )
     own = {item.name for item in fields(options)} if options else set()
     values = {name: value for name, value in words.values.items() if name not in own}
     try:
@@ -91,7 +96,9 @@ class _Words:
         while self.rest:
             word = self.rest.pop(0)
             if not word.startswith("--") or word == "--":
-                self.problems.append(f"{word}: got a word without a flag before it; expected --name value.")
+                self.problems.append(
+                    f"{word}: got a word without a flag before it; expected --name value."
+                )
                 continue
             flag, has_value, value = word[2:].partition("=")
             flag = flag.replace("-", "_")
@@ -101,7 +108,10 @@ class _Words:
                 self.config = self._value("config")
             elif flag in self.flags:
                 self._read_leaf(self.flags[flag], attached=bool(has_value))
-            elif flag.removeprefix("no_") in self.flags and self.flags[flag.removeprefix("no_")].kind is bool:
+            elif (
+                flag.removeprefix("no_") in self.flags
+                and self.flags[flag.removeprefix("no_")].kind is bool
+            ):
                 self._read_no(self.flags[flag.removeprefix("no_")], word, attached=bool(has_value))
             else:
                 self._refuse_flag(word, flag)
@@ -111,7 +121,8 @@ class _Words:
         for leaf in unused:
             if leaf.name in self.values or leaf.name in self.bad:
                 self.problems.append(
-                    f"--{leaf.name}: got a flag that {program} does not use; expected none. Leave it out."
+                    f"--{leaf.name}: got a flag that {program} does not use; expected none. "
+                    "Leave it out."
                 )
 
     def _read_leaf(self, leaf: Leaf, *, attached: bool) -> None:
@@ -159,14 +170,18 @@ class _Words:
         if found:
             self.values[leaf.name] = () if found == ["none"] else tuple(found)
         else:
-            self.problems.append(f"--{leaf.name}: got no value; expected paths or patterns, or none.")
+            self.problems.append(
+                f"--{leaf.name}: got no value; expected paths or patterns, or none."
+            )
             self.bad.add(leaf.name)
 
     def _boolean_follows(self) -> bool:
         return bool(self.rest) and not self.rest[0].startswith("--")
 
 
-def help_text(program: str, default: str, options: Optional[type] = None, unused: Sequence[str] = ()) -> str:
+def help_text(
+    program: str, default: str, options: Optional[type] = None, unused: Sequence[str] = ()
+) -> str:
     """The help: presets, then every flag that is used with its values, default and meaning."""
     lines = [program, "", "  --config NAME"]
     lines.append(
@@ -175,7 +190,9 @@ def help_text(program: str, default: str, options: Optional[type] = None, unused
             f"{', '.join(preset_names())}."
         )
     )
-    lines.append("\nEach flag may carry its section: --model.layers. Booleans are switched off by --no-NAME.")
+    lines.append(
+        "\nEach flag may carry its section: --model.layers. Booleans are switched off by --no-NAME."
+    )
     for record in (options, Config):
         if record is None:
             continue
@@ -186,8 +203,13 @@ def help_text(program: str, default: str, options: Optional[type] = None, unused
             for leaf in leaves(record):
                 if leaf.section == section and not is_in(leaf, unused):
                     lines.append(f"  {_usage(leaf)}")
-                    lines.append(_wrapped(f"{leaf.doc} ({leaf.expected}; default {shown(leaf.default)})"))
-    lines.append("\nDefaults are those without a preset; the resolved configuration is printed when a run starts.")
+                    lines.append(
+                        _wrapped(f"{leaf.doc} ({leaf.expected}; default {shown(leaf.default)})")
+                    )
+    lines.append(
+        "\nDefaults are those without a preset; the resolved configuration is printed when a "
+        "run starts."
+    )
     return "\n".join(lines)
 
 

@@ -19,18 +19,27 @@ SHOWN = 50
 DIVERGED_EXIT_CODE = 3
 INTERNAL_ERROR_EXIT_CODE = 70
 """EX_SOFTWARE of sysexits.h: the program's own mistake, never the user's."""
-OUT_OF_MEMORY = ("array is too big", "Maximum allowed size exceeded", "can't allocate memory", "out of memory")
+OUT_OF_MEMORY = (
+    "array is too big",
+    "Maximum allowed size exceeded",
+    "can't allocate memory",
+    "out of memory",
+)
 """What numpy and PyTorch say, in errors of several types, of what no memory holds."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What writing says where there is no more space."""
 
 
 class UserError(ValueError):
-    """Something the user gave is wrong: told in one message, without a traceback, with exit code 2."""
+    """Something the user gave is wrong: told in one message, without a traceback, with exit code
+    2.
+    """
 
 
 class DivergedError(ArithmeticError):
-    """Training has come to numbers that are not finite: told in one message, without a traceback, with exit code 3."""
+    """Training has come to numbers that are not finite: told in one message, without a traceback,
+    with exit code 3.
+    """
 
 
 class ConfigError(UserError):
@@ -45,26 +54,37 @@ class ConfigError(UserError):
         if len(self.problems) == 1:
             message = self.problems[0]
         else:
-            lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(self.problems[:SHOWN], start=1))
-            more = "" if len(self.problems) <= SHOWN else f"\n  ... and {len(self.problems) - SHOWN} more."
+            lines = "\n".join(
+                f"  {number}. {problem}"
+                for number, problem in enumerate(self.problems[:SHOWN], start=1)
+            )
+            more = (
+                ""
+                if len(self.problems) <= SHOWN
+                else f"\n  ... and {len(self.problems) - SHOWN} more."
+            )
             message = f"{where}: {len(self.problems)} problems.\n{lines}{more}"
         super().__init__(message)
 
 
 def hear_ctrl_c() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt again, which scripts keep from it while they load their modules."""
+    """Let Ctrl-C raise KeyboardInterrupt again, which scripts keep from it while they load their
+    modules.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
 def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
-    """End an entry point without a traceback, whatever happens: the one place that turns failures into messages.
+    """End an entry point without a traceback, whatever happens: the one place that turns failures
+    into messages.
 
-    A `UserError` in the body becomes its message on stderr and exit code 2, as do files that the system refuses, disks
-    that are full and memory that ran out where nothing nearer has said so. A `DivergedError` becomes exit code 3.
-    Ctrl-C becomes exit code 130, and a reader of the output that went away (`... | head`) exit code 141, as shells do.
-    Every other error is the program's own: one line, exit code 70, and the traceback in a file that the line names.
+    A `UserError` in the body becomes its message on stderr and exit code 2, as do files that the
+    system refuses, disks that are full and memory that ran out where nothing nearer has said so. A
+    `DivergedError` becomes exit code 3. Ctrl-C becomes exit code 130, and a reader of the output
+    that went away (`... | head`) exit code 141, as shells do. Every other error is the program's
+    own: one line, exit code 70, and the traceback in a file that the line names.
 
     Args:
         stopped: what to say after Ctrl-C.
@@ -100,18 +120,29 @@ def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
 
 
 def _outside_message(error: BaseException) -> Optional[str]:
-    """What to say of an error that the system around the program has caused; None for one of the program's own."""
+    """What to say of an error that the system around the program has caused; None for one of the
+    program's own.
+    """
     if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
         reason = first_line(error) or "no more"
-        return f"memory: got '{reason}'; expected enough. Choose a smaller model or batch; --plan shows what it takes."
+        return (
+            f"memory: got '{reason}'; expected enough. Choose a smaller model or batch; --plan "
+            "shows what it takes."
+        )
     if not isinstance(error, OSError) or error.strerror is None:
         return None
     if error.errno in FULL:
-        return f"{error.filename or 'output'}: got '{error.strerror}'; expected space to write. Free some."
+        return (
+            f"{error.filename or 'output'}: got '{error.strerror}'; expected space to write. Free "
+            "some."
+        )
     if error.filename is None:
         return None
     where = text_of(error.filename)
-    return f"{where}: got '{error.strerror}'; expected a path that can be used. Check what it is and its permissions."
+    return (
+        f"{where}: got '{error.strerror}'; expected a path that can be used. Check what it is and "
+        "its permissions."
+    )
 
 
 def _internal_message(error: BaseException) -> str:
@@ -150,9 +181,11 @@ def text_of(name: Union[str, bytes, int]) -> str:
 
 
 def repair_standard_streams() -> None:
-    """Make writing to stdout and stderr safe: closed ones (`>&-`) lead nowhere, what their encoding lacks is escaped.
+    """Make writing to stdout and stderr safe: closed ones (`>&-`) lead nowhere, what their encoding
+    lacks is escaped.
 
-    A closed descriptor is taken up again at once, or the next file that is opened gets what is printed.
+    A closed descriptor is taken up again at once, or the next file that is opened gets what is
+    printed.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         stream = getattr(sys, name)

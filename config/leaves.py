@@ -1,4 +1,6 @@
-"""The leaves of a record of settings, read from its dataclasses: type, range, default and help text of each."""
+"""The leaves of a record of settings, read from its dataclasses: type, range, default and help text
+of each.
+"""
 
 import ast
 import inspect
@@ -55,7 +57,9 @@ class Leaf:
         if self.choices:
             words = "one of " + ", ".join(self.choices)
         else:
-            words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[self.kind]
+            words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[
+                self.kind
+            ]
             if self.bound is not None:
                 words += f" {self.bound}" if isinstance(self.bound, Bytes) else f", {self.bound}"
         if self.is_list:
@@ -74,7 +78,9 @@ class Leaf:
         if isinstance(value, str) and value in self.words:
             return value
         if self.is_list:
-            if isinstance(value, (list, tuple)) and all(isinstance(item, str) and item for item in value):
+            if isinstance(value, (list, tuple)) and all(
+                isinstance(item, str) and item for item in value
+            ):
                 return tuple(self._checked_text(item) for item in value)
             raise self._refusal(value)
         if isinstance(value, int) and abs(value) > LARGEST:
@@ -102,7 +108,9 @@ class Leaf:
         return text
 
     def parse(self, text: str) -> Any:
-        """Return the value that a word of the command line stands for; raises ValueError as `check` does."""
+        """Return the value that a word of the command line stands for; raises ValueError as `check`
+        does.
+        """
         if self.optional and text.lower() in NONE_WORDS:
             return None
         if self.kind is bool:
@@ -125,11 +133,21 @@ class Leaf:
         return self.bound is None or self.bound.admits(value)
 
     def _refusal(self, value: Any) -> ValueError:
-        hint = " Write it without quotes." if isinstance(value, str) and self._reads_as_number(value) else ""
-        large = f" below 2**63 = {LARGEST + 1}" if isinstance(value, int) and abs(value) > LARGEST else ""
+        hint = (
+            " Write it without quotes."
+            if isinstance(value, str) and self._reads_as_number(value)
+            else ""
+        )
+        large = (
+            f" below 2**63 = {LARGEST + 1}"
+            if isinstance(value, int) and abs(value) > LARGEST
+            else ""
+        )
         if isinstance(value, float) and FLOAT32_LARGEST < abs(value) < math.inf:
             hint = " float32 holds no more than 3.4e38."
-        return ValueError(f"{self.name}: got {shortened(value)}; expected {self.expected}{large}.{hint}")
+        return ValueError(
+            f"{self.name}: got {shortened(value)}; expected {self.expected}{large}.{hint}"
+        )
 
     def _reads_as_number(self, text: str) -> bool:
         if self.kind not in (int, float) or self.is_list:
@@ -143,11 +161,15 @@ class Leaf:
 
 @cache
 def leaves(record: type = Config) -> tuple[Leaf, ...]:
-    """Every setting of a dataclass, sections after the record's own fields, in the order they are written."""
+    """Every setting of a dataclass, sections after the record's own fields, in the order they are
+    written.
+    """
     found = tuple(_walk(record, section=""))
     names = [leaf.name for leaf in found]
     repeated = {name for name in names if names.count(name) > 1}
-    assert not repeated, f"leaf names must be unique over the whole record, for each is a flag: {repeated}"
+    assert not repeated, (
+        f"leaf names must be unique over the whole record, for each is a flag: {repeated}"
+    )
     return found
 
 
@@ -159,10 +181,16 @@ def _walk(record: type, section: str) -> Iterator[Leaf]:
             assert not section, "sections do not nest"
             yield from _walk(hints[item.name], item.name)
             continue
-        assert item.name in docs, f"{record.__name__}.{item.name} needs a docstring: it is its help text"
+        assert item.name in docs, (
+            f"{record.__name__}.{item.name} needs a docstring: it is its help text"
+        )
         default = item.default_factory() if item.default_factory is not MISSING else item.default
         yield Leaf(
-            section=section, name=item.name, default=default, doc=docs[item.name], **_read_type(hints[item.name])
+            section=section,
+            name=item.name,
+            default=default,
+            doc=docs[item.name],
+            **_read_type(hints[item.name]),
         )
 
 
@@ -170,15 +198,20 @@ def _read_type(hint: Any) -> dict[str, Any]:
     """Take a field's annotation apart: the keyword arguments of `Leaf` that depend on it."""
     if get_origin(hint) in (Union, types.UnionType):
         inner, *others = [part for part in get_args(hint) if part is not type(None)]
-        words = tuple(word for part in others if get_origin(part) is Literal for word in get_args(part))
+        words = tuple(
+            word for part in others if get_origin(part) is Literal for word in get_args(part)
+        )
         others = [part for part in others if get_origin(part) is not Literal]
-        assert others in ([], [float]), f"no setting can have type {hint}"  # int | float: bytes or a share
+        # int | float: bytes or a share
+        assert others in ([], [float]), f"no setting can have type {hint}"
         return {**_read_type(inner), "words": words, "optional": type(None) in get_args(hint)}
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         if notes == [IsPath()]:
             return {**_read_type(inner), "is_path": True}
-        (bound,) = [note for note in notes if isinstance(note, (AtLeast, Between, MoreThan, Within, Bytes))]
+        (bound,) = [
+            note for note in notes if isinstance(note, (AtLeast, Between, MoreThan, Within, Bytes))
+        ]
         return {**_read_type(inner), "bound": bound}
     if get_origin(hint) is Literal:
         return {"kind": str, "choices": get_args(hint)}
@@ -190,7 +223,9 @@ def _read_type(hint: Any) -> dict[str, Any]:
 
 @cache
 def field_docstrings(record: type) -> dict[str, str]:
-    """The string that follows each field in the source of the class, or of one that it derives from, by field name."""
+    """The string that follows each field in the source of the class, or of one that it derives
+    from, by field name.
+    """
     docs: dict[str, str] = {}
     for owner in reversed(record.__mro__):
         if is_dataclass(owner):
@@ -212,7 +247,8 @@ def _own_docstrings(record: type) -> dict[str, str]:
 def flatten(config: Config) -> dict[str, Any]:
     """The value of every leaf, by name."""
     return {
-        leaf.name: getattr(getattr(config, leaf.section) if leaf.section else config, leaf.name) for leaf in leaves()
+        leaf.name: getattr(getattr(config, leaf.section) if leaf.section else config, leaf.name)
+        for leaf in leaves()
     }
 
 
@@ -223,7 +259,9 @@ def assemble(values: Mapping[str, Any]) -> Config:
         by_section[leaf.section][leaf.name] = values[leaf.name]
     own = by_section.pop("")
     hints = get_type_hints(Config)
-    return Config(**own, **{section: hints[section](**found) for section, found in by_section.items()})
+    return Config(
+        **own, **{section: hints[section](**found) for section, found in by_section.items()}
+    )
 
 
 def shown(value: Any) -> str:
@@ -238,10 +276,14 @@ def shown(value: Any) -> str:
 
 
 def sections(record: type = Config) -> dict[str, str]:
-    """The first docstring line of each section of a record, by section name; the record's own under ''."""
+    """The first docstring line of each section of a record, by section name; the record's own under
+    ''.
+    """
     hints = get_type_hints(record)
     found = {"": record}
-    found.update({item.name: hints[item.name] for item in fields(record) if is_dataclass(hints[item.name])})
+    found.update(
+        {item.name: hints[item.name] for item in fields(record) if is_dataclass(hints[item.name])}
+    )
     return {name: inspect.getdoc(owner).splitlines()[0] for name, owner in found.items()}  # type: ignore[union-attr]
 
 
@@ -256,6 +298,9 @@ def reference(record: type = Config) -> str:
             "| flag | default | values | meaning |",
             "|---|---|---|---|",
         ]
-        lines += [f"| `--{row.name}` | {shown(row.default)} | {row.expected} | {row.doc} |" for row in rows]
+        lines += [
+            f"| `--{row.name}` | {shown(row.default)} | {row.expected} | {row.doc} |"
+            for row in rows
+        ]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"

@@ -7,7 +7,9 @@ from pathlib import Path
 
 
 def open_plain(path: Path) -> int:
-    """A descriptor to read a plain file with; OSError if it is something else (a folder, a pipe, a device)."""
+    """A descriptor to read a plain file with; OSError if it is something else (a folder, a pipe, a
+    device).
+    """
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(number).st_mode
     if stat.S_ISREG(mode):

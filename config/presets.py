@@ -31,12 +31,15 @@ def preset(name: str, /, **values: Any) -> Config:
 
 
 def override(config: Config, /, **values: Any) -> Config:
-    """A copy of a configuration with some leaves changed, by their names; raises ConfigError as `preset` does."""
+    """A copy of a configuration with some leaves changed, by their names; raises ConfigError as
+    `preset` does.
+    """
     return build({}, values, base=config)
 
 
 def from_mapping(mapping: Mapping[str, Any]) -> Config:
-    """The configuration that a mapping of sections describes; what it does not mention has its default.
+    """The configuration that a mapping of sections describes; what it does not mention has its
+    default.
 
     Raises:
         ConfigError: lists every unknown key, wrong value and combination that cannot run.
@@ -45,25 +48,42 @@ def from_mapping(mapping: Mapping[str, Any]) -> Config:
 
 
 def preset_mapping(name: str, file: Path = PRESETS_FILE) -> dict[str, Any]:
-    """A preset's sections with everything it inherits merged in, as it stands in the file, unchecked."""
+    """A preset's sections with everything it inherits merged in, as it stands in the file,
+    unchecked.
+    """
     presets = read_yaml(file)
     chain: list[str] = []
     wanted: Optional[str] = name
     while wanted is not None:
         if wanted in chain:
-            raise ConfigError([f"{file.name}: preset {name!r} inherits from itself: {' -> '.join([*chain, wanted])}."])
+            raise ConfigError(
+                [
+                    f"{file.name}: preset {name!r} inherits from itself: "
+                    f"{' -> '.join([*chain, wanted])}."
+                ]
+            )
         if wanted not in presets:
             origin = "--config" if not chain else f"{file.name}: preset {chain[-1]!r} inherits"
-            raise ConfigError([f"{origin}: unknown preset {wanted!r}. {did_you_mean(wanted, presets, listed=True)}"])
+            raise ConfigError(
+                [
+                    f"{origin}: unknown preset {wanted!r}. "
+                    f"{did_you_mean(wanted, presets, listed=True)}"
+                ]
+            )
         chain.append(wanted)
         if not isinstance(presets[wanted], dict):
             raise ConfigError(
-                [f"{file.name}: preset {wanted!r}: got {presets[wanted]!r}; expected sections of settings."]
+                [
+                    f"{file.name}: preset {wanted!r}: got {presets[wanted]!r}; expected "
+                    "sections of settings."
+                ]
             )
         wanted = presets[wanted].get(INHERITS)
     merged: dict[str, Any] = {"name": name}
     for ancestor in reversed(chain):
-        merged = merge(merged, {key: value for key, value in presets[ancestor].items() if key != INHERITS})
+        merged = merge(
+            merged, {key: value for key, value in presets[ancestor].items() if key != INHERITS}
+        )
     return merged
 
 
@@ -89,7 +109,8 @@ def build(
     Args:
         mapping: values by section, as in a file.
         values: values by leaf name.
-        problems: what was found wrong before (on the command line), to be told together with what is found here.
+        problems: what was found wrong before (on the command line), to be told together with what
+            is found here.
         bad: the leaves that those problems are about.
     Raises:
         ConfigError: lists every problem.
@@ -133,7 +154,9 @@ def _from_leaves(values: Mapping[str, Any], problems: list[str]) -> dict[str, An
 
 
 def _meant(name: Any, known: set[str]) -> str:
-    """What to write instead of an unknown key: a close one here, else a leaf of that name in another section."""
+    """What to write instead of an unknown key: a close one here, else a leaf of that name in
+    another section.
+    """
     elsewhere = {leaf.name: leaf for leaf in leaves()}.get(str(name))
     if elsewhere is not None:
         return f"It belongs to {_section_name(elsewhere)}."
@@ -145,12 +168,20 @@ def _section_name(leaf: Leaf) -> str:
 
 
 def did_you_mean(name: str, known: Any, *, listed: bool = False) -> str:
-    """A sentence that suggests a known name close to this one; without one, the known names if `listed`."""
+    """A sentence that suggests a known name close to this one; without one, the known names if
+    `listed`.
+    """
     if len(name) > 2 * max(map(len, known), default=0):
         return ""
     close = get_close_matches(name, list(known), n=1, cutoff=0.6) or [
-        candidate for candidate in sorted(known) if name and (candidate.startswith(name) or name.startswith(candidate))
+        candidate
+        for candidate in sorted(known)
+        if name and (candidate.startswith(name) or name.startswith(candidate))
     ]
     if close:
         return f"Did you mean {close[0]!r}?"
-    return f"Known are {', '.join(known if isinstance(known, dict) else sorted(known))}." if listed else ""
+    return (
+        f"Known are {', '.join(known if isinstance(known, dict) else sorted(known))}."
+        if listed
+        else ""
+    )

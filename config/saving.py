@@ -13,7 +13,9 @@ from config.schema import Config
 from config.yaml_files import read_yaml
 
 NOT_NUMERIC_SECTIONS = ("data", "checkpoint", "logging")
-"""Sections that leave the numbers alone; the contents of data files are identified by the data itself, not by paths."""
+"""Sections that leave the numbers alone; the contents of data files are identified by the data
+itself, not by paths.
+"""
 NOT_NUMERIC_LEAVES = (
     ("training", "max_skipped"),
     ("training", "validate_every"),
@@ -30,7 +32,9 @@ NOT_NUMERIC_LEAVES = (
 
 
 def to_mapping(config: Config) -> dict[str, Any]:
-    """The configuration as nested dictionaries of plain values, lists instead of tuples, every leaf present."""
+    """The configuration as nested dictionaries of plain values, lists instead of tuples, every leaf
+    present.
+    """
     mapping: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     return mapping
 
@@ -46,18 +50,25 @@ def save(config: Config, file: Path) -> None:
 
 
 def load(file: Path) -> Config:
-    """Read a configuration that `save` wrote (or part of one); raises ConfigError if it is not one or cannot run."""
+    """Read a configuration that `save` wrote (or part of one); raises ConfigError if it is not one
+    or cannot run.
+    """
     return from_mapping(read_yaml(Path(file)))
 
 
 def numerics_hash(config: Config) -> str:
-    """Hash of what decides the numbers: two runs on the same data with equal hashes give the same losses."""
+    """Hash of what decides the numbers: two runs on the same data with equal hashes give the same
+    losses.
+    """
     mapping = to_mapping(config)
     for section in ("name", *NOT_NUMERIC_SECTIONS):
         del mapping[section]
     for section, name in NOT_NUMERIC_LEAVES:
         del mapping[section][name]
-    mapping["model"] |= {"max_positions": config.model.positions, "feed_forward_size": config.model.feed_forward}
+    mapping["model"] |= {
+        "max_positions": config.model.positions,
+        "feed_forward_size": config.model.feed_forward,
+    }
     return _digest(mapping)
 
 

@@ -8,8 +8,9 @@ from config.schema import Training
 def learning_rate(training: Training, step: int) -> float:
     """The learning rate of an optimizer step.
 
-    Warm-up rises linearly, from a first value above zero to `learning_rate` at step `warmup_steps`. From there the
-    linear and cosine schedules fall to `minimum_learning_rate`, which they reach at step `steps` and keep.
+    Warm-up rises linearly, from a first value above zero to `learning_rate` at step `warmup_steps`.
+    From there the linear and cosine schedules fall to `minimum_learning_rate`, which they reach at
+    step `steps` and keep.
 
     Args:
         step: 0 is the run's first update, `steps - 1` its last.

@@ -1,4 +1,6 @@
-"""The configuration's records. The string under a field is its help text and its line in the reference."""
+"""The configuration's records. The string under a field is its help text and its line in the
+reference.
+"""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Optional
@@ -40,13 +42,19 @@ class Model:
     feed_forward_size: Optional[Count] = None
     """Width inside the feed-forward layer; none: 4 * hidden_size."""
     dropout: Fraction = 0.1
-    """Probability that a unit is dropped, for embeddings, attention probabilities and residual branches."""
+    """Probability that a unit is dropped, for embeddings, attention probabilities and residual
+    branches.
+    """
     attention_serialisation: Count = 1
-    """Pieces the queries are cut into: less of the score matrix is held at once, and later keys cost nothing."""
+    """Pieces the queries are cut into: less of the score matrix is held at once, and later keys
+    cost nothing.
+    """
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """Data type of weights and activations; sums and gradient accumulators are float32."""
     initial_std: Positive = 0.02
-    """Standard deviation of fresh weights; projections into the residual stream use it divided by sqrt(2 * layers)."""
+    """Standard deviation of fresh weights; projections into the residual stream use it divided by
+    sqrt(2 * layers).
+    """
     layer_norm_eps: Positive = 1e-5
     """Added to the variance by layer norms."""
 
@@ -98,20 +106,29 @@ class Training:
     epsilon: Positive = 1e-8
     """Added to the root of Adam's second moment."""
     weight_decay: PositiveOrZero = 0.1
-    """Decoupled weight decay, times the learning rate per step; layer norms and biases have none."""
+    """Decoupled weight decay, times the learning rate per step; layer norms and biases have
+    none.
+    """
     max_norm: Norm = 1.0
     """Global gradient norm above which gradients are scaled down to it; 0: no clipping."""
     loss_scaling: Scale | Literal["auto"] = 1.0
-    """Factor on the loss, divided out before the update, that keeps 16-bit gradients from vanishing; auto: from 65536
-    on, halved by a step that overflows, doubled after loss_scaling_window others."""
+    """Factor on the loss, divided out before the update, that keeps 16-bit gradients from
+    vanishing; auto: from 65536 on, halved by a step that overflows, doubled after
+    loss_scaling_window others."""
     loss_scaling_window: Count = 1000
     """Steps in a row without an overflow after which `--loss_scaling auto` doubles its factor."""
     max_skipped: Count = 20
-    """Steps skipped in a row, for the gradient norm is not finite, that end the run with exit code 3."""
+    """Steps skipped in a row, for the gradient norm is not finite, that end the run with exit code
+    3.
+    """
     moment_precision: Literal["float32", "bfloat16"] = "float32"
-    """Data type of Adam's two moments; bfloat16 takes half the memory, and needs stochastic_rounding."""
+    """Data type of Adam's two moments; bfloat16 takes half the memory, and needs
+    stochastic_rounding.
+    """
     stochastic_rounding: bool = False
-    """Round the updates of 16-bit weights and moments at random, without bias; float32 needs no such rounding."""
+    """Round the updates of 16-bit weights and moments at random, without bias; float32 needs no
+    such rounding.
+    """
     seed: Seed = 42
     """Source of initial weights, dropout and the order of the data."""
     validate_every: CountOrZero = 0
@@ -139,7 +156,9 @@ class Data:
     validation_files: tuple[PathText, ...] = ()
     """TFRecord files to validate on, as paths or glob patterns."""
     tokenizer: Optional[PathText] = None
-    """Tokenizer file (JSON of the tokenizers package) that made the tokens; used to show text that the model writes."""
+    """Tokenizer file (JSON of the tokenizers package) that made the tokens; used to show text that
+    the model writes.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +168,9 @@ class Execution:
     micro_batch_size: Count = 1
     """Sequences per replica and step of gradient accumulation."""
     widening: Count = 1
-    """Micro-batches that run as one: larger matrix products for more memory; the same numbers up to rounding."""
+    """Micro-batches that run as one: larger matrix products for more memory; the same numbers up to
+    rounding.
+    """
     data_parallel: Count = 1
     """Replicas that hold the same weights and see different sequences."""
     tensor_parallel_1: Count = 1
@@ -157,21 +178,35 @@ class Execution:
     tensor_parallel_2: Count = 1
     """Replicas over which the hidden size is split."""
     device_iterations: Count = 1
-    """Optimizer steps per call of the session; nothing returns in between, and updates run beside the next step."""
+    """Optimizer steps per call of the session; nothing returns in between, and updates run beside
+    the next step.
+    """
     recomputation: bool = True
-    """Compute activations again in the backward phase instead of keeping them; attention's probabilities either way."""
+    """Compute activations again in the backward phase instead of keeping them; attention's
+    probabilities either way.
+    """
     replicated_tensor_sharding: bool = True
-    """Split weights, gradients, optimizer state and stored activations over the replicas that would hold them twice."""
+    """Split weights, gradients, optimizer state and stored activations over the replicas that would
+    hold them twice.
+    """
     device: str = "auto"
-    """Where replicas run: cpu, cuda (each process its own GPU), cuda:N; auto: a GPU where there is one."""
+    """Where replicas run: cpu, cuda (each process its own GPU), cuda:N; auto: a GPU where there is
+    one.
+    """
     device_memory: Optional[MemoryOrShare] = None
-    """What each process may take of a device's memory; other rows wait on the host; auto: what a GPU has free."""
+    """What each process may take of a device's memory; other rows wait on the host; auto: what a
+    GPU has free.
+    """
     memmap_dir: Optional[PathText] = None
     """Folder for files that hold the remote memory; none: host memory."""
     host_memory: Optional[Memory] = None
-    """Memory of each process for rows of those files that are needed soon; none: the files are mapped into memory."""
+    """Memory of each process for rows of those files that are needed soon; none: the files are
+    mapped into memory.
+    """
     io_mode: Literal["compute", "io", "io_overlapped"] = "io"
-    """How batch-serialised loops load and store: between computations, on their own, or overlapped with them."""
+    """How batch-serialised loops load and store: between computations, on their own, or overlapped
+    with them.
+    """
 
     @property
     def replication_factor(self) -> int:
@@ -184,7 +219,9 @@ class Checkpoint:
     """What is saved for a later run, and where a run starts from."""
 
     load: Optional[PathText] = None
-    """Checkpoint folder to continue from; auto: the newest in the run's folder; none: start afresh."""
+    """Checkpoint folder to continue from; auto: the newest in the run's folder; none: start
+    afresh.
+    """
     save: Optional[PathText] = None
     """Folder that checkpoints are written to; none: checkpoints/ in the run's folder."""
     every: CountOrZero = 0
@@ -198,7 +235,9 @@ class Logging:
     """What is told about a run."""
 
     run_folder: PathText = "runs"
-    """Folder that holds one folder per run, with config.yml, metrics.jsonl, pictures and checkpoints."""
+    """Folder that holds one folder per run, with config.yml, metrics.jsonl, pictures and
+    checkpoints.
+    """
     log_every: Count = 1
     """Steps between progress lines."""
     wandb: bool = False
@@ -225,7 +264,9 @@ class Config:
     @property
     def gradient_accumulation(self) -> int:
         """Micro-batches per replica and optimizer step."""
-        return self.training.global_batch_size // (self.execution.micro_batch_size * self.execution.data_parallel)
+        return self.training.global_batch_size // (
+            self.execution.micro_batch_size * self.execution.data_parallel
+        )
 
     @property
     def runs_per_phase(self) -> int:

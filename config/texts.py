@@ -8,14 +8,18 @@ from pathlib import Path
 from config.errors import UserError
 
 LONGEST_TEXT, LONGEST_PATH, LONGEST_PART = 4000, 4000, 240
-"""Bytes of a text, of a path and of a name in it: what file systems take, less what programs append."""
+"""Bytes of a text, of a path and of a name in it: what file systems take, less what programs
+append.
+"""
 SHOWN = 60
 """Characters of a text that a message shows."""
 
 
 @dataclass(frozen=True)
 class IsPath:
-    """A note on a text: the path of a file or folder, or a pattern; `~` and `~user` begin it as home folders."""
+    """A note on a text: the path of a file or folder, or a pattern; `~` and `~user` begin it as
+    home folders.
+    """
 
 
 def text_problem(text: str) -> "str | None":
@@ -44,17 +48,27 @@ def path_text(text: str) -> str:
         path = str(Path(text).expanduser()) if text.startswith("~") else text
     except RuntimeError as error:
         user = text.partition("/")[0]
-        raise ValueError(f"got {shown_text(text)}; expected a path, and there is no home folder {user}") from error
+        raise ValueError(
+            f"got {shown_text(text)}; expected a path, and there is no home folder {user}"
+        ) from error
     longest = max(len(os.fsencode(part)) for part in path.split("/"))
     if longest > LONGEST_PART:
-        raise ValueError(f"got {shown_text(text)} with a name of {longest} bytes; expected at most {LONGEST_PART}")
+        raise ValueError(
+            f"got {shown_text(text)} with a name of {longest} bytes; expected at most "
+            f"{LONGEST_PART}"
+        )
     if len(os.fsencode(path)) > LONGEST_PATH:
-        raise ValueError(f"got {shown_text(text)} of {len(path)} bytes; expected a path of at most {LONGEST_PATH}")
+        raise ValueError(
+            f"got {shown_text(text)} of {len(path)} bytes; expected a path of at most "
+            f"{LONGEST_PATH}"
+        )
     return path
 
 
 def user_path(where: str, text: "str | Path") -> Path:
-    """A path that a user gave to a program; UserError, which begins with `where`, if none can be that."""
+    """A path that a user gave to a program; UserError, which begins with `where`, if none can be
+    that.
+    """
     try:
         return Path(path_text(str(text)))
     except ValueError as error:

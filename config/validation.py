@@ -19,7 +19,9 @@ LARGEST = {
     **dict.fromkeys(("max_positions", "feed_forward_size", "attention_serialisation"), 2**31 - 1),
     "device_iterations": 2**20,
 }
-"""Far beyond any run: a program has objects for each layer, replica and iteration, and tensors count in 32 bits."""
+"""Far beyond any run: a program has objects for each layer, replica and iteration, and tensors
+count in 32 bits.
+"""
 LONGEST_NAME = 200
 """Bytes of a run's name: file systems take 255, and some go to what is appended."""
 
@@ -53,8 +55,8 @@ def check_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], 
     Args:
         values: a value for every leaf, by name.
     Returns:
-        the values in their final types, with the default for each that is wrong; the messages about those that are
-        wrong; and their names.
+        the values in their final types, with the default for each that is wrong; the messages about
+        those that are wrong; and their names.
     """
     checked, problems, bad = {}, [], set()
     for leaf in leaves():
@@ -67,9 +69,25 @@ def check_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], 
     return checked, problems, frozenset(bad)
 
 
-def combination_problems(config: Config, bad: Set[str], replicas: Optional[int] = None) -> list[str]:
-    """Messages about combinations of leaves that are each fine by themselves; `bad` ones are not."""
-    rules = [_name, _largest, _model, _batch, _moments, _scaling, _schedule, _iterations, _validation, _device, _files]
+def combination_problems(
+    config: Config, bad: Set[str], replicas: Optional[int] = None
+) -> list[str]:
+    """Messages about combinations of leaves that are each fine by themselves; `bad` ones are
+    not.
+    """
+    rules = [
+        _name,
+        _largest,
+        _model,
+        _batch,
+        _moments,
+        _scaling,
+        _schedule,
+        _iterations,
+        _validation,
+        _device,
+        _files,
+    ]
     found = [problem for rule in rules for problem in rule(config)]
     if replicas is not None:
         found += _replicas(config, replicas)
@@ -83,13 +101,15 @@ def _problem(involves: str, message: str) -> Problem:
 def _name(config: Config) -> Iterator[Problem]:
     if not config.name.strip(". ") or set(config.name) & set("/\\\0\n"):
         yield _problem(
-            "name", f"name: got {config.name!r}; expected a name for a folder. Use letters, digits, - and _."
+            "name",
+            f"name: got {config.name!r}; expected a name for a folder. Use letters, digits, - "
+            "and _.",
         )
     elif len(config.name.encode()) > LONGEST_NAME:
         yield _problem(
             "name",
-            f"name: got {shown_text(config.name)} of {len(config.name.encode())} bytes; expected at most "
-            f"{LONGEST_NAME}, for it names a folder. Shorten it.",
+            f"name: got {shown_text(config.name)} of {len(config.name.encode())} bytes; expected "
+            f"at most {LONGEST_NAME}, for it names a folder. Shorten it.",
         )
 
 
@@ -110,13 +130,16 @@ def _model(config: Config) -> Iterator[Problem]:
     if model.feed_forward_size is not None:  # the default follows from hidden_size
         yield from _divides("feed_forward_size", model.feed_forward_size, "tensor_parallel_1", tp1)
     yield from _divides(
-        "sequence_length", model.sequence_length, "attention_serialisation", model.attention_serialisation
+        "sequence_length",
+        model.sequence_length,
+        "attention_serialisation",
+        model.attention_serialisation,
     )
     if model.sequence_length > model.positions:
         yield _problem(
             "sequence_length max_positions",
-            f"sequence_length: got {model.sequence_length}; expected at most max_positions = {model.positions}. "
-            "Shorten the sequence or raise max_positions.",
+            f"sequence_length: got {model.sequence_length}; expected at most max_positions = "
+            f"{model.positions}. Shorten the sequence or raise max_positions.",
         )
 
 
@@ -141,8 +164,8 @@ def _batch(config: Config) -> Iterator[Problem]:
     if batch % at_once:
         yield _problem(
             "global_batch_size data_parallel micro_batch_size",
-            f"global_batch_size: got {batch}; expected a multiple of data_parallel * micro_batch_size = {at_once}. "
-            f"Use {_multiples(batch, at_once)}.",
+            f"global_batch_size: got {batch}; expected a multiple of data_parallel * "
+            f"micro_batch_size = {at_once}. Use {_multiples(batch, at_once)}.",
         )
     elif config.gradient_accumulation % execution.widening:
         yield _widening(config)
@@ -150,13 +173,25 @@ def _batch(config: Config) -> Iterator[Problem]:
 
 def _widening(config: Config) -> Problem:
     steps, widening = config.gradient_accumulation, config.execution.widening
-    below = next((count for count in range(widening - 1, max(0, widening - SEARCHED), -1) if steps % count == 0), 1)
-    above = (count for count in range(widening + 1, min(steps, widening + SEARCHED) + 1) if steps % count == 0)
+    below = next(
+        (
+            count
+            for count in range(widening - 1, max(0, widening - SEARCHED), -1)
+            if steps % count == 0
+        ),
+        1,
+    )
+    above = (
+        count
+        for count in range(widening + 1, min(steps, widening + SEARCHED) + 1)
+        if steps % count == 0
+    )
     others = [below, *([next(above, steps)] if widening < steps else [])]
     return _problem(
         "widening global_batch_size data_parallel micro_batch_size",
-        f"widening: got {widening}; expected a divisor of the micro-batches per step, global_batch_size / "
-        f"(data_parallel * micro_batch_size) = {steps}. Use {' or '.join(map(str, others))}.",
+        f"widening: got {widening}; expected a divisor of the micro-batches per step, "
+        f"global_batch_size / (data_parallel * micro_batch_size) = {steps}. Use "
+        f"{' or '.join(map(str, others))}.",
     )
 
 
@@ -165,8 +200,9 @@ def _moments(config: Config) -> Iterator[Problem]:
     if training.moment_precision != "float32" and not training.stochastic_rounding:
         yield _problem(
             "moment_precision stochastic_rounding",
-            f"moment_precision: got {training.moment_precision} while stochastic_rounding is false; expected true, for "
-            "what a step adds to a second moment is lost in rounding to the nearest. Give --stochastic_rounding.",
+            f"moment_precision: got {training.moment_precision} while stochastic_rounding is "
+            "false; expected true, for what a step adds to a second moment is lost in rounding "
+            "to the nearest. Give --stochastic_rounding.",
         )
 
 
@@ -174,8 +210,8 @@ def _scaling(config: Config) -> Iterator[Problem]:
     if config.training.is_scaled_by_program and config.model.precision == "float32":
         yield _problem(
             "loss_scaling precision",
-            "loss_scaling: got auto while precision is float32; expected a number, for float32 needs no scaling. Use "
-            "--loss_scaling 1, or precision float16 or bfloat16.",
+            "loss_scaling: got auto while precision is float32; expected a number, for float32 "
+            "needs no scaling. Use --loss_scaling 1, or precision float16 or bfloat16.",
         )
 
 
@@ -184,21 +220,23 @@ def _schedule(config: Config) -> Iterator[Problem]:
     if training.minimum_learning_rate > training.learning_rate:
         yield _problem(
             "minimum_learning_rate learning_rate",
-            f"minimum_learning_rate: got {training.minimum_learning_rate:g}; expected at most learning_rate = "
-            f"{training.learning_rate:g}. Lower it or raise learning_rate.",
+            f"minimum_learning_rate: got {training.minimum_learning_rate:g}; expected at most "
+            f"learning_rate = {training.learning_rate:g}. Lower it or raise learning_rate.",
         )
     if training.warmup_steps > training.steps:
         yield _problem(
             "warmup_steps steps",
-            f"warmup_steps: got {training.warmup_steps}; expected at most steps = {training.steps}. "
-            "Warm up for fewer steps or train for more.",
+            f"warmup_steps: got {training.warmup_steps}; expected at most steps = "
+            f"{training.steps}. Warm up for fewer steps or train for more.",
         )
 
 
 def _iterations(config: Config) -> Iterator[Problem]:
     iterations = config.execution.device_iterations
     yield from _divides("steps", config.training.steps, "device_iterations", iterations)
-    yield from _divides("validate_every", config.training.validate_every, "device_iterations", iterations)
+    yield from _divides(
+        "validate_every", config.training.validate_every, "device_iterations", iterations
+    )
     yield from _divides("every", config.checkpoint.every, "device_iterations", iterations)
 
 
@@ -207,8 +245,8 @@ def _validation(config: Config) -> Iterator[Problem]:
     if data.validation_files and not data.input_files:
         yield _problem(
             "validation_files input_files",
-            "validation_files: got files while input_files is empty; expected both or none, for synthetic data is "
-            "validated on synthetic data. Give --input_files.",
+            "validation_files: got files while input_files is empty; expected both or none, for "
+            "synthetic data is validated on synthetic data. Give --input_files.",
         )
     if every and data.input_files and not data.validation_files:
         yield _problem(
@@ -222,7 +260,8 @@ def _device(config: Config) -> Iterator[Problem]:
     if not DEVICE.fullmatch(config.execution.device):
         yield _problem(
             "device",
-            f"device: got {config.execution.device!r}; expected auto, cpu, cuda or cuda:N. Give one of these.",
+            f"device: got {config.execution.device!r}; expected auto, cpu, cuda or cuda:N. "
+            "Give one of these.",
         )
 
 
@@ -231,8 +270,8 @@ def _files(config: Config) -> Iterator[Problem]:
     if execution.host_memory is not None and execution.memmap_dir is None:
         yield _problem(
             "host_memory memmap_dir",
-            f"host_memory: got {execution.host_memory} while memmap_dir is none; expected a folder for what does not "
-            "fit. Give --memmap_dir.",
+            f"host_memory: got {execution.host_memory} while memmap_dir is none; expected a "
+            "folder for what does not fit. Give --memmap_dir.",
         )
 
 
@@ -241,8 +280,8 @@ def _replicas(config: Config, replicas: int) -> Iterator[Problem]:
     if replicas != execution.replication_factor:
         yield _problem(
             "data_parallel tensor_parallel_1 tensor_parallel_2",
-            f"replicas: got {replicas} from the launcher; expected data_parallel * tensor_parallel_1 * "
-            f"tensor_parallel_2 = {execution.data_parallel} * {execution.tensor_parallel_1} * "
-            f"{execution.tensor_parallel_2} = {execution.replication_factor}. "
-            "Start that many replicas or change one of the three.",
+            f"replicas: got {replicas} from the launcher; expected data_parallel * "
+            f"tensor_parallel_1 * tensor_parallel_2 = {execution.data_parallel} * "
+            f"{execution.tensor_parallel_1} * {execution.tensor_parallel_2} = "
+            f"{execution.replication_factor}. Start that many replicas or change one of the three.",
         )

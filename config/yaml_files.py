@@ -1,4 +1,6 @@
-"""Reading YAML: a key given twice is an error, and 1e-5 is a number (YAML 1.1 takes it for text)."""
+"""Reading YAML: a key given twice is an error, and 1e-5 is a number (YAML 1.1 takes it for
+text).
+"""
 
 import re
 from collections import Counter
@@ -12,28 +14,42 @@ from config.errors import ConfigError
 from config.texts import shown_text
 
 FILE_BYTES, DEPTH, KEYS, TEXT = 2**20, 16, 500, 4096
-"""At most: bytes of a file, mappings and lists inside each other, keys in all, characters of a text."""
+"""At most: bytes of a file, mappings and lists inside each other, keys in all, characters of a
+text.
+"""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML of plain values (null, booleans, numbers, texts, lists, mappings), with all usual ways of writing floats."""
+    """YAML of plain values (null, booleans, numbers, texts, lists, mappings), with all usual ways
+    of writing floats.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         repeated = sorted(str(key) for key, count in Counter(keys).items() if count > 1)
         if repeated:
-            raise yaml.constructor.ConstructorError(None, None, f"given twice: {', '.join(repeated)}", node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"given twice: {', '.join(repeated)}", node.start_mark
+            )
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
 
 
-_Loader.yaml_implicit_resolvers = {key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.yaml_implicit_resolvers = {
+    key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
     list("-+.0123456789"),
 )
-_KINDS = {"null": "nothing", "bool": "true or false", "int": "a whole number", "float": "a number", "str": "text"}
+_KINDS = {
+    "null": "nothing",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+}
 """Scalars, by tag, with what is expected of them; there are no dates, for no setting is one."""
 
 
@@ -51,16 +67,25 @@ def _construct_scalar(loader: _Loader, node: yaml.ScalarNode) -> Any:
 
 
 def _construct_mapping(loader: _Loader, node: yaml.Node) -> Any:
-    if isinstance(node, yaml.MappingNode) and not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
-        raise yaml.constructor.ConstructorError(None, None, "expected a name before each colon", node.start_mark)
+    if isinstance(node, yaml.MappingNode) and not all(
+        isinstance(key, yaml.ScalarNode) for key, _ in node.value
+    ):
+        raise yaml.constructor.ConstructorError(
+            None, None, "expected a name before each colon", node.start_mark
+        )
     if not isinstance(node, yaml.MappingNode):
-        raise yaml.constructor.ConstructorError(None, None, "expected a mapping of names", node.start_mark)
+        raise yaml.constructor.ConstructorError(
+            None, None, "expected a mapping of names", node.start_mark
+        )
     return yaml.SafeLoader.construct_yaml_map(loader, node)
 
 
 def _refuse(loader: _Loader, node: yaml.Node) -> Any:
     raise yaml.constructor.ConstructorError(
-        None, None, f"got a value with the tag {shown_text(node.tag)}; expected plain values", node.start_mark
+        None,
+        None,
+        f"got a value with the tag {shown_text(node.tag)}; expected plain values",
+        node.start_mark,
     )
 
 
@@ -70,29 +95,43 @@ _Loader.yaml_constructors = {
     "tag:yaml.org,2002:map": _construct_mapping,
     None: _refuse,
 }
-for _first, _resolvers in _Loader.yaml_implicit_resolvers.items():  # a date is the text that it is written as
+# a date is the text that it is written as
+for _first, _resolvers in _Loader.yaml_implicit_resolvers.items():
     _kept = [pair for pair in _resolvers if pair[0] != "tag:yaml.org,2002:timestamp"]
     _Loader.yaml_implicit_resolvers[_first] = _kept
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; raises ConfigError naming the file and line if it cannot be read or is none."""
+    """The mapping in a YAML file; raises ConfigError naming the file and line if it cannot be read
+    or is none.
+    """
     try:
         text = read_bounded(file, FILE_BYTES).decode("utf-8")
         if (problem := _too_much(text)) is not None:
             raise ConfigError([f"{file}: {problem}. Correct the file."])
         content = yaml.load(text, Loader=_Loader)  # noqa: S506 - a loader that makes plain values only
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{file}: cannot be read: {error}. Check the path and its permissions."]) from error
+        raise ConfigError(
+            [f"{file}: cannot be read: {error}. Check the path and its permissions."]
+        ) from error
     except yaml.YAMLError as error:
-        raise ConfigError([f"{file}: is not valid YAML: {_told(error)}. Correct the file."]) from error
+        raise ConfigError(
+            [f"{file}: is not valid YAML: {_told(error)}. Correct the file."]
+        ) from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ConfigError([f"{file}: got {type(content).__name__}; expected a mapping of names. Correct the file."])
+        raise ConfigError(
+            [
+                f"{file}: got {type(content).__name__}; expected a mapping of names. Correct "
+                "the file."
+            ]
+        )
     return content
 
 
 def _too_much(text: str) -> Optional[str]:
-    """What a text has more of than any configuration, found before values are made of it. YAMLError: it is no YAML."""
+    """What a text has more of than any configuration, found before values are made of it.
+    YAMLError: it is no YAML.
+    """
     keys = 0
     around: list[Optional[bool]] = []
     """For each mapping that is open whether a key comes next; None for a list."""
@@ -109,7 +148,9 @@ def _too_much(text: str) -> Optional[str]:
             if isinstance(event, yaml.CollectionStartEvent):
                 around.append(True if isinstance(event, yaml.MappingStartEvent) else None)
             elif isinstance(event, yaml.ScalarEvent) and len(event.value) > TEXT:
-                return f"{where}: got a text of {len(event.value)} characters; expected at most {TEXT}"
+                return (
+                    f"{where}: got a text of {len(event.value)} characters; expected at most {TEXT}"
+                )
         if len(around) > DEPTH:
             return f"{where}: got more than {DEPTH} mappings and lists inside each other"
         if keys > KEYS:

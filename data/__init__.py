@@ -1,8 +1,9 @@
 """Token files and batches.
 
-`prepare.py` turns text into TFRecords; `TokenDataset` reads them; `BatchLoader` gives the batch of any step.
-May import `config`, the standard library, numpy, crc32c and, for preparation only, tokenizers.
-A new kind of input: a function in `sources.py` that returns a `Source`, and a subcommand in `prepare.py`.
+`prepare.py` turns text into TFRecords; `TokenDataset` reads them; `BatchLoader` gives the batch of
+any step. May import `config`, the standard library, numpy, crc32c and, for preparation only,
+tokenizers. A new kind of input: a function in `sources.py` that returns a `Source`, and a
+subcommand in `prepare.py`.
 """
 
 from data.dataset import Dataset, SyntheticDataset, TokenDataset, find_files
@@ -10,4 +11,12 @@ from data.errors import DataError
 from data.loader import BatchLoader
 from data.sampling import BatchSampler
 
-__all__ = ["BatchLoader", "BatchSampler", "DataError", "Dataset", "SyntheticDataset", "TokenDataset", "find_files"]
+__all__ = [
+    "BatchLoader",
+    "BatchSampler",
+    "DataError",
+    "Dataset",
+    "SyntheticDataset",
+    "TokenDataset",
+    "find_files",
+]

@@ -4,4 +4,6 @@ from config import UserError
 
 
 class DataError(UserError):
-    """Input that cannot be used. The message says where, what was found, what was expected and what to do."""
+    """Input that cannot be used. The message says where, what was found, what was expected and what
+    to do.
+    """

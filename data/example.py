@@ -1,9 +1,10 @@
-"""The one kind of record that we write and read: a protobuf `Example` with a list of integers, `input_ids`.
+"""The one kind of record that we write and read: a protobuf `Example` with a list of integers,
+`input_ids`.
 
     Example  { Features features = 1; }
     Features { map<string, Feature> feature = 1; }
-    Feature  { oneof { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3; } }
-    Int64List{ repeated int64 value = 1; }      packed, or one field per value
+    Feature  { oneof { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3;
+    } } Int64List{ repeated int64 value = 1; }      packed, or one field per value
 
 Source: protobuf.dev/programming-guides/encoding.
 """
@@ -19,14 +20,19 @@ MAXIMUM_ID = 2**31 - 1
 
 _KINDS = {1: "bytes", 2: "float", 3: "int64"}
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-_NEW_TEXT = f"Expected an Example with an int64 feature '{FEATURE}'. Prepare the text with data/prepare.py."
+_NEW_TEXT = (
+    f"Expected an Example with an int64 feature '{FEATURE}'. Prepare the text with data/prepare.py."
+)
 
 
 def encode(tokens: np.ndarray) -> list[bytes]:
-    """Return one serialised Example per row of `tokens`, [records, tokens], ids from 0 to `MAXIMUM_ID`."""
+    """Return one serialised Example per row of `tokens`, [records, tokens], ids from 0 to
+    `MAXIMUM_ID`.
+    """
     values = tokens.astype(np.uint32)
     places = np.arange(5, dtype=np.uint32)
-    sizes = 1 + np.sum([values >= 1 << bits for bits in (7, 14, 21, 28)], axis=0)  # [records, tokens], bytes
+    # [records, tokens], bytes
+    sizes = 1 + np.sum([values >= 1 << bits for bits in (7, 14, 21, 28)], axis=0)
     groups = (values[..., None] >> (7 * places)) & 0x7F
     groups |= np.where(places + 1 < sizes[..., None], 0x80, 0).astype(np.uint32)
     packed = groups[places < sizes[..., None]].astype(np.uint8).tobytes()
@@ -36,7 +42,9 @@ def encode(tokens: np.ndarray) -> list[bytes]:
 
 
 def decode(payload: memoryview, where: str) -> np.ndarray:
-    """Return the ids of one serialised Example, int64 [tokens]. `where` names the record in errors."""
+    """Return the ids of one serialised Example, int64 [tokens]. `where` names the record in
+    errors.
+    """
     found = {}
     try:
         for name, feature in _features(payload):
@@ -45,7 +53,10 @@ def decode(payload: memoryview, where: str) -> np.ndarray:
                 continue
             for kind, content in _fields(feature):
                 if kind != 3:
-                    raise DataError(f"{where}: got feature '{FEATURE}' of type {_KINDS.get(kind, kind)}. {_NEW_TEXT}")
+                    raise DataError(
+                        f"{where}: got feature '{FEATURE}' of type {_KINDS.get(kind, kind)}. "
+                        f"{_NEW_TEXT}"
+                    )
                 return _int64_list(content)
             return np.zeros(0, dtype=np.int64)
     except (IndexError, UnicodeDecodeError, _MalformedError) as error:
@@ -87,7 +98,9 @@ def _features(payload: memoryview) -> Iterator[tuple[str, memoryview]]:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield number and raw content of each field of a message (a varint's own bytes for a varint field)."""
+    """Yield number and raw content of each field of a message (a varint's own bytes for a varint
+    field).
+    """
     position = 0
     while position < len(message):
         tag, position = _read_varint(message, position)
@@ -131,5 +144,7 @@ def _int64_list(message: memoryview) -> np.ndarray:
     values = np.zeros(len(ends), dtype=np.uint64)
     for place in range(sizes.max()):
         longer = np.flatnonzero(sizes > place)
-        values[longer] |= (raw[starts[longer] + place] & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * place)
+        values[longer] |= (raw[starts[longer] + place] & np.uint8(0x7F)).astype(
+            np.uint64
+        ) << np.uint64(7 * place)
     return values.view(np.int64)

@@ -11,9 +11,11 @@ from pathlib import Path
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """Give a new hidden folder beside `target` to fill and `publish`; it is removed at the end unless it was published.
+    """Give a new hidden folder beside `target` to fill and `publish`; it is removed at the end
+    unless it was published.
 
-    Removes first what calls that were killed have left: a folder's lock ends with the process that holds it.
+    Removes first what calls that were killed have left: a folder's lock ends with the process that
+    holds it.
     """
     target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -32,13 +34,16 @@ def partial_folder(target: Path) -> Iterator[Path]:
 
 
 def publish(folder: Path, target: Path, *, overwrite: bool) -> None:
-    """Flush `folder` to the disk and rename it to `target`, in place of the folder there if `overwrite` allows it.
+    """Flush `folder` to the disk and rename it to `target`, in place of the folder there if
+    `overwrite` allows it.
 
     Raises:
         OSError: if `target` has content and `overwrite` is off; nothing has changed then.
     """
     flush_folder(folder)
-    replaced = folder.with_name(f"{folder.name}-replaced") if overwrite and target.exists() else None
+    replaced = (
+        folder.with_name(f"{folder.name}-replaced") if overwrite and target.exists() else None
+    )
     if replaced:
         os.rename(target, replaced)
     try:

@@ -12,8 +12,8 @@ from data.sampling import BatchSampler
 class BatchLoader:
     """Gives inputs and labels of any step; while one step is used, a thread makes the next ones.
 
-    There is no state to save: a resumed run asks for the step it has reached. Errors of the thread are raised by the
-    `batch` call that needed what failed.
+    There is no state to save: a resumed run asks for the step it has reached. Errors of the thread
+    are raised by the `batch` call that needed what failed.
 
     Args:
         dataset: where samples come from.
@@ -50,12 +50,17 @@ class BatchLoader:
         self._closed = False
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return inputs and labels of step `step`, int32 [samples, sequence_length] each; labels are the next tokens.
+        """Return inputs and labels of step `step`, int32 [samples, sequence_length] each; labels
+        are the next tokens.
 
-        Samples are this instance's, in global order. Steps may be asked for in any order; one after the other is fast.
+        Samples are this instance's, in global order. Steps may be asked for in any order; one after
+        the other is fast.
         """
         if self._closed:
-            raise DataError(f"batch loader: got step {step} after close; expected an open loader. Make a new one.")
+            raise DataError(
+                f"batch loader: got step {step} after close; expected an open loader. Make a "
+                "new one."
+            )
         if self._thread is None:
             return self._make(step)
         wanted = range(step, step + self.prefetch + 1)

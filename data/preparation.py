@@ -1,8 +1,9 @@
 """Documents in, a folder of TFRecords out: whole, or not there at all.
 
-The folder holds `train-*.tfrecord` and `validation-*.tfrecord` with their `.tfindex`, `tokenizer.json`, `dataset.json`.
-Documents are shuffled, each ends with the end-of-text token, and a split is their concatenation, cut into records of
-`sequence_length + 1` tokens: each begins with the last token of the one before, so that every token is once a label.
+The folder holds `train-*.tfrecord` and `validation-*.tfrecord` with their `.tfindex`,
+`tokenizer.json`, `dataset.json`. Documents are shuffled, each ends with the end-of-text token, and
+a split is their concatenation, cut into records of `sequence_length + 1` tokens: each begins with
+the last token of the one before, so that every token is once a label.
 """
 
 import hashlib
@@ -69,7 +70,13 @@ class Settings:
     """A file takes no more records when it has reached this many bytes."""
 
     def __post_init__(self) -> None:
-        limits = {"sequence_length": 1, "tokenizer_bytes": 1, "max_bytes": 1, "shard_bytes": 1, "seed": 0}
+        limits = {
+            "sequence_length": 1,
+            "tokenizer_bytes": 1,
+            "max_bytes": 1,
+            "shard_bytes": 1,
+            "seed": 0,
+        }
         limits["vocabulary_size"] = SMALLEST_VOCABULARY
         problems = []
         for name, least in limits.items():
@@ -80,11 +87,15 @@ class Settings:
             if value is not None and value > most:
                 problems.append(f"{name}: got {value}; expected at most {most}. Lower it.")
         if not 0 <= self.validation < 1:
-            problems.append(f"validation: got {self.validation}; expected a share from 0 to below 1, such as 0.05.")
+            problems.append(
+                f"validation: got {self.validation}; expected a share from 0 to below 1, such "
+                "as 0.05."
+            )
         if (self.vocabulary_size is None) == (self.tokenizer is None):
             problems.append(
-                f"tokenizer: got {self.tokenizer} and vocabulary_size {self.vocabulary_size}; expected one of the two. "
-                "Give --tokenizer to use one that exists, --vocabulary_size to train one."
+                f"tokenizer: got {self.tokenizer} and vocabulary_size {self.vocabulary_size}; "
+                "expected one of the two. Give --tokenizer to use one that exists, "
+                "--vocabulary_size to train one."
             )
         if problems:
             raise DataError("\n".join(problems))
@@ -101,8 +112,8 @@ def prepare(
 ) -> dict[str, Any]:
     """Prepare `source` into the folder `output` and return the content of its `dataset.json`.
 
-    A folder that an earlier call made from the same source and settings is left as it is. Work happens in a hidden
-    folder beside `output`, renamed when it is complete.
+    A folder that an earlier call made from the same source and settings is left as it is. Work
+    happens in a hidden folder beside `output`, renamed when it is complete.
 
     Args:
         workers: processes that tokenise; the result does not depend on it.
@@ -112,7 +123,9 @@ def prepare(
         DataError: for input that gives no data, and for a folder that must not be replaced.
     """
     if not 1 <= workers <= MOST_WORKERS:
-        raise DataError(f"workers: got {workers}; expected 1 to {MOST_WORKERS}. Use as many as there are cores.")
+        raise DataError(
+            f"workers: got {workers}; expected 1 to {MOST_WORKERS}. Use as many as there are cores."
+        )
     request = _request(source, settings)
     existing = _existing(output, request, overwrite)
     if existing is not None:
@@ -127,7 +140,9 @@ def prepare(
         documents = iter(shuffle)
         splits = {}
         if held_out:
-            splits["validation"] = _write_split("validation", itertools.islice(documents, held_out), folder, settings)
+            splits["validation"] = _write_split(
+                "validation", itertools.islice(documents, held_out), folder, settings
+            )
         splits["train"] = _write_split("train", documents, folder, settings)
         info = {
             "format": FORMAT,
@@ -143,7 +158,8 @@ def prepare(
         try:
             publish(folder, output, overwrite=overwrite)
         except OSError:
-            if _existing(output, request, overwrite) is None:  # Else another call was faster with the same.
+            # Else another call was faster with the same.
+            if _existing(output, request, overwrite) is None:
                 raise
     return info
 
@@ -153,17 +169,26 @@ def _request(source: Source, settings: Settings) -> dict[str, Any]:
     chosen = asdict(settings)
     if settings.tokenizer is not None:
         load_tokenizer(settings.tokenizer)
-        chosen["tokenizer"] = hashlib.sha256(read_bounded(settings.tokenizer, TOKENIZER_BYTES)).hexdigest()
-    request: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, "source": source.identity, "settings": chosen}))
+        chosen["tokenizer"] = hashlib.sha256(
+            read_bounded(settings.tokenizer, TOKENIZER_BYTES)
+        ).hexdigest()
+    request: dict[str, Any] = json.loads(
+        json.dumps({"format": FORMAT, "source": source.identity, "settings": chosen})
+    )
     return request
 
 
 def _existing(output: Path, request: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
-    """Return the description of `output` if it is what is asked for; refuse to touch what may not be replaced."""
+    """Return the description of `output` if it is what is asked for; refuse to touch what may not
+    be replaced.
+    """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
     if not (output / "dataset.json").is_file():
-        raise DataError(f"{output}: got something not made by data/prepare.py; expected a new folder. Change --output.")
+        raise DataError(
+            f"{output}: got something not made by data/prepare.py; expected a new folder. "
+            "Change --output."
+        )
     try:
         info = read_info(output) or {}
     except DataError:
@@ -174,14 +199,17 @@ def _existing(output: Path, request: dict[str, Any], overwrite: bool) -> dict[st
         return info
     if not overwrite:
         raise DataError(
-            f"{output}: got data prepared from other input, with other settings, or changed since; "
-            "expected the same or a new folder. Pass --overwrite to replace it, or choose another --output."
+            f"{output}: got data prepared from other input, with other settings, or changed "
+            "since; expected the same or a new folder. Pass --overwrite to replace it, or choose "
+            "another --output."
         )
     return None
 
 
 def _is_complete(output: Path, info: dict[str, Any]) -> bool:
-    sizes = {file["name"]: file["bytes"] for split in info["splits"].values() for file in split["files"]}
+    sizes = {
+        file["name"]: file["bytes"] for split in info["splits"].values() for file in split["files"]
+    }
     paths = [(output / name, size) for name, size in sizes.items()]
     whole = all(path.is_file() and path.stat().st_size == size for path, size in paths)
     return whole and (output / "tokenizer.json").is_file()
@@ -194,13 +222,20 @@ def _tokenizer(source: Source, settings: Settings, report: Report) -> Tokenizer:
         raise AssertionError("Settings has checked that there is one of the two")
     limit = min(settings.tokenizer_bytes, settings.max_bytes or settings.tokenizer_bytes)
     documents = _limited(source.documents(), limit)
-    tokenizer = train_tokenizer(map(source.clean, documents) if source.clean else documents, settings.vocabulary_size)
+    tokenizer = train_tokenizer(
+        map(source.clean, documents) if source.clean else documents, settings.vocabulary_size
+    )
     report(f"Trained a tokenizer of {tokenizer.get_vocab_size()} tokens.")
     return tokenizer
 
 
 def _shuffled(
-    source: Source, settings: Settings, tokenizer: Tokenizer, folder: Path, workers: int, report: Report
+    source: Source,
+    settings: Settings,
+    tokenizer: Tokenizer,
+    folder: Path,
+    workers: int,
+    report: Report,
 ) -> DocumentShuffle:
     text_bytes = min(source.bytes, settings.max_bytes or source.bytes)
     shuffle = DocumentShuffle(folder / "buckets", settings.seed, text_bytes)
@@ -212,7 +247,8 @@ def _shuffled(
         if now - reported >= _REPORT_SECONDS:
             reported = now
             report(
-                f"{shuffle.documents} documents, {shuffle.tokens} tokens, {shuffle.tokens / (now - start):.0f} a second"
+                f"{shuffle.documents} documents, {shuffle.tokens} tokens, "
+                f"{shuffle.tokens / (now - start):.0f} a second"
             )
     return shuffle
 
@@ -233,13 +269,16 @@ def _held_out(documents: int, share: float) -> int:
         return 0
     if documents < 2:
         raise DataError(
-            f"validation: got {documents} document(s); expected at least 2, to hold one out. "
-            "Give more text, cut it into more documents (--documents, --document_bytes), or pass --validation 0."
+            f"validation: got {documents} document(s); expected at least 2, to hold one out. Give "
+            "more text, cut it into more documents (--documents, --document_bytes), or pass "
+            "--validation 0."
         )
     return min(documents - 1, max(1, round(documents * share)))
 
 
-def _write_split(name: str, documents: Iterable[np.ndarray], folder: Path, settings: Settings) -> dict[str, Any]:
+def _write_split(
+    name: str, documents: Iterable[np.ndarray], folder: Path, settings: Settings
+) -> dict[str, Any]:
     """Write one split's files and return its part of `dataset.json`."""
     packer = _Packer(documents, settings.sequence_length)
     files: list[dict[str, Any]] = []
@@ -247,22 +286,32 @@ def _write_split(name: str, documents: Iterable[np.ndarray], folder: Path, setti
     for payload in payloads:
         with RecordWriter(folder / f"{name}-{len(files):05d}.tfrecord") as writer:
             writer.write(payload)
-            while writer.bytes < settings.shard_bytes and (following := next(payloads, None)) is not None:
+            while (
+                writer.bytes < settings.shard_bytes
+                and (following := next(payloads, None)) is not None
+            ):
                 writer.write(following)
         facts = {"name": writer.path.name, "bytes": writer.bytes, "records": writer.records}
         files.append({**facts, "sha256": writer.sha256})
     if not files:
         raise DataError(
-            f"{name}: got {packer.documents} document(s) of {packer.tokens} tokens together; expected at least "
-            f"{settings.sequence_length + 1}, one record. Give more text, a smaller --sequence_length"
+            f"{name}: got {packer.documents} document(s) of {packer.tokens} tokens together; "
+            f"expected at least {settings.sequence_length + 1}, one record. Give more text, a "
+            "smaller --sequence_length"
             + (", or another --validation." if settings.validation else ".")
         )
     records = sum(file["records"] for file in files)
-    return {"documents": packer.documents, "tokens": packer.tokens, "records": records, "files": files}
+    return {
+        "documents": packer.documents,
+        "tokens": packer.tokens,
+        "records": records,
+        "files": files,
+    }
 
 
 class _Packer:
-    """Cuts the concatenation of documents into records; iterating yields uint32 [records, sequence_length + 1] blocks.
+    """Cuts the concatenation of documents into records; iterating yields uint32 [records,
+    sequence_length + 1] blocks.
 
     The tokens after the last whole record, fewer than `sequence_length`, are left out.
     """
@@ -311,5 +360,9 @@ def _write(path: Path, text: str) -> None:
 def _hash(tokenizer: Tokenizer, splits: dict[str, Any]) -> str:
     """Return one hash of the tokenizer and of every file's content, names and order."""
     facts = [hashlib.sha256(tokenizer.to_str().encode()).hexdigest()]
-    facts += [f"{file['name']} {file['sha256']}" for name in sorted(splits) for file in splits[name]["files"]]
+    facts += [
+        f"{file['name']} {file['sha256']}"
+        for name in sorted(splits)
+        for file in splits[name]["files"]
+    ]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The repository, as this file is run by its path.
+# The repository, as this file is run by its path.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules load, Ctrl-C ends the process without a traceback
+    # while modules load, Ctrl-C ends the process without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from config import exit_on_user_error
 from config.errors import text_of
@@ -42,14 +44,18 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             raise
         where = text_of(error.filename or options.__dict__.get("output", "output"))
         raise DataError(
-            f"{where}: got '{error.strerror}'; expected to write there. Nothing was changed: make room, or choose "
-            "another --output."
+            f"{where}: got '{error.strerror}'; expected to write there. Nothing was changed: make "
+            "room, or choose another --output."
         ) from error
     return code
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    trained = options.vocabulary_size if options.vocabulary_size or options.tokenizer else options.default_vocabulary
+    trained = (
+        options.vocabulary_size
+        if options.vocabulary_size or options.tokenizer
+        else options.default_vocabulary
+    )
     settings = Settings(
         sequence_length=options.sequence_length,
         vocabulary_size=trained,
@@ -61,8 +67,13 @@ def _prepare(options: argparse.Namespace) -> int:
         shard_bytes=options.shard_bytes,
     )
     source = options.source(options)
-    info = prepare(source, options.output, settings, workers=options.workers, overwrite=options.overwrite)
-    print(f"{options.output}: sequence length {info['sequence_length']}, vocabulary {info['vocabulary_size']}")
+    info = prepare(
+        source, options.output, settings, workers=options.workers, overwrite=options.overwrite
+    )
+    print(
+        f"{options.output}: sequence length {info['sequence_length']}, vocabulary "
+        f"{info['vocabulary_size']}"
+    )
     for name, split in info["splits"].items():
         pattern = options.output / f"{name}-*.tfrecord"
         counts = ", ".join(f"{split[unit]} {unit}" for unit in ("documents", "tokens", "records"))
@@ -84,9 +95,12 @@ def _check(options: argparse.Namespace) -> int:
 def _text(options: argparse.Namespace) -> Source:
     if not 1 <= options.document_bytes < 2**31:
         raise DataError(
-            f"document_bytes: got {options.document_bytes}; expected at least 1 and below 2**31. Change it."
+            f"document_bytes: got {options.document_bytes}; expected at least 1 and below "
+            "2**31. Change it."
         )
-    return text_source(options.inputs, documents=options.documents, document_bytes=options.document_bytes)
+    return text_source(
+        options.inputs, documents=options.documents, document_bytes=options.document_bytes
+    )
 
 
 def _wikipedia(options: argparse.Namespace) -> Source:
@@ -113,28 +127,52 @@ def _whole_number(text: str) -> int:
     except ValueError:
         number = 2**63
     if not -(2**63) <= number < 2**63:
-        raise argparse.ArgumentTypeError(f"got {shown_text(text)}; expected a whole number below 2**63")
+        raise argparse.ArgumentTypeError(
+            f"got {shown_text(text)}; expected a whole number below 2**63"
+        )
     return number
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="data/prepare.py", description="Turn text into TFRecords for pretraining.")
+    parser = argparse.ArgumentParser(
+        prog="data/prepare.py", description="Turn text into TFRecords for pretraining."
+    )
     commands = parser.add_subparsers(required=True, metavar="text|stdlib|wikipedia|check")
 
     text = _command(commands, "text", "UTF-8 text files, folders or globs", _text, (1024, 50257))
     text.add_argument("inputs", nargs="+", type=_pattern, help="files, folders or quoted globs")
-    text.add_argument("--documents", choices=("file", "paragraph", "line"), default="file", help="what one document is")
     text.add_argument(
-        "--document_bytes", type=_whole_number, default=2**20, help="longer documents are cut at a line's end"
+        "--documents",
+        choices=("file", "paragraph", "line"),
+        default="file",
+        help="what one document is",
+    )
+    text.add_argument(
+        "--document_bytes",
+        type=_whole_number,
+        default=2**20,
+        help="longer documents are cut at a line's end",
     )
 
-    _command(commands, "stdlib", "the source of the standard library", lambda _: stdlib_source(), (256, 4096))
+    _command(
+        commands,
+        "stdlib",
+        "the source of the standard library",
+        lambda _: stdlib_source(),
+        (256, 4096),
+    )
 
-    wikipedia = _command(commands, "wikipedia", "a Wikipedia XML dump, bz2 or plain", _wikipedia, (1024, 50257))
+    wikipedia = _command(
+        commands, "wikipedia", "a Wikipedia XML dump, bz2 or plain", _wikipedia, (1024, 50257)
+    )
     wikipedia.add_argument("dump", type=_path, help="…-pages-articles.xml.bz2")
 
-    check = commands.add_parser("check", help="check every checksum of TFRecord files", allow_abbrev=False)
-    check.add_argument("files", nargs="+", type=_pattern, help="TFRecord files, folders or quoted globs")
+    check = commands.add_parser(
+        "check", help="check every checksum of TFRecord files", allow_abbrev=False
+    )
+    check.add_argument(
+        "files", nargs="+", type=_pattern, help="TFRecord files, folders or quoted globs"
+    )
     check.set_defaults(run=_check)
     return parser
 
@@ -158,7 +196,10 @@ def _command(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add = parser.add_argument
     add(
-        "--output", type=_path, default=Path("data/files") / name, help="folder to make; it appears when it is complete"
+        "--output",
+        type=_path,
+        default=Path("data/files") / name,
+        help="folder to make; it appears when it is complete",
     )
     add(
         "--sequence_length",
@@ -178,8 +219,18 @@ def _command(
         default=Settings.tokenizer_bytes,
         help="bytes of text to train the tokenizer on",
     )
-    add("--validation", type=float, default=Settings.validation, help="share of the documents to hold out")
-    add("--seed", type=_whole_number, default=Settings.seed, help="chooses the order and the held-out documents")
+    add(
+        "--validation",
+        type=float,
+        default=Settings.validation,
+        help="share of the documents to hold out",
+    )
+    add(
+        "--seed",
+        type=_whole_number,
+        default=Settings.seed,
+        help="chooses the order and the held-out documents",
+    )
     add("--max_bytes", type=_whole_number, help="stop reading after this many bytes of text")
     add(
         "--shard_bytes",
@@ -187,8 +238,17 @@ def _command(
         default=Settings.shard_bytes,
         help="start another file after this many bytes",
     )
-    add("--workers", type=_whole_number, default=cores, help="processes that tokenise; they do not change the result")
-    add("--overwrite", action="store_true", help="replace an output folder prepared from something else")
+    add(
+        "--workers",
+        type=_whole_number,
+        default=cores,
+        help="processes that tokenise; they do not change the result",
+    )
+    add(
+        "--overwrite",
+        action="store_true",
+        help="replace an output folder prepared from something else",
+    )
     return parser
 
 

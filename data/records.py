@@ -1,9 +1,10 @@
 """TFRecord files and their indices.
 
-A file is a sequence of frames: the payload's length (uint64, little endian), the masked crc32c of these eight bytes,
-the payload, its masked crc32c. An index is a text file beside it, `name.tfindex`, with one line per frame: its offset
-and its length, in bytes.
-Both are the formats of TensorFlow and of the `tfrecord` package.
+A file is a sequence of frames: the payload's length (uint64, little endian), the masked crc32c of
+these eight bytes,
+the payload, its masked crc32c. An index is a text file beside it, `name.tfindex`, with one line per
+frame: its offset and its length, in bytes. Both are the formats of TensorFlow and of the `tfrecord`
+package.
 """
 
 import errno
@@ -33,7 +34,9 @@ DAMAGED = "The file is damaged: restore it from a copy or prepare it again."
 
 @cache
 def checksum() -> Callable[..., int]:
-    """crc32c of bytes, from that of those before on; loaded with the first record, for synthetic data needs none."""
+    """crc32c of bytes, from that of those before on; loaded with the first record, for synthetic
+    data needs none.
+    """
     loaded: Callable[..., int] = importlib.import_module("crc32c").crc32c
     return loaded
 
@@ -63,7 +66,9 @@ class RecordWriter:
     def write(self, payload: bytes) -> None:
         """Append one record."""
         length = struct.pack("<Q", len(payload))
-        frame = b"".join((length, FOOTER.pack(masked_crc(length)), payload, FOOTER.pack(masked_crc(payload))))
+        frame = b"".join(
+            (length, FOOTER.pack(masked_crc(length)), payload, FOOTER.pack(masked_crc(payload)))
+        )
         self._file.write(frame)
         self._digest.update(frame)
         self._lines.append(f"{self.bytes} {len(frame)}\n")
@@ -104,8 +109,8 @@ def flush(file: IO[Any]) -> None:
 class OpenFile:
     """A file that is open for reading at any place, closed when nobody holds it any more.
 
-    It is read, never mapped into memory: a file that shrinks meanwhile ends a program's reading with an error, where a
-    mapping would end the program by a signal.
+    It is read, never mapped into memory: a file that shrinks meanwhile ends a program's reading
+    with an error, where a mapping would end the program by a signal.
 
     Raises:
         DataError: the file cannot be read, or has another size than was expected.
@@ -126,7 +131,9 @@ class OpenFile:
         """Return `size` bytes from byte `start` on."""
         try:
             content = os.pread(self._number, size, start)
-            while len(content) < size and (more := os.pread(self._number, size - len(content), start + len(content))):
+            while len(content) < size and (
+                more := os.pread(self._number, size - len(content), start + len(content))
+            ):
                 content += more
         except OSError as error:
             raise unreadable(self.path, error) from error
@@ -151,9 +158,11 @@ class RecordFile:
     Opening reads the index, or the frames' headers where there is none.
 
     Args:
-        records: how many the file has, where that is known: then it is opened when one of them is first needed.
+        records: how many the file has, where that is known: then it is opened when one of them is
+            first needed.
     Raises:
-        DataError: if the file is missing, empty or unreadable, ends within a record, or its index does not fit it.
+        DataError: if the file is missing, empty or unreadable, ends within a record, or its index
+            does not fit it.
     """
 
     def __init__(self, path: Path, records: int | None = None) -> None:
@@ -162,11 +171,15 @@ class RecordFile:
             self.size = path.stat().st_size
             self.has_index = index_path(path).exists()
             if self.has_index and not index_path(path).is_file():
-                raise OSError(errno.EINVAL, f"{index_path(path).name} is not a plain file", str(path))
+                raise OSError(
+                    errno.EINVAL, f"{index_path(path).name} is not a plain file", str(path)
+                )
         except OSError as error:
             raise unreadable(path, error) from error
         if self.size == 0:
-            raise DataError(f"{path}: got an empty file; expected TFRecords. Remove it or prepare it again.")
+            raise DataError(
+                f"{path}: got an empty file; expected TFRecords. Remove it or prepare it again."
+            )
         self._records = records
         if records is None:
             self._records = len(self.offsets) - 1
@@ -178,13 +191,14 @@ class RecordFile:
         found = _scan(self.path, self.open()) if offsets is None else offsets
         if self.has_index and offsets is None:
             raise DataError(
-                f"{index_path(self.path)}: got an index that does not fit; expected {len(found) - 1} records in "
-                f"{self.size} bytes. Restore {self.path.name} if records are missing; if it is whole, delete the index."
+                f"{index_path(self.path)}: got an index that does not fit; expected "
+                f"{len(found) - 1} records in {self.size} bytes. Restore {self.path.name} if "
+                "records are missing; if it is whole, delete the index."
             )
         if self._records is not None and len(found) - 1 != self._records:
             raise DataError(
-                f"{self.path}: got {len(found) - 1} records; expected the {self._records} that dataset.json beside it "
-                "says. Restore the file from a copy or prepare it again."
+                f"{self.path}: got {len(found) - 1} records; expected the {self._records} that "
+                "dataset.json beside it says. Restore the file from a copy or prepare it again."
             )
         return found
 
@@ -201,7 +215,9 @@ class RecordFile:
         return OpenFile(self.path, self.size)
 
     def payload(self, file: OpenFile, record: int) -> memoryview:
-        """Return record `record` of this file, open as `file`, after checking both its checksums."""
+        """Return record `record` of this file, open as `file`, after checking both its
+        checksums.
+        """
         start, end = int(self.offsets[record]), int(self.offsets[record + 1])
         return _checked_payload(f"{self.path}, record {record}", file.read(start, end - start))
 
@@ -222,7 +238,9 @@ class RecordFile:
         try:
             partial.write_text(text, encoding="ascii")
             os.replace(partial, target)
-        except OSError:  # An index only saves time at the next start: a read-only folder or a full disk can do without.
+        # An index only saves time at the next start: a read-only folder or a full disk can do
+        # without.
+        except OSError:
             with suppress(OSError):
                 partial.unlink()
 
@@ -232,21 +250,26 @@ def unreadable(path: Path, error: Exception) -> DataError:
     if isinstance(error, FileNotFoundError):
         return DataError(f"{path}: got no such file; expected a readable one. Check the path.")
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return DataError(f"{path}: got '{reason}'; expected a readable file. Check what it is and its permissions.")
+    return DataError(
+        f"{path}: got '{reason}'; expected a readable file. Check what it is and its permissions."
+    )
 
 
 def _checked_payload(where: str, frame: bytes) -> memoryview:
     length = _checked_length(where, frame)
     if length != len(frame) - OVERHEAD:
         raise DataError(
-            f"{where}: got a record of {length} bytes; expected the {len(frame) - OVERHEAD} that its index says. "
-            "The index is of another file: delete the .tfindex file, it is made again."
+            f"{where}: got a record of {length} bytes; expected the {len(frame) - OVERHEAD} that "
+            "its index says. The index is of another file: delete the .tfindex file, it is made "
+            "again."
         )
     payload = memoryview(frame)[HEADER.size : -FOOTER.size]
     (expected,) = FOOTER.unpack_from(frame, len(frame) - FOOTER.size)
     got = masked_crc(payload)
     if got != expected:
-        raise DataError(f"{where}: got data with checksum {got:#010x}; expected {expected:#010x}. {DAMAGED}")
+        raise DataError(
+            f"{where}: got data with checksum {got:#010x}; expected {expected:#010x}. {DAMAGED}"
+        )
     return payload
 
 
@@ -273,8 +296,8 @@ def _scan(path: Path, file: OpenFile) -> np.ndarray:
             end = start + OVERHEAD + _checked_length(where, file.read(start, HEADER.size))
         if end > size:
             raise DataError(
-                f"{where}: got {size - start} bytes before the file ends; expected {end - start} or more. "
-                "The file was cut off: restore it from a copy or prepare it again."
+                f"{where}: got {size - start} bytes before the file ends; expected {end - start} "
+                "or more. The file was cut off: restore it from a copy or prepare it again."
             )
         offsets.append(end)
         start = end
@@ -282,7 +305,9 @@ def _scan(path: Path, file: OpenFile) -> np.ndarray:
 
 
 def _read_index(path: Path, size: int) -> np.ndarray | None:
-    """Return int64 [records + 1] offsets in bytes, or None if the index does not fit a file of `size` bytes."""
+    """Return int64 [records + 1] offsets in bytes, or None if the index does not fit a file of
+    `size` bytes.
+    """
     try:
         spans = np.array(path.read_bytes().split(), dtype="S20").astype(np.int64).reshape(-1, 2)
     except (OSError, ValueError, OverflowError):

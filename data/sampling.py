@@ -1,7 +1,8 @@
 """Which samples are in the batch of a step: a function of seed and step alone.
 
-Samples form one endless stream: epoch after epoch, each epoch a permutation of the data of its own. Batch `step` is the
-stream's samples from `step * global_batch_size` on, so no tail is lost, and any step is found in O(1).
+Samples form one endless stream: epoch after epoch, each epoch a permutation of the data of its own.
+Batch `step` is the stream's samples from `step * global_batch_size` on, so no tail is lost, and any
+step is found in O(1).
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ def mix(values: np.ndarray, key: int = 0) -> np.ndarray:
 
     Source: the output function of SplitMix64, Steele et al. 2014, doi:10.1145/2660193.2660195.
     """
-    mixed = np.asarray(values, dtype=np.uint64).reshape(-1) + np.uint64((key * 0x9E3779B97F4A7C15 + 1) & _WORD)
+    mixed = np.asarray(values, dtype=np.uint64).reshape(-1) + np.uint64(
+        (key * 0x9E3779B97F4A7C15 + 1) & _WORD
+    )
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return (mixed ^ (mixed >> np.uint64(31))).reshape(np.shape(values))
@@ -34,10 +37,12 @@ def derive_key(*parts: int) -> int:
 
 
 def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
-    """Return where a pseudo-random permutation of `range(size)` sends each position; O(1) per position.
+    """Return where a pseudo-random permutation of `range(size)` sends each position; O(1) per
+    position.
 
-    A Feistel network permutes the next power of four; values that fall outside walk on until they are inside.
-    Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", methods 2 and 3.
+    A Feistel network permutes the next power of four; values that fall outside walk on until they
+    are inside. Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", methods 2
+    and 3.
     """
     bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << bits) - np.uint64(1)
@@ -57,8 +62,9 @@ def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
 class BatchSampler:
     """Gives the samples of each step, and the part of them that one instance reads.
 
-    A global batch is `accumulation_steps` slices, one after the other; each slice is split evenly over the instances.
-    So samples in the order [accumulation step, replica, micro-batch] stay with their replicas however these are spread.
+    A global batch is `accumulation_steps` slices, one after the other; each slice is split evenly
+    over the instances. So samples in the order [accumulation step, replica, micro-batch] stay with
+    their replicas however these are spread.
 
     Raises:
         DataError: if a size is not positive, or the batch does not divide.
@@ -82,21 +88,29 @@ class BatchSampler:
     def __post_init__(self) -> None:
         for name in ("samples", "global_batch_size", "instances", "accumulation_steps"):
             if getattr(self, name) < 1:
-                raise DataError(f"{name}: got {getattr(self, name)}; expected at least 1. Raise it.")
+                raise DataError(
+                    f"{name}: got {getattr(self, name)}; expected at least 1. Raise it."
+                )
         if self.global_batch_size % (self.instances * self.accumulation_steps):
             raise DataError(
-                f"global_batch_size: got {self.global_batch_size}; expected a multiple of instances * "
-                f"accumulation_steps = {self.instances} * {self.accumulation_steps}. Change one of them."
+                f"global_batch_size: got {self.global_batch_size}; expected a multiple of "
+                f"instances * accumulation_steps = {self.instances} * {self.accumulation_steps}. "
+                "Change one of them."
             )
         if not 0 <= self.instance < self.instances:
-            raise DataError(f"instance: got {self.instance}; expected 0 to {self.instances - 1}. Check the launcher.")
+            raise DataError(
+                f"instance: got {self.instance}; expected 0 to {self.instances - 1}. Check "
+                "the launcher."
+            )
 
     def epochs(self, step: int) -> float:
         """Return how often the data has been seen when `step` begins."""
         return step * self.global_batch_size / self.samples
 
     def indices(self, step: int) -> np.ndarray:
-        """Return this instance's samples of step `step`, int64 [global_batch_size / instances], in global order."""
+        """Return this instance's samples of step `step`, int64 [global_batch_size / instances], in
+        global order.
+        """
         if step < 0:
             raise DataError(f"step: got {step}; expected 0 or more. Steps count from 0.")
         shape = (self.accumulation_steps, self.instances, -1)

@@ -15,9 +15,11 @@ _HEADER_WORDS = 3
 
 
 class DocumentShuffle:
-    """Orders documents by a seeded hash of their number: a random order that depends on nothing else.
+    """Orders documents by a seeded hash of their number: a random order that depends on nothing
+    else.
 
-    An external bucket sort: `add` scatters documents over files by their leading bits, iteration sorts file by file.
+    An external bucket sort: `add` scatters documents over files by their leading bits, iteration
+        sorts file by file.
 
     Args:
         folder: where the buckets go; made here, empty again when iteration ends.
@@ -30,7 +32,9 @@ class DocumentShuffle:
         self.tokens = 0
         self._key = derive_key(seed)
         self._folder = folder
-        self._buckets: list[list[np.ndarray]] = [[] for _ in range(max(1, -(-size // BUCKET_BYTES)))]
+        self._buckets: list[list[np.ndarray]] = [
+            [] for _ in range(max(1, -(-size // BUCKET_BYTES)))
+        ]
         self._buffered = 0
         self._added = 0
         folder.mkdir()

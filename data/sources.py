@@ -1,4 +1,6 @@
-"""Where documents come from: text files, the standard library of this Python, a Wikipedia dump (see `wikipedia.py`)."""
+"""Where documents come from: text files, the standard library of this Python, a Wikipedia dump (see
+`wikipedia.py`).
+"""
 
 import glob
 import hashlib
@@ -32,14 +34,16 @@ class Source:
     """Applied to every document, in parallel; a module's function."""
 
 
-def text_source(patterns: Sequence[str], *, documents: str = "file", document_bytes: int = 2**20) -> Source:
+def text_source(
+    patterns: Sequence[str], *, documents: str = "file", document_bytes: int = 2**20
+) -> Source:
     """Return the documents of UTF-8 text files.
 
     Args:
         patterns: files, folders (all their files, but hidden ones, recursively) or globs.
         documents: what one document is: "file", "paragraph" (ends at an empty line) or "line".
-        document_bytes: a document is cut at the end of the line that reaches this many characters, and a line of that
-            many is cut there, so that a file of any size takes little memory.
+        document_bytes: a document is cut at the end of the line that reaches this many characters,
+            and a line of that many is cut there, so that a file of any size takes little memory.
     """
     files = _text_files(patterns)
     try:
@@ -52,7 +56,12 @@ def text_source(patterns: Sequence[str], *, documents: str = "file", document_by
             yield from _read_text(path, documents, document_bytes)
 
     facts = [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
-    identity = {"documents": documents, "document_bytes": document_bytes, "files": _digest(facts), "count": len(files)}
+    identity = {
+        "documents": documents,
+        "document_bytes": document_bytes,
+        "files": _digest(facts),
+        "count": len(files),
+    }
     return Source(
         name=f"{len(files)} text file{'s' * (len(files) > 1)}",
         documents=read,
@@ -62,16 +71,26 @@ def text_source(patterns: Sequence[str], *, documents: str = "file", document_by
 
 
 def stdlib_source(folder: Path | None = None) -> Source:
-    """Return the Python source files, docstrings and all, of this Python's standard library: one document per file.
+    """Return the Python source files, docstrings and all, of this Python's standard library: one
+    document per file.
 
-    The order is scrambled by name, so that the first so many bytes are a fair sample. Equal files count once, and files
-    that are no text in their declared encoding (a few tests are meant not to be) do not count.
+    The order is scrambled by name, so that the first so many bytes are a fair sample. Equal files
+    count once, and files that are no text in their declared encoding (a few tests are meant not to
+    be) do not count.
     """
     root = folder or Path(sysconfig.get_path("stdlib"))
     names = []
     for parent, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name not in ("site-packages", "dist-packages", "__pycache__")]
-        names += [Path(parent, name).relative_to(root).as_posix() for name in files if name.endswith(".py")]
+        folders[:] = [
+            name
+            for name in folders
+            if name not in ("site-packages", "dist-packages", "__pycache__")
+        ]
+        names += [
+            Path(parent, name).relative_to(root).as_posix()
+            for name in files
+            if name.endswith(".py")
+        ]
     names.sort(key=lambda name: hashlib.sha256(name.encode(errors="surrogateescape")).digest())
     sizes = [(name, (root / name).stat().st_size) for name in names if (root / name).is_file()]
     if not sizes:
@@ -110,14 +129,21 @@ def _text_files(patterns: Sequence[str]) -> list[Path]:
         path = user_path("text files", pattern)
         if path.is_dir():
             inside = (found for found in path.rglob("*") if found.is_file())
-            matches = [found for found in inside if not any(part[0] == "." for part in found.relative_to(path).parts)]
+            matches = [
+                found
+                for found in inside
+                if not any(part[0] == "." for part in found.relative_to(path).parts)
+            ]
         elif path.exists():
             matches = [path]
         else:
-            matches = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
+            matches = [
+                Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()
+            ]
         if not matches:
             raise DataError(
-                f"text files: got '{pattern}', which matches no file; expected files, folders or globs. Check the path."
+                f"text files: got '{pattern}', which matches no file; expected files, folders "
+                "or globs. Check the path."
             )
         files.update(dict.fromkeys(sorted(matches)))
     return list(files)

@@ -1,4 +1,6 @@
-"""Text to tokens: training a byte-level BPE tokenizer, and tokenising in parallel with the results in input order."""
+"""Text to tokens: training a byte-level BPE tokenizer, and tokenising in parallel with the results
+in input order.
+"""
 
 import multiprocessing
 import os
@@ -30,7 +32,9 @@ Encoded = tuple[np.ndarray, np.ndarray]
 
 
 def train_tokenizer(documents: Iterable[str], vocabulary_size: int) -> Tokenizer:
-    """Train byte-level BPE as GPT-2's: `vocabulary_size` tokens, fewer if there are no more; `END_OF_TEXT` is 0."""
+    """Train byte-level BPE as GPT-2's: `vocabulary_size` tokens, fewer if there are no more;
+    `END_OF_TEXT` is 0.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -52,17 +56,23 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise unreadable(path, error) from error
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the tokenizers package raises nothing narrower, and panics are no Exception
-        raise DataError(f"{path}: got '{error}'; expected a tokenizer.json. Check the file.") from error
+    # the tokenizers package raises nothing narrower, and panics are no Exception
+    except BaseException as error:
+        raise DataError(
+            f"{path}: got '{error}'; expected a tokenizer.json. Check the file."
+        ) from error
     if tokenizer.token_to_id(END_OF_TEXT) is None:
-        raise DataError(f"{path}: got no token '{END_OF_TEXT}'; expected one to end documents. Add it.")
+        raise DataError(
+            f"{path}: got no token '{END_OF_TEXT}'; expected one to end documents. Add it."
+        )
     return tokenizer
 
 
 def tokenise(
     documents: Iterable[str], tokenizer: Tokenizer, clean: Clean = None, workers: int = 1
 ) -> Iterator[np.ndarray]:
-    """Yield each document's tokens and `END_OF_TEXT`, uint32 [tokens], in input order, whatever `workers` is.
+    """Yield each document's tokens and `END_OF_TEXT`, uint32 [tokens], in input order, whatever
+    `workers` is.
 
     An empty document gives no tokens. Memory holds a few batches of a megabyte per worker.
 
@@ -80,8 +90,11 @@ def tokenise(
         yield from np.split(tokens, np.cumsum(lengths)[:-1])
 
 
-def _ordered(batches: Iterator[list[str]], tokenizer: Tokenizer, clean: Clean, workers: int) -> Iterator[Encoded]:
-    # Fresh processes: forked ones would inherit the tokenizer's threads half-way through whatever they are doing.
+def _ordered(
+    batches: Iterator[list[str]], tokenizer: Tokenizer, clean: Clean, workers: int
+) -> Iterator[Encoded]:
+    # Fresh processes: forked ones would inherit the tokenizer's threads half-way through whatever
+    # they are doing.
     pool = ProcessPoolExecutor(
         workers,
         mp_context=multiprocessing.get_context("spawn"),
@@ -129,8 +142,13 @@ def _encoder(tokenizer: str) -> Tokenizer:
 def _encode(batch: list[str], encoder: Tokenizer, clean: Clean) -> Encoded:
     texts = [clean(text) for text in batch] if clean else batch
     end = [encoder.get_vocab()[END_OF_TEXT]]
-    encodings = encoder.encode_batch_fast([text if text.strip() else "" for text in texts], add_special_tokens=False)
-    parts = [np.array(encoding.ids + end if encoding.ids else [], dtype=np.uint32) for encoding in encodings]
+    encodings = encoder.encode_batch_fast(
+        [text if text.strip() else "" for text in texts], add_special_tokens=False
+    )
+    parts = [
+        np.array(encoding.ids + end if encoding.ids else [], dtype=np.uint32)
+        for encoding in encodings
+    ]
     return np.concatenate(parts), np.array([part.size for part in parts], dtype=np.int64)
 
 
@@ -140,7 +158,8 @@ _worker: tuple[Tokenizer, Clean]
 
 def _start_worker(tokenizer: str, clean: Clean) -> None:
     global _worker
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # One thread per process: there is a process per core.
+    # One thread per process: there is a process per core.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker = _encoder(tokenizer), clean
 
 

@@ -1,4 +1,6 @@
-"""Articles of a Wikipedia XML dump (`…-pages-articles.xml.bz2`), read as a stream, as plain text."""
+"""Articles of a Wikipedia XML dump (`…-pages-articles.xml.bz2`), read as a stream, as plain
+text.
+"""
 
 import bz2
 import html
@@ -15,9 +17,13 @@ from data.sources import Source
 COMPRESSION = 4
 """Bytes of text per byte of a bz2 dump, roughly."""
 
-_DROPPED_TAGS = "ref|math|gallery|timeline|score|syntaxhighlight|source|imagemap|graph|chem|mapframe"
+_DROPPED_TAGS = (
+    "ref|math|gallery|timeline|score|syntaxhighlight|source|imagemap|graph|chem|mapframe"
+)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
-_DROPPED = re.compile(rf"<({_DROPPED_TAGS})\b(?:[^<>]*/>|[^<>]*>.*?</\1\s*>)", re.DOTALL | re.IGNORECASE)
+_DROPPED = re.compile(
+    rf"<({_DROPPED_TAGS})\b(?:[^<>]*/>|[^<>]*>.*?</\1\s*>)", re.DOTALL | re.IGNORECASE
+)
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _TEMPLATE = re.compile(r"\{\{|\}\}")
 _TABLE = re.compile(r"^[:*# ]*\{\||^[ \t]*\|\}", re.MULTILINE)
@@ -30,13 +36,18 @@ _SWITCH = re.compile(r"__[A-Z]+__")
 _SPACES = re.compile(r"[ \t\xa0]+")
 _LINES = re.compile(r"[ \t]*\n(?:[ \t]*\n)+")
 _NO_ARTICLE = re.compile(
-    r"\s*(?:(?:file|image|category|media|template|user|wikipedia|help|portal)\s*:|[\w-]+:\S)", re.IGNORECASE
+    r"\s*(?:(?:file|image|category|media|template|user|wikipedia|help|portal)\s*:|[\w-]+:\S)",
+    re.IGNORECASE,
 )
-"""Target of a link to a file, a category or another wiki, in any language; "Alien: Covenant" is an article."""
+"""Target of a link to a file, a category or another wiki, in any language; "Alien: Covenant" is an
+article.
+"""
 
 
 def wikipedia_source(dump: Path) -> Source:
-    """Return the articles of a dump, bz2 or plain XML: title, empty line, text. Redirects and talk are left out."""
+    """Return the articles of a dump, bz2 or plain XML: title, empty line, text. Redirects and talk
+    are left out.
+    """
     try:
         size, stamp = dump.stat().st_size, dump.stat().st_mtime_ns
         compressed = _is_compressed(dump)
@@ -52,7 +63,9 @@ def wikipedia_source(dump: Path) -> Source:
 
 
 def strip_markup(article: str) -> str:
-    """Return the plain text of wiki markup: links as their text; no templates, tables, references, files or tags."""
+    """Return the plain text of wiki markup: links as their text; no templates, tables, references,
+    files or tags.
+    """
     text = _COMMENT.sub("", article)
     text = _DROPPED.sub("", text)
     text = _without_nested(text, _TEMPLATE, "{{")
@@ -63,7 +76,13 @@ def strip_markup(article: str) -> str:
     text = _URL.sub(r"\1", text)
     text = _TAG.sub("", text)
     text = html.unescape(text)
-    for pattern, replacement in ((_QUOTES, ""), (_HEADING, r"\2"), (_BULLET, ""), (_SWITCH, ""), (_SPACES, " ")):
+    for pattern, replacement in (
+        (_QUOTES, ""),
+        (_HEADING, r"\2"),
+        (_BULLET, ""),
+        (_SWITCH, ""),
+        (_SPACES, " "),
+    ):
         text = pattern.sub(replacement, text)
     return _LINES.sub("\n\n", text).strip()
 
@@ -74,9 +93,12 @@ def _link_text(match: re.Match[str]) -> str:
 
 
 def _without_nested(text: str, brackets: re.Pattern[str], opening: str) -> str:
-    """Return `text` without what stands between balanced brackets; an opening one that nobody closes stays."""
+    """Return `text` without what stands between balanced brackets; an opening one that nobody
+    closes stays.
+    """
     kept: list[str] = []
-    starts: list[tuple[int, int]] = []  # Of each open bracket: where it is, and how much was kept before it.
+    # Of each open bracket: where it is, and how much was kept before it.
+    starts: list[tuple[int, int]] = []
     position = 0
     for match in brackets.finditer(text):
         if match[0].endswith(opening):
@@ -106,12 +128,13 @@ def _articles(dump: Path, compressed: bool) -> Iterator[str]:
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(dump, error) from error
         raise DataError(
-            f"{dump}: got damaged data after article {found} ({error}); expected a whole XML dump, plain or bz2. "
-            "Download it again and compare its checksum."
+            f"{dump}: got damaged data after article {found} ({error}); expected a whole XML "
+            "dump, plain or bz2. Download it again and compare its checksum."
         ) from error
     if not found:
         raise DataError(
-            f"{dump}: got no articles; expected a dump such as enwiki-latest-pages-articles.xml.bz2. Check it."
+            f"{dump}: got no articles; expected a dump such as "
+            "enwiki-latest-pages-articles.xml.bz2. Check it."
         )
 
 

@@ -1,1 +1,3 @@
-"""Runnable stories: `pretraining.py` is the training job. Uses public names of `execution`, `data` and `config`."""
+"""Runnable stories: `pretraining.py` is the training job. Uses public names of `execution`, `data`
+and `config`.
+"""

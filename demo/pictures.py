@@ -13,21 +13,26 @@ SMOOTHING = 0.95
 
 def draw_losses(metrics: "list[dict[str, Any]]", path: Path, title: str) -> None:
     """Write training and validation loss against steps to a PNG file."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import, and needed once, at the end
+    # slow to import, and needed once, at the end
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     steps = np.array([line["step"] for line in metrics])
     losses = np.array([line["loss"] for line in metrics])
     steps, losses = (values[np.isfinite(losses)] for values in (steps, losses))
     validations = [(line["step"], line.get("validation_loss")) for line in metrics]
-    validated = [(step, loss) for step, loss in validations if loss is not None and np.isfinite(loss)]
+    validated = [
+        (step, loss) for step, loss in validations if loss is not None and np.isfinite(loss)
+    ]
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
     axes.plot(steps, smooth(losses), color="tab:blue", label="training (smoothed)")
     if validated:
-        axes.plot(*zip(*validated), color="tab:orange", marker="o", markersize=3, label="validation")
+        axes.plot(
+            *zip(*validated), color="tab:orange", marker="o", markersize=3, label="validation"
+        )
     axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)")
     axes.set_title(title, parse_math=False)  # a name may hold what begins a formula
     axes.grid(alpha=0.3)

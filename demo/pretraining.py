@@ -1,16 +1,21 @@
-"""The training job: `python demo/pretraining.py --config NAME --input_files 'data/…/*.tfrecord'`. See --help."""
+"""The training job: `python demo/pretraining.py --config NAME --input_files 'data/…/*.tfrecord'`.
+See --help.
+"""
 
 import os
 import signal
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # run as a script: the repository's packages are beside this folder, not in it
+# run as a script: the repository's packages are beside this folder, not in it
+if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules load, Ctrl-C ends the process without a traceback
-    # OpenMP's threads spin while they wait. On cores shared with other work that took three times the processor time
-    # and 2.0 s a step where 0.7 s is enough (preset demo, two threads). Read when PyTorch is loaded.
+        # while modules load, Ctrl-C ends the process without a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # OpenMP's threads spin while they wait. On cores shared with other work that took three times
+    # the processor time and 2.0 s a step where 0.7 s is enough (preset demo, two threads). Read
+    # when PyTorch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import contextlib
@@ -25,7 +30,15 @@ import numpy as np
 import popdist
 from tokenizers import Tokenizer
 
-from config import Config, ConfigError, DivergedError, UserError, exit_on_user_error, parse_command_line, to_yaml
+from config import (
+    Config,
+    ConfigError,
+    DivergedError,
+    UserError,
+    exit_on_user_error,
+    parse_command_line,
+    to_yaml,
+)
 from config.schema import CountOrZero
 from data import DataError, Dataset, SyntheticDataset, TokenDataset
 from demo.pictures import draw_losses
@@ -58,7 +71,10 @@ class Options(PlanOptions):
 def main(arguments: Sequence[str]) -> int:
     """Train as the command line says. Returns the exit code."""
     config, options = parse_command_line(
-        arguments, program="demo/pretraining.py: pretrain a GPT", default="gpt3_2.7B_pod64", options=Options
+        arguments,
+        program="demo/pretraining.py: pretrain a GPT",
+        default="gpt3_2.7B_pod64",
+        options=Options,
     )
     is_leader = check_instances(config)
     if options.is_plan():
@@ -86,14 +102,25 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def check_goes_on(config: Config, saved: SavedRun) -> None:
-    """Raise ConfigError where whole runs of the session do not lead from a checkpoint to the last step."""
-    done, total, iterations = saved.position.step, config.training.steps, config.execution.device_iterations
+    """Raise ConfigError where whole runs of the session do not lead from a checkpoint to the last
+    step.
+    """
+    done, total, iterations = (
+        saved.position.step,
+        config.training.steps,
+        config.execution.device_iterations,
+    )
     if done > total:
         told = f"steps: got {total}; expected at least {done} (see {saved.folder})"
         raise ConfigError([f"{told}. Train for more steps, or load an older checkpoint."])
     if done % iterations:
-        told = f"device_iterations: got {iterations}; expected a divisor of the {done} steps done (see {saved.folder})"
-        raise ConfigError([f"{told}. Use {math.gcd(done, iterations)}, or load another checkpoint."])
+        told = (
+            f"device_iterations: got {iterations}; expected a divisor of the {done} steps done "
+            f"(see {saved.folder})"
+        )
+        raise ConfigError(
+            [f"{told}. Use {math.gcd(done, iterations)}, or load another checkpoint."]
+        )
 
 
 def choose_together(config: Config) -> "tuple[RunFolder, Optional[SavedRun]]":
@@ -104,10 +131,15 @@ def choose_together(config: Config) -> "tuple[RunFolder, Optional[SavedRun]]":
     """
     instances, is_leader = popdist.getNumInstances(), popdist.getInstanceIndex() == 0
     folder, saved = choose_folder(config) if is_leader else (None, None)
-    found: list[Optional[str]] = [] if folder is None else [str(folder.path), str(folder.checkpoints)]
+    found: list[Optional[str]] = (
+        [] if folder is None else [str(folder.path), str(folder.checkpoints)]
+    )
     found.append(None if saved is None else str(saved.folder))
     path, checkpoints, named = gather(found, instances, patiently=True)[0]
-    folder, checkpoint = RunFolder(Path(path), Path(checkpoints)), None if named is None else Path(named)
+    folder, checkpoint = (
+        RunFolder(Path(path), Path(checkpoints)),
+        None if named is None else Path(named),
+    )
     problem = None
     if not is_leader and checkpoint is not None:
         try:
@@ -117,8 +149,8 @@ def choose_together(config: Config) -> "tuple[RunFolder, Optional[SavedRun]]":
     for number, theirs in enumerate(gather(problem, instances, patiently=True)):
         if theirs is not None:
             raise UserError(
-                f"instance {number}: {theirs} Instance 0 can read it: checkpoints have to be on a file system that all "
-                "machines see."
+                f"instance {number}: {theirs} Instance 0 can read it: checkpoints have to be on a "
+                "file system that all machines see."
             )
     return folder, saved
 
@@ -137,7 +169,9 @@ def open_data(config: Config) -> "tuple[Dataset, Optional[Dataset]]":
     sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
     if not config.data.input_files:
         seed = config.training.seed
-        return SyntheticDataset(sequence, vocabulary, seed), SyntheticDataset(sequence, vocabulary, seed + 1)
+        return SyntheticDataset(sequence, vocabulary, seed), SyntheticDataset(
+            sequence, vocabulary, seed + 1
+        )
     validation = config.data.validation_files
     place = {"instance": popdist.getInstanceIndex(), "instances": popdist.getNumInstances()}
     return (
@@ -147,14 +181,17 @@ def open_data(config: Config) -> "tuple[Dataset, Optional[Dataset]]":
 
 
 def check_tokenizer(config: Config, tokenizer: Optional[Tokenizer], data: Dataset) -> None:
-    """Refuse a tokenizer that cannot have made the data, or has tokens that the model does not have."""
+    """Refuse a tokenizer that cannot have made the data, or has tokens that the model does not
+    have.
+    """
     if tokenizer is None:
         return
     tokens = max(tokenizer.get_vocab().values()) + 1
     if tokens > config.model.vocabulary_size:
         raise UserError(
             f"--tokenizer: got {config.data.tokenizer} with {tokens} tokens; expected at most "
-            f"vocabulary_size = {config.model.vocabulary_size}. Use the tokenizer that made the data."
+            f"vocabulary_size = {config.model.vocabulary_size}. Use the tokenizer that made the "
+            "data."
         )
     if data.info is not None and tokens != data.info["vocabulary_size"]:
         raise UserError(
@@ -178,7 +215,11 @@ def finish(run: TrainingRun, tokenizer: Optional[Tokenizer], data: Dataset, samp
         try:
             draw_losses(metrics, run.folder.picture, run.config.name)
         except OSError as error:  # everything that matters is saved
-            _LOG.warning("%s: not drawn: '%s'. Check the space on the disk.", run.folder.picture, error.strerror)
+            _LOG.warning(
+                "%s: not drawn: '%s'. Check the space on the disk.",
+                run.folder.picture,
+                error.strerror,
+            )
     if tokenizer is not None and samples > 0:
         try:
             show_samples(run, tokenizer, data, samples)
@@ -192,7 +233,10 @@ def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples:
     """Print texts that the model writes, each after some lines of the data."""
     length = min(PROMPT_TOKENS, run.config.model.sequence_length // 2)
     numbers = [index * (len(data) // samples) for index in range(samples)]
-    prompts = [whole_lines(data.read(np.array([number]))[0, :length].tolist(), tokenizer) for number in numbers]
+    prompts = [
+        whole_lines(data.read(np.array([number]))[0, :length].tolist(), tokenizer)
+        for number in numbers
+    ]
     texts = write_samples(run.session, run.config, tokenizer, prompts, SAMPLE_TOKENS)
     for number, text in enumerate(texts if run.is_leader else (), start=1):
         print(f"\nSample {number}: after {MARK} the model goes on with the text before it.\n")

@@ -13,7 +13,9 @@ WINDOW = 20
 
 
 class Progress:
-    """Speed and time left, from the times of session runs; validation and saving are not counted as speed."""
+    """Speed and time left, from the times of session runs; validation and saving are not counted as
+    speed.
+    """
 
     def __init__(self, config: Config, first_step: int):
         self.config = config
@@ -28,7 +30,9 @@ class Progress:
 
     @property
     def seconds_per_step(self) -> float:
-        """Mean over the last runs; the very first, which may compile, drops out as soon as there are others."""
+        """Mean over the last runs; the very first, which may compile, drops out as soon as there
+        are others.
+        """
         times = list(self._times)
         if len(times) > 1 and len(times) < WINDOW:
             times = times[1:]
@@ -60,7 +64,9 @@ class Progress:
         gradient_norm: float,
         skipped: int = 0,
     ) -> str:
-        """One line about a step. ``skipped``: steps so far that were, which is told where there are any."""
+        """One line about a step. ``skipped``: steps so far that were, which is told where there are
+        any.
+        """
         steps = self.config.training.steps
         parts = [
             f"step {step:>{len(str(steps))}}/{steps}",

@@ -19,7 +19,9 @@ from utils.files import written_whole
 
 _LOG = logging.getLogger(__name__)
 _locks: "dict[Path, int]" = {}
-"""Descriptors of the folders that this process writes to; their locks end with the process, however it ends."""
+"""Descriptors of the folders that this process writes to; their locks end with the process, however
+it ends.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class RunFolder:
     def prepared(self, config: Config) -> Iterator[None]:
         """Make the folder, keep other runs out of it, and write the configuration.
 
-        It takes the place of an older one only after the block: a run that cannot start leaves what it would continue.
+        It takes the place of an older one only after the block: a run that cannot start leaves what
+            it would continue.
 
         Raises:
             UserError: the folder takes no files, or another run writes to it now.
@@ -70,23 +73,28 @@ class RunFolder:
                         raise IsADirectoryError(errno.EISDIR, f"{path.name} is a folder", str(path))
             except OSError as error:
                 raise UserError(
-                    f"{self.path}: got '{error.strerror}' while writing; expected a folder that takes files. "
-                    "Check its permissions and the space on the disk, or choose another --run_folder."
+                    f"{self.path}: got '{error.strerror}' while writing; expected a folder that "
+                    "takes files. Check its permissions and the space on the disk, or choose "
+                    "another --run_folder."
                 ) from error
             try:
                 self.checkpoints.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                flag = "--run_folder" if self.checkpoints.parent == self.path else "--checkpoint.save"
+                flag = (
+                    "--run_folder" if self.checkpoints.parent == self.path else "--checkpoint.save"
+                )
                 raise UserError(
-                    f"{self.checkpoints}: got '{error.strerror}'; expected a folder for checkpoints. "
-                    f"Check what it is and its permissions, or choose another {flag}."
+                    f"{self.checkpoints}: got '{error.strerror}'; expected a folder for "
+                    f"checkpoints. Check what it is and its permissions, or choose another {flag}."
                 ) from error
             yield
 
 
 @contextmanager
 def _unwound_by(*numbers: signal.Signals) -> Iterator[None]:
-    """Let signals that would end the process where it stands end the block in order, as Ctrl-C does."""
+    """Let signals that would end the process where it stands end the block in order, as Ctrl-C
+    does.
+    """
     heard = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     for number in heard:
         signal.signal(number, _unwind)
@@ -117,8 +125,9 @@ def _removed_where_it_fails(*paths: Path) -> Iterator[None]:
 def choose_folder(config: Config) -> "tuple[RunFolder, Optional[SavedRun]]":
     """The run's folder, and the checkpoint it continues from.
 
-    A run that starts afresh never touches an older run's files: it takes the first of `<name>`, `<name>-2`, .. that has
-    none. With `--checkpoint.load auto` it continues in `<name>`; so it does from the newest checkpoint's path.
+    A run that starts afresh never touches an older run's files: it takes the first of `<name>`,
+    `<name>-2`, .. that has none. With `--checkpoint.load auto` it continues in `<name>`; so it does
+    from the newest checkpoint's path.
 
     Raises:
         UserError: the checkpoint cannot be used.
@@ -131,22 +140,31 @@ def choose_folder(config: Config) -> "tuple[RunFolder, Optional[SavedRun]]":
     if load == "auto":
         return named, saved
     assert saved is not None
-    is_newest = [path.resolve() for path in checkpoints_in(named.checkpoints)[-1:]] == [saved.folder.resolve()]
+    is_newest = [path.resolve() for path in checkpoints_in(named.checkpoints)[-1:]] == [
+        saved.folder.resolve()
+    ]
     return (named if is_newest else _unused(root, config)), saved
 
 
 def _folder(path: Path, config: Config) -> RunFolder:
-    return RunFolder(path, Path(config.checkpoint.save) if config.checkpoint.save else path / "checkpoints")
+    return RunFolder(
+        path, Path(config.checkpoint.save) if config.checkpoint.save else path / "checkpoints"
+    )
 
 
 def _unused(root: Path, config: Config) -> RunFolder:
     if config.checkpoint.save and checkpoints_in(Path(config.checkpoint.save)):
         raise UserError(
-            f"--checkpoint.save: got {config.checkpoint.save}, which holds checkpoints of another run; expected an "
-            "empty folder. Choose another, or continue that run with --checkpoint.load auto."
+            f"--checkpoint.save: got {config.checkpoint.save}, which holds checkpoints of another "
+            "run; expected an empty folder. Choose another, or continue that run with "
+            "--checkpoint.load auto."
         )
     number, path = 1, root / config.name
-    while (path / "metrics.jsonl").exists() or checkpoints_in(path / "checkpoints") or _is_locked(path):
+    while (
+        (path / "metrics.jsonl").exists()
+        or checkpoints_in(path / "checkpoints")
+        or _is_locked(path)
+    ):
         number += 1
         path = root / f"{config.name}-{number}"
     return _folder(path, config)
@@ -164,7 +182,11 @@ def _lock(folder: Path) -> None:
             "Wait for that run to end, or choose another --name."
         ) from error
     except OSError as error:
-        _LOG.warning("%s: this file system has no locks (%s); start no second run here.", folder, error.strerror)
+        _LOG.warning(
+            "%s: this file system has no locks (%s); start no second run here.",
+            folder,
+            error.strerror,
+        )
     _locks[folder] = descriptor
 
 

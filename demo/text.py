@@ -33,27 +33,39 @@ def read_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.from_str(read_bounded(path, TOKENIZER_BYTES).decode("utf-8"))
     except OSError as error:
         raise UserError(
-            f"--tokenizer: got {path}: {error.strerror}; expected a readable tokenizer.json. Check the path."
+            f"--tokenizer: got {path}: {error.strerror}; expected a readable tokenizer.json. "
+            "Check the path."
         ) from error
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the tokenizers package raises nothing narrower, and panics are no Exception
-        raise UserError(f"--tokenizer: got {path}: {error}; expected a tokenizer.json. Check the file.") from error
+    # the tokenizers package raises nothing narrower, and panics are no Exception
+    except BaseException as error:
+        raise UserError(
+            f"--tokenizer: got {path}: {error}; expected a tokenizer.json. Check the file."
+        ) from error
 
 
 def write_samples(
-    training: addons.TaskSession, config: Config, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], tokens: int
+    training: addons.TaskSession,
+    config: Config,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
 ) -> "list[str]":
-    """Each prompt and what the model makes of it, up to so many tokens more, with a mark between the two.
+    """Each prompt and what the model makes of it, up to so many tokens more, with a mark between
+    the two.
 
-    The end of a text ends it, and so does the model's sequence length. The same weights write the same texts.
+    The end of a text ends it, and so does the model's sequence length. The same weights write the
+    same texts.
 
     Raises:
         FloatingPointError: the model's logits are not finite.
     """
     execution = config.execution
     batch = len(prompts) * execution.data_parallel
-    alone = override(config, micro_batch_size=1, widening=1, global_batch_size=batch, device_iterations=1)
+    alone = override(
+        config, micro_batch_size=1, widening=1, global_batch_size=batch, device_iterations=1
+    )
     session = generation(alone, rows=1)
     copy_weights(training, session)
     sequence = config.model.sequence_length
@@ -78,7 +90,9 @@ def write_samples(
 
 
 def whole_lines(tokens: Sequence[int], tokenizer: Tokenizer) -> "list[int]":
-    """The part of some tokens that begins and ends where a line does; all of them where they hold no whole line."""
+    """The part of some tokens that begins and ends where a line does; all of them where they hold
+    no whole line.
+    """
     breaks = [index for index, token in enumerate(tokens) if "\n" in tokenizer.decode([token])]
     if len(breaks) < 2:
         return list(tokens)
@@ -92,7 +106,9 @@ def _marked(tokenizer: Tokenizer, prompt: Sequence[int], text: Sequence[int]) ->
     return given + MARK + whole[len(given) :].rstrip()
 
 
-def _next_scores(session: addons.TaskSession, config: Config, texts: "list[list[int]]") -> np.ndarray:
+def _next_scores(
+    session: addons.TaskSession, config: Config, texts: "list[list[int]]"
+) -> np.ndarray:
     """Logits of the token after each text, float32 [texts, vocabulary]."""
     words = np.zeros((len(texts), config.model.sequence_length), np.int32)
     for row, text in zip(words, texts):

@@ -32,7 +32,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class Interruption:
-    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop after the present step, or batch of validation.
+    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop after the present step, or batch of
+    validation.
 
     A second one stops at once.
     """
@@ -58,12 +59,18 @@ class Interruption:
 
     def agree(self) -> Optional[int]:
         """The signal that some process of the run got, if one did: all stop after the same step."""
-        found = [number for number in gather(self.signal, popdist.getNumInstances()) if number is not None]
+        found = [
+            number
+            for number in gather(self.signal, popdist.getNumInstances())
+            if number is not None
+        ]
         return found[0] if found else None
 
 
 class Validation:
-    """The loss on held-out text: always the same batches, by a forward-only program with the training weights."""
+    """The loss on held-out text: always the same batches, by a forward-only program with the
+    training weights.
+    """
 
     def __init__(self, config: Config, dataset: Dataset):
         self.config = config
@@ -114,14 +121,18 @@ class TrainingRun:
         """Why training did not succeed, once it has come to numbers that are not finite."""
         self.loader = _loader(config, data, shuffle=True)
         needs_validation = config.training.validate_every > 0 and validation_data is not None
-        self.validation = Validation(config, validation_data) if needs_validation and validation_data else None
+        self.validation = (
+            Validation(config, validation_data) if needs_validation and validation_data else None
+        )
         self.is_leader = popdist.getInstanceIndex() == 0
         self.metrics = MetricsFile(folder.metrics, self.step) if self.is_leader else None
         if self.metrics is not None and saved is not None and folder.holds(saved):
             self.metrics.tell_of_lost_lines(saved.position.metrics)
         self.progress = Progress(config, self.step)
         self.profiler = profiler
-        self.wandb = WandbLog(config, str(folder.path)) if config.logging.wandb and self.is_leader else None
+        self.wandb = (
+            WandbLog(config, str(folder.path)) if config.logging.wandb and self.is_leader else None
+        )
         self._first_step = self.step
         self._saved_step = self.step if saved is not None else None
         self._is_save_due = False
@@ -141,7 +152,11 @@ class TrainingRun:
                 with self.session:
                     self._catch_up()
                     signal_received = interruption.agree()
-                    while self.step < self.config.training.steps and signal_received is None and not self.diverged:
+                    while (
+                        self.step < self.config.training.steps
+                        and signal_received is None
+                        and not self.diverged
+                    ):
                         self._advance()
                         signal_received = interruption.agree()
                     self._save(keep_all=self.skipped.in_a_row > 0)
@@ -162,7 +177,9 @@ class TrainingRun:
         rates = [learning_rate(training, self.step + i) for i in range(iterations)]
         words, labels = (_joined([batch[part] for batch in batches]) for part in (0, 1))
         is_last = self.step + iterations >= training.steps
-        with nullcontext() if self.profiler is None else self.profiler.around(self.session, is_last):
+        with (
+            nullcontext() if self.profiler is None else self.profiler.around(self.session, is_last)
+        ):
             begin = time.perf_counter()
             results = run_steps(self.session, self.config, words, labels, rates)
             seconds = time.perf_counter() - begin
@@ -179,38 +196,52 @@ class TrainingRun:
             self._save()
 
     def _first_place(self) -> str:
-        """A sentence on where the last call first met a number that is not finite; none where that cannot be found."""
+        """A sentence on where the last call first met a number that is not finite; none where that
+        cannot be found.
+        """
         *_, results = self._last_call
-        if not all(result.is_skipped for result in results):  # weights have changed since its first step
+        # weights have changed since its first step
+        if not all(result.is_skipped for result in results):
             return ""
         place = name_the_first(self.session, self.config, *self._last_call)
         return "" if place is None else f" The first number that was not finite: {place}."
 
     def _judge(self, result: StepResult) -> None:
-        """Note that training has diverged: too many steps in a row are skipped, or the last has no finite loss."""
+        """Note that training has diverged: too many steps in a row are skipped, or the last has no
+        finite loss.
+        """
         in_a_row, limit = self.skipped.in_a_row, self.config.training.max_skipped
         cure = (
-            f"The weights, saved, are those after step {self.step - in_a_row}. Continue from an earlier checkpoint in "
-            f"{self.folder.checkpoints} with a lower learning_rate"
+            f"The weights, saved, are those after step {self.step - in_a_row}. Continue from an "
+            f"earlier checkpoint in {self.folder.checkpoints} with a lower learning_rate"
         )
         if self.config.training.fixed_scale > 1:
             cure += " or loss_scaling"
         if in_a_row >= limit:
             self.diverged = (
-                f"step {self.step}: got {in_a_row} steps in a row whose gradient norm is not finite, and which were "
-                f"skipped; expected fewer than max_skipped = {limit}. {cure}."
+                f"step {self.step}: got {in_a_row} steps in a row whose gradient norm is not "
+                f"finite, and which were skipped; expected fewer than max_skipped = {limit}. "
+                f"{cure}."
             )
         elif result.is_skipped and result.loss_scale == FLOOR:
             self.diverged = (
-                f"step {self.step}: got gradients that are not finite with loss scale {FLOOR:g}, the smallest; "
-                f"expected finite ones. {cure}."
+                f"step {self.step}: got gradients that are not finite with loss scale {FLOOR:g}, "
+                f"the smallest; expected finite ones. {cure}."
             )
         elif self.step == self.config.training.steps and not math.isfinite(result.loss):
-            self.diverged = f"step {self.step}, the last: got loss {result.loss}; expected a number. {cure}."
+            self.diverged = (
+                f"step {self.step}, the last: got loss {result.loss}; expected a number. {cure}."
+            )
 
     def _catch_up(self) -> None:
-        """Validate after the step that the run goes on from, where it was stopped before it had done so."""
-        before = gather(None if self.metrics is None else self.metrics.last, popdist.getNumInstances(), patiently=True)
+        """Validate after the step that the run goes on from, where it was stopped before it had
+        done so.
+        """
+        before = gather(
+            None if self.metrics is None else self.metrics.last,
+            popdist.getNumInstances(),
+            patiently=True,
+        )
         last = before[0]
         if last is None or last["step"] != self.step or last["validation_loss"] is not None:
             return
@@ -221,9 +252,13 @@ class TrainingRun:
                 self.wandb.log({"step": self.step, "validation_loss": validation})
 
     def _validate(self) -> Optional[float]:
-        """The validation loss after this step; None where it is not due, or somebody wants to stop."""
+        """The validation loss after this step; None where it is not due, or somebody wants to
+        stop.
+        """
         training = self.config.training
-        if self.validation is None or (self.step % training.validate_every and self.step != training.steps):
+        if self.validation is None or (
+            self.step % training.validate_every and self.step != training.steps
+        ):
             return None
         found = self.validation.loss(self.session, lambda: self._interruption.agree() is not None)
         if found is not None:
@@ -247,14 +282,26 @@ class TrainingRun:
         if self.wandb is not None:
             self.wandb.log({**values, "tokens_per_second": self.progress.tokens_per_second})
         is_first, last = self.step == self._first_step + 1, self.step == self.config.training.steps
-        if self.step % self.config.logging.log_every == 0 or validation is not None or is_first or last:
-            numbers = (result.loss, self._last_validation, rate, result.gradient_norm, self.skipped.total)
+        if (
+            self.step % self.config.logging.log_every == 0
+            or validation is not None
+            or is_first
+            or last
+        ):
+            numbers = (
+                result.loss,
+                self._last_validation,
+                rate,
+                result.gradient_norm,
+                self.skipped.total,
+            )
             print(self.progress.line(self.step, *numbers), flush=True)
 
     def _save(self, *, keep_all: bool = False) -> None:
         """Write a checkpoint, unless this step has one. Metrics up to it are on the disk first.
 
-        Weights that only lead to skipped steps may be worth little: those before them are not deleted then.
+        Weights that only lead to skipped steps may be worth little: those before them are not
+        deleted then.
         """
         self._is_save_due = False
         if self._saved_step == self.step:

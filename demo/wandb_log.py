@@ -1,4 +1,6 @@
-"""Logging to Weights & Biases from a thread of its own: training neither waits for it nor ends with it."""
+"""Logging to Weights & Biases from a thread of its own: training neither waits for it nor ends with
+it.
+"""
 
 import logging
 import os
@@ -56,7 +58,10 @@ class WandbLog:
                 dir=self._folder,
             )
             while (values := self._queue.get()) is not None:
-                run.log({key: value for key, value in values.items() if value is not None}, step=values["step"])
+                run.log(
+                    {key: value for key, value in values.items() if value is not None},
+                    step=values["step"],
+                )
             run.finish()
         except BaseException as error:  # whatever happens to wandb, training goes on
             self._fail(f"{type(error).__name__}: {error}")
@@ -64,4 +69,6 @@ class WandbLog:
     def _fail(self, reason: str) -> None:
         if not self._has_failed.is_set():
             self._has_failed.set()
-            _LOG.warning("wandb: %s. Training goes on without it; metrics.jsonl has everything.", reason)
+            _LOG.warning(
+                "wandb: %s. Training goes on without it; metrics.jsonl has everything.", reason
+            )

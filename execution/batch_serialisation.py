@@ -40,7 +40,9 @@ class Connections:
         io_mode: IoMode,
         shard_group: Optional[ReplicaGrouping] = None,
     ) -> "Connections":
-        """Connections with one buffer per name; the transforms enlarge them to the rows that the plans reach."""
+        """Connections with one buffer per name; the transforms enlarge them to the rows that the
+        plans reach.
+        """
         row = activation if shard_group is None else shard_spec(activation, shard_group)
         buffers = {name: addons.create_remote_buffer(row, steps) for name in names}
         return cls(inputs, outputs, buffers, shard_group, steps, io_mode)
@@ -50,7 +52,9 @@ class Connections:
         return addons.RemoteHandle(self.buffers[place.name], place.row, self.shard_group)
 
 
-def serialise(graph: addons.GraphWithNamedArgs, plan: LayerPlan, connections: Connections) -> addons.GraphWithNamedArgs:
+def serialise(
+    graph: addons.GraphWithNamedArgs, plan: LayerPlan, connections: Connections
+) -> addons.GraphWithNamedArgs:
     """The graph over all micro-batches, with inputs (n, [seed], named arguments) and no outputs."""
     loads, seed = _loads(graph.graph, plan, connections)
     streams, buffers = _stores(graph.graph, plan, connections)
@@ -67,18 +71,24 @@ def serialise(graph: addons.GraphWithNamedArgs, plan: LayerPlan, connections: Co
 
 
 def serialise_with_gradient(
-    fwd: addons.GraphWithNamedArgs, grad: addons.GraphWithNamedArgs, plan: LayerPlan, connections: Connections
+    fwd: addons.GraphWithNamedArgs,
+    grad: addons.GraphWithNamedArgs,
+    plan: LayerPlan,
+    connections: Connections,
 ) -> Tuple[addons.GraphWithNamedArgs, addons.GraphWithNamedArgs]:
     """Forward and gradient graph over all micro-batches.
 
-    What the gradient needs of the forward pass is loaded again where it came from a buffer, and kept otherwise.
+    What the gradient needs of the forward pass is loaded again where it came from a buffer, and
+    kept otherwise.
     """
     loads, seed = _loads(fwd.graph, plan, connections)
     streams, buffers = _stores(fwd.graph, plan, connections)
     provided = grad.graph.inputs[: len(plan.gradient_inputs)]
     loads.update({t: connections.rows(place) for t, place in zip(provided, plan.gradient_inputs)})
     required = grad.graph.outputs[: len(plan.gradient_outputs)]
-    buffers.update({t: connections.rows(place) for t, place in zip(required, plan.gradient_outputs)})
+    buffers.update(
+        {t: connections.rows(place) for t, place in zip(required, plan.gradient_outputs)}
+    )
     fwd_result, grad_result = addons.batch_serialise_fwd_and_grad(
         fwd,
         grad,
@@ -94,7 +104,9 @@ def serialise_with_gradient(
     return fwd_result.graph, grad_result.graph
 
 
-def _loads(graph: popxl.Graph, plan: LayerPlan, connections: Connections) -> Tuple[Loads, Optional[Tensor]]:
+def _loads(
+    graph: popxl.Graph, plan: LayerPlan, connections: Connections
+) -> Tuple[Loads, Optional[Tensor]]:
     """Where the inputs come from, and the input that is the seed."""
     loads: Loads = {}
     seed = None
@@ -102,12 +114,24 @@ def _loads(graph: popxl.Graph, plan: LayerPlan, connections: Connections) -> Tup
         if isinstance(place, Seed):
             seed = t
         else:
-            loads[t] = connections.inputs[place.name] if isinstance(place, FromStream) else connections.rows(place)
+            loads[t] = (
+                connections.inputs[place.name]
+                if isinstance(place, FromStream)
+                else connections.rows(place)
+            )
     return loads, seed
 
 
-def _stores(graph: popxl.Graph, plan: LayerPlan, connections: Connections) -> Tuple[Streams, Stores]:
+def _stores(
+    graph: popxl.Graph, plan: LayerPlan, connections: Connections
+) -> Tuple[Streams, Stores]:
     """Where the outputs go: to the host, or to buffers."""
     places = dict(zip(graph.outputs, plan.outputs))
-    streams = {t: connections.outputs[place.name] for t, place in places.items() if isinstance(place, ToStream)}
-    return streams, {t: connections.rows(place) for t, place in places.items() if isinstance(place, ToBuffer)}
+    streams = {
+        t: connections.outputs[place.name]
+        for t, place in places.items()
+        if isinstance(place, ToStream)
+    }
+    return streams, {
+        t: connections.rows(place) for t, place in places.items() if isinstance(place, ToBuffer)
+    }

@@ -80,7 +80,9 @@ def measure(
 ) -> Speed:
     """Run the training program and take the time; then, with a profiler, run it again."""
     iterations, training = config.execution.device_iterations, config.training
-    data = SyntheticDataset(config.model.sequence_length, config.model.vocabulary_size, training.seed)
+    data = SyntheticDataset(
+        config.model.sequence_length, config.model.vocabulary_size, training.seed
+    )
     samples = training.global_batch_size * iterations
     session, times, loss, share = program(config), [], 0.0, data_share(config)
     loader = BatchLoader(
@@ -97,9 +99,13 @@ def measure(
             if number == options.unmeasured_runs:
                 before = file_traffic(session)
             begin = time.perf_counter()
-            loss = run_steps(session, config, words, labels, [training.learning_rate] * iterations)[-1].loss
+            loss = run_steps(session, config, words, labels, [training.learning_rate] * iterations)[
+                -1
+            ].loss
             times.append((time.perf_counter() - begin) / iterations)
-        files = file_use(before, file_traffic(session), times[options.unmeasured_runs :], iterations)
+        files = file_use(
+            before, file_traffic(session), times[options.unmeasured_runs :], iterations
+        )
         if profiler is not None:
             for number in range(PROFILED_RUNS):
                 with profiler.around(session, is_last=number + 1 == PROFILED_RUNS):
@@ -116,8 +122,12 @@ def measure(
     )
 
 
-def file_use(before: Optional[Any], after: Optional[Any], times: Sequence[float], iterations: int) -> Optional[FileUse]:
-    """What was moved between two readings of a session's traffic, in runs whose steps took these times, in seconds."""
+def file_use(
+    before: Optional[Any], after: Optional[Any], times: Sequence[float], iterations: int
+) -> Optional[FileUse]:
+    """What was moved between two readings of a session's traffic, in runs whose steps took these
+    times, in seconds.
+    """
     if before is None or after is None:
         return None
     steps = len(times) * iterations
@@ -134,8 +144,11 @@ def file_use(before: Optional[Any], after: Optional[Any], times: Sequence[float]
     )
 
 
-def main(program: Callable[[Config], addons.TaskSession], build: Build, arguments: Sequence[str]) -> None:
-    """Print the speed of a preset's training program, as a table and, in the last line, as JSON; or plan it.
+def main(
+    program: Callable[[Config], addons.TaskSession], build: Build, arguments: Sequence[str]
+) -> None:
+    """Print the speed of a preset's training program, as a table and, in the last line, as JSON; or
+    plan it.
 
     Args:
         program: the session.
@@ -150,8 +163,8 @@ def main(program: Callable[[Config], addons.TaskSession], build: Build, argument
     )
     if options.measured_runs < 1 or options.unmeasured_runs < 0:
         raise UserError(
-            f"measured_runs, unmeasured_runs: got {options.measured_runs} and {options.unmeasured_runs}; expected at "
-            "least 1 and at least 0. Raise them."
+            f"measured_runs, unmeasured_runs: got {options.measured_runs} and "
+            f"{options.unmeasured_runs}; expected at least 1 and at least 0. Raise them."
         )
     is_leader = check_instances(config)
     if options.is_plan():
@@ -162,9 +175,15 @@ def main(program: Callable[[Config], addons.TaskSession], build: Build, argument
         speed = measure(program, config, options, step_profiler(config, options))
     if not is_leader:
         return
-    print(f"configuration   {config.name} ({si(config.model.parameters)} parameters, {config.model.precision})")
+    print(
+        f"configuration   {config.name} ({si(config.model.parameters)} parameters, "
+        f"{config.model.precision})"
+    )
     print(f"step time       {duration(speed.seconds_per_step)}")
-    print(f"throughput      {si(speed.tokens_per_second, 'tokens/s')}, {si(speed.samples_per_second, 'samples/s')}")
+    print(
+        f"throughput      {si(speed.tokens_per_second, 'tokens/s')}, "
+        f"{si(speed.samples_per_second, 'samples/s')}"
+    )
     print(f"arithmetic      {si(speed.tflops_per_second * 1e12, 'FLOP/s')}")
     if speed.files is not None:
         print(files_line(speed.files))
@@ -174,6 +193,14 @@ def main(program: Callable[[Config], addons.TaskSession], build: Build, argument
 def files_line(files: FileUse) -> str:
     """What was moved, for people."""
     read, written = bytes_text(files.read_bytes_per_step), bytes_text(files.written_bytes_per_step)
-    way = "" if files.store != "files" else ", direct" if files.is_direct else ", through the page cache"
+    way = (
+        ""
+        if files.store != "files"
+        else ", direct"
+        if files.is_direct
+        else ", through the page cache"
+    )
     moved = f"{read} read and {written} written a step{way}"
-    return f"{files.store:15} {moved}; {100 * files.waiting:.1f} % of the time spent waiting for them"
+    return (
+        f"{files.store:15} {moved}; {100 * files.waiting:.1f} % of the time spent waiting for them"
+    )

@@ -1,9 +1,12 @@
-"""Checkpoints of a training run: folders `step_<n>` with one safetensors file per layer, and `checkpoint.json`.
+"""Checkpoints of a training run: folders `step_<n>` with one safetensors file per layer, and
+`checkpoint.json`.
 
-Files hold whole tensors, whatever the layout: `weights.<parameter>` and `optimizer.<parameter>.<moment>`. bfloat16 is
-stored as float32, without loss: moments in bfloat16 go on in float32 as they are. The other way would lose some of them
-and is refused. A folder appears under its name only when all of it is on the disk. What is not finite is neither saved
-nor loaded. `checkpoint.json` has a checksum of itself, of every file and of every tensor (see `manifest.py`).
+Files hold whole tensors, whatever the layout: `weights.<parameter>` and
+`optimizer.<parameter>.<moment>`. bfloat16 is
+stored as float32, without loss: moments in bfloat16 go on in float32 as they are. The other way
+would lose some of them and is refused. A folder appears under its name only when all of it is on
+the disk. What is not finite is neither saved nor loaded. `checkpoint.json` has a checksum of
+itself, of every file and of every tensor (see `manifest.py`).
 """
 
 import hashlib
@@ -59,16 +62,27 @@ def folder_name(step: int) -> str:
 
 def checkpoints_in(folder: Path) -> "list[Path]":
     """Checkpoints of a folder, oldest first."""
-    found = [path for path in folder.glob("step_*") if _FOLDER.fullmatch(path.name)] if folder.is_dir() else []
+    found = (
+        [path for path in folder.glob("step_*") if _FOLDER.fullmatch(path.name)]
+        if folder.is_dir()
+        else []
+    )
     return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def save(
-    session: addons.TaskSession, config: Config, folder: Path, position: Position, *, keep_all: bool = False
+    session: addons.TaskSession,
+    config: Config,
+    folder: Path,
+    position: Position,
+    *,
+    keep_all: bool = False,
 ) -> Path:
-    """Write a checkpoint into a folder, then delete those beyond the newest `checkpoint.keep`, unless it keeps all.
+    """Write a checkpoint into a folder, then delete those beyond the newest `checkpoint.keep`,
+    unless it keeps all.
 
-    Over several processes all call this, since each holds a part; instance 0 writes, and the others wait for it.
+    Over several processes all call this, since each holds a part; instance 0 writes, and the others
+    wait for it.
 
     Raises:
         UserError: the folder takes no files or the disk is full; what was saved before stays.
@@ -88,7 +102,13 @@ def save(
     return target
 
 
-def _save(session: addons.TaskSession, config: Config, target: Path, position: Position, keep: Optional[int]) -> None:
+def _save(
+    session: addons.TaskSession,
+    config: Config,
+    target: Path,
+    position: Position,
+    keep: Optional[int],
+) -> None:
     folder = target.parent
     try:
         for left in folder.glob(".step_*"):  # of runs that were killed while saving
@@ -102,7 +122,8 @@ def _save(session: addons.TaskSession, config: Config, target: Path, position: P
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
             f"{target}: got '{reason}' while saving; expected a folder that takes the checkpoint. "
-            "Free space on the disk or set --checkpoint.save to another folder, and continue with --checkpoint.load."
+            "Free space on the disk or set --checkpoint.save to another folder, and continue "
+            "with --checkpoint.load."
         ) from error
 
 
@@ -113,19 +134,27 @@ def _write(session: addons.TaskSession, config: Config, folder: Path, position: 
         for name, array in tensors.items():
             if not _is_finite(array):
                 raise DivergedError(
-                    f"{name} of {layer}: got numbers that are not finite after step {position.step}; expected finite "
-                    f"ones, so this step is not saved. Older checkpoints in {folder.parent} stay. Continue from the "
-                    "last one with a lower learning rate."
+                    f"{name} of {layer}: got numbers that are not finite after step "
+                    f"{position.step}; expected finite ones, so this step is not saved. Older "
+                    f"checkpoints in {folder.parent} stay. Continue from the last one with a "
+                    "lower learning rate."
                 )
         save_file(tensors, path)
         with open(path, "rb") as file:
             os.fsync(file.fileno())
         checksums = {name: tensor_checksum(array) for name, array in tensors.items()}
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path), "tensors": checksums}
+        files[path.name] = {
+            "bytes": path.stat().st_size,
+            "sha256": _sha256(path),
+            "tensors": checksums,
+        }
     manifest = {
         "format": FORMAT,
         "step": position.step,
-        "data": {"fingerprint": position.data, "samples": position.step * config.training.global_batch_size},
+        "data": {
+            "fingerprint": position.data,
+            "samples": position.step * config.training.global_batch_size,
+        },
         **{name: array.tolist() for name, array in _read_scalars(session).items()},
         "numerics": numerics_hash(config),
         "config": to_mapping(config),
@@ -146,15 +175,22 @@ def _delete(folder: Path) -> None:
     flush_folder(folder.parent)
 
 
-def _layer_tensors(session: addons.TaskSession, config: Config) -> Iterator["tuple[str, dict[str, np.ndarray]]"]:
+def _layer_tensors(
+    session: addons.TaskSession, config: Config
+) -> Iterator["tuple[str, dict[str, np.ndarray]]"]:
     """Each layer's whole tensors by their names in its file."""
     table = model_table(config.model)
     for layer, variables in _layer_variables(session, config).items():
         data = session.get_tensors_data(variables.values())
-        yield layer, {name: _whole(table, layer, name, data[v], config) for name, v in variables.items()}
+        yield (
+            layer,
+            {name: _whole(table, layer, name, data[v], config) for name, v in variables.items()},
+        )
 
 
-def _layer_variables(session: addons.TaskSession, config: Config) -> "dict[str, dict[str, Variable]]":
+def _layer_variables(
+    session: addons.TaskSession, config: Config
+) -> "dict[str, dict[str, Variable]]":
     """Variables of the state by layer and by name in the layer's file."""
     return {
         layer: {
@@ -214,14 +250,18 @@ class SavedRun:
         self.config = config
         manifest = _read_manifest(folder)
         self._manifest = manifest
-        self.position = Position(manifest["step"], manifest["data"]["fingerprint"], manifest.get("metrics"))
+        self.position = Position(
+            manifest["step"], manifest["data"]["fingerprint"], manifest.get("metrics")
+        )
         _check_fits(folder, manifest, config)
         self._verify()
 
     def check_data(self, fingerprint: str) -> None:
         """Say so where the run continues on other data: its position in them then means little."""
         if fingerprint != self.position.data:
-            _LOG.warning("%s: continuing on other training data than the checkpoint's.", self.folder)
+            _LOG.warning(
+                "%s: continuing on other training data than the checkpoint's.", self.folder
+            )
 
     def restore(self, session: addons.TaskSession) -> None:
         """Give weights, optimizer state, seeds and counters to a session."""
@@ -234,15 +274,30 @@ class SavedRun:
                 array = tensors[name]
                 self._check_tensor(f"{layer}.safetensors", name, array, parameter, variable)
                 if parameter is not None:
-                    array = parameter.shard(array, execution.tensor_parallel_1, execution.tensor_parallel_2)
+                    array = parameter.shard(
+                        array, execution.tensor_parallel_1, execution.tensor_parallel_2
+                    )
                 values[variable] = array
             write(session, values)
-        write(session, {variable: self._scalar(name, variable) for name, variable in _scalars(session).items()})
+        write(
+            session,
+            {
+                variable: self._scalar(name, variable)
+                for name, variable in _scalars(session).items()
+            },
+        )
 
     def _check_tensor(
-        self, file: str, name: str, array: np.ndarray, parameter: Optional[Parameter], variable: Variable
+        self,
+        file: str,
+        name: str,
+        array: np.ndarray,
+        parameter: Optional[Parameter],
+        variable: Variable,
     ) -> None:
-        """Refuse a tensor of another type or shape than saving writes, and numbers that are no weights of a model."""
+        """Refuse a tensor of another type or shape than saving writes, and numbers that are no
+        weights of a model.
+        """
         where, shape = f"{self.folder / file}, {name}", () if parameter is None else parameter.shape
         if array.dtype not in (np.float32, np.float16):
             raise _damaged(where, str(array.dtype), "float32 or float16")
@@ -250,10 +305,13 @@ class SavedRun:
             raise _damaged(where, f"shape {array.shape}", str(shape))
         if not _is_finite(array):
             raise _damaged(where, "numbers that are not finite", "finite ones")
-        if variable.dtype is popxl.float16 and max(-array.min(), array.max()) > np.finfo(np.float16).max:
+        if (
+            variable.dtype is popxl.float16
+            and max(-array.min(), array.max()) > np.finfo(np.float16).max
+        ):
             raise UserError(
-                f"{where}: got numbers beyond float16's largest, 65504; expected ones that it holds. "
-                "Train with --precision bfloat16 or float32."
+                f"{where}: got numbers beyond float16's largest, 65504; expected ones that it "
+                "holds. Train with --precision bfloat16 or float32."
             )
 
     def _scalar(self, name: str, variable: Variable) -> np.ndarray:
@@ -265,7 +323,9 @@ class SavedRun:
         saved = np.asarray(self._manifest.get(name, ()), np.uint32)
         if saved.shape == tuple(variable.shape_on_host):
             return saved
-        fresh = popxl.create_seeds(self.config.training.seed, replicas=variable.replica_grouping.num_groups)
+        fresh = popxl.create_seeds(
+            self.config.training.seed, replicas=variable.replica_grouping.num_groups
+        )
         return fresh + np.uint32(self.position.step)
 
     def _verify(self) -> None:
@@ -300,7 +360,9 @@ class SavedRun:
 
 
 def find(load: str, folder: Path, config: Config) -> Optional[SavedRun]:
-    """The checkpoint that `checkpoint.load` asks for: a path, or "auto" for the newest of a folder, if there is one."""
+    """The checkpoint that `checkpoint.load` asks for: a path, or "auto" for the newest of a folder,
+    if there is one.
+    """
     if load != "auto":
         return SavedRun(Path(load), config)
     found = checkpoints_in(folder)
@@ -315,15 +377,17 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
             read_count(manifest, name)
     except FileNotFoundError as error:
         raise UserError(
-            f"{folder}: got no checkpoint ({MANIFEST} is not there); expected a folder step_<n> of a run. "
-            "Check --checkpoint.load; 'auto' finds the newest."
+            f"{folder}: got no checkpoint ({MANIFEST} is not there); expected a folder step_<n> "
+            "of a run. Check --checkpoint.load; 'auto' finds the newest."
         ) from error
     except OSError as error:
         raise _damaged(path, f"'{error.strerror}'", "a readable file") from error
     except ManifestError as error:
         raise UserError(f"{path}: {error}. {OLDER}") from error
     except (ValueError, TypeError, OverflowError) as error:
-        raise _damaged(path, f"no count that a run comes to ({error})", "what saving wrote") from error
+        raise _damaged(
+            path, f"no count that a run comes to ({error})", "what saving wrote"
+        ) from error
     if manifest["format"] not in FORMATS:
         raise UserError(
             f"{path}: got format {manifest['format']}; expected {FORMAT} or older. "
@@ -331,12 +395,16 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
         )
     named = _FOLDER.fullmatch(folder.resolve().name)
     if named is not None and int(named[1]) != manifest["step"]:
-        raise _damaged(path, f"step {manifest['step']}", f"{int(named[1])}, as its folder's name says")
+        raise _damaged(
+            path, f"step {manifest['step']}", f"{int(named[1])}, as its folder's name says"
+        )
     return manifest
 
 
 def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> None:
-    """Refuse a checkpoint of another model or another course through the data; tell of other changes."""
+    """Refuse a checkpoint of another model or another course through the data; tell of other
+    changes.
+    """
     saved, now = manifest["config"], to_mapping(config)
     must_agree = [("model", name) for name in ("layers", "hidden_size", "heads", "vocabulary_size")]
     must_agree += [("training", "global_batch_size")]
@@ -351,13 +419,18 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
     old_wide = saved["model"].get("feed_forward_size") or 4 * saved["model"].get("hidden_size", 0)
     if old_wide != config.model.feed_forward:
         problems.append(f"feed_forward_size {old_wide}, not {config.model.feed_forward}")
-    old_moments, moments = saved["training"].get("moment_precision", "float32"), config.training.moment_precision
+    old_moments, moments = (
+        saved["training"].get("moment_precision", "float32"),
+        config.training.moment_precision,
+    )
     if moments not in ("float32", old_moments):  # float32 holds any of them
-        problems.append(f"moment_precision {old_moments}, not {moments}, which would lose some of it")
+        problems.append(
+            f"moment_precision {old_moments}, not {moments}, which would lose some of it"
+        )
     if problems:
         raise UserError(
-            f"{folder}: got a checkpoint with {'; '.join(problems)}. "
-            "Train with the checkpoint's settings (its run's config.yml), or start afresh without --checkpoint.load."
+            f"{folder}: got a checkpoint with {'; '.join(problems)}. Train with the checkpoint's "
+            "settings (its run's config.yml), or start afresh without --checkpoint.load."
         )
     before = to_mapping(Config())  # what a setting was before it could be chosen
     changed = [

@@ -1,4 +1,6 @@
-"""`Graphs`: one kind of layer's part of the step. Layers of a kind share graphs; row n of a buffer is layer n's."""
+"""`Graphs`: one kind of layer's part of the step. Layers of a kind share graphs; row n of a buffer
+is layer n's.
+"""
 
 from dataclasses import dataclass
 from typing import Mapping, Optional
@@ -23,7 +25,9 @@ class Weights:
     factories: NamedVariableFactories
     """The layer's own variables: weights, and on split layers its replica's place in a group."""
     buffers: NamedRemoteBuffers
-    """A buffer for everything that the layer's graphs name, tied weights of another layer included."""
+    """A buffer for everything that the layer's graphs name, tied weights of another layer
+    included.
+    """
     load: Load
     gather: Gather
 
@@ -32,13 +36,18 @@ class Weights:
 class Update:
     """What a trained layer has beside its weights: gradients, optimizer, and their transfers.
 
-    An update takes one parameter after the other, so that no more than the largest one's state is there at a time.
+    An update takes one parameter after the other, so that no more than the largest one's state is
+    there at a time.
     """
 
     accumulators: NamedVariableFactories
-    """Gradient accumulators (`accum.<name>`) and their counter, for everything that the layer's graphs name."""
+    """Gradient accumulators (`accum.<name>`) and their counter, for everything that the layer's
+    graphs name.
+    """
     gradients: NamedRemoteBuffers
-    """A buffer for each gradient, tied weights included; none where the gradient never leaves the phase."""
+    """A buffer for each gradient, tied weights included; none where the gradient never leaves the
+    phase.
+    """
     state: NamedRemoteBuffers
     """A buffer for each tensor of the optimizer's state."""
     optimizer: Optimizer
@@ -66,7 +75,9 @@ class Graphs:
     fwd: Optional[addons.GraphWithNamedArgs] = None
     """Forward pass over all micro-batches; the head in training has none by itself."""
     grad: Optional[addons.GraphWithNamedArgs] = None
-    """Adds the gradients of all micro-batches to accumulators; the head's does its forward pass too."""
+    """Adds the gradients of all micro-batches to accumulators; the head's does its forward pass
+    too.
+    """
     update: Optional[Update] = None
     """None in a program that only runs forward."""
 
@@ -117,7 +128,9 @@ class Graphs:
         scale: Optional[Tensor],
     ) -> None:
         """Change a parameter's weight and state in place, where the norm is finite."""
-        self.trained.optimizer(name, tensors.weight, gradient, tensors.state, learning_rate, norm, is_finite, scale)
+        self.trained.optimizer(
+            name, tensors.weight, gradient, tensors.state, learning_rate, norm, is_finite, scale
+        )
 
     @property
     def trained(self) -> Update:

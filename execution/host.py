@@ -17,14 +17,17 @@ from utils.runtime import gather
 
 @dataclass(frozen=True)
 class DataShare:
-    """Which part of each accumulation step's samples this process's replicas read: part `index` of `count`."""
+    """Which part of each accumulation step's samples this process's replicas read: part `index` of
+    `count`.
+    """
 
     index: int = 0
     count: int = 1
 
 
 def data_share(config: Config) -> DataShare:
-    """The share of this process. Processes that together hold one copy of the model read the same samples.
+    """The share of this process. Processes that together hold one copy of the model read the same
+    samples.
 
     Raises:
         UserError: a process would hold one copy of the model and a part of another.
@@ -36,20 +39,25 @@ def data_share(config: Config) -> DataShare:
         return DataShare(popdist.getInstanceIndex(), instances)
     if tensor_parallel % local:
         raise UserError(
-            f"instances: got {instances} with {local} replicas each; expected a divisor or a multiple of "
-            f"tensor_parallel_1 * tensor_parallel_2 = {tensor_parallel} replicas. Choose another number of instances."
+            f"instances: got {instances} with {local} replicas each; expected a divisor or a "
+            f"multiple of tensor_parallel_1 * tensor_parallel_2 = {tensor_parallel} replicas. "
+            "Choose another number of instances."
         )
     return DataShare(popdist.getInstanceIndex() * local // tensor_parallel, execution.data_parallel)
 
 
 def own_samples(samples: np.ndarray, config: Config) -> np.ndarray:
-    """This process's samples of a global batch: [global_batch_size, ...] -> [samples, ...], in the same order."""
+    """This process's samples of a global batch: [global_batch_size, ...] -> [samples, ...], in the
+    same order.
+    """
     share = data_share(config)
     parts = samples.reshape(config.gradient_accumulation, share.count, -1, *samples.shape[1:])
     return parts[:, share.index].reshape(-1, *samples.shape[1:])
 
 
-def all_replicas(session: addons.TaskSession, stream: DeviceToHostStream, array: np.ndarray) -> np.ndarray:
+def all_replicas(
+    session: addons.TaskSession, stream: DeviceToHostStream, array: np.ndarray
+) -> np.ndarray:
     """A stream's output over all processes: this one's array -> [transfers, replicas, *shape]."""
     ir = session.ir
     own = array.reshape(-1, ir.instance_replication_factor, *stream.shape)
@@ -57,25 +65,33 @@ def all_replicas(session: addons.TaskSession, stream: DeviceToHostStream, array:
     return np.concatenate([np.array(part, own.dtype).reshape(own.shape) for part in told], axis=1)
 
 
-def token_array(session: addons.TaskSession, name: str, tokens: np.ndarray, config: Config) -> np.ndarray:
+def token_array(
+    session: addons.TaskSession, name: str, tokens: np.ndarray, config: Config
+) -> np.ndarray:
     """The stream's array from samples in global order.
 
     Args:
-        tokens: int [steps * global_batch_size, sequence]; within a batch, first by accumulation step, then
-            by data-parallel replica. In a program over several processes: this process's samples.
+        tokens: int [steps * global_batch_size, sequence]; within a batch, first by accumulation
+            step, then by data-parallel replica. In a program over several processes: this process's
+            samples.
     """
     execution = config.execution
     local = session.ir.instance_replication_factor
     copies = min(execution.tensor_parallel_1 * execution.tensor_parallel_2, local)
-    samples = tokens.reshape(-1, execution.widening, local // copies, execution.micro_batch_size * tokens.shape[1])
-    runs = samples.swapaxes(1, 2).reshape(-1, execution.widening * samples.shape[-1])  # a replica's come together
+    samples = tokens.reshape(
+        -1, execution.widening, local // copies, execution.micro_batch_size * tokens.shape[1]
+    )
+    # a replica's come together
+    runs = samples.swapaxes(1, 2).reshape(-1, execution.widening * samples.shape[-1])
     laid_out = tensor_parallel_input(runs, copies, local)
     shape = session._full_input_shape(session.inputs[name].shape)
     return np.ascontiguousarray(laid_out, dtype=np.int32).reshape(shape)
 
 
 def scalar_array(session: addons.TaskSession, name: str, values: Sequence[float]) -> np.ndarray:
-    """The array of a scalar stream of which a run loads one value per step; the slots after those are not read."""
+    """The array of a scalar stream of which a run loads one value per step; the slots after those
+    are not read.
+    """
     transfers, replicas = session.ir.num_host_transfers, session.ir.instance_replication_factor
     array = np.zeros((transfers, replicas), np.float32)
     array[: len(values)] = np.asarray(values, np.float32)[:, None]
@@ -101,13 +117,17 @@ class StepResult:
 
 
 def run_steps(
-    session: addons.TaskSession, config: Config, words: np.ndarray, labels: np.ndarray, learning_rates: Sequence[float]
+    session: addons.TaskSession,
+    config: Config,
+    words: np.ndarray,
+    labels: np.ndarray,
+    learning_rates: Sequence[float],
 ) -> "list[StepResult]":
     """Run the session once: as many optimizer steps as the program's device iterations.
 
     Args:
-        words, labels: int [device_iterations * global_batch_size, sequence]; in a program over several processes,
-            this process's share (`data_share`) of each accumulation step.
+        words, labels: int [device_iterations * global_batch_size, sequence]; in a program over
+            several processes, this process's share (`data_share`) of each accumulation step.
         learning_rates: one per optimizer step.
     """
     outputs = session.run(

@@ -1,6 +1,8 @@
-"""Programs that only run forward, without dropout: the loss of held-out text, and logits to write text with.
+"""Programs that only run forward, without dropout: the loss of held-out text, and logits to write
+text with.
 
-They hold weights under the same names as the training program, from which `execution.variables.copy_weights` copies.
+They hold weights under the same names as the training program, from which
+`execution.variables.copy_weights` copies.
 """
 
 import dataclasses
@@ -33,11 +35,14 @@ def evaluation(config: Config) -> addons.TaskSession:
     return _session(config, inputs, {"loss": ((), popxl.float32)}, None)
 
 
-def evaluate(session: addons.TaskSession, config: Config, words: np.ndarray, labels: np.ndarray) -> float:
+def evaluate(
+    session: addons.TaskSession, config: Config, words: np.ndarray, labels: np.ndarray
+) -> float:
     """Mean loss of one global batch.
 
     Args:
-        words, labels: int [global_batch_size, sequence]; over several processes this one's share, as in `run_steps`.
+        words, labels: int [global_batch_size, sequence]; over several processes this one's share,
+            as in `run_steps`.
     """
     outputs = session.run(
         {
@@ -45,11 +50,16 @@ def evaluate(session: addons.TaskSession, config: Config, words: np.ndarray, lab
             session.inputs.labels: token_array(session, "labels", labels, config),
         }
     )
-    return float(all_replicas(session, session.outputs.loss, outputs[session.outputs.loss]).mean(dtype=np.float64))
+    return float(
+        all_replicas(session, session.outputs.loss, outputs[session.outputs.loss]).mean(
+            dtype=np.float64
+        )
+    )
 
 
 def generation(config: Config, rows: int) -> addons.TaskSession:
-    """A session whose run gives the logits of chosen rows of each micro-batch, one by one; see `logits`.
+    """A session whose run gives the logits of chosen rows of each micro-batch, one by one; see
+    `logits`.
 
     Args:
         rows: how many rows of a micro-batch, of its micro_batch * sequence.
@@ -65,7 +75,9 @@ def generation(config: Config, rows: int) -> addons.TaskSession:
     return _session(config, inputs, {"logits": ((rows, classes), popxl.float32)}, rows)
 
 
-def logits(session: addons.TaskSession, config: Config, words: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def logits(
+    session: addons.TaskSession, config: Config, words: np.ndarray, rows: np.ndarray
+) -> np.ndarray:
     """Logits of chosen rows, float32 [micro-batches, rows, vocabulary], the same in every process.
 
     Args:
@@ -80,7 +92,12 @@ def logits(session: addons.TaskSession, config: Config, words: np.ndarray, rows:
         }
     )
     execution = config.execution
-    shape = (-1, execution.tensor_parallel_1, execution.tensor_parallel_2, *session.outputs.logits.shape)
+    shape = (
+        -1,
+        execution.tensor_parallel_1,
+        execution.tensor_parallel_2,
+        *session.outputs.logits.shape,
+    )
     found = all_replicas(session, session.outputs.logits, outputs[session.outputs.logits])
     pieces = found.reshape(shape)[:, :, 0]  # identical over tp2
     whole = np.concatenate([pieces[:, i] for i in range(execution.tensor_parallel_1)], axis=-1)
@@ -99,7 +116,10 @@ def token_rows(session: addons.TaskSession, rows: np.ndarray, config: Config) ->
 
 
 def _session(
-    config: Config, inputs: "dict[str, Description]", outputs: "dict[str, Description]", rows: "int | None"
+    config: Config,
+    inputs: "dict[str, Description]",
+    outputs: "dict[str, Description]",
+    rows: "int | None",
 ) -> addons.TaskSession:
     ir = make_ir(config)
     with ir.main_graph:
@@ -113,12 +133,16 @@ def _session(
             config.execution.io_mode,
             layout.tp1 if config.execution.replicated_tensor_sharding else None,
         )
-        step = TrainingStep(config, layout, connections, *fwd_graphs(config, layout, connections, rows))
+        step = TrainingStep(
+            config, layout, connections, *fwd_graphs(config, layout, connections, rows)
+        )
         state = make_variables(step, "evaluation" if rows is None else "generation")
         with popxl.in_sequence(True):
             zero = popxl.constant(0, popxl.int32, "first_layer")
             ops.call(ir.create_graph(phases.embedding_fwd_phase, step))
-            ops.repeat(ir.create_graph(phases.decoder_fwd_phase, step, zero), config.model.layers, zero)
+            ops.repeat(
+                ir.create_graph(phases.decoder_fwd_phase, step, zero), config.model.layers, zero
+            )
             ops.call(ir.create_graph(phases.head_fwd_phase, step))
     ir.num_host_transfers = config.runs_per_phase
     device = session_device(config.execution.device)

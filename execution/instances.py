@@ -27,8 +27,8 @@ def check_instances(config: Config) -> bool:
     """Whether this process is instance 0, which speaks for all.
 
     Raises:
-        UserError: the launcher's variables do not fit the configuration, not all processes came, or configuration or
-            code are not the same in all.
+        UserError: the launcher's variables do not fit the configuration, not all processes came, or
+            configuration or code are not the same in all.
     """
     with _launch_errors_are_user_errors():
         is_leader, instances = popdist.getInstanceIndex() == 0, popdist.getNumInstances()
@@ -60,19 +60,27 @@ def _check_same(text: str, code: "dict[str, str]", instances: int) -> None:
         for ours, theirs in zip_longest(first_text.splitlines(), text.splitlines(), fillvalue=""):
             if ours != theirs:
                 raise UserError(
-                    f"instances: got '{theirs.strip()}' in instance {number} and '{ours.strip()}' in instance 0; "
-                    "expected one configuration. Start all with the same command line."
+                    f"instances: got '{theirs.strip()}' in instance {number} and '{ours.strip()}' "
+                    "in instance 0; expected one configuration. Start all with the same command "
+                    "line."
                 )
-        different = sorted(name for name in first_code.keys() | code.keys() if first_code.get(name) != code.get(name))
+        different = sorted(
+            name
+            for name in first_code.keys() | code.keys()
+            if first_code.get(name) != code.get(name)
+        )
         if different:
             raise UserError(
-                f"instances: got another {different[0]} in instance {number} than in instance 0 ({len(different)} "
-                "files or versions differ); expected the same code. Start all from one version of it."
+                f"instances: got another {different[0]} in instance {number} than in instance 0 "
+                f"({len(different)} files or versions differ); expected the same code. Start all "
+                "from one version of it."
             )
 
 
 def code_hashes() -> "dict[str, str]":
-    """Hashes of the files of our packages, by package and place in it, and the versions of libraries."""
+    """Hashes of the files of our packages, by package and place in it, and the versions of
+    libraries.
+    """
     hashes = {}
     for library in LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):

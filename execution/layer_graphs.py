@@ -1,4 +1,6 @@
-"""Building `Graphs`: layers traced, differentiated, run over micro-batches, and given their buffers and transfers."""
+"""Building `Graphs`: layers traced, differentiated, run over micro-batches, and given their buffers
+and transfers.
+"""
 
 from typing import Mapping, Optional, Tuple
 
@@ -49,11 +51,15 @@ def words_spec(config: Config) -> TensorSpec:
 
 
 def _tokens(config: Config) -> int:
-    return config.execution.widening * config.execution.micro_batch_size * config.model.sequence_length
+    return (
+        config.execution.widening * config.execution.micro_batch_size * config.model.sequence_length
+    )
 
 
 def embedding_graphs(config: Config, layout: Layout, connections: Connections) -> Graphs:
-    """The embedding's part of a training step. Its gradient needs nothing that would be worth computing again."""
+    """The embedding's part of a training step. Its gradient needs nothing that would be worth
+    computing again.
+    """
     layer = Embedding(config.model, layout)
     factories, fwd = layer.create_graph(words_spec(config), seed_spec(config.execution.widening))
     accumulators, grad = _gradient(fwd, factories, layer, required=0)
@@ -66,7 +72,9 @@ def decoder_graphs(config: Config, layout: Layout, connections: Connections) -> 
     """The decoder blocks' part of a training step."""
     layers = config.model.layers
     layer = DecoderBlock(config.model, layout)
-    factories, fwd = layer.create_graph(activation_spec(config), seed_spec(config.execution.widening))
+    factories, fwd = layer.create_graph(
+        activation_spec(config), seed_spec(config.execution.widening)
+    )
     is_whole = config.model.attention_serialisation == 1
     # A layer that is computed again makes the probabilities of whole attention anyway.
     again = {} if config.execution.recomputation and is_whole else recomputing_gradients(fwd.graph)
@@ -75,31 +83,46 @@ def decoder_graphs(config: Config, layout: Layout, connections: Connections) -> 
         grad = addons.recompute_graph(grad)
     fwd_all, grad_all = serialise_with_gradient(fwd, grad, decoder_plan(layers), connections)
     table = DecoderBlock.parameters(config.model)
-    return _training_graphs(config, layout, table, layers, factories, fwd_all, accumulators, grad_all)
+    return _training_graphs(
+        config, layout, table, layers, factories, fwd_all, accumulators, grad_all
+    )
 
 
-def head_graphs(config: Config, layout: Layout, connections: Connections, embedding: Graphs) -> Graphs:
+def head_graphs(
+    config: Config, layout: Layout, connections: Connections, embedding: Graphs
+) -> Graphs:
     """The head's part of a training step: forward and backward pass in one graph."""
     head = LossHead(config.model, layout)
     scaling = None if config.training.is_scaled_by_program else config.training.fixed_scale
-    factories, both = HeadStep().create_graph(activation_spec(config), words_spec(config), head, scaling)
+    factories, both = HeadStep().create_graph(
+        activation_spec(config), words_spec(config), head, scaling
+    )
     args = both.args.fwd.copy()
     args.update(both.args.grad)
     if scaling is None:
         args.insert(LOSS_SCALE, both.args[LOSS_SCALE])
-    graph = serialise(addons.GraphWithNamedArgs(both.graph, args), head_plan(config.model.layers), connections)
+    graph = serialise(
+        addons.GraphWithNamedArgs(both.graph, args), head_plan(config.model.layers), connections
+    )
     table = Head.parameters(config.model)
-    return _training_graphs(config, layout, table, 1, factories.fwd, None, factories.grad, graph, tied_to=embedding)
+    return _training_graphs(
+        config, layout, table, 1, factories.fwd, None, factories.grad, graph, tied_to=embedding
+    )
 
 
 class HeadStep(addons.Module):
-    """Loss and gradients of one run of the head. Variables `fwd.*` are the head's, `grad.*` its accumulators.
+    """Loss and gradients of one run of the head. Variables `fwd.*` are the head's, `grad.*` its
+    accumulators.
 
     Without a fixed loss scale, `loss_scale` is a further input by name.
     """
 
-    def build(self, x: Tensor, labels: Tensor, head: LossHead, loss_scaling: Optional[float]) -> Tuple[Tensor, Tensor]:
-        """[N, H/tp2], int32 [N] -> loss, float32 scalar, and the gradient of the scaled loss by x, [N, H/tp2]."""
+    def build(
+        self, x: Tensor, labels: Tensor, head: LossHead, loss_scaling: Optional[float]
+    ) -> Tuple[Tensor, Tensor]:
+        """[N, H/tp2], int32 [N] -> loss, float32 scalar, and the gradient of the scaled loss by x,
+        [N, H/tp2].
+        """
         factories, fwd = head.create_graph(x, labels)
         accumulators, grad = _gradient(fwd, factories, head, required=1)
         weights = self.add_variable_inputs("fwd", factories)
@@ -125,7 +148,11 @@ def fwd_graphs(
     layers: Tuple[Tuple[Layer, Table, int], ...] = (
         (Embedding(model, layout), Embedding.parameters(model), 1),
         (DecoderBlock(model, layout), DecoderBlock.parameters(model), model.layers),
-        (LossHead(model, layout) if rows is None else LogitsHead(model, layout), Head.parameters(model), 1),
+        (
+            LossHead(model, layout) if rows is None else LogitsHead(model, layout),
+            Head.parameters(model),
+            1,
+        ),
     )
     labels = words_spec(config) if rows is None else TensorSpec((rows,), popxl.int32)
     inputs = ((words_spec(config),), (activation_spec(config),), (activation_spec(config), labels))
@@ -136,7 +163,9 @@ def fwd_graphs(
         factories, fwd = layer.create_graph(*specs)
         tied_to = result[0] if TIED in factories and result else None
         weights = _weights(config, layout, factories, count, tied_to)
-        result.append(Graphs(config, layout, table, count, weights, fwd=serialise(fwd, plan, connections)))
+        result.append(
+            Graphs(config, layout, table, count, weights, fwd=serialise(fwd, plan, connections))
+        )
     return result[0], result[1], result[2]
 
 
@@ -147,7 +176,8 @@ def _gradient(
     required: int,
     gradients: Optional[Mapping[popxl.Graph, GradGraphInfo]] = None,
 ) -> Tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
-    """Accumulators and gradient graph for every parameter that the layer names, and for its first `required` inputs.
+    """Accumulators and gradient graph for every parameter that the layer names, and for its first
+    `required` inputs.
 
     gradients: those of graphs that the layer calls, where they are given.
     """
@@ -164,7 +194,11 @@ def _gradient(
 
 
 def _weights(
-    config: Config, layout: Layout, factories: NamedVariableFactories, rows: int, tied_to: Optional[Graphs]
+    config: Config,
+    layout: Layout,
+    factories: NamedVariableFactories,
+    rows: int,
+    tied_to: Optional[Graphs],
 ) -> Weights:
     groups = _shard_groups(config, layout, factories)
     own = factories.copy()
@@ -195,10 +229,14 @@ def _training_graphs(
         own_sums.pop(TIED)
     gradients = _buffers(own_sums, rows, groups)
     gradient_loads = {name: Load.of(selected(gradients, (name,)), rows) for name in table}
-    own = NamedTensors.pack(list(table), [load.results[name] for name, load in gradient_loads.items()])
+    own = NamedTensors.pack(
+        list(table), [load.results[name] for name, load in gradient_loads.items()]
+    )
     optimizer = Optimizer.of(table, weights.load.results, own, layout, config.training)
     state = addons.named_variable_buffers(optimizer.factories, rows, False)
-    updated = {name: NamedRemoteBuffers(weight=weights.buffers[name], state=state[name]) for name in table}
+    updated = {
+        name: NamedRemoteBuffers(weight=weights.buffers[name], state=state[name]) for name in table
+    }
     if tied_to is not None:
         gradients.insert(TIED, tied_to.trained.gradients[TIED], overwrite=True)
     update = Update(
@@ -215,25 +253,38 @@ def _training_graphs(
     return Graphs(config, layout, table, rows, weights, fwd, grad, update)
 
 
-def _shard_groups(config: Config, layout: Layout, factories: NamedVariableFactories) -> NamedReplicaGrouping:
-    """Over which replicas each variable's rows are cut (replicated tensor sharding): those that would hold the same.
+def _shard_groups(
+    config: Config, layout: Layout, factories: NamedVariableFactories
+) -> NamedReplicaGrouping:
+    """Over which replicas each variable's rows are cut (replicated tensor sharding): those that
+    would hold the same.
 
-    The last pieces are padded. A variable with so few elements that one piece would be all padding is kept whole.
+    The last pieces are padded. A variable with so few elements that one piece would be all padding
+    is kept whole.
     """
     groups = {}
     for name, factory in factories.to_dict().items():
         holders = factories.replica_groupings[name]
         group, elements = holders.const_rg, ops.multiply_tuple(factory.shape)
-        last = (group.group_size - 1) * shard_length(elements, group.group_size)  # where the last piece begins
-        is_cut = config.execution.replicated_tensor_sharding and last < elements >= holders.group_size
+        # where the last piece begins
+        last = (group.group_size - 1) * shard_length(elements, group.group_size)
+        is_cut = (
+            config.execution.replicated_tensor_sharding and last < elements >= holders.group_size
+        )
         groups[name] = group if is_cut else layout.alone
     return NamedReplicaGrouping.from_dict(groups)
 
 
-def _buffers(factories: NamedVariableFactories, rows: int, groups: NamedReplicaGrouping) -> NamedRemoteBuffers:
-    """A buffer for each variable's shards over its group, or for the whole variable where that is one replica."""
+def _buffers(
+    factories: NamedVariableFactories, rows: int, groups: NamedReplicaGrouping
+) -> NamedRemoteBuffers:
+    """A buffer for each variable's shards over its group, or for the whole variable where that is
+    one replica.
+    """
     found = {
-        name: addons.create_remote_buffer(shard_spec(TensorSpec(factory.shape, factory.dtype), groups[name]), rows)
+        name: addons.create_remote_buffer(
+            shard_spec(TensorSpec(factory.shape, factory.dtype), groups[name]), rows
+        )
         for name, factory in factories.to_dict().items()
     }
     return NamedRemoteBuffers.from_dict(found)

@@ -1,7 +1,8 @@
 """What each layer reads, writes and keeps while it runs over the micro-batches.
 
-Activations between layers travel in two buffers with one row per layer boundary: `x`, filled from row 0 upwards, and
-`dx`, filled from the last row downwards. Rows of a plan count from the layer's own number n.
+Activations between layers travel in two buffers with one row per layer boundary: `x`, filled from
+row 0 upwards, and `dx`, filled from the last row downwards. Rows of a plan count from the layer's
+own number n.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ class FromBuffer:
 
 @dataclass(frozen=True)
 class Seed:
-    """An input that is a random seed, another one for each micro-batch; of several that run as one, all of theirs."""
+    """An input that is a random seed, another one for each micro-batch; of several that run as one,
+    all of theirs.
+    """
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,9 @@ Target = Union[ToStream, ToBuffer]
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """Where the tensors of one kind of layer come from and go to, in the order of the graphs' inputs and outputs."""
+    """Where the tensors of one kind of layer come from and go to, in the order of the graphs'
+    inputs and outputs.
+    """
 
     layers: int = 1
     """Layers that share the graphs; n runs from 0 to layers - 1."""
@@ -91,12 +96,16 @@ def head_plan(layers: int) -> LayerPlan:
 
 def loss_plan(layers: int) -> LayerPlan:
     """The last row of x and the labels to the loss, for a program without gradients."""
-    return LayerPlan(inputs=(FromBuffer("x", layers), FromStream("labels")), outputs=(ToStream("loss"),))
+    return LayerPlan(
+        inputs=(FromBuffer("x", layers), FromStream("labels")), outputs=(ToStream("loss"),)
+    )
 
 
 def logits_plan(layers: int) -> LayerPlan:
     """The last row of x and the numbers of the wanted rows to their logits."""
-    return LayerPlan(inputs=(FromBuffer("x", layers), FromStream("rows")), outputs=(ToStream("logits"),))
+    return LayerPlan(
+        inputs=(FromBuffer("x", layers), FromStream("rows")), outputs=(ToStream("logits"),)
+    )
 
 
 def without_seed(plan: LayerPlan) -> LayerPlan:

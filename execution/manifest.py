@@ -1,7 +1,8 @@
-"""`checkpoint.json`: what a checkpoint says about itself, under a checksum of its own, believed only when all is right.
+"""`checkpoint.json`: what a checkpoint says about itself, under a checksum of its own, believed
+only when all is right.
 
-The file is JSON whose first entry is the SHA-256 of everything after that entry's line: `tail -n +3 checkpoint.json |
-sha256sum` gives it.
+The file is JSON whose first entry is the SHA-256 of everything after that entry's line: `tail -n +3
+checkpoint.json | sha256sum` gives it.
 """
 
 import hashlib
@@ -16,7 +17,9 @@ from config.errors import first_line
 
 FORMAT = 2
 FORMATS = (1, 2)
-"""Formats that are read. The first has no checksum of the description, no checksums of tensors, no metric lines."""
+"""Formats that are read. The first has no checksum of the description, no checksums of tensors, no
+metric lines.
+"""
 LARGEST_FILE = 2**26
 """Bytes of a description; one of a thousand layers has less than two million."""
 LARGEST_STEP = 2**63 - 1
@@ -26,7 +29,9 @@ _SIZES = ("layers", "hidden_size", "heads", "vocabulary_size", "sequence_length"
 
 
 class ManifestError(ValueError):
-    """A description that is not as it was written. The message says what was found and what was expected."""
+    """A description that is not as it was written. The message says what was found and what was
+    expected.
+    """
 
 
 def manifest_text(values: Mapping[str, Any]) -> str:
@@ -47,16 +52,27 @@ def read_manifest(path: Path) -> "dict[str, Any]":
     if begin is not None:
         digest = hashlib.sha256(content[begin.end() :]).hexdigest()
         if digest != begin[1].decode():
-            raise ManifestError(f"got a description with SHA-256 {digest[:12]}; expected {begin[1].decode()[:12]}")
+            raise ManifestError(
+                f"got a description with SHA-256 {digest[:12]}; expected {begin[1].decode()[:12]}"
+            )
     try:
         values = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
     except RecursionError:
-        raise ManifestError("got lists inside each other without end; expected the JSON that saving wrote") from None
+        raise ManifestError(
+            "got lists inside each other without end; expected the JSON that saving wrote"
+        ) from None
     except ValueError as error:
-        raise ManifestError(f"got no JSON ({first_line(error)}); expected the JSON that saving wrote") from error
+        raise ManifestError(
+            f"got no JSON ({first_line(error)}); expected the JSON that saving wrote"
+        ) from error
     values = _object("", values)
     version = values.get("format")
-    if isinstance(version, int) and not isinstance(version, bool) and version not in FORMATS and begin is not None:
+    if (
+        isinstance(version, int)
+        and not isinstance(version, bool)
+        and version not in FORMATS
+        and begin is not None
+    ):
         return values  # of another version, which says what is in it
     _whole("format", version, 1, FORMATS[-1])
     if version != 1 and begin is None:
@@ -125,7 +141,12 @@ def _check_sections(values: "dict[str, Any]") -> None:
     for name in ("max_positions", "feed_forward_size"):
         if config["model"].get(name) is not None:
             _whole(f"config.model.{name}", config["model"][name], 1, 2**63 - 1)
-    _whole("config.training.global_batch_size", config["training"].get("global_batch_size"), 1, 2**63 - 1)
+    _whole(
+        "config.training.global_batch_size",
+        config["training"].get("global_batch_size"),
+        1,
+        2**63 - 1,
+    )
     if "rounding_seed" in values:
         _seeds("rounding_seed", values["rounding_seed"])
     if "metrics" in values:

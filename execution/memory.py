@@ -15,14 +15,20 @@ LARGEST_STATE = 2**50
 
 
 def state_bytes(config: Config) -> int:
-    """What all replicas together hold in host memory at a time, at least: parameters, and what is larger of their
-    gradients, all of which are there when the backward pass ends, and activations between layers, which are when it
-    begins.
+    """What all replicas together hold in host memory at a time, at least: parameters, and what is
+    larger of their gradients, all of which are there when the backward pass ends, and activations
+    between layers, which are when it begins.
     """
     model, training = config.model, config.training
     width = WIDTHS[model.precision]
     state = width + 2 * WIDTHS[training.moment_precision]
-    activations = model.layers * training.global_batch_size * model.sequence_length * model.hidden_size * width
+    activations = (
+        model.layers
+        * training.global_batch_size
+        * model.sequence_length
+        * model.hidden_size
+        * width
+    )
     return model.parameters * state + max(model.parameters * GRADIENT, activations)
 
 
@@ -32,32 +38,36 @@ def processes_here() -> int:
 
 
 def check_memory(config: Config, instances: int) -> None:
-    """Refuse a run whose state alone, what its processes here hold of it, is more than this machine's memory.
+    """Refuse a run whose state alone, what its processes here hold of it, is more than this
+    machine's memory.
 
     Args:
         instances: processes of the run, on all machines.
 
     Raises:
-        UserError: it does not fit, and no files are to hold it, or what is to be in memory of them does not fit.
+        UserError: it does not fit, and no files are to hold it, or what is to be in memory of them
+            does not fit.
     """
     disk, here = state_bytes(config), processes_here()
     if disk > LARGEST_STATE:
         raise UserError(
             f"memory: got {config.name} with a state of {bytes_text(disk)}; expected at most "
-            f"{bytes_text(LARGEST_STATE)}, which no machine or disk has. Choose a smaller model or batch."
+            f"{bytes_text(LARGEST_STATE)}, which no machine or disk has. Choose a smaller model "
+            "or batch."
         )
     needed, (total, left, limited_by) = disk * here // instances, host_bytes()
     part = config.execution.host_memory
     if part is not None and part * here > total:
         share = f", over {here} processes here" if here > 1 else ""
         raise UserError(
-            f"host_memory: got {bytes_text(part)}; expected at most the {bytes_text(total)} of {limited_by}{share}. "
-            "Take less, for the program needs memory beside it."
+            f"host_memory: got {bytes_text(part)}; expected at most the {bytes_text(total)} of "
+            f"{limited_by}{share}. Take less, for the program needs memory beside it."
         )
     if config.execution.memmap_dir is None and needed > left:
         raise UserError(
-            f"memory: got {bytes_text(left)} free, of the {bytes_text(total)} of {limited_by}; expected at least "
-            f"{bytes_text(needed)} for the state of {config.name}. Choose a smaller model or batch, set --memmap_dir "
-            "to a folder on a fast disk and --host_memory, or start more processes on other machines; --plan shows "
-            "where the memory goes."
+            f"memory: got {bytes_text(left)} free, of the {bytes_text(total)} of {limited_by}; "
+            f"expected at least {bytes_text(needed)} for the state of {config.name}. Choose a "
+            "smaller model or batch, set --memmap_dir to a folder on a fast disk and "
+            "--host_memory, or start more processes on other machines; --plan shows where the "
+            "memory goes."
         )

@@ -20,10 +20,11 @@ _LOG = logging.getLogger(__name__)
 
 
 def flops_per_token(model: Model) -> float:
-    """Floating-point operations that the model's forward and backward pass need per token, recomputation not counted.
+    """Floating-point operations that the model's forward and backward pass need per token,
+    recomputation not counted.
 
-    Two per weight of a matrix product forward and four backward, and the products of attention, taken as if not causal.
-    Source: Chowdhery et al. 2022, arXiv:2204.02311, appendix B.
+    Two per weight of a matrix product forward and four backward, and the products of attention,
+    taken as if not causal. Source: Chowdhery et al. 2022, arXiv:2204.02311, appendix B.
     """
     hidden, wide = model.hidden_size, model.feed_forward
     block = hidden * 3 * hidden + hidden * hidden + 2 * hidden * wide
@@ -41,15 +42,20 @@ NOT_FINITE = "not_finite"
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object per step, which other programs may read while the run writes it.
+    """`metrics.jsonl`: one JSON object per step, which other programs may read while the run writes
+    it.
 
-    A line is what the run would write again if it came to that step again: no times, so that a resumed run's file
-    equals that of an uninterrupted one. JSON has no numbers that are not finite: null stands for them, and a field
-    `not_finite` says what they are (`{"loss": null, "not_finite": {"loss": "nan"}}`).
+    A line is what the run would write again if it came to that step again: no times, so that a
+    resumed run's file
+    equals that of an uninterrupted one. JSON has no numbers that are not finite: null stands for
+    them, and a field `not_finite` says what they are (`{"loss": null, "not_finite": {"loss":
+    "nan"}}`).
     """
 
     def __init__(self, path: Path, steps_done: int):
-        """Open the file of a run that has done so many steps: lines of later ones, from a run cut off, are dropped."""
+        """Open the file of a run that has done so many steps: lines of later ones, from a run cut
+        off, are dropped.
+        """
         self.path = path
         kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= steps_done]
         self.last: Optional[dict[str, Any]] = _values(kept[-1]) if kept else None
@@ -63,17 +69,21 @@ class MetricsFile:
         """Say so where the file has other lines than when the run was saved.
 
         Args:
-            lines: how many it had then; None where that is not known: then all from its first one on.
+            lines: how many it had then; None where that is not known: then all from its first one
+                on.
         """
         first = self._steps[0] if self._steps else 1
         expected = max(0, self._steps_done - first + 1) if lines is None else lines
         if self.lines == expected:
             return
-        lost = sorted(set(range(max(first, self._steps_done - LOOKED_AT), self._steps_done + 1)) - set(self._steps))
+        lost = sorted(
+            set(range(max(first, self._steps_done - LOOKED_AT), self._steps_done + 1))
+            - set(self._steps)
+        )
         which = f" and none of step {lost[-1]}" if lost else ""
         _LOG.warning(
-            "%s: got %d lines up to step %d%s; expected the %d of when the run was saved. Lines were lost or changed: "
-            "restore the file from a copy, or go on without them.",
+            "%s: got %d lines up to step %d%s; expected the %d of when the run was saved. Lines "
+"were lost or changed: restore the file from a copy, or go on without them.",
             self.path, self.lines, self._steps_done, which, expected,
         )  # fmt: skip
 
@@ -121,7 +131,9 @@ class MetricsFile:
 
 
 def _line(values: "dict[str, Any]") -> str:
-    odd = {name: str(v) for name, v in values.items() if isinstance(v, float) and not math.isfinite(v)}
+    odd = {
+        name: str(v) for name, v in values.items() if isinstance(v, float) and not math.isfinite(v)
+    }
     if odd:
         values = {**values, **dict.fromkeys(odd), NOT_FINITE: odd}
     return json.dumps(values, allow_nan=False) + "\n"
@@ -147,7 +159,8 @@ def read_metrics(path: Path) -> "list[dict[str, Any]]":
 
 
 def _complete_lines(path: Path) -> Iterator[str]:
-    """Lines that a run may have written, with ascending steps; what is damaged or something else is left out.
+    """Lines that a run may have written, with ascending steps; what is damaged or something else is
+    left out.
 
     Raises:
         UserError: the file cannot be read.
@@ -164,8 +177,8 @@ def _complete_lines(path: Path) -> Iterator[str]:
         return
     except OSError as error:
         raise UserError(
-            f"{path}: got '{error.strerror}'; expected a file of metrics that can be read. Move it away, or check its "
-            "permissions."
+            f"{path}: got '{error.strerror}'; expected a file of metrics that can be read. Move "
+            "it away, or check its permissions."
         ) from error
 
 
@@ -178,9 +191,15 @@ def _step_of(line: str) -> Optional[int]:
     if not isinstance(values, dict) or type(values.get("step")) is not int:
         return None
     odd = values.get("not_finite", {})
-    if not isinstance(odd, dict) or not all(text in ("nan", "inf", "-inf") for text in odd.values()):
+    if not isinstance(odd, dict) or not all(
+        text in ("nan", "inf", "-inf") for text in odd.values()
+    ):
         return None
-    numbers = [values.get(name) for name in ("loss", "learning_rate", "gradient_norm") if name not in odd]
+    numbers = [
+        values.get(name) for name in ("loss", "learning_rate", "gradient_norm") if name not in odd
+    ]
     numbers += [values["validation_loss"]] if values.get("validation_loss") is not None else []
-    is_whole = "validation_loss" in values and all(type(number) in (int, float) for number in numbers)
+    is_whole = "validation_loss" in values and all(
+        type(number) in (int, float) for number in numbers
+    )
     return values["step"] if is_whole else None

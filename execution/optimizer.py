@@ -1,6 +1,8 @@
-"""The optimizer's graphs: one per parameter, AdamW with loss scaling and clipping by the global norm.
+"""The optimizer's graphs: one per parameter, AdamW with loss scaling and clipping by the global
+norm.
 
-An update happens only where the global norm is finite: then every gradient is. Else nothing changes, bit for bit.
+An update happens only where the global norm is finite: then every gradient is. Else nothing
+changes, bit for bit.
 """
 
 from dataclasses import dataclass
@@ -37,11 +39,20 @@ class Optimizer:
 
     @classmethod
     def of(
-        cls, table: Table, weights: NamedTensors, gradients: NamedTensors, layout: Layout, training: Training
+        cls,
+        table: Table,
+        weights: NamedTensors,
+        gradients: NamedTensors,
+        layout: Layout,
+        training: Training,
     ) -> "Optimizer":
         """Graphs for tensors like these. Weight decay is given by each parameter's role."""
         graphs, factories = {}, NamedVariableFactories()
-        clip = {"global_norm": SCALAR, "global_norm_max": training.max_norm} if training.max_norm > 0 else {}
+        clip = (
+            {"global_norm": SCALAR, "global_norm_max": training.max_norm}
+            if training.max_norm > 0
+            else {}
+        )
         scale = SCALAR if training.is_scaled_by_program else training.fixed_scale
         moments, condition = moment_options(training.moment_precision), update_condition()
         for name, parameter in table.items():
@@ -83,8 +94,14 @@ class Optimizer:
             is_finite: whether the norm is, bool scalar.
             scale: the loss scale, where the program finds it.
         """
-        assert (scale is not None) == self.is_scaled, "the scale is found by the program, or a constant"
-        scalars = [learning_rate, *([] if scale is None else [scale]), *([norm] if self.is_clipped else [])]
+        assert (scale is not None) == self.is_scaled, (
+            "the scale is found by the program, or a constant"
+        )
+        scalars = [
+            learning_rate,
+            *([] if scale is None else [scale]),
+            *([norm] if self.is_clipped else []),
+        ]
         graph = self.graphs[name].bind(state)
         if self.is_conditional:
             graph.call(weight, gradient, *scalars, is_finite)
@@ -96,11 +113,14 @@ class Optimizer:
             ops.var_updates.copy_var_update_(t, ops.where(is_finite, t, before))
 
 
-def sum_of_squares(table: Table, gradients: NamedTensors, layout: Layout, training: Training) -> Tensor:
-    """This replica's part of the squared global norm, float32 scalar; the sum over all replicas is the whole.
+def sum_of_squares(
+    table: Table, gradients: NamedTensors, layout: Layout, training: Training
+) -> Tensor:
+    """This replica's part of the squared global norm, float32 scalar; the sum over all replicas is
+    the whole.
 
-    A fixed loss scale is divided out, one that the program finds is not. A parameter or shard that several replicas
-    hold is counted once: each gives its share.
+    A fixed loss scale is divided out, one that the program finds is not. A parameter or shard that
+    several replicas hold is counted once: each gives its share.
     """
     total: Tensor = popxl.constant(0.0, popxl.float32, "squares")
     for name, parameter in table.items():

@@ -1,6 +1,8 @@
-"""Steps whose global norm is not finite: they change nothing and are counted, by the program and on the host.
+"""Steps whose global norm is not finite: they change nothing and are counted, by the program and on
+the host.
 
-With `--loss_scaling auto` such a step halves the loss scale, and `loss_scaling_window` others in a row double it.
+With `--loss_scaling auto` such a step halves the loss scale, and `loss_scaling_window` others in a
+row double it.
 """
 
 # No `from __future__ import annotations`: annotations of graph functions are read at run time.
@@ -20,16 +22,20 @@ from execution.host import StepResult, run_steps
 from utils.runtime import find_not_finite, gather
 
 COUNTERS = ("skipped", "skipped_in_a_row")
-"""Variables of the state that count skipped steps, int32 scalars; the second is 0 after a step that was not."""
+"""Variables of the state that count skipped steps, int32 scalars; the second is 0 after a step that
+was not.
+"""
 SCALING = ("loss_scale", "good_steps")
-"""Variables beside them that are the loss scale, float32, and the steps since it changed or one was skipped."""
+"""Variables beside them that are the loss scale, float32, and the steps since it changed or one was
+skipped.
+"""
 SEEDS = ("seed", "rounding_seed")
 """Variables of the state that every step adds one to."""
 COUNTED = (*COUNTERS, *SCALING)
 LOSS_SCALE_INDEX = COUNTED.index("loss_scale")
 INITIAL, FLOOR, CEILING = 2.0**16, 1.0, 2.0**24
-"""Loss scales, powers of two, so that no gradient's digits change. With the largest, squares of gradients up to 1e12
-are numbers of float32."""
+"""Loss scales, powers of two, so that no gradient's digits change. With the largest, squares of
+gradients up to 1e12 are numbers of float32."""
 
 
 def counters(training: Training) -> Tuple[str, ...]:
@@ -65,9 +71,12 @@ def read_count(saved: Mapping[str, Any], name: str) -> np.ndarray:
     return np.array(count, np.int32)
 
 
-def count_step(training: Training, norm: Tensor, skipped: Tensor, in_a_row: Tensor, *scaling: Tensor) -> None:
-    """Count a step: as skipped where its norm is not finite, else, if the program scales, as a good one."""
-    is_finite = ops.isfinite(norm)
+def count_step(
+    training: Training, is_finite: Tensor, skipped: Tensor, in_a_row: Tensor, *scaling: Tensor
+) -> None:
+    """Count a step: as skipped where its norm is not finite, else, if the program scales, as a good
+    one.
+    """
     is_skipped = ops.cast(ops.logical_not(is_finite), popxl.int32)
     ops.add_(skipped, is_skipped)
     ops.var_updates.copy_var_update_(in_a_row, (in_a_row + 1) * is_skipped)
@@ -83,7 +92,9 @@ def _scale_next(window: int, is_finite: Tensor, loss_scale: Tensor, good_steps: 
     is_low = ops.greater(popxl.constant(CEILING, popxl.float32), loss_scale)
     grown = ops.where(ops.logical_and(is_full, is_low), loss_scale * 2.0, loss_scale)
     ops.var_updates.copy_var_update_(loss_scale, ops.where(is_finite, grown, half))
-    ops.var_updates.copy_var_update_(good_steps, ops.where(is_full, popxl.constant(0, popxl.int32), count))
+    ops.var_updates.copy_var_update_(
+        good_steps, ops.where(is_full, popxl.constant(0, popxl.int32), count)
+    )
 
 
 @dataclass
@@ -110,20 +121,29 @@ MICRO_BATCHES = "batch_serial_step"
 
 
 def name_the_first(
-    session: TaskSession, config: Config, words: np.ndarray, labels: np.ndarray, results: Sequence[StepResult]
+    session: TaskSession,
+    config: Config,
+    words: np.ndarray,
+    labels: np.ndarray,
+    results: Sequence[StepResult],
 ) -> Optional[str]:
-    """Where a number first stopped being finite in the last call of a session, all of whose steps were skipped.
+    """Where a number first stopped being finite in the last call of a session, all of whose steps
+    were skipped.
 
-    They run again, and their state is put back: weights that nothing changed give the same numbers. All processes of a
-    run must call it; None where nothing is found.
+    They run again, and their state is put back: weights that nothing changed give the same numbers.
+    All processes of a run must call it; None where nothing is found.
 
     Args:
         words, labels, results: of that call, see `run_steps`.
     """
-    assert all(result.is_skipped for result in results), "else weights are others than those that it began with"
+    assert all(result.is_skipped for result in results), (
+        "else weights are others than those that it began with"
+    )
     state: "dict[str, Any]" = session.state.to_dict()
     now = {v: session.get_tensor_data(v) for name, v in state.items() if name in (*COUNTED, *SEEDS)}
-    before = {state[name]: now[state[name]] - np.uint32(len(results)) for name in SEEDS if name in state}
+    before = {
+        state[name]: now[state[name]] - np.uint32(len(results)) for name in SEEDS if name in state
+    }
     if config.training.is_scaled_by_program:
         before[state["loss_scale"]] = np.array(results[0].loss_scale, np.float32)
     session.write_variables_data(before)
@@ -144,6 +164,10 @@ def _described(first: Any, config: Config) -> str:
         places.append(f"layer {layers - 1 - number if 'bwd' in first.phase else number}")
     if MICRO_BATCHES in first.graph:
         begin = next((count for name, count in first.loops if MICRO_BATCHES in name), 0) * widening
-        places.append(f"micro-batch {begin}" if widening == 1 else f"micro-batches {begin} to {begin + widening - 1}")
+        places.append(
+            f"micro-batch {begin}"
+            if widening == 1
+            else f"micro-batches {begin} to {begin + widening - 1}"
+        )
     where = f"replica {first.replica}, made at {first.where}"
     return f"{', '.join(places)}: tensor {first.tensor} ({first.value}), by {first.op} of {where}"

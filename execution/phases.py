@@ -1,7 +1,8 @@
-"""The phases of a step: graphs that the main graph calls in order, each over all micro-batches of the global batch.
+"""The phases of a step: graphs that the main graph calls in order, each over all micro-batches of
+the global batch.
 
-A phase loads its layer's weights, gathers them from their shards, uses them and drops them. `n` is the number of the
-layer, int32 scalar: phases of the decoder are repeated, and count it up or down.
+A phase loads its layer's weights, gathers them from their shards, uses them and drops them. `n` is
+the number of the layer, int32 scalar: phases of the decoder are repeated, and count it up or down.
 """
 
 # No `from __future__ import annotations`: annotations of graph functions are read at run time.
@@ -24,8 +25,12 @@ def embedding_fwd_phase(step: TrainingStep, seed: Optional[Tensor] = None) -> Tu
     return _run_forward(step.embedding, first_row(), seed)
 
 
-def decoder_fwd_phase(step: TrainingStep, n: Tensor, seed: Optional[Tensor] = None) -> Tuple[Tensor, ...]:
-    """Layer n forward: row n of `x` to row n + 1. Returns n + 1 and the next seed, if there is one."""
+def decoder_fwd_phase(
+    step: TrainingStep, n: Tensor, seed: Optional[Tensor] = None
+) -> Tuple[Tensor, ...]:
+    """Layer n forward: row n of `x` to row n + 1. Returns n + 1 and the next seed, if there is
+    one.
+    """
     return (n + 1, *_run_forward(step.decoder, n, seed))
 
 
@@ -37,7 +42,8 @@ def head_fwd_phase(step: TrainingStep) -> None:
 def head_phase(step: TrainingStep, scale: Optional[Tensor] = None) -> Tensor:
     """Head forward and backward: the last row of `x` to the loss and to the last row of `dx`.
 
-    The gradient of the tied word embedding waits in its own buffer. Returns this replica's part of the squared norm.
+    The gradient of the tied word embedding waits in its own buffer. Returns this replica's part of
+    the squared norm.
 
     Args:
         scale: the loss scale, where the program finds it; so in all phases.
@@ -62,13 +68,13 @@ def embedding_bwd_phase(
     learning_rate: Tensor,
     rounding: Optional[Tensor] = None,
     scale: Optional[Tensor] = None,
-) -> Tensor:
+) -> Tuple[Tensor, Tensor]:
     """Embedding backward, tied gradient added, global norm, and the embedding's update.
 
     Args:
         rounding: seed of the update's stochastic rounding, if there is any.
     Returns:
-        The global L2 norm of all gradients, without the loss scaling.
+        The global L2 norm of all gradients, without the loss scaling, and whether it is finite.
     """
     row = first_row()
     _round_from(rounding)
@@ -80,12 +86,15 @@ def embedding_bwd_phase(
     norm = ops.sqrt(squares)
     if scale is not None:
         norm = norm / scale
-    _update(step.embedding, row, learning_rate, norm, scale, gradients)
-    return norm
+    is_finite = ops.isfinite(norm)
+    _update(step.embedding, row, learning_rate, norm, is_finite, scale, gradients)
+    return norm, is_finite
 
 
 def with_tied_gradient(step: TrainingStep, gradients: NamedTensors, row: Tensor) -> NamedTensors:
-    """Gradients with the word embedding's added to the head's, which waited in its buffer and goes back there."""
+    """Gradients with the word embedding's added to the head's, which waited in its buffer and goes
+    back there.
+    """
     assert step.tied_load is not None, "a training step has a tied gradient"
     total = step.tied_load(row)[TIED]
     ops.add_(total, gradients[TIED])
@@ -101,10 +110,15 @@ def decoder_optim_fwd_phase(
     rounding: Optional[Tensor],
     learning_rate: Tensor,
     norm: Tensor,
+    is_finite: Tensor,
     scale: Optional[Tensor] = None,
 ) -> Tuple[Tensor, ...]:
-    """Layer n's update by the gradients of the step before, and layer n forward. Returns n + 1 and the next seeds."""
-    n_next, *rounding_next = decoder_optim_phase(step, n, rounding, learning_rate, norm, scale)
+    """Layer n's update by the gradients of the step before, and layer n forward. Returns n + 1 and
+    the next seeds.
+    """
+    n_next, *rounding_next = decoder_optim_phase(
+        step, n, rounding, learning_rate, norm, is_finite, scale
+    )
     return (n_next, *_run_forward(step.decoder, n, seed), *rounding_next)
 
 
@@ -114,11 +128,12 @@ def decoder_optim_phase(
     rounding: Optional[Tensor],
     learning_rate: Tensor,
     norm: Tensor,
+    is_finite: Tensor,
     scale: Optional[Tensor] = None,
 ) -> Tuple[Tensor, ...]:
     """Layer n's update. Returns n + 1 and the next seed for rounding, if there is one."""
     _round_from(rounding)
-    _update(step.decoder, n, learning_rate, norm, scale)
+    _update(step.decoder, n, learning_rate, norm, is_finite, scale)
     return (n + 1,) if rounding is None else (n + 1, rounding + 1)
 
 
@@ -126,12 +141,13 @@ def head_optim_phase(
     step: TrainingStep,
     learning_rate: Tensor,
     norm: Tensor,
+    is_finite: Tensor,
     rounding: Optional[Tensor] = None,
     scale: Optional[Tensor] = None,
 ) -> None:
     """The update of the head's own parameters; the word embedding's is done."""
     _round_from(rounding)
-    _update(step.head, first_row(), learning_rate, norm, scale)
+    _update(step.head, first_row(), learning_rate, norm, is_finite, scale)
 
 
 def _run_forward(graphs: Graphs, row: Tensor, seed: Optional[Tensor]) -> Tuple[Tensor, ...]:
@@ -147,7 +163,9 @@ def _run_forward(graphs: Graphs, row: Tensor, seed: Optional[Tensor]) -> Tuple[T
 
 
 def _run_gradient(graphs: Graphs, row: Tensor, scale: Optional[Tensor] = None) -> NamedTensors:
-    """Run a layer backward. Returns the gradients' means over micro-batches and replicas, as shards."""
+    """Run a layer backward. Returns the gradients' means over micro-batches and replicas, as
+    shards.
+    """
     inputs = graphs.fwd_all_gather(graphs.fwd_load(row))
     sums = graphs.grad_zeros()
     inputs.update(sums)
@@ -159,7 +177,9 @@ def _run_gradient(graphs: Graphs, row: Tensor, scale: Optional[Tensor] = None) -
 
 
 def _round_from(seed: Optional[Tensor]) -> None:
-    """Let updates of the phase that is being traced draw from a seed, whatever the run that does them."""
+    """Let updates of the phase that is being traced draw from a seed, whatever the run that does
+    them.
+    """
     if seed is not None:
         round_from(popxl.gcg(), seed)
 
@@ -169,14 +189,16 @@ def _update(
     row: Tensor,
     learning_rate: Tensor,
     norm: Tensor,
+    is_finite: Tensor,
     scale: Optional[Tensor],
     gradients: Optional[NamedTensors] = None,
 ) -> None:
-    """Update a layer, one parameter after the other, by gradients that are at hand or wait in their buffers.
+    """Update a layer, one parameter after the other, by gradients that are at hand or wait in their
+    buffers.
 
-    Where the norm is not finite it stays as it was. Rows come and go all the same: their course is known beforehand.
+    Where the norm is not finite it stays as it was. Rows come and go all the same: their course is
+    known beforehand.
     """
-    is_finite = ops.isfinite(norm)
     for name in graphs.table:
         gradient = graphs.grad_load(name, row) if gradients is None else gradients[name]
         tensors = graphs.optim_fwd_load(name, row)

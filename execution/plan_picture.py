@@ -17,7 +17,8 @@ HEIGHT = 0.26
 
 def draw_plan(found: "RunPlan", path: Path) -> None:
     """Write the picture to a PNG file, whole or not at all."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import, and few runs draw one
+    # slow to import, and few runs draw one
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -44,8 +45,9 @@ def draw_plan(found: "RunPlan", path: Path) -> None:
         axes.margins(x=0.18)
         axes.grid(axis="x", alpha=0.3)
     figure.suptitle(
-        f"{found.config.name}: {duration(found.seconds)} per step, {si(found.tokens_per_second, 'tokens/s')}, "
-        f"{found.limit / found.seconds:.0%} of the limit",
+        f"{found.config.name}: {duration(found.seconds)} per step, "
+        f"{si(found.tokens_per_second, 'tokens/s')}, {found.limit / found.seconds:.0%} of the "
+        "limit",
         parse_math=False,  # a name may hold what begins a formula
     )
     save_picture(figure, path)

@@ -10,32 +10,40 @@ if TYPE_CHECKING:
     from execution.planning import RunPlan
 
 ASSUMPTIONS = (
-    "Per replica and step, the mean of a run's. Every FLOP at the device's speed; rows come and go while the device "
-    "computes; collectives are waited for.\nPeak memory: of a device with memory of its own; a CPU uses remote rows "
-    "where they lie. Remote memory: of the buffers that a phase reaches.\n"
-    "A ring of n sends 2 (n-1)/n of an all-reduce's tensor, (n-1)/n of an all-gather's or a reduce-scatter's, padded.\n"
-    "Physical limit of a phase: the larger of FLOPs and remote bytes over their speeds."
+    "Per replica and step, the mean of a run's. Every FLOP at the device's speed; rows come and "
+    "go while the device computes; collectives are waited for.\nPeak memory: of a device with "
+    "memory of its own; a CPU uses remote rows where they lie. Remote memory: of the buffers "
+    "that a phase reaches.\nA ring of n sends 2 (n-1)/n of an all-reduce's tensor, (n-1)/n of an "
+    "all-gather's or a reduce-scatter's, padded.\nPhysical limit of a phase: the larger of FLOPs "
+    "and remote bytes over their speeds."
 )
 
 
 def plan_text(found: "RunPlan") -> str:
     """The whole plan."""
-    return "\n\n".join([_head(found), _phases(found), _collectives(found), _totals(found), ASSUMPTIONS])
+    return "\n\n".join(
+        [_head(found), _phases(found), _collectives(found), _totals(found), ASSUMPTIONS]
+    )
 
 
 def _head(found: "RunPlan") -> str:
     execution, machine, replicas = found.config.execution, found.machine, found.program.replicas
-    layout = f"{execution.data_parallel} x {execution.tensor_parallel_1} x {execution.tensor_parallel_2}"
+    layout = (
+        f"{execution.data_parallel} x {execution.tensor_parallel_1} x {execution.tensor_parallel_2}"
+    )
     speeds = (
         ("device", "device_tflops", si(machine.flops, "FLOP/s")),
         ("links", "link_gbps", si(machine.link, "B/s")),
         ("remote memory", "remote_gbps", si(machine.remote, "B/s")),
     )
-    told = ", ".join(f"{name} {text}{' (measured here)' * (flag in found.measured)}" for name, flag, text in speeds)
+    told = ", ".join(
+        f"{name} {text}{' (measured here)' * (flag in found.measured)}"
+        for name, flag, text in speeds
+    )
     return (
-        f"plan of {found.config.name}: {si(found.config.model.parameters)} parameters, {found.config.model.precision}, "
-        f"{replicas} replica{'s' * (replicas > 1)} (dp x tp1 x tp2 = {layout}), "
-        f"{micro_batches(found.config)} per step\n{told}"
+        f"plan of {found.config.name}: {si(found.config.model.parameters)} parameters, "
+        f"{found.config.model.precision}, {replicas} replica{'s' * (replicas > 1)} (dp x tp1 x "
+        f"tp2 = {layout}), {micro_batches(found.config)} per step\n{told}"
     )
 
 
@@ -99,12 +107,23 @@ def _phases(found: "RunPlan") -> str:
 
 
 def _collectives(found: "RunPlan") -> str:
-    rows, steps = [("phase", "collective", "group", "calls", "brought", "sent")], found.program.steps
+    rows, steps = (
+        [("phase", "collective", "group", "calls", "brought", "sent")],
+        found.program.steps,
+    )
     for phase in found.program.phases:
         for c in phase.collectives:
             group = group_name(c.group_size, c.stride, found.config.execution)
             sizes = (bytes_text(c.brought_bytes / steps), bytes_text(c.sent_bytes / steps))
-            rows.append((phase.name, c.op.removeprefix("replicated_"), group, f"{c.calls / steps:.4g}", *sizes))
+            rows.append(
+                (
+                    phase.name,
+                    c.op.removeprefix("replicated_"),
+                    group,
+                    f"{c.calls / steps:.4g}",
+                    *sizes,
+                )
+            )
     return table(rows, numbers_from=3) if len(rows) > 1 else "no collectives: each replica is alone"
 
 
@@ -136,18 +155,38 @@ def _totals(found: "RunPlan") -> str:
             f"{bytes_text(program.remote_memory_bytes)} per replica, "
             f"{bytes_text(program.total_remote_memory_bytes)} in total",
         ),
-        ("step", f"{duration(found.seconds)} for {si(config.tokens_per_step, 'tokens')}, bound by {found.bound}"),
+        (
+            "step",
+            (
+                f"{duration(found.seconds)} for {si(config.tokens_per_step, 'tokens')}, bound by "
+                f"{found.bound}"
+            ),
+        ),
         ("longest phase", f"{longest.name}, {in_it}, bound by {slowest.bound}"),
         ("throughput", si(found.tokens_per_second, "tokens/s")),
-        ("of the limit", f"{found.limit / found.seconds:.1%} of the physical limit, {duration(found.limit)} per step"),
-        ("utilisation", f"{found.utilisation:.1%} of the devices' speed, recomputation not counted"),
-        ("whole run", f"{config.training.steps} steps, {duration(found.seconds * config.training.steps)}"),
+        (
+            "of the limit",
+            (
+                f"{found.limit / found.seconds:.1%} of the physical limit, "
+                f"{duration(found.limit)} per step"
+            ),
+        ),
+        (
+            "utilisation",
+            f"{found.utilisation:.1%} of the devices' speed, recomputation not counted",
+        ),
+        (
+            "whole run",
+            f"{config.training.steps} steps, {duration(found.seconds * config.training.steps)}",
+        ),
     )
     return "\n".join(f"{name:<15}{text}" for name, text in lines)
 
 
 def table(rows: "Sequence[Sequence[str]]", numbers_from: int = 1) -> str:
-    """Cells in columns, the first ones to the left and numbers to the right; a line under the heads."""
+    """Cells in columns, the first ones to the left and numbers to the right; a line under the
+    heads.
+    """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -1,4 +1,6 @@
-"""A profile as a picture: how busy each lane was over time, and the time of each phase beside its limit."""
+"""A profile as a picture: how busy each lane was over time, and the time of each phase beside its
+limit.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,16 @@ COLOURS = {
 """Of lanes, from the top."""
 FILE_COLOURS = {"file reads": "tab:purple", "file writes": "tab:brown"}
 """Of what threads do meanwhile, where there are any."""
-PHASE_COLOURS = ("#9ecae1", "#c7c7c7", "#fdd0a2", "#c7e9c0", "#dadaeb", "#fcbba1", "#f7f7b2", "#bdd7d0")
+PHASE_COLOURS = (
+    "#9ecae1",
+    "#c7c7c7",
+    "#fdd0a2",
+    "#c7e9c0",
+    "#dadaeb",
+    "#fcbba1",
+    "#f7f7b2",
+    "#bdd7d0",
+)
 SLICES = 1500
 """Of the run, for each of which a lane's share of the time is drawn."""
 ROOM = 1.35
@@ -35,7 +46,8 @@ NARROW = 0.07
 
 def draw_profile(found: "RunProfile", path: Path) -> None:
     """Write the picture to a PNG file, whole or not at all."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import, and few runs draw one
+    # slow to import, and few runs draw one
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     record = found.record
@@ -45,12 +57,16 @@ def draw_profile(found: "RunProfile", path: Path) -> None:
     _draw_lanes(lanes, record)
     _draw_phases(bars, found)
     reached = f"{fraction(found.limit, found.seconds):.0%} of the limit"
-    figure.suptitle(f"{found.config.name}: {duration(found.seconds)} a step, {reached}", parse_math=False)
+    figure.suptitle(
+        f"{found.config.name}: {duration(found.seconds)} a step, {reached}", parse_math=False
+    )
     save_picture(figure, path)
 
 
 def _draw_lanes(axes: "Axes", record: Any) -> None:
-    """The first replica's run: phases as boxes, and below, for each lane, how much of each moment it was busy."""
+    """The first replica's run: phases as boxes, and below, for each lane, how much of each moment
+    it was busy.
+    """
     replica, length = record.replicas[0], (record.end - record.begin) / 1e9
     mine = [span for span in record.spans if span.replica == replica]
     names = [phase.name for phase in record.phases]
@@ -58,9 +74,13 @@ def _draw_lanes(axes: "Axes", record: Any) -> None:
         if span.lane == "phases" and span.name in names:
             begin, width = (span.begin - record.begin) / 1e9, (span.end - span.begin) / 1e9
             colour = PHASE_COLOURS[names.index(span.name) % len(PHASE_COLOURS)]
-            axes.broken_barh([(begin, width)], (-0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=0.5)
+            axes.broken_barh(
+                [(begin, width)], (-0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=0.5
+            )
             if width > NARROW * length:
-                axes.text(begin + width / 2, 0, plain(span.name), ha="center", va="center", fontsize=7)
+                axes.text(
+                    begin + width / 2, 0, plain(span.name), ha="center", va="center", fontsize=7
+                )
     edges = np.linspace(record.begin, record.end, SLICES + 1)
     seconds = (edges - record.begin) / 1e9
     used = {span.lane for span in mine}
@@ -96,13 +116,20 @@ def _draw_phases(axes: "Axes", found: "RunProfile") -> None:
             axes.barh(places, values, 0.6, left=left, color=colour, label=lane)
         left += values
     limits = [time.limit / record.steps for time in found.limits]
-    axes.vlines(limits, [p - 0.4 for p in places], [p + 0.4 for p in places], color="black", label="limit")
+    axes.vlines(
+        limits, [p - 0.4 for p in places], [p + 0.4 for p in places], color="black", label="limit"
+    )
     for place, phase, limit in zip(places, record.phases, limits):
         seconds = phase.seconds / record.steps
         rate = f", {speed(phase.work.flops, phase.seconds)}" * bool(phase.work.flops)
         told = f"{duration(seconds)}{rate}, {fraction(limit, seconds):.0%} of limit"
         axes.annotate(
-            told, (max(left[place], limit), place), (4, 0), textcoords="offset points", va="center", fontsize=7
+            told,
+            (max(left[place], limit), place),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7,
         )
     axes.set_yticks(places, [plain(phase.name) for phase in record.phases])
     axes.invert_yaxis()

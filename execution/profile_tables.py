@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 WORTH_TELLING = 0.01
 """Share of a phase's time from which a wait is told."""
 EXPLANATION = (
-    "Per step, over the replicas of this process, which take turns. Limit: the larger of FLOPs and remote bytes over "
-    "the speeds above;\nrows that are still in a cache may beat it.\n"
-    "Waited for: shares of the phase's time in which no kernel of it ran. A CPU uses remote rows where they lie: "
-    "the kernels that read them\nspend the time, and loads take none."
+    "Per step, over the replicas of this process, which take turns. Limit: the larger of FLOPs "
+    "and remote bytes over the speeds above;\nrows that are still in a cache may beat "
+    "it.\nWaited for: shares of the phase's time in which no kernel of it ran. A CPU uses remote "
+    "rows where they lie: the kernels that read them\nspend the time, and loads take none."
 )
 HEADS = (
     "phase",
@@ -42,12 +42,16 @@ def _head(found: "RunProfile") -> str:
         ("device", "device_tflops", si(machine.flops, "FLOP/s")),
         ("remote memory", "remote_gbps", si(machine.remote, "B/s")),
     )
-    told = ", ".join(f"{name} {text}{' (measured here)' * (flag in found.measured)}" for name, flag, text in speeds)
+    told = ", ".join(
+        f"{name} {text}{' (measured here)' * (flag in found.measured)}"
+        for name, flag, text in speeds
+    )
     here, everywhere = len(record.replicas), config.execution.replication_factor
     replicas = f"{here} of " * (here < everywhere) + _counted(everywhere, "replica", "replicas")
     return (
-        f"profile of {config.name}: {si(config.model.parameters)} parameters, {config.model.precision}, {replicas}, "
-        f"{micro_batches(config)} per step, {duration(found.seconds)} a step\n{told}"
+        f"profile of {config.name}: {si(config.model.parameters)} parameters, "
+        f"{config.model.precision}, {replicas}, {micro_batches(config)} per step, "
+        f"{duration(found.seconds)} a step\n{told}"
     )
 
 

@@ -25,7 +25,9 @@ FLAG = "--profile_folder"
 
 @dataclass(frozen=True)
 class RunProfile:
-    """What a process did in one run of its session, and what the machine could have done. Seconds are of one step."""
+    """What a process did in one run of its session, and what the machine could have done. Seconds
+    are of one step.
+    """
 
     config: Config
     record: Any
@@ -59,7 +61,8 @@ class StepProfiler:
     """Keeps the record of one run of a training session: the third, or the last of fewer.
 
     Args:
-        run_folder: takes the files unless the options name a folder; a run that has one makes it by itself.
+        run_folder: takes the files unless the options name a folder; a run that has one makes it by
+            itself.
     Raises:
         UserError: the folder takes no files.
     """
@@ -76,7 +79,9 @@ class StepProfiler:
 
     @contextmanager
     def around(self, session: popxl.Session, is_last: bool) -> Iterator[None]:
-        """Around each run of the session. After the one whose record counts, that is printed and written."""
+        """Around each run of the session. After the one whose record counts, that is printed and
+        written.
+        """
         if self._is_done:
             yield
             return
@@ -95,14 +100,23 @@ class StepProfiler:
         found = make_run_profile(self.config, self.options, record)
         print(profile_text(found))
         with written_to(self.folder, FLAG):
-            _write(self.folder / "timeline.json", json.dumps(planner().timeline(records), separators=(",", ":")))
+            _write(
+                self.folder / "timeline.json",
+                json.dumps(planner().timeline(records), separators=(",", ":")),
+            )
             _write(self.folder / "profile.json", json.dumps(as_json(found), indent=2))
             draw_profile(found, self.folder / "profile.png")
         names = ("timeline.json", "profile.json", "profile.png")
-        print(f"\nwritten to {self.folder}: {', '.join(names)}; open the timeline at ui.perfetto.dev\n", flush=True)
+        print(
+            f"\nwritten to {self.folder}: {', '.join(names)}; open the timeline at "
+            "ui.perfetto.dev\n",
+            flush=True,
+        )
 
 
-def step_profiler(config: Config, options: PlanOptions, run_folder: Optional[Path] = None) -> Optional[StepProfiler]:
+def step_profiler(
+    config: Config, options: PlanOptions, run_folder: Optional[Path] = None
+) -> Optional[StepProfiler]:
     """A profiler where the options ask for one."""
     return StepProfiler(config, options, run_folder) if options.profile else None
 
@@ -114,11 +128,18 @@ def _write(path: Path, text: str) -> None:
 
 
 def as_json(found: RunProfile) -> "dict[str, Any]":
-    """The profile as plain values: amounts and seconds of the whole run, over the replicas of the first process."""
+    """The profile as plain values: amounts and seconds of the whole run, over the replicas of the
+    first process.
+    """
     record = found.record
     phases = []
     for phase, time in zip(record.phases, found.limits):
-        values = {"name": phase.name, "runs": phase.runs, "seconds": phase.seconds, **asdict(phase.work)}
+        values = {
+            "name": phase.name,
+            "runs": phase.runs,
+            "seconds": phase.seconds,
+            **asdict(phase.work),
+        }
         values["seconds_by_lane"] = {lane: value / 1e9 for lane, value in phase.nanoseconds.items()}
         phases.append(values | {"limit_seconds": time.limit, "bound": time.bound})
     return {

@@ -1,7 +1,9 @@
-"""Reading files of tensors (safetensors) piece by piece: never mapped, so that one that shrinks is an error in words.
+"""Reading files of tensors (safetensors) piece by piece: never mapped, so that one that shrinks is
+an error in words.
 
-A file is the length of its header (uint64, little endian), the header (JSON: each tensor's type, shape and place), and
-the tensors' bytes. Source: github.com/huggingface/safetensors, section "Format".
+A file is the length of its header (uint64, little endian), the header (JSON: each tensor's type,
+shape and place), and the tensors' bytes. Source: github.com/huggingface/safetensors, section
+"Format".
 """
 
 import json
@@ -29,7 +31,9 @@ _PIECE = 2**22
 
 
 class TensorFileError(ValueError):
-    """A file that is not as it was written. The message begins with the tensor that it is about, if there is one."""
+    """A file that is not as it was written. The message begins with the tensor that it is about, if
+    there is one.
+    """
 
 
 @dataclass(frozen=True)
@@ -53,14 +57,20 @@ def read_tensors(path: Path) -> "dict[str, np.ndarray]":
 
     Raises:
         OSError: the file cannot be read.
-        TensorFileError: it is no whole safetensors file, or has a tensor of a type that numpy has not.
+        TensorFileError: it is no whole safetensors file, or has a tensor of a type that numpy has
+            not.
     """
     with open(open_plain(path), "rb", buffering=0) as file:
-        return {name: _array(file.fileno(), name, entry) for name, entry in _entries(file.fileno()).items()}
+        return {
+            name: _array(file.fileno(), name, entry)
+            for name, entry in _entries(file.fileno()).items()
+        }
 
 
 def damaged_tensors(path: Path, checksums: "dict[str, int]") -> "list[str]":
-    """Names of the tensors whose bytes are not those that were saved; none where the damage is in the header."""
+    """Names of the tensors whose bytes are not those that were saved; none where the damage is in
+    the header.
+    """
     with open(open_plain(path), "rb", buffering=0) as file:
         number = file.fileno()
         try:
@@ -71,7 +81,8 @@ def damaged_tensors(path: Path, checksums: "dict[str, int]") -> "list[str]":
         return [
             name
             for name, expected in checksums.items()
-            if name in entries and (entries[name].end > size or _crc(number, entries[name]) != expected)
+            if name in entries
+            and (entries[name].end > size or _crc(number, entries[name]) != expected)
         ]
 
 
@@ -80,7 +91,9 @@ def _entries(number: int, whole: bool = True) -> "dict[str, Entry]":
     begin = os.pread(number, 8, 0)
     length = struct.unpack("<Q", begin)[0] if len(begin) == 8 else 0
     if not 2 <= length <= min(HEADER_BYTES, size - 8):
-        raise TensorFileError(f"got a header of {length} bytes in {size}; expected a safetensors file")
+        raise TensorFileError(
+            f"got a header of {length} bytes in {size}; expected a safetensors file"
+        )
     try:
         header = json.loads(os.pread(number, length, 8).decode("utf-8"))
         header.pop("__metadata__", None)
@@ -88,7 +101,9 @@ def _entries(number: int, whole: bool = True) -> "dict[str, Entry]":
     except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
         if isinstance(error, TensorFileError):
             raise
-        raise TensorFileError("got a header that is no description of tensors; expected a safetensors file") from error
+        raise TensorFileError(
+            "got a header that is no description of tensors; expected a safetensors file"
+        ) from error
     place = 8 + length
     for name, entry in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != place:
@@ -102,10 +117,16 @@ def _entries(number: int, whole: bool = True) -> "dict[str, Entry]":
 def _entry(name: str, value: "dict[str, Any]", start: int) -> Entry:
     (begin, end), shape, kind = value["data_offsets"], tuple(value["shape"]), value["dtype"]
     numbers = (begin, end, *shape)
-    if not isinstance(kind, str) or not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
-        raise TensorFileError(f"{name}: got a place or a shape that is none; expected whole numbers")
+    if not isinstance(kind, str) or not all(
+        type(number) is int and 0 <= number < 2**63 for number in numbers
+    ):
+        raise TensorFileError(
+            f"{name}: got a place or a shape that is none; expected whole numbers"
+        )
     if kind in TYPES and math.prod(shape) * np.dtype(TYPES[kind]).itemsize != end - begin:
-        raise TensorFileError(f"{name}: got {end - begin} bytes for {kind} of shape {shape}; expected what it takes")
+        raise TensorFileError(
+            f"{name}: got {end - begin} bytes for {kind} of shape {shape}; expected what it takes"
+        )
     return Entry(kind, shape, start + begin, start + end)
 
 

@@ -1,4 +1,6 @@
-"""Graphs that move a layer's tensors: load, gather, reduce, store. Each is a record that is called like a function."""
+"""Graphs that move a layer's tensors: load, gather, reduce, store. Each is a record that is called
+like a function.
+"""
 
 from dataclasses import dataclass
 from typing import Optional, Tuple, Union
@@ -70,26 +72,37 @@ class Gather:
 
     def __call__(self, shards: NamedTensors) -> NamedTensors:
         """The whole tensors, by the same names."""
-        return shards if self.graph is None else NamedTensors.pack(self.names, self.graph.bind(shards).call())
+        return (
+            shards
+            if self.graph is None
+            else NamedTensors.pack(self.names, self.graph.bind(shards).call())
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Reduce:
-    """Means of tensors over the data-parallel group, cut into shards. Without replicas tensors pass through."""
+    """Means of tensors over the data-parallel group, cut into shards. Without replicas tensors pass
+    through.
+    """
 
     graph: Optional[addons.GraphWithNamedArgs]
     names: Tuple[str, ...]
 
     @classmethod
-    def of(cls, tensors: NamedTensors, shard_groups: NamedReplicaGrouping, dp: ReplicaGrouping) -> "Reduce":
+    def of(
+        cls, tensors: NamedTensors, shard_groups: NamedReplicaGrouping, dp: ReplicaGrouping
+    ) -> "Reduce":
         """Reduces tensors like these; each is cut over its own group."""
-        if dp.group_size == 1 and all(group.group_size == 1 for group in shard_groups.values_flat()):
+        if dp.group_size == 1 and all(
+            group.group_size == 1 for group in shard_groups.values_flat()
+        ):
             return cls(None, ())
         names, found = tensors.unpack()
         graph = popxl.gir().create_empty_graph("reduce")
         with graph:
             inputs = [popxl.graph_input(t.shape, t.dtype, name) for name, t in zip(names, found)]
-            # The largest first: replicas of one process need not hold it while they wait for each other.
+            # The largest first: replicas of one process need not hold it while they wait for each
+            # other.
             order = sorted(zip(names, inputs), key=lambda named: -named[1].nelms)
             reduced = {name: _reduced(t, shard_groups[name], dp) for name, t in order}
             for name in names:
@@ -98,7 +111,11 @@ class Reduce:
 
     def __call__(self, tensors: NamedTensors) -> NamedTensors:
         """The reduced tensors, by the same names."""
-        return tensors if self.graph is None else NamedTensors.pack(self.names, self.graph.bind(tensors).call())
+        return (
+            tensors
+            if self.graph is None
+            else NamedTensors.pack(self.names, self.graph.bind(tensors).call())
+        )
 
 
 def _reduced(t: Tensor, shard_group: ReplicaGrouping, dp: ReplicaGrouping) -> Tensor:
@@ -107,7 +124,9 @@ def _reduced(t: Tensor, shard_group: ReplicaGrouping, dp: ReplicaGrouping) -> Te
         return ops.collectives.replicated_reduce_scatter(t, "mean", dp, True)
     if dp.group_size > 1:
         t = ops.collectives.replicated_all_reduce(t, "mean", dp)
-    return ops.collectives.replica_sharded_slice(t, shard_group) if shard_group.group_size > 1 else t
+    return (
+        ops.collectives.replica_sharded_slice(t, shard_group) if shard_group.group_size > 1 else t
+    )
 
 
 def shard_length(elements: int, group_size: int) -> int:
@@ -116,10 +135,14 @@ def shard_length(elements: int, group_size: int) -> int:
 
 
 def shard_spec(whole: TensorSpec, group: ReplicaGrouping) -> TensorSpec:
-    """One replica's shard of a tensor: [shape] -> [ceil(elements / group size)]. In a group of one it is the tensor."""
+    """One replica's shard of a tensor: [shape] -> [ceil(elements / group size)]. In a group of one
+    it is the tensor.
+    """
     if group.group_size == 1:
         return whole
-    return TensorSpec((shard_length(ops.multiply_tuple(whole.shape), group.group_size),), whole.dtype, whole.shape)
+    return TensorSpec(
+        (shard_length(ops.multiply_tuple(whole.shape), group.group_size),), whole.dtype, whole.shape
+    )
 
 
 def selected(buffers: NamedRemoteBuffers, names: Tuple[str, ...]) -> NamedRemoteBuffers:

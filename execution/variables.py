@@ -1,7 +1,7 @@
 """The program's state: remote variables by name, and the data that goes into them.
 
-The state's tree has `weights` and `optimizer`, each with `embedding`, `decoder.<n>` and `head`, and seeds. Gradients
-have variables too, named alike, so that the host can read them; they are no state.
+The state's tree has `weights` and `optimizer`, each with `embedding`, `decoder.<n>` and `head`, and
+seeds. Gradients have variables too, named alike, so that the host can read them; they are no state.
 """
 
 import math
@@ -30,14 +30,17 @@ DRAWN_AHEAD = 2**29
 
 
 def make_variables(step: TrainingStep, program: str = "") -> NamedTensors:
-    """Remote variables for everything that the step keeps. Call it in the main graph; returns the state's tree.
+    """Remote variables for everything that the step keeps. Call it in the main graph; returns the
+    state's tree.
 
     Args:
-        program: folder in `memmap_dir` for a program beside the training program, whose files have the same names.
+        program: folder in `memmap_dir` for a program beside the training program, whose files have
+            the same names.
     """
     execution = step.config.execution
     memmap_dir = None
-    if execution.memmap_dir is not None and execution.host_memory is None:  # else the runtime has its own files
+    # else the runtime has its own files
+    if execution.memmap_dir is not None and execution.host_memory is None:
         memmap_dir = os.path.join(execution.memmap_dir, program)
     state: "Dict[str, Any]" = {"weights": {}}
     if step.head.update is not None:
@@ -84,7 +87,8 @@ def _remote(
 
 
 def _remove_files(folder: str, names: Iterable[str]) -> None:
-    """Remove what an earlier run left: variables would keep its values, and a run starts afresh or from a checkpoint.
+    """Remove what an earlier run left: variables would keep its values, and a run starts afresh or
+    from a checkpoint.
 
     A run that still has a file mapped keeps it.
     """
@@ -95,20 +99,25 @@ def _remove_files(folder: str, names: Iterable[str]) -> None:
                 os.unlink(path)
         except OSError as error:
             raise UserError(
-                f"memmap_dir: got '{error.strerror}' while removing {path}, which an earlier run left; expected a "
-                "folder whose files may be replaced. Choose another one."
+                f"memmap_dir: got '{error.strerror}' while removing {path}, which an earlier run "
+                "left; expected a folder whose files may be replaced. Choose another one."
             ) from error
 
 
 def gradient_variables(ir: popxl.Ir) -> "dict[str, Variable]":
-    """Variables of the remote gradient buffers by parameter name (`decoder.0.attention.qkv.weight`)."""
+    """Variables of the remote gradient buffers by parameter name
+    (`decoder.0.attention.qkv.weight`).
+    """
     prefix = "gradients."
-    return {v.name.removeprefix(prefix): v for v in ir.main_graph.variables if v.name.startswith(prefix)}
+    return {
+        v.name.removeprefix(prefix): v for v in ir.main_graph.variables if v.name.startswith(prefix)
+    }
 
 
 @contextmanager
 def fresh_weights(config: Config) -> "Iterator[Iterator[Tuple[str, np.ndarray]]]":
-    """Fresh whole weights, which depend on the seed alone, not on the layout. They are drawn while the block runs.
+    """Fresh whole weights, which depend on the seed alone, not on the layout. They are drawn while
+    the block runs.
 
     With a limit on the host's memory they are drawn one at a time.
     """
@@ -123,7 +132,9 @@ def fresh_weights(config: Config) -> "Iterator[Iterator[Tuple[str, np.ndarray]]]
         yield zip(parameters, arrays)
 
 
-def write_whole_weights(session: addons.TaskSession, config: Config, whole: Iterable[Tuple[str, np.ndarray]]) -> None:
+def write_whole_weights(
+    session: addons.TaskSession, config: Config, whole: Iterable[Tuple[str, np.ndarray]]
+) -> None:
     """Cut whole tensors for the layout and give them to a session, one at a time."""
     table, execution = model_table(config.model), config.execution
     variables = session.state.weights.to_dict()
@@ -134,14 +145,20 @@ def write_whole_weights(session: addons.TaskSession, config: Config, whole: Iter
 
 def write(session: addons.TaskSession, values: Mapping[Variable, np.ndarray]) -> None:
     """Set variables from host arrays of any float type."""
-    session.write_variables_data({v: np.asarray(a, dtype=v.dtype.as_numpy()) for v, a in values.items()})
+    session.write_variables_data(
+        {v: np.asarray(a, dtype=v.dtype.as_numpy()) for v, a in values.items()}
+    )
 
 
 def whole_tensors(config: Config, pieces: Mapping[str, np.ndarray]) -> "dict[str, np.ndarray]":
-    """Whole tensors from host data of variables, by parameter name; works for weights and for gradients."""
+    """Whole tensors from host data of variables, by parameter name; works for weights and for
+    gradients.
+    """
     table, execution = model_table(config.model), config.execution
     tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
-    return {name: table[name].unshard(np.asarray(array), tp1, tp2) for name, array in pieces.items()}
+    return {
+        name: table[name].unshard(np.asarray(array), tp1, tp2) for name, array in pieces.items()
+    }
 
 
 def read_weights(session: addons.TaskSession, config: Config) -> "dict[str, np.ndarray]":
@@ -154,7 +171,8 @@ def read_weights(session: addons.TaskSession, config: Config) -> "dict[str, np.n
 def read_gradients(
     session: addons.TaskSession, config: Config, scale: Optional[float] = None
 ) -> "dict[str, np.ndarray]":
-    """Whole gradients of the last step's unscaled loss, by parameter name, from the remote gradient buffers.
+    """Whole gradients of the last step's unscaled loss, by parameter name, from the remote gradient
+    buffers.
 
     Args:
         scale: of that step's loss, where the program finds it.

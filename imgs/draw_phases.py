@@ -1,4 +1,6 @@
-"""Draws `imgs/phases.png` from the training program: what each phase of a step loads and stores, how often it runs."""
+"""Draws `imgs/phases.png` from the training program: what each phase of a step loads and stores,
+how often it runs.
+"""
 
 import json
 import sys
@@ -46,7 +48,9 @@ def program(config: Config) -> Tuple[popxl.Ir, TrainingStep]:
 
 
 def lanes_of(step: TrainingStep) -> Dict[Any, str]:
-    """The lane of each remote buffer of the step, but those that keep words and seeds for the backward pass."""
+    """The lane of each remote buffer of the step, but those that keep words and seeds for the
+    backward pass.
+    """
     lanes: Dict[Any, str] = {step.connections.buffers["x"]: X, step.connections.buffers["dx"]: DX}
     for layer in (step.embedding, step.decoder, step.head):
         for tree, lane in (
@@ -67,7 +71,9 @@ def transfers(graph: popxl.Graph, lanes: Dict[Any, str]) -> Set[Tuple[str, str]]
         if kind in ("host_load", "host_store"):
             found.add((HOST, kind.removeprefix("host_")))
         elif kind in ("remote_load", "remote_store"):
-            found.add((lanes.get(op.arguments["remote_buffer"], KEPT), kind.removeprefix("remote_")))
+            found.add(
+                (lanes.get(op.arguments["remote_buffer"], KEPT), kind.removeprefix("remote_"))
+            )
         for called, _ in op.called():
             found |= transfers(called, lanes)
     return found
@@ -77,14 +83,20 @@ def phases(ir: popxl.Ir, step: TrainingStep) -> List[Tuple[str, int, Set[Tuple[s
     """(name, times, transfers) of each phase, in order."""
     lanes = lanes_of(step)
     return [
-        (graph.name.split("_subgraph(")[0], op.arguments.get("repeat_count", 1), transfers(graph, lanes))
+        (
+            graph.name.split("_subgraph(")[0],
+            op.arguments.get("repeat_count", 1),
+            transfers(graph, lanes),
+        )
         for op in ir.main_graph.ops
         for graph, _ in op.called()
     ]
 
 
 def description(found: List[Tuple[str, int, Set[Tuple[str, str]]]]) -> str:
-    """What a picture of these phases shows, as JSON; it stands in the file beside the pixels, which depend on fonts."""
+    """What a picture of these phases shows, as JSON; it stands in the file beside the pixels, which
+    depend on fonts.
+    """
     return json.dumps([[name, times, sorted(moves)] for name, times, moves in found])
 
 
@@ -97,7 +109,9 @@ def drawn_from(file: Path) -> str:
 
 
 def draw(found: List[Tuple[str, int, Set[Tuple[str, str]]]], layers: int, file: Path) -> None:
-    """One column per phase, one line per kind of memory; arrows down are loads, arrows up are stores."""
+    """One column per phase, one line per kind of memory; arrows down are loads, arrows up are
+    stores.
+    """
     figure, axes = plt.subplots(figsize=(12.5, 5.2), dpi=110)
     top = len(LANES)
     for i, lane in enumerate(LANES):
@@ -106,7 +120,10 @@ def draw(found: List[Tuple[str, int, Set[Tuple[str, str]]]], layers: int, file: 
         axes.text(-0.55, y, lane, ha="right", va="center", fontsize=10, color=INK)
     for x, (name, times, moves) in enumerate(found):
         words = (
-            name.removesuffix("_phase").replace("fwd", "forward").replace("bwd", "backward").replace("optim", "update")
+            name.removesuffix("_phase")
+            .replace("fwd", "forward")
+            .replace("bwd", "backward")
+            .replace("optim", "update")
         )
         label = words.replace("_", "\n") if "_" in words else f"{words}\nforward\n+ backward"
         label += "\n+ update" if name == "embedding_bwd_phase" else ""
@@ -118,16 +135,34 @@ def draw(found: List[Tuple[str, int, Set[Tuple[str, str]]]], layers: int, file: 
         for lane, direction in moves:
             y = top - LANES.index(lane)
             shift, color = (-0.12, LOAD) if direction == "load" else (0.12, STORE)
-            ends = ((x + shift, 0.42), (x + shift, y)) if direction == "store" else ((x + shift, y), (x + shift, 0.42))
-            arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0, "alpha": 0.85}
+            ends = (
+                ((x + shift, 0.42), (x + shift, y))
+                if direction == "store"
+                else ((x + shift, y), (x + shift, 0.42))
+            )
+            arrow = {
+                "arrowstyle": "-|>",
+                "color": color,
+                "linewidth": 1.3,
+                "shrinkA": 0,
+                "shrinkB": 0,
+                "alpha": 0.85,
+            }
             axes.annotate("", xy=ends[1], xytext=ends[0], arrowprops=arrow)
             axes.plot([x + shift], [y], "o", color=color, markersize=6)
         if x:
             axes.annotate(
-                "", xy=(x - 0.38, -0.1), xytext=(x - 0.62, -0.1), arrowprops={"arrowstyle": "-|>", "color": INK}
+                "",
+                xy=(x - 0.38, -0.1),
+                xytext=(x - 0.62, -0.1),
+                arrowprops={"arrowstyle": "-|>", "color": INK},
             )
-    axes.text(len(found) - 0.5, top + 0.62, "load", color=LOAD, ha="right", fontsize=11, weight="bold")
-    axes.text(len(found) - 0.45, top + 0.62, "store", color=STORE, ha="left", fontsize=11, weight="bold")
+    axes.text(
+        len(found) - 0.5, top + 0.62, "load", color=LOAD, ha="right", fontsize=11, weight="bold"
+    )
+    axes.text(
+        len(found) - 0.45, top + 0.62, "store", color=STORE, ha="left", fontsize=11, weight="bold"
+    )
     axes.text(
         -0.5,
         top + 0.62,

@@ -1,6 +1,7 @@
 """Causal self-attention.
 
-B micro-batch, S sequence, H hidden size, h heads per tp1 replica, D head size. tp1, tp2: replica groups.
+B micro-batch, S sequence, H hidden size, h heads per tp1 replica, D head size. tp1, tp2: replica
+groups.
 """
 
 import math
@@ -20,7 +21,9 @@ from modelling.parameters import Table, nested
 
 
 class Attention(Layer):
-    """Multi-head attention; heads are split over tp1. Its query sequence may be worked off in pieces."""
+    """Multi-head attention; heads are split over tp1. Its query sequence may be worked off in
+    pieces.
+    """
 
     def __init__(self, model: Model, layout: Layout):
         super().__init__(model, layout, self.parameters(model))
@@ -42,15 +45,19 @@ class Attention(Layer):
             Linear.parameters((hidden, hidden), "tp1 to tp2", std=residual_std(model)),
         )
 
-    def build(self, x: Tensor, seed: Optional[Tensor] = None) -> Tensor:  # [B*S, H/tp2], identical over tp1
+    # [B*S, H/tp2], identical over tp1
+    def build(self, x: Tensor, seed: Optional[Tensor] = None) -> Tensor:
         """[B*S, H/tp2] -> [B*S, H/tp2], identical over tp1. Without a seed nothing is dropped."""
         qkv = self.qkv(x)  # [B*S, 3*h*D], identical over tp2
-        query, key, value = (self._split_heads(t) for t in ops.split(qkv, 3, axis=1))  # [B, h, S, D]
+        # [B, h, S, D]
+        query, key, value = (self._split_heads(t) for t in ops.split(qkv, 3, axis=1))
         if self.model.dropout == 0.0:
             seed = None
-        if seed is not None:  # probabilities are split over tp1 and identical over tp2, and so are their masks
+        # probabilities are split over tp1 and identical over tp2, and so are their masks
+        if seed is not None:
             seed = self.seed_over(seed, self.layout.tp1, "tp1_position")
-        y = self._attend(query, key, value, seed).transpose((0, 2, 1, 3)).reshape((x.shape[0], -1))  # [B*S, h*D]
+        # [B*S, h*D]
+        y = self._attend(query, key, value, seed).transpose((0, 2, 1, 3)).reshape((x.shape[0], -1))
         return self.output(y)
 
     def _split_heads(self, t: Tensor) -> Tensor:
@@ -59,7 +66,9 @@ class Attention(Layer):
         return t.reshape((-1, sequence, t.shape[1] // head_size, head_size)).transpose((0, 2, 1, 3))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, seed: Optional[Tensor]) -> Tensor:
-        """A call of a graph for each piece of the queries, over the keys up to its end. See `recomputing_gradients`."""
+        """A call of a graph for each piece of the queries, over the keys up to its end. See
+        `recomputing_gradients`.
+        """
         mask, pieces = causal_mask(self.model.sequence_length), self.model.attention_serialisation
         if pieces == 1:
             return self._attend_in_graph(query, key, value, mask, seed)
@@ -70,7 +79,9 @@ class Attention(Layer):
         for number, (piece, piece_seed) in enumerate(zip(queries, seeds)):
             first, end = number * length, (number + 1) * length
             keys, values = key[:, :, :end], value[:, :, :end]
-            results.append(self._attend_in_graph(piece, keys, values, mask[first:end, :end], piece_seed))
+            results.append(
+                self._attend_in_graph(piece, keys, values, mask[first:end, :end], piece_seed)
+            )
         return ops.concat(results, axis=2)
 
     def _attend_in_graph(
@@ -82,11 +93,17 @@ class Attention(Layer):
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: np.ndarray, seed: Optional[Tensor], dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: np.ndarray,
+    seed: Optional[Tensor],
+    dropout: float,
 ) -> Tensor:  # [B, h, Q, D], twice [B, h, S, D], [Q, S]
     """Softmax attention of Q queries over S keys -> [B, h, Q, D]."""
     hiding = popxl.constant(np.ascontiguousarray(mask), query.dtype, "mask")
-    scores = query @ key.transpose((0, 1, 3, 2)) * (1 / math.sqrt(query.shape[-1])) + hiding  # [B, h, Q, S]
+    # [B, h, Q, S]
+    scores = query @ key.transpose((0, 1, 3, 2)) * (1 / math.sqrt(query.shape[-1])) + hiding
     probabilities = ops.softmax(scores, axis=-1)
     if seed is not None:
         probabilities = ops.dropout(probabilities, seed, dropout)
@@ -94,20 +111,25 @@ def attend(
 
 
 def causal_mask(sequence: int) -> np.ndarray:
-    """What is added to scores, float32 [S queries, S keys]: nothing to keys up to the query, -inf to later ones."""
+    """What is added to scores, float32 [S queries, S keys]: nothing to keys up to the query, -inf
+    to later ones.
+    """
     return np.triu(np.full((sequence, sequence), -np.inf, np.float32), k=1)
 
 
 def recomputing_gradients(graph: popxl.Graph) -> "dict[popxl.Graph, GradGraphInfo]":
     """Gradients of the attention graphs that a graph calls, by graph, to hand to its autodiff.
 
-    They compute probabilities again, so that none are kept, and only those of one piece exist at a time.
-    Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 5.
+    They compute probabilities again, so that none are kept, and only those of one piece exist at a
+    time. Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
+    Models", section 5.
     """
     gradients = {}
     for called in graph.called_graphs:
         named, query_key_value = addons.GraphWithNamedArgs(called), called.inputs[:3]
-        grad = addons.autodiff(named, grads_provided=called.outputs[:1], grads_required=query_key_value)
+        grad = addons.autodiff(
+            named, grads_provided=called.outputs[:1], grads_required=query_key_value
+        )
         gradients[called] = addons.recompute_graph(grad).grad_graph_info
     return gradients
 
@@ -115,7 +137,7 @@ def recomputing_gradients(graph: popxl.Graph) -> "dict[popxl.Graph, GradGraphInf
 def residual_std(model: Model) -> float:
     """Standard deviation of fresh projections into the residual stream.
 
-    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3: there are two such
-    projections per layer, and their sum is to have the variance of one.
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3:
+    there are two such projections per layer, and their sum is to have the variance of one.
     """
     return model.initial_std / math.sqrt(2 * model.layers)

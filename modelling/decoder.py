@@ -33,9 +33,14 @@ class DecoderBlock(Layer):
             feed_forward=FeedForward.parameters(model),
         )
 
-    def build(self, x: Tensor, seed: Optional[Tensor] = None) -> Tensor:  # [N, H/tp2], identical over tp1
+    # [N, H/tp2], identical over tp1
+    def build(self, x: Tensor, seed: Optional[Tensor] = None) -> Tensor:
         """[N, H/tp2] -> [N, H/tp2], identical over tp1. Without a seed nothing is dropped."""
-        seeds = (None, None, None) if seed is None or self.model.dropout == 0.0 else ops.split_random_seed(seed, 3)
+        seeds = (
+            (None, None, None)
+            if seed is None or self.model.dropout == 0.0
+            else ops.split_random_seed(seed, 3)
+        )
         y = self.attention(self.attention_norm(x), seeds[0])
         x = x + self.dropout(y, seeds[1], "attention_tp2_position")
         y = self.feed_forward(self.feed_forward_norm(x))

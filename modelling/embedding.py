@@ -1,6 +1,7 @@
 """Embedding of words and positions.
 
-N rows (micro_batch * sequence), S sequence, H hidden size, V vocabulary, P positions. tp1, tp2: replica groups.
+N rows (micro_batch * sequence), S sequence, H hidden size, V vocabulary, P positions. tp1, tp2:
+replica groups.
 """
 
 from typing import Optional
@@ -16,7 +17,9 @@ from modelling.parameters import Parameter, Role, Table
 
 
 class Embedding(Layer):
-    """Sum of a word's and its position's vectors. Rows of both tables are split over tp1, padded at the end."""
+    """Sum of a word's and its position's vectors. Rows of both tables are split over tp1, padded at
+    the end.
+    """
 
     def __init__(self, model: Model, layout: Layout):
         super().__init__(model, layout, self.parameters(model))
@@ -39,9 +42,12 @@ class Embedding(Layer):
         """int32 [N] -> [N, H/tp2], identical over tp1. Without a seed nothing is dropped."""
         sequence = self.model.sequence_length
         word, position = self.parameter("word.weight"), self.parameter("position.weight")
-        numbers: Tensor = popxl.constant(np.arange(sequence, dtype=np.int32), popxl.int32, "positions")
+        numbers: Tensor = popxl.constant(
+            np.arange(sequence, dtype=np.int32), popxl.int32, "positions"
+        )
         is_split = self.layout.tp1.group_size > 1
-        if is_split:  # rows count from this replica's first; others' rows are out of range and give zeros
+        # rows count from this replica's first; others' rows are out of range and give zeros
+        if is_split:
             shard = self.position_in(self.layout.tp1, "tp1_position")
             words, numbers = words - shard * word.shape[0], numbers - shard * position.shape[0]
         x = ops.gather(word, words, zero_OOR=is_split)  # [N, H/tp2], partial sums over tp1

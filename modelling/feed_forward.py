@@ -1,4 +1,6 @@
-"""Feed-forward layer. N rows (micro_batch * sequence), H hidden size, F feed-forward size. tp1, tp2: replica groups."""
+"""Feed-forward layer. N rows (micro_batch * sequence), H hidden size, F feed-forward size. tp1,
+tp2: replica groups.
+"""
 
 from popxl import Tensor, ops
 

@@ -33,7 +33,8 @@ class Head(Layer):
         """The head's own; the tied word embedding is the embedding's."""
         return nested(norm=Norm.parameters(model))
 
-    def logits(self, x: Tensor, first: Optional[Tensor]) -> Tensor:  # [N, H/tp2], identical over tp1
+    # [N, H/tp2], identical over tp1
+    def logits(self, x: Tensor, first: Optional[Tensor]) -> Tensor:
         """[N, H/tp2] -> float32 [N, V/tp1], identical over tp2; padded classes at -inf."""
         x = enter(self.norm(x), self.layout.tp1)
         word = self.parameter(TIED)
@@ -43,27 +44,36 @@ class Head(Layer):
         if first is None or classes * self.layout.tp1.group_size == self.model.vocabulary_size:
             return y
         numbers = popxl.constant(np.arange(classes, dtype=np.int32), popxl.int32) + first
-        is_padding = ops.greater(numbers, popxl.constant(self.model.vocabulary_size - 1, popxl.int32))
+        is_padding = ops.greater(
+            numbers, popxl.constant(self.model.vocabulary_size - 1, popxl.int32)
+        )
         return ops.where(is_padding, popxl.constant(-np.inf, popxl.float32), y)
 
     def first_class(self) -> Optional[Tensor]:
         """Number of this replica's first class, int32 scalar; None where it has all of them."""
         if self.layout.tp1.group_size == 1:
             return None
-        shard_shape = self.table[TIED].shard_shape(self.layout.tp1.group_size, self.layout.tp2.group_size)
+        shard_shape = self.table[TIED].shard_shape(
+            self.layout.tp1.group_size, self.layout.tp2.group_size
+        )
         return self.position_in(self.layout.tp1, "tp1_position") * shard_shape[0]
 
 
 class LossHead(Head):
     """Cross entropy of the next words, without the whole vocabulary's logits on any replica."""
 
-    def build(self, x: Tensor, labels: Tensor) -> Tensor:  # [N, H/tp2] identical over tp1, int32 [N]
-        """[N, H/tp2], int32 [N] -> float32 scalar: mean over the rows, identical over tp1 and tp2."""
+    # [N, H/tp2] identical over tp1, int32 [N]
+    def build(self, x: Tensor, labels: Tensor) -> Tensor:
+        """[N, H/tp2], int32 [N] -> float32 scalar: mean over the rows, identical over tp1 and
+        tp2.
+        """
         first = self.first_class()
         logits = self.logits(x, first)
         if first is not None:
             labels = labels - first
-        return cross_entropy_sharded_loss(logits, labels, replica_grouping=self.layout.tp1, reduction="mean")
+        return cross_entropy_sharded_loss(
+            logits, labels, replica_grouping=self.layout.tp1, reduction="mean"
+        )
 
 
 class LogitsHead(Head):

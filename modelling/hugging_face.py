@@ -1,4 +1,6 @@
-"""Weights from and to Hugging Face's GPT-2: arrays under the names of `GPT2LMHeadModel.state_dict`."""
+"""Weights from and to Hugging Face's GPT-2: arrays under the names of
+`GPT2LMHeadModel.state_dict`.
+"""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +21,9 @@ NAMES = {
     "decoder.#.feed_forward.down": "transformer.h.#.mlp.c_proj",
     "head.norm": "transformer.ln_f",
 }
-"""Our modules and Hugging Face's; # is the block's number. Both keep linear weights as [in, out]."""
+"""Our modules and Hugging Face's; # is the block's number. Both keep linear weights as [in,
+out].
+"""
 
 TIED = "lm_head.weight"
 """Hugging Face's second name for the word embedding."""
@@ -33,13 +37,16 @@ def hugging_face_name(name: str) -> str:
     return f"{NAMES[pattern].replace('#', number[1] if number else '')}.{kind}"
 
 
-def from_hugging_face(tensors: Mapping[str, np.ndarray], model: Model, execution: Execution) -> "dict[str, np.ndarray]":
+def from_hugging_face(
+    tensors: Mapping[str, np.ndarray], model: Model, execution: Execution
+) -> "dict[str, np.ndarray]":
     """Host data of our variables, by our names, from Hugging Face's whole tensors.
 
     Names without the prefix `transformer.`, as in files of the bare model, are accepted.
 
     Raises:
-        UserError: lists tensors that are missing or have another shape; tensors that we have no use for are ignored.
+        UserError: lists tensors that are missing or have another shape; tensors that we have no use
+            for are ignored.
     """
     whole, problems = {}, []
     for name, parameter in model_table(model).items():
@@ -59,7 +66,9 @@ def from_hugging_face(tensors: Mapping[str, np.ndarray], model: Model, execution
     return shard_weights(whole, model, execution)
 
 
-def to_hugging_face(pieces: Mapping[str, np.ndarray], model: Model, execution: Execution) -> "dict[str, np.ndarray]":
+def to_hugging_face(
+    pieces: Mapping[str, np.ndarray], model: Model, execution: Execution
+) -> "dict[str, np.ndarray]":
     """Hugging Face's whole tensors, the tied head included, from the host data of our variables."""
     whole = unshard_weights(pieces, model, execution)
     tensors = {hugging_face_name(name): array for name, array in whole.items()}

@@ -1,6 +1,8 @@
-"""What all layers share: parameters from a table, the two sides of a tensor-parallel computation, dropout.
+"""What all layers share: parameters from a table, the two sides of a tensor-parallel computation,
+dropout.
 
-A seed is uint32 [2]; where n micro-batches run as one it is [n, 2], and dropout draws for each from its own.
+A seed is uint32 [2]; where n micro-batches run as one it is [n, 2], and dropout draws for each from
+its own.
 """
 
 import itertools
@@ -36,7 +38,9 @@ class Layer(addons.Module):
         self.dtype = data_type(model.precision)
 
     def parameter(self, name: str) -> Tensor:
-        """This replica's piece of a parameter, as an input of the graph. Its variables start at zero."""
+        """This replica's piece of a parameter, as an input of the graph. Its variables start at
+        zero.
+        """
         entry = self.table[name]
         shape = entry.shard_shape(self.layout.tp1.group_size, self.layout.tp2.group_size)
         zeros = np.broadcast_to(np.zeros((), self.dtype.as_numpy()), shape)
@@ -45,11 +49,17 @@ class Layer(addons.Module):
 
     def position_in(self, group: ReplicaGrouping, name: str) -> Tensor:
         """This replica's number within its group, int32 scalar, as a further input of the graph."""
-        numbers = itertools.cycle([np.array(number, np.int32) for number in range(group.group_size)])
-        return self.add_variable_input(name, numbers, popxl.int32, replica_grouping=group.transpose())
+        numbers = itertools.cycle(
+            [np.array(number, np.int32) for number in range(group.group_size)]
+        )
+        return self.add_variable_input(
+            name, numbers, popxl.int32, replica_grouping=group.transpose()
+        )
 
     def seed_over(self, seed: Tensor, group: ReplicaGrouping, name: str) -> Tensor:
-        """A seed derived from one that is identical over a group, different for each of the group's replicas."""
+        """A seed derived from one that is identical over a group, different for each of the group's
+        replicas.
+        """
         if group.group_size == 1:
             return seed
         return ops.create_random_seed(seed, ops.cast(self.position_in(group, name), popxl.uint32))
@@ -62,10 +72,16 @@ class Layer(addons.Module):
 
 
 def enter(x: Tensor, group: ReplicaGrouping) -> Tensor:
-    """Give a value that is identical over a group to a computation that is split over it: gradients are summed."""
+    """Give a value that is identical over a group to a computation that is split over it: gradients
+    are summed.
+    """
     return x if group.group_size == 1 else replicated_all_reduce_identical_inputs(x, group=group)
 
 
 def leave(x: Tensor, group: ReplicaGrouping) -> Tensor:
-    """Sum the partial results of a computation that is split over a group: the sum is identical over it."""
-    return x if group.group_size == 1 else replicated_all_reduce_identical_grad_inputs(x, group=group)
+    """Sum the partial results of a computation that is split over a group: the sum is identical
+    over it.
+    """
+    return (
+        x if group.group_size == 1 else replicated_all_reduce_identical_grad_inputs(x, group=group)
+    )

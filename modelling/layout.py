@@ -1,4 +1,5 @@
-"""How a model lies on its replicas: data parallel (dp), tensor parallel in two dimensions (tp1, tp2).
+"""How a model lies on its replicas: data parallel (dp), tensor parallel in two dimensions (tp1,
+tp2).
 
 Replica index = (dp * TP1 + tp1) * TP2 + tp2.
 """
@@ -43,7 +44,9 @@ class Layout:
         )
 
     def holders(self, parameter: Parameter) -> ReplicaGrouping:
-        """The replicas that hold the same piece of a parameter: the transpose of the group over which it differs."""
+        """The replicas that hold the same piece of a parameter: the transpose of the group over
+        which it differs.
+        """
         if parameter.tp1_axis is not None and parameter.tp2_axis is not None:
             return self.dp
         if parameter.tp1_axis is not None:

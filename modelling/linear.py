@@ -18,7 +18,9 @@ Split = Literal["tp2 to tp1", "tp1 to tp2"]
 
 
 class Linear(Layer):
-    """x @ weight + bias, where x's features are split over one group and the result's over the other."""
+    """x @ weight + bias, where x's features are split over one group and the result's over the
+    other.
+    """
 
     def __init__(self, model: Model, layout: Layout, table: Table, split: Split):
         super().__init__(model, layout, table)
@@ -33,11 +35,14 @@ class Linear(Layer):
         else:
             weight_axes, bias_axes = {"tp1_axis": 0, "tp2_axis": 1}, {"tp2_axis": 0}
         return {
-            "weight": Parameter(shape=shape, role=Role.WEIGHT, std=std, blocks=blocks, **weight_axes),
+            "weight": Parameter(
+                shape=shape, role=Role.WEIGHT, std=std, blocks=blocks, **weight_axes
+            ),
             "bias": Parameter(shape=shape[1:], role=Role.BIAS, blocks=blocks, **bias_axes),
         }
 
-    def build(self, x: Tensor) -> Tensor:  # [N, in/a], identical over b (a: features_in, b: features_out)
+    # [N, in/a], identical over b (a: features_in, b: features_out)
+    def build(self, x: Tensor) -> Tensor:
         """[N, in/a] -> [N, out/b], identical over a."""
         x = enter(x, self.features_out)
         y = x @ self.parameter("weight")  # [N, out/b], partial sums over a

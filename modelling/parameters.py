@@ -1,7 +1,8 @@
 """Parameters as whole tensors, and how each is cut over replicas.
 
-One `Parameter` says everything that is particular to a tensor: shape, role, where it is split, how it starts. Sharding,
-initialisation, weight decay and the mapping to other formats read it from here.
+One `Parameter` says everything that is particular to a tensor: shape, role, where it is split, how
+it starts. Sharding, initialisation, weight decay and the mapping to other formats read it from
+here.
 """
 
 import enum
@@ -38,7 +39,9 @@ class Parameter:
     tp2_axis: Optional[int] = None
     """Axis that is split over tp2; none: every replica of a tp2 group holds the same."""
     blocks: int = 1
-    """Equal blocks along the tp1 axis, each of which is split by itself: 3 for query, key and value side by side."""
+    """Equal blocks along the tp1 axis, each of which is split by itself: 3 for query, key and value
+    side by side.
+    """
     std: float = 0.0
     """Standard deviation of fresh values, for weights and embeddings."""
 
@@ -47,7 +50,9 @@ class Parameter:
         return (1 if self.tp1_axis is None else tp1), (1 if self.tp2_axis is None else tp2)
 
     def padded_shape(self, tp1: int, tp2: int) -> Tuple[int, ...]:
-        """The whole shape with the tp1 axis padded to a multiple of tp1; only embeddings need that."""
+        """The whole shape with the tp1 axis padded to a multiple of tp1; only embeddings need
+        that.
+        """
         shape = list(self.shape)
         if self.tp1_axis is not None:
             shape[self.tp1_axis] = -(-shape[self.tp1_axis] // tp1) * tp1
@@ -62,7 +67,8 @@ class Parameter:
         return tuple(shape)
 
     def shard(self, whole: np.ndarray, tp1: int, tp2: int) -> np.ndarray:
-        """Cut a whole tensor: [*shape] -> [pieces, *shard_shape], tp1 outer; without the first axis for one piece.
+        """Cut a whole tensor: [*shape] -> [pieces, *shard_shape], tp1 outer; without the first axis
+        for one piece.
 
         Padding is zero.
         """
@@ -71,7 +77,9 @@ class Parameter:
         padding = [(0, new - old) for old, new in zip(self.shape, self.padded_shape(tp1, tp2))]
         whole = np.pad(whole, padding) if any(after for _, after in padding) else whole
         pieces = [
-            piece for row in self._split_tp1(whole, count1) for piece in np.split(row, count2, axis=self.tp2_axis or 0)
+            piece
+            for row in self._split_tp1(whole, count1)
+            for piece in np.split(row, count2, axis=self.tp2_axis or 0)
         ]
         return np.ascontiguousarray(pieces[0] if len(pieces) == 1 else np.stack(pieces))
 
@@ -79,12 +87,17 @@ class Parameter:
         """Inverse of `shard`; padding is dropped."""
         count1, count2 = self.groups(tp1, tp2)
         pieces = pieces.reshape(count1, count2, *self.shard_shape(tp1, tp2))
-        rows = [np.concatenate(list(row), axis=self.tp2_axis or 0) if count2 > 1 else row[0] for row in pieces]
+        rows = [
+            np.concatenate(list(row), axis=self.tp2_axis or 0) if count2 > 1 else row[0]
+            for row in pieces
+        ]
         whole = self._join_tp1(rows)
         return np.ascontiguousarray(whole[tuple(slice(size) for size in self.shape)])
 
     def initial(self, name: str, seed: int) -> np.ndarray:
-        """Fresh float32 values of the whole tensor: a function of the seed and the tensor's name alone."""
+        """Fresh float32 values of the whole tensor: a function of the seed and the tensor's name
+        alone.
+        """
         if self.role is Role.BIAS:
             return np.zeros(self.shape, np.float32)
         if self.role is Role.GAIN:
@@ -98,7 +111,9 @@ class Parameter:
         if count == 1:
             return [whole]
         axis = self.tp1_axis or 0
-        blocks = [np.split(block, count, axis=axis) for block in np.split(whole, self.blocks, axis=axis)]
+        blocks = [
+            np.split(block, count, axis=axis) for block in np.split(whole, self.blocks, axis=axis)
+        ]
         return [np.concatenate(parts, axis=axis) for parts in zip(*blocks)]
 
     def _join_tp1(self, rows: "list[np.ndarray]") -> np.ndarray:
@@ -114,5 +129,11 @@ Table = Dict[str, Parameter]
 
 
 def nested(**tables: Table) -> Table:
-    """One table of several, each under its own name: `nested(up=a, down=b)` holds `up.weight`, `down.weight`, .."""
-    return {f"{prefix}.{name}": parameter for prefix, table in tables.items() for name, parameter in table.items()}
+    """One table of several, each under its own name: `nested(up=a, down=b)` holds `up.weight`,
+    `down.weight`, ..
+    """
+    return {
+        f"{prefix}.{name}": parameter
+        for prefix, table in tables.items()
+        for name, parameter in table.items()
+    }

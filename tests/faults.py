@@ -98,7 +98,9 @@ def json_changed(name: str, **values: object) -> Fault:
 
 
 def json_entry(name: str, place: str, *value: object) -> Fault:
-    """Another value at a place (`config.model.layers`) in a JSON file, or none, with a right checksum."""
+    """Another value at a place (`config.model.layers`) in a JSON file, or none, with a right
+    checksum.
+    """
 
     def inject(folder: Path) -> None:
         content = json.loads((folder / name).read_text())
@@ -140,7 +142,11 @@ def tensors_changed(name: str, **tensors: np.ndarray) -> Fault:
         content = json.loads(manifest.read_text())
         content.pop("sha256")
         entry = content["files"][path.name]
-        entry |= {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "tensors": {}}
+        entry |= {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "tensors": {},
+        }
         manifest.write_text(manifest_text(content))
 
     return inject
@@ -160,8 +166,12 @@ def read_only(name: str) -> Fault:
     return lambda folder: (folder / name).chmod(0o555)
 
 
-def run(folder: Path, command: str, largest_file: Optional[int] = None) -> "tuple[subprocess.CompletedProcess, float]":
-    """Run a command of the table in a folder. Returns what it left and the processor time it took, in seconds."""
+def run(
+    folder: Path, command: str, largest_file: Optional[int] = None
+) -> "tuple[subprocess.CompletedProcess, float]":
+    """Run a command of the table in a folder. Returns what it left and the processor time it took,
+    in seconds.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     words, environment = read(command)
     done = subprocess.run(
@@ -179,7 +189,11 @@ def run(folder: Path, command: str, largest_file: Optional[int] = None) -> "tupl
 
 def read(command: str) -> "tuple[list[str], dict[str, str]]":
     """The words and the environment of a command."""
-    files = {"{train}": "demo/pretraining.py", "{bench}": "execution/pretraining.py", "{prepare}": "data/prepare.py"}
+    files = {
+        "{train}": "demo/pretraining.py",
+        "{bench}": "execution/pretraining.py",
+        "{prepare}": "data/prepare.py",
+    }
     programs = {name: ROOT / file for name, file in files.items()}
     environment, words = {**os.environ, "OMP_NUM_THREADS": "1"}, []
     for word in command.split():
@@ -194,14 +208,20 @@ def read(command: str) -> "tuple[list[str], dict[str, str]]":
 
 
 def limited(largest_file: Optional[int]) -> Callable[[], None]:
-    """What a new process does before its command: obey permissions even if it is root, and have a small disk."""
+    """What a new process does before its command: obey permissions even if it is root, and have a
+    small disk.
+    """
 
     def apply() -> None:
         if os.geteuid() == 0:
-            drop_from_bounding_set, override_permissions, search_permissions = 24, 1, 2  # linux/prctl.h, capability.h
+            # linux/prctl.h, capability.h
+            drop_from_bounding_set, override_permissions, search_permissions = 24, 1, 2
             for capability in (override_permissions, search_permissions):
                 if ctypes.CDLL(None).prctl(drop_from_bounding_set, capability, 0, 0, 0):
-                    raise OSError("root without CAP_SETPCAP cannot give up its rights; run the tests as another user")
+                    raise OSError(
+                        "root without CAP_SETPCAP cannot give up its rights; run the tests "
+                        "as another user"
+                    )
         if largest_file is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 
@@ -211,6 +231,8 @@ def limited(largest_file: Optional[int]) -> Callable[[], None]:
 def hashes(folder: Path, below: str = "") -> "dict[str, str]":
     """Every file below a folder with the hash of its content, and every folder."""
     return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file()
+        else "folder"
         for path in sorted((folder / below).rglob("*"))
     }

@@ -1,12 +1,13 @@
 """What must hold on a GPU, as a plain script: it needs torch, numpy and pyyaml, and no pytest.
 
-    python tests/gpu_checks.py                      # on the first GPU; exit code 2 where there is none
-    python tests/gpu_checks.py --device cpu         # the script itself, on a processor
+    python tests/gpu_checks.py                      # on the first GPU; exit code 2 where there is
+    none python tests/gpu_checks.py --device cpu         # the script itself, on a processor
 
-Every op's kernels give what they give on the processor, float32 to rounding, and what is compiled what it gives step by
-step; attention that keeps no probabilities has the textbook's numbers, and the same bits every time; rows survive the
-way to page-locked memory and back; nothing waits for the device in the middle of a run; training has the processor's
-losses, and the same bits whatever part of its state is on the device.
+Every op's kernels give what they give on the processor, float32 to rounding, and what is compiled
+what it gives step by step; attention that keeps no probabilities has the textbook's numbers, and
+the same bits every time; rows survive the way to page-locked memory and back; nothing waits for the
+device in the middle of a run; training has the processor's losses, and the same bits whatever part
+of its state is on the device.
 """
 
 import argparse
@@ -64,7 +65,9 @@ STREAMED = {torch.float32: 1e-5, torch.bfloat16: 0.012, torch.float16: 0.002}
 
 def op_checks(device: Device) -> Iterator[Check]:
     """One check for each sample of each op that needs nothing but its kernel."""
-    for table in (importlib.import_module(f"samples.{m.name}") for m in pkgutil.iter_modules(samples.__path__)):
+    for table in (
+        importlib.import_module(f"samples.{m.name}") for m in pkgutil.iter_modules(samples.__path__)
+    ):
         for number, sample in enumerate(getattr(table, "SAMPLES", ())):
             yield (
                 f"{sample.op}, sample {number} of {table.__name__}",
@@ -73,22 +76,32 @@ def op_checks(device: Device) -> Iterator[Check]:
 
 
 def same_kernels(sample: object, device: Device) -> None:
-    """Each kernel of a sample's graph on the device and on the processor, with the same operands."""
+    """Each kernel of a sample's graph on the device and on the processor, with the same
+    operands.
+    """
     case = make_case(sample, sample.dtype)
     graph = build(case).graph
-    values = dict(zip(graph.inputs, case.tensors)) | {c: constant_tensor(c) for c in graph.constants}
+    values = dict(zip(graph.inputs, case.tensors)) | {
+        c: constant_tensor(c) for c in graph.constants
+    }
     for op in graph.ops:
         if op.called() or op.definition.effects:  # kernels of other graphs, or of the machine
             return
-        expected, got = (results_of(op, values, where) for where in (torch.device("cpu"), device.where))
+        expected, got = (
+            results_of(op, values, where) for where in (torch.device("cpu"), device.where)
+        )
         for here, there in zip(expected, got):
             same_numbers(there.cpu(), here)
         values |= dict(zip(op.outputs, expected))
 
 
-def results_of(op: Op, values: dict[Tensor, torch.Tensor], where: torch.device) -> list[torch.Tensor]:
+def results_of(
+    op: Op, values: dict[Tensor, torch.Tensor], where: torch.device
+) -> list[torch.Tensor]:
     """What an op's kernel for a device gives; it may write to its operands, which are copies."""
-    placed = {n: map_tensors(v, lambda t: values[t].clone().to(where)) for n, v in op.arguments.items()}
+    placed = {
+        n: map_tensors(v, lambda t: values[t].clone().to(where)) for n, v in op.arguments.items()
+    }
     args, kwargs = call_arguments(op.definition, placed)
     with torch.no_grad(), where:
         result = kernel_for(op.definition, where.type)(*args, **kwargs)
@@ -99,14 +112,21 @@ def same_numbers(got: torch.Tensor, expected: torch.Tensor) -> None:
     """Equal, or in floating point as near as two devices are."""
     if expected.dtype.is_floating_point and expected.itemsize == 1:
         got, expected = got.float(), expected.float()
-    torch.testing.assert_close(got, expected, **NEAR if expected.dtype == torch.float32 else {}, equal_nan=True)
+    torch.testing.assert_close(
+        got, expected, **NEAR if expected.dtype == torch.float32 else {}, equal_nan=True
+    )
 
 
 def streams_attention(device: Device, dtype: torch.dtype, width: int) -> None:
-    """Causal attention and its gradients against autograd in float64; once more they have the same bits."""
+    """Causal attention and its gradients against autograd in float64; once more they have the same
+    bits.
+    """
     random = torch.Generator().manual_seed(0)
-    rows = torch.randn(2, 4, 600, 3, width, generator=random).to(dtype)  # heads lie within rows, as projections leave
-    query, key, value, dy = (t.permute(0, 2, 1, 3) for t in rows.permute(1, 0, 2, 3, 4).to(device.where))
+    # heads lie within rows, as projections leave
+    rows = torch.randn(2, 4, 600, 3, width, generator=random).to(dtype)
+    query, key, value, dy = (
+        t.permute(0, 2, 1, 3) for t in rows.permute(1, 0, 2, 3, 4).to(device.where)
+    )
     scale = 0.7 / width**0.5
 
     def run() -> list[torch.Tensor]:
@@ -123,7 +143,9 @@ def streams_attention(device: Device, dtype: torch.dtype, width: int) -> None:
     found = run()
     for one, other in zip(found, expected):
         distance = float((one.cpu().double() - other).norm() / other.norm())
-        assert distance < STREAMED[dtype], f"distance {distance}; expected less than {STREAMED[dtype]}"
+        assert distance < STREAMED[dtype], (
+            f"distance {distance}; expected less than {STREAMED[dtype]}"
+        )
     for _ in range(5):
         for one, other in zip(run(), found):
             assert torch.equal(one, other), "the bits of two runs differ"
@@ -180,11 +202,14 @@ def make_busy(device: Device) -> None:
 
 
 def uploads_are_right(device: Device) -> None:
-    """Host values reach the device as they were, though their memory is used again, and the host waits for none."""
+    """Host values reach the device as they were, though their memory is used again, and the host
+    waits for none.
+    """
     upload = uploader(device.where)
     for _ in range(2):  # the first time, libraries are loaded
         make_busy(device)
-        placed = [upload(np.array([i, i + 1], np.uint32)) for i in range(200)]  # fewer than a GPU's queue takes
+        # fewer than a GPU's queue takes
+        placed = [upload(np.array([i, i + 1], np.uint32)) for i in range(200)]
         fence = device.fence()
         is_behind = fence is not None and not fence.is_done
     for i, t in enumerate(placed):
@@ -200,15 +225,25 @@ def kernel_on(where: torch.device, name: str) -> Callable[..., Any]:
 def same_draws(device: Device) -> None:
     """Draws have the processor's bits, over several blocks and far from the first."""
     seed = torch.tensor([2**31 + 5, 7], dtype=torch.uint32)
-    for count, offset in ((2 * generator.LARGE_BLOCK + 12_345, 0), (generator.LARGE_BLOCK * 3, 2**35 + 1), (1, 3)):
+    for count, offset in (
+        (2 * generator.LARGE_BLOCK + 12_345, 0),
+        (generator.LARGE_BLOCK * 3, 2**35 + 1),
+        (1, 3),
+    ):
         expected = generator.draws(seed, count, offset)
-        assert torch.equal(generator.draws(seed.to(device.where), count, offset).cpu(), expected), (count, offset)
+        assert torch.equal(generator.draws(seed.to(device.where), count, offset).cpu(), expected), (
+            count,
+            offset,
+        )
 
 
 def same_wide_product(device: Device) -> None:
     """Logits of a number of classes that is odd, and what is made of their gradient."""
     random = torch.Generator().manual_seed(0)
-    rows, table = (torch.randn(shape, generator=random).to(torch.bfloat16) for shape in ((300, 64), (64, 50257)))
+    rows, table = (
+        torch.randn(shape, generator=random).to(torch.bfloat16)
+        for shape in ((300, 64), (64, 50257))
+    )
     results = []
     for where in (torch.device("cpu"), device.where):
         x, w = rows.to(where), table.to(where)
@@ -216,12 +251,16 @@ def same_wide_product(device: Device) -> None:
         dw = kernel_on(where, "matmul")(y.t(), x, None, None, None)
         results.append([t.cpu() for t in (y, dw)])
     same_numbers(results[1][0], results[0][0])
-    distance = (results[1][1].double() - results[0][1].double()).norm() / results[0][1].double().norm()
+    distance = (results[1][1].double() - results[0][1].double()).norm() / results[0][
+        1
+    ].double().norm()
     assert distance < 0.01, distance
 
 
 def same_large_cross_entropy(device: Device) -> None:
-    """Several chunks of rows, in which labels are none of the classes and all is hidden, in the logits' own type."""
+    """Several chunks of rows, in which labels are none of the classes and all is hidden, in the
+    logits' own type.
+    """
     random = torch.Generator().manual_seed(0)
     logits = torch.randn(1500, 50257, generator=random).to(torch.bfloat16)
     logits[3] = float("-inf")
@@ -238,7 +277,8 @@ def same_large_cross_entropy(device: Device) -> None:
 
 
 def compiled_is_right(device: Device) -> None:
-    """Where Triton is there, chains are compiled, and nothing is said of passes; with it or not, the numbers are right.
+    """Where Triton is there, chains are compiled, and nothing is said of passes; with it or not,
+    the numbers are right.
 
     In sizes of several kinds, as programs have them.
     """
@@ -253,7 +293,9 @@ def compiled_is_right(device: Device) -> None:
             for where in (torch.device("cpu"), device.where):
                 weight, grad, first, second = (t.clone().to(where) for t in state)
                 scale, step, minus_lr = (t.to(where) for t in numbers)
-                mean = kernel_on(where, "accumulate_mean_")(grad.clone(), weight.to(torch.bfloat16), step)
+                mean = kernel_on(where, "accumulate_mean_")(
+                    grad.clone(), weight.to(torch.bfloat16), step
+                )
                 adamw_(weight, grad, scale, first, second, step, minus_lr, 0.9, 0.95, 1e-8, 0.1)
                 results.append([t.cpu() for t in (weight, first, second, mean)])
             for here, there in zip(*results):
@@ -263,7 +305,13 @@ def compiled_is_right(device: Device) -> None:
 
 TRAINED = {
     **{"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1, "global_batch_size": 8},
-    **{"micro_batch_size": 2, "hidden_size": 48, "layers": 3, "schedule": "constant", "learning_rate": 1e-3},
+    **{
+        "micro_batch_size": 2,
+        "hidden_size": 48,
+        "layers": 3,
+        "schedule": "constant",
+        "learning_rate": 1e-3,
+    },
 }
 
 
@@ -285,7 +333,9 @@ def same_losses(device: str, **changes: object) -> None:
     config = override(preset("tiny"), **{**TRAINED, "dropout": 0.1, **changes})
     expected, _ = trained(override(config, device="cpu"))
     losses, _ = trained(override(config, device=device))
-    np.testing.assert_allclose(losses, expected, rtol=1e-4 if config.model.precision == "float32" else 2e-2)
+    np.testing.assert_allclose(
+        losses, expected, rtol=1e-4 if config.model.precision == "float32" else 2e-2
+    )
 
 
 def same_bits(device: str, **changes: object) -> None:
@@ -301,10 +351,14 @@ def same_bits(device: str, **changes: object) -> None:
 
 
 def nothing_waits(device: str, **changes: object) -> None:
-    """With all state on the device, a run copies nothing that the host waits for between its beginning and its end."""
+    """With all state on the device, a run copies nothing that the host waits for between its
+    beginning and its end.
+    """
     config = override(preset("tiny"), **{**TRAINED, "device": device, **changes})
     is_gpu = device_named(device).where.type == "cuda"
-    tokens = np.zeros((config.training.global_batch_size, config.model.sequence_length + 1), np.int64)
+    tokens = np.zeros(
+        (config.training.global_batch_size, config.model.sequence_length + 1), np.int64
+    )
     plain, runs = engine.run_lockstep, []
 
     @contextmanager
@@ -324,7 +378,8 @@ def nothing_waits(device: str, **changes: object) -> None:
 
     session = pretraining(config)
     with session:
-        run_steps(session, config, tokens[:, :-1], tokens[:, 1:], [1e-3])  # compiles, and loads libraries
+        # compiles, and loads libraries
+        run_steps(session, config, tokens[:, :-1], tokens[:, 1:], [1e-3])
         with mock.patch.object(engine, "run_lockstep", watched):
             run_steps(session, config, tokens[:, :-1], tokens[:, 1:], [1e-3])
     assert runs, "no run was watched"
@@ -333,7 +388,9 @@ def nothing_waits(device: str, **changes: object) -> None:
 def profiles_tell_times(device: str) -> None:
     """A profile's phases take time, together no more than the host saw."""
     config = override(preset("tiny"), **{**TRAINED, "device": device})
-    tokens = np.zeros((config.training.global_batch_size, config.model.sequence_length + 1), np.int64)
+    tokens = np.zeros(
+        (config.training.global_batch_size, config.model.sequence_length + 1), np.int64
+    )
     session = pretraining(config)
     with session:
         begin = time.perf_counter()
@@ -357,7 +414,12 @@ def checks(name: str, device: Device) -> Iterator[Check]:
     yield "a large cross entropy is the processor's", lambda: same_large_cross_entropy(device)
     yield "what is compiled is right", lambda: compiled_is_right(device)
     yield from op_checks(device)
-    for dtype, width in ((torch.float32, 20), (torch.bfloat16, 80), (torch.float16, 128), (torch.bfloat16, 256)):
+    for dtype, width in (
+        (torch.float32, 20),
+        (torch.bfloat16, 80),
+        (torch.float16, 128),
+        (torch.bfloat16, 256),
+    ):
         yield (
             f"attention without probabilities in {dtype}, heads of {width}",
             lambda dtype=dtype, width=width: streams_attention(device, dtype, width),
@@ -366,9 +428,15 @@ def checks(name: str, device: Device) -> Iterator[Check]:
     streamed = {"dropout": 0.0, "heads": 3}
     yield "training in float32 has the processor's losses", lambda: same_losses(name)
     yield "training in bfloat16 has the processor's losses", lambda: same_losses(name, **sixteen)
-    yield "training without recomputation has them, too", lambda: same_losses(name, recomputation=False)
+    yield (
+        "training without recomputation has them, too",
+        lambda: same_losses(name, recomputation=False),
+    )
     yield "training without probabilities has them, too", lambda: same_losses(name, **streamed)
-    yield "training without probabilities in bfloat16 has them", lambda: same_losses(name, **streamed, **sixteen)
+    yield (
+        "training without probabilities in bfloat16 has them",
+        lambda: same_losses(name, **streamed, **sixteen),
+    )
     yield "nothing waits in a run with dropout", lambda: nothing_waits(name, dropout=0.1)
     yield "nothing waits in a run in bfloat16", lambda: nothing_waits(name, **streamed, **sixteen)
     yield "profiles tell times", lambda: profiles_tell_times(name)
@@ -376,14 +444,21 @@ def checks(name: str, device: Device) -> Iterator[Check]:
     yield "any part of the state on the device gives the same bits", lambda: same_bits(name)
     yield "the same in bfloat16, rounding stochastically", lambda: same_bits(name, **sixteen)
     yield "the same without probabilities", lambda: same_bits(name, **streamed)
-    yield "the same without probabilities in bfloat16", lambda: same_bits(name, **streamed, **sixteen)
+    yield (
+        "the same without probabilities in bfloat16",
+        lambda: same_bits(name, **streamed, **sixteen),
+    )
 
 
 def main() -> int:
     """Run them; exit code 1 where one fails, 2 where there is no such device."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="checks whose name has one of these")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="checks whose name has one of these"
+    )
     arguments = parser.parse_args()
     try:
         device = device_named(arguments.device)
@@ -392,7 +467,11 @@ def main() -> int:
         return 2
     torch.use_deterministic_algorithms(True, warn_only=True)
     passed, failed, begin = 0, [], time.perf_counter()
-    chosen = [(n, check) for n, check in checks(arguments.device, device) if any(text in n for text in arguments.only)]
+    chosen = [
+        (n, check)
+        for n, check in checks(arguments.device, device)
+        if any(text in n for text in arguments.only)
+    ]
     for text in arguments.only:
         if not any(text in name for name, _ in chosen):
             parser.error(f"--only: got {text!r}; expected a part of a check's name")

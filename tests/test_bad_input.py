@@ -1,6 +1,8 @@
-"""What users may get wrong, as a table of (command, injected fault, exit code, words), run as real processes.
+"""What users may get wrong, as a table of (command, injected fault, exit code, words), run as real
+processes.
 
-One message, no traceback, nothing changed that was there before, and an answer at once where no training was asked for.
+One message, no traceback, nothing changed that was there before, and an answer at once where no
+training was asked for.
 """
 
 import json
@@ -50,7 +52,10 @@ SECONDS = 2.0
 """Limit for an answer, in processor time, as the machine may be busy with other things."""
 
 ALONE = "--data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1"
-TRAIN = f"{{train}} --config tiny {ALONE} --name run --sequence_length 8 --vocabulary_size 300 --steps 4"
+TRAIN = (
+    f"{{train}} --config tiny {ALONE} --name run --sequence_length 8 --vocabulary_size 300 "
+    "--steps 4"
+)
 TRAIN += " --checkpoint.every 2"
 DATA = "--input_files tokens/train-00000.tfrecord"
 RUN = f"{TRAIN} {DATA}"
@@ -85,7 +90,7 @@ ROWS = [
     Row("number of samples below zero", f"{RUN} --samples -1", ("--samples: got -1; expected", "at least 0")),
     Row("out of range", f"{RUN} --dropout 1.5 --steps 0", ("dropout: got 1.5", "below 1", "steps: got 0")),
     Row("several impossible combinations", f"{RUN} --heads 5 --micro_batch_size 3 --max_positions 4 --warmup_steps 9 "
-        "--minimum_learning_rate 1", SEVERAL),
+"--minimum_learning_rate 1", SEVERAL),
     Row("tensor parallelism that does not divide", f"{RUN} --tensor_parallel_1 3",
         ("heads: got 4", "tensor_parallel_1 = 3")),
     Row("widening that does not divide", f"{RUN} --widening 3",
@@ -292,13 +297,19 @@ def made(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "a folder"
     (folder / "text").mkdir(parents=True)
     for number in range(12):
-        words = "the cat sat on a mat and saw seven more cats run past over there before they slept again ".split()
+        words = (
+            "the cat sat on a mat and saw seven more cats run past over there before they slept "
+            "again "
+        ).split()
         text = "".join(f"{words[(number + i) % len(words)]} {i * number}\n" for i in range(60))
         (folder / f"text/{number}.txt").write_text(text, encoding="utf-8")
     for command in (
         f"{PREPARE} --output tokens",
         f"{PREPARE.replace('300', '320')} --output larger",
-        f"{RUN} --validation_files tokens/validation-*.tfrecord --tokenizer tokens/tokenizer.json --validate_every 4",
+        (
+            f"{RUN} --validation_files tokens/validation-*.tfrecord --tokenizer "
+            "tokens/tokenizer.json --validate_every 4"
+        ),
     ):
         done, _ = run(folder, command)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -316,12 +327,16 @@ def test_a_mistake_is_told_in_one_message_and_changes_nothing(row, copy):
     before = hashes(copy)
     done, seconds = run(copy, row.command, row.largest_file)
     assert done.returncode == row.code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr and len(re.findall("^.*?error: ", done.stderr, re.M)) == 1, done.stderr
+    assert (
+        "Traceback" not in done.stderr and len(re.findall("^.*?error: ", done.stderr, re.M)) == 1
+    ), done.stderr
     for words in row.says:
         assert words in done.stderr, done.stderr
     after = hashes(copy)
     if row.asks_for_training:
-        kept = [name for name in before if not name.startswith("runs/run/") or "checkpoints" in name]
+        kept = [
+            name for name in before if not name.startswith("runs/run/") or "checkpoints" in name
+        ]
         assert {name: after.get(name) for name in kept} == {name: before[name] for name in kept}
         assert hashes(copy, "runs/run/checkpoints").keys() <= before.keys()
     else:
@@ -351,7 +366,10 @@ def test_a_second_run_of_a_name_takes_a_folder_of_its_own(copy, monkeypatch, cap
 
 CANNOT_START = {
     "too little memory": ("--device_memory 1KiB", "device memory: got 1024 bytes"),
-    "share of a processor": ("--device_memory 50%", "device memory: got a share of 0.5 on a processor; expected bytes"),
+    "share of a processor": (
+        "--device_memory 50%",
+        "device memory: got a share of 0.5 on a processor; expected bytes",
+    ),
     "device that is not there": ("--device cuda:99", "--device: got 'cuda:99'"),
     "folder below a file": (
         "--memmap_dir text/1.txt/rows --host_memory 1MiB",
@@ -364,8 +382,12 @@ CANNOT_START = {
 GO_ON, BEGIN = RESUME, f"{RUN} --name new"
 BEGIN_IN_NEW_FOLDERS = f"{RUN} --run_folder new/runs --checkpoint.save saved"
 STARTS = [
-    *(pytest.param(problem, BEGIN_IN_NEW_FOLDERS, id=f"begin in new folders, {problem}") for problem in CANNOT_START),
-    # What becomes of the folder does not depend on what the problem was: one of the device and one of the files.
+    *(
+        pytest.param(problem, BEGIN_IN_NEW_FOLDERS, id=f"begin in new folders, {problem}")
+        for problem in CANNOT_START
+    ),
+    # What becomes of the folder does not depend on what the problem was: one of the device and one
+    # of the files.
     *(
         pytest.param(problem, command, id=f"{name}, {problem}")
         for problem in ("too little memory", "folder below a file")
@@ -375,7 +397,9 @@ STARTS = [
 
 
 @pytest.mark.parametrize("problem, command", STARTS)
-def test_a_run_that_cannot_start_leaves_nothing_behind_and_all_that_it_would_continue(problem, command, copy):
+def test_a_run_that_cannot_start_leaves_nothing_behind_and_all_that_it_would_continue(
+    problem, command, copy
+):
     flag, says = CANNOT_START[problem]
     before = hashes(copy)
     done, _ = run(copy, f"{command} {flag}")
@@ -398,7 +422,9 @@ def start(folder: Path, command: str, **variables: str) -> subprocess.Popen:
 
 
 def hear_signals() -> None:
-    """As in a terminal: what a shell starts in the background or under nohup ignores some, as does all it starts."""
+    """As in a terminal: what a shell starts in the background or under nohup ignores some, as does
+    all it starts.
+    """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
@@ -423,7 +449,9 @@ def test_two_runs_do_not_write_to_one_folder_at_once(copy):
     assert first.returncode == 130, errors
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+)
 def test_a_run_that_is_told_to_stop_saves_and_can_go_on(number, code, copy, monkeypatch, capsys):
     process = start(copy, f"{RUN} --name stopped --steps 100000 --checkpoint.every 0")
     wait_for(copy / "runs/stopped/metrics.jsonl", process)
@@ -441,7 +469,9 @@ def test_a_run_that_is_told_to_stop_saves_and_can_go_on(number, code, copy, monk
     assert f"continuing after step {step}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_before_training_leaves_no_folder(number, code, copy, tmp_path):
     before = hashes(copy)
     process = start(copy, f"{RUN} --name stopped --layers 200")  # which takes seconds to build
@@ -453,9 +483,13 @@ def test_a_signal_before_training_leaves_no_folder(number, code, copy, tmp_path)
     assert hashes(copy) == before
 
 
-@pytest.mark.parametrize("command", ["{train} --config tiny", "{bench} --config tiny", f"{PREPARE} --output new"])
+@pytest.mark.parametrize(
+    "command", ["{train} --config tiny", "{bench} --config tiny", f"{PREPARE} --output new"]
+)
 def test_ctrl_c_while_modules_load_ends_without_a_traceback(command, copy, tmp_path):
-    (tmp_path / "numpy.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
+    (tmp_path / "numpy.py").write_text(
+        "import time\nprint('loading', flush=True)\ntime.sleep(60)\n"
+    )
     process = start(copy, command, PYTHONPATH=str(tmp_path))
     assert process.stdout.readline() == "loading\n"
     process.send_signal(signal.SIGINT)
@@ -464,7 +498,9 @@ def test_ctrl_c_while_modules_load_ends_without_a_traceback(command, copy, tmp_p
 
 
 def test_ctrl_c_while_preparing_leaves_nothing(copy):
-    (copy / "text/long.txt").write_text("a text that is not read before the signal comes\n" * 100_000)
+    (copy / "text/long.txt").write_text(
+        "a text that is not read before the signal comes\n" * 100_000
+    )
     before = hashes(copy)
     process = start(copy, f"{PREPARE.replace('300', '301')} --output new")
     while not any(copy.glob(".new.partial-*")):
@@ -476,7 +512,9 @@ def test_ctrl_c_while_preparing_leaves_nothing(copy):
     assert hashes(copy) == before
 
 
-@pytest.mark.parametrize("command", ["{train} --help", "{train} --config tiny --plan"], ids=["help", "plan"])
+@pytest.mark.parametrize(
+    "command", ["{train} --help", "{train} --config tiny --plan"], ids=["help", "plan"]
+)
 def test_a_reader_that_goes_away_ends_the_output_quietly(command, copy):
     process = start(copy, command)
     process.stdout.close()
@@ -488,7 +526,9 @@ def test_a_reader_that_goes_away_ends_the_output_quietly(command, copy):
 def test_output_that_a_full_disk_does_not_take_ends_in_words(command, copy):
     words, environment = read(command)
     with open("/dev/full", "w") as full:
-        done = subprocess.run(words, cwd=copy, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            words, cwd=copy, env=environment, stdout=full, stderr=subprocess.PIPE, text=True
+        )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
         "error: output: got 'No space left on device'; expected space to write. Free some."
@@ -504,14 +544,25 @@ def test_a_name_of_any_characters_is_drawn_and_written(copy, monkeypatch):
 @pytest.mark.parametrize("streams", [">&-", "<&- >&- 2>&-"], ids=["no stdout", "no stream at all"])
 def test_a_run_without_anybody_to_listen_trains_as_any_other(streams, copy):
     words, environment = read(f"{RUN} --name new")
-    done = subprocess.run(["bash", "-c", f'exec "$@" {streams}', "bash", *words], cwd=copy, env=environment, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", f'exec "$@" {streams}', "bash", *words],
+        cwd=copy,
+        env=environment,
+        timeout=60,
+    )
     assert done.returncode == 0
-    both = [(copy / f"runs/{name}/metrics.jsonl").read_text().splitlines() for name in ("run", "new")]
-    assert [json.loads(line)["loss"] for line in both[0]] == [json.loads(line)["loss"] for line in both[1]]
+    both = [
+        (copy / f"runs/{name}/metrics.jsonl").read_text().splitlines() for name in ("run", "new")
+    ]
+    assert [json.loads(line)["loss"] for line in both[0]] == [
+        json.loads(line)["loss"] for line in both[1]
+    ]
 
 
 def test_an_encoding_without_a_character_gets_it_escaped(copy):
-    done, _ = run(copy, f"PYTHONIOENCODING=ascii {RUN.replace('--name run', '')} --name \u00e4 --steps 2")
+    done, _ = run(
+        copy, f"PYTHONIOENCODING=ascii {RUN.replace('--name run', '')} --name \u00e4 --steps 2"
+    )
     assert done.returncode == 0, done.stderr
     assert "run folder runs/\\xe4" in done.stdout and (copy / "runs/\u00e4/metrics.jsonl").exists()
 
@@ -522,11 +573,16 @@ def test_a_token_file_that_shrinks_while_it_is_used_ends_the_run_in_words(copy):
     os.truncate(copy / RECORDS, 100)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2 and "Traceback" not in errors, errors
-    assert f"{RECORDS}: got 100 bytes; expected the" in errors and "Another program changed the file" in errors
+    assert (
+        f"{RECORDS}: got 100 bytes; expected the" in errors
+        and "Another program changed the file" in errors
+    )
 
 
 def test_a_file_of_remote_memory_that_shrinks_while_it_is_used_ends_the_run_in_words(copy):
-    process = start(copy, f"{RUN} --name shrinks --steps 100000 --checkpoint.every 0 --memmap_dir rows")
+    process = start(
+        copy, f"{RUN} --name shrinks --steps 100000 --checkpoint.every 0 --memmap_dir rows"
+    )
     wait_for(copy / "runs/shrinks/metrics.jsonl", process)
     for file in (copy / "rows").glob("weights.*.npy"):
         os.truncate(file, 0)
@@ -540,14 +596,22 @@ def thinned(lines: "list[str]") -> str:
 
 
 def broken(lines: "list[str]") -> str:
-    return "".join([lines[0], lines[1][:20] + "\udcff" + lines[1][21:], '{"step": "3"}\n', *lines[3:]])
+    return "".join(
+        [lines[0], lines[1][:20] + "\udcff" + lines[1][21:], '{"step": "3"}\n', *lines[3:]]
+    )
 
 
 LOST = {
     "all": (lambda lines: "", "got 0 lines up to step 4 and none of step 4; expected the 4"),
     "a line": (thinned, "got 3 lines up to step 4 and none of step 2; expected the 4"),
-    "a byte and a structure": (broken, "got 2 lines up to step 4 and none of step 3; expected the 4"),
-    "the last line": (lambda lines: "".join(lines[:3]), "got 3 lines up to step 4 and none of step 4; expected the 4"),
+    "a byte and a structure": (
+        broken,
+        "got 2 lines up to step 4 and none of step 3; expected the 4",
+    ),
+    "the last line": (
+        lambda lines: "".join(lines[:3]),
+        "got 3 lines up to step 4 and none of step 4; expected the 4",
+    ),
 }
 
 
@@ -555,11 +619,20 @@ LOST = {
 def test_metrics_that_were_lost_are_told_of_and_the_run_goes_on(lost, copy, monkeypatch, capfd):
     change, says = LOST[lost]
     path = copy / "runs/run/metrics.jsonl"
-    path.write_text(change(path.read_text().splitlines(keepends=True)), encoding="utf-8", errors="surrogateescape")
+    path.write_text(
+        change(path.read_text().splitlines(keepends=True)),
+        encoding="utf-8",
+        errors="surrogateescape",
+    )
     run_here(copy, RESUME, monkeypatch)
     assert f"runs/run/metrics.jsonl: {says} of when the run was saved" in capfd.readouterr().err
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()][-2:] == [5, 6]
-    assert json.loads((copy / "runs/run/checkpoints/step_00000006/checkpoint.json").read_text())["metrics"] >= 2
+    assert (
+        json.loads((copy / "runs/run/checkpoints/step_00000006/checkpoint.json").read_text())[
+            "metrics"
+        ]
+        >= 2
+    )
 
 
 def test_metrics_that_are_whole_are_not_told_of(copy, monkeypatch, capfd):

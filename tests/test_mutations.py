@@ -1,8 +1,10 @@
-"""Configurations, flags and files with random damage: each is used, or refused in words, and never takes long.
+"""Configurations, flags and files with random damage: each is used, or refused in words, and never
+takes long.
 
-Everything runs in this process through the programs' own entry points, up to the point where training would begin.
-`MUTATIONS=10000 MUTATION_SEED=7 python -m pytest tests/test_mutations.py` tries more, and others; a failure names the
-seed and the number of what failed, and `MUTATION_SEED=... MUTATIONS=1`, with that number's seed, tries it alone.
+Everything runs in this process through the programs' own entry points, up to the point where
+training would begin. `MUTATIONS=10000 MUTATION_SEED=7 python -m pytest tests/test_mutations.py`
+tries more, and others; a failure names the seed and the number of what failed, and
+`MUTATION_SEED=... MUTATIONS=1`, with that number's seed, tries it alone.
 """
 
 import json
@@ -57,7 +59,11 @@ class Mutations:
         self.random = random.Random(seed)
 
     def text(self) -> str:
-        return self.random.choice(TEXTS) if self.random.random() < 0.9 else self.damaged(self.random.choice(TEXTS))
+        return (
+            self.random.choice(TEXTS)
+            if self.random.random() < 0.9
+            else self.damaged(self.random.choice(TEXTS))
+        )
 
     def damaged(self, text: str) -> str:
         for _ in range(self.random.randint(1, 3)):
@@ -69,7 +75,9 @@ class Mutations:
                 text = text[:at] + text[at + self.random.randint(1, 9) :]
             elif kind == 2:
                 text = (
-                    text[:at] + chr(self.random.choice((self.random.randrange(128), 0x2028, 0xDCFF))) + text[at + 1 :]
+                    text[:at]
+                    + chr(self.random.choice((self.random.randrange(128), 0x2028, 0xDCFF)))
+                    + text[at + 1 :]
                 )
             else:
                 text = text[:at] + text[at - self.random.randint(0, 20) :]
@@ -82,19 +90,29 @@ class Mutations:
             at, kind = self.random.randrange(len(content)), self.random.randrange(6)
             length = self.random.choice((1, 2, 4, 8, 30))
             if kind in (0, 1):
-                content = content[:at] + bytes([content[at] ^ 1 << self.random.randrange(8)]) + content[at + 1 :]
+                content = (
+                    content[:at]
+                    + bytes([content[at] ^ 1 << self.random.randrange(8)])
+                    + content[at + 1 :]
+                )
             elif kind == 2:
                 content = content[:at]
             elif kind == 3:
                 content = content[:at] + content[at + length :]
             elif kind == 4:
-                content = content[:at] + self.random.choice((b"\0", b"\xff", b"[", b'"')) * length + content[at:]
+                content = (
+                    content[:at]
+                    + self.random.choice((b"\0", b"\xff", b"[", b'"')) * length
+                    + content[at:]
+                )
             else:
                 content = content[:at] + content[at - length : at] + content[at:]
         return content
 
     def value(self, leaf) -> str:
-        """A good value for a setting, now and then, so that not all is refused at the first step."""
+        """A good value for a setting, now and then, so that not all is refused at the first
+        step.
+        """
         if leaf.choices:
             return self.random.choice(leaf.choices)
         if leaf.kind is bool:
@@ -102,7 +120,9 @@ class Mutations:
         if isinstance(leaf.bound, Bytes):
             return "1MiB"
         return str(
-            self.random.choice((1, 2, 4, 8, 16, 2**16, 2**31, 2**62) if leaf.kind is int else (0.0, 0.1, 1.0, 3e5))
+            self.random.choice(
+                (1, 2, 4, 8, 16, 2**16, 2**31, 2**62) if leaf.kind is int else (0.0, 0.1, 1.0, 3e5)
+            )
         )
 
 
@@ -114,7 +134,14 @@ def made(tmp_path_factory):
     for number in range(6):
         text = "".join(f"{words[(number + i) % len(words)]} {i * number}\n" for i in range(60))
         (folder / f"{number}.txt").write_text(text)
-    arguments = ["text", str(folder / "*.txt"), "--output", str(folder / "tokens"), "--workers", "1"]
+    arguments = [
+        "text",
+        str(folder / "*.txt"),
+        "--output",
+        str(folder / "tokens"),
+        "--workers",
+        "1",
+    ]
     assert prepare([*arguments, "--sequence_length", "8", "--vocabulary_size", "300"]) == 0
     (folder / "folder").mkdir()
     (folder / "file").write_text("a text")
@@ -125,7 +152,9 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def program(made, tmp_path, monkeypatch, capfd):
-    """Calls the training program's entry point, whose training ends before it begins: (arguments) -> (code, errors)."""
+    """Calls the training program's entry point, whose training ends before it begins: (arguments)
+    -> (code, errors).
+    """
     for name in os.listdir(made):
         os.symlink(made / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
@@ -185,16 +214,35 @@ def test_configuration_files_at_random_are_used_or_refused_in_words(program, tmp
         for _ in range(m.random.choice((1, 1, 2, 3))):
             at = m.random.randrange(len(changed))
             key, colon, _ = changed[at].partition(":")
-            changed[at] = f"{key}{colon} {m.text()}" if m.random.random() < 0.8 else m.damaged(changed[at])
+            changed[at] = (
+                f"{key}{colon} {m.text()}" if m.random.random() < 0.8 else m.damaged(changed[at])
+            )
         content = "\n".join(changed).encode("utf-8", "surrogatepass")
         (tmp_path / "my.yml").write_bytes(m.bytes(content) if m.random.random() < 0.3 else content)
         check_program(
-            program, ["--config", "my.yml"], f"configuration, seed {SEED}, number {number}: {repr(content)[:4000]}"
+            program,
+            ["--config", "my.yml"],
+            f"configuration, seed {SEED}, number {number}: {repr(content)[:4000]}",
         )
 
 
-PREPARE_FLAGS = ("output", "sequence_length", "vocabulary_size", "tokenizer", "tokenizer_bytes", "validation", "seed",
-                 "max_bytes", "shard_bytes", "overwrite", "documents", "document_bytes", "dump", "files")  # fmt: skip
+PREPARE_FLAGS = (
+    "output",
+    "sequence_length",
+    "vocabulary_size",
+    "tokenizer",
+    "tokenizer_bytes",
+    "validation",
+    "seed",
+    # fmt: skip
+    "max_bytes",
+    "shard_bytes",
+    "overwrite",
+    "documents",
+    "document_bytes",
+    "dump",
+    "files",
+)
 
 
 def test_preparation_with_flags_at_random_works_or_is_refused_in_words(program, capfd):
@@ -202,7 +250,14 @@ def test_preparation_with_flags_at_random_works_or_is_refused_in_words(program, 
         m = Mutations(SEED * 1_000_151 + number)
         command = m.random.choice(("text", "text", "text", "wikipedia", "check"))
         inputs = [m.text() if m.random.random() < 0.3 else "0.txt"]
-        arguments = [command, *inputs, "--validation=0", "--sequence_length=8", "--vocabulary_size=300", "--output=out"]
+        arguments = [
+            command,
+            *inputs,
+            "--validation=0",
+            "--sequence_length=8",
+            "--vocabulary_size=300",
+            "--output=out",
+        ]
         arguments = arguments[: 2 if command == "check" else None]
         for _ in range(m.random.choice((1, 1, 2))):
             arguments.append(f"--{m.random.choice(PREPARE_FLAGS)}={m.text()}")
@@ -215,7 +270,11 @@ def test_preparation_with_flags_at_random_works_or_is_refused_in_words(program, 
             raise SystemExit(prepare(arguments))
         errors = capfd.readouterr().err
         told = f"{told}\ncode {stop.value.code}\n{errors}"
-        assert stop.value.code in (0, 2) and "Traceback" not in errors and "internal error" not in errors, told
+        assert (
+            stop.value.code in (0, 2)
+            and "Traceback" not in errors
+            and "internal error" not in errors
+        ), told
         assert time.process_time() - begin < SECONDS, told
         shutil.rmtree("out", ignore_errors=True)
 
@@ -226,7 +285,10 @@ def test_tokenizers_at_random_are_read_or_refused_in_words(made, tmp_path):
     for number in range(TRIES // 3):
         m = Mutations(SEED * 1_000_159 + number)
         path.write_bytes(m.bytes(content))
-        for read, where in ((read_tokenizer, "--tokenizer: got"), (load_tokenizer, "tokenizer.json: got")):
+        for read, where in (
+            (read_tokenizer, "--tokenizer: got"),
+            (load_tokenizer, "tokenizer.json: got"),
+        ):
             try:
                 read(path)
             except UserError as error:
@@ -255,7 +317,9 @@ def test_token_files_at_random_give_their_tokens_or_are_refused_in_words(tmp_pat
     good = {name: (tmp_path / name).read_bytes() for name in names}
     for number in range(max(TRIES // 2, 150)):
         m = Mutations(SEED * 1_000_037 + number)
-        name = m.random.choice(("a.tfrecord", "a.tfrecord", "a.tfrecord", "a.tfindex", "dataset.json"))
+        name = m.random.choice(
+            ("a.tfrecord", "a.tfrecord", "a.tfrecord", "a.tfindex", "dataset.json")
+        )
         for other, content in good.items():
             (tmp_path / other).write_bytes(content)
         changed = m.bytes(good[name])
@@ -271,7 +335,9 @@ def test_token_files_at_random_give_their_tokens_or_are_refused_in_words(tmp_pat
         except Exception as error:
             raise AssertionError(told) from error
         else:
-            whole = len(found) and all(any(np.array_equal(row, good_row) for good_row in rows) for row in found)
+            whole = len(found) and all(
+                any(np.array_equal(row, good_row) for good_row in rows) for row in found
+            )
             assert whole and (len(found) == 20 or name != "dataset.json"), told
         assert time.process_time() - begin < SECONDS, told
 
@@ -282,7 +348,9 @@ def test_records_with_right_checksums_and_any_content_are_read_or_refused_in_wor
         m = Mutations(SEED * 1_000_039 + number)
         content = m.bytes(payloads[1])
         length = HEADER.pack(len(content), 0)[:8]
-        frame = length + FOOTER.pack(masked_crc(length)) + content + FOOTER.pack(masked_crc(content))
+        frame = (
+            length + FOOTER.pack(masked_crc(length)) + content + FOOTER.pack(masked_crc(content))
+        )
         (tmp_path / "a.tfrecord").write_bytes(frame)
         told = f"records, seed {SEED}, number {number}: {content!r}"
         try:
@@ -299,7 +367,9 @@ def test_records_with_right_checksums_and_any_content_are_read_or_refused_in_wor
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A checkpoint of a tiny model, and its configuration."""
-    config = preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1, layers=1, hidden_size=8)
+    config = preset(
+        "tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1, layers=1, hidden_size=8
+    )
     folder = tmp_path_factory.mktemp("saved")
     session = pretraining(config)
     return save(session, config, folder, Position(2, "the data", 2)), config
@@ -313,18 +383,26 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found_and_its_file_named(save
     for path in sorted(copy.iterdir()):
         content = path.read_bytes()
         m = Mutations(SEED)
-        places = range(len(content)) if len(content) <= TRIES else m.random.sample(range(len(content)), TRIES)
+        places = (
+            range(len(content))
+            if len(content) <= TRIES
+            else m.random.sample(range(len(content)), TRIES)
+        )
         for place in places:
             flipped = content[place] ^ 1 << m.random.randrange(8)
             path.write_bytes(content[:place] + bytes([flipped]) + content[place + 1 :])
             with pytest.raises(UserError, match=path.name) as error:
                 SavedRun(copy, config)
-            assert "damaged" in str(error.value), f"byte {place} of {path.name} is {flipped}: {error.value}"
+            assert "damaged" in str(error.value), (
+                f"byte {place} of {path.name} is {flipped}: {error.value}"
+            )
         path.write_bytes(content)
     SavedRun(copy, config)
 
 
-def test_descriptions_with_right_checksums_and_any_content_are_read_or_refused_in_words(saved, tmp_path):
+def test_descriptions_with_right_checksums_and_any_content_are_read_or_refused_in_words(
+    saved, tmp_path
+):
     folder, config = saved
     copy = tmp_path / folder.name
     shutil.copytree(folder, copy)
@@ -342,7 +420,25 @@ def test_descriptions_with_right_checksums_and_any_content_are_read_or_refused_i
         if m.random.random() < 0.2:
             del place[key]
         else:
-            odd = [None, True, -1, 0, 2**31, 2**64, 10**400, 1.5, "", "x", [], {}, [[]], {"a": {}}, [1], ["x"], [None]]
+            odd = [
+                None,
+                True,
+                -1,
+                0,
+                2**31,
+                2**64,
+                10**400,
+                1.5,
+                "",
+                "x",
+                [],
+                {},
+                [[]],
+                {"a": {}},
+                [1],
+                ["x"],
+                [None],
+            ]
             place[key] = m.random.choice([*odd, m.text()])
         (copy / "checkpoint.json").write_text(manifest_text(values))
         try:
@@ -350,7 +446,9 @@ def test_descriptions_with_right_checksums_and_any_content_are_read_or_refused_i
         except UserError as error:
             assert str(copy) in str(error) and "\n" not in str(error), error
         except Exception as error:
-            raise AssertionError(f"description, seed {SEED}, number {number}: {repr(values)[:4000]}") from error
+            raise AssertionError(
+                f"description, seed {SEED}, number {number}: {repr(values)[:4000]}"
+            ) from error
 
 
 def test_tensor_files_with_any_content_are_read_or_refused_in_words(saved, tmp_path):
@@ -361,25 +459,44 @@ def test_tensor_files_with_any_content_are_read_or_refused_in_words(saved, tmp_p
         m = Mutations(SEED * 1_000_099 + number)
         length = int.from_bytes(content[:8], "little") + 8
         header = m.bytes(content[8:length])
-        size = len(header).to_bytes(8, "little") if m.random.random() < 0.7 else m.bytes(content[:8])
-        path.write_bytes(size + header + (content[length:] if m.random.random() < 0.7 else m.bytes(content[length:])))
+        size = (
+            len(header).to_bytes(8, "little") if m.random.random() < 0.7 else m.bytes(content[:8])
+        )
+        path.write_bytes(
+            size
+            + header
+            + (content[length:] if m.random.random() < 0.7 else m.bytes(content[length:]))
+        )
         try:
             read_tensors(path)
         except ValueError:
             pass
         except Exception as error:
-            raise AssertionError(f"tensors, seed {SEED}, number {number}: {repr(path.read_bytes())[:4000]}") from error
+            raise AssertionError(
+                f"tensors, seed {SEED}, number {number}: {repr(path.read_bytes())[:4000]}"
+            ) from error
 
 
 def test_metrics_at_random_are_read_line_by_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    line = '{"step": %d, "loss": 4.5, "validation_loss": null, "learning_rate": 0.001, "gradient_norm": 2.0}\n'
+    line = (
+        '{"step": %d, "loss": 4.5, "validation_loss": null, "learning_rate": 0.001, '
+        '"gradient_norm": 2.0}\n'
+    )
     content = "".join(line % step for step in range(1, 9)).encode()
     for number in range(TRIES):
         m = Mutations(SEED * 1_000_117 + number)
         path.write_bytes(m.bytes(content))
         file = MetricsFile(path, 8)
-        file.write({"step": 9, "loss": 1.0, "validation_loss": None, "learning_rate": 1.0, "gradient_norm": 1.0})
+        file.write(
+            {
+                "step": 9,
+                "loss": 1.0,
+                "validation_loss": None,
+                "learning_rate": 1.0,
+                "gradient_norm": 1.0,
+            }
+        )
         file.close()
         steps = [values["step"] for values in read_metrics(path)]
         assert steps == sorted(set(steps)) and steps[-1] == 9 and len(steps) <= 9, (

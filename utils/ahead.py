@@ -15,13 +15,13 @@ def made_ahead(
 ) -> "Iterator[Iterator[Result]]":
     """What functions return, in order; threads call them while the block does something else.
 
-    An exception of one is raised where its result is asked for. Leaving the block ends the threads after the call that
-    they are in; nobody waits for them.
+    An exception of one is raised where its result is asked for. Leaving the block ends the threads
+    after the call that they are in; nobody waits for them.
 
     Args:
         calls: bytes of the result, and a function.
-        room: bytes of results that there may be, in work, waiting and in the caller's hands. A larger one is made when
-            it is asked for.
+        room: bytes of results that there may be, in work, waiting and in the caller's hands. A
+            larger one is made when it is asked for.
     """
     ahead = _Ahead(calls, room)
     for _ in range(min(threads, len(calls))):
@@ -57,10 +57,13 @@ class _Ahead(Generic[Result]):
     def _taken(self) -> "int | None":
         """The next call, once there is room for its result; None when there is no more to do.
 
-        Calls are taken in order, so that the room is never full of results after one that is missing.
+        Calls are taken in order, so that the room is never full of results after one that is
+        missing.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._next == len(self.calls) or self._has_room())
+            self._changed.wait_for(
+                lambda: self._is_closed or self._next == len(self.calls) or self._has_room()
+            )
             if self._is_closed or self._next == len(self.calls):
                 return None
             number, self._next = self._next, self._next + 1

@@ -10,7 +10,9 @@ from typing import Any
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Gives the file beside ``path`` to write to: it takes the name ``path`` at the end, or goes after an error."""
+    """Gives the file beside ``path`` to write to: it takes the name ``path`` at the end, or goes
+    after an error.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield partial
@@ -20,7 +22,9 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def save_picture(figure: Any, path: Path) -> None:
-    """Write a figure of matplotlib as PNG; characters that its font lacks are boxes, which nobody needs to hear of."""
+    """Write a figure of matplotlib as PNG; characters that its font lacks are boxes, which nobody
+    needs to hear of.
+    """
     with written_whole(path) as partial, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure.savefig(partial, format="png")

@@ -21,16 +21,23 @@ def set_up_logging(is_leader: bool = True) -> None:
     """Send log messages to stderr, at the level that the environment asks for.
 
     Args:
-        is_leader: whether this process speaks for the run (instance 0); the others tell only warnings and errors.
+        is_leader: whether this process speaks for the run (instance 0); the others tell only
+            warnings and errors.
     Raises:
         UserError: if the level is unknown.
     """
     name = os.environ.get(LEVEL_VARIABLE, "INFO").upper()
     if name not in LEVELS:
-        raise UserError(f"{LEVEL_VARIABLE}: got {name!r}; expected one of {', '.join(LEVELS)}. Correct or unset it.")
+        raise UserError(
+            f"{LEVEL_VARIABLE}: got {name!r}; expected one of {', '.join(LEVELS)}. Correct or "
+            "unset it."
+        )
     level = LEVELS[name] if is_leader else max(LEVELS[name], logging.WARNING)
     logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S", level=level, force=True
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        level=level,
+        force=True,
     )
     for name in ("torch", "matplotlib"):  # tell of their own caches
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,6 +1,8 @@
-"""The generated parts of README.md and runtime/README.md: `python -m utils.readme` writes them anew from the code.
+"""The generated parts of README.md and runtime/README.md: `python -m utils.readme` writes them anew
+from the code.
 
-A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; a new one is an entry of `PAGES`.
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; a new one is an entry of
+`PAGES`.
 """
 
 import importlib
@@ -22,7 +24,8 @@ _PART = re.compile(r"(<!-- generated: (?P<name>[\w ]+) -->\n).*?(<!-- end -->)",
 def presets_table() -> str:
     """The presets as a Markdown table."""
     lines = [
-        "| preset | parameters | layers | hidden | heads | sequence | batch | precision | dp × tp1 × tp2 |",
+        "| preset | parameters | layers | hidden | heads | sequence | batch | precision | dp "
+        "× tp1 × tp2 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name in preset_names():
@@ -37,14 +40,17 @@ def presets_table() -> str:
             model.sequence_length,
             config.training.global_batch_size,
             model.precision,
-            f"{execution.data_parallel} × {execution.tensor_parallel_1} × {execution.tensor_parallel_2}",
+            f"{execution.data_parallel} × {execution.tensor_parallel_1} × "
+            f"{execution.tensor_parallel_2}",
         ]
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def missing_names() -> dict[str, list[str]]:
-    """Names of the original API that the runtime does not have yet, by module; an empty list is a whole module."""
+    """Names of the original API that the runtime does not have yet, by module; an empty list is a
+    whole module.
+    """
     modules: dict[str, dict[str, object]] = json.loads(API.read_text(encoding="utf-8"))["modules"]
     missing: dict[str, list[str]] = {}
     for module, names in modules.items():
@@ -67,7 +73,12 @@ def missing_table() -> str:
     everything = sum(map(len, modules.values()))
     if not missing:
         return f"All {everything} names are there, with their signatures.\n"
-    lines = [f"{everything - lost} of {everything} names are there. Missing:", "", "| module | names |", "|---|---|"]
+    lines = [
+        f"{everything - lost} of {everything} names are there. Missing:",
+        "",
+        "| module | names |",
+        "|---|---|",
+    ]
     lines += [
         f"| `{module}` | {', '.join(f'`{name}`' for name in sorted(names)) or 'the whole module'} |"
         for module, names in missing.items()
@@ -91,7 +102,10 @@ def with_generated_parts(text: str, page: Path = README) -> str:
     parts, found = PAGES[page], [match["name"] for match in _PART.finditer(text)]
     if sorted(found) != sorted(parts):
         where = page.relative_to(ROOT)
-        raise UserError(f"{where}: got generated parts {found}; expected {list(parts)}, each once. Restore the marks.")
+        raise UserError(
+            f"{where}: got generated parts {found}; expected {list(parts)}, each once. "
+            "Restore the marks."
+        )
     return _PART.sub(lambda match: f"{match[1]}\n{parts[match['name']]()}\n{match[3]}", text)
 
 

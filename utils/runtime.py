@@ -31,13 +31,16 @@ def data_type(precision: str) -> popxl.dtype:
     if precision == "bfloat16":
         found: Optional[popxl.dtype] = getattr(extensions, "bfloat16", None)
         if found is None:
-            raise UserError("precision: got bfloat16; expected a type of this PopXL. Use float16 or float32.")
+            raise UserError(
+                "precision: got bfloat16; expected a type of this PopXL. Use float16 or float32."
+            )
         return found
     return popxl.dtype.from_name(precision)
 
 
 def accumulator_options(weights: popxl.dtype) -> dict[str, popxl.dtype]:
-    """Keyword arguments for `autodiff_with_accumulation` that keep accumulators of 16-bit weights in float32.
+    """Keyword arguments for `autodiff_with_accumulation` that keep accumulators of 16-bit weights
+    in float32.
 
     Plain PopXL accumulates in the weight's own type, and has no such option.
     """
@@ -57,14 +60,15 @@ def seed_spec(count: int) -> popxl.TensorSpec:
         return popxl.TensorSpec((2,), popxl.uint32)
     if not hasattr(extensions, "stack_seeds"):
         raise UserError(
-            f"--widening: got {count} with a PopXL that draws from one seed at a time; expected this repository's. "
-            "Install runtime/, or use --widening 1."
+            f"--widening: got {count} with a PopXL that draws from one seed at a time; expected "
+            "this repository's. Install runtime/, or use --widening 1."
         )
     return popxl.TensorSpec((count, 2), popxl.uint32)
 
 
 def moment_options(precision: str) -> dict[str, popxl.dtype]:
-    """Keyword arguments for `AdamOptimizerStep` that give both moments a configuration's `moment_precision`.
+    """Keyword arguments for `AdamOptimizerStep` that give both moments a configuration's
+    `moment_precision`.
 
     Raises:
         UserError: if this PopXL's second moment is always float32.
@@ -73,14 +77,15 @@ def moment_options(precision: str) -> dict[str, popxl.dtype]:
         return {"first_order_dtype": popxl.float32}
     if "second_order_dtype" not in inspect.signature(AdamOptimizerStep.build).parameters:
         raise UserError(
-            f"moment_precision: got {precision} with a PopXL whose second moment is float32; expected this "
-            "repository's. Install runtime/, or use float32."
+            f"moment_precision: got {precision} with a PopXL whose second moment is float32; "
+            "expected this repository's. Install runtime/, or use float32."
         )
     return {"first_order_dtype": data_type(precision), "second_order_dtype": data_type(precision)}
 
 
 def update_condition() -> dict[str, popxl.TensorSpec]:
-    """Keyword arguments for `AdamOptimizerStep` that make its update depend on a bool scalar, which it is then given.
+    """Keyword arguments for `AdamOptimizerStep` that make its update depend on a bool scalar, which
+    it is then given.
 
     Empty where this PopXL's updates always happen.
     """
@@ -89,7 +94,8 @@ def update_condition() -> dict[str, popxl.TensorSpec]:
 
 
 def gather(value: Any, instances: int, patiently: bool = False) -> list[Any]:
-    """Every process's value, by instance; all processes must call it. Plain PopXL leaves that to MPI.
+    """Every process's value, by instance; all processes must call it. Plain PopXL leaves that to
+    MPI.
 
     Args:
         patiently: a process may take long to get here, since it does what only it does.
@@ -102,7 +108,9 @@ def gather(value: Any, instances: int, patiently: bool = False) -> list[Any]:
 
 
 def round_from(graph: popxl.Graph, seed: popxl.Tensor) -> None:
-    """Let stochastic rounding in a graph draw from one of its inputs; plain PopXL draws as it does."""
+    """Let stochastic rounding in a graph draw from one of its inputs; plain PopXL draws as it
+    does.
+    """
     if hasattr(extensions, "round_from"):
         extensions.round_from(graph, seed)
 
@@ -114,29 +122,38 @@ def keep_state_once(ir: popxl.Ir) -> None:
 
 
 def keep_remote_memory_in_files(ir: popxl.Ir, folder: str, memory: int) -> None:
-    """Let the sessions of a program keep remote rows in files of a folder, with so many bytes of memory for them.
+    """Let the sessions of a program keep remote rows in files of a folder, with so many bytes of
+    memory for them.
 
     Raises:
         UserError: if this PopXL cannot.
     """
     if not hasattr(extensions, "keep_remote_memory_in_files"):
-        raise UserError("--host_memory: got a PopXL without files; expected this repository's. Install runtime/.")
+        raise UserError(
+            "--host_memory: got a PopXL without files; expected this repository's. Install "
+            "runtime/."
+        )
     extensions.keep_remote_memory_in_files(ir, folder, memory)
 
 
 def limit_device_memory(ir: popxl.Ir, memory: int | float) -> None:
-    """Let the sessions of a program take so many bytes, or such a share, of the device's memory, and no more.
+    """Let the sessions of a program take so many bytes, or such a share, of the device's memory,
+    and no more.
 
     Raises:
         UserError: if this PopXL cannot.
     """
     if not hasattr(extensions, "limit_device_memory"):
-        raise UserError("--device_memory: got a PopXL without it; expected this repository's. Install runtime/.")
+        raise UserError(
+            "--device_memory: got a PopXL without it; expected this repository's. Install runtime/."
+        )
     extensions.limit_device_memory(ir, memory)
 
 
 def host_bytes() -> "tuple[int, int, str]":
-    """Host memory for this process: all that it may use, what is left of that now, and what sets the limit."""
+    """Host memory for this process: all that it may use, what is left of that now, and what sets
+    the limit.
+    """
     if not hasattr(extensions, "host_memory"):
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return there, there, "this machine"
@@ -145,7 +162,8 @@ def host_bytes() -> "tuple[int, int, str]":
 
 
 def expect_session(device: str) -> None:
-    """Let a processor's kernels be compiled while a program is built that will run; plain PopXL has none.
+    """Let a processor's kernels be compiled while a program is built that will run; plain PopXL has
+    none.
 
     Args:
         device: the configuration's, which `session_device` checks.
@@ -170,7 +188,9 @@ def session_device(name: str) -> str:
 
 
 def file_traffic(session: popxl.Session) -> Optional[Any]:
-    """What a session has moved between files and memory (`popxl.extensions.FileTraffic`); None where it has none."""
+    """What a session has moved between files and memory (`popxl.extensions.FileTraffic`); None
+    where it has none.
+    """
     return extensions.file_traffic(session) if hasattr(extensions, "file_traffic") else None
 
 
@@ -185,7 +205,8 @@ def remote_memory_errors_are_user_errors() -> Iterator[None]:
 
 @contextmanager
 def find_not_finite(session: popxl.Session) -> Iterator[list[Any]]:
-    """A block around runs of a session, whose list gets what `popxl.extensions.find_not_finite` finds.
+    """A block around runs of a session, whose list gets what `popxl.extensions.find_not_finite`
+    finds.
 
     Nothing, if this PopXL does not look, or the session is interpreted.
     """
@@ -201,13 +222,17 @@ def find_not_finite(session: popxl.Session) -> Iterator[list[Any]]:
 
 @contextmanager
 def profile(session: popxl.Session) -> Iterator[list[Any]]:
-    """A block around runs of a session, whose list gets a profile of each (`popxl.extensions.Profile`).
+    """A block around runs of a session, whose list gets a profile of each
+    (`popxl.extensions.Profile`).
 
     Raises:
         UserError: if this PopXL does not profile, or the session is interpreted.
     """
     if not hasattr(extensions, "profile"):
-        raise UserError("--profile: got a PopXL that does not profile; expected this repository's. Install runtime/.")
+        raise UserError(
+            "--profile: got a PopXL that does not profile; expected this repository's. "
+            "Install runtime/."
+        )
     with ExitStack() as stack:
         try:
             profiles = stack.enter_context(extensions.profile(session))
@@ -217,11 +242,14 @@ def profile(session: popxl.Session) -> Iterator[list[Any]]:
 
 
 def planner() -> Any:
-    """What plans and measures: `plan`, `phase_time`, `measure`, `Machine`, `timeline` of `popxl.extensions`.
+    """What plans and measures: `plan`, `phase_time`, `measure`, `Machine`, `timeline` of
+    `popxl.extensions`.
 
     Raises:
         UserError: if this PopXL has no planner.
     """
     if not hasattr(extensions, "plan"):
-        raise UserError("--plan: got a PopXL without a planner; expected this repository's. Install runtime/.")
+        raise UserError(
+            "--plan: got a PopXL without a planner; expected this repository's. Install runtime/."
+        )
     return extensions

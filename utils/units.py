@@ -5,7 +5,9 @@ _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def si(value: float, unit: str = "") -> str:
-    """A quantity with three figures and a decimal prefix: `si(2.65e12, "FLOP/s")` is "2.65 TFLOP/s"."""
+    """A quantity with three figures and a decimal prefix: `si(2.65e12, "FLOP/s")` is "2.65
+    TFLOP/s".
+    """
     power = 0
     while abs(value) >= 999.5 and power < len(_SI) - 1:
         value /= 1000.0
@@ -15,7 +17,9 @@ def si(value: float, unit: str = "") -> str:
 
 
 def bytes_text(count: float) -> str:
-    """A number of bytes with three figures and a binary prefix: `bytes_text(3 * 2**30)` is "3.00 GiB"."""
+    """A number of bytes with three figures and a binary prefix: `bytes_text(3 * 2**30)` is "3.00
+    GiB".
+    """
     power = 0
     while abs(count) >= 1023.5 and power < len(_BINARY) - 1:
         count /= 1024.0
@@ -24,7 +28,9 @@ def bytes_text(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span in its two largest units, such as "3 h 5 min"; short ones with decimals, in s, ms or µs."""
+    """A time span in its two largest units, such as "3 h 5 min"; short ones with decimals, in s, ms
+    or µs.
+    """
     if 0 < seconds < 0.9995e-3:
         return f"{_three_figures(seconds * 1e6)} µs"
     if 0 < seconds < 0.0995:

@@ -1,4 +1,6 @@
-"""Addition: the smallest whole program. Every run adds an array from the host to a variable on the device."""
+"""Addition: the smallest whole program. Every run adds an array from the host to a variable on the
+device.
+"""
 
 import numpy as np
 import popxl

@@ -1,7 +1,8 @@
-"""A BERT-style encoder: it learns to fill in masked words, and then to answer questions with spans of the text.
+"""A BERT-style encoder: it learns to fill in masked words, and then to answer questions with spans
+of the text.
 
-A text is made of two runs of numbers that count up, of any lengths, and padding: `4 5 6 10 11 _`. A question is the
-number that a run begins with; its answer is where that run begins and ends.
+A text is made of two runs of numbers that count up, of any lengths, and padding: `4 5 6 10 11 _`. A
+question is the number that a run begins with; its answer is where that run begins and ends.
 
 B micro-batch, S sequence, H hidden size, D size of a head, V vocabulary.
 """
@@ -91,17 +92,22 @@ class Bert(addons.Module):
         batch, sequence = ids.shape
         with popxl.name_scope("mask"):
             is_padding = ops.equal(ids, popxl.constant(PAD, popxl.int32))
-            mask = ops.cast(is_padding, self.config.dtype).reshape((batch, 1, 1, sequence)) * -10_000
+            mask = (
+                ops.cast(is_padding, self.config.dtype).reshape((batch, 1, 1, sequence)) * -10_000
+            )
         places = popxl.constant(np.tile(np.arange(sequence), batch), popxl.int32)
         x = self.norm(self.words(ids.flatten()) + self.places(places) + self.parts(parts.flatten()))
-        facts, layer = Layer(self.config).create_graph(x, mask)  # one graph, called with the weights of each layer
+        # one graph, called with the weights of each layer
+        facts, layer = Layer(self.config).create_graph(x, mask)
         for i in range(self.config.layers):
             (x,) = layer.bind(self.add_variable_inputs(i, facts)).call(x, mask)
         return x
 
 
 class MaskedWords(addons.Module):
-    """The loss of masked positions, and the most likely words. The last matrix is the table of words."""
+    """The loss of masked positions, and the most likely words. The last matrix is the table of
+    words.
+    """
 
     inputs = ("ids", "parts", "labels")
 
@@ -109,11 +115,17 @@ class MaskedWords(addons.Module):
         super().__init__()
         self.bert, self.dense, self.norm = Bert(config), Linear(config.hidden_size), LayerNorm()
 
-    def build(self, ids: popxl.Tensor, parts: popxl.Tensor, labels: popxl.Tensor) -> Tuple[popxl.Tensor, popxl.Tensor]:
-        """ids, parts, labels [B, S], labels PAD where nothing is masked -> loss [], words [B, S]."""
+    def build(
+        self, ids: popxl.Tensor, parts: popxl.Tensor, labels: popxl.Tensor
+    ) -> Tuple[popxl.Tensor, popxl.Tensor]:
+        """ids, parts, labels [B, S], labels PAD where nothing is masked -> loss [], words [B,
+        S].
+        """
         x = self.norm(ops.geluerf(self.dense(self.bert(ids, parts))))
         words = self.bert.words.weight
-        scores = x @ words.T + self.add_variable_input("bias", lambda: np.zeros(words.shape[0]), x.dtype)
+        scores = x @ words.T + self.add_variable_input(
+            "bias", lambda: np.zeros(words.shape[0]), x.dtype
+        )
         loss = addons.cross_entropy(scores, labels.flatten(), ignore_index=PAD)
         return loss, ops.argmax(scores, dim=-1).reshape(ids.shape)
 
@@ -127,7 +139,9 @@ class Spans(addons.Module):
         super().__init__()
         self.bert, self.ends = Bert(config), Linear(2)
 
-    def build(self, ids: popxl.Tensor, parts: popxl.Tensor, first: popxl.Tensor, last: popxl.Tensor):
+    def build(
+        self, ids: popxl.Tensor, parts: popxl.Tensor, first: popxl.Tensor, last: popxl.Tensor
+    ):
         """ids, parts [B, S], first, last [B] -> loss [], the most likely positions [B, 2]."""
         scores = self.ends(self.bert(ids, parts)).reshape((*ids.shape, 2))
         begin, end = (t.reshape(ids.shape) for t in ops.split(scores, 2, axis=2))  # [B, S]
@@ -141,19 +155,26 @@ def training_session(model: Union[MaskedWords, Spans], config: BertConfig) -> ad
     with ir.main_graph, popxl.in_sequence():
         batch, sequence = config.micro_batch_size, config.sequence_length
         shapes = {"first": (batch,), "last": (batch,)}
-        inputs = InputStreams(**{n: (shapes.get(n, (batch, sequence)), popxl.int32) for n in model.inputs})
+        inputs = InputStreams(
+            **{n: (shapes.get(n, (batch, sequence)), popxl.int32) for n in model.inputs}
+        )
         facts, graph = model.create_graph(*(stream.spec for stream in inputs))
         variables = NamedTensors(fwd=facts.init())
 
         loss, answers = graph.graph.outputs
-        outputs = OutputStreams(loss=(loss.shape, loss.dtype), answers=(answers.shape, answers.dtype))
+        outputs = OutputStreams(
+            loss=(loss.shape, loss.dtype), answers=(answers.shape, answers.dtype)
+        )
         weights = graph.args.to_dict()
         gradient = addons.autodiff(graph, grads_provided=[loss], grads_required=weights.values())
 
-        call = graph.bind(variables.fwd).call_with_info(*(ops.host_load(stream) for stream in inputs))
+        call = graph.bind(variables.fwd).call_with_info(
+            *(ops.host_load(stream) for stream in inputs)
+        )
         for stream, t in zip(outputs, call.outputs):
             ops.host_store(stream, t)
-        scale = popxl.constant(config.loss_scaling, loss.dtype)  # small gradients vanish in float16 otherwise
+        # small gradients vanish in float16 otherwise
+        scale = popxl.constant(config.loss_scaling, loss.dtype)
         gradients = gradient.call(scale, args=gradient.grad_graph_info.inputs_dict(call))
         adam = AdamOptimizerStep(cache=True)  # weights of one shape share a graph
         for name, weight_gradient in zip(weights, gradients):
@@ -173,15 +194,21 @@ def training_session(model: Union[MaskedWords, Spans], config: BertConfig) -> ad
 
 
 def texts(rng: np.random.Generator, config: BertConfig) -> Dict[str, np.ndarray]:
-    """A question, a gap and two runs for each of B sequences, with first and last position of the run asked for."""
+    """A question, a gap and two runs for each of B sequences, with first and last position of the
+    run asked for.
+    """
     batch, sequence = config.micro_batch_size, config.sequence_length
     ids, first, last = np.full((batch, sequence), PAD), np.zeros(batch), np.zeros(batch)
     for row in range(batch):
         lengths = rng.integers(2, (sequence - 2) // 2 + 1, 2)
         half = (config.vocabulary_size - FIRST) // 2  # of the numbers; each run has one to itself
-        numbers = [FIRST + half * i + rng.integers(half - n) for i, n in zip(rng.permutation(2), lengths)]
+        numbers = [
+            FIRST + half * i + rng.integers(half - n) for i, n in zip(rng.permutation(2), lengths)
+        ]
         runs = [start + np.arange(length) for start, length in zip(numbers, lengths)]
-        ids[row, : 2 + sum(lengths)] = np.concatenate([[numbers[asked := rng.integers(2)], QUESTION], *runs])
+        ids[row, : 2 + sum(lengths)] = np.concatenate(
+            [[numbers[asked := rng.integers(2)], QUESTION], *runs]
+        )
         first[row] = 2 + asked * lengths[0]
         last[row] = first[row] + lengths[asked] - 1
     parts = np.tile(np.arange(sequence) >= 2, (batch, 1))

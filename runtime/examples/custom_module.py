@@ -1,4 +1,6 @@
-"""A custom module: a layer with variables of its own, built once, called with two sets of weights, differentiated."""
+"""A custom module: a layer with variables of its own, built once, called with two sets of weights,
+differentiated.
+"""
 
 import numpy as np
 import popxl
@@ -14,7 +16,8 @@ class Gated(addons.Module):
 
     def __init__(self):
         super().__init__()
-        self.gate = Linear(WIDTH, bias=False)  # modules in attributes: their variables get the attribute's name
+        # modules in attributes: their variables get the attribute's name
+        self.gate = Linear(WIDTH, bias=False)
         self.value = Linear(WIDTH)
 
     def build(self, x: popxl.Tensor) -> popxl.Tensor:

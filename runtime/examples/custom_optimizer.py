@@ -1,7 +1,9 @@
-"""A custom optimizer: stochastic gradient descent with Nesterov momentum, written as a module with state of its own.
+"""A custom optimizer: stochastic gradient descent with Nesterov momentum, written as a module with
+state of its own.
 
-A perceptron learns whether a point is in a ring. The learning rate comes with every run, gradients are clipped
-together, and only matrices decay. Half way the program stops; another session takes the checkpoint, and goes on.
+A perceptron learns whether a point is in a ring. The learning rate comes with every run, gradients
+are clipped together, and only matrices decay. Half way the program stops; another session takes the
+checkpoint, and goes on.
 """
 
 import tempfile
@@ -18,7 +20,9 @@ BATCH, HIDDEN, STEPS = 128, 32, 200
 
 
 class Nesterov(addons.Module):
-    """velocity = momentum * velocity + g; weight -= rate * (g + momentum * velocity), g = gradient + decay * weight."""
+    """velocity = momentum * velocity + g; weight -= rate * (g + momentum * velocity), g = gradient
+    + decay * weight.
+    """
 
     # By reference: what is written to it in the graph is written to the variable.
     def build(
@@ -63,7 +67,9 @@ def training_session() -> addons.TaskSession:
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
         inputs = InputStreams(
-            points=((BATCH, 2), popxl.float32), labels=((BATCH,), popxl.int32), rate=((), popxl.float32)
+            points=((BATCH, 2), popxl.float32),
+            labels=((BATCH,), popxl.int32),
+            rate=((), popxl.float32),
         )
         outputs = OutputStreams(loss=((), popxl.float32))
         points, labels, rate = (ops.host_load(stream) for stream in inputs)
@@ -98,7 +104,11 @@ def train(session: addons.TaskSession, step: int) -> float:
     """One step of STEPS, at a rate that falls to zero: the loss."""
     points, labels = batch(step)
     fed = {"points": points, "labels": labels, "rate": np.float32(0.5 * (1 - step / STEPS))}
-    return float(session.run({stream: fed[name] for name, stream in session.inputs.items()})[session.outputs.loss])
+    return float(
+        session.run({stream: fed[name] for name, stream in session.inputs.items()})[
+            session.outputs.loss
+        ]
+    )
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
-"""Autoregressive decoding: each token that comes out goes in again, and keys and values of the past are kept.
+"""Autoregressive decoding: each token that comes out goes in again, and keys and values of the past
+are kept.
 
-The model is one attention layer that nobody trained. Its weights are those of an *induction head*: look for the word
-before the last time this one was seen, and say what followed it. Keys are the previous word, values the present one.
+The model is one attention layer that nobody trained. Its weights are those of an *induction head*:
+look for the word before the last time this one was seen, and say what followed it. Keys are the
+previous word, values the present one.
 """
 
 import numpy as np
@@ -15,14 +17,17 @@ SIZE = len(WORDS)
 
 
 def attend(token, previous, position, keys: TensorByRef, values: TensorByRef):
-    """The most likely next word after `token` [1]; writes this position's row of both caches, each [LENGTH, SIZE]."""
+    """The most likely next word after `token` [1]; writes this position's row of both caches, each
+    [LENGTH, SIZE].
+    """
     table = popxl.constant(np.eye(SIZE), popxl.float32, name="embedding")
     now, before = ops.gather(table, token), ops.gather(table, previous)  # [1, SIZE]
     ops.dynamic_update_(keys, position, before, axes=[0], sizes=[1], no_overlap=True)
     ops.dynamic_update_(values, position, now, axes=[0], sizes=[1], no_overlap=True)
 
     recent = popxl.constant(np.arange(LENGTH), popxl.float32, name="recent")
-    scores = (now @ keys.T) * 100 + recent  # [1, LENGTH]; rows that are not yet written match nothing
+    # [1, LENGTH]; rows that are not yet written match nothing
+    scores = (now @ keys.T) * 100 + recent
     mixed = ops.softmax(scores, axis=-1) @ values
     return ops.argmax(mixed, dim=1)
 
@@ -47,8 +52,12 @@ with ir.main_graph, popxl.in_sequence():
     prompt = popxl.variable(prompt_data, name="prompt")
 
     token, position = prompt[:1], popxl.constant(np.zeros(1), popxl.uint32)
-    keys, values = ops.init((LENGTH, SIZE), popxl.float32, "keys"), ops.init((LENGTH, SIZE), popxl.float32, "values")
-    # Token and position are carried from step to step; both caches are the loop's own, by reference.
+    keys, values = (
+        ops.init((LENGTH, SIZE), popxl.float32, "keys"),
+        ops.init((LENGTH, SIZE), popxl.float32, "values"),
+    )
+    # Token and position are carried from step to step; both caches are the loop's own, by
+    # reference.
     carried = (token, token, position)
     graph = ir.create_graph(step, *carried, prompt, keys, values)
     ops.repeat(graph, LENGTH - 1, *carried, prompt, keys, values)

@@ -1,4 +1,5 @@
-"""Gradient accumulation: eight small batches, one update. The update is that of the one large batch.
+"""Gradient accumulation: eight small batches, one update. The update is that of the one large
+batch.
 
 A least-squares line through noisy points; the script draws the points.
 """
@@ -23,12 +24,15 @@ class Line(addons.Module):
 
 
 class MicroBatch(addons.Module):
-    """Forward and backward on the next element of the streams; its variables are the line's and the accumulators."""
+    """Forward and backward on the next element of the streams; its variables are the line's and the
+    accumulators.
+    """
 
     def build(self) -> None:
         """Add one step of the loop to the current graph."""
         line = self.add_variable_inputs("line", line_facts)
-        mean = self.add_variable_inputs("mean", mean_facts)  # by reference: what a call writes stays written
+        # by reference: what a call writes stays written
+        mean = self.add_variable_inputs("mean", mean_facts)
         call = forward.bind(line).call_with_info(ops.host_load(x_stream), ops.host_load(y_stream))
         ops.host_store(loss_stream, call.outputs[0])
         one = popxl.constant(1.0, popxl.float32)
@@ -43,8 +47,11 @@ with ir.main_graph, popxl.in_sequence():
     loss_stream = popxl.d2h_stream((), popxl.float32, name="loss")
 
     line_facts, forward = Line().create_graph(x_stream.spec, y_stream.spec)
-    # The gradients of these tensors are no outputs: each call adds them to the mean in an accumulator.
-    mean_facts, backward = addons.autodiff_with_accumulation(forward, forward.args.tensors, grads_required=[])
+    # The gradients of these tensors are no outputs: each call adds them to the mean in an
+    # accumulator.
+    mean_facts, backward = addons.autodiff_with_accumulation(
+        forward, forward.args.tensors, grads_required=[]
+    )
 
     facts, loop = MicroBatch().create_graph()
     state = facts.init()
@@ -66,5 +73,8 @@ with popxl.Session(ir) as session:
         slope -= LEARNING_RATE * (2 * distance * x).mean()
         offset -= LEARNING_RATE * (2 * distance).mean()
         ours = [float(session.get_tensor_data(v)) for v in (state.line.slope, state.line.offset)]
-        print(f"step {step}: loss {losses.mean():.4f}  line {ours[0]:.3f} * x {ours[1]:+.3f}", end="  ")
+        print(
+            f"step {step}: loss {losses.mean():.4f}  line {ours[0]:.3f} * x {ours[1]:+.3f}",
+            end="  ",
+        )
         print(f"in one batch {slope:.3f} * x {offset:+.3f}")

@@ -1,7 +1,9 @@
-"""A LLaMA-style decoder: rotary positions, RMS norms, gated feed-forward, key and value heads that queries share.
+"""A LLaMA-style decoder: rotary positions, RMS norms, gated feed-forward, key and value heads that
+queries share.
 
-It learns a sentence by heart, letter by letter, and then says it. Training keeps the inputs of its blocks only, and
-computes the rest again for the gradient; four micro-batches make one clipped step of AdamW.
+It learns a sentence by heart, letter by letter, and then says it. Training keeps the inputs of its
+blocks only, and computes the rest again for the gradient; four micro-batches make one clipped step
+of AdamW.
 
 B micro-batch, S sequence, H hidden size, D size of a head, V vocabulary.
 """
@@ -55,7 +57,9 @@ class RMSNorm(addons.Module):
 
 
 class Attention(addons.Module):
-    """Causal attention; each head of keys and values serves heads / key_value_heads heads of queries."""
+    """Causal attention; each head of keys and values serves heads / key_value_heads heads of
+    queries.
+    """
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
@@ -67,7 +71,11 @@ class Attention(addons.Module):
 
     def build(self, x: popxl.Tensor) -> popxl.Tensor:
         """[B*S, H] -> [B*S, H]."""
-        sequence, shared, features = self.config.sequence_length, self.config.key_value_heads, self.features
+        sequence, shared, features = (
+            self.config.sequence_length,
+            self.config.key_value_heads,
+            self.features,
+        )
         query, key, value = (
             t.reshape((-1, sequence, t.shape[-1] // features, features))  # [B, S, heads, D]
             for t in (self.query(x), self.key(x), self.value(x))
@@ -76,9 +84,14 @@ class Attention(addons.Module):
         query, key = rotary_pos_embed(query, sin, cos), rotary_pos_embed(key, sin, cos)
         query = query.reshape((-1, sequence, shared, self.config.heads // shared, features))
         query = query.transpose((0, 2, 3, 1, 4))  # [B, shared, heads / shared, S, D]
-        key, value = (t.reshape((-1, sequence, shared, 1, features)).transpose((0, 2, 3, 1, 4)) for t in (key, value))
+        key, value = (
+            t.reshape((-1, sequence, shared, 1, features)).transpose((0, 2, 3, 1, 4))
+            for t in (key, value)
+        )
 
-        future = popxl.constant(np.triu(np.full((sequence, sequence), -10_000), 1), x.dtype, "future")
+        future = popxl.constant(
+            np.triu(np.full((sequence, sequence), -10_000), 1), x.dtype, "future"
+        )
         scores = query @ key.transpose((0, 1, 2, 4, 3)) * (1 / math.sqrt(features)) + future
         mixed = ops.softmax(scores, axis=-1) @ value
         return self.output(mixed.transpose((0, 3, 1, 2, 4)).reshape(x.shape))
@@ -113,7 +126,8 @@ class Llama(addons.Module):
     def scores(self, words: popxl.Tensor) -> popxl.Tensor:
         """words [B, S] -> [B*S, V]."""
         x = self.words(words.flatten())
-        facts, self.block = Block(self.config).create_graph(x)  # one graph, called with the weights of each layer
+        # one graph, called with the weights of each layer
+        facts, self.block = Block(self.config).create_graph(x)
         for layer in range(self.config.layers):
             (x,) = self.block.bind(self.add_variable_inputs(layer, facts)).call(x)
         return self.head(self.norm(x))
@@ -146,14 +160,18 @@ class MicroBatch(addons.Module):
         """Add one step of the loop to the current graph."""
         weights = self.add_variable_inputs("fwd", self.facts)
         mean = self.add_variable_inputs("mean", self.mean_facts)
-        call = self.forward.bind(weights).call_with_info(*(ops.host_load(stream) for stream in self.inputs))
+        call = self.forward.bind(weights).call_with_info(
+            *(ops.host_load(stream) for stream in self.inputs)
+        )
         ops.host_store(self.outputs.loss, call.outputs[0])
         one = popxl.constant(1.0, call.outputs[0].dtype)
         self.backward.bind(mean).call(one, args=self.backward.grad_graph_info.inputs_dict(call))
 
 
 def training_session(config: LlamaConfig) -> addons.TaskSession:
-    """A session that does one step of AdamW with each run, on config.micro_batches elements of its streams."""
+    """A session that does one step of AdamW with each run, on config.micro_batches elements of its
+    streams.
+    """
     ir = popxl.Ir()
     ir.num_host_transfers = config.micro_batches
     with ir.main_graph, popxl.in_sequence():
@@ -162,10 +180,18 @@ def training_session(config: LlamaConfig) -> addons.TaskSession:
         outputs = OutputStreams(loss=((), config.dtype))
         facts, micro_batch = MicroBatch(config, inputs, outputs).create_graph()
         variables = facts.init()
-        ops.repeat(micro_batch.graph, config.micro_batches, inputs_dict=micro_batch.args.to_mapping(variables))
+        ops.repeat(
+            micro_batch.graph,
+            config.micro_batches,
+            inputs_dict=micro_batch.args.to_mapping(variables),
+        )
 
         gradients = variables.mean.accum
-        norm = ops.sqrt(ops.sum(ops.concat([grad_reduce_square_add(t, 1).reshape((1,)) for t in gradients.tensors])))
+        norm = ops.sqrt(
+            ops.sum(
+                ops.concat([grad_reduce_square_add(t, 1).reshape((1,)) for t in gradients.tensors])
+            )
+        )
         adam = AdamOptimizerStep(cache=True)  # weights of one shape share a graph
         for name, weight in variables.fwd.to_dict().items():
             optim_facts, update = adam.create_graph(
@@ -180,19 +206,27 @@ def training_session(config: LlamaConfig) -> addons.TaskSession:
             state = optim_facts.init()
             variables.insert(f"optim.{name}", state, overwrite=True)
             update.bind(state).call(weight, gradients[name], norm)
-        ops.var_updates.accumulator_zero_(variables.mean.mean_accum_counter)  # the next mean starts afresh
+        # the next mean starts afresh
+        ops.var_updates.accumulator_zero_(variables.mean.mean_accum_counter)
     return addons.TaskSession(inputs, outputs, variables, ir=ir, device_desc="cpu")
 
 
 class SayNext(Llama):
     """The body of a loop that writes the most likely next word behind those that are there."""
 
-    def build(self, words: popxl.Tensor, position: popxl.Tensor) -> Tuple[popxl.Tensor, popxl.Tensor]:
+    def build(
+        self, words: popxl.Tensor, position: popxl.Tensor
+    ) -> Tuple[popxl.Tensor, popxl.Tensor]:
         """words [1, S], position of the last one said [1] -> the same, one further."""
-        scores = ops.dynamic_slice(self.scores(words), position, axes=[0], sizes=[1], no_overlap=True)  # [1, V]
+        # [1, V]
+        scores = ops.dynamic_slice(
+            self.scores(words), position, axes=[0], sizes=[1], no_overlap=True
+        )
         position = position + 1
         chosen = ops.argmax(scores, dim=1).reshape((1, 1))
-        return ops.dynamic_update(words, position, chosen, axes=[1], sizes=[1], no_overlap=True), position
+        return ops.dynamic_update(
+            words, position, chosen, axes=[1], sizes=[1], no_overlap=True
+        ), position
 
 
 def answering_session(config: LlamaConfig, prompt: int) -> addons.TaskSession:
@@ -205,7 +239,9 @@ def answering_session(config: LlamaConfig, prompt: int) -> addons.TaskSession:
         facts, body = SayNext(config).create_graph(words, position)
         variables = NamedTensors(fwd=facts.init())
         mapping = body.args.to_mapping(variables.fwd)
-        said, _ = ops.repeat(body.graph, config.sequence_length - prompt, words, position, inputs_dict=mapping)
+        said, _ = ops.repeat(
+            body.graph, config.sequence_length - prompt, words, position, inputs_dict=mapping
+        )
         ops.host_store(outputs.words, said)
     return addons.TaskSession(inputs, outputs, variables, ir=ir, device_desc="cpu")
 
@@ -214,7 +250,9 @@ def batch(rng: np.random.Generator, config: LlamaConfig) -> Dict[str, np.ndarray
     """Parts of the sentence, and their next letters: each [micro_batches, B, S]."""
     length, text = config.sequence_length, SENTENCE * 2
     starts = rng.integers(0, len(SENTENCE), (config.micro_batches, config.micro_batch_size, 1))
-    letters = np.array([LETTERS.index(letter) for letter in text], np.int32)[starts + np.arange(length + 1)]
+    letters = np.array([LETTERS.index(letter) for letter in text], np.int32)[
+        starts + np.arange(length + 1)
+    ]
     return {"words": letters[..., :-1], "following": letters[..., 1:]}
 
 

@@ -1,8 +1,11 @@
-"""Data-parallel training: four replicas learn to read digits, each from images of its own, with one set of weights.
+"""Data-parallel training: four replicas learn to read digits, each from images of its own, with one
+set of weights.
 
-The digits are made here: 3 x 5 points, somewhere on a grey and noisy image. Every replica computes the gradient of its
-images; the mean of the four moves the weights, so that all stay the same. Dropout is different on each. The replicas
-are in one process, or in several: `poprun --num-replicas 4 --num-instances 2 python mnist_data_parallel.py`.
+The digits are made here: 3 x 5 points, somewhere on a grey and noisy image. Every replica computes
+the gradient of its images; the mean of the four moves the weights, so that all stay the same.
+Dropout is different on each. The replicas
+are in one process, or in several: `poprun --num-replicas 4 --num-instances 2 python
+mnist_data_parallel.py`.
 
 B images per replica.
 """
@@ -47,7 +50,9 @@ class Net(addons.Module):
         self.conv2, self.norm2 = Conv2D(2 * config.channels, 3, paddings=(1, 1, 1, 1)), GroupNorm(2)
         self.linear1, self.linear2 = Linear(config.hidden_size), Linear(10)
 
-    def build(self, images: popxl.Tensor, seed: popxl.Tensor, is_training: bool = True) -> popxl.Tensor:
+    def build(
+        self, images: popxl.Tensor, seed: popxl.Tensor, is_training: bool = True
+    ) -> popxl.Tensor:
         """images [B, 1, SIZE, SIZE], seed [2] -> scores [B, 10]."""
         x = ops.max_pool(ops.relu(self.norm1(self.conv1(images))), (2, 2), (2, 2))
         x = ops.max_pool(ops.relu(self.norm2(self.conv2(x))), (2, 2), (2, 2))
@@ -82,7 +87,11 @@ def training_session(config: MnistConfig) -> addons.TaskSession:
             weight = variables.fwd[names[t]]
             mean = ops.collectives.replicated_all_reduce_(weight_gradient, op="mean")
             optim_facts, update = AdamOptimizerStep().create_graph(
-                weight, mean, lr=config.learning_rate, weight_decay=0.0, first_order_dtype=popxl.float32
+                weight,
+                mean,
+                lr=config.learning_rate,
+                weight_decay=0.0,
+                first_order_dtype=popxl.float32,
             )
             state = optim_facts.init()
             variables.insert(f"optim.{names[t]}", state, overwrite=True)
@@ -118,12 +127,17 @@ def digits(rng: np.random.Generator, *shape: int) -> Tuple[np.ndarray, np.ndarra
 
 
 def train(session: addons.TaskSession, images: np.ndarray, labels: np.ndarray) -> float:
-    """One step on images [replicas, B, 1, SIZE, SIZE], those of all processes: the mean loss of all replicas."""
+    """One step on images [replicas, B, 1, SIZE, SIZE], those of all processes: the mean loss of all
+    replicas.
+    """
     here = session.ir.instance_replication_factor
     first = popdist.getInstanceIndex() * here
     fed = {session.inputs.images: images, session.inputs.labels: labels}
-    shapes = {stream: session._full_input_shape(stream.shape) for stream in fed}  # no axis for a single replica
-    outputs = session.run({stream: data[first : first + here].reshape(shapes[stream]) for stream, data in fed.items()})
+    # no axis for a single replica
+    shapes = {stream: session._full_input_shape(stream.shape) for stream in fed}
+    outputs = session.run(
+        {stream: data[first : first + here].reshape(shapes[stream]) for stream, data in fed.items()}
+    )
     return float(np.mean(outputs[session.outputs.loss]))
 
 
@@ -141,7 +155,9 @@ def main() -> None:
     with test_session(config, len(images)) as testing:
         testing.load_from_session(training)
         said = testing.run({testing.inputs.images: images})[testing.outputs.digits]
-    say(f"right on {(said == labels).mean():.0%} of {len(images)} images that were not shown before")
+    say(
+        f"right on {(said == labels).mean():.0%} of {len(images)} images that were not shown before"
+    )
 
 
 if __name__ == "__main__":

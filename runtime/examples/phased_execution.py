@@ -1,7 +1,9 @@
-"""Phased execution: a perceptron for images of 28 x 28, of which one layer at a time is on the device.
+"""Phased execution: a perceptron for images of 28 x 28, of which one layer at a time is on the
+device.
 
-Weights and activations rest in remote buffers. A phase fetches one layer, takes every micro-batch through it, and
-puts away what comes out. The data are made here: ten random patterns, and images that are noisy copies of them.
+Weights and activations rest in remote buffers. A phase fetches one layer, takes every micro-batch
+through it, and puts away what comes out. The data are made here: ten random patterns, and images
+that are noisy copies of them.
 """
 
 import numpy as np
@@ -41,7 +43,9 @@ class Head(addons.Module):
 
 
 def with_gradient(forward: addons.GraphWithNamedArgs, wanted):
-    """The gradient graph: the gradients of all variables go to accumulators, those of `wanted` come out."""
+    """The gradient graph: the gradients of all variables go to accumulators, those of `wanted` come
+    out.
+    """
     return addons.autodiff_with_accumulation(forward, forward.args.tensors, grads_required=wanted)
 
 
@@ -75,7 +79,8 @@ with ir.main_graph, popxl.in_sequence():
     buffers, head_buffers = (addons.named_variable_buffers(f) for f in (facts, head_facts.linear))
     weights, head_weights = facts.init_remote(buffers), head_facts.linear.init_remote(head_buffers)
 
-    # The graphs of all micro-batches: what passes between phases waits in buffers with one entry for each.
+    # The graphs of all micro-batches: what passes between phases waits in buffers with one entry
+    # for each.
     y_buffer, dy_buffer = (addons.batch_serial_buffer(y, steps=MICRO_BATCHES) for _ in range(2))
     forward_all, backward_all = addons.batch_serialise_fwd_and_grad(
         forward,
@@ -100,7 +105,9 @@ with ir.main_graph, popxl.in_sequence():
     forward_all.graph.bind(fetch(buffers)).call(0)
 
     # Phase 2: the head, forward and backward, and its update.
-    held = NamedTensors.from_dict({"linear": fetch(head_buffers), "mean": head_facts.mean.init_zero()})
+    held = NamedTensors.from_dict(
+        {"linear": fetch(head_buffers), "mean": head_facts.mean.init_zero()}
+    )
     head_all.graph.bind(held).call(0)
     update(head_buffers, held.linear, held.mean.accum)
 
@@ -119,4 +126,7 @@ with popxl.Session(ir) as session:
         outputs = session.run({images: patterns[digits] + 2 * noise, labels: digits})
         if step % 10 == 0:
             print(f"step {step:2}: loss {outputs[losses].mean():.3f}")
-    print("weight of the first layer, fetched at the end:", session.get_tensor_data(weights.linear.weight).shape)
+    print(
+        "weight of the first layer, fetched at the end:",
+        session.get_tensor_data(weights.linear.weight).shape,
+    )

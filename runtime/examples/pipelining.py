@@ -1,6 +1,8 @@
-"""Pipelining: a model cut into stages on two devices, and micro-batches that follow each other through them.
+"""Pipelining: a model cut into stages on two devices, and micro-batches that follow each other
+through them.
 
-Stage 0 and 1 are the forward pass of two layers, stage 2 and 3 their backward pass. Then the weights move, once.
+Stage 0 and 1 are the forward pass of two layers, stage 2 and 3 their backward pass. Then the
+weights move, once.
 """
 
 import numpy as np
@@ -51,7 +53,8 @@ with ir.main_graph, popxl.in_sequence():
             loss, dy = addons.cross_entropy_with_grad(call1.outputs[0], label)
             ops.host_store(loss_stream, loss)
         with pipeline.stage(2), popxl.ipu(1):
-            # Micro-batches have followed meanwhile: a later stage asks for the values that belong to its own.
+            # Micro-batches have followed meanwhile: a later stage asks for the values that belong
+            # to its own.
             args = pipeline.stash_and_restore_activations(call1, backward1.grad_graph_info)
             (dx,) = backward1.bind(mean1).call(dy, args=args)
             dx = dx.copy_to_ipu(0)
@@ -65,7 +68,9 @@ with ir.main_graph, popxl.in_sequence():
         ops.var_updates.accumulator_zero_(mean.mean_accum_counter)
 
 # The label is the largest of the first features.
-features = np.random.default_rng(0).normal(size=(MICRO_BATCHES, MICRO_BATCH, WIDTH)).astype(np.float32)
+features = (
+    np.random.default_rng(0).normal(size=(MICRO_BATCHES, MICRO_BATCH, WIDTH)).astype(np.float32)
+)
 labels = features[..., :CLASSES].argmax(-1).astype(np.int32)
 with popxl.Session(ir) as session:
     for step in range(61):

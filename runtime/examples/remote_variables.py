@@ -1,4 +1,5 @@
-"""Remote and sharded variables: state that lives outside the device, one slot per layer, and comes when it is used.
+"""Remote and sharded variables: state that lives outside the device, one slot per layer, and comes
+when it is used.
 
 Two replicas hold the same weights, so each keeps half of every weight (replicated tensor sharding).
 """
@@ -14,9 +15,14 @@ with ir.main_graph, popxl.in_sequence():
     # A slot of `whole` holds a tensor, a slot of `halves` holds this replica's half of one.
     whole = popxl.remote_buffer((SIZE,), popxl.float32, entries=LAYERS)
     halves = popxl.replica_sharded_buffer((SIZE,), popxl.float32, entries=LAYERS)
-    biases = [popxl.remote_variable(np.full(SIZE, layer, np.float32), whole, layer) for layer in range(LAYERS)]
+    biases = [
+        popxl.remote_variable(np.full(SIZE, layer, np.float32), whole, layer)
+        for layer in range(LAYERS)
+    ]
     weights = [
-        popxl.remote_replica_sharded_variable(np.arange(SIZE, dtype=np.float32) + layer, halves, layer)
+        popxl.remote_replica_sharded_variable(
+            np.arange(SIZE, dtype=np.float32) + layer, halves, layer
+        )
         for layer in range(LAYERS)
     ]
     print("a slot of halves:", halves.tensor_shape, "of", halves.meta_shape)
@@ -24,7 +30,8 @@ with ir.main_graph, popxl.in_sequence():
     def layer_step(layer: popxl.Tensor, x: popxl.Tensor):
         """Bring layer `layer`, use it, change it, put it back."""
         shard = ops.remote_load(halves, layer)
-        weight = collectives.replicated_all_gather(shard)  # the whole weight, for as long as it is used
+        # the whole weight, for as long as it is used
+        weight = collectives.replicated_all_gather(shard)
         bias = ops.remote_load(whole, layer)
         ops.remote_store(halves, layer, shard * 0.5)  # elementwise work needs the shard alone
         return layer + 1, x * weight + bias
@@ -43,5 +50,6 @@ with popxl.Session(ir) as session:
     for step in range(2):
         print(f"run {step}:", session.run({x_stream: ones})[y_stream][0].tolist())
 for layer, weight in enumerate(weights):
-    print(f"weight of layer {layer}:", session.get_tensor_data(weight).tolist())  # whole on the host
+    # whole on the host
+    print(f"weight of layer {layer}:", session.get_tensor_data(weight).tolist())
 print("bias of layer 2:", session.get_tensor_data(biases[2]).tolist())

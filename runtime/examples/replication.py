@@ -1,4 +1,5 @@
-"""Replication: one program, four replicas, each with data of its own, and groups of replicas that talk.
+"""Replication: one program, four replicas, each with data of its own, and groups of replicas that
+talk.
 
 Replicas 0 1 | 2 3 are the pairs of `pairs`; its transpose has the groups 0 2 | 1 3.
 """
@@ -16,11 +17,17 @@ print("across", across.assignment)
 
 with ir.main_graph, popxl.in_sequence():
     x_stream = popxl.h2d_stream((2,), popxl.float32, name="x")
-    outputs = {name: popxl.d2h_stream((2,), popxl.float32, name) for name in ("product", "pair", "everyone")}
+    outputs = {
+        name: popxl.d2h_stream((2,), popxl.float32, name)
+        for name in ("product", "pair", "everyone")
+    }
 
     x = ops.host_load(x_stream)
-    # For a variable a grouping says who shares a value: the first axis of the data counts the groups.
-    weight = popxl.variable(np.array([[1, 1], [10, 10]]), popxl.float32, "weight", replica_grouping=pairs)
+    # For a variable a grouping says who shares a value: the first axis of the data counts the
+    # groups.
+    weight = popxl.variable(
+        np.array([[1, 1], [10, 10]]), popxl.float32, "weight", replica_grouping=pairs
+    )
     product = x * weight
     # For a collective it says who takes part. Without a group all replicas do.
     pair = collectives.replicated_all_reduce(product, "add", group=pairs)

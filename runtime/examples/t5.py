@@ -1,10 +1,11 @@
-"""A T5-style encoder and decoder: positions are biases of attention by distance, norms have no mean, no layer a bias.
+"""A T5-style encoder and decoder: positions are biases of attention by distance, norms have no
+mean, no layer a bias.
 
-It learns to put letters in order: `f b d` -> `b d f`. The decoder reads what the encoder made of the letters by cross
-attention, and what it wrote itself by causal attention.
+It learns to put letters in order: `f b d` -> `b d f`. The decoder reads what the encoder made of
+the letters by cross attention, and what it wrote itself by causal attention.
 
-B micro-batch, S sequence of the encoder, T of the decoder (as long here), H hidden size, D size of a head,
-V vocabulary.
+B micro-batch, S sequence of the encoder, T of the decoder (as long here), H hidden size, D size of
+a head, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -52,7 +53,9 @@ class RMSNorm(addons.Module):
 
 
 class DistanceBias(addons.Module):
-    """What attention adds to its scores: a learned number for each head and each bucket of distances."""
+    """What attention adds to its scores: a learned number for each head and each bucket of
+    distances.
+    """
 
     def __init__(self, config: T5Config, both_ways: bool):
         super().__init__()
@@ -65,7 +68,9 @@ class DistanceBias(addons.Module):
         return self.table(rows).T.reshape((1, self.config.heads, length, length))
 
     def bucket_of(self, length: int) -> np.ndarray:
-        """Near distances have a bucket each, far ones share them on a logarithmic scale; [length, length]."""
+        """Near distances have a bucket each, far ones share them on a logarithmic scale; [length,
+        length].
+        """
         ahead = np.arange(length) - np.arange(length)[:, None]
         count, first = self.config.buckets, np.zeros_like(ahead)
         if self.both_ways:  # half of the buckets for what follows
@@ -104,7 +109,10 @@ class FeedForward(addons.Module):
 
     def __init__(self, config: T5Config):
         super().__init__()
-        self.up, self.down = Linear(config.intermediate_size, False), Linear(config.hidden_size, False)
+        self.up, self.down = (
+            Linear(config.intermediate_size, False),
+            Linear(config.hidden_size, False),
+        )
 
     def build(self, x: popxl.Tensor) -> popxl.Tensor:
         """[B*S, H] -> [B*S, H]."""
@@ -112,7 +120,9 @@ class FeedForward(addons.Module):
 
 
 class Layer(addons.Module):
-    """Attention to itself, then (in a decoder) to the encoder's outputs, then feed-forward; each one is added."""
+    """Attention to itself, then (in a decoder) to the encoder's outputs, then feed-forward; each
+    one is added.
+    """
 
     def __init__(self, config: T5Config, is_decoder: bool):
         super().__init__()
@@ -144,7 +154,9 @@ class Stack(addons.Module):
     def __init__(self, config: T5Config, is_decoder: bool):
         super().__init__()
         self.distance = DistanceBias(config, both_ways=not is_decoder)
-        self.layers = addons.Module.from_list([Layer(config, is_decoder) for _ in range(config.layers)])
+        self.layers = addons.Module.from_list(
+            [Layer(config, is_decoder) for _ in range(config.layers)]
+        )
         self.norm = RMSNorm()
 
     def build(self, x: popxl.Tensor, mask: popxl.Tensor, *memory: popxl.Tensor) -> popxl.Tensor:
@@ -166,18 +178,29 @@ class T5(addons.Module):
     def table(self) -> popxl.Tensor:
         """The table of words."""
         shape = (self.config.vocabulary_size, self.config.hidden_size)
-        return self.add_variable_input("words", lambda: np.random.normal(0, 0.1, shape), self.config.dtype)
+        return self.add_variable_input(
+            "words", lambda: np.random.normal(0, 0.1, shape), self.config.dtype
+        )
 
     def encode(self, ids: popxl.Tensor, table: popxl.Tensor) -> Tuple[popxl.Tensor, popxl.Tensor]:
         """ids [B, S] -> memory [B*S, H], its mask [B, 1, 1, S]."""
         is_padding = ops.equal(ids, popxl.constant(PAD, popxl.int32))
-        mask = ops.cast(is_padding, self.config.dtype).reshape((ids.shape[0], 1, 1, ids.shape[1])) * -10_000
+        mask = (
+            ops.cast(is_padding, self.config.dtype).reshape((ids.shape[0], 1, 1, ids.shape[1]))
+            * -10_000
+        )
         return self.encoder(ops.gather(table, ids.flatten()), mask), mask
 
-    def decode(self, written: popxl.Tensor, table: popxl.Tensor, *memory: popxl.Tensor) -> popxl.Tensor:
-        """written [B, T], memory [B*S, H] and its mask -> scores of what follows each word [B*T, V]."""
+    def decode(
+        self, written: popxl.Tensor, table: popxl.Tensor, *memory: popxl.Tensor
+    ) -> popxl.Tensor:
+        """written [B, T], memory [B*S, H] and its mask -> scores of what follows each word [B*T,
+        V].
+        """
         length = written.shape[1]
-        future = popxl.constant(np.triu(np.full((length, length), -10_000), 1), self.config.dtype, "future")
+        future = popxl.constant(
+            np.triu(np.full((length, length), -10_000), 1), self.config.dtype, "future"
+        )
         x = self.decoder(ops.gather(table, written.flatten()), future, *memory)
         return (x * self.config.hidden_size**-0.5) @ table.T
 
@@ -185,7 +208,9 @@ class T5(addons.Module):
 class Loss(T5):
     """Mean cross entropy of what should be written."""
 
-    def build(self, ids: popxl.Tensor, written: popxl.Tensor, following: popxl.Tensor) -> popxl.Tensor:
+    def build(
+        self, ids: popxl.Tensor, written: popxl.Tensor, following: popxl.Tensor
+    ) -> popxl.Tensor:
         """ids, written, following [B, S] -> []."""
         table = self.table()
         scores = self.decode(written, table, *self.encode(ids, table))
@@ -203,17 +228,32 @@ class Encode(T5):
 class WriteNext(T5):
     """The body of a loop that writes the most likely next word of each sequence."""
 
-    def build(self, written: popxl.Tensor, position: popxl.Tensor, memory: popxl.Tensor, memory_mask: popxl.Tensor):
+    def build(
+        self,
+        written: popxl.Tensor,
+        position: popxl.Tensor,
+        memory: popxl.Tensor,
+        memory_mask: popxl.Tensor,
+    ):
         """written [B, T], position of the last one written [1] -> the same, one further."""
         batch, length = written.shape
-        scores = self.decode(written, self.table(), memory, memory_mask).reshape((batch, length, -1))
-        chosen = ops.argmax(ops.dynamic_slice(scores, position, axes=[1], sizes=[1], no_overlap=True), dim=2)  # [B, 1]
+        scores = self.decode(written, self.table(), memory, memory_mask).reshape(
+            (batch, length, -1)
+        )
+        # [B, 1]
+        chosen = ops.argmax(
+            ops.dynamic_slice(scores, position, axes=[1], sizes=[1], no_overlap=True), dim=2
+        )
         position = position + 1
-        return ops.dynamic_update(written, position, chosen, axes=[1], sizes=[1], no_overlap=True), position
+        return ops.dynamic_update(
+            written, position, chosen, axes=[1], sizes=[1], no_overlap=True
+        ), position
 
 
 def training_session(config: T5Config) -> addons.TaskSession:
-    """A session that does one step of AdamW with each run, at the learning rate that the run is given."""
+    """A session that does one step of AdamW with each run, at the learning rate that the run is
+    given.
+    """
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
         words = ((config.micro_batch_size, config.sequence_length), popxl.int32)
@@ -255,7 +295,10 @@ def answering_session(config: T5Config) -> addons.TaskSession:
         facts, encode = Encode(config).create_graph(ids)
         memory = encode.graph.outputs
 
-        start = popxl.constant(np.full(ids.shape, PAD), popxl.int32), popxl.constant([0], popxl.uint32)
+        start = (
+            popxl.constant(np.full(ids.shape, PAD), popxl.int32),
+            popxl.constant([0], popxl.uint32),
+        )
         body_facts, body = WriteNext(config).create_graph(*start, *memory)
         facts.insert("decoder", body_facts.decoder)  # both have the same words
         variables = NamedTensors(fwd=facts.init())
@@ -268,9 +311,14 @@ def answering_session(config: T5Config) -> addons.TaskSession:
 
 
 def batch(rng: np.random.Generator, config: T5Config) -> Dict[str, np.ndarray]:
-    """Letters in any order, what the decoder has written before each step, and what it should write: each [B, S]."""
+    """Letters in any order, what the decoder has written before each step, and what it should
+    write: each [B, S].
+    """
     names = ("ids", "written", "following")
-    found = {name: np.full((config.micro_batch_size, config.sequence_length), PAD, np.int32) for name in names}
+    found = {
+        name: np.full((config.micro_batch_size, config.sequence_length), PAD, np.int32)
+        for name in names
+    }
     for row in range(config.micro_batch_size):
         count = rng.integers(2, config.sequence_length - 1)
         letters = rng.permutation(len(ALPHABET))[:count] + 2
@@ -283,7 +331,11 @@ def batch(rng: np.random.Generator, config: T5Config) -> Dict[str, np.ndarray]:
 def train(session: addons.TaskSession, data: Dict[str, np.ndarray], rate: float) -> float:
     """One step: the loss."""
     fed = {**data, "rate": np.float32(rate)}
-    return float(session.run({stream: fed[name] for name, stream in session.inputs.items()})[session.outputs.loss])
+    return float(
+        session.run({stream: fed[name] for name, stream in session.inputs.items()})[
+            session.outputs.loss
+        ]
+    )
 
 
 def main() -> None:
@@ -300,7 +352,11 @@ def main() -> None:
         data = batch(rng, config)
         written = answering.run({answering.inputs.ids: data["ids"]})[answering.outputs.written]
     for asked, said in zip(data["ids"][:3], written[:3, 1:]):
-        print(*(ALPHABET[i - 2] for i in asked if i > END), "->", *(ALPHABET[i - 2] for i in said if i > END))
+        print(
+            *(ALPHABET[i - 2] for i in asked if i > END),
+            "->",
+            *(ALPHABET[i - 2] for i in said if i > END),
+        )
 
 
 if __name__ == "__main__":

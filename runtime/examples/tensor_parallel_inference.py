@@ -1,9 +1,11 @@
-"""Tensor-parallel inference: a GPT-J-style decoder, whose matrices are cut over groups of replicas, writes words.
+"""Tensor-parallel inference: a GPT-J-style decoder, whose matrices are cut over groups of replicas,
+writes words.
 
-Two replicas hold a half of every matrix each, four a quarter; or two groups of two work on different sequences. The
-words are the same. Nobody trained this model: its weights are random.
+Two replicas hold a half of every matrix each, four a quarter; or two groups of two work on
+different sequences. The words are the same. Nobody trained this model: its weights are random.
 
-B sequences per group, S sequence, H hidden size, D size of a head, V vocabulary, tp replicas of a group.
+B sequences per group, S sequence, H hidden size, D size of a head, V vocabulary, tp replicas of a
+group.
 """
 
 import math
@@ -48,7 +50,8 @@ class GPTJConfig:
 class Block(addons.Module):
     """Attention and feed-forward side by side, on one normalised copy of what both are added to.
 
-    Each replica has some of the heads and some of the inner features; what they make is summed once, over the group.
+    Each replica has some of the heads and some of the inner features; what they make is summed
+    once, over the group.
     """
 
     def __init__(self, config: GPTJConfig):
@@ -56,7 +59,9 @@ class Block(addons.Module):
         self.config, size, tp = config, config.hidden_size, config.tensor_parallel
         shards = config.shards()
         self.norm = LayerNorm()
-        self.query, self.key, self.value = (Linear(size // tp, bias=False, replica_grouping=shards) for _ in range(3))
+        self.query, self.key, self.value = (
+            Linear(size // tp, bias=False, replica_grouping=shards) for _ in range(3)
+        )
         self.output = Linear(size, bias=False, replica_grouping=shards)
         self.up = Linear(4 * size // tp, replica_grouping=shards)
         self.down = Linear(size, bias=False, replica_grouping=shards)
@@ -64,18 +69,32 @@ class Block(addons.Module):
     def build(self, x: popxl.Tensor) -> popxl.Tensor:
         """[B*S, H], identical over the group -> the same."""
         y = self.norm(x)
-        parts = self.attention(y) + self.down(ops.gelu(self.up(y)))  # [B*S, H], partial sums over the group
-        bias = self.add_variable_input("bias", lambda: np.zeros(x.shape[-1]), x.dtype)  # once, not on every replica
-        return x + replicated_all_reduce_identical_grad_inputs(parts, group=self.config.group()) + bias
+        # [B*S, H], partial sums over the group
+        parts = self.attention(y) + self.down(ops.gelu(self.up(y)))
+        # once, not on every replica
+        bias = self.add_variable_input("bias", lambda: np.zeros(x.shape[-1]), x.dtype)
+        return (
+            x + replicated_all_reduce_identical_grad_inputs(parts, group=self.config.group()) + bias
+        )
 
     def attention(self, y: popxl.Tensor) -> popxl.Tensor:
         """[B*S, H] -> [B*S, H], partial sums over the group."""
-        sequence, features = self.config.sequence_length, self.config.hidden_size // self.config.heads
-        query, key, value = (t.reshape((-1, sequence, t.shape[-1] // features, features)) for t in self.qkv(y))
+        sequence, features = (
+            self.config.sequence_length,
+            self.config.hidden_size // self.config.heads,
+        )
+        query, key, value = (
+            t.reshape((-1, sequence, t.shape[-1] // features, features)) for t in self.qkv(y)
+        )
         sin, cos = trig_table_constants(sequence, self.config.rotary_features)
-        query, key = (rotary_pos_embed(t, sin, cos, self.config.rotary_features) for t in (query, key))
-        query, key, value = (t.transpose((0, 2, 1, 3)) for t in (query, key, value))  # [B, heads/tp, S, D]
-        future = popxl.constant(np.triu(np.full((sequence, sequence), -10_000), 1), y.dtype, "future")
+        query, key = (
+            rotary_pos_embed(t, sin, cos, self.config.rotary_features) for t in (query, key)
+        )
+        # [B, heads/tp, S, D]
+        query, key, value = (t.transpose((0, 2, 1, 3)) for t in (query, key, value))
+        future = popxl.constant(
+            np.triu(np.full((sequence, sequence), -10_000), 1), y.dtype, "future"
+        )
         scores = query @ key.transpose((0, 1, 3, 2)) * (1 / math.sqrt(features)) + future
         mixed = ops.softmax(scores, axis=-1) @ value
         return self.output(mixed.transpose((0, 2, 1, 3)).reshape((y.shape[0], -1)))
@@ -91,22 +110,30 @@ class GPTJ(addons.Module):
     def __init__(self, config: GPTJConfig):
         super().__init__()
         self.config, shards = config, config.shards()
-        self.words = Embedding(config.dtype, config.vocabulary_size, config.hidden_size, replica_grouping=shards)
+        self.words = Embedding(
+            config.dtype, config.vocabulary_size, config.hidden_size, replica_grouping=shards
+        )
         self.norm = LayerNorm()
-        self.head = Linear(config.vocabulary_size // config.tensor_parallel, replica_grouping=shards)
+        self.head = Linear(
+            config.vocabulary_size // config.tensor_parallel, replica_grouping=shards
+        )
 
     def build(self, words: popxl.Tensor, position: popxl.Tensor) -> popxl.Tensor:
         """words [B, S], position [1] -> scores [B, V], identical over the group."""
         config, group = self.config, self.config.group()
         firsts = iter(Embedding.get_offsets(config.vocabulary_size, config.tensor_parallel))
-        first = self.add_variable_input("first", firsts, popxl.int32, replica_grouping=config.shards())
+        first = self.add_variable_input(
+            "first", firsts, popxl.int32, replica_grouping=config.shards()
+        )
         x = self.words(words.flatten() - first)  # zeros where another replica has the word
         x = replicated_all_reduce_identical_grad_inputs(x, group=group)
         facts, block = Block(config).create_graph(x)
         for layer in range(config.layers):
             (x,) = block.bind(self.add_variable_inputs(layer, facts)).call(x)
         x = self.norm(x).reshape((*words.shape, config.hidden_size))
-        x = ops.dynamic_slice(x, position, axes=[1], sizes=[1], no_overlap=True).reshape((words.shape[0], -1))
+        x = ops.dynamic_slice(x, position, axes=[1], sizes=[1], no_overlap=True).reshape(
+            (words.shape[0], -1)
+        )
         scores = self.head(x)  # [B, V/tp]
         return ops.collectives.replicated_all_gather(scores, axis=1, group=group)
 
@@ -118,11 +145,15 @@ class WriteNext(addons.Module):
         super().__init__()
         self.model = GPTJ(config)
 
-    def build(self, words: popxl.Tensor, position: popxl.Tensor) -> Tuple[popxl.Tensor, popxl.Tensor]:
+    def build(
+        self, words: popxl.Tensor, position: popxl.Tensor
+    ) -> Tuple[popxl.Tensor, popxl.Tensor]:
         """words [B, S], position of the last one written [1] -> the same, one further."""
         chosen = ops.argmax(self.model(words, position), dim=1).reshape((words.shape[0], 1))
         position = position + 1
-        return ops.dynamic_update(words, position, chosen, axes=[1], sizes=[1], no_overlap=True), position
+        return ops.dynamic_update(
+            words, position, chosen, axes=[1], sizes=[1], no_overlap=True
+        ), position
 
 
 def inference_session(config: GPTJConfig, prompt: int) -> addons.TaskSession:
@@ -130,23 +161,36 @@ def inference_session(config: GPTJConfig, prompt: int) -> addons.TaskSession:
     ir = popxl.Ir(replication=config.tensor_parallel * config.data_parallel)
     with ir.main_graph, popxl.in_sequence():
         shape = (config.micro_batch_size, config.sequence_length)
-        inputs, outputs = InputStreams(words=(shape, popxl.int32)), OutputStreams(words=(shape, popxl.int32))
+        inputs, outputs = (
+            InputStreams(words=(shape, popxl.int32)),
+            OutputStreams(words=(shape, popxl.int32)),
+        )
         words, position = ops.host_load(inputs.words), popxl.constant([prompt - 1], popxl.uint32)
         facts, body = WriteNext(config).create_graph(words, position)
         variables = NamedTensors(fwd=facts.model.init())
         mapping = body.args.model.to_mapping(variables.fwd)
-        words, _ = ops.repeat(body.graph, config.sequence_length - prompt, words, position, inputs_dict=mapping)
+        words, _ = ops.repeat(
+            body.graph, config.sequence_length - prompt, words, position, inputs_dict=mapping
+        )
         ops.host_store(outputs.words, words)
     return addons.TaskSession(inputs, outputs, variables, ir=ir, device_desc="cpu")
 
 
-def load_weights(session: addons.TaskSession, config: GPTJConfig, whole: Dict[str, np.ndarray]) -> None:
+def load_weights(
+    session: addons.TaskSession, config: GPTJConfig, whole: Dict[str, np.ndarray]
+) -> None:
     """Give a session the weights of the unsharded model, cut as each variable is."""
     values, tp = addons.WeightsDict(), config.tensor_parallel
     for name, variable in session.state.fwd.to_dict().items():
         if name != "first":
-            # Vectors and tables of words are cut by rows; matrices by what they make, or by what they take.
-            axis = 0 if whole[name].ndim == 1 or name.endswith(("words.weight", "output.weight", "down.weight")) else 1
+            # Vectors and tables of words are cut by rows; matrices by what they make, or by what
+            # they take.
+            axis = (
+                0
+                if whole[name].ndim == 1
+                or name.endswith(("words.weight", "output.weight", "down.weight"))
+                else 1
+            )
             is_cut = variable.replica_grouping.num_groups > 1
             array = shard(whole[name], tp, axis) if is_cut else whole[name]
             values[variable] = array.astype(variable.dtype.as_numpy())
@@ -163,21 +207,32 @@ def write(session: addons.TaskSession, config: GPTJConfig, words: np.ndarray) ->
 
 
 def main() -> None:
-    """The same words from one replica, from two and four that share the weights, and from two groups of two."""
+    """The same words from one replica, from two and four that share the weights, and from two
+    groups of two.
+    """
     rng = np.random.default_rng(0)
-    words = np.pad(rng.integers(0, 64, (4, 5)), ((0, 0), (0, 7))).astype(np.int32)  # four prompts of five words
+    # four prompts of five words
+    words = np.pad(rng.integers(0, 64, (4, 5)), ((0, 0), (0, 7))).astype(np.int32)
     whole: Dict[str, np.ndarray] = {}
     for tensor_parallel, data_parallel in ((1, 1), (2, 1), (4, 1), (2, 2)):
         config = GPTJConfig(
-            micro_batch_size=4 // data_parallel, tensor_parallel=tensor_parallel, data_parallel=data_parallel
+            micro_batch_size=4 // data_parallel,
+            tensor_parallel=tensor_parallel,
+            data_parallel=data_parallel,
         )
         with inference_session(config, prompt=5) as session:
             variables = session.state.fwd.to_dict()
-            whole = whole or {name: rng.normal(0, 0.5 if v.rank > 1 else 0.1, v.shape) for name, v in variables.items()}
+            whole = whole or {
+                name: rng.normal(0, 0.5 if v.rank > 1 else 0.1, v.shape)
+                for name, v in variables.items()
+            }
             load_weights(session, config, whole)
             said = write(session, config, words)
         held = sum(v.nelms for v in variables.values())
-        print(f"{data_parallel} x {tensor_parallel} replicas, {held} elements each: {said[0]} {said[3]}")
+        print(
+            f"{data_parallel} x {tensor_parallel} replicas, {held} elements each: {said[0]} "
+            f"{said[3]}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The few names of the native layer that PopXL programs import: exceptions, devices, sessions, a logger, enumerations.
+"""The few names of the native layer that PopXL programs import: exceptions, devices, sessions, a
+logger, enumerations.
 
 Imports nothing of ours. To add a name, put it into the file of its kind and list it here.
 """

@@ -73,5 +73,7 @@ class DeviceManager:
         return device
 
     def enumerateDevices(self, numIpus: int = 1, **options: Any) -> List[DeviceInfo]:  # noqa: N802, N803
-        """The devices with this many virtual devices: always one, since they share the host's hardware."""
+        """The devices with this many virtual devices: always one, since they share the host's
+        hardware.
+        """
         return [DeviceInfo(DeviceType.Ipu, numIpus=numIpus)]

@@ -72,7 +72,9 @@ class VariableSettings:
 
 
 class AnchorReturnType(Enum):
-    """Which of a tensor's values are returned to the host. ``AnchorReturnType("All")`` and the like are accepted."""
+    """Which of a tensor's values are returned to the host. ``AnchorReturnType("All")`` and the like
+    are accepted.
+    """
 
     Final = "FINAL"
     EveryN = "EVERYN"

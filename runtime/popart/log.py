@@ -21,9 +21,13 @@ class Logger:
         self._logger = logging.getLogger(name)
 
     def setLevel(self, level: str) -> None:  # noqa: N802
-        """Show messages from this level on: TRACE, DEBUG, INFO, WARN, ERR, CRITICAL or OFF. ValueError for another."""
+        """Show messages from this level on: TRACE, DEBUG, INFO, WARN, ERR, CRITICAL or OFF.
+        ValueError for another.
+        """
         if level.upper() not in LEVELS:
-            raise ValueError(f"Logger.setLevel: got {level!r}; expected one of {', '.join(LEVELS)}.")
+            raise ValueError(
+                f"Logger.setLevel: got {level!r}; expected one of {', '.join(LEVELS)}."
+            )
         self._logger.setLevel(LEVELS[level.upper()])
 
     def debug(self, message: str, *args: Any) -> None:

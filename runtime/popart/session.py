@@ -1,7 +1,8 @@
-"""Native sessions over programs that were built with PopXL: arrays go in and out by the names of streams and variables.
+"""Native sessions over programs that were built with PopXL: arrays go in and out by the names of
+streams and variables.
 
-A PopXL program gives itself to `InferenceSession.fromIr` as ``ir._pb_ir``; a ``popxl.Session`` shows itself in the same
-way as ``session._pb_session``.
+A PopXL program gives itself to `InferenceSession.fromIr` as ``ir._pb_ir``; a ``popxl.Session``
+shows itself in the same way as ``session._pb_session``.
 """
 
 from typing import Any, Dict, Iterable, List, Mapping, Protocol, Union
@@ -16,8 +17,10 @@ class DataFlow:
 
     Args:
         batchesPerStep: transfers of each stream in one run.
-        anchorTensors: names of output streams, or {name: which of its transfers}; none given: all streams.
-        anchorReturnType: which transfers are returned for a list of names: all of them, the final one, or their sum.
+        anchorTensors: names of output streams, or {name: which of its transfers}; none given: all
+            streams.
+        anchorReturnType: which transfers are returned for a list of names: all of them, the final
+            one, or their sum.
     Raises:
         ValueError: for less than one transfer.
         popart_exception: for the return type EveryN.
@@ -37,7 +40,9 @@ class DataFlow:
         )
         self._batches = batchesPerStep
         if AnchorReturnType.EveryN in self._anchors.values():
-            raise popart_exception("DataFlow: got return type EveryN; expected All, Final or Sum. Pick from All.")
+            raise popart_exception(
+                "DataFlow: got return type EveryN; expected All, Final or Sum. Pick from All."
+            )
 
     def batchesPerStep(self) -> int:  # noqa: N802
         """Transfers of each stream in one run."""
@@ -56,16 +61,21 @@ class DataFlow:
         return id in self._anchors
 
     def art(self, id: str) -> AnchorReturnType:  # noqa: A002
-        """Which transfers of a stream are returned. popart_exception for a stream that is not among them."""
+        """Which transfers of a stream are returned. popart_exception for a stream that is not among
+        them.
+        """
         if id not in self._anchors:
             raise popart_exception(
-                f"DataFlow.art: got {id!r}; expected one of {', '.join(map(repr, self._anchors)) or 'none'}."
+                f"DataFlow.art: got {id!r}; expected one of "
+                f"{', '.join(map(repr, self._anchors)) or 'none'}."
             )
         return self._anchors[id]
 
 
 class PyStepIO:
-    """Arrays of one run by the names of their streams: inputs that are read, outputs that are filled."""
+    """Arrays of one run by the names of their streams: inputs that are read, outputs that are
+    filled.
+    """
 
     def __init__(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         self.inputs, self.outputs = dict(inputs), dict(outputs)
@@ -75,7 +85,9 @@ class PyStepIO:
 
 
 class PyWeightsIO:
-    """Arrays of variables by the variables' names: to be filled by `readWeights`, or read by `writeWeights`."""
+    """Arrays of variables by the variables' names: to be filled by `readWeights`, or read by
+    `writeWeights`.
+    """
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
         self.weights = dict(weights)
@@ -120,27 +132,35 @@ class Program(Protocol):
     """What `InferenceSession.fromIr` takes: ``ir._pb_ir``."""
 
     def openSession(self, device: DeviceInfo) -> OpenSession:  # noqa: N802
-        """A session of the program that keeps the host's values of variables apart from the device's."""
+        """A session of the program that keeps the host's values of variables apart from the
+        device's.
+        """
 
     def getDataFlow(self) -> DataFlow:  # noqa: N802
         """What the program was told about its streams."""
 
 
 class InferenceSession:
-    """A program on a device; made by `fromIr`. popart_exception on construction: ONNX models do not run here."""
+    """A program on a device; made by `fromIr`. popart_exception on construction: ONNX models do not
+    run here.
+    """
 
     _session: OpenSession
     _flow: DataFlow
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise popart_exception(
-            "InferenceSession: got a model; expected a PopXL program. Use InferenceSession.fromIr(ir=ir._pb_ir, "
-            "deviceInfo=...)."
+            "InferenceSession: got a model; expected a PopXL program. Use "
+            "InferenceSession.fromIr(ir=ir._pb_ir, deviceInfo=...)."
         )
 
     @classmethod
-    def fromIr(cls, ir: Program, deviceInfo: DeviceInfo, name: str = "fromIr") -> "InferenceSession":  # noqa: N802, N803
-        """A session of a PopXL program, given as ``ir._pb_ir``. The program cannot change any more."""
+    def fromIr(
+        cls, ir: Program, deviceInfo: DeviceInfo, name: str = "fromIr"
+    ) -> "InferenceSession":  # noqa: N802, N803
+        """A session of a PopXL program, given as ``ir._pb_ir``. The program cannot change any
+        more.
+        """
         return cls.over(ir.openSession(deviceInfo), ir.getDataFlow())
 
     @classmethod
@@ -160,7 +180,9 @@ class InferenceSession:
 
     def initAnchorArrays(self) -> Dict[str, Any]:  # noqa: N802
         """A new array for each output stream that is returned, to be filled by runs."""
-        arrays = {stream.tensor_id: array for stream, array in self._session.create_host_outputs().items()}
+        arrays = {
+            stream.tensor_id: array for stream, array in self._session.create_host_outputs().items()
+        }
         unknown = [name for name in self._flow.anchors() if name not in arrays]
         if unknown:
             raise popart_exception(
@@ -175,7 +197,11 @@ class InferenceSession:
         kind = self._flow.art(name) if self._flow.isAnchored(name) else AnchorReturnType.All
         if kind is AnchorReturnType.All or self._flow.batchesPerStep() == 1:
             return array
-        return array[-1].copy() if kind is AnchorReturnType.Final else array.sum(axis=0, dtype=array.dtype)
+        return (
+            array[-1].copy()
+            if kind is AnchorReturnType.Final
+            else array.sum(axis=0, dtype=array.dtype)
+        )
 
     def run(self, stepio: PyStepIO, debugName: str = "") -> None:  # noqa: N803
         """Run once with a step's inputs and fill its outputs.
@@ -190,29 +216,38 @@ class InferenceSession:
         surplus = set(stepio.outputs) - {stream.tensor_id for stream in made}
         if surplus:
             raise popart_exception(
-                f"run: got outputs {sorted(surplus)}; expected some of {sorted(s.tensor_id for s in made)}."
+                f"run: got outputs {sorted(surplus)}; expected some of "
+                f"{sorted(s.tensor_id for s in made)}."
             )
         # An unknown name stays as it is: the session names it in its own error.
-        self._session.run_with_outputs({known.get(name, name): a for name, a in stepio.inputs.items()}, made)
+        self._session.run_with_outputs(
+            {known.get(name, name): a for name, a in stepio.inputs.items()}, made
+        )
         for stream, array in made.items():
             if stream.tensor_id in stepio.outputs:
-                self._fill("run", stream.tensor_id, stepio.outputs, self._returned(stream.tensor_id, array))
+                self._fill(
+                    "run", stream.tensor_id, stepio.outputs, self._returned(stream.tensor_id, array)
+                )
 
     def _fill(self, where: str, name: str, arrays: Mapping[str, Any], value: Any) -> None:
         if arrays[name].shape != value.shape or arrays[name].dtype != value.dtype:
             raise ValueError(
-                f"{where}: got an array {arrays[name].dtype}{list(arrays[name].shape)} for {name!r}; expected "
-                f"{value.dtype}{list(value.shape)}."
+                f"{where}: got an array {arrays[name].dtype}{list(arrays[name].shape)} for "
+                f"{name!r}; expected {value.dtype}{list(value.shape)}."
             )
         arrays[name][...] = value
 
     def weightsFromHost(self) -> None:  # noqa: N802
-        """Copy the host's values of all variables to the device. popart_exception before `prepareDevice`."""
+        """Copy the host's values of all variables to the device. popart_exception before
+        `prepareDevice`.
+        """
         self._check_prepared("weightsFromHost")
         self._session.weights_from_host()
 
     def weightsToHost(self) -> None:  # noqa: N802
-        """Make the device's values of all variables the host's. popart_exception before `prepareDevice`."""
+        """Make the device's values of all variables the host's. popart_exception before
+        `prepareDevice`.
+        """
         self._check_prepared("weightsToHost")
         self._session.weights_to_host()
 
@@ -233,20 +268,26 @@ class InferenceSession:
 
         Raises:
             popart_exception: for a name that no variable has.
-            TypeError, ValueError: for an array of another dtype or shape than the variable's on the host.
+            TypeError, ValueError: for an array of another dtype or shape than the variable's on the
+                host.
         """
         variables = self._variables("writeWeights", weightsIo)
-        self._session.write_variables_data({v: weightsIo.weights[name] for name, v in variables.items()})
+        self._session.write_variables_data(
+            {v: weightsIo.weights[name] for name, v in variables.items()}
+        )
 
     def _variables(self, where: str, weights: PyWeightsIO) -> Dict[str, Any]:
         found = {v.id: v for v in self._session.ir.main_graph.variables}
         unknown = [name for name in weights.weights if name not in found]
         if unknown:
             raise popart_exception(
-                f"{where}: got {unknown}; expected names of variables: {', '.join(map(repr, found)) or 'none'}."
+                f"{where}: got {unknown}; expected names of variables: "
+                f"{', '.join(map(repr, found)) or 'none'}."
             )
         return {name: found[name] for name in weights.weights}
 
     def _check_prepared(self, where: str) -> None:
         if not self._session.is_attached:
-            raise popart_exception(f"{where}: got a call before prepareDevice(); expected it first.")
+            raise popart_exception(
+                f"{where}: got a call before prepareDevice(); expected it first."
+            )

@@ -1,4 +1,6 @@
-"""The launcher's environment, read anew at every call so that a launcher or a test may still set it."""
+"""The launcher's environment, read anew at every call so that a launcher or a test may still set
+it.
+"""
 
 import os
 from typing import Any, Callable, Optional, Set
@@ -16,7 +18,8 @@ def number_from_environment(name: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise ValueError(
-            f"environment variable {name}: got {text!r}; expected a whole number. Correct or unset it."
+            f"environment variable {name}: got {text!r}; expected a whole number. Correct or "
+            "unset it."
         ) from None
 
 
@@ -31,18 +34,23 @@ def isPopdistEnvSet() -> bool:  # noqa: N802 - PopXL's name
         found = present or [REPLICAS]
         missing = [name for name in (INDEX, INSTANCES) if name not in present]
         raise RuntimeError(
-            f"popdist: got {', '.join(found)} without {', '.join(missing)}; expected all of the launcher's variables "
-            "or none. Start the program with torchrun or poprun, or unset them."
+            f"popdist: got {', '.join(found)} without {', '.join(missing)}; expected all of the "
+            "launcher's variables or none. Start the program with torchrun or poprun, or unset "
+            "them."
         )
     return bool(present)
 
 
 def getInstanceIndex() -> int:  # noqa: N802
     """Index of this process among all, 0 without a launcher. ValueError if it is out of range."""
-    index, instances = number_from_environment(INDEX, 0) if isPopdistEnvSet() else 0, getNumInstances()
+    index, instances = (
+        number_from_environment(INDEX, 0) if isPopdistEnvSet() else 0,
+        getNumInstances(),
+    )
     if not 0 <= index < instances:
         raise ValueError(
-            f"popdist: got {INDEX}={index} of {INSTANCES}={instances}; expected 0 <= {INDEX} < {INSTANCES}."
+            f"popdist: got {INDEX}={index} of {INSTANCES}={instances}; expected 0 <= {INDEX} "
+            f"< {INSTANCES}."
         )
     return index
 
@@ -58,8 +66,8 @@ def getNumTotalReplicas() -> int:  # noqa: N802
     replicas = number_from_environment(REPLICAS, instances)
     if replicas < 1 or replicas % instances:
         raise ValueError(
-            f"popdist: got {replicas} replicas for {instances} instances; expected a multiple of the instances. "
-            f"Set {REPLICAS} (poprun --num-replicas) to a multiple of {instances}."
+            f"popdist: got {replicas} replicas for {instances} instances; expected a multiple of "
+            f"the instances. Set {REPLICAS} (poprun --num-replicas) to a multiple of {instances}."
         )
     return replicas
 
@@ -74,6 +82,8 @@ def getNumIpusPerReplica() -> int:  # noqa: N802
     return number_from_environment(IPUS, 1)
 
 
-def execute_on_instances(instances: Set[int], function: Callable[..., Any], *args: Any) -> Optional[Any]:
+def execute_on_instances(
+    instances: Set[int], function: Callable[..., Any], *args: Any
+) -> Optional[Any]:
     """Call ``function(*args)`` in those processes only; None in the others."""
     return function(*args) if getInstanceIndex() in instances else None

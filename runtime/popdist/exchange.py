@@ -1,6 +1,7 @@
 """What the processes of a run tell each other on the host: barriers, and small values gathered.
 
-`messages` carry it. Every function here is collective: all instances call it, in the same order. Nothing that comes
+`messages` carry it. Every function here is collective: all instances call it, in the same order.
+Nothing that comes
 from another process is executed: values travel as JSON, tensors as bytes.
 """
 
@@ -30,14 +31,20 @@ from popdist.pulse import Pulse
 from popdist.roll_call import RollCall, own_name, waiting
 
 TIMEOUT = "POPDIST_TIMEOUT"
-"""Environment variable: seconds that an instance waits for others at a collective before the run ends."""
+"""Environment variable: seconds that an instance waits for others at a collective before the run
+ends.
+"""
 SECONDS, JOIN_SECONDS, PATIENT_SECONDS = 60, 300, 3600
-"""Defaults: at collectives; for all to start; while one instance does what only it does, such as writing files."""
+"""Defaults: at collectives; for all to start; while one instance does what only it does, such as
+writing files.
+"""
 PULSE_SECONDS = 10
-"""How much longer than at a collective an instance may be silent altogether: what waits there can say more."""
+"""How much longer than at a collective an instance may be silent altogether: what waits there can
+say more.
+"""
 AFTERMATH_SECONDS = 3.0
-"""An instance that lost another waits so long before it says so: the other's own error comes first, and alone where the
-launcher ends the run meanwhile."""
+"""An instance that lost another waits so long before it says so: the other's own error comes first,
+and alone where the launcher ends the run meanwhile."""
 FLUSH_SECONDS = 10.0
 """How long the end of a process waits for what it has still to send."""
 LATE = re.compile("timed? ?out", re.IGNORECASE)
@@ -66,7 +73,8 @@ _lost: List[InstanceError] = []
 
 
 def init() -> None:
-    """Start communication between the instances; with one there is nothing to start. A Session does it, too.
+    """Start communication between the instances; with one there is nothing to start. A Session does
+    it, too.
 
     Raises:
         RuntimeError, ValueError: the launcher's environment is half set, or wrong.
@@ -79,10 +87,14 @@ def init() -> None:
 
 
 def seconds() -> int:
-    """How long an instance waits for others at a collective. ValueError if the variable is no positive number."""
+    """How long an instance waits for others at a collective. ValueError if the variable is no
+    positive number.
+    """
     found = number_from_environment(TIMEOUT, SECONDS)
     if found < 1:
-        raise ValueError(f"environment variable {TIMEOUT}: got {found}; expected at least 1 second.")
+        raise ValueError(
+            f"environment variable {TIMEOUT}: got {found}; expected at least 1 second."
+        )
     return found
 
 
@@ -150,13 +162,16 @@ def check_interface() -> None:
     """RuntimeError if the network interface that the environment names is not there."""
     if missing := missing_interfaces():
         raise RuntimeError(
-            f"environment variable {INTERFACE}: got {missing[0]!r}; expected a network interface of this machine, of "
-            f"{', '.join(name for _, name in socket.if_nameindex())}. Correct it, or unset it."
+            f"environment variable {INTERFACE}: got {missing[0]!r}; expected a network interface "
+            f"of this machine, of {', '.join(name for _, name in socket.if_nameindex())}. Correct "
+            "it, or unset it."
         )
 
 
 def _opening() -> str:
-    interface = os.environ.get(INTERFACE, "unset: the address by which machine 0 is reached is taken")
+    interface = os.environ.get(
+        INTERFACE, "unset: the address by which machine 0 is reached is taken"
+    )
     return f"opening connections ({INTERFACE} is {interface})"
 
 
@@ -180,13 +195,14 @@ def _reach(place: Meeting, index: int, instances: int) -> store.Client:
         return store.connect(place.address, place.secret, wait)
     except wire.Stranger as error:
         raise InstanceError(
-            f"popdist: instance {index} found another program at {place} ({error}); expected one of this run: "
-            f"{meeting.how_to_share()}."
+            f"popdist: instance {index} found another program at {place} ({error}); expected one "
+            f"of this run: {meeting.how_to_share()}."
         ) from None
     except wire.Unreachable as error:
         raise InstanceError(
-            f"popdist: instance {index} did not reach instance 0 at {place} within {wait} s ({error}); expected all "
-            f"{instances} instances, with one MASTER_ADDR and MASTER_PORT. Start them all."
+            f"popdist: instance {index} did not reach instance 0 at {place} within {wait} s "
+            f"({error}); expected all {instances} instances, with one MASTER_ADDR and "
+            "MASTER_PORT. Start them all."
         ) from None
 
 
@@ -197,11 +213,13 @@ def _meet(values: store.Client, index: int, instances: int, address: str) -> Lis
     until = time.monotonic() + _join_seconds()
     for other in range(instances):
         try:
-            name, theirs = json.loads(values.get(f"joined/{other}", max(0.0, until - time.monotonic())))
+            name, theirs = json.loads(
+                values.get(f"joined/{other}", max(0.0, until - time.monotonic()))
+            )
         except store.StoreError as error:
             raise InstanceError(
-                f"popdist: instance {index} waited {_join_seconds()} s for instance {other} to start; expected all "
-                f"{instances} instances ({error})."
+                f"popdist: instance {index} waited {_join_seconds()} s for instance {other} to "
+                f"start; expected all {instances} instances ({error})."
             ) from None
         found.append([str(name), str(theirs)])
     return found
@@ -209,9 +227,11 @@ def _meet(values: store.Client, index: int, instances: int, address: str) -> Lis
 
 @contextmanager
 def reaching_others(
-    what: Union[str, Callable[[], str]], errors: Union[Type[Exception], Tuple[Type[Exception], ...]] = RuntimeError
+    what: Union[str, Callable[[], str]],
+    errors: Union[Type[Exception], Tuple[Type[Exception], ...]] = RuntimeError,
 ) -> Iterator[None]:
-    """Turn the transport's errors in the body into an `InstanceError`: what was going on, and where the others are.
+    """Turn the transport's errors in the body into an `InstanceError`: what was going on, and where
+    the others are.
 
     Args:
         what: words for it, or what finds them; another thread may call that.
@@ -228,7 +248,8 @@ def reaching_others(
                 time.sleep(AFTERMATH_SECONDS)
             others = "" if _roll_call is None else _roll_call.call()
             lost = InstanceError(
-                f"popdist: instance {getInstanceIndex()} of {getNumInstances()}, {told()}: {_in_words(error)} {others}"
+                f"popdist: instance {getInstanceIndex()} of {getNumInstances()}, {told()}: "
+                f"{_in_words(error)} {others}"
             )
             _lost.append(lost)
             raise lost from None
@@ -240,17 +261,22 @@ def has_lost() -> bool:
 
 
 def _in_words(error: Exception) -> str:
-    text = re.sub(r"^\[[^]]*\] ", "", str(error).strip().splitlines()[0])  # without a place in torch's sources
+    # without a place in torch's sources
+    text = re.sub(r"^\[[^]]*\] ", "", str(error).strip().splitlines()[0])
     if LATE.search(text):
         return (
-            f"an instance did not answer in time ({text}); expected all to get here. Where such a wait has a good "
-            f"reason, raise {TIMEOUT} (poprun --timeout)."
+            f"an instance did not answer in time ({text}); expected all to get here. Where such a "
+            f"wait has a good reason, raise {TIMEOUT} (poprun --timeout)."
         )
-    return f"an instance is gone ({text.split('. This is typically')[0]}). Look at the other instances' errors first."
+    return (
+        f"an instance is gone ({text.split('. This is typically')[0]}). Look at the other "
+        "instances' errors first."
+    )
 
 
 def gather(value: Any, what: str = "gathering values") -> List[Any]:
-    """Every instance's value, by instance. For small values: None, bool, numbers, text, lists and dicts of these.
+    """Every instance's value, by instance. For small values: None, bool, numbers, text, lists and
+    dicts of these.
 
     Raises:
         TypeError, ValueError: this instance's value is none of them, or too large.
@@ -292,15 +318,18 @@ def _check(part: Any, value: Any) -> None:
         return
     else:
         raise TypeError(
-            f"gather: got {type(part).__name__} in a {type(value).__name__}; expected None, bool, int, float, str, and "
-            "lists and dicts of these with keys of str. Convert it: arrays have tolist()."
+            f"gather: got {type(part).__name__} in a {type(value).__name__}; expected None, bool, "
+            "int, float, str, and lists and dicts of these with keys of str. Convert it: arrays "
+            "have tolist()."
         )
     for each in parts:
         _check(each, value)
 
 
 def broadcast(data: Any, source: int, what: str) -> None:
-    """Fill a buffer with what one instance has in its own. Patient: that may do meanwhile what only it does."""
+    """Fill a buffer with what one instance has in its own. Patient: that may do meanwhile what only
+    it does.
+    """
     messages, index = connect().messages, getInstanceIndex()
     with reaching_others(what, TransferError):
         if index == source:
@@ -312,18 +341,26 @@ def broadcast(data: Any, source: int, what: str) -> None:
 
 
 def barrier(what: str = "waiting at a barrier") -> None:
-    """Wait until every instance has come here; one may take up to an hour longer than the others."""
+    """Wait until every instance has come here; one may take up to an hour longer than the
+    others.
+    """
     gather_patiently(None, what)
 
 
 def difference(text: str) -> Optional[str]:
-    """Where an instance's text first differs from instance 0's, in words, the same on every instance; None: nowhere."""
+    """Where an instance's text first differs from instance 0's, in words, the same on every
+    instance; None: nowhere.
+    """
     digest = hashlib.sha256(text.encode()).hexdigest()
     if len(set(gather_patiently(digest, "comparing programs"))) == 1:
         return None
     texts = [shared.splitlines() for shared in gather_patiently(text, "comparing programs")]
     instance = next(i for i, lines in enumerate(texts) if lines != texts[0])
     first, other = texts[0], texts[instance]
-    line = next((i for i, (a, b) in enumerate(zip(first, other)) if a != b), min(len(first), len(other)))
-    shown = [lines[line].strip() if line < len(lines) else "nothing more" for lines in (first, other)]
+    line = next(
+        (i for i, (a, b) in enumerate(zip(first, other)) if a != b), min(len(first), len(other))
+    )
+    shown = [
+        lines[line].strip() if line < len(lines) else "nothing more" for lines in (first, other)
+    ]
     return f"instance 0 has '{shown[0]}', instance {instance} has '{shown[1]}' (line {line + 1})"

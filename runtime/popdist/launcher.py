@@ -1,10 +1,12 @@
-"""``poprun``: the command line that starts the instances of a run on this machine, by torchrun's agent.
+"""``poprun``: the command line that starts the instances of a run on this machine, by torchrun's
+agent.
 
     poprun --num-replicas 8 --num-instances 4 python demo/pretraining.py --config tiny
 
-An instance is a process; it holds replicas / instances replicas. Instances get torchrun's environment, and the number
-of replicas, so that programs run under either launcher. On several machines: the same command on each, with
-``--nnodes``, ``--node-rank`` and the address of the first. The agent is loaded by name, once the command line is right.
+An instance is a process; it holds replicas / instances replicas. Instances get torchrun's
+environment, and the number of replicas, so that programs run under either launcher. On several
+machines: the same command on each, with ``--nnodes``, ``--node-rank`` and the address of the first.
+The agent is loaded by name, once the command line is right.
 """
 
 import argparse
@@ -33,7 +35,9 @@ class LaunchError(ValueError):
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Start, watch, and end the instances. Returns the exit code: that of the first that failed; 128 + a signal."""
+    """Start, watch, and end the instances. Returns the exit code: that of the first that failed;
+    128 + a signal.
+    """
     options = parser().parse_args(arguments)
     try:
         check(options)
@@ -41,7 +45,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         print(f"poprun: {error}", file=sys.stderr, flush=True)
         return USAGE_ERROR
     os.environ.update(environment(options))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process at once, until the agent starts instances
+    # Ctrl-C ends this process at once, until the agent starts instances
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     agent = _load_agent()
     machines = agent.Machines(
         options.nnodes,
@@ -55,7 +60,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _load_agent() -> Any:
-    """Load the agent, and torch with it, which reads there that it is to keep its C++ stack traces."""
+    """Load the agent, and torch with it, which reads there that it is to keep its C++ stack
+    traces.
+    """
     is_ours = CPP_LOG not in os.environ and "LOGLEVEL" not in os.environ
     if is_ours:
         os.environ[CPP_LOG] = "FATAL"
@@ -70,21 +77,52 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(
         "poprun",
-        description="Start a program in several processes that run the replicas of one Ir together.",
+        description="Start a program in several processes that together run one Ir's replicas.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = found.add_argument
-    add("--num-replicas", type=int, metavar="N", help="replicas over all instances; default: one each")
+    add(
+        "--num-replicas",
+        type=int,
+        metavar="N",
+        help="replicas over all instances; default: one each",
+    )
     add("--num-instances", type=int, default=1, metavar="N", help="processes over all machines")
-    add("--ipus-per-replica", type=int, default=1, metavar="N", help="virtual devices of each replica")
+    add(
+        "--ipus-per-replica",
+        type=int,
+        default=1,
+        metavar="N",
+        help="virtual devices of each replica",
+    )
     add("--nnodes", type=int, default=1, metavar="N", help="machines")
     add("--node-rank", type=int, default=0, metavar="I", help="which machine this is, from 0")
     add("--master-addr", metavar="HOST", help="address of machine 0; default: this machine")
-    add("--master-port", type=int, metavar="PORT", help="a free port there; default on one machine: found")
+    add(
+        "--master-port",
+        type=int,
+        metavar="PORT",
+        help="a free port there; default on one machine: found",
+    )
     add("--rdzv-endpoint", metavar="HOST:PORT", help="both in one")
-    add("--timeout", type=int, metavar="S", help=f"seconds that a collective waits; default: {TIMEOUT} or {SECONDS}")
-    add("--grace", type=float, default=GRACE_SECONDS, metavar="S", help="seconds to finish after Ctrl-C or SIGTERM")
-    add("program", nargs=argparse.REMAINDER, help="what to run, with its arguments: python script.py ...")
+    add(
+        "--timeout",
+        type=int,
+        metavar="S",
+        help=f"seconds that a collective waits; default: {TIMEOUT} or {SECONDS}",
+    )
+    add(
+        "--grace",
+        type=float,
+        default=GRACE_SECONDS,
+        metavar="S",
+        help="seconds to finish after Ctrl-C or SIGTERM",
+    )
+    add(
+        "program",
+        nargs=argparse.REMAINDER,
+        help="what to run, with its arguments: python script.py ...",
+    )
     return found
 
 
@@ -93,9 +131,15 @@ def check(options: argparse.Namespace) -> None:
     if options.program[:1] == ["--"]:
         options.program = options.program[1:]
     if not options.program:
-        raise LaunchError("got no program; expected one after the options: poprun --num-instances 2 python script.py.")
+        raise LaunchError(
+            "got no program; expected one after the options: poprun --num-instances 2 python "
+            "script.py."
+        )
     if shutil.which(options.program[0]) is None:
-        raise LaunchError(f"got program {options.program[0]!r}, which is not found; expected a command on the PATH.")
+        raise LaunchError(
+            f"got program {options.program[0]!r}, which is not found; expected a command on "
+            "the PATH."
+        )
     for name in ("num_instances", "nnodes", "ipus_per_replica", "timeout", "num_replicas"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -104,16 +148,19 @@ def check(options: argparse.Namespace) -> None:
     options.num_replicas = options.num_replicas or instances
     if options.num_replicas % instances:
         raise LaunchError(
-            f"--num-replicas: got {options.num_replicas} for {instances} instances; expected a multiple of the "
-            f"instances. Use --num-replicas {-(-options.num_replicas // instances) * instances}, or another number of "
-            "instances."
+            f"--num-replicas: got {options.num_replicas} for {instances} instances; expected a "
+            "multiple of the instances. Use --num-replicas "
+            f"{-(-options.num_replicas // instances) * instances}, or another number of instances."
         )
     if instances % options.nnodes:
         raise LaunchError(
-            f"--num-instances: got {instances} on {options.nnodes} machines; expected a multiple of them."
+            f"--num-instances: got {instances} on {options.nnodes} machines; expected a "
+            "multiple of them."
         )
     if not 0 <= options.node_rank < options.nnodes:
-        raise LaunchError(f"--node-rank: got {options.node_rank}; expected 0 to {options.nnodes - 1}.")
+        raise LaunchError(
+            f"--node-rank: got {options.node_rank}; expected 0 to {options.nnodes - 1}."
+        )
     _check_address(options)
 
 
@@ -121,12 +168,14 @@ def _check_address(options: argparse.Namespace) -> None:
     if options.rdzv_endpoint:
         host, _, port = options.rdzv_endpoint.rpartition(":")
         if not host or not port.isdigit():
-            raise LaunchError(f"--rdzv-endpoint: got {options.rdzv_endpoint!r}; expected HOST:PORT.")
+            raise LaunchError(
+                f"--rdzv-endpoint: got {options.rdzv_endpoint!r}; expected HOST:PORT."
+            )
         options.master_addr, options.master_port = host, int(port)
     if options.nnodes > 1 and (options.master_addr is None or options.master_port is None):
         raise LaunchError(
-            f"got {options.nnodes} machines without the first one's address; expected --rdzv-endpoint HOST:PORT, the "
-            "same on all."
+            f"got {options.nnodes} machines without the first one's address; expected "
+            "--rdzv-endpoint HOST:PORT, the same on all."
         )
     options.master_addr = options.master_addr or "127.0.0.1"
     if options.master_port is None:
@@ -135,14 +184,15 @@ def _check_address(options: argparse.Namespace) -> None:
         raise LaunchError(f"--master-port: got {options.master_port}; expected 1 to {2**16 - 1}.")
     elif options.node_rank == 0 and not _is_free(options.master_port):
         raise LaunchError(
-            f"--master-port: got {options.master_port}, which is in use; expected a free port. Choose another, or "
-            "leave it out on a single machine."
+            f"--master-port: got {options.master_port}, which is in use; expected a free port. "
+            "Choose another, or leave it out on a single machine."
         )
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just closed is free
+        # a port that was just closed is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except OSError:
@@ -162,13 +212,18 @@ def local_instances(options: argparse.Namespace) -> int:
 
 
 def environment(options: argparse.Namespace) -> Dict[str, str]:
-    """What all instances get beside what torchrun sets. Threads are divided evenly unless their number is set."""
+    """What all instances get beside what torchrun sets. Threads are divided evenly unless their
+    number is set.
+    """
     found = {REPLICAS: str(options.num_replicas), IPUS: str(options.ipus_per_replica)}
     if options.timeout is not None:
         found[TIMEOUT] = str(options.timeout)
     if "OMP_NUM_THREADS" not in os.environ:
         found["OMP_NUM_THREADS"] = str(max(1, _cores() // local_instances(options)))
-    if INTERFACE not in os.environ and (interface := interface_towards(options.master_addr)) is not None:
+    if (
+        INTERFACE not in os.environ
+        and (interface := interface_towards(options.master_addr)) is not None
+    ):
         found[INTERFACE] = interface
     return found
 
@@ -178,10 +233,11 @@ def _cores() -> int:
 
 
 def interface_towards(host: str) -> Optional[str]:
-    """The network interface of this machine by which it reaches a host, or that has the host's address.
+    """The network interface of this machine by which it reaches a host, or that has the host's
+    address.
 
-    None where that cannot be told: without IPv4 or Linux, and where a name stands for a loopback address, as a
-    machine's own name often does there, while others reach it by another one.
+    None where that cannot be told: without IPv4 or Linux, and where a name stands for a loopback
+    address, as a machine's own name often does there, while others reach it by another one.
     """
     address = source_address(host)
     if address is None or is_loopback(address) and not is_loopback(host):

@@ -15,9 +15,13 @@ from popdist.meeting import Meeting, is_loopback
 from popdist.messages import RING_BYTES, Link
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Environment variable: the network interface by which other instances are reached; the launcher sets it, too."""
+"""Environment variable: the network interface by which other instances are reached; the launcher
+sets it, too.
+"""
 HELLO = struct.Struct("!IB")
-"""What an instance says first when it has connected: which it is, and what the connection is for."""
+"""What an instance says first when it has connected: which it is, and what the connection is
+for.
+"""
 MESSAGES, PULSE = 0, 1
 HELLO_SECONDS = 5.0
 SIOCGIFADDR = 0x8915
@@ -49,13 +53,16 @@ def make_listener(meeting: Meeting, index: int) -> Tuple[socket.socket, str]:
 
 
 def own_address(first: Tuple[str, int]) -> str:
-    """This machine's address for others: that of the named interface, or that by which machine 0 is reached."""
+    """This machine's address for others: that of the named interface, or that by which machine 0 is
+    reached.
+    """
     named = os.environ.get(INTERFACE)
     if named and (address := address_of_interface(named.split(",")[0])) is not None:
         return address
     address = source_address(first[0]) or ""
     if is_loopback(address) and not is_loopback(first[0]):
-        address = socket.gethostbyname(socket.gethostname())  # machine 0's own name stands for a loopback address there
+        # machine 0's own name stands for a loopback address there
+        address = socket.gethostbyname(socket.gethostname())
     return address
 
 
@@ -124,7 +131,9 @@ class _Reception(threading.Thread):
 
     def run(self) -> None:
         """Until all are here, or the time is over."""
-        while (self.missing or self.before is None) and (left := self._until - time.monotonic()) > 0:
+        while (self.missing or self.before is None) and (
+            left := self._until - time.monotonic()
+        ) > 0:
             visitor = self._gate.admit(left)
             if visitor is not None:
                 try:

@@ -1,8 +1,10 @@
 """Where the instances of a run meet, and how they know each other there.
 
-On one machine: in a folder of mode 0700, which `poprun` makes and names in ``POPDIST_MEETING``. Programs that another
-launcher starts derive one from the user, the launcher's address and the run. On several machines: at an address, where
-all show that they know one secret: ``POPDIST_SECRET``, or a file's content that only this user can read.
+On one machine: in a folder of mode 0700, which `poprun` makes and names in ``POPDIST_MEETING``.
+Programs that another launcher starts derive one from the user, the launcher's address and the run.
+On several machines: at an address, where
+all show that they know one secret: ``POPDIST_SECRET``, or a file's content that only this user can
+read.
 """
 
 import atexit
@@ -25,9 +27,13 @@ MEETING = "POPDIST_MEETING"
 SECRET, SECRET_FILE = "POPDIST_SECRET", "POPDIST_SECRET_FILE"
 """Environment variables: the secret of a run on several machines, or the file that has it."""
 TRUST = "POPDIST_TRUST_NETWORK"
-"""Environment variable: 1 where nobody else can reach the machines' ports, so that no secret is asked for."""
+"""Environment variable: 1 where nobody else can reach the machines' ports, so that no secret is
+asked for.
+"""
 PORT = "POPDIST_PORT"
-"""Environment variable: under torchrun, which listens at MASTER_PORT, where instance 0 does; default: the next."""
+"""Environment variable: under torchrun, which listens at MASTER_PORT, where instance 0 does;
+default: the next.
+"""
 SECRET_BYTES = (16, 4096)
 """The least and the most that a secret may have."""
 STORE = "store"
@@ -55,14 +61,17 @@ class Meeting:
         return self.address.parent if isinstance(self.address, Path) else None
 
     def __str__(self) -> str:
-        return str(self.address) if isinstance(self.address, Path) else "{}:{}".format(*self.address)
+        return (
+            str(self.address) if isinstance(self.address, Path) else "{}:{}".format(*self.address)
+        )
 
 
 def find() -> Meeting:
     """That of this instance.
 
     Raises:
-        MeetingError: the launcher's variables are half set, or the folder or the secret cannot be used.
+        MeetingError: the launcher's variables are half set, or the folder or the secret cannot be
+            used.
     """
     is_first = getInstanceIndex() == 0
     named = os.environ.get(MEETING)
@@ -102,8 +111,8 @@ def _address() -> Tuple[str, int]:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise MeetingError(
-            f"popdist: got RANK and WORLD_SIZE without {', '.join(missing)}; expected all of the launcher's variables. "
-            "Start the program with torchrun or poprun."
+            f"popdist: got RANK and WORLD_SIZE without {', '.join(missing)}; expected all of the "
+            "launcher's variables. Start the program with torchrun or poprun."
         )
     return os.environ["MASTER_ADDR"], number_from_environment("MASTER_PORT", 0)
 
@@ -118,13 +127,17 @@ def _base() -> Path:
 
 
 def _derived_folder(host: str, port: int, is_first: bool) -> Path:
-    """The same for all instances of a run that have no other way to agree on one. The first makes it, and holds it.
+    """The same for all instances of a run that have no other way to agree on one. The first makes
+    it, and holds it.
 
     Raises:
         MeetingError: another run holds it.
     """
     base = _base()
-    run = os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    run = (
+        os.environ.get("TORCHELASTIC_RUN_ID", ""),
+        os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
+    )
     folder = base / hashlib.sha256(repr((host, port, run)).encode()).hexdigest()[:16]
     if is_first:
         with _alone(base):
@@ -140,8 +153,8 @@ def _derived_folder(host: str, port: int, is_first: bool) -> Path:
 def in_use(host: str, port: int) -> str:
     """What is said of a port that another program has."""
     return (
-        f"popdist: got MASTER_PORT={port} on {host}, which is in use; expected a free port. Choose another (poprun "
-        "--master-port), or none: poprun finds one."
+        f"popdist: got MASTER_PORT={port} on {host}, which is in use; expected a free port. "
+        "Choose another (poprun --master-port), or none: poprun finds one."
     )
 
 
@@ -206,7 +219,8 @@ def _remove_left(base: Path) -> None:
 
 
 def find_secret() -> bytes:
-    """The secret of this user's runs on several machines: from the environment, or a file, which is made if missing.
+    """The secret of this user's runs on several machines: from the environment, or a file, which is
+    made if missing.
 
     Raises:
         MeetingError: it is too short, or others can read the file.
@@ -221,8 +235,8 @@ def find_secret() -> bytes:
     except FileNotFoundError:
         if SECRET_FILE in os.environ:
             raise MeetingError(
-                f"environment variable {SECRET_FILE}: got {path}, which is not there; expected a file that only you "
-                "can read. Copy it from the first machine."
+                f"environment variable {SECRET_FILE}: got {path}, which is not there; expected a "
+                "file that only you can read. Copy it from the first machine."
             ) from None
     _make_secret(path)
     return _checked(_read(path), str(path))
@@ -238,9 +252,15 @@ def secret_file() -> Path:
     if named := os.environ.get(SECRET_FILE):
         return Path(named)
     try:
-        return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "popdist" / "secret"
+        return (
+            Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+            / "popdist"
+            / "secret"
+        )
     except RuntimeError:
-        raise MeetingError(f"popdist: got a user without a home; expected a secret. Set {SECRET}.") from None
+        raise MeetingError(
+            f"popdist: got a user without a home; expected a secret. Set {SECRET}."
+        ) from None
 
 
 def _read(path: Path) -> bytes:
@@ -248,7 +268,9 @@ def _read(path: Path) -> bytes:
     descriptor = private.open_file(folder / path.name)
     with open(descriptor, "rb") as file:
         if os.fstat(descriptor).st_mode & 0o077:
-            raise private.NotPrivate(f"other users may read {path}; chmod 600 {path}, and make another secret")
+            raise private.NotPrivate(
+                f"other users may read {path}; chmod 600 {path}, and make another secret"
+            )
         return file.read(SECRET_BYTES[1] + 1).strip()
 
 
@@ -268,5 +290,7 @@ def _make_secret(path: Path) -> None:
 def _checked(secret: bytes, where: str) -> bytes:
     low, high = SECRET_BYTES
     if not low <= len(secret) <= high:
-        raise MeetingError(f"{where}: got {len(secret)} bytes; expected a secret of {low} to {high}.")
+        raise MeetingError(
+            f"{where}: got {len(secret)} bytes; expected a secret of {low} to {high}."
+        )
     return secret

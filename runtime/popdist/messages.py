@@ -1,12 +1,13 @@
 """Messages between instances: bytes from one to another, told apart by a number, their tag.
 
-Each pair has a connection. A long message begins to travel when the receiver has said where its bytes go (CLEAR), so
-that none is kept on the way. Short ones, and parcels, whose size the receiver need not know, are sent at once, and kept
-until they are asked for. On one machine the bytes of long messages go through memory that both ends share, a piece at a
-time, and only their sizes through the connection. Messages move while some thread of this process waits for one.
+Each pair has a connection. A long message begins to travel when the receiver has said where its
+bytes go (CLEAR), so that none is kept on the way. Short ones, and parcels, whose size the receiver
+need not know, are sent at once, and kept until they are asked for. On one machine the bytes of long
+messages go through memory that both ends share, a piece at a time, and only their sizes through the
+connection. Messages move while some thread of this process waits for one.
 
-Everything has a fixed form: a header, and as many bytes as it says. Where the two ends do not agree about a message's
-size, it fails.
+Everything has a fixed form: a header, and as many bytes as it says. Where the two ends do not agree
+about a message's size, it fails.
 """
 
 import mmap
@@ -22,9 +23,13 @@ from typing import Any, Callable, DefaultDict, Deque, Dict, List, Optional, Sequ
 HEADER = struct.Struct("<B7xQQ")
 """What follows, the message's tag, a number of bytes."""
 CLEAR, WHOLE, PIECE, TAKEN, PARCEL = range(1, 6)
-"""The receiver is ready; the message; a piece is in the shared memory; so much of that is free again; a parcel."""
+"""The receiver is ready; the message; a piece is in the shared memory; so much of that is free
+again; a parcel.
+"""
 RING_BYTES = 2**22
-"""Memory that a process shares with one other, for what it sends to that. It is used where messages are long."""
+"""Memory that a process shares with one other, for what it sends to that. It is used where messages
+are long.
+"""
 PIECE_BYTES = 2**18
 SHORT_BYTES, EARLY_BYTES = 2**16, 2**28
 """Messages up to here are short; what is kept of them at the most, from one sender."""
@@ -37,7 +42,9 @@ CLOSED = "Connection closed by peer"
 
 
 class TransferError(RuntimeError):
-    """A message did not arrive or could not be sent: the other end is gone, or did not answer in time."""
+    """A message did not arrive or could not be sent: the other end is gone, or did not answer in
+    time.
+    """
 
 
 class Transfer:
@@ -59,13 +66,20 @@ class Transfer:
 class Link:
     """This process's end of the connection with another."""
 
-    def __init__(self, connection: socket.socket, outgoing: Optional[mmap.mmap], incoming: Optional[mmap.mmap]):
+    def __init__(
+        self,
+        connection: socket.socket,
+        outgoing: Optional[mmap.mmap],
+        incoming: Optional[mmap.mmap],
+    ):
         connection.setblocking(False)
         self.connection = connection
         self.outgoing = None if outgoing is None else memoryview(outgoing)
         self.incoming = None if incoming is None else memoryview(incoming)
         self.written, self.freed, self.read = 0, 0, 0
-        """Bytes that went through the shared memories: put into ours, given back from it, taken from the other's."""
+        """Bytes that went through the shared memories: put into ours, given back from it, taken
+        from the other's.
+        """
         self.queue: Deque[Tuple[memoryview, Optional[Transfer]]] = deque()
         """What the connection has not taken yet."""
         self.sends: DefaultDict[int, Deque[Transfer]] = defaultdict(deque)
@@ -110,7 +124,9 @@ class Link:
         except OSError as error:
             self.end(error.strerror or str(error))
 
-    def _expect(self, target: memoryview, arrived: Callable[[], None], transfer: Optional[Transfer] = None) -> None:
+    def _expect(
+        self, target: memoryview, arrived: Callable[[], None], transfer: Optional[Transfer] = None
+    ) -> None:
         """Fill this memory next, and then do that."""
         self._target, self._arrived, self._current = target, arrived, transfer
 
@@ -120,7 +136,12 @@ class Link:
         if kind == CLEAR:
             self.ready[tag].append(size)
             self._match(tag)
-        elif kind == WHOLE and not self.receives[tag] and size <= SHORT_BYTES and self.early_bytes < EARLY_BYTES:
+        elif (
+            kind == WHOLE
+            and not self.receives[tag]
+            and size <= SHORT_BYTES
+            and self.early_bytes < EARLY_BYTES
+        ):
             self.early_bytes += size
             self._gather(self.early[tag], size, lambda: self._hand_over(tag))
         elif kind == WHOLE:
@@ -156,7 +177,10 @@ class Link:
         """Whose message begins."""
         waiting = self.receives[tag]
         if not waiting or size != len(waiting[0].data):
-            self.end(f"got a message of {size} bytes; expected {len(waiting[0].data) if waiting else 'none'}")
+            self.end(
+                f"got a message of {size} bytes; expected "
+                f"{len(waiting[0].data) if waiting else 'none'}"
+            )
             return None
         return waiting.popleft()
 
@@ -214,7 +238,12 @@ class Link:
                 self.put(WHOLE, tag, size, transfer.data, transfer)
 
     def put(
-        self, kind: int, tag: int, size: int, data: Optional[memoryview] = None, transfer: Optional[Transfer] = None
+        self,
+        kind: int,
+        tag: int,
+        size: int,
+        data: Optional[memoryview] = None,
+        transfer: Optional[Transfer] = None,
     ) -> None:
         """Queue a header, and what follows it."""
         self.queue.append((memoryview(HEADER.pack(kind, tag, size)), None))
@@ -225,7 +254,9 @@ class Link:
         """Send what can be sent without waiting."""
         try:
             while not self.is_deaf and (self.queue or self._put_piece()):
-                self._sent(self.connection.sendmsg([data for data, _ in islice(self.queue, BUFFERS)]))
+                self._sent(
+                    self.connection.sendmsg([data for data, _ in islice(self.queue, BUFFERS)])
+                )
         except BlockingIOError:
             return
         except OSError:
@@ -245,7 +276,9 @@ class Link:
             self.queue.popleft()
 
     def _put_piece(self) -> bool:
-        """Put a piece of a long message into the shared memory, where there is room. Returns whether."""
+        """Put a piece of a long message into the shared memory, where there is room. Returns
+        whether.
+        """
         if not self.long or self.outgoing is None:
             return False
         transfer, begin = self.long[0], self.written % RING_BYTES
@@ -302,7 +335,9 @@ class Messages:
         """Begin to receive into a buffer."""
         return self._begin(instance, tag, data, Link.receive)
 
-    def _begin(self, instance: int, tag: int, data: Any, what: Callable[[Link, Transfer], None]) -> Transfer:
+    def _begin(
+        self, instance: int, tag: int, data: Any, what: Callable[[Link, Transfer], None]
+    ) -> Transfer:
         with self._state:
             transfer = Transfer(self._links[instance], tag, data)
             if len(transfer.data):
@@ -329,7 +364,9 @@ class Messages:
     def post(self, instance: int, tag: int, content: bytes) -> None:
         """Send a parcel. ValueError: it is too large. It is kept here until it can be sent."""
         if len(content) > PARCEL_BYTES:
-            raise ValueError(f"got a value of {len(content)} bytes; expected at most {PARCEL_BYTES}")
+            raise ValueError(
+                f"got a value of {len(content)} bytes; expected at most {PARCEL_BYTES}"
+            )
         with self._state:
             link = self._links[instance]
             link.put(PARCEL, tag, len(content), memoryview(content))
@@ -351,7 +388,9 @@ class Messages:
     def flush(self, seconds: float) -> None:
         """Wait until everything has left that can. TransferError: not in time."""
         links = self._links.values()
-        self._wait(lambda: not any(link.queue and not link.is_deaf for link in links), lambda: 0, seconds)
+        self._wait(
+            lambda: not any(link.queue and not link.is_deaf for link in links), lambda: 0, seconds
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -361,7 +400,9 @@ class Messages:
                 link.connection.close()
             self._selector.close()
 
-    def _wait(self, is_done: Callable[[], bool], progress: Callable[[], int], seconds: float) -> None:
+    def _wait(
+        self, is_done: Callable[[], bool], progress: Callable[[], int], seconds: float
+    ) -> None:
         with self._state:
             before, until = progress(), time.monotonic() + seconds
             while not is_done():
@@ -376,7 +417,9 @@ class Messages:
                     self._poll(left)
 
     def _poll(self, seconds: float) -> None:
-        """Move what can be moved; if nothing can, wait for that. Other threads may begin messages meanwhile."""
+        """Move what can be moved; if nothing can, wait for that. Other threads may begin messages
+        meanwhile.
+        """
         self._is_polled = True
         self._state.release()
         try:

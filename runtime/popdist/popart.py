@@ -4,11 +4,18 @@ from typing import Any
 
 import popart
 
-from popdist.environment import getInstanceIndex, getNumInstances, getNumLocalReplicas, getNumTotalReplicas
+from popdist.environment import (
+    getInstanceIndex,
+    getNumInstances,
+    getNumLocalReplicas,
+    getNumTotalReplicas,
+)
 
 
 def configureSessionOptions(opts: Any) -> None:  # noqa: N802 - PopXL's name
-    """Write this process's share into the session options: local and total replicas, first local one."""
+    """Write this process's share into the session options: local and total replicas, first local
+    one.
+    """
     local = getNumLocalReplicas()
     opts.enableReplicatedGraphs = local > 1
     opts.replicatedGraphCount = local

@@ -1,7 +1,8 @@
 """Files and folders that no other user has written, and none can change or replace.
 
-What is executed or believed without looking at it further is only taken from such places: compiled kernels, secrets,
-the sockets by which the instances of a machine meet. Root is trusted; other users of the machine are not.
+What is executed or believed without looking at it further is only taken from such places: compiled
+kernels, secrets, the sockets by which the instances of a machine meet. Root is trusted; other users
+of the machine are not.
 """
 
 import os
@@ -17,7 +18,8 @@ class NotPrivate(PermissionError):
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder, and those above it that are missing, for this user alone. Returns its real path.
+    """Make a folder, and those above it that are missing, for this user alone. Returns its real
+    path.
 
     Raises:
         NotPrivate: it was there, or is below a folder, and others can write to that.
@@ -37,7 +39,8 @@ def make_folder(path: Path) -> Path:
 
 
 def check_folder(path: Path) -> Path:
-    """The real path of a folder of this user, which nobody else can write to, nor to the folders above.
+    """The real path of a folder of this user, which nobody else can write to, nor to the folders
+    above.
 
     Of those above, root's may be writable for all where they are sticky, as /tmp is.
 
@@ -58,10 +61,12 @@ def check_folder(path: Path) -> Path:
 
 
 def open_file(path: Path) -> int:
-    """A descriptor of a plain file of this user that nobody else can write to, open for reading. Waits for nothing.
+    """A descriptor of a plain file of this user that nobody else can write to, open for reading.
+    Waits for nothing.
 
     Raises:
-        NotPrivate: it is a link, a pipe or a device, belongs to another user, or others can write to it.
+        NotPrivate: it is a link, a pipe or a device, belongs to another user, or others can write
+            to it.
         OSError: it is not there.
     """
     try:

@@ -1,8 +1,8 @@
 """Signs of life between processes, so that none waits for ever for one that is gone without a word.
 
-Each process sends one to the next every second, from a thread. Where none comes from the one before, since its machine
-is down, the link is cut or it is stopped, this process ends, whatever it is waiting for. A connection that was closed
-is left to those who use it.
+Each process sends one to the next every second, from a thread. Where none comes from the one
+before, since its machine is down, the link is cut or it is stopped, this process ends, whatever it
+is waiting for. A connection that was closed is left to those who use it.
 """
 
 import os
@@ -27,7 +27,12 @@ class Pulse:
     """
 
     def __init__(
-        self, following: socket.socket, before: socket.socket, index: int, names: Sequence[str], seconds: float
+        self,
+        following: socket.socket,
+        before: socket.socket,
+        index: int,
+        names: Sequence[str],
+        seconds: float,
     ):
         self._following, self._before = following, before
         self._index, self._names, self._seconds = index, names, seconds
@@ -69,9 +74,10 @@ class Pulse:
 
     def _end(self, before: int) -> None:
         print(
-            f"popdist: instance {self._index} of {len(self._names)} got no sign of life from instance {before} "
-            f"({self._names[before]}) for {self._seconds:g} s; expected one each second. Its machine is down, its "
-            "process is stopped, or the link between them is cut. Start the run again, from its last checkpoint.",
+            f"popdist: instance {self._index} of {len(self._names)} got no sign of life from "
+            f"instance {before} ({self._names[before]}) for {self._seconds:g} s; expected one "
+            "each second. Its machine is down, its process is stopped, or the link between them "
+            "is cut. Start the run again, from its last checkpoint.",
             file=sys.stderr,
             flush=True,
         )

@@ -1,7 +1,7 @@
 """Where the instances are, asked by one that has waited for others in vain.
 
-Each instance has a thread that looks every second whether one asks. So an instance whose program hangs answers, too,
-with the place where it is; one that is stopped, or gone, does not.
+Each instance has a thread that looks every second whether one asks. So an instance whose program
+hangs answers, too, with the place where it is; one that is stopped, or gone, does not.
 """
 
 import json
@@ -33,7 +33,9 @@ _waits: Dict[object, Callable[[], str]] = {}
 
 @contextmanager
 def waiting(what: Callable[[], str]) -> Iterator[None]:
-    """In the body this process waits for others. ``what`` says at what; another thread may call it."""
+    """In the body this process waits for others. ``what`` says at what; another thread may call
+    it.
+    """
     key = object()
     _waits[key] = what
     try:
@@ -67,9 +69,12 @@ class RollCall:
         self._thread.join(LAST_SECONDS)
 
     def call(self) -> str:
-        """Ask the other instances where they are. Returns sentences, the last of those that do not wait."""
+        """Ask the other instances where they are. Returns sentences, the last of those that do not
+        wait.
+        """
         answers: Dict[int, Tuple[bool, str]] = {}
-        # In a thread that is left behind where it gets stuck: the link to the process that keeps the store may be cut.
+        # In a thread that is left behind where it gets stuck: the link to the process that keeps
+        # the store may be cut.
         asking = threading.Thread(target=self._ask, args=(answers,), daemon=True)
         asking.start()
         asking.join(ANSWER_SECONDS)
@@ -101,7 +106,9 @@ class RollCall:
 
     def _answer(self) -> None:
         waits = [what() for what in list(_waits.values())]
-        self._store.set(_key(self._index), json.dumps((bool(waits), waits[0] if waits else _place())))
+        self._store.set(
+            _key(self._index), json.dumps((bool(waits), waits[0] if waits else _place()))
+        )
 
     def _in_words(self, answers: Dict[int, Tuple[bool, str]]) -> str:
         waiting, others = [], []
@@ -112,7 +119,11 @@ class RollCall:
             elif other != self._index:
                 does = f"does not wait: it is at {where}" if where else "does not answer"
                 others.append(f"Instance {other} ({name}) {does}.")
-        return " ".join([*_shortened(waiting), *_shortened(others)] if others else [*_shortened(waiting), "So all do."])
+        return " ".join(
+            [*_shortened(waiting), *_shortened(others)]
+            if others
+            else [*_shortened(waiting), "So all do."]
+        )
 
 
 def _shortened(sentences: List[str]) -> List[str]:

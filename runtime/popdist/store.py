@@ -1,7 +1,7 @@
 """Keys and values that all processes of a run see: one of them keeps them, the others ask.
 
-Requests and answers have a fixed form: numbers and sizes, then the key, then the value, which are bytes and are looked
-at no further. Whoever can ask has shown who it is, see `wire`.
+Requests and answers have a fixed form: numbers and sizes, then the key, then the value, which are
+bytes and are looked at no further. Whoever can ask has shown who it is, see `wire`.
 """
 
 import socket
@@ -26,7 +26,9 @@ GATE_SECONDS = 0.5
 
 
 class StoreError(RuntimeError):
-    """The process that keeps the values does not answer any more, or a value did not come in time."""
+    """The process that keeps the values does not answer any more, or a value did not come in
+    time.
+    """
 
 
 class Keeper:
@@ -53,19 +55,28 @@ class Keeper:
         while not self._is_over.is_set():
             member = self._gate.admit(GATE_SECONDS)
             if member is not None:
-                threading.Thread(target=self._serve, args=(member,), name="store", daemon=True).start()
+                threading.Thread(
+                    target=self._serve, args=(member,), name="store", daemon=True
+                ).start()
         self._gate.close()
 
     def _serve(self, member: socket.socket) -> None:
         with member:
             try:
                 while True:
-                    what, key_size, size, seconds = REQUEST.unpack(wire.receive_exactly(member, REQUEST.size))
+                    what, key_size, size, seconds = REQUEST.unpack(
+                        wire.receive_exactly(member, REQUEST.size)
+                    )
                     if size > VALUE_BYTES or what > COUNT:
                         return
-                    key, value = wire.receive_exactly(member, key_size), wire.receive_exactly(member, size)
+                    key, value = (
+                        wire.receive_exactly(member, key_size),
+                        wire.receive_exactly(member, size),
+                    )
                     found = self._do(what, key, value, seconds)
-                    member.sendall(ANSWER.pack(found is not None, len(found or b"")) + (found or b""))
+                    member.sendall(
+                        ANSWER.pack(found is not None, len(found or b"")) + (found or b"")
+                    )
             except (OSError, ValueError):
                 return  # it has ended
 
@@ -73,7 +84,9 @@ class Keeper:
         values = self._values
         with self._changed:
             if what == GET:
-                self._changed.wait_for(lambda: key in values, max(0.0, min(seconds, threading.TIMEOUT_MAX)))
+                self._changed.wait_for(
+                    lambda: key in values, max(0.0, min(seconds, threading.TIMEOUT_MAX))
+                )
                 return values.get(key)
             if what == CHECK:
                 return b"" if key in values else None
@@ -125,7 +138,9 @@ class Client:
         return int(self._ask(ADD, key, b"%d" % amount) or 0)
 
     def replace(self, key: str, expected: bytes, value: bytes) -> bytes:
-        """Give a key its value where the present one is as expected, or b"" and there is none. Returns what it has."""
+        """Give a key its value where the present one is as expected, or b"" and there is none.
+        Returns what it has.
+        """
         return self._ask(REPLACE, key, len(expected).to_bytes(4, "big") + expected + value) or b""
 
     def delete(self, key: str) -> bool:
@@ -140,14 +155,18 @@ class Client:
         """Ask no more."""
         self._connection.close()
 
-    def _ask(self, what: int, key: str, value: bytes = b"", seconds: float = 0.0) -> Optional[bytes]:
+    def _ask(
+        self, what: int, key: str, value: bytes = b"", seconds: float = 0.0
+    ) -> Optional[bytes]:
         if len(value) > VALUE_BYTES:
             raise StoreError(f"got {len(value)} bytes for {key}; expected at most {VALUE_BYTES}")
         name = key.encode()
         with self._turn:
             try:
                 self._connection.settimeout(seconds + ANSWER_SECONDS)
-                self._connection.sendall(REQUEST.pack(what, len(name), len(value), seconds) + name + value)
+                self._connection.sendall(
+                    REQUEST.pack(what, len(name), len(value), seconds) + name + value
+                )
                 is_found, size = ANSWER.unpack(wire.receive_exactly(self._connection, ANSWER.size))
                 if size > VALUE_BYTES:
                     raise ConnectionError("an answer is too large")
@@ -158,5 +177,7 @@ class Client:
 
 
 def connect(address: wire.Address, secret: Optional[bytes], seconds: float) -> Client:
-    """Connect to the keeper, once it is there. wire.Unreachable: it is not within so many seconds."""
+    """Connect to the keeper, once it is there. wire.Unreachable: it is not within so many
+    seconds.
+    """
     return Client(wire.connect(address, secret, time.monotonic() + seconds), seconds)

@@ -1,9 +1,10 @@
-"""What `poprun` starts in a program's place: a process that ends with the launcher, and becomes the program.
+"""What `poprun` starts in a program's place: a process that ends with the launcher, and becomes the
+program.
 
     python -I -S tether.py LAUNCHER PROGRAM [ARGUMENT ...]
 
-LAUNCHER is the number of the process that starts this one. What the program starts ends with the launcher, too: a
-process beside it sees to that, as the system does for the program alone.
+LAUNCHER is the number of the process that starts this one. What the program starts ends with the
+launcher, too: a process beside it sees to that, as the system does for the program alone.
 """
 
 import ctypes
@@ -31,7 +32,9 @@ def main() -> None:
 
 
 def leave_watch(launcher: int) -> None:
-    """Start a process that ends this one's group when the launcher ends. It is no child of the program."""
+    """Start a process that ends this one's group when the launcher ends. It is no child of the
+    program.
+    """
     try:
         end = os.pidfd_open(launcher)
     except OSError:

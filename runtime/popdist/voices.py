@@ -1,7 +1,7 @@
 """What instances say on stderr, on its way to this process's own.
 
-Instance 0 is heard at once and word for word. The others' lines get their number in front, and wait `HOLD_SECONDS`:
-what all of them say when they fail alike is then said once.
+Instance 0 is heard at once and word for word. The others' lines get their number in front, and wait
+`HOLD_SECONDS`: what all of them say when they fail alike is then said once.
 """
 
 import os
@@ -55,7 +55,9 @@ class Voice:
                 self._waiting.append((time.monotonic(), text))
                 continue
             *lines, self._begun = (self._begun + text).split(b"\n")
-            self._waiting.extend((time.monotonic(), b"[%d] %s\n" % (self.index, line)) for line in lines)
+            self._waiting.extend(
+                (time.monotonic(), b"[%d] %s\n" % (self.index, line)) for line in lines
+            )
 
     def tell(self, held: float = 0.0) -> None:
         """Pass on what was said longer than ``held`` seconds ago."""

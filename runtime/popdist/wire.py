@@ -1,9 +1,11 @@
-"""Connections between the processes of a run: none is read from before it is known who is at its other end.
+"""Connections between the processes of a run: none is read from before it is known who is at its
+other end.
 
-On one machine they are Unix sockets in a folder that only this user can enter, and the system says which user the other
-process belongs to. Between machines they are TCP sockets, and both ends prove that they know the run's secret, without
-telling it: each answers a random challenge with its HMAC-SHA256. Up to there exactly so many bytes are taken, within
-`HANDSHAKE_SECONDS`, and nothing is made of them but a comparison.
+On one machine they are Unix sockets in a folder that only this user can enter, and the system says
+which user the other process belongs to. Between machines they are TCP sockets, and both ends prove
+that they know the run's secret, without telling it: each answers a random challenge with its
+HMAC-SHA256. Up to there exactly so many bytes are taken, within `HANDSHAKE_SECONDS`, and nothing is
+made of them but a comparison.
 """
 
 import hmac
@@ -43,7 +45,9 @@ class Stranger(Unreachable):
 
 
 def listen(address: Address) -> socket.socket:
-    """A socket that others can connect to. OSError: the address is in use, or is not this machine's."""
+    """A socket that others can connect to. OSError: the address is in use, or is not this
+    machine's.
+    """
     if isinstance(address, Path):
         address.unlink(missing_ok=True)  # of a run that was killed
         found = socket.socket(socket.AF_UNIX)
@@ -52,7 +56,8 @@ def listen(address: Address) -> socket.socket:
     else:
         family, _, _, _, place = _resolved(address)
         found = socket.socket(family)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just closed is free
+        # a port that was just closed is free
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind(place)
         except OSError:
@@ -127,10 +132,14 @@ def _proof(secret: bytes, role: bytes, challenge: bytes, own: bytes) -> bytes:
 
 
 def check_user(connection: socket.socket) -> None:
-    """Stranger: the process at the other end of a Unix socket belongs to another user, who is not root."""
+    """Stranger: the process at the other end of a Unix socket belongs to another user, who is not
+    root.
+    """
     if not hasattr(socket, "SO_PEERCRED"):
         return  # the folder's mode has to do
-    _, user, _ = USER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, USER.size))
+    _, user, _ = USER.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, USER.size)
+    )
     if user not in (os.getuid(), 0):
         raise Stranger(f"the process there belongs to user {user}")
 
@@ -142,7 +151,9 @@ def _resolved(address: Tuple[str, int]) -> Tuple[int, int, int, str, Tuple[str, 
 
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """A name for a socket's file. The system takes about a hundred bytes, whatever folder it is in."""
+    """A name for a socket's file. The system takes about a hundred bytes, whatever folder it is
+    in.
+    """
     if len(os.fsencode(path)) < 100 or not os.path.exists("/proc/self/fd"):
         yield str(path)
         return
@@ -164,7 +175,8 @@ class _Visitor:
 
 
 class Gate:
-    """Lets connections in that know the secret, or belong to this user. None can keep others waiting.
+    """Lets connections in that know the secret, or belong to this user. None can keep others
+    waiting.
 
     Args:
         listener: it belongs to the gate from now on.
@@ -192,7 +204,9 @@ class Gate:
                     self._open()
                 else:
                     self._hear(key.fileobj)  # type: ignore[arg-type]
-            for visitor in [v for v, state in self._visitors.items() if state.until < time.monotonic()]:
+            for visitor in [
+                v for v, state in self._visitors.items() if state.until < time.monotonic()
+            ]:
                 self._refuse(visitor)
         return self._admitted.popleft()
 

@@ -1,10 +1,23 @@
-"""What is being built: the stack of graphs, name scopes, placement hints, sequence mode. One per process."""
+"""What is being built: the stack of graphs, name scopes, placement hints, sequence mode. One per
+process.
+"""
 
 import sys
 from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Literal, Optional, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Literal,
+    Optional,
+    Tuple,
+    Union,
+)
 
 if TYPE_CHECKING:
     from popxl.graph import Graph
@@ -25,10 +38,14 @@ class ExecutionContext(Enum):
 
 @dataclass(frozen=True, eq=False)
 class SequenceBlock:
-    """A block of `in_sequence`, as far as it orders ops. In each graph its ops are ordered as they are listed there."""
+    """A block of `in_sequence`, as far as it orders ops. In each graph its ops are ordered as they
+    are listed there.
+    """
 
     is_ordered: bool
-    """Whether its ops run one after another; else they are, together, one step of the block around it."""
+    """Whether its ops run one after another; else they are, together, one step of the block around
+    it.
+    """
     around: Optional["SequenceBlock"] = None
 
 
@@ -48,7 +65,10 @@ class Hooks:
     def remove(self, handle: int) -> None:
         """Remove by handle. ValueError if unknown."""
         if handle not in self._functions:
-            raise ValueError(f"remove_op_created_hook: got handle {handle}; expected one of {list(self._functions)}.")
+            raise ValueError(
+                f"remove_op_created_hook: got handle {handle}; expected one of "
+                f"{list(self._functions)}."
+            )
         del self._functions[handle]
 
     def __call__(self, op: Any) -> None:
@@ -58,7 +78,9 @@ class Hooks:
 
 
 class Context:
-    """Tracing state. Placement (virtual device, IO tiles) and sequences are kept and never change results."""
+    """Tracing state. Placement (virtual device, IO tiles) and sequences are kept and never change
+    results.
+    """
 
     def __init__(self) -> None:
         self._graphs: List["Graph"] = []
@@ -97,7 +119,9 @@ class Context:
         return self._in_sequence[-1][1] if self._in_sequence else None
 
     def _push_sequence(self, mode: Union[bool, str]) -> None:
-        """Open a block of `in_sequence`. One of the mode of the block around it goes on with that one's order."""
+        """Open a block of `in_sequence`. One of the mode of the block around it goes on with that
+        one's order.
+        """
         block = self.sequence_block
         if mode == "pass" or block is None and not mode:
             block = None
@@ -110,8 +134,8 @@ class Context:
         """Innermost graph entered. RuntimeError when there is none."""
         if not self._graphs:
             raise RuntimeError(
-                "get_current_graph: got a call outside any graph; expected to be inside `with ir.main_graph:` or a "
-                "function that create_graph traces."
+                "get_current_graph: got a call outside any graph; expected to be inside `with "
+                "ir.main_graph:` or a function that create_graph traces."
             )
         return self._graphs[-1]
 
@@ -141,11 +165,14 @@ class Context:
         return self._scopes[-1].pop()
 
     def push_graph(self, g: "Graph") -> None:
-        """Make a graph current. RuntimeError if it belongs to another Ir than the graphs already entered."""
+        """Make a graph current. RuntimeError if it belongs to another Ir than the graphs already
+        entered.
+        """
         if self._graphs and self._graphs[-1].ir is not g.ir:
             raise RuntimeError(
-                f"graph: got a graph of Ir {g.ir.id} inside a graph of Ir {self._graphs[-1].ir.id}; expected graphs of "
-                "one Ir. Leave the other `with graph:` block first."
+                f"graph: got a graph of Ir {g.ir.id} inside a graph of Ir "
+                f"{self._graphs[-1].ir.id}; expected graphs of one Ir. Leave the other `with "
+                "graph:` block first."
             )
         self._graphs.append(g)
         self._scopes.append([])
@@ -211,10 +238,12 @@ def io_tiles() -> Iterator[None]:
 
 
 class in_sequence(ContextDecorator):  # noqa: N801 - PopXL's name
-    """Order of the ops built inside: True for creation order, False for any, "pass" for no constraint.
+    """Order of the ops built inside: True for creation order, False for any, "pass" for no
+    constraint.
 
-    A block with False inside one with True is one of its steps. Ops run in creation order in any case; the order that
-    is asked for decides whether writes in place are ambiguous, see `popxl.transforms.ambiguity`. Also a decorator.
+    A block with False inside one with True is one of its steps. Ops run in creation order in any
+    case; the order that is asked for decides whether writes in place are ambiguous, see
+    `popxl.transforms.ambiguity`. Also a decorator.
     """
 
     def __init__(self, mode: Union[bool, Literal["pass"]] = True) -> None:
@@ -234,15 +263,18 @@ class in_sequence(ContextDecorator):  # noqa: N801 - PopXL's name
 
 @contextmanager
 def _execution_context(context: ExecutionContext) -> Iterator[None]:
-    """Ops of the main graph built inside run while weights travel between host and device, not with the program.
+    """Ops of the main graph built inside run while weights travel between host and device, not with
+    the program.
 
-    NotImplementedError for other contexts than Normal, WeightsFromHostFragment and WeightsToHostFragment. What may be
-    built inside is checked when a Session is made: see `popxl.transforms.fragments`.
+    NotImplementedError for other contexts than Normal, WeightsFromHostFragment and
+    WeightsToHostFragment. What may be built inside is checked when a Session is made: see
+    `popxl.transforms.fragments`.
     """
     fragments = (ExecutionContext.WeightsFromHostFragment, ExecutionContext.WeightsToHostFragment)
     if context not in (ExecutionContext.Normal, *fragments):
         raise NotImplementedError(
-            f"_execution_context: got {context}; expected Normal, WeightsFromHostFragment or WeightsToHostFragment."
+            f"_execution_context: got {context}; expected Normal, WeightsFromHostFragment or "
+            "WeightsToHostFragment."
         )
     _CONTEXT._executions.append(context)
     try:
@@ -275,14 +307,18 @@ class debug_context_frame_offset(ContextDecorator):  # noqa: N801 - PopXL's name
 
 
 def op_debug_context(name: Union[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """Decorator, bare or with a name, for functions that make ops; the debug name changes nothing here."""
+    """Decorator, bare or with a name, for functions that make ops; the debug name changes nothing
+    here.
+    """
     if callable(name):
         return name
     return lambda fn: fn
 
 
 def get_source_location(offset: int) -> Tuple[str, int]:
-    """(file, line) of the frame ``offset`` above the caller. IndexError if the stack is not that deep."""
+    """(file, line) of the frame ``offset`` above the caller. IndexError if the stack is not that
+    deep.
+    """
     try:
         frame = sys._getframe(offset + 1)
     except ValueError:

@@ -23,10 +23,14 @@ class dtype:  # noqa: N801 - PopXL's name
     _torch_name: Optional[str]
 
     def __init__(self) -> None:
-        raise TypeError("dtype: got a constructor call; expected one of the constants, e.g. popxl.float32.")
+        raise TypeError(
+            "dtype: got a constructor call; expected one of the constants, e.g. popxl.float32."
+        )
 
     @classmethod
-    def _make(cls, name: str, kind: str, bits: int, np_type: Optional[Any], torch_name: Optional[str]) -> "dtype":
+    def _make(
+        cls, name: str, kind: str, bits: int, np_type: Optional[Any], torch_name: Optional[str]
+    ) -> "dtype":
         self = cls.__new__(cls)
         self._name, self._kind, self._bits = name, kind, bits
         self._np = np.dtype(np_type) if np_type is not None else None
@@ -68,12 +72,15 @@ class dtype:  # noqa: N801 - PopXL's name
     def from_name(cls, name: str) -> "dtype":
         """The type called ``name``. ValueError if there is none."""
         if name not in _BY_NAME:
-            raise ValueError(f"dtype.from_name: got {name!r}; expected one of {', '.join(_BY_NAME)}.")
+            raise ValueError(
+                f"dtype.from_name: got {name!r}; expected one of {', '.join(_BY_NAME)}."
+            )
         return _BY_NAME[name]
 
     @classmethod
     def as_dtype(cls, type_value: Any) -> "dtype":
-        """The type named by a string, Python type, numpy or torch dtype, or by an object with a ``dtype``.
+        """The type named by a string, Python type, numpy or torch dtype, or by an object with a
+        ``dtype``.
 
         Raises:
             ValueError: if nothing matches.
@@ -82,21 +89,23 @@ class dtype:  # noqa: N801 - PopXL's name
             return type_value
         if isinstance(type_value, str) and type_value in _BY_NAME:
             return _BY_NAME[type_value]
-        if type_value is builtins.bool or type_value is builtins.float:  # "is": numpy's float64 equals float
+        # "is": numpy's float64 equals float
+        if type_value is builtins.bool or type_value is builtins.float:
             return bool if type_value is builtins.bool else float32
         text = str(type_value)
         if text.startswith("torch.") and text[6:] in _BY_NAME:
             return _BY_NAME[text[6:]]
         try:
             return _NP_TO_POPXL[np.dtype(type_value)]
-        except (TypeError, ValueError, KeyError):  # ValueError: numpy 2.4 asks for a torch tensor's dtype itself
+        # ValueError: numpy 2.4 asks for a torch tensor's dtype itself
+        except (TypeError, ValueError, KeyError):
             pass
         inner = getattr(type_value, "dtype", None)
         if inner is not None and inner is not type_value:
             return cls.as_dtype(inner)
         raise ValueError(
-            f"dtype.as_dtype: got {type_value!r}; expected a name, a Python type, a numpy or torch dtype, "
-            "or an object with a dtype."
+            f"dtype.as_dtype: got {type_value!r}; expected a name, a Python type, a numpy or "
+            "torch dtype, or an object with a dtype."
         )
 
     def as_numpy(self) -> "np.dtype[Any]":
@@ -111,7 +120,9 @@ class dtype:  # noqa: N801 - PopXL's name
 
         torch = importlib.import_module("torch")
         if self._torch_name is None:
-            raise TypeError(f"dtype.as_torch: got {self.name}; expected a type that torch computes with.")
+            raise TypeError(
+                f"dtype.as_torch: got {self.name}; expected a type that torch computes with."
+            )
         return getattr(torch, self._torch_name)
 
     def __repr__(self) -> str:
@@ -149,4 +160,6 @@ float = float32
 double = float64
 
 _NP_TO_POPXL: Dict[Any, dtype] = {t._np: t for t in _BY_NAME.values() if t is not bfloat16}
-_PT_TO_POPXL: Dict[str, dtype] = {f"torch.{t._torch_name}": t for t in _BY_NAME.values() if t._torch_name}
+_PT_TO_POPXL: Dict[str, dtype] = {
+    f"torch.{t._torch_name}": t for t in _BY_NAME.values() if t._torch_name
+}

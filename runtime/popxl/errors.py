@@ -1,4 +1,6 @@
-"""The exceptions that the API raises. Each is also a ``ValueError`` or ``TypeError``, as PopXL's callers expect."""
+"""The exceptions that the API raises. Each is also a ``ValueError`` or ``TypeError``, as PopXL's
+callers expect.
+"""
 
 from popart import popart_exception
 
@@ -16,8 +18,12 @@ class DTypeError(popart_exception, TypeError):
 
 
 class GraphError(popart_exception, ValueError):
-    """A program that cannot be built or transformed: a foreign tensor, a missing gradient, a mismatched call."""
+    """A program that cannot be built or transformed: a foreign tensor, a missing gradient, a
+    mismatched call.
+    """
 
 
 class RemoteMemoryError(RuntimeError):
-    """Remote memory in files: too little host memory or disk space, or a file that cannot be read or written."""
+    """Remote memory in files: too little host memory or disk space, or a file that cannot be read
+    or written.
+    """

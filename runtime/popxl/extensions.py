@@ -1,4 +1,6 @@
-"""What goes beyond PopXL. Applications reach it through one small module that falls back to plain PopXL."""
+"""What goes beyond PopXL. Applications reach it through one small module that falls back to plain
+PopXL.
+"""
 
 import importlib
 from typing import Any, ContextManager, List, Optional, Sequence
@@ -12,10 +14,26 @@ from popxl.host_limits import HostMemory, host_memory
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.ops import concat, reshape
-from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, kind_of_device, measure, phase_time, plan, sequence
+from popxl.plan import (
+    Event,
+    Machine,
+    Phase,
+    PhaseTime,
+    Plan,
+    kind_of_device,
+    measure,
+    phase_time,
+    plan,
+    sequence,
+)
 from popxl.printer import to_text
 from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
-from popxl.remote_files import DeviceNeeds, FileTraffic, keep_remote_memory_in_files, limit_device_memory
+from popxl.remote_files import (
+    DeviceNeeds,
+    FileTraffic,
+    keep_remote_memory_in_files,
+    limit_device_memory,
+)
 from popxl.session import Session, expect_session
 from popxl.session_state import keep_state_once
 from popxl.tensor import Tensor
@@ -68,30 +86,35 @@ __all__ = [
 def gather(value: Any, patiently: bool = False) -> List[Any]:
     """Every instance's value, by instance. All instances must call it, in the same order.
 
-    A value is None, bool, int, float, str, or lists and dicts of these; it travels as JSON, and tuples become lists.
+    A value is None, bool, int, float, str, or lists and dicts of these; it travels as JSON, and
+    tuples become lists.
 
     Args:
-        patiently: one may take up to an hour longer to get here than the others; else what collectives allow.
+        patiently: one may take up to an hour longer to get here than the others; else what
+            collectives allow.
     """
     return exchange.gather_patiently(value) if patiently else exchange.gather(value)
 
 
 def stack_seeds(seeds: Sequence[Tensor]) -> Tensor:
-    """One tensor of n seeds, for tensors whose first axis is n equal parts: n times uint32 [2] -> uint32 [n, 2].
+    """One tensor of n seeds, for tensors whose first axis is n equal parts: n times uint32 [2] ->
+    uint32 [n, 2].
 
-    `ops.dropout` drops part i by seed i alone, the same elements as in a tensor that is only this part, and
-    `ops.split_random_seed` and `ops.create_random_seed` make the children of each. So several micro-batches run as one
-    with the masks that they have by themselves.
+    `ops.dropout` drops part i by seed i alone, the same elements as in a tensor that is only this
+    part, and `ops.split_random_seed` and `ops.create_random_seed` make the children of each. So
+    several micro-batches run as one with the masks that they have by themselves.
     """
     return concat([reshape(seed, (1, 2)) for seed in seeds])
 
 
 def profile(session: Session) -> ContextManager[List[Profile]]:
-    """Record what the runs of a session do, and when: ``with profile(session) as profiles: session.run(...)``.
+    """Record what the runs of a session do, and when: ``with profile(session) as profiles:
+    session.run(...)``.
 
-    The list gets one `Profile` for each run when the block ends. The program runs with marks between its instructions,
-    and gives the same numbers; outside the block it has no marks. Times are those of the work, on a GPU by events in
-    its stream. In a program over several processes each records its own replicas; `timeline` joins them.
+    The list gets one `Profile` for each run when the block ends. The program runs with marks
+    between its instructions, and gives the same numbers; outside the block it has no marks. Times
+    are those of the work, on a GPU by events in its stream. In a program over several processes
+    each records its own replicas; `timeline` joins them.
 
     Raises:
         RuntimeError: the session interprets its program (``POPXL_INTERPRET``).
@@ -100,10 +123,12 @@ def profile(session: Session) -> ContextManager[List[Profile]]:
 
 
 def find_not_finite(session: Session) -> ContextManager[List[NotFinite]]:
-    """Look at every result in runs of a session: ``with find_not_finite(session) as found: session.run(...)``.
+    """Look at every result in runs of a session: ``with find_not_finite(session) as found:
+    session.run(...)``.
 
-    When the block ends the list gets, for each replica of this process that met one, the first tensor that was not
-    finite though all operands of its op were, sorted by when. The runs give the same numbers, slowly.
+    When the block ends the list gets, for each replica of this process that met one, the first
+    tensor that was not finite though all operands of its op were, sorted by when. The runs give the
+    same numbers, slowly.
 
     Raises:
         RuntimeError: the session interprets its program (``POPXL_INTERPRET``).
@@ -112,7 +137,9 @@ def find_not_finite(session: Session) -> ContextManager[List[NotFinite]]:
 
 
 def check_device(name: str) -> None:
-    """ValueError unless "cpu", "cuda", "cuda:N" or "auto" names a device of this machine, as a Session takes it."""
+    """ValueError unless "cpu", "cuda", "cuda:N" or "auto" names a device of this machine, as a
+    Session takes it.
+    """
     importlib.import_module("popxl_engine.machine.device").device_named(name)
 
 
@@ -127,7 +154,8 @@ def device_needs(ir: Ir, device: str = "cpu") -> DeviceNeeds:
 
 
 def file_traffic(session: Session) -> Optional[FileTraffic]:
-    """What a session has moved of its remote memory so far; None where rows are used where they are.
+    """What a session has moved of its remote memory so far; None where rows are used where they
+    are.
 
     In a program over several processes each counts what its own replicas move.
     """
@@ -152,15 +180,17 @@ def set_run_count(session: Session, count: int) -> None:
 def round_from(graph: Graph, seed: Tensor) -> None:
     """Let stochastic rounding in a graph, and in all that it calls or repeats, draw from a seed.
 
-    What an update draws then follows from the seed and from its place inside the graph, and no more from where in a
-    program, and in which of its runs, the graph is called. So two calls with one seed draw the same: split a seed for
-    each. In a called graph that has a seed itself, that one counts. Replicas that make the same update need the same
-    seed. The value is the caller's, whatever the graph does to its input. A second seed for a graph replaces the first;
-    without ``enableStochasticRounding`` it has no effect.
+    What an update draws then follows from the seed and from its place inside the graph, and no more
+    from where in a program, and in which of its runs, the graph is called. So two calls with one
+    seed draw the same: split a seed for each. In a called graph that has a seed itself, that one
+    counts. Replicas that make the same update need the same seed. The value is the caller's,
+    whatever the graph does to its input. A second seed for a graph replaces the first; without
+    ``enableStochasticRounding`` it has no effect.
 
     Args:
-        seed: an input of the graph by value, uint32 [2]. The engine computes it on the host if it follows from
-            constants, loop counters and variables of few integers, and waits for it at each call if not.
+        seed: an input of the graph by value, uint32 [2]. The engine computes it on the host if it
+            follows from constants, loop counters and variables of few integers, and waits for it at
+            each call if not.
     Raises:
         ValueError: another tensor.
         RuntimeError: a Session was made of the Ir before.
@@ -179,7 +209,7 @@ def round_from(graph: Graph, seed: Tensor) -> None:
         )
     if seed in graph._by_ref_inputs:
         raise ValueError(
-            f"round_from: got %{seed.name} of {where}, an input by reference; expected one by value. Annotate it as "
-            "popxl.Tensor, or make it with by_ref=False."
+            f"round_from: got %{seed.name} of {where}, an input by reference; expected one by "
+            "value. Annotate it as popxl.Tensor, or make it with by_ref=False."
         )
     graph.rounding_seed = seed

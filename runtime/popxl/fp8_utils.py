@@ -1,7 +1,9 @@
-"""8-bit floating point on the host: both formats, and conversions between their codes and numpy's wider types.
+"""8-bit floating point on the host: both formats, and conversions between their codes and numpy's
+wider types.
 
-A code is a sign bit, then exponent, then mantissa. Exponent 0 is for subnormal numbers; there is no infinity and no
-negative zero: its code, 0x80, is the only NaN. Source: Noune et al. 2022, arXiv:2206.02915.
+A code is a sign bit, then exponent, then mantissa. Exponent 0 is for subnormal numbers; there is no
+infinity and no negative zero: its code, 0x80, is the only NaN. Source: Noune et al. 2022,
+arXiv:2206.02915.
 
 ============  ========  ========  ====  =======  ================
 type          exponent  mantissa  bias  largest  smallest above 0
@@ -25,7 +27,9 @@ NAN_CODE = 0x80
 SCALES = range(-32, 32)
 """Values of ``log2_scale`` that casts and products take."""
 MOST_SCALE = 31
-"""Scales that are searched for lie between this and its negative, so that the inverse is a scale, too."""
+"""Scales that are searched for lie between this and its negative, so that the inverse is a scale,
+too.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,9 @@ class Format:
         exponents = (codes & LARGEST_CODE) >> self.mantissa
         mantissas = codes & (2**self.mantissa - 1)
         mantissas[exponents > 0] += 2**self.mantissa
-        sizes = np.ldexp(mantissas.astype(np.float64), np.maximum(exponents, 1) - self.bias - self.mantissa)
+        sizes = np.ldexp(
+            mantissas.astype(np.float64), np.maximum(exponents, 1) - self.bias - self.mantissa
+        )
         numbers: np.ndarray = np.where(codes > NAN_CODE, -sizes, sizes)
         numbers[NAN_CODE] = np.nan
         return numbers
@@ -57,16 +63,20 @@ class Format:
         """The codes of the nearest numbers, ties to the even code: float64 [a] -> uint8 [a].
 
         Args:
-            nan_on_overflow: whether what rounds beyond the largest number becomes NaN, or else the largest number.
+            nan_on_overflow: whether what rounds beyond the largest number becomes NaN, or else the
+                largest number.
         """
         sizes = np.abs(x)
         lowest = 1 - self.bias
         exponents = np.maximum(np.where(sizes > 0, np.frexp(sizes)[1] - 1, lowest), lowest)
-        steps = np.rint(np.ldexp(sizes, self.mantissa - exponents))  # of the spacing between this binade's numbers
+        # of the spacing between this binade's numbers
+        steps = np.rint(np.ldexp(sizes, self.mantissa - exponents))
         codes = (exponents - lowest) * 2.0**self.mantissa + steps
         codes = np.minimum(codes, NAN_CODE if nan_on_overflow else LARGEST_CODE)  # NaN stays
         negative = (x < 0) & (codes > 0) & (codes < NAN_CODE)
-        return np.asarray(np.where(np.isnan(x), NAN_CODE, codes + NAN_CODE * negative)).astype(np.uint8)
+        return np.asarray(np.where(np.isnan(x), NAN_CODE, codes + NAN_CODE * negative)).astype(
+            np.uint8
+        )
 
 
 FORMATS: Dict[dtypes.dtype, Format] = {
@@ -77,7 +87,9 @@ FORMATS: Dict[dtypes.dtype, Format] = {
 
 def _format(where: str, dtype: Any) -> Format:
     if dtype not in FORMATS:
-        raise RuntimeError(f"{where}: got dtype {dtype}; expected popxl.float8_143 or popxl.float8_152.")
+        raise RuntimeError(
+            f"{where}: got dtype {dtype}; expected popxl.float8_143 or popxl.float8_152."
+        )
     return FORMATS[dtype]
 
 
@@ -89,7 +101,8 @@ def largest(dtype: Optional[dtypes.dtype]) -> float:
 def _check_scale(where: str, log2_scale: int) -> None:
     if log2_scale not in SCALES:
         raise RuntimeError(
-            f"{where}: got log2_scale {log2_scale}; expected {SCALES.start} <= log2_scale < {SCALES.stop}."
+            f"{where}: got log2_scale {log2_scale}; expected {SCALES.start} <= log2_scale < "
+            f"{SCALES.stop}."
         )
 
 
@@ -97,20 +110,27 @@ def _wide(where: str, src: Any) -> np.ndarray:
     """``src`` as float64. RuntimeError unless it is an array of float16, float32 or float64."""
     if not isinstance(src, np.ndarray) or src.dtype not in (np.float16, np.float32, np.float64):
         given = src.dtype if isinstance(src, np.ndarray) else type(src).__name__
-        raise RuntimeError(f"{where}: got src of {given}; expected an array of float16, float32 or float64.")
+        raise RuntimeError(
+            f"{where}: got src of {given}; expected an array of float16, float32 or float64."
+        )
     return src.astype(np.float64)
 
 
 def host_pow2scale_cast_to_fp8(
-    src: np.ndarray, dtype: Optional[dtypes.dtype] = None, log2_scale: int = 0, nan_on_overflow: bool = True
+    src: np.ndarray,
+    dtype: Optional[dtypes.dtype] = None,
+    log2_scale: int = 0,
+    nan_on_overflow: bool = True,
 ) -> np.ndarray:
-    """``src * 2**log2_scale``, rounded once to the nearest number of a float8 type, ties to the even code.
+    """``src * 2**log2_scale``, rounded once to the nearest number of a float8 type, ties to the
+    even code.
 
     Args:
         src: float16, float32 or float64 [a].
         dtype: float8_143 or float8_152.
         log2_scale: from -32 to 31.
-        nan_on_overflow: whether what rounds beyond the type's largest number becomes NaN, or else that number.
+        nan_on_overflow: whether what rounds beyond the type's largest number becomes NaN, or else
+            that number.
     Returns:
         codes, [a] of ``dtype.as_numpy()``, a structure of one byte.
     Raises:
@@ -120,13 +140,16 @@ def host_pow2scale_cast_to_fp8(
     form, wide = _format(where, dtype), _wide(where, src)
     _check_scale(where, log2_scale)
     assert dtype is not None
-    return form.codes(np.asarray(np.ldexp(wide, log2_scale)), nan_on_overflow).view(dtype.as_numpy())
+    return form.codes(np.asarray(np.ldexp(wide, log2_scale)), nan_on_overflow).view(
+        dtype.as_numpy()
+    )
 
 
 def host_pow2scale_cast_from_fp8(
     src: np.ndarray, dtype: Optional[dtypes.dtype] = None, log2_scale: int = 0
 ) -> np.ndarray:
-    """The numbers that float8 codes stand for, times ``2**log2_scale``, rounded once to a wider type.
+    """The numbers that float8 codes stand for, times ``2**log2_scale``, rounded once to a wider
+    type.
 
     Args:
         src: codes, [a] of float8_143.as_numpy() or float8_152.as_numpy().
@@ -138,24 +161,39 @@ def host_pow2scale_cast_from_fp8(
         RuntimeError: for other types of ``src`` and ``dtype``, or a scale out of range.
     """
     where = "host_pow2scale_cast_from_fp8"
-    form = next((f for of, f in FORMATS.items() if isinstance(src, np.ndarray) and of.as_numpy() == src.dtype), None)
+    form = next(
+        (
+            f
+            for of, f in FORMATS.items()
+            if isinstance(src, np.ndarray) and of.as_numpy() == src.dtype
+        ),
+        None,
+    )
     if form is None:
         given = src.dtype if isinstance(src, np.ndarray) else type(src).__name__
-        raise RuntimeError(f"{where}: got src of {given}; expected an array of popxl.float8_143.as_numpy() or 152's.")
+        raise RuntimeError(
+            f"{where}: got src of {given}; expected an array of popxl.float8_143.as_numpy() "
+            "or 152's."
+        )
     if dtype not in (dtypes.float16, dtypes.float32, dtypes.float64):
-        raise RuntimeError(f"{where}: got dtype {dtype}; expected popxl.float16, float32 or float64.")
+        raise RuntimeError(
+            f"{where}: got dtype {dtype}; expected popxl.float16, float32 or float64."
+        )
     _check_scale(where, log2_scale)
     with np.errstate(over="ignore"):
-        return np.asarray(np.ldexp(form.numbers[src.view(np.uint8)], log2_scale)).astype(dtype.as_numpy())
+        return np.asarray(np.ldexp(form.numbers[src.view(np.uint8)], log2_scale)).astype(
+            dtype.as_numpy()
+        )
 
 
 def host_fp8_mse_scale(src: np.ndarray, dtype: Optional[dtypes.dtype] = None) -> Tuple[float, int]:
-    """The log2 scale with the least mean squared error of casting ``src`` to float8 with it, and back.
+    """The log2 scale with the least mean squared error of casting ``src`` to float8 with it, and
+    back.
 
-    Numbers that overflow count as the largest. Two scales come into question. At the largest scale at which nothing
-    overflows, all that smaller scales represent is represented, too. At the next one the largest element may be
-    clipped, to no less than a half; beyond it clipping costs more than what underflows can gain in an array of fewer
-    than 2**32 elements.
+    Numbers that overflow count as the largest. Two scales come into question. At the largest scale
+    at which nothing overflows, all that smaller scales represent is represented, too. At the next
+    one the largest element may be clipped, to no less than a half; beyond it clipping costs more
+    than what underflows can gain in an array of fewer than 2**32 elements.
 
     Args:
         src: float16, float32 or float64, finite.
@@ -183,10 +221,14 @@ def _fitting_scale(amax: float, form: Format) -> int:
 
 
 def _squared_error(x: np.ndarray, form: Format, scale: int) -> float:
-    cast = np.ldexp(form.numbers[form.codes(np.asarray(np.ldexp(x, scale)), nan_on_overflow=False)], -scale)
+    cast = np.ldexp(
+        form.numbers[form.codes(np.asarray(np.ldexp(x, scale)), nan_on_overflow=False)], -scale
+    )
     return float(np.square(cast - x).sum() / max(x.size, 1))
 
 
-def host_fp8_mse_scale_pb(src: np.ndarray, dtype: Optional[dtypes.dtype] = None) -> Tuple[float, int]:
+def host_fp8_mse_scale_pb(
+    src: np.ndarray, dtype: Optional[dtypes.dtype] = None
+) -> Tuple[float, int]:
     """`host_fp8_mse_scale` under the name of PopXL's native implementation of it."""
     return host_fp8_mse_scale(src, dtype)

@@ -1,13 +1,15 @@
 """The random number generator, on the host: bit for bit what the engine computes with torch.
 
-Bits: Squares64 (Widynski 2020, "Squares: A Fast Counter-Based RNG", arXiv:2004.06278), five rounds of middle-square
-with a key. A seed is two 32-bit words; its key is SplitMix64's output (Steele, Lea & Flood 2014,
-doi:10.1145/2714064.2660195) for the 64-bit word that they form, made odd. The 32-bit draw of element i is half of the
-output for counter i // 2: its low word for even i, its high word for odd i. Nothing else enters.
+Bits: Squares64 (Widynski 2020, "Squares: A Fast Counter-Based RNG", arXiv:2004.06278), five rounds
+of middle-square with a key. A seed is two 32-bit words; its key is SplitMix64's output (Steele, Lea
+& Flood 2014, doi:10.1145/2714064.2660195) for the 64-bit word that they form, made odd. The 32-bit
+draw of element i is half of the output for counter i // 2: its low word for even i, its high word
+for odd i. Nothing else enters.
 
-New seeds: the first word stays; the second goes through a permutation of the 32-bit numbers that the first word selects
-(MurmurHash3's finalizer by Appleby, between two keys). A permutation, because chains of splits would fall into a cycle
-after about 2**16 steps if words could collide; and so the children of one seed always differ.
+New seeds: the first word stays; the second goes through a permutation of the 32-bit numbers that
+the first word selects (MurmurHash3's finalizer by Appleby, between two keys). A permutation,
+because chains of splits would fall into a cycle after about 2**16 steps if words could collide; and
+so the children of one seed always differ.
 """
 
 from typing import Any
@@ -43,7 +45,9 @@ def key(seed: np.ndarray) -> int:
 
 
 def child_seed(seed: np.ndarray, modifier: Any) -> np.ndarray:
-    """The seed that a modifier, one integer, makes of a seed: uint32 [2] -> uint32 [2]; of stacked seeds, of each."""
+    """The seed that a modifier, one integer, makes of a seed: uint32 [2] -> uint32 [2]; of stacked
+    seeds, of each.
+    """
     if seed.ndim > 1:
         return np.stack([child_seed(one, modifier) for one in seed])
     first, second = seed.tolist()
@@ -70,7 +74,9 @@ def squares64(counter: np.ndarray, key: int) -> np.ndarray:
 
 
 def draws(seed: np.ndarray, count: int, offset: int = 0) -> np.ndarray:
-    """The 32-bit draws of elements offset .. offset + count - 1: seed uint32 [2] -> uint32 [count]."""
+    """The 32-bit draws of elements offset .. offset + count - 1: seed uint32 [2] -> uint32
+    [count].
+    """
     counters = np.arange(offset // 2, -(-(offset + count) // 2), dtype=np.uint64)
     words = squares64(counters, key(seed))
     halves = np.stack([words & np.uint64(MASK32), words >> np.uint64(32)], axis=-1).reshape(-1)

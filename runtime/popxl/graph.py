@@ -1,4 +1,6 @@
-"""Graphs: ordered ops with inputs and outputs. The order in which ops were added is always a valid order."""
+"""Graphs: ordered ops with inputs and outputs. The order in which ops were added is always a valid
+order.
+"""
 
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Set, Tuple, Type
 
@@ -12,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class Graph:
-    """One graph of an Ir. ``with graph:`` makes it current, any number of times. TypeError on construction."""
+    """One graph of an Ir. ``with graph:`` makes it current, any number of times. TypeError on
+    construction.
+    """
 
     _ir: "Ir"
     _name: str
@@ -22,22 +26,31 @@ class Graph:
     _outputs: List[Tensor]
     _by_ref_inputs: Set[Tensor]
     _activations: Set[Tensor]
-    """Outputs that autodiff appended; they are not among the gradients that it expects by default."""
+    """Outputs that autodiff appended; they are not among the gradients that it expects by
+    default.
+    """
     _constants: List[Constant]
     _variables: List["Variable"]
     kept: List[Tensor]
-    """Main graph only: what ops that run with an upload of the weights have made for others, see `fragments`."""
+    """Main graph only: what ops that run with an upload of the weights have made for others, see
+    `fragments`.
+    """
     _ops: List["Op"]
     _call_sites: List["Op"]
     """Ops anywhere in the Ir that call this graph; a plain call gains this graph's new outputs."""
     rounding_seed: Optional[Tensor]
     """The input that stochastic rounding draws from, see `popxl.extensions.round_from`."""
     needs_own_gradient: bool
-    """Whether autodiff of a graph that calls this one has to be given its gradient, as that is not the derived one."""
+    """Whether autodiff of a graph that calls this one has to be given its gradient, as that is not
+    the derived one.
+    """
     _hooks: Hooks
 
     def __init__(self) -> None:
-        raise TypeError("Graph: got a constructor call; expected ir.create_graph(...) or ir.create_empty_graph().")
+        raise TypeError(
+            "Graph: got a constructor call; expected ir.create_graph(...) or "
+            "ir.create_empty_graph()."
+        )
 
     @classmethod
     def _make(cls, ir: "Ir", name: str) -> "Graph":
@@ -120,7 +133,8 @@ class Graph:
             if tensor.id == tensor_id:
                 return tensor
         raise ValueError(
-            f"get_tensor: got id {tensor_id!r}; expected the id of a tensor of graph '{self._name or 'main'}'."
+            f"get_tensor: got id {tensor_id!r}; expected the id of a tensor of graph "
+            f"'{self._name or 'main'}'."
         )
 
     def __contains__(self, value: Any) -> bool:
@@ -170,7 +184,12 @@ class Graph:
                 return candidate
 
     def _new_tensor(
-        self, spec: TensorSpec, name: str, op: Optional["Op"] = None, kind: Type[Tensor] = Tensor, scoped: bool = True
+        self,
+        spec: TensorSpec,
+        name: str,
+        op: Optional["Op"] = None,
+        kind: Type[Tensor] = Tensor,
+        scoped: bool = True,
     ) -> Any:
         context = get_current_context()
         if scoped and context._graphs and context.graph is self:
@@ -215,7 +234,9 @@ class Graph:
         get_current_context()._hooks(op)
 
     _is_body = False
-    """Whether a repeat or conditional runs this graph; such a graph's outputs cannot be extended."""
+    """Whether a repeat or conditional runs this graph; such a graph's outputs cannot be
+    extended.
+    """
 
     def _replace_outputs(self, outputs: Iterable[Tensor]) -> None:
         """Set the outputs of a graph that nothing calls yet."""
@@ -224,7 +245,9 @@ class Graph:
 
 
 def called_first(*graphs: Graph) -> List[Graph]:
-    """The graphs and all graphs that they call, at any depth; each once, after every graph that it calls."""
+    """The graphs and all graphs that they call, at any depth; each once, after every graph that it
+    calls.
+    """
     order: Dict[Graph, None] = {}
     visited: Set[Graph] = set()
 

@@ -1,4 +1,6 @@
-"""What a program asks for and this runtime keeps without acting on it: placement, and how hardware should compute."""
+"""What a program asks for and this runtime keeps without acting on it: placement, and how hardware
+should compute.
+"""
 
 import logging
 from typing import List
@@ -23,7 +25,9 @@ def hints_without_effect(ir: Ir) -> List[str]:
     found = {f"{name}=" for name in HINTS for op in ops if op.arguments.get(name) is not None}
     found.update("popxl.ipu" for op in ops if op.ipu is not None)
     found.update("popxl.io_tiles" for op in ops if op.io_tiles)
-    found.update(f"session option {name}" for name in ir._pb_ir.getSessionOptions().ignored(ir._launched))
+    found.update(
+        f"session option {name}" for name in ir._pb_ir.getSessionOptions().ignored(ir._launched)
+    )
     return sorted(found)
 
 

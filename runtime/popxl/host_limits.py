@@ -1,7 +1,9 @@
-"""How much of the host's memory this process may use: the machine's, or what its memory cgroups leave of it.
+"""How much of the host's memory this process may use: the machine's, or what its memory cgroups
+leave of it.
 
-Containers, Slurm and systemd hold processes in cgroups, of version 1 or 2, or of both; a limit holds for all that is
-below it. Swap is not counted: rows that are page-locked, and rows that every step uses, have no place there.
+Containers, Slurm and systemd hold processes in cgroups, of version 1 or 2, or of both; a limit
+holds for all that is below it. Swap is not counted: rows that are page-locked, and rows that every
+step uses, have no place there.
 """
 
 import os
@@ -19,7 +21,9 @@ class HostMemory:
     total: int
     """The machine's memory, or the smallest limit."""
     available: int
-    """What is left of the machine's memory and of every limit; pages of files, which the system may drop, are left."""
+    """What is left of the machine's memory and of every limit; pages of files, which the system may
+    drop, are left.
+    """
     limited_by: str
     """The file with the smallest limit, or "this machine"."""
 
@@ -34,7 +38,11 @@ class Version:
     """Pages of files in `memory.stat`, which a cgroup gives up before it is short of memory."""
 
 
-V1 = Version(("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+V1 = Version(
+    ("memory.limit_in_bytes",),
+    "memory.usage_in_bytes",
+    ("total_inactive_file", "total_active_file"),
+)
 V2 = Version(("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file"))
 
 
@@ -45,12 +53,16 @@ def host_memory(root: Path = SYSTEM) -> HostMemory:
         root: folder with the system's `proc` and `sys`.
     """
     sizes = _numbers(root / "proc/meminfo")
-    machine = sizes.get("MemTotal:", 0) * 1024 or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    machine = sizes.get("MemTotal:", 0) * 1024 or os.sysconf("SC_PHYS_PAGES") * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
     total, limited_by = machine, "this machine"
     available = sizes["MemAvailable:"] * 1024 if "MemAvailable:" in sizes else machine
     for folder, version in cgroups(root):
         stat = _numbers(folder / "memory.stat")
-        in_use = (_number(folder / version.usage) or 0) - sum(stat.get(name, 0) for name in version.droppable)
+        in_use = (_number(folder / version.usage) or 0) - sum(
+            stat.get(name, 0) for name in version.droppable
+        )
         limits = {name: _number(folder / name) for name in version.limits}
         limits["memory.stat"] = stat.get("hierarchical_memory_limit")
         for name, limit in limits.items():
@@ -63,7 +75,9 @@ def host_memory(root: Path = SYSTEM) -> HostMemory:
 
 
 def cgroups(root: Path = SYSTEM) -> Iterator[Tuple[Path, Version]]:
-    """Folders of this process's memory cgroups, each before those above it, as far as they are mounted here."""
+    """Folders of this process's memory cgroups, each before those above it, as far as they are
+    mounted here.
+    """
     paths = {}
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -81,7 +95,9 @@ def cgroups(root: Path = SYSTEM) -> Iterator[Tuple[Path, Version]]:
 
 
 def _mounts(root: Path) -> Iterator[Tuple[Version, str, str]]:
-    """Where memory cgroups are mounted: of which version, which of them is at a mount's top, and the mount's place."""
+    """Where memory cgroups are mounted: of which version, which of them is at a mount's top, and
+    the mount's place.
+    """
     for line in _lines(root / "proc/self/mountinfo"):
         fields, _, rest = line.partition(" - ")
         kind, _, options = rest.partition(" ")
@@ -93,7 +109,9 @@ def _mounts(root: Path) -> Iterator[Tuple[Version, str, str]]:
 
 
 def _below(path: str, mounted: str) -> PurePosixPath:
-    """A cgroup's place below the one that a mount shows; the mount's own where it lies outside, as in containers."""
+    """A cgroup's place below the one that a mount shows; the mount's own where it lies outside, as
+    in containers.
+    """
     inside = PurePosixPath(path)
     if ".." in inside.parts or not inside.is_relative_to(mounted):
         return PurePosixPath()
@@ -101,7 +119,9 @@ def _below(path: str, mounted: str) -> PurePosixPath:
 
 
 def _number(file: Path) -> Optional[int]:
-    """A file with one number; None where there is no such file, or something else, as "max", in it."""
+    """A file with one number; None where there is no such file, or something else, as "max", in
+    it.
+    """
     lines = _lines(file)
     return int(lines[0]) if lines and lines[0].strip().isdigit() else None
 

@@ -38,7 +38,9 @@ class Ir:
         self._buffers: List[RemoteBuffer] = []
         self._frozen = False
         self._holder: Any = None
-        """The `SessionState` whose values of the variables are the host's, from the first Session on."""
+        """The `SessionState` whose values of the variables are the host's, from the first Session
+        on.
+        """
         self.state_once = False
         """Whether the host's values are the device's, see `keep_state_once`."""
         self.remote_files: Any = None
@@ -50,16 +52,27 @@ class Ir:
         self._launched: Optional[Dict[str, Any]] = None
         """The session options that say which replicas a launcher has started, None without one."""
         self._fixed_replicas: Optional[Tuple[int, int]] = None
-        """Replicas over all processes and in this one, where no session option changes them any more."""
+        """Replicas over all processes and in this one, where no session option changes them any
+        more.
+        """
         options = self._pb_ir.getSessionOptions()
         if replication == "popdist":
             popdist.popart.configureSessionOptions(options)
             self._launched = {name: getattr(options, name) for name in LAUNCHED}
             self._fixed_replicas = popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas()
-        elif isinstance(replication, numbers.Integral) and not isinstance(replication, bool) and replication >= 1:
-            options.enableReplicatedGraphs, options.replicatedGraphCount = replication > 1, int(replication)
+        elif (
+            isinstance(replication, numbers.Integral)
+            and not isinstance(replication, bool)
+            and replication >= 1
+        ):
+            options.enableReplicatedGraphs, options.replicatedGraphCount = (
+                replication > 1,
+                int(replication),
+            )
         else:
-            raise ValueError(f"Ir: got replication {replication!r}; expected a positive int or 'popdist'.")
+            raise ValueError(
+                f"Ir: got replication {replication!r}; expected a positive int or 'popdist'."
+            )
         if cache := os.environ.get("POPXL_CACHE_DIR"):
             options.enableEngineCaching, options.cachePath = True, cache
         self._main_graph = self._new_graph("", unique=False)
@@ -86,7 +99,9 @@ class Ir:
 
     @property
     def num_host_transfers(self) -> int:
-        """Transfers of each stream in one run: device iterations times accumulation where loads sit in repeats."""
+        """Transfers of each stream in one run: device iterations times accumulation where loads sit
+        in repeats.
+        """
         return self._num_host_transfers
 
     @num_host_transfers.setter
@@ -98,8 +113,14 @@ class Ir:
 
     @property
     def replication_factor(self) -> int:
-        """Replicas over all processes. Without a launcher the session options say how many, until a Session is made."""
-        return self._fixed_replicas[0] if self._fixed_replicas else self._pb_ir.getSessionOptions().replicas()
+        """Replicas over all processes. Without a launcher the session options say how many, until a
+        Session is made.
+        """
+        return (
+            self._fixed_replicas[0]
+            if self._fixed_replicas
+            else self._pb_ir.getSessionOptions().replicas()
+        )
 
     @replication_factor.setter
     def replication_factor(self, value: int) -> None:
@@ -111,7 +132,11 @@ class Ir:
     @property
     def instance_replication_factor(self) -> int:
         """Replicas in this process."""
-        return self._fixed_replicas[1] if self._fixed_replicas else self._pb_ir.getSessionOptions().replicas()
+        return (
+            self._fixed_replicas[1]
+            if self._fixed_replicas
+            else self._pb_ir.getSessionOptions().replicas()
+        )
 
     def __eq__(self, value: Any) -> bool:
         if not isinstance(value, Ir):
@@ -123,22 +148,34 @@ class Ir:
 
     # Groupings
 
-    def replica_grouping(self, stride: int = 1, group_size: Optional[int] = None) -> ReplicaGrouping:
-        """Groups of ``group_size`` replicas ``stride`` apart; the default size is replication_factor // stride.
+    def replica_grouping(
+        self, stride: int = 1, group_size: Optional[int] = None
+    ) -> ReplicaGrouping:
+        """Groups of ``group_size`` replicas ``stride`` apart; the default size is
+        replication_factor // stride.
 
         Raises:
             ValueError: stride or size outside 1..replicas, or not dividing the replicas.
         """
         n = self.replication_factor
         if not 1 <= stride <= n or n % stride:
-            raise ValueError(f"replica_grouping: got stride {stride}; expected a divisor of the {n} replicas.")
+            raise ValueError(
+                f"replica_grouping: got stride {stride}; expected a divisor of the {n} replicas."
+            )
         size = n // stride if group_size is None else group_size
         if not 1 <= size <= n:
-            raise ValueError(f"replica_grouping: got group_size {size}; expected 1 <= group_size <= {n} replicas.")
-        return ReplicaGrouping._from_assignment(self, assignment_from_stride(n, 1 if size == 1 else stride, size))
+            raise ValueError(
+                f"replica_grouping: got group_size {size}; expected 1 <= group_size <= {n} "
+                "replicas."
+            )
+        return ReplicaGrouping._from_assignment(
+            self, assignment_from_stride(n, 1 if size == 1 else stride, size)
+        )
 
     def replica_grouping_from_assignments(self, assignment: List[int]) -> ReplicaGrouping:
-        """The grouping with the given group number per replica. ValueError if the groups are not equal and in order."""
+        """The grouping with the given group number per replica. ValueError if the groups are not
+        equal and in order.
+        """
         return ReplicaGrouping._from_assignment(self, list(assignment))
 
     # Graphs
@@ -151,9 +188,9 @@ class Ir:
     ) -> Graph:
         """Trace a function, or a Module's ``build``, into a new graph.
 
-        Tensors and specs among the arguments, and lists or tuples of them, become inputs in signature order; other
-        arguments are passed through, dicts untouched. Parameters annotated ``TensorByRef`` (or ``List[TensorByRef]``)
-        are by reference.
+        Tensors and specs among the arguments, and lists or tuples of them, become inputs in
+        signature order; other arguments are passed through, dicts untouched. Parameters annotated
+        ``TensorByRef`` (or ``List[TensorByRef]``) are by reference.
 
         Raises:
             TypeError: fn is not callable, or a list mixes tensors with other values.
@@ -161,18 +198,21 @@ class Ir:
         """
         if not callable(fn):
             raise TypeError(
-                f"create_graph: got {type(fn).__name__}; expected a function or a popxl.Module. Pass the function "
-                "first, then its arguments."
+                f"create_graph: got {type(fn).__name__}; expected a function or a popxl.Module. "
+                "Pass the function first, then its arguments."
             )
         build = fn.build if isinstance(fn, Module) else fn
         signature = inspect.signature(build)
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            given = [type(a).__name__ for a in args] + [f"{n}={type(a).__name__}" for n, a in kwargs.items()]
+            given = [type(a).__name__ for a in args] + [
+                f"{n}={type(a).__name__}" for n, a in kwargs.items()
+            ]
             raise ValueError(
-                f"create_graph: got arguments ({', '.join(given)}); expected those of {_name_of(fn)}{signature}: "
-                f"{error}. Pass a tensor, a spec or another value for each parameter without a default."
+                f"create_graph: got arguments ({', '.join(given)}); expected those of "
+                f"{_name_of(fn)}{signature}: {error}. Pass a tensor, a spec or another value for "
+                "each parameter without a default."
             ) from None
         bound.apply_defaults()
         graph = self._new_graph(_name_of(fn))
@@ -200,7 +240,9 @@ class Ir:
         return graph
 
     def dot_checkpoint(self, check: str, save_dir: Optional[Union[Path, str]] = None) -> None:
-        """Write every graph in Graphviz form to ``save_dir/<check>.dot`` (default: the working directory)."""
+        """Write every graph in Graphviz form to ``save_dir/<check>.dot`` (default: the working
+        directory).
+        """
         folder = Path(save_dir or ".")
         folder.mkdir(parents=True, exist_ok=True)
         lines = ["digraph ir {"]
@@ -215,7 +257,12 @@ class Ir:
     # Streams and buffers
 
     def _streams(self, op_name: str, argument: str) -> Set[Any]:
-        return {op.arguments[argument] for graph in self.graphs for op in graph.ops if op.definition.name == op_name}
+        return {
+            op.arguments[argument]
+            for graph in self.graphs
+            for op in graph.ops
+            if op.definition.name == op_name
+        }
 
     def get_all_h2d_streams(self) -> Set[HostToDeviceStream]:
         """Streams that some host_load uses."""
@@ -237,7 +284,8 @@ class Ir:
     def _check_open(self, what: str) -> None:
         if self._frozen:
             raise RuntimeError(
-                f"{what}: got a change to Ir {self._id} after a Session was made of it; expected none. Build a new Ir."
+                f"{what}: got a change to Ir {self._id} after a Session was made of it; "
+                "expected none. Build a new Ir."
             )
 
     def _freeze(self) -> None:
@@ -247,7 +295,9 @@ class Ir:
 
 
 def _name_of(fn: Any) -> str:
-    """What a graph of a function or Module is called: the qualified name, without the mark of local definitions."""
+    """What a graph of a function or Module is called: the qualified name, without the mark of local
+    definitions.
+    """
     named = fn if hasattr(fn, "__qualname__") and not isinstance(fn, Module) else type(fn)
     qualified: str = named.__qualname__
     return qualified.replace(".<locals>", "")
@@ -271,7 +321,9 @@ def _make_input(graph: Graph, name: str, value: Any, by_ref: bool) -> Any:
     if isinstance(value, (Tensor, TensorSpec)):
         return graph._add_input(_spec(value), name, by_ref)
     if isinstance(value, (list, tuple)) and _all_tensors(value, name):
-        return type(value)([graph._add_input(_spec(v), f"{name}_{i}", by_ref) for i, v in enumerate(value)])
+        return type(value)(
+            [graph._add_input(_spec(v), f"{name}_{i}", by_ref) for i, v in enumerate(value)]
+        )
     return value
 
 
@@ -279,8 +331,8 @@ def _all_tensors(values: Any, name: str) -> bool:
     found = [isinstance(v, (Tensor, TensorSpec)) for v in values]
     if any(found) and not all(found):
         raise TypeError(
-            f"create_graph: got {name} with tensors and other values; expected only tensors or none. Pass the others "
-            "as parameters of their own."
+            f"create_graph: got {name} with tensors and other values; expected only tensors or "
+            "none. Pass the others as parameters of their own."
         )
     return any(found)
 
@@ -300,7 +352,7 @@ def _as_outputs(result: Any, name: str) -> List[Tensor]:
     for item in outputs:
         if not isinstance(item, Tensor):
             raise ValueError(
-                f"create_graph: got {type(item).__name__} from {name}; expected None, a tensor or tensors. Return what "
-                "ops gave, and keep other values outside the graph."
+                f"create_graph: got {type(item).__name__} from {name}; expected None, a tensor or "
+                "tensors. Return what ops gave, and keep other values outside the graph."
             )
     return outputs

@@ -18,5 +18,6 @@ class Module:
     def build(self, *args: Any, **kwargs: Any) -> Union[None, Tensor, Iterable[Tensor]]:
         """Define the graph. To be overridden."""
         raise NotImplementedError(
-            f"{type(self).__name__}.build: got no definition; expected the subclass to define build()."
+            f"{type(self).__name__}.build: got no definition; expected the subclass to define "
+            "build()."
         )

@@ -1,4 +1,6 @@
-"""What is known about ops: the record of a declared op, and one op of a graph. `opdef` declares them and adds them."""
+"""What is known about ops: the record of a declared op, and one op of a graph. `opdef` declares
+them and adds them.
+"""
 
 import inspect
 from dataclasses import dataclass, field
@@ -40,10 +42,14 @@ class Cost:
 class OpDefinition:
     """Everything that is known about an op, in one record.
 
-    writes: parameters whose storage the op changes; the result is the first of them, by its new value.
-    views: parameters whose elements the result only rearranges, so that a kernel may return a view of them.
-    alias: the result *is* storage of `views`, and writing to it writes to them (``reshape_`` and its like).
-    host: ``(arrays as the op's arguments) -> array(s)``, evaluation on numpy for small integers; None if there is none.
+    writes: parameters whose storage the op changes; the result is the first of them, by its new
+    value.
+    views: parameters whose elements the result only rearranges, so that a kernel may return a view
+    of them.
+    alias: the result *is* storage of `views`, and writing to it writes to them (``reshape_`` and
+    its like).
+    host: ``(arrays as the op's arguments) -> array(s)``, evaluation on numpy for small integers;
+    None if there is none.
     effects: what it does beyond its results: "host", "remote", "collective", "control", "print".
     random: whether the result depends on a seed operand.
     across: whether its operands may be on different virtual devices and tile sets.
@@ -65,10 +71,11 @@ class OpDefinition:
     base: Optional["OpDefinition"] = None
     """For a derived in-place or alias form: the op it was derived from."""
     names: Union[None, str, Callable[..., Sequence[str]]] = None
-    """Names of the results, where they are not the op's: ``(op's arguments) -> names``, or a pattern such as "{t}_T".
+    """Names of the results, where they are not the op's: ``(op's arguments) -> names``, or a
+    pattern such as "{t}_T".
 
-    In a pattern operands stand for their names, a list of operands for the one of the result's position, ``{i}`` for
-    that position; other arguments stand for themselves.
+    In a pattern operands stand for their names, a list of operands for the one of the result's
+    position, ``{i}`` for that position; other arguments stand for themselves.
     """
     file: str = ""
     module: str = field(default="")
@@ -85,12 +92,28 @@ class Op:
     """One op in a graph: a definition applied to arguments."""
 
     __slots__ = (
-        "definition", "arguments", "graph", "name", "source", "refusal", "_inputs", "_outputs", "ipu", "io_tiles",
-        "execution", "sequence_block", "_modified_here",
-    )  # fmt: skip
+        "definition",
+        "arguments",
+        "graph",
+        "name",
+        "source",
+        "refusal",
+        "_inputs",
+        "_outputs",
+        "ipu",
+        "io_tiles",
+        "execution",
+        "sequence_block",
+        "_modified_here",
+    )
 
     def __init__(
-        self, definition: OpDefinition, arguments: Dict[str, Any], graph: "Graph", name: str, source: Tuple[str, int]
+        self,
+        definition: OpDefinition,
+        arguments: Dict[str, Any],
+        graph: "Graph",
+        name: str,
+        source: Tuple[str, int],
     ):
         self.definition = definition
         self.arguments = arguments
@@ -102,7 +125,11 @@ class Op:
         context = get_current_context()
         self.refusal: Optional[Exception] = context.refusal
         """Why it cannot be executed: `popxl.ops.checks.refuse_to_execute` has said so."""
-        self.ipu, self.io_tiles, self.execution = context.ipu_id, context.io_tile_set, context.execution
+        self.ipu, self.io_tiles, self.execution = (
+            context.ipu_id,
+            context.io_tile_set,
+            context.execution,
+        )
         self.sequence_block = context.sequence_block
         self._modified_here: Set[Tensor] = set()
 
@@ -118,10 +145,15 @@ class Op:
 
     @property
     def written(self) -> Tuple[Tensor, ...]:
-        """Operands whose storage this op changes; for calls those that the called graph takes by reference."""
+        """Operands whose storage this op changes; for calls those that the called graph takes by
+        reference.
+        """
         if "control" in self.definition.effects:
             return tuple(
-                t for graph, inputs in self.called() for g, t in zip(graph.inputs, inputs) if self.is_by_reference(g)
+                t
+                for graph, inputs in self.called()
+                for g, t in zip(graph.inputs, inputs)
+                if self.is_by_reference(g)
             )
         return tuple(cast(Tensor, self.arguments[p]) for p in self.definition.writes)
 
@@ -135,10 +167,16 @@ class Op:
         a = self.arguments
         if "then_branch" in a:
             return [(a["then_branch"], a["then_inputs"]), (a["else_branch"], a["else_inputs"])]
-        return [(a["graph"], a["inputs"])] if isinstance(a.get("inputs"), tuple) and "graph" in a else []
+        return (
+            [(a["graph"], a["inputs"])]
+            if isinstance(a.get("inputs"), tuple) and "graph" in a
+            else []
+        )
 
     def is_by_reference(self, inner: Tensor) -> bool:
-        """Whether this call takes an input of a called graph by reference: as every call does, or for itself."""
+        """Whether this call takes an input of a called graph by reference: as every call does, or
+        for itself.
+        """
         return inner in inner._graph._by_ref_inputs or inner in self._modified_here
 
     def take_by_reference(self, inner: Tensor) -> None:
@@ -163,7 +201,9 @@ class Op:
 
     def __repr__(self) -> str:
         results = ", ".join(f"%{t.name}" for t in self._outputs)
-        return f"{results} = {self.definition.name}({', '.join(f'%{t.name}' for t in self._inputs)})"
+        return (
+            f"{results} = {self.definition.name}({', '.join(f'%{t.name}' for t in self._inputs)})"
+        )
 
 
 def flatten(values: Any) -> Iterator[Tensor]:
@@ -176,7 +216,9 @@ def flatten(values: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(value: Any, fn: Callable[[Tensor], Any]) -> Any:
-    """``value`` with every tensor in it (also inside lists and tuples) replaced by ``fn(tensor)``."""
+    """``value`` with every tensor in it (also inside lists and tuples) replaced by
+    ``fn(tensor)``.
+    """
     if isinstance(value, Tensor):
         return fn(value)
     if isinstance(value, (list, tuple)):
@@ -191,8 +233,12 @@ def as_specs(result: Specs) -> Tuple[TensorSpec, ...]:
     return (result,) if isinstance(result, TensorSpec) else tuple(result)
 
 
-def call_arguments(definition: OpDefinition, arguments: Dict[str, Any]) -> Tuple[List[Any], Dict[str, Any]]:
-    """Arguments as ``(args, kwargs)`` of the definition's rules and kernels: variadic parameters are spread."""
+def call_arguments(
+    definition: OpDefinition, arguments: Dict[str, Any]
+) -> Tuple[List[Any], Dict[str, Any]]:
+    """Arguments as ``(args, kwargs)`` of the definition's rules and kernels: variadic parameters
+    are spread.
+    """
     args: List[Any] = []
     kwargs: Dict[str, Any] = {}
     for name, parameter in definition.signature.parameters.items():

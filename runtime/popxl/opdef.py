@@ -1,4 +1,5 @@
-"""One declaration per op: its public function, shapes and dtypes, gradient, cost, and what analysis must know.
+"""One declaration per op: its public function, shapes and dtypes, gradient, cost, and what analysis
+must know.
 
     @op
     def add(lhs: Tensor, rhs: Tensor) -> TensorSpec:
@@ -7,8 +8,9 @@
     @add.vjp
     def add_vjp(dy, y, lhs, rhs): ...          # one gradient or None per tensor operand
 
-Every rule takes the op's own arguments; ``vjp`` gets ``(dy, y)`` first, ``cost`` and ``host`` see below. Shared
-machinery (current graph, names, checks of operands, source lines) lives here and nowhere else.
+Every rule takes the op's own arguments; ``vjp`` gets ``(dy, y)`` first, ``cost`` and ``host`` see
+below. Shared machinery (current graph, names, checks of operands, source lines) lives here and
+nowhere else.
 """
 
 import functools
@@ -55,21 +57,44 @@ if TYPE_CHECKING:
     from popxl.graph import Graph
 
 __all__ = [
-    "EFFECTS", "OPS", "Cost", "Declaration", "Op", "OpDefinition", "OpFunction", "alias", "as_specs", "call_arguments",
-    "check_operand", "declare", "emit", "flatten", "inplace", "map_tensors", "op", "op_cost", "result_form",
+    "EFFECTS",
+    "OPS",
+    "Cost",
+    "Declaration",
+    "Op",
+    "OpDefinition",
+    "OpFunction",
+    "alias",
+    "as_specs",
+    "call_arguments",
+    "check_operand",
+    "declare",
+    "emit",
+    "flatten",
+    "inplace",
+    "map_tensors",
+    "op",
+    "op_cost",
+    "result_form",
     "source_location",
-]  # fmt: skip
+]
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 LONGEST_NAME = 200
-"""Characters of a name that is made from an operand's. Longer ones would make chains of ops quadratic in size."""
+"""Characters of a name that is made from an operand's. Longer ones would make chains of ops
+quadratic in size.
+"""
 TRANSFERS = frozenset({"host", "remote", "control"})
-"""Effects of ops whose operands may be on different virtual devices and tile sets: an offset, an argument of a call."""
+"""Effects of ops whose operands may be on different virtual devices and tile sets: an offset, an
+argument of a call.
+"""
 
 
 class OpFunction(Generic[P, R]):
-    """Type of a declared op's public function. At run time it is a plain function with these attributes."""
+    """Type of a declared op's public function. At run time it is a plain function with these
+    attributes.
+    """
 
     definition: OpDefinition
     __name__: str
@@ -79,7 +104,9 @@ class OpFunction(Generic[P, R]):
         raise NotImplementedError
 
     def vjp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        """Declare the gradient rule: ``(dy, y, *arguments) -> gradient or None per tensor parameter``."""
+        """Declare the gradient rule: ``(dy, y, *arguments) -> gradient or None per tensor
+        parameter``.
+        """
         raise NotImplementedError
 
     def cost(self, rule: Callable[..., Cost]) -> Callable[..., Cost]:
@@ -99,7 +126,9 @@ class Declaration(Protocol):
     @overload
     def __call__(self, fn: Callable[P, List[TensorSpec]]) -> OpFunction[P, List[Tensor]]: ...
     @overload
-    def __call__(self, fn: Callable[P, Tuple[TensorSpec, ...]]) -> OpFunction[P, Tuple[Tensor, ...]]: ...
+    def __call__(
+        self, fn: Callable[P, Tuple[TensorSpec, ...]]
+    ) -> OpFunction[P, Tuple[Tensor, ...]]: ...
     @overload
     def __call__(self, fn: Callable[P, None]) -> OpFunction[P, None]: ...
 
@@ -111,7 +140,10 @@ def source_location() -> Tuple[str, int]:
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         last = (frame.f_code.co_filename, frame.f_lineno)
-        if not name.startswith(("popxl.", "popxl_addons.", "contextlib")) and name not in ("popxl", "popxl_addons"):
+        if not name.startswith(("popxl.", "popxl_addons.", "contextlib")) and name not in (
+            "popxl",
+            "popxl_addons",
+        ):
             return last
         frame = frame.f_back
     return last
@@ -121,18 +153,20 @@ def check_operand(op_name: str, parameter: str, tensor: Tensor, graph: "Graph") 
     """GraphError (a ValueError) if a tensor does not belong to the current graph."""
     if tensor.ir is not graph.ir:
         raise GraphError(
-            f"{op_name}: got {parameter} = %{tensor.name}: {tensor.spec} of Ir {tensor.ir.id}; expected a tensor of Ir "
-            f"{graph.ir.id}, whose graph '{graph.name or 'main'}' is current. Build a program in one Ir."
+            f"{op_name}: got {parameter} = %{tensor.name}: {tensor.spec} of Ir {tensor.ir.id}; "
+            f"expected a tensor of Ir {graph.ir.id}, whose graph '{graph.name or 'main'}' is "
+            "current. Build a program in one Ir."
         )
     if tensor._graph is not graph:
         raise GraphError(
-            f"{op_name}: got {parameter} = %{tensor.name}: {tensor.spec} from graph '{tensor._graph.name or 'main'}'; "
-            f"expected a tensor of the current graph '{graph.name or 'main'}'. Pass it in as a graph input."
+            f"{op_name}: got {parameter} = %{tensor.name}: {tensor.spec} from graph "
+            f"'{tensor._graph.name or 'main'}'; expected a tensor of the current graph "
+            f"'{graph.name or 'main'}'. Pass it in as a graph input."
         )
     if getattr(tensor, "_remote", None) is not None:
         raise GraphError(
-            f"{op_name}: got {parameter} = remote variable %{tensor.name}; expected a tensor on the device. Load it "
-            "with ops.remote_load first."
+            f"{op_name}: got {parameter} = remote variable %{tensor.name}; expected a tensor on "
+            "the device. Load it with ops.remote_load first."
         )
 
 
@@ -167,8 +201,12 @@ def emit(definition: OpDefinition, arguments: Dict[str, Any]) -> Op:
     return op
 
 
-def _result_names(definition: OpDefinition, arguments: Dict[str, Any], count: int, scopes: List[str]) -> Sequence[str]:
-    """Names of the results, before the graph puts the open scopes in front and makes them unique."""
+def _result_names(
+    definition: OpDefinition, arguments: Dict[str, Any], count: int, scopes: List[str]
+) -> Sequence[str]:
+    """Names of the results, before the graph puts the open scopes in front and makes them
+    unique.
+    """
     rule, plain = definition.names, definition.name.rstrip("_")
     if rule is None:
         return [plain] * count
@@ -180,7 +218,9 @@ def _result_names(definition: OpDefinition, arguments: Dict[str, Any], count: in
 
 
 def _shown(value: Any, i: int, scopes: List[str]) -> Any:
-    """An argument in the name of the i-th result: operands by their names, without the scopes that are open."""
+    """An argument in the name of the i-th result: operands by their names, without the scopes that
+    are open.
+    """
     if isinstance(value, tuple) and i < len(value):
         value = value[i]
     if not isinstance(value, Tensor):
@@ -189,7 +229,8 @@ def _shown(value: Any, i: int, scopes: List[str]) -> Any:
     if not scopes or first < 0:
         return name
     head, sep, _ = name[:first].rpartition("__")
-    for start in (0, len(head + sep)):  # other ops, or autodiff, may have put words in front of the scopes
+    # other ops, or autodiff, may have put words in front of the scopes
+    for start in (0, len(head + sep)):
         end = start
         for scope in scopes:
             if not name.startswith(f"{scope}/", end):
@@ -201,10 +242,16 @@ def _shown(value: Any, i: int, scopes: List[str]) -> Any:
 
 
 def _tensor_parameters(signature: inspect.Signature) -> Tuple[str, ...]:
-    return tuple(n for n, p in signature.parameters.items() if p.annotation is Tensor or p.annotation == "Tensor")
+    return tuple(
+        n
+        for n, p in signature.parameters.items()
+        if p.annotation is Tensor or p.annotation == "Tensor"
+    )
 
 
-def _bind(definition: OpDefinition, required: Tuple[str, ...], args: Any, kwargs: Any) -> Dict[str, Any]:
+def _bind(
+    definition: OpDefinition, required: Tuple[str, ...], args: Any, kwargs: Any
+) -> Dict[str, Any]:
     bound = definition.signature.bind(*args, **kwargs)
     bound.apply_defaults()
     arguments = dict(bound.arguments)
@@ -214,15 +261,19 @@ def _bind(definition: OpDefinition, required: Tuple[str, ...], args: Any, kwargs
         for item in value if variadic else (value,):
             if not isinstance(item, Tensor):
                 raise TypeError(
-                    f"{definition.name}: got {name} = {type(item).__name__}; expected a popxl.Tensor. Make a constant "
-                    "with popxl.constant(...) first."
+                    f"{definition.name}: got {name} = {type(item).__name__}; expected a "
+                    "popxl.Tensor. Make a constant with popxl.constant(...) first."
                 )
     return {n: tuple(v) if _is_sequence(v) else v for n, v in arguments.items()}
 
 
 def _is_sequence(value: Any) -> bool:
-    """Whether an argument is a list, array or generator, which an op keeps as a tuple: plain and hashable."""
-    is_scalar = isinstance(value, (str, bytes, tuple, Mapping, Tensor)) or getattr(value, "ndim", 1) == 0
+    """Whether an argument is a list, array or generator, which an op keeps as a tuple: plain and
+    hashable.
+    """
+    is_scalar = (
+        isinstance(value, (str, bytes, tuple, Mapping, Tensor)) or getattr(value, "ndim", 1) == 0
+    )
     return isinstance(value, Iterable) and not is_scalar
 
 
@@ -250,10 +301,11 @@ def op(
 
 
 def op(fn: Optional[Callable[..., Any]] = None, *, name: Optional[str] = None, **facts: Any) -> Any:
-    """Declare an op. The decorated function validates its arguments and returns the spec(s) of the result(s).
+    """Declare an op. The decorated function validates its arguments and returns the spec(s) of the
+    result(s).
 
-    The public function returns a tensor where the rule returns a spec, a list where it returns a list, a tuple where it
-    returns a tuple, and None where it returns None.
+    The public function returns a tensor where the rule returns a spec, a list where it returns a
+    list, a tuple where it returns a tuple, and None where it returns None.
 
     Args:
         name: the op's, if it is not the function's.
@@ -262,29 +314,45 @@ def op(fn: Optional[Callable[..., Any]] = None, *, name: Optional[str] = None, *
     if fn is None:
         return functools.partial(op, name=name, **facts)
     facts.update({field: tuple(facts[field]) for field in ("writes", "views") if field in facts})
-    return declare(fn, OpDefinition(
-        name=name or fn.__name__, infer=_infer_rule(fn), signature=inspect.signature(fn), file=fn.__code__.co_filename,
-        module=fn.__module__, effects=frozenset(facts.pop("effects", ())), **facts,
-    ))  # fmt: skip
+    return declare(
+        fn,
+        OpDefinition(
+            name=name or fn.__name__,
+            infer=_infer_rule(fn),
+            signature=inspect.signature(fn),
+            file=fn.__code__.co_filename,
+            module=fn.__module__,
+            effects=frozenset(facts.pop("effects", ())),
+            **facts,
+        ),
+    )
 
 
 def _infer_rule(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The rule as a function of keyword arguments only, also where it has a variadic parameter."""
     parameters = inspect.signature(fn).parameters.values()
-    variadic = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
+    variadic = next(
+        (p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None
+    )
     if variadic is None:
         return fn
     return lambda **arguments: fn(*arguments.pop(variadic), **arguments)
 
 
 def declare(fn: Callable[..., Any], definition: OpDefinition) -> Any:
-    """Register a definition and make its public function, which takes its documentation from ``fn``."""
+    """Register a definition and make its public function, which takes its documentation from
+    ``fn``.
+    """
     if definition.name in OPS:
         first = OPS[definition.name].file
-        raise ValueError(f"op: got a second declaration of {definition.name!r}; expected one. The first is in {first}.")
+        raise ValueError(
+            f"op: got a second declaration of {definition.name!r}; expected one. The first is "
+            f"in {first}."
+        )
     if not definition.effects <= EFFECTS:
         raise ValueError(
-            f"op {definition.name}: got effects {sorted(definition.effects)}; expected some of {sorted(EFFECTS)}."
+            f"op {definition.name}: got effects {sorted(definition.effects)}; expected some "
+            f"of {sorted(EFFECTS)}."
         )
     OPS[definition.name] = definition
     required = _tensor_parameters(definition.signature)
@@ -302,13 +370,17 @@ def declare(fn: Callable[..., Any], definition: OpDefinition) -> Any:
     return public
 
 
-def _declare_rule(definition: OpDefinition, rule: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+def _declare_rule(
+    definition: OpDefinition, rule: str, fn: Callable[..., Any]
+) -> Callable[..., Any]:
     setattr(definition, rule, fn)
     return fn
 
 
 def result_form(definition: OpDefinition) -> Callable[[List[Tensor]], Any]:
-    """How results are handed back, from the rule's return annotation: one tensor, a list, a tuple, or nothing."""
+    """How results are handed back, from the rule's return annotation: one tensor, a list, a tuple,
+    or nothing.
+    """
     annotation = str(definition.signature.return_annotation)
     if annotation in ("None", "<class 'NoneType'>"):
         return lambda outputs: None
@@ -330,7 +402,9 @@ def _public_signature(signature: inspect.Signature) -> inspect.Signature:
 
 
 def inplace(base: OpFunction[P, Tensor], parameter: str) -> OpFunction[P, Tensor]:
-    """The in-place form ``base_`` of an op: its result is written to ``parameter``, whose spec it must have."""
+    """The in-place form ``base_`` of an op: its result is written to ``parameter``, whose spec it
+    must have.
+    """
     base_def = base.definition
 
     def infer(**arguments: Any) -> TensorSpec:
@@ -338,23 +412,33 @@ def inplace(base: OpFunction[P, Tensor], parameter: str) -> OpFunction[P, Tensor
         (spec,) = as_specs(base_def.infer(**arguments))
         if spec.shape != target.shape or spec.dtype != target.dtype:
             raise ShapeError(
-                f"{base_def.name}_: got a result {spec} for {parameter} {target.spec}; expected a result of "
-                f"{parameter}'s own shape and dtype, because it is written in place. Use {base_def.name} instead."
+                f"{base_def.name}_: got a result {spec} for {parameter} {target.spec}; expected a "
+                f"result of {parameter}'s own shape and dtype, because it is written in place. "
+                f"Use {base_def.name} instead."
             )
         return target.spec
 
     doc = f"Write the result of `{base_def.name}` to `{parameter}` and return it."
-    return cast("OpFunction[P, Tensor]", _derive(base, infer, doc, writes=(parameter,), differentiable=False))
+    return cast(
+        "OpFunction[P, Tensor]",
+        _derive(base, infer, doc, writes=(parameter,), differentiable=False),
+    )
 
 
 def alias(base: OpFunction[P, Tensor]) -> OpFunction[P, Tensor]:
-    """The form ``base_`` of a view op whose result shares the operand's storage: writing to one writes to the other."""
+    """The form ``base_`` of a view op whose result shares the operand's storage: writing to one
+    writes to the other.
+    """
     base_def = base.definition
     doc = f"As `{base_def.name}`, but a view: writing to it writes to what it came from."
     result = _derive(
-        base, base_def.infer, doc, views=base_def.views, alias=True,
+        base,
+        base_def.infer,
+        doc,
+        views=base_def.views,
+        alias=True,
         differentiable=base_def.differentiable,
-    )  # fmt: skip
+    )
     result.definition.vjp = lambda *args, **kwargs: base_def.vjp(*args, **kwargs)  # type: ignore[misc]
     return cast("OpFunction[P, Tensor]", result)
 
@@ -366,9 +450,20 @@ def _derive(base: OpFunction[P, Tensor], infer: Callable[..., Any], doc: str, **
 
     fn.__name__, fn.__module__ = base_def.name + "_", base_def.module
     fn.__doc__ = f"{doc}\n\n{inspect.getdoc(base) or ''}"
-    return declare(fn, OpDefinition(
-        name=base_def.name + "_", infer=infer, signature=base_def.signature, host=base_def.host, random=base_def.random,
-        effects=base_def.effects, names=base_def.names, base=base_def,
-        cost=lambda *a, **k: base_def.cost(*a, **k) if base_def.cost else Cost(),
-        file=base_def.file, module=base_def.module, **facts,
-    ))  # fmt: skip
+    return declare(
+        fn,
+        OpDefinition(
+            name=base_def.name + "_",
+            infer=infer,
+            signature=base_def.signature,
+            host=base_def.host,
+            random=base_def.random,
+            effects=base_def.effects,
+            names=base_def.names,
+            base=base_def,
+            cost=lambda *a, **k: base_def.cost(*a, **k) if base_def.cost else Cost(),
+            file=base_def.file,
+            module=base_def.module,
+            **facts,
+        ),
+    )

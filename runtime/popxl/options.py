@@ -1,4 +1,6 @@
-"""The few internals of the original that programs reach for: ``ir._pb_ir`` and its session options."""
+"""The few internals of the original that programs reach for: ``ir._pb_ir`` and its session
+options.
+"""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, List, Mapping, Optional, Set, Tuple
@@ -9,9 +11,15 @@ if TYPE_CHECKING:
     from popxl.graph import Graph
     from popxl.ir import Ir
 
-EFFECTIVE = frozenset({
-    "enableStochasticRounding", "enableEngineCaching", "cachePath", "numIOTiles", "enableInplaceAmbiguityChecking",
-})  # fmt: skip
+EFFECTIVE = frozenset(
+    {
+        "enableStochasticRounding",
+        "enableEngineCaching",
+        "cachePath",
+        "numIOTiles",
+        "enableInplaceAmbiguityChecking",
+    }
+)
 """Options that this runtime reads. Every other one is kept and has no effect."""
 
 ENUMERATED = {"partialsTypeMatMuls": ("", "half", "float")}
@@ -19,9 +27,14 @@ ENUMERATED = {"partialsTypeMatMuls": ("", "half", "float")}
 
 REPLICATION = ("enableReplicatedGraphs", "replicatedGraphCount")
 LAUNCHED = (
-    *REPLICATION, "enableDistributedReplicatedGraphs", "globalReplicationFactor", "globalReplicaOffset",
-)  # fmt: skip
-"""Options that say which replicas there are. Those of one process follow `REPLICATION`; the launcher's are fixed."""
+    *REPLICATION,
+    "enableDistributedReplicatedGraphs",
+    "globalReplicationFactor",
+    "globalReplicaOffset",
+)
+"""Options that say which replicas there are. Those of one process follow `REPLICATION`; the
+launcher's are fixed.
+"""
 
 
 @dataclass
@@ -34,7 +47,9 @@ class SessionOptions:
     numIOTiles: int = 0
     enableStochasticRounding: bool = False
     enableInplaceAmbiguityChecking: bool = True
-    """Whether a Session refuses writes in place whose order nothing fixes, see `popxl.transforms.ambiguity`."""
+    """Whether a Session refuses writes in place whose order nothing fixes, see
+    `popxl.transforms.ambiguity`.
+    """
     partialsTypeMatMuls: str = ""
     enableEngineCaching: bool = False
     cachePath: str = ""
@@ -64,11 +79,14 @@ class SessionOptions:
         for name, known in ENUMERATED.items():
             if (value := getattr(self, name)) not in known:
                 raise ValueError(
-                    f"session option {name}: got {value!r}; expected one of {', '.join(map(repr, known))}."
+                    f"session option {name}: got {value!r}; expected one of "
+                    f"{', '.join(map(repr, known))}."
                 )
         count = self.replicatedGraphCount
         if not isinstance(count, int) or count < 1:
-            raise ValueError(f"session option replicatedGraphCount: got {count!r}; expected a positive int.")
+            raise ValueError(
+                f"session option replicatedGraphCount: got {count!r}; expected a positive int."
+            )
 
     def replicas(self) -> int:
         """Replicas in a process that no launcher started."""
@@ -79,11 +97,19 @@ class SessionOptions:
         """Options that were set and have no effect.
 
         Args:
-            launched: the values of `LAUNCHED` that a launcher's program has, whatever is set afterwards.
+            launched: the values of `LAUNCHED` that a launcher's program has, whatever is set
+                afterwards.
         """
         expected = {**vars(SessionOptions()), **(launched or {})}
-        used = {*EFFECTIVE, *(REPLICATION if launched is None and self.enableReplicatedGraphs else ())}
-        return sorted(name for name, v in vars(self).items() if name not in used and v != expected.get(name, object()))
+        used = {
+            *EFFECTIVE,
+            *(REPLICATION if launched is None and self.enableReplicatedGraphs else ()),
+        }
+        return sorted(
+            name
+            for name, v in vars(self).items()
+            if name not in used and v != expected.get(name, object())
+        )
 
 
 class IrInternals:
@@ -129,5 +155,7 @@ class IrInternals:
         """Accepted; a session prepares what it needs."""
 
     def openSession(self, device: DeviceInfo) -> Any:  # noqa: N802
-        """A session of the program that keeps the host's values of variables apart, for `popart.InferenceSession`."""
+        """A session of the program that keeps the host's values of variables apart, for
+        `popart.InferenceSession`.
+        """
         return type(self).session_type(self._ir, device, weights_to_host_on_exit=False)

@@ -1,4 +1,6 @@
-"""Where tensors are, as far as that is known: their virtual device and tile set. Placement never changes a number."""
+"""Where tensors are, as far as that is known: their virtual device and tile set. Placement never
+changes a number.
+"""
 
 from typing import TYPE_CHECKING, Dict, Literal, Mapping, NamedTuple, Optional
 
@@ -11,14 +13,17 @@ DEFAULT_IPU = 0
 
 
 class Place(NamedTuple):
-    """A tensor's virtual device and tile set, None where no op decides it: variables, constants and inputs."""
+    """A tensor's virtual device and tile set, None where no op decides it: variables, constants and
+    inputs.
+    """
 
     ipu: Optional[int]
     tile_set: Optional[TileSet]
 
 
 def place_of(t: "Tensor", known: "Optional[Dict[Tensor, Place]]" = None) -> Place:
-    """Where the op that made a tensor put it; what a call returns is where the call, or the called graph, put it.
+    """Where the op that made a tensor put it; what a call returns is where the call, or the called
+    graph, put it.
 
     Args:
         known: of tensors that were asked for on the way here; it gains more.
@@ -43,7 +48,9 @@ def _place_of(t: "Tensor", known: "Dict[Tensor, Place]") -> Place:
 
 
 def device_of(t: "Tensor") -> Optional[int]:
-    """A tensor's virtual device: where it is made, else where the first op that uses it takes it. None if neither."""
+    """A tensor's virtual device: where it is made, else where the first op that uses it takes it.
+    None if neither.
+    """
     if t._op is not None:
         return place_of(t).ipu
     user = next((op for op in t._graph._ops if t in op.inputs), None)
@@ -57,8 +64,16 @@ def device_of(t: "Tensor") -> Optional[int]:
 def check_one_place(where: str, tensors: Mapping[str, "Tensor"]) -> None:
     """ValueError if tensors are known to be on different virtual devices or tile sets."""
     places = {name: place_of(t) for name, t in tensors.items()}
-    devices = {name: f"virtual device {place.ipu}" for name, place in places.items() if place.ipu is not None}
-    tiles = {name: f"{place.tile_set} tiles" for name, place in places.items() if place.tile_set is not None}
+    devices = {
+        name: f"virtual device {place.ipu}"
+        for name, place in places.items()
+        if place.ipu is not None
+    }
+    tiles = {
+        name: f"{place.tile_set} tiles"
+        for name, place in places.items()
+        if place.tile_set is not None
+    }
     _check_equal(where, devices, "virtual device", "ops.ipu_copy")
     _check_equal(where, tiles, "tile set", "ops.io_tile_copy")
 

@@ -1,8 +1,10 @@
-"""What a program will cost: work, memory and traffic of each phase, and the time that a machine needs for them.
+"""What a program will cost: work, memory and traffic of each phase, and the time that a machine
+needs for them.
 
-A phase is a graph that the main graph calls or repeats, or that a loop of steps in it does; its name is the function's.
-A loop of steps is all that a main graph does, or calls several of its phases again. Everything is per replica and for
-one run of a session, all repeats of the phase together, unless its name says otherwise.
+A phase is a graph that the main graph calls or repeats, or that a loop of steps in it does; its
+name is the function's. A loop of steps is all that a main graph does, or calls several of its
+phases again. Everything is per replica and for one run of a session, all repeats of the phase
+together, unless its name says otherwise.
 """
 
 import importlib
@@ -30,8 +32,9 @@ class Collective:
     brought_bytes: int
     """Bytes of this replica's operands."""
     sent_bytes: int
-    """Bytes that this replica sends in a ring of n members: 2 (n-1)/n of an all-reduce's operand, (n-1)/n of a
-    reduce-scatter's operand or an all-gather's result, padding of their shards included."""
+    """Bytes that this replica sends in a ring of n members: 2 (n-1)/n of an all-reduce's operand,
+    (n-1)/n of a reduce-scatter's operand or an all-gather's result, padding of their shards
+    included."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ class Phase:
     host_bytes: int
     """To and from the host's streams."""
     peak_bytes: int
-    """Most bytes of device memory that are in use at a time, those that the main graph keeps included."""
+    """Most bytes of device memory that are in use at a time, those that the main graph keeps
+    included.
+    """
     remote_memory_bytes: int
     """Remote memory, on one replica, of the buffers that the phase loads from or stores to."""
     collectives: Tuple[Collective, ...]
@@ -84,11 +89,17 @@ class Plan:
 
     replicas: int
     steps: int
-    """Of the run: the main graph is one, unless it only repeats one, and so is each round of a loop of steps."""
+    """Of the run: the main graph is one, unless it only repeats one, and so is each round of a loop
+    of steps.
+    """
     phases: Tuple[Phase, ...]
-    """In the order in which the run first reaches them. What the main graph does by itself is "main"."""
+    """In the order in which the run first reaches them. What the main graph does by itself is
+    "main".
+    """
     remote_memory_bytes: int
-    """Remote memory of one replica's rows. On a CPU those that pass nothing on need not all have memory at a time."""
+    """Remote memory of one replica's rows. On a CPU those that pass nothing on need not all have
+    memory at a time.
+    """
     buffers: Dict[str, int]
     """Bytes of each remote buffer, by number, shape of a row and type."""
 
@@ -141,12 +152,16 @@ class PhaseTime:
 
     @property
     def seconds(self) -> float:
-        """Rows come and go while the device computes; products wait for the collectives between them."""
+        """Rows come and go while the device computes; products wait for the collectives between
+        them.
+        """
         return max(self.compute + self.link, self.remote)
 
     @property
     def limit(self) -> float:
-        """The physical limit: the larger of work over the device's rate and rows over remote memory's."""
+        """The physical limit: the larger of work over the device's rate and rows over remote
+        memory's.
+        """
         return max(self.compute, self.remote)
 
     @property
@@ -158,7 +173,11 @@ class PhaseTime:
 
 def phase_time(phase: Amounts, machine: Machine) -> PhaseTime:
     """The times of a phase, or of some other work, on a machine."""
-    return PhaseTime(phase.flops / machine.flops, phase.sent_bytes / machine.link, phase.remote_bytes / machine.remote)
+    return PhaseTime(
+        phase.flops / machine.flops,
+        phase.sent_bytes / machine.link,
+        phase.remote_bytes / machine.remote,
+    )
 
 
 @dataclass(frozen=True)
@@ -194,14 +213,14 @@ def _planner() -> Planner:
 def plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device: str = "cpu") -> Plan:
     """Plan a run of a program, without its data: nothing of the program's size is allocated.
 
-    FLOPs, traffic and calls follow from the graphs. Peak memory is found by a rehearsal: the compiled program runs on
-    tensors that have shapes and no memory, each loop twice.
+    FLOPs, traffic and calls follow from the graphs. Peak memory is found by a rehearsal: the
+    compiled program runs on tensors that have shapes and no memory, each loop twice.
 
     Args:
-        borrows_rows: whether remote rows and stream slots are used where they lie, as on a CPU; else loads take
-            memory on the device.
-        together: whether one process runs all replicas. Peak memory is then that of all together, which have theirs at
-            different moments; all other figures stay those of one replica.
+        borrows_rows: whether remote rows and stream slots are used where they lie, as on a CPU;
+            else loads take memory on the device.
+        together: whether one process runs all replicas. Peak memory is then that of all together,
+            which have theirs at different moments; all other figures stay those of one replica.
         device: "cpu" or "cuda", whose attention needs less memory. It need not be there.
     Raises:
         GraphError: an op whose cost depends on values that only exist when the program runs.
@@ -211,24 +230,31 @@ def plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device: str
 
 
 def kind_of_device(name: str, where: str) -> str:
-    """The kind of a device that a session may be made for, which need not be there. Raises ValueError for others."""
+    """The kind of a device that a session may be made for, which need not be there. Raises
+    ValueError for others.
+    """
     kind = name.partition(":")[0]
     if kind not in KINDS:
-        raise ValueError(f"{where}: got device {name!r}; expected one of {', '.join(KINDS)}. Name one of them.")
+        raise ValueError(
+            f"{where}: got device {name!r}; expected one of {', '.join(KINDS)}. Name one of them."
+        )
     return kind
 
 
 def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
-    """Every remote row and collective of one run on a replica, in order: the main graph on host scalars alone.
+    """Every remote row and collective of one run on a replica, in order: the main graph on host
+    scalars alone.
 
     Raises:
-        GraphError: a row's number, or a branch around transfers, depends on values that only exist on the device.
+        GraphError: a row's number, or a branch around transfers, depends on values that only exist
+            on the device.
     """
     return _planner().sequence(ir, replica)
 
 
 def measure(data_type: dtype = float32) -> Machine:
-    """The speeds of this machine, measured in about a second: the best of a few products, and copies of memory.
+    """The speeds of this machine, measured in about a second: the best of a few products, and
+    copies of memory.
 
     Args:
         data_type: of the products.

@@ -16,7 +16,8 @@ SMALL = 8
 
 
 def to_text(what: Union[Ir, Graph]) -> str:
-    """A listing of a graph, or of every graph of an Ir, main graph first: inputs, variables, constants, ops, outputs.
+    """A listing of a graph, or of every graph of an Ir, main graph first: inputs, variables,
+    constants, ops, outputs.
 
     The same program gives the same text, in any process.
 
@@ -26,7 +27,9 @@ def to_text(what: Union[Ir, Graph]) -> str:
           %add: float32[2, 3] = add(%mul, %w)
     """
     if isinstance(what, Ir):
-        replicas = f"ir on {what.replication_factor} replica{'s' * (what.replication_factor > 1)}\n\n"
+        replicas = (
+            f"ir on {what.replication_factor} replica{'s' * (what.replication_factor > 1)}\n\n"
+        )
         return replicas + "\n".join(to_text(graph) for graph in what.graphs)
     lines = [_header(what)]
     lines += [f"  {_declared(t)} = {_variable(t)}" for t in what.variables]
@@ -68,7 +71,8 @@ def _nested(array: Any) -> str:
 
 def _op(op: Op) -> str:
     results = ", ".join(map(_declared, op.outputs))
-    call = f"{op.definition.name}({', '.join(_argument(name, value) for name, value in op.arguments.items())})"
+    arguments = ", ".join(_argument(name, value) for name, value in op.arguments.items())
+    call = f"{op.definition.name}({arguments})"
     lent = [t.name for graph, _ in op.called() for t in graph.inputs if t in op._modified_here]
     call += f" with {', '.join(f'%{name}' for name in lent)} by ref" if lent else ""
     return f"{results} = {call}" if results else call

@@ -4,11 +4,17 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 LANES = ("compute", "load", "store", "collectives", "host I/O")
-"""What a replica may be busy with: kernels, rows from and to remote memory, other replicas, streams."""
+"""What a replica may be busy with: kernels, rows from and to remote memory, other replicas,
+streams.
+"""
 FILES = ("file reads", "file writes")
-"""What threads do meanwhile, where remote memory lies in files: the program waits for them in loads and stores only."""
+"""What threads do meanwhile, where remote memory lies in files: the program waits for them in loads
+and stores only.
+"""
 PHASES = "phases"
-"""The lane of spans that hold others: the run, its steps, their phases, and every time that a loop goes round."""
+"""The lane of spans that hold others: the run, its steps, their phases, and every time that a loop
+goes round.
+"""
 ROWS = (PHASES, *LANES, *FILES)
 """Of a timeline, from the top."""
 
@@ -52,7 +58,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that a replica did. Spans of one lane follow each other; in `PHASES` they lie inside each other."""
+    """Something that a replica did. Spans of one lane follow each other; in `PHASES` they lie
+    inside each other.
+    """
 
     replica: int
     lane: str
@@ -62,7 +70,9 @@ class Span:
     """Nanoseconds since 1970."""
     end: int
     work: Work = Work()
-    """In `PHASES` what the program asks for; of a kernel that of its op and of those that were fused into it."""
+    """In `PHASES` what the program asks for; of a kernel that of its op and of those that were
+    fused into it.
+    """
     graph: str = ""
     """The graphs around it, outermost first."""
     op: str = ""
@@ -80,8 +90,8 @@ class PhaseProfile:
     """How often each replica ran it."""
     work: Work
     nanoseconds: Dict[str, int]
-    """For each of `LANES`. Replicas of a process take turns: no moment is counted twice, and "collectives" is the time
-    in which none of them could go on."""
+    """For each of `LANES`. Replicas of a process take turns: no moment is counted twice, and
+    "collectives" is the time in which none of them could go on."""
 
     @property
     def seconds(self) -> float:
@@ -112,7 +122,9 @@ class Profile:
     spans: Tuple[Span, ...]
     """By the time at which they begin, those around others first: so viewers want them."""
     left_out: int
-    """Spans that are not there: of a run with very many, the shortest ones outside `PHASES`. Phases count them."""
+    """Spans that are not there: of a run with very many, the shortest ones outside `PHASES`. Phases
+    count them.
+    """
 
     @property
     def seconds(self) -> float:
@@ -130,7 +142,9 @@ class Profile:
         return Profile(
             tuple(replicas),
             *(steps, first, last),
-            tuple(PhaseProfile(name, runs, Work(*work), spent) for name, runs, work, spent in phases),
+            tuple(
+                PhaseProfile(name, runs, Work(*work), spent) for name, runs, work, spent in phases
+            ),
             tuple(
                 Span(replica, lane, name, begin, end, Work(*work), graph, op, row)
                 for replica, lane, name, begin, end, work, graph, op, row in spans
@@ -140,10 +154,12 @@ class Profile:
 
 
 def timeline(profiles: Sequence[Profile]) -> Dict[str, Any]:
-    """Profiles of one run, by process, in the trace-event format that ui.perfetto.dev and chrome://tracing open.
+    """Profiles of one run, by process, in the trace-event format that ui.perfetto.dev and
+    chrome://tracing open.
 
-    Replicas are its processes and lanes its threads. Clocks of different machines are taken as they are.
-    Source: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+    Replicas are its processes and lanes its threads. Clocks of different machines are taken as they
+    are. Source: Trace Event Format,
+    https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
     """
     origin = min(profile.begin for profile in profiles)
     events: List[Dict[str, Any]] = []

@@ -8,9 +8,11 @@ from popxl.tensor import Tensor
 
 
 class RemoteBuffer:
-    """Off-device array of ``entries`` slots of one tensor shape and dtype, with separate contents on every replica.
+    """Off-device array of ``entries`` slots of one tensor shape and dtype, with separate contents
+    on every replica.
 
-    ``entries`` may be raised until a Session is made; transforms do so. Slots that were never written are undefined.
+    ``entries`` may be raised until a Session is made; transforms do so. Slots that were never
+    written are undefined.
     """
 
     def __init__(self, tensor_shape: Tuple[int, ...], tensor_dtype: dtype, entries: int) -> None:
@@ -19,7 +21,9 @@ class RemoteBuffer:
         self.set_remote_buffer_info(tensor_dtype, tensor_shape, entries)
         self._id = self._ir._register_buffer(self)
 
-    def set_remote_buffer_info(self, tensor_dtype: dtype, tensor_shape: Tuple[int, ...], entries: int) -> None:
+    def set_remote_buffer_info(
+        self, tensor_dtype: dtype, tensor_shape: Tuple[int, ...], entries: int
+    ) -> None:
         """Redefine dtype, shape of a slot, and number of slots. ValueError when entries < 1."""
         self._dtype = tensor_dtype
         self._shape = tuple(int(n) for n in tensor_shape)
@@ -64,19 +68,24 @@ class RemoteBuffer:
         self._meta_shape = tuple(int(n) for n in value)
 
     def validate_tensor_matches_buffer(self, t: Tensor, num_shards: int = 1) -> None:
-        """ValueError unless the tensor's shape (its meta_shape when num_shards is not 1) and dtype match a slot's."""
+        """ValueError unless the tensor's shape (its meta_shape when num_shards is not 1) and dtype
+        match a slot's.
+        """
         shape = t.shape if num_shards == 1 else t.meta_shape
         expected = self._shape if num_shards == 1 else self._meta_shape
         if shape != expected or t.dtype is not self._dtype:
             raise ValueError(
-                f"remote buffer {self._id}: got %{t.name}: {t.spec}; expected {self._dtype.name}{list(expected)}. Make "
-                "the buffer with the tensor's shape and dtype, or cast the tensor."
+                f"remote buffer {self._id}: got %{t.name}: {t.spec}; expected "
+                f"{self._dtype.name}{list(expected)}. Make the buffer with the tensor's shape and "
+                "dtype, or cast the tensor."
             )
 
     def __repr__(self) -> str:
         return f"RemoteBuffer({self._id}: {self._entries} x {self._dtype.name}{list(self._shape)})"
 
 
-def remote_buffer(tensor_shape: Tuple[int, ...], tensor_dtype: dtype, entries: int = 1) -> RemoteBuffer:
+def remote_buffer(
+    tensor_shape: Tuple[int, ...], tensor_dtype: dtype, entries: int = 1
+) -> RemoteBuffer:
     """A new `RemoteBuffer` of the current Ir."""
     return RemoteBuffer(tensor_shape, tensor_dtype, entries)

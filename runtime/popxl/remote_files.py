@@ -1,4 +1,6 @@
-"""Remote memory that is larger than the host's or the device's, of which a part is there at a time."""
+"""Remote memory that is larger than the host's or the device's, of which a part is there at a
+time.
+"""
 
 from dataclasses import dataclass
 from typing import Union
@@ -11,20 +13,26 @@ class RemoteFiles:
     """Where a program's remote memory lies."""
 
     folder: str
-    """Takes one file for each replica, without a name: the system deletes it with the process, however that ends."""
+    """Takes one file for each replica, without a name: the system deletes it with the process,
+    however that ends.
+    """
     memory: int
-    """Bytes of host memory for rows, in each process, over its replicas and its sessions, which take turns with it.
+    """Bytes of host memory for rows, in each process, over its replicas and its sessions, which
+    take turns with it.
 
-    A session takes it when it is made, and when it runs; others then put their rows into their files, as far as there
-    is not enough for all. Sessions that run at the same time, in threads, have so much each.
+    A session takes it when it is made, and when it runs; others then put their rows into their
+    files, as far as there is not enough for all. Sessions that run at the same time, in threads,
+    have so much each.
     """
 
 
 @dataclass
 class FileTraffic:
-    """What a session has moved between files and memory since it was made, and what its program waited for.
+    """What a session has moved between files and memory since it was made, and what its program
+    waited for.
 
-    On a device that has less memory than the rows take, the memory is the device's, and the host's stands for files.
+    On a device that has less memory than the rows take, the memory is the device's, and the host's
+    stands for files.
     """
 
     store: str = "files"
@@ -34,7 +42,9 @@ class FileTraffic:
     file_bytes: int = 0
     """Reserved in files, or taken of the host's memory."""
     is_direct: bool = True
-    """Whether files go past the system's page cache. Where they cannot, pages are dropped after each transfer."""
+    """Whether files go past the system's page cache. Where they cannot, pages are dropped after
+    each transfer.
+    """
     reads: int = 0
     read_bytes: int = 0
     read_seconds: float = 0.0
@@ -44,7 +54,9 @@ class FileTraffic:
     write_seconds: float = 0.0
     """In which a file was written."""
     waited_for_reads: float = 0.0
-    """Seconds in which the program waited for a row that was being read, or that was in the queue for it."""
+    """Seconds in which the program waited for a row that was being read, or that was in the queue
+    for it.
+    """
     waited_for_writes: float = 0.0
     """Seconds in which it waited for what was to be written before."""
     waited_for_memory: float = 0.0
@@ -66,20 +78,25 @@ class FileTraffic:
 
 
 def keep_remote_memory_in_files(ir: Ir, folder: str, memory: int) -> None:
-    """Let the sessions of a program keep remote rows in files, with ``memory`` bytes of host memory for those in use.
+    """Let the sessions of a program keep remote rows in files, with ``memory`` bytes of host memory
+    for those in use.
 
-    Rows are fetched before the program asks for them, in the order that it is known to take, and are written back
-    behind it. The numbers are those of a run in memory, bit for bit. State exists once, as after `keep_state_once`.
+    Rows are fetched before the program asks for them, in the order that it is known to take, and
+    are written back behind it. The numbers are those of a run in memory, bit for bit. State exists
+    once, as after `keep_state_once`.
 
     Args:
         folder: on a local disk with space for all rows; it is made where it is missing.
         memory: bytes, for each process; sessions of several programs share them, see `RemoteFiles`.
     Raises:
-        ValueError: a memory of no bytes. A Session raises `RemoteMemoryError` where it is too little for the program,
-            or where the folder does not take the files.
+        ValueError: a memory of no bytes. A Session raises `RemoteMemoryError` where it is too
+            little for the program, or where the folder does not take the files.
     """
     if isinstance(memory, bool) or not isinstance(memory, int) or memory < 1:
-        raise ValueError(f"keep_remote_memory_in_files: got memory {memory!r}; expected a number of bytes, at least 1.")
+        raise ValueError(
+            f"keep_remote_memory_in_files: got memory {memory!r}; expected a number of bytes, "
+            "at least 1."
+        )
     ir._check_open("keep_remote_memory_in_files")
     ir.remote_files = RemoteFiles(folder, memory)
     ir.state_once = True
@@ -96,25 +113,27 @@ class DeviceNeeds:
 
 
 def limit_device_memory(ir: Ir, memory: Union[int, float]) -> None:
-    """Let the sessions of a program take so much of the device's memory, for remote rows and for all else it needs.
+    """Let the sessions of a program take so much of the device's memory, for remote rows and for
+    all else it needs.
 
-    Rows stay on the device as far as there is room for them, those first that are used again soonest. The others wait
-    in the host's memory, are fetched before the program asks for them, and are written back behind it. The numbers do
-    not depend on the limit. Without one, a GPU gives what it has; a processor, which needs no memory but the host's,
-    moves rows only where there is a limit. Sessions of a process share it: one that runs has the device's memory, and
-    the others' rows wait in the host's as far as there is not enough for all.
+    Rows stay on the device as far as there is room for them, those first that are used again
+    soonest. The others wait in the host's memory, are fetched before the program asks for them, and
+    are written back behind it. The numbers do not depend on the limit. Without one, a GPU gives
+    what it has; a processor, which needs no memory but the host's, moves rows only where there is a
+    limit. Sessions of a process share it: one that runs has the device's memory, and the others'
+    rows wait in the host's as far as there is not enough for all.
 
     Args:
         memory: bytes of each process, or on a GPU a share of it as a float.
     Raises:
-        ValueError: no bytes, or a share that is not above 0 and at most 1. A Session raises `RemoteMemoryError` where
-            it is too little for the program, before it takes any.
+        ValueError: no bytes, or a share that is not above 0 and at most 1. A Session raises
+            `RemoteMemoryError` where it is too little for the program, before it takes any.
     """
     is_number = isinstance(memory, (int, float)) and not isinstance(memory, bool)
     if not is_number or not 0 < memory <= (1 if isinstance(memory, float) else memory):
         raise ValueError(
-            f"limit_device_memory: got {memory!r}; expected a number of bytes, at least 1, or a share as a float above "
-            "0 and at most 1."
+            f"limit_device_memory: got {memory!r}; expected a number of bytes, at least 1, or a "
+            "share as a float above 0 and at most 1."
         )
     ir._check_open("limit_device_memory")
     ir.device_memory = memory

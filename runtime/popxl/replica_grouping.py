@@ -8,7 +8,9 @@ if TYPE_CHECKING:
 
 
 def _constant_stride(groups: List[List[int]]) -> Optional[int]:
-    """The one stride between consecutive members of every group; 1 for groups of one; None when they differ."""
+    """The one stride between consecutive members of every group; 1 for groups of one; None when
+    they differ.
+    """
     strides = {b - a for members in groups for a, b in zip(members, members[1:])}
     if not strides:
         return 1
@@ -16,7 +18,9 @@ def _constant_stride(groups: List[List[int]]) -> Optional[int]:
 
 
 def assignment_from_stride(replicas: int, stride: int, group_size: int) -> List[int]:
-    """The group number of each replica: a group starts at the lowest free replica and takes every ``stride``-th."""
+    """The group number of each replica: a group starts at the lowest free replica and takes every
+    ``stride``-th.
+    """
     assignment = [-1] * replicas
     group = 0
     for first in range(replicas):
@@ -25,8 +29,9 @@ def assignment_from_stride(replicas: int, stride: int, group_size: int) -> List[
         members = [first + i * stride for i in range(group_size)]
         if members[-1] >= replicas or any(assignment[m] >= 0 for m in members):
             raise ValueError(
-                f"replica_grouping: got stride {stride} and group_size {group_size} for {replicas} replicas; expected "
-                "groups that divide the replicas evenly. Choose stride * group_size to divide the number of replicas."
+                f"replica_grouping: got stride {stride} and group_size {group_size} for "
+                f"{replicas} replicas; expected groups that divide the replicas evenly. Choose "
+                "stride * group_size to divide the number of replicas."
             )
         for member in members:
             assignment[member] = group
@@ -37,12 +42,15 @@ def assignment_from_stride(replicas: int, stride: int, group_size: int) -> List[
 class ReplicaGrouping:
     """A partition of the replicas into groups of equal size.
 
-    For a collective its groups are the replicas that communicate; for a variable, those that share one value.
-    Made by `Ir.replica_grouping` only.
+    For a collective its groups are the replicas that communicate; for a variable, those that share
+    one value. Made by `Ir.replica_grouping` only.
     """
 
     def __init__(self) -> None:
-        raise RuntimeError("ReplicaGrouping: got a constructor call; expected ir.replica_grouping(stride, group_size).")
+        raise RuntimeError(
+            "ReplicaGrouping: got a constructor call; expected ir.replica_grouping(stride, "
+            "group_size)."
+        )
 
     _ir: "Ir"
     _assignment: List[int]
@@ -55,10 +63,15 @@ class ReplicaGrouping:
     def _from_assignment(cls, ir: "Ir", assignment: List[int]) -> "ReplicaGrouping":
         numbers = list(dict.fromkeys(assignment))
         sizes = {assignment.count(n) for n in numbers}
-        if len(assignment) != ir.replication_factor or numbers != list(range(len(numbers))) or len(sizes) != 1:
+        if (
+            len(assignment) != ir.replication_factor
+            or numbers != list(range(len(numbers)))
+            or len(sizes) != 1
+        ):
             raise ValueError(
-                f"replica_grouping: got assignment {assignment} for {ir.replication_factor} replicas; expected one "
-                "group number per replica, numbered 0, 1, .. in order of first appearance, in groups of equal size."
+                f"replica_grouping: got assignment {assignment} for {ir.replication_factor} "
+                "replicas; expected one group number per replica, numbered 0, 1, .. in order of "
+                "first appearance, in groups of equal size."
             )
         self = cls.__new__(cls)
         self._ir, self._assignment = ir, list(assignment)
@@ -87,7 +100,8 @@ class ReplicaGrouping:
         """Distance between consecutive members of a group; 1 for groups of one."""
         if self._stride is None:
             raise NotImplementedError(
-                f"ReplicaGrouping.stride: got assignment {self._assignment}; expected a constant stride."
+                f"ReplicaGrouping.stride: got assignment {self._assignment}; expected a "
+                "constant stride."
             )
         return self._stride
 
@@ -114,8 +128,8 @@ class ReplicaGrouping:
     def const_rg(self) -> "ReplicaGrouping":
         """Itself, or for a non-constant grouping a refinement of it with a constant stride.
 
-        The stride is the smallest between members of any group. Groups are split where their members are further apart;
-        the size is the greatest common divisor of the pieces' sizes.
+        The stride is the smallest between members of any group. Groups are split where their
+        members are further apart; the size is the greatest common divisor of the pieces' sizes.
         """
         if self.is_const:
             return self
@@ -128,11 +142,15 @@ class ReplicaGrouping:
                     sizes.append(1)
                 else:
                     sizes[-1] += 1
-        return self._renumbered(assignment_from_stride(len(self._assignment), stride, math.gcd(*sizes)))
+        return self._renumbered(
+            assignment_from_stride(len(self._assignment), stride, math.gcd(*sizes))
+        )
 
     @property
     def to_device_map(self) -> Optional[List[int]]:
-        """For each group of `const_rg`, the group of this grouping that it belongs to; None when constant."""
+        """For each group of `const_rg`, the group of this grouping that it belongs to; None when
+        constant.
+        """
         if self.is_const:
             return None
         return [self._assignment[members[0]] for members in self.const_rg._groups]
@@ -145,7 +163,10 @@ class ReplicaGrouping:
 
     def __eq__(self, other: Any) -> bool:
         if not isinstance(other, ReplicaGrouping):
-            raise TypeError(f"ReplicaGrouping: got {type(other).__name__} to compare with; expected a ReplicaGrouping.")
+            raise TypeError(
+                f"ReplicaGrouping: got {type(other).__name__} to compare with; expected a "
+                "ReplicaGrouping."
+            )
         return self._ir is other._ir and self._assignment == other._assignment
 
     def __hash__(self) -> int:
@@ -154,16 +175,19 @@ class ReplicaGrouping:
     def __repr__(self) -> str:
         groups = f"assignment={self._assignment}"
         if self.is_const:
-            groups = f"stride={self._stride}, group_size={self.group_size}, num_groups={self.num_groups}"
+            groups = (
+                f"stride={self._stride}, group_size={self.group_size}, num_groups={self.num_groups}"
+            )
         return f"ReplicaGrouping(num_replicas={len(self._assignment)}, {groups})"
 
 
 def shard_groups(grouping: ReplicaGrouping, shard_over: int) -> ReplicaGrouping:
-    """The replicas that together hold one copy of a group's value that is cut into ``shard_over`` pieces.
+    """The replicas that together hold one copy of a group's value that is cut into ``shard_over``
+    pieces.
 
-    Member i of a group of the result holds piece i. A group has several copies when it is larger: each run of
-    ``shard_over`` members has one; in a group without a constant stride, each run of members of `const_rg`, where those
-    are enough.
+    Member i of a group of the result holds piece i. A group has several copies when it is larger:
+    each run of ``shard_over`` members has one; in a group without a constant stride, each run of
+    members of `const_rg`, where those are enough.
     """
     if shard_over == grouping.group_size:
         return grouping

@@ -1,9 +1,24 @@
-"""A program on a device: variables, streams, and running. The engine is loaded by name, behind a `Protocol`."""
+"""A program on a device: variables, streams, and running. The engine is loaded by name, behind a
+`Protocol`.
+"""
 
 import importlib
 import math
 from types import TracebackType
-from typing import Any, ContextManager, Dict, Iterable, List, Mapping, Optional, Protocol, Set, Tuple, TypeVar, Union
+from typing import (
+    Any,
+    ContextManager,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Protocol,
+    Set,
+    Tuple,
+    TypeVar,
+    Union,
+)
 
 import numpy as np
 import popdist
@@ -15,7 +30,14 @@ from popxl.not_finite import NotFinite
 from popxl.options import IrInternals
 from popxl.profile import Profile
 from popxl.remote_files import FileTraffic
-from popxl.session_checks import check_keys, checked_data, device_of, engine_device, is_file, is_writable_file
+from popxl.session_checks import (
+    check_keys,
+    checked_data,
+    device_of,
+    engine_device,
+    is_file,
+    is_writable_file,
+)
 from popxl.session_state import DeviceValues, SessionState
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Variable
@@ -33,11 +55,13 @@ KERNELS = "popxl_engine.build"
 
 
 def expect_session(device_desc: Union[str, DeviceInfo] = "cpu") -> None:
-    """Say that a Session will be made, and let what takes long beside its program be made in the background.
+    """Say that a Session will be made, and let what takes long beside its program be made in the
+    background.
 
-    That is the compiling of a processor's kernels, once per machine. A Session begins with it, too, and runs wait for
-    it where they need it, so that numbers do not depend on when it ends. Said before the program is built, or before
-    torch is loaded, the first run comes sooner. What is not finished ends with the process.
+    That is the compiling of a processor's kernels, once per machine. A Session begins with it, too,
+    and runs wait for it where they need it, so that numbers do not depend on when it ends. Said
+    before the program is built, or before torch is loaded, the first run comes sooner. What is not
+    finished ends with the process.
 
     Args:
         device_desc: as a Session takes it.
@@ -49,12 +73,18 @@ def expect_session(device_desc: Union[str, DeviceInfo] = "cpu") -> None:
 
 
 class EngineProtocol(DeviceValues, Protocol):
-    """What a Session needs of an engine. Arrays are ``[transfers, replicas in this process, *stream.shape]``."""
+    """What a Session needs of an engine. Arrays are ``[transfers, replicas in this process,
+    *stream.shape]``.
+    """
 
     run_count: int
-    """Runs so far; stochastic rounding draws from it, so that a resumed program goes on as if it had not stopped."""
+    """Runs so far; stochastic rounding draws from it, so that a resumed program goes on as if it
+    had not stopped.
+    """
 
-    def run(self, inputs: Mapping[Stream, np.ndarray], outputs: Mapping[Stream, np.ndarray]) -> None:
+    def run(
+        self, inputs: Mapping[Stream, np.ndarray], outputs: Mapping[Stream, np.ndarray]
+    ) -> None:
         """Run the main graph once and fill the slots of the outputs that it stores to."""
 
     def profile(self) -> ContextManager[List[Profile]]:
@@ -70,26 +100,30 @@ class EngineProtocol(DeviceValues, Protocol):
 class Session:
     """A frozen Ir on a device. Use it as a context manager to attach; nested blocks act once.
 
-    In a program over several processes (``Ir(replication="popdist")`` under a launcher) every process makes the same
-    calls in the same order: making a session, blocks, runs, reads and writes of variables. Variables start from, and
-    are written with, the same host data in all; reads give the same values in all; instance 0 writes files.
+    In a program over several processes (``Ir(replication="popdist")`` under a launcher) every
+    process makes the same calls in the same order: making a session, blocks, runs, reads and writes
+    of variables. Variables start from, and are written with, the same host data in all; reads give
+    the same values in all; instance 0 writes files.
 
-    Host and device have values of the variables each. The host's arrays move into the engine when the first Session of
-    an Ir is made; before a run what it changes is copied, and the copy dropped as soon as the host has the new values:
-    when the block ends, by `weights_to_host`, or when a value is read. A block that an exception leaves keeps the
-    host's. `popxl.extensions.keep_state_once` does without the copy. Several sessions of one Ir take over from each
-    other when they attach.
+    Host and device have values of the variables each. The host's arrays move into the engine when
+    the first Session of an Ir is made; before a run what it changes is copied, and the copy dropped
+    as soon as the host has the new values: when the block ends, by `weights_to_host`, or when a
+    value is read. A block that an exception leaves keeps the host's.
+    `popxl.extensions.keep_state_once` does without the copy. Several sessions of one Ir take over
+    from each other when they attach.
 
     Args:
-        device_desc: "cpu" or "ipu_model": this machine's processor; "ipu_hw": a GPU where there is one, else the
-            processor; a DeviceInfo of one of these; beyond PopXL "cuda", "cuda:N" and "auto". The environment variable
-            ``POPXL_DEVICE`` ("cpu", "cuda", …) goes before all of them.
-        weights_to_host_on_exit: whether leaving keeps the variables' new values as the host's; forced off by a
-            read-only memory-mapped variable.
+        device_desc: "cpu" or "ipu_model": this machine's processor; "ipu_hw": a GPU where there is
+            one, else the processor; a DeviceInfo of one of these; beyond PopXL "cuda", "cuda:N" and
+            "auto". The environment variable ``POPXL_DEVICE`` ("cpu", "cuda", …) goes before all of
+            them.
+        weights_to_host_on_exit: whether leaving keeps the variables' new values as the host's;
+            forced off by a read-only memory-mapped variable.
     Raises:
         RuntimeError: the program has no ops.
         ValueError: an unknown device_desc.
-        popart_exception: writes in place whose order nothing fixes, see `popxl.transforms.ambiguity`.
+        popart_exception: writes in place whose order nothing fixes, see
+            `popxl.transforms.ambiguity`.
     """
 
     def __init__(
@@ -101,7 +135,8 @@ class Session:
         self._device = device_of(device_desc)
         if not ir.main_graph.ops:
             raise RuntimeError(
-                "Session: got a program without ops in its main graph; expected at least one. Build it first."
+                "Session: got a program without ops in its main graph; expected at least "
+                "one. Build it first."
             )
         expect_session(device_desc)
         self._ir = ir
@@ -190,13 +225,19 @@ class Session:
 
     def create_host_outputs(self) -> Dict[DeviceToHostStream, np.ndarray]:
         """Fresh arrays of the full shape for every output stream."""
-        return {s: np.empty(self._full_input_shape(s.shape), dtype=s.dtype.as_numpy()) for s in self._outputs}
+        return {
+            s: np.empty(self._full_input_shape(s.shape), dtype=s.dtype.as_numpy())
+            for s in self._outputs
+        }
 
-    def run(self, inputs: Optional[h2dStreamBufferMaps] = None, downcast_inputs: bool = True) -> d2hStreamBufferMaps:
+    def run(
+        self, inputs: Optional[h2dStreamBufferMaps] = None, downcast_inputs: bool = True
+    ) -> d2hStreamBufferMaps:
         """Run once and return {output stream: array}.
 
         Args:
-            inputs: an array, tensor, list or number for each of `expected_inputs`, of its full shape.
+            inputs: an array, tensor, list or number for each of `expected_inputs`, of its full
+                shape.
             downcast_inputs: narrow 64-bit elements to the stream's 32 bits; else they are an error.
         Raises:
             ValueError: not attached, unexpected or missing streams, or an array of the wrong shape.
@@ -211,7 +252,9 @@ class Session:
         outputs: Optional[d2hStreamBufferMaps] = None,
         downcast_inputs: bool = True,
     ) -> None:
-        """Run once with the given input arrays, writing into the given output arrays. Raises as `run`."""
+        """Run once with the given input arrays, writing into the given output arrays. Raises as
+        `run`.
+        """
         self._check_attached("run")
         inputs, outputs = inputs or {}, outputs or {}
         self._validate_run_inputs(inputs)
@@ -219,7 +262,9 @@ class Session:
         arrays: Dict[Stream, np.ndarray] = {
             s: self._input_array(s, value, downcast_inputs) for s, value in inputs.items()
         }
-        contiguous = {s: value if value.flags.c_contiguous else value.copy() for s, value in outputs.items()}
+        contiguous = {
+            s: value if value.flags.c_contiguous else value.copy() for s, value in outputs.items()
+        }
         results: Dict[Stream, np.ndarray] = {
             s: value.reshape(self._engine_shape(s, value.shape)) for s, value in contiguous.items()
         }
@@ -236,12 +281,19 @@ class Session:
         transfers = math.prod(shape) // size if size else self._ir.num_host_transfers
         return (transfers, *slot)
 
-    def _input_array(self, stream: HostToDeviceStream, value: HostScalarTensor, downcast: bool) -> np.ndarray:
+    def _input_array(
+        self, stream: HostToDeviceStream, value: HostScalarTensor, downcast: bool
+    ) -> np.ndarray:
         given = getattr(value, "dtype", None)
-        if not downcast and isinstance(given, np.dtype) and downcast_np_dtypes.get(given) == stream.dtype.as_numpy():
+        if (
+            not downcast
+            and isinstance(given, np.dtype)
+            and downcast_np_dtypes.get(given) == stream.dtype.as_numpy()
+        ):
             raise ValueError(
-                f"Session.run: got {given} data for input stream '{stream.tensor_id}' of {stream.spec}; expected "
-                f"{stream.dtype.as_numpy()}. Convert it, or pass downcast_inputs=True."
+                f"Session.run: got {given} data for input stream '{stream.tensor_id}' of "
+                f"{stream.spec}; expected {stream.dtype.as_numpy()}. Convert it, or pass "
+                "downcast_inputs=True."
             )
         array = np.asarray(value) if isinstance(value, np.memmap) else value
         array = to_numpy(array, stream.dtype, copy=False)
@@ -258,8 +310,8 @@ class Session:
             self._check_shape("output", stream, value.shape)
             if not value.flags.writeable:
                 raise ValueError(
-                    f"Session.run: got a read-only output array for stream '{stream.tensor_id}'; expected a writable "
-                    "one."
+                    f"Session.run: got a read-only output array for stream '{stream.tensor_id}'; "
+                    "expected a writable one."
                 )
 
     def _check_shape(self, kind: str, stream: Stream, shape: Iterable[int]) -> None:
@@ -268,20 +320,23 @@ class Session:
         if all(n == 1 for n in expected):  # axes of size one may be there or not
             shape, expected = tuple(n for n in shape if n != 1), ()
         leading, trailing = shape[: len(extra)], shape[len(extra) :]
-        more = self._ir.num_host_transfers > 1 and leading[:1] > extra[:1] and leading[1:] == extra[1:]
+        more = (
+            self._ir.num_host_transfers > 1 and leading[:1] > extra[:1] and leading[1:] == extra[1:]
+        )
         if (leading == extra or more) and trailing == expected:
             return
         raise ValueError(
-            f"Session.run: got an {kind} array of shape {list(given)} for stream '{stream.tensor_id}' of "
-            f"{stream.spec}; expected {list(self._full_input_shape(stream.shape))}: {self._ir.num_host_transfers} "
+            f"Session.run: got an {kind} array of shape {list(given)} for stream "
+            f"'{stream.tensor_id}' of {stream.spec}; expected "
+            f"{list(self._full_input_shape(stream.shape))}: {self._ir.num_host_transfers} "
             f"transfers, {self._ir.instance_replication_factor} replicas in this process."
         )
 
     def _check_attached(self, what: str) -> None:
         if not self.is_attached:
             raise ValueError(
-                f"Session.{what}: got a call outside `with session:`; expected an attached session. Open the block "
-                "first."
+                f"Session.{what}: got a call outside `with session:`; expected an attached "
+                "session. Open the block first."
             )
 
     # Variables
@@ -297,8 +352,9 @@ class Session:
         self._check_attached("weights_to_host")
         if self._read_only:
             raise Exception(
-                f"Session.weights_to_host: got read-only memory-mapped variable %{self._read_only[0].name}; expected a "
-                "writable one. Open its file with mode 'r+'."
+                "Session.weights_to_host: got read-only memory-mapped variable "
+                f"%{self._read_only[0].name}; expected a writable one. Open its file with mode "
+                "'r+'."
             )
         self._state.download()
 
@@ -319,7 +375,8 @@ class Session:
     def get_tensors_data(
         self, tensors: Iterable[Union[Variable, Constant]]
     ) -> Dict[Union[Variable, Constant], np.ndarray]:
-        """{tensor: array in its host shape}. Attached: current values; detached: the last that the host knew.
+        """{tensor: array in its host shape}. Attached: current values; detached: the last that the
+        host knew.
 
         Values of writable memory-mapped variables are their files, brought up to date.
 
@@ -330,11 +387,19 @@ class Session:
         tensors = list(tensors)
         for tensor in tensors:
             if not isinstance(tensor, (Variable, Constant)):
-                raise TypeError(f"Session.get_tensors_data: got {tensor!r}; expected a Variable or Constant.")
-        if self.is_attached and self._state.is_changed and any(isinstance(t, Variable) for t in tensors):
+                raise TypeError(
+                    f"Session.get_tensors_data: got {tensor!r}; expected a Variable or Constant."
+                )
+        if (
+            self.is_attached
+            and self._state.is_changed
+            and any(isinstance(t, Variable) for t in tensors)
+        ):
             self._state.download()
         for tensor in tensors:
-            values[tensor] = self._value(tensor) if isinstance(tensor, Variable) else np.array(tensor.host_value)
+            values[tensor] = (
+                self._value(tensor) if isinstance(tensor, Variable) else np.array(tensor.host_value)
+            )
         return values
 
     def _value(self, variable: Variable) -> np.ndarray:
@@ -348,11 +413,13 @@ class Session:
         self.write_variables_data({tensor: data})
 
     def write_variables_data(self, tensors: Mapping[Variable, HostScalarTensor]) -> None:
-        """Set host values of variables, and the device's when attached. Everything is checked before anything is set.
+        """Set host values of variables, and the device's when attached. Everything is checked
+        before anything is set.
 
         Raises:
             TypeError: not a Variable, or another dtype than the variable's.
-            ValueError: another shape than the variable's `shape_on_host`, or a read-only memory-mapped variable.
+            ValueError: another shape than the variable's `shape_on_host`, or a read-only
+                memory-mapped variable.
             NotImplementedError: a variable with retrieval mode "all_replicas".
         """
         checked = {v: checked_data(v, data) for v, data in tensors.items()}

@@ -21,14 +21,15 @@ def device_of(description: Union[str, DeviceInfo]) -> DeviceInfo:
         return description
     if description not in DEVICES and description.partition(":")[0] not in OURS:
         raise ValueError(
-            f"Session: got device_desc {description!r}; expected one of {', '.join(DEVICES)}, {', '.join(OURS)}, "
-            "cuda:N, or a DeviceInfo."
+            f"Session: got device_desc {description!r}; expected one of {', '.join(DEVICES)}, "
+            f"{', '.join(OURS)}, cuda:N, or a DeviceInfo."
         )
     return DeviceInfo(DEVICES.get(description, DeviceType.Ipu))
 
 
 def engine_device(description: Union[str, DeviceInfo]) -> str:
-    """What runs a Session: "cpu", "cuda", "cuda:N" or "auto". ``POPXL_DEVICE`` says it for all programs.
+    """What runs a Session: "cpu", "cuda", "cuda:N" or "auto". ``POPXL_DEVICE`` says it for all
+    programs.
 
     Hardware stands for a GPU where there is one, a model and a CPU for this machine's processor.
     """
@@ -57,8 +58,8 @@ def check_keys(kind: str, given: Mapping[Any, Any], expected: List[Any]) -> None
         found = ", ".join(getattr(s, "tensor_id", repr(s)) for s in unexpected) or "none"
         raise ValueError(
             f"Session.run: got unexpected {kind} streams: {found}; missing: "
-            f"{', '.join(s.tensor_id for s in missing) or 'none'}. Pass exactly the program's {len(expected)} {kind} "
-            "streams."
+            f"{', '.join(s.tensor_id for s in missing) or 'none'}. Pass exactly the program's "
+            f"{len(expected)} {kind} streams."
         )
 
 
@@ -69,15 +70,19 @@ def checked_data(variable: Tensor, data: HostScalarTensor) -> np.ndarray:
         raise TypeError(f"{where}: got {variable!r}; expected a Variable.")
     if variable.retrieval_mode == "all_replicas":
         raise NotImplementedError(
-            f"{where}: got %{variable.name} with retrieval mode 'all_replicas'; expected 'one_per_group'."
+            f"{where}: got %{variable.name} with retrieval mode 'all_replicas'; expected "
+            "'one_per_group'."
         )
     if is_file(variable) and not is_writable_file(variable):
         raise ValueError(
-            f"{where}: got read-only memory-mapped %{variable.name}; expected a file opened with mode 'r+'."
+            f"{where}: got read-only memory-mapped %{variable.name}; expected a file opened "
+            "with mode 'r+'."
         )
     is_number = isinstance(data, (int, float, bool))
     plain = np.asarray(data) if isinstance(data, np.memmap) else data
-    array = to_numpy(data, variable.dtype) if is_number else to_numpy(plain, downcast=False, copy=False)
+    array = (
+        to_numpy(data, variable.dtype) if is_number else to_numpy(plain, downcast=False, copy=False)
+    )
     if array.dtype != variable.dtype.as_numpy():
         raise TypeError(
             f"{where}: got {array.dtype} data for %{variable.name}: {variable.spec}; expected "
@@ -85,6 +90,7 @@ def checked_data(variable: Tensor, data: HostScalarTensor) -> np.ndarray:
         )
     if array.shape != variable.shape_on_host:
         raise ValueError(
-            f"{where}: got shape {list(array.shape)} for %{variable.name}; expected {list(variable.shape_on_host)}."
+            f"{where}: got shape {list(array.shape)} for %{variable.name}; expected "
+            f"{list(variable.shape_on_host)}."
         )
     return round_to_bfloat16(array) if variable.dtype.name == "bfloat16" else array

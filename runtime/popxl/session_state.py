@@ -1,4 +1,6 @@
-"""The variables of a session: the device's values are its engine's, the host's values are the program's."""
+"""The variables of a session: the device's values are its engine's, the host's values are the
+program's.
+"""
 
 from functools import cached_property
 from typing import Dict, List, Optional, Protocol, Tuple
@@ -26,17 +28,21 @@ class DeviceValues(Protocol):
         """Whether a memory-mapped variable's file is the memory that runs work on."""
 
     def upload(self) -> None:
-        """Note that the variables are the host's: ops that run after an upload run before the next run."""
+        """Note that the variables are the host's: ops that run after an upload run before the next
+        run.
+        """
 
 
 def keep_state_once(ir: Ir) -> None:
     """Let the state of a program be in memory once: what runs change is the host's value too.
 
-    Without it the host has values of its own, as PopXL's has, and what a run changes is copied before it. Sessions that
-    leave the host's values alone when they end (``weights_to_host_on_exit=False``) do so nevertheless.
+    Without it the host has values of its own, as PopXL's has, and what a run changes is copied
+    before it. Sessions that leave the host's values alone when they end
+    (``weights_to_host_on_exit=False``) do so nevertheless.
 
-    With it a block that an exception leaves keeps what ran before it; `Session.weights_from_host` after a run is an
-    error; writable memory-mapped variables, where one replica holds them, are changed in their files by every run.
+    With it a block that an exception leaves keeps what ran before it; `Session.weights_from_host`
+    after a run is an error; writable memory-mapped variables, where one replica holds them, are
+    changed in their files by every run.
     """
     ir._check_open("keep_state_once")
     ir.state_once = True
@@ -45,9 +51,9 @@ def keep_state_once(ir: Ir) -> None:
 class SessionState:
     """Moves values of variables between the device of a session and the host.
 
-    The host's values of a program are those of one session, its holder: those that its engine has, but for variables in
-    `_older`, and for memory-mapped ones, whose values are their files. Outside a session's block its engine has them
-    all.
+    The host's values of a program are those of one session, its holder: those that its engine has,
+    but for variables in `_older`, and for memory-mapped ones, whose values are their files. Outside
+    a session's block its engine has them all.
 
     Args:
         once: see `keep_state_once`.
@@ -79,7 +85,9 @@ class SessionState:
         return self._ir.replication_factor > self._ir.instance_replication_factor
 
     def attach(self) -> None:
-        """Upload the host's values, unless they are the device's already; another program may have changed files."""
+        """Upload the host's values, unless they are the device's already; another program may have
+        changed files.
+        """
         holder: SessionState = self._ir._holder
         if holder is self:
             self._make_groups_equal()
@@ -114,8 +122,9 @@ class SessionState:
         """
         if self._once and self.is_changed:
             raise RuntimeError(
-                "Session.weights_from_host: got a call after a run; expected it before, because state exists once and "
-                "the run has changed it. Call weights_to_host first, or build the program without keep_state_once."
+                "Session.weights_from_host: got a call after a run; expected it before, because "
+                "state exists once and the run has changed it. Call weights_to_host first, or "
+                "build the program without keep_state_once."
             )
         self.restore()
         self._make_groups_equal()
@@ -133,9 +142,14 @@ class SessionState:
             self.is_changed, self._older = False, {}
 
     def _make_groups_equal(self) -> None:
-        """Replicas that share a value may have come to differ: all get the first one's, which is the host's."""
+        """Replicas that share a value may have come to differ: all get the first one's, which is
+        the host's.
+        """
         for variable in self._changing if self._has_run and not self._once else ():
-            if variable.replica_grouping.group_size > 1 and variable.retrieval_mode == "one_per_group":
+            if (
+                variable.replica_grouping.group_size > 1
+                and variable.retrieval_mode == "one_per_group"
+            ):
                 self._engine.write(variable, self._engine.read(variable))
 
     def host_value(self, variable: Variable) -> np.ndarray:

@@ -8,7 +8,9 @@ from popxl.dtypes import dtype
 
 
 class TensorSpec(Mapping[str, Any]):
-    """Shape, dtype and, for a shard, the unsharded shape. Accepted wherever `Ir.create_graph` takes a tensor."""
+    """Shape, dtype and, for a shard, the unsharded shape. Accepted wherever `Ir.create_graph` takes
+    a tensor.
+    """
 
     __slots__ = ("shape", "dtype", "meta_shape")
 

@@ -14,14 +14,17 @@ class Stream:
 
     def __init__(self) -> None:
         raise NotImplementedError(
-            "Stream: got a constructor call; expected popxl.h2d_stream(...) or popxl.d2h_stream(...)."
+            "Stream: got a constructor call; expected popxl.h2d_stream(...) or "
+            "popxl.d2h_stream(...)."
         )
 
     @classmethod
     def _make(cls, shape: Iterable[int], dtype: dtype, name: str) -> Any:
         self = cls.__new__(cls)
         graph = get_main_graph()
-        self._tensor = graph._new_tensor(TensorSpec(tuple(int(n) for n in shape), dtype), name, scoped=False)
+        self._tensor = graph._new_tensor(
+            TensorSpec(tuple(int(n) for n in shape), dtype), name, scoped=False
+        )
         return self
 
     @property
@@ -56,13 +59,17 @@ class DeviceToHostStream(Stream):
     """Output stream."""
 
 
-def h2d_stream(shape: Iterable[int], dtype: dtype, name: Optional[str] = None) -> HostToDeviceStream:
+def h2d_stream(
+    shape: Iterable[int], dtype: dtype, name: Optional[str] = None
+) -> HostToDeviceStream:
     """A new input stream of the current Ir; its name is made unique."""
     stream: HostToDeviceStream = HostToDeviceStream._make(shape, dtype, name or "h2d_stream")
     return stream
 
 
-def d2h_stream(shape: Iterable[int], dtype: dtype, name: Optional[str] = None) -> DeviceToHostStream:
+def d2h_stream(
+    shape: Iterable[int], dtype: dtype, name: Optional[str] = None
+) -> DeviceToHostStream:
     """A new output stream of the current Ir; its name is made unique."""
     stream: DeviceToHostStream = DeviceToHostStream._make(shape, dtype, name or "d2h_stream")
     return stream

@@ -1,4 +1,6 @@
-"""Tensors, and everything that makes one without an op: variables, constants, graph inputs and outputs."""
+"""Tensors, and everything that makes one without an op: variables, constants, graph inputs and
+outputs.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Iterable, Literal, Optional, Tuple
@@ -15,11 +17,25 @@ from popxl.utils import HostScalarTensor, HostTensor, ScalarType, to_host_value,
 from popxl.values import Constant, Operators, Tensor, TensorLike, TensorSpec, make_constant
 
 __all__ = [
-    "Constant", "HostScalarTensor", "HostTensor", "RemotePlacement", "ScalarType", "Tensor", "TensorByRef",
-    "TensorLike", "TensorSpec", "Variable", "constant", "graph_input", "graph_output",
-    "remote_replica_sharded_variable", "remote_variable", "replica_sharded_buffer", "replica_sharded_variable",
+    "Constant",
+    "HostScalarTensor",
+    "HostTensor",
+    "RemotePlacement",
+    "ScalarType",
+    "Tensor",
+    "TensorByRef",
+    "TensorLike",
+    "TensorSpec",
+    "Variable",
+    "constant",
+    "graph_input",
+    "graph_output",
+    "remote_replica_sharded_variable",
+    "remote_variable",
+    "replica_sharded_buffer",
+    "replica_sharded_variable",
     "variable",
-]  # fmt: skip
+]
 
 if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
@@ -27,14 +43,17 @@ if TYPE_CHECKING:
     TensorByRef = Tensor
 else:
     TensorByRef = NewAliasAnnotation("TensorByRef", Tensor)
-"""Annotation of a graph function's parameter: writes inside the graph are applied to the caller's tensor."""
+"""Annotation of a graph function's parameter: writes inside the graph are applied to the caller's
+tensor.
+"""
 
 RetrievalMode = Literal["one_per_group", "all_replicas"]
 
 
 @dataclass(frozen=True)
 class RemotePlacement:
-    """Where a remote variable's value lives. ``shard_over`` replicas of a group hold one piece each (1: whole).
+    """Where a remote variable's value lives. ``shard_over`` replicas of a group hold one piece each
+    (1: whole).
 
     It is 0 where no equal cut of the group's value fills a slot: no Session can be made then.
     """
@@ -44,28 +63,32 @@ class RemotePlacement:
     shard_over: int = 1
 
     def check(self, variable: "Variable") -> None:
-        """ValueError unless the variable's value, or its pieces, are of the slot's shape and dtype."""
+        """ValueError unless the variable's value, or its pieces, are of the slot's shape and
+        dtype.
+        """
         where = f"Session: got remote variable %{variable.name}: {variable.spec}"
         slot = f"slots of {self.buffer.tensor_dtype.name}{list(self.buffer.tensor_shape)}"
         if not self.shard_over:
             raise GraphError(
-                f"{where}, for groups of {variable.replica_grouping.group_size} replicas, in a buffer with {slot}; "
-                "expected slots of ceil(elements / n), n a divisor of the group size. Make the buffer with "
-                "replica_sharded_buffer and the same replica_grouping."
+                f"{where}, for groups of {variable.replica_grouping.group_size} replicas, in a "
+                f"buffer with {slot}; expected slots of ceil(elements / n), n a divisor of the "
+                "group size. Make the buffer with replica_sharded_buffer and the same "
+                "replica_grouping."
             )
         is_whole = self.shard_over == 1 and self.buffer.meta_shape != variable.shape
         fits = not is_whole or self.buffer.tensor_shape == variable.shape
         if not fits or self.buffer.tensor_dtype is not variable.dtype:
             raise GraphError(
-                f"{where} in a buffer with {slot}; expected a value of the slot's shape and dtype. Make the buffer "
-                "with the value's, or pass dtype=."
+                f"{where} in a buffer with {slot}; expected a value of the slot's shape and "
+                "dtype. Make the buffer with the value's, or pass dtype=."
             )
 
 
 class Variable(Tensor):
     """A tensor of the main graph that keeps its value from run to run.
 
-    Its host array has `shape_on_host`: the groups of its replica grouping in front when there are several.
+    Its host array has `shape_on_host`: the groups of its replica grouping in front when there are
+    several.
     """
 
     host_value: Optional[np.ndarray]
@@ -82,7 +105,9 @@ class Variable(Tensor):
 
     @property
     def in_sync_with_ipu(self) -> bool:
-        """Whether the host has the value that the device has: not after a run that changes it, until it is read."""
+        """Whether the host has the value that the device has: not after a run that changes it,
+        until it is read.
+        """
         holder = self.ir._holder
         return holder is None or holder.is_current(self)
 
@@ -121,11 +146,14 @@ def _make_variable(
     ir, graph = get_ir(), get_main_graph()
     if get_current_graph() is not graph:
         raise ValueError(
-            f"variable: got a call in graph '{get_current_graph().name}'; expected the main graph. Make the variable "
-            "there and pass it in as a graph input."
+            f"variable: got a call in graph '{get_current_graph().name}'; expected the main "
+            "graph. Make the variable there and pass it in as a graph input."
         )
     if retrieval not in (None, "one_per_group", "all_replicas"):
-        raise ValueError(f"variable: got retrieval_mode {retrieval!r}; expected 'one_per_group' or 'all_replicas'.")
+        raise ValueError(
+            f"variable: got retrieval_mode {retrieval!r}; expected 'one_per_group' or "
+            "'all_replicas'."
+        )
     graph._check_open("variable")
     if dtype is None and hasattr(data, "dtype") and str(data.dtype) == "torch.bfloat16":
         dtype = dtypes.bfloat16
@@ -135,13 +163,18 @@ def _make_variable(
     if grouping.num_groups > 1:
         if not shape or shape[0] != grouping.num_groups:
             raise ValueError(
-                f"variable {name or ''}: got data of shape {list(shape)} for {grouping.num_groups} groups of replicas; "
-                f"expected [{grouping.num_groups}, ...]: one value per group in front."
+                f"variable {name or ''}: got data of shape {list(shape)} for "
+                f"{grouping.num_groups} groups of replicas; expected [{grouping.num_groups}, "
+                "...]: one value per group in front."
             )
         shape = shape[1:]
     spec = TensorSpec(shape, dtype or dtypes.dtype.as_dtype(array.dtype))
     tensor: Variable = graph._new_tensor(spec, name or "t", kind=Variable)
-    tensor.host_value, tensor._grouping, tensor._retrieval = array, grouping, retrieval or "one_per_group"
+    tensor.host_value, tensor._grouping, tensor._retrieval = (
+        array,
+        grouping,
+        retrieval or "one_per_group",
+    )
     graph._variables.append(tensor)
     return tensor
 
@@ -159,7 +192,8 @@ def variable(
     """A new variable of the main graph.
 
     Args:
-        data: initial value; with a grouping of several groups one value per group, stacked in front.
+        data: initial value; with a grouping of several groups one value per group, stacked in
+            front.
         dtype: None infers it from the data, 64-bit elements narrowed unless ``downcast`` is False.
         replica_grouping: replicas that share one value; default: all of them.
         retrieval_mode: what the host reads back: "one_per_group" (default) or "all_replicas".
@@ -168,7 +202,9 @@ def variable(
         ValueError: outside the main graph, or data whose first axis is not the number of groups.
         TypeError, RuntimeError: for float8 as `popxl.utils.to_numpy`.
     """
-    return _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow)
+    return _make_variable(
+        data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow
+    )
 
 
 def remote_variable(
@@ -183,11 +219,14 @@ def remote_variable(
     log2_scale: Optional[int] = None,
     nan_on_overflow: Optional[bool] = None,
 ) -> Variable:
-    """A variable whose value lives in slot ``offset`` of a remote buffer. Only remote loads and stores reach it.
+    """A variable whose value lives in slot ``offset`` of a remote buffer. Only remote loads and
+    stores reach it.
 
     A value that its slot has not room for, or of another dtype, is refused when a Session is made.
     """
-    result = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow)
+    result = _make_variable(
+        data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow
+    )
     _place(result, remote_buffer, offset, 1)
     return result
 
@@ -210,19 +249,26 @@ def remote_replica_sharded_variable(
     log2_scale: Optional[int] = None,
     nan_on_overflow: Optional[bool] = None,
 ) -> Variable:
-    """As `remote_variable`, but each group's value is split over its replicas: an equal cut of it fills a slot.
+    """As `remote_variable`, but each group's value is split over its replicas: an equal cut of it
+    fills a slot.
 
     Raises:
-        ValueError: with fewer than two replicas, or a buffer whose meta_shape is set to something else.
+        ValueError: with fewer than two replicas, or a buffer whose meta_shape is set to something
+            else.
     """
     if get_ir().replication_factor <= 1:
-        raise ValueError("remote_replica_sharded_variable: got 1 replica; expected at least 2. Use remote_variable.")
-    result = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow)
+        raise ValueError(
+            "remote_replica_sharded_variable: got 1 replica; expected at least 2. Use "
+            "remote_variable."
+        )
+    result = _make_variable(
+        data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow
+    )
     meta_shape = remote_buffer.meta_shape
     if meta_shape not in ((), result.shape):
         raise ValueError(
-            f"remote_replica_sharded_variable: got data of shape {list(result.shape)}; expected the buffer's "
-            f"meta_shape {list(meta_shape)}."
+            f"remote_replica_sharded_variable: got data of shape {list(result.shape)}; expected "
+            f"the buffer's meta_shape {list(meta_shape)}."
         )
     remote_buffer.meta_shape = result.shape
     _place(result, remote_buffer, offset, _pieces(result, remote_buffer))
@@ -230,8 +276,13 @@ def remote_replica_sharded_variable(
 
 
 def _pieces(variable: Variable, buffer: "RemoteBuffer") -> int:
-    """Replicas that hold a piece each: those that the buffer was made for, else as many as fill its slots; or 0."""
-    size, slot = variable.replica_grouping.group_size, int(np.prod(buffer.tensor_shape, dtype=np.int64))
+    """Replicas that hold a piece each: those that the buffer was made for, else as many as fill its
+    slots; or 0.
+    """
+    size, slot = (
+        variable.replica_grouping.group_size,
+        int(np.prod(buffer.tensor_shape, dtype=np.int64)),
+    )
     made_for = [buffer._shard_over] if buffer._shard_over else range(size, 0, -1)
     fits = (n for n in made_for if size % n == 0 and -(-variable.nelms // n) == slot)
     return next(fits, 0)
@@ -244,7 +295,8 @@ def replica_sharded_buffer(
     shard_over: Optional[int] = None,
     entries: int = 1,
 ) -> "RemoteBuffer":
-    """A remote buffer of 1-D shards: ceil(elements / shard_over) per slot, ``meta_shape`` the unsharded shape.
+    """A remote buffer of 1-D shards: ceil(elements / shard_over) per slot, ``meta_shape`` the
+    unsharded shape.
 
     Args:
         shape: unsharded shape, with the number of groups in front when the grouping has several.
@@ -257,7 +309,8 @@ def replica_sharded_buffer(
     shard_over = size if shard_over is None else shard_over
     if not 1 <= shard_over <= size or size % shard_over:
         raise ValueError(
-            f"replica_sharded_buffer: got shard_over {shard_over}; expected a divisor of the group size {size}."
+            f"replica_sharded_buffer: got shard_over {shard_over}; expected a divisor of the "
+            f"group size {size}."
         )
     whole = tuple(shape[1:]) if grouping.num_groups > 1 else tuple(shape)
     nelms = int(np.prod(whole, dtype=np.int64))
@@ -281,12 +334,15 @@ def replica_sharded_variable(
 
     The shard is filled from and flushed to the host value together with the other variables.
     """
-    whole = _make_variable(data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow)
+    whole = _make_variable(
+        data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow
+    )
     size = whole.replica_grouping.group_size
     shard_over = size if shard_over is None else shard_over
     if not 1 <= shard_over <= size or size % shard_over:
         raise ValueError(
-            f"replica_sharded_variable: got shard_over {shard_over}; expected a divisor of the group size {size}."
+            f"replica_sharded_variable: got shard_over {shard_over}; expected a divisor of "
+            f"the group size {size}."
         )
     spec = TensorSpec((-(-whole.nelms // shard_over),), whole.dtype, whole.shape)
     whole.shard = get_main_graph()._new_tensor(spec, f"{whole.name}_shard")
@@ -302,10 +358,15 @@ def constant(
     log2_scale: Optional[int] = None,
     nan_on_overflow: Optional[bool] = None,
 ) -> Constant:
-    """A constant of the current graph; arguments as for `variable`. TypeError for float8 codes without dtype."""
+    """A constant of the current graph; arguments as for `variable`. TypeError for float8 codes
+    without dtype.
+    """
     array = to_numpy(data, dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
     if dtype is None and array.dtype.names:
-        raise DTypeError(f"constant: got {array.dtype} data and no dtype; expected float8_143 or float8_152. Pass it.")
+        raise DTypeError(
+            f"constant: got {array.dtype} data and no dtype; expected float8_143 or "
+            "float8_152. Pass it."
+        )
     return make_constant(array, dtype or dtypes.dtype.as_dtype(array.dtype), name)
 
 
@@ -316,13 +377,19 @@ def graph_input(
     by_ref: bool = False,
     meta_shape: Optional[Iterable[int]] = None,
 ) -> Tensor:
-    """A new input of the current graph, after those it has. With ``by_ref`` writes inside reach the caller's tensor.
+    """A new input of the current graph, after those it has. With ``by_ref`` writes inside reach the
+    caller's tensor.
 
-    The main graph takes inputs, too, but nothing gives them a value: its program can be built and read, not run.
+    The main graph takes inputs, too, but nothing gives them a value: its program can be built and
+    read, not run.
     """
-    return get_current_graph()._add_input(TensorSpec(shape, dtype, meta_shape or ()), name or "t", by_ref)
+    return get_current_graph()._add_input(
+        TensorSpec(shape, dtype, meta_shape or ()), name or "t", by_ref
+    )
 
 
 def graph_output(t: Tensor) -> None:
-    """Mark a tensor of the current graph as its next output. ValueError if it is of another graph."""
+    """Mark a tensor of the current graph as its next output. ValueError if it is of another
+    graph.
+    """
     get_current_graph()._add_output(t)

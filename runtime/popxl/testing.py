@@ -10,6 +10,12 @@ def get_all_dtypes() -> List[dtypes.dtype]:
     return [t for t in dtypes._BY_NAME.values() if t not in (dtypes.bool, dtypes.bfloat16)]
 
 
-def get_all_int_dtypes(include_signed: bool = True, include_unsigned: bool = True) -> List[dtypes.dtype]:
+def get_all_int_dtypes(
+    include_signed: bool = True, include_unsigned: bool = True
+) -> List[dtypes.dtype]:
     """Integer types, filtered by sign."""
-    return [t for t in get_all_dtypes() if t.is_int and (include_signed if t.is_signed else include_unsigned)]
+    return [
+        t
+        for t in get_all_dtypes()
+        if t.is_int and (include_signed if t.is_signed else include_unsigned)
+    ]

@@ -22,5 +22,7 @@ class _AliasAnnotation:
 
 
 def NewAliasAnnotation(name: str, tp: T) -> T:  # noqa: N802 - PopXL's name
-    """A new annotation symbol that type checkers see as ``tp``. Calling it raises NotImplementedError."""
+    """A new annotation symbol that type checkers see as ``tp``. Calling it raises
+    NotImplementedError.
+    """
     return _AliasAnnotation(name, tp)  # type: ignore[return-value]

@@ -22,7 +22,8 @@ downcast_np_dtypes = {
 def _as_array(x: Any) -> np.ndarray:
     if isinstance(x, np.ndarray):
         return x
-    if hasattr(x, "detach") and hasattr(x, "cpu"):  # a torch tensor; torch itself is never imported here
+    # a torch tensor; torch itself is never imported here
+    if hasattr(x, "detach") and hasattr(x, "cpu"):
         x = x.detach().cpu()
         array: np.ndarray = (x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy()
         return array
@@ -40,20 +41,24 @@ def to_numpy(
     """A C-contiguous array from a number, list, torch tensor or array.
 
     Args:
-        dtype: element type of the result (float32 stands for bfloat16); None keeps x's own. For a float8 type x holds
-            its codes already, or numbers of float16, float32 or float64.
+        dtype: element type of the result (float32 stands for bfloat16); None keeps x's own. For a
+            float8 type x holds its codes already, or numbers of float16, float32 or float64.
         downcast: with no ``dtype``, narrow 64-bit elements to 32 bits.
         copy: False shares memory with ``x`` where nothing has to change.
-        log2_scale: numbers that become float8 are multiplied by 2 to this, from -32 to 31; default: 0.
-        nan_on_overflow: whether those too large for float8 become NaN (default), or else its largest number.
+        log2_scale: numbers that become float8 are multiplied by 2 to this, from -32 to 31; default:
+            0.
+        nan_on_overflow: whether those too large for float8 become NaN (default), or else its
+            largest number.
     Raises:
-        ValueError: a memory-mapped array that would have to be converted, or that has 64-bit elements.
+        ValueError: a memory-mapped array that would have to be converted, or that has 64-bit
+            elements.
         TypeError: something else than codes or floating point for a float8 type.
         RuntimeError: a scale out of range, or float8 arguments without numbers that become float8.
     """
     if dtype not in FORMATS and (log2_scale is not None or nan_on_overflow is not None):
         raise RuntimeError(
-            f"to_numpy: got log2_scale or nan_on_overflow with dtype {dtype}; expected them only with float8 types."
+            f"to_numpy: got log2_scale or nan_on_overflow with dtype {dtype}; expected them "
+            "only with float8 types."
         )
     array = _as_array(x)
     target = array.dtype
@@ -64,13 +69,15 @@ def to_numpy(
     if isinstance(array, np.memmap):
         if array.dtype in downcast_np_dtypes:
             raise ValueError(
-                f"to_numpy: got a memory-mapped {array.dtype} array; expected elements of 32 bits or fewer, because it "
-                "is used without copying. Convert the file, or pass np.array(x)."
+                f"to_numpy: got a memory-mapped {array.dtype} array; expected elements of 32 bits "
+                "or fewer, because it is used without copying. Convert the file, or pass "
+                "np.array(x)."
             )
         if array.dtype != target or not array.flags.c_contiguous:
             raise ValueError(
-                f"to_numpy: got a memory-mapped {array.dtype} array; expected a C-contiguous {target} array, because "
-                "it is used without copying. Convert the file, or pass np.array(x)."
+                f"to_numpy: got a memory-mapped {array.dtype} array; expected a C-contiguous "
+                f"{target} array, because it is used without copying. Convert the file, or pass "
+                "np.array(x)."
             )
         return array
     if array.dtype == object:
@@ -79,25 +86,35 @@ def to_numpy(
         array, copy = _to_float8(array, dtype, log2_scale, nan_on_overflow), False
     elif log2_scale is not None or nan_on_overflow is not None:
         raise RuntimeError(
-            f"to_numpy: got log2_scale or nan_on_overflow with codes of {dtype}; expected them with numbers to convert."
+            f"to_numpy: got log2_scale or nan_on_overflow with codes of {dtype}; expected "
+            "them with numbers to convert."
         )
-    result = np.array(array, dtype=target, order="C", copy=True) if copy else np.asarray(array, dtype=target, order="C")
+    result = (
+        np.array(array, dtype=target, order="C", copy=True)
+        if copy
+        else np.asarray(array, dtype=target, order="C")
+    )
     return round_to_bfloat16(result) if dtype is bfloat16 else result
 
 
 def _to_float8(
-    x: np.ndarray, dtype: Optional[dtype], log2_scale: Optional[int], nan_on_overflow: Optional[bool]
+    x: np.ndarray,
+    dtype: Optional[dtype],
+    log2_scale: Optional[int],
+    nan_on_overflow: Optional[bool],
 ) -> np.ndarray:
     if x.dtype not in (np.float16, np.float32, np.float64):
         raise DTypeError(
-            f"to_numpy: got {x.dtype} data for {dtype}; expected float16, float32 or float64, or the type's codes. "
-            "Convert it to floating point first."
+            f"to_numpy: got {x.dtype} data for {dtype}; expected float16, float32 or float64, or "
+            "the type's codes. Convert it to floating point first."
         )
     return host_pow2scale_cast_to_fp8(x, dtype, log2_scale or 0, nan_on_overflow is not False)
 
 
 def is_uniform(x: Any) -> bool:
-    """Whether an array is one number seen everywhere (numpy.broadcast_to), which takes no memory."""
+    """Whether an array is one number seen everywhere (numpy.broadcast_to), which takes no
+    memory.
+    """
     return isinstance(x, np.ndarray) and x.size > 1 and not any(x.strides)
 
 
@@ -108,9 +125,17 @@ def to_host_value(
     log2_scale: Optional[int] = None,
     nan_on_overflow: Optional[bool] = None,
 ) -> np.ndarray:
-    """As `to_numpy`, but one number seen everywhere stays so: large variables of zeros take no host memory."""
+    """As `to_numpy`, but one number seen everywhere stays so: large variables of zeros take no host
+    memory.
+    """
     if isinstance(x, np.ndarray) and is_uniform(x):
-        one = to_numpy(x[(0,) * x.ndim], dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
+        one = to_numpy(
+            x[(0,) * x.ndim],
+            dtype,
+            downcast,
+            log2_scale=log2_scale,
+            nan_on_overflow=nan_on_overflow,
+        )
         return np.broadcast_to(one, x.shape)
     return to_numpy(x, dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
 
@@ -123,11 +148,19 @@ def round_to_bfloat16(x: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(x), rounded, x).astype(np.float32)
 
 
-def table_to_string(rows: Sequence[Sequence[Any]], delimiter: str = " | ", header: bool = True) -> str:
+def table_to_string(
+    rows: Sequence[Sequence[Any]], delimiter: str = " | ", header: bool = True
+) -> str:
     """Align rows of cells in columns; with ``header`` a line of dashes follows the first row."""
     text = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in text if i < len(row)) for i in range(max(map(len, text), default=0))]
-    lines = [delimiter.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in text]
+    widths = [
+        max(len(row[i]) for row in text if i < len(row))
+        for i in range(max(map(len, text), default=0))
+    ]
+    lines = [
+        delimiter.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
+        for row in text
+    ]
     if header and lines:
         lines.insert(1, "-" * max(map(len, lines)))
     return "\n".join(lines)

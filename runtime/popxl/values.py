@@ -36,13 +36,17 @@ class OpTable(Protocol):
 
 
 class Operators:
-    """The ops that tensor methods and Python operators call; `popxl.ops` fills it in when it is imported."""
+    """The ops that tensor methods and Python operators call; `popxl.ops` fills it in when it is
+    imported.
+    """
 
     table: OpTable
 
 
 class Tensor:
-    """A symbolic value in one graph. Compared and hashed by identity; RuntimeError on construction."""
+    """A symbolic value in one graph. Compared and hashed by identity; RuntimeError on
+    construction.
+    """
 
     _graph: "Graph"
     _name: str
@@ -54,7 +58,8 @@ class Tensor:
 
     def __init__(self) -> None:
         raise RuntimeError(
-            "Tensor: got a constructor call; expected popxl.variable, popxl.constant, graph_input or an op."
+            "Tensor: got a constructor call; expected popxl.variable, popxl.constant, "
+            "graph_input or an op."
         )
 
     @classmethod
@@ -120,14 +125,16 @@ class Tensor:
 
     @property
     def ipu(self) -> int:
-        """Virtual device: of the op that made it, 0 outside `popxl.ipu`; else of the first op that uses it.
+        """Virtual device: of the op that made it, 0 outside `popxl.ipu`; else of the first op that
+        uses it.
 
         UndefinedValue if neither an op made it nor one uses it.
         """
         ipu = device_of(self)
         if ipu is None:
             raise UndefinedValue(
-                f"Tensor.ipu: got %{self.name}, which no op made and none uses; expected a known device."
+                f"Tensor.ipu: got %{self.name}, which no op made and none uses; expected a "
+                "known device."
             )
         return ipu
 
@@ -136,7 +143,9 @@ class Tensor:
         """Tile set of the op that made it. UndefinedValue if unknown."""
         tile_set = place_of(self).tile_set
         if tile_set is None:
-            raise UndefinedValue(f"Tensor.tile_set: got %{self.name}, which no op made; expected a known tile set.")
+            raise UndefinedValue(
+                f"Tensor.tile_set: got %{self.name}, which no op made; expected a known tile set."
+            )
         return tile_set
 
     @property
@@ -147,29 +156,43 @@ class Tensor:
     def strides(self, shape: Optional[Iterable[int]] = None) -> Tuple[int, ...]:
         """Byte strides of a row-major layout of ``shape`` (default: its own)."""
         sizes = list(self.shape if shape is None else shape)
-        return tuple(self.dtype.itemsize * int(np.prod(sizes[i + 1 :], dtype=np.int64)) for i in range(len(sizes)))
+        return tuple(
+            self.dtype.itemsize * int(np.prod(sizes[i + 1 :], dtype=np.int64))
+            for i in range(len(sizes))
+        )
 
-    def _ensure_tensor(self, value: Any, dtype: Optional[dtypes.dtype] = None, raise_on_empty: bool = True) -> "Tensor":
-        """A tensor as it is; a host value as a constant of this tensor's dtype. ValueError for an empty value."""
+    def _ensure_tensor(
+        self, value: Any, dtype: Optional[dtypes.dtype] = None, raise_on_empty: bool = True
+    ) -> "Tensor":
+        """A tensor as it is; a host value as a constant of this tensor's dtype. ValueError for an
+        empty value.
+        """
         if isinstance(value, Tensor):
             return value
         data = to_numpy(value, dtype or self.dtype)
         if raise_on_empty and data.size == 0:
             raise ValueError(
-                f"%{self.name}: got an empty {type(value).__name__} as operand; expected at least one element."
+                f"%{self.name}: got an empty {type(value).__name__} as operand; expected at "
+                "least one element."
             )
         return make_constant(data, dtype or self.dtype, None)
 
     def __len__(self) -> int:
         if not self.shape:
-            raise ValueError(f"len: got the scalar %{self.name}; expected a tensor with at least one axis.")
+            raise ValueError(
+                f"len: got the scalar %{self.name}; expected a tensor with at least one axis."
+            )
         return self.shape[0]
 
     def __iter__(self) -> Any:
-        raise TypeError(f"iter: got %{self.name}; tensors are not iterable. Use ops.split or indexing.")
+        raise TypeError(
+            f"iter: got %{self.name}; tensors are not iterable. Use ops.split or indexing."
+        )
 
     def __contains__(self, value: Any) -> bool:
-        raise TypeError(f"in: got %{self.name}; membership of symbolic tensors is not defined. Use ops.equal.")
+        raise TypeError(
+            f"in: got %{self.name}; membership of symbolic tensors is not defined. Use ops.equal."
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}[{self.id} {self.dtype!r} {self.shape}]"
@@ -224,7 +247,9 @@ class Tensor:
             raise ValueError(f"diag: got %{self.name}: {self.spec}; expected a matrix.")
         n = min(self.shape)
         flat = self[:n, :n].flatten()
-        return Operators.table.gather(flat, make_constant(np.arange(n, dtype=np.int32) * (n + 1), dtypes.int32, None))
+        return Operators.table.gather(
+            flat, make_constant(np.arange(n, dtype=np.int32) * (n + 1), dtypes.int32, None)
+        )
 
     def copy_to_ipu(self, destination: int, source: Optional[int] = None) -> "Tensor":
         """`ops.ipu_copy`."""
@@ -307,20 +332,23 @@ class Tensor:
             key = (key,)
         if isinstance(key, tuple) and all(isinstance(k, (int, np.integer, slice)) for k in key):
             return self._basic_slice(key)
-        if isinstance(key, (str, bool, type(None))) or not isinstance(key, (Tensor, np.ndarray, list, tuple)):
+        if isinstance(key, (str, bool, type(None))) or not isinstance(
+            key, (Tensor, np.ndarray, list, tuple)
+        ):
             raise self._wrong_index(type(key).__name__)
         return self._gather_or_mask(key)
 
     def _wrong_index(self, given: str) -> TypeError:
         return TypeError(
-            f"index: got {given} for %{self.name}; expected ints, slices, tuples of them, or an integer or boolean "
-            "tensor or array."
+            f"index: got {given} for %{self.name}; expected ints, slices, tuples of them, or an "
+            "integer or boolean tensor or array."
         )
 
     def _basic_slice(self, key: Tuple[Union[int, slice], ...]) -> "Tensor":
         if len(key) > self.rank:
             raise ValueError(
-                f"index: got {len(key)} indices for %{self.name}: {self.spec}; expected at most {self.rank}."
+                f"index: got {len(key)} indices for %{self.name}: {self.spec}; expected at "
+                f"most {self.rank}."
             )
         bounds: List[Tuple[Optional[int], Optional[int], Optional[int]]] = []
         for axis, k in enumerate(key):
@@ -330,7 +358,8 @@ class Tensor:
             size = self.shape[axis]
             if not -size <= k < size:
                 raise ValueError(
-                    f"index: got {k} on axis {axis} of %{self.name}: {self.spec}; expected {-size} <= index < {size}."
+                    f"index: got {k} on axis {axis} of %{self.name}: {self.spec}; expected "
+                    f"{-size} <= index < {size}."
                 )
             k = int(k) % size
             bounds.append((k, k + 1, 1))
@@ -350,8 +379,8 @@ class Tensor:
             padded = (1,) * (self.rank - key.rank) + key.shape
             if len(padded) != self.rank or any(m not in (1, n) for m, n in zip(padded, self.shape)):
                 raise ValueError(
-                    f"index: got mask {key.spec} for %{self.name}: {self.spec}; expected one that broadcasts to its "
-                    "shape: False positions become zero."
+                    f"index: got mask {key.spec} for %{self.name}: {self.spec}; expected one that "
+                    "broadcasts to its shape: False positions become zero."
                 )
             zero = make_constant(np.zeros((), self.dtype.as_numpy()), self.dtype, None)
             return Operators.table.where(key, self, zero)
@@ -384,6 +413,8 @@ TensorLike = Union[Tensor, HostScalarTensor]
 
 
 def make_temporary(like: Tensor, name: str, spec: TensorSpec) -> Tensor:
-    """A tensor in the graph of another that no op of the program made, for what the engine's rewrites add."""
+    """A tensor in the graph of another that no op of the program made, for what the engine's
+    rewrites add.
+    """
     result: Tensor = Tensor._make(like._graph, name, spec, None)
     return result

@@ -1,4 +1,6 @@
-"""Checks that a graph, or a whole Ir, is well formed: what transforms promise and the engine trusts."""
+"""Checks that a graph, or a whole Ir, is well formed: what transforms promise and the engine
+trusts.
+"""
 
 from typing import Sequence, Set, Union
 
@@ -12,9 +14,10 @@ from popxl.values import Tensor
 def verify(what: Union[Ir, Graph]) -> None:
     """Check a graph, or every graph of an Ir.
 
-    Every op's results have the specs that its operands imply; tensors belong to their graph, have unique names and are
-    made before they are used; calls give each input of the called graph a tensor of its spec and return all outputs;
-    by-reference inputs are inputs, and so is what a graph rounds from, by value; no graph calls itself.
+    Every op's results have the specs that its operands imply; tensors belong to their graph, have
+    unique names and are made before they are used; calls give each input of the called graph a
+    tensor of its spec and return all outputs; by-reference inputs are inputs, and so is what a
+    graph rounds from, by value; no graph calls itself.
 
     Raises:
         GraphError: the first violation, with the op, its graph and the line that made it.
@@ -22,7 +25,8 @@ def verify(what: Union[Ir, Graph]) -> None:
     graphs = list(what.graphs) if isinstance(what, Ir) else [what]
     wanted, order = set(graphs), called_first(*graphs)
     _verify_acyclic(order)
-    for graph in (g for g in order if g in wanted):  # called graphs first: their faults show in their callers too
+    # called graphs first: their faults show in their callers too
+    for graph in (g for g in order if g in wanted):
         _verify_graph(graph)
 
 
@@ -39,8 +43,8 @@ def _verify_graph(graph: Graph) -> None:
     for t in graph.outputs:
         if t not in made:
             raise GraphError(
-                f"verify: got output %{t.name} of {_name(graph)}; expected a tensor that an op there makes, or an "
-                "input."
+                f"verify: got output %{t.name} of {_name(graph)}; expected a tensor that an op "
+                "there makes, or an input."
             )
 
 
@@ -49,7 +53,10 @@ def _name(graph: Graph) -> str:
 
 
 def _fail(op: Op, got: str, expected: str) -> None:
-    raise GraphError(f"verify: got {got} in {op!r} of {_name(op.graph)}, built at {op.where}; expected {expected}.")
+    raise GraphError(
+        f"verify: got {got} in {op!r} of {_name(op.graph)}, built at {op.where}; expected "
+        f"{expected}."
+    )
 
 
 def _given(graph: Graph) -> Set[Tensor]:
@@ -62,8 +69,8 @@ def _verify_names(graph: Graph) -> None:
     for name, t in graph._tensors.items():
         if t.name != name or t._graph is not graph:
             raise GraphError(
-                f"verify: got tensor %{t.name} of {_name(t._graph)} under the name {name!r} in {_name(graph)}; "
-                "expected its own name there."
+                f"verify: got tensor %{t.name} of {_name(t._graph)} under the name {name!r} in "
+                f"{_name(graph)}; expected its own name there."
             )
 
 
@@ -71,25 +78,28 @@ def _verify_inputs(graph: Graph) -> None:
     for t in graph.inputs:
         if graph._tensors.get(t.name) is not t or t._op is not None or graph.inputs.count(t) > 1:
             raise GraphError(
-                f"verify: got input %{t.name} of {_name(graph)}; expected a tensor of that graph that no op makes, "
-                "once."
+                f"verify: got input %{t.name} of {_name(graph)}; expected a tensor of that graph "
+                "that no op makes, once."
             )
     for t in graph._by_ref_inputs:
         if t not in graph.inputs:
             raise GraphError(
-                f"verify: got by-reference tensor %{t.name} of {_name(graph)}; expected one of its inputs."
+                f"verify: got by-reference tensor %{t.name} of {_name(graph)}; expected one "
+                "of its inputs."
             )
     seed = graph.rounding_seed
     if seed is not None and (seed not in graph.inputs or seed in graph._by_ref_inputs):
         raise GraphError(
-            f"verify: got %{seed.name} as the seed that {_name(graph)} rounds from; expected one of its inputs, by "
-            "value."
+            f"verify: got %{seed.name} as the seed that {_name(graph)} rounds from; expected one "
+            "of its inputs, by value."
         )
 
 
 def _verify_operands(op: Op, graph: Graph, made: Set[Tensor]) -> None:
     if op.graph is not graph:
-        _fail(op, f"an op of {_name(op.graph)} in the list of {_name(graph)}", "it in its own graph")
+        _fail(
+            op, f"an op of {_name(op.graph)} in the list of {_name(graph)}", "it in its own graph"
+        )
     for t in op.inputs:
         if t._graph is not graph:
             _fail(op, f"operand %{t.name} of {_name(t._graph)}", "a tensor of the op's graph")
@@ -102,8 +112,8 @@ def _verify_results(op: Op, graph: Graph) -> None:
         specs = as_specs(op.definition.infer(**op.arguments))
     except Exception as error:
         raise GraphError(
-            f"verify: got {op!r} of {_name(graph)}, built at {op.where}; expected operands that the op accepts "
-            f"({error})"
+            f"verify: got {op!r} of {_name(graph)}, built at {op.where}; expected operands that "
+            f"the op accepts ({error})"
         ) from error
     if len(specs) != len(op.outputs):
         _fail(op, f"{len(op.outputs)} results", f"{len(specs)}, as inferred from its operands")
@@ -122,21 +132,39 @@ def _verify_calls(op: Op) -> None:
             _fail(op, f"{len(inputs)} inputs for {_name(graph)}", f"its {len(graph.inputs)}")
         for inner, outer in zip(graph.inputs, inputs):
             if (outer.shape, outer.dtype) != (inner.shape, inner.dtype):
-                _fail(op, f"%{outer.name}: {outer.spec} for input %{inner.name} of {_name(graph)}", str(inner.spec))
+                _fail(
+                    op,
+                    f"%{outer.name}: {outer.spec} for input %{inner.name} of {_name(graph)}",
+                    str(inner.spec),
+                )
         if op.definition.name == "call" and op not in graph._call_sites:
-            _fail(op, f"a call that {_name(graph)} does not know", "it among that graph's call sites")
+            _fail(
+                op, f"a call that {_name(graph)} does not know", "it among that graph's call sites"
+            )
         if op.definition.name != "call" and not graph._is_body:
-            _fail(op, f"{_name(graph)}, not marked as a body", "the mark that keeps autodiff from adding outputs")
+            _fail(
+                op,
+                f"{_name(graph)}, not marked as a body",
+                "the mark that keeps autodiff from adding outputs",
+            )
         if op.definition.name == "repeat":
             _verify_loop(op, graph)
 
 
 def _verify_loop(op: Op, graph: Graph) -> None:
     if len(graph.outputs) > len(graph.inputs):
-        _fail(op, f"{len(graph.outputs)} outputs of {_name(graph)}", f"at most its {len(graph.inputs)} inputs")
+        _fail(
+            op,
+            f"{len(graph.outputs)} outputs of {_name(graph)}",
+            f"at most its {len(graph.inputs)} inputs",
+        )
     for result, first in zip(graph.outputs, graph.inputs):
         if (result.shape, result.dtype) != (first.shape, first.dtype):
-            _fail(op, f"output %{result.name}: {result.spec}", f"{first.spec}, because it becomes input %{first.name}")
+            _fail(
+                op,
+                f"output %{result.name}: {result.spec}",
+                f"{first.spec}, because it becomes input %{first.name}",
+            )
 
 
 def _verify_acyclic(order: Sequence[Graph]) -> None:
@@ -146,4 +174,6 @@ def _verify_acyclic(order: Sequence[Graph]) -> None:
         known.add(graph)
         for called in graph.called_graphs:
             if called not in known or called is graph:
-                raise GraphError(f"verify: got {_name(called)}, which calls itself; expected no cycle of calls.")
+                raise GraphError(
+                    f"verify: got {_name(called)}, which calls itself; expected no cycle of calls."
+                )

@@ -1,8 +1,10 @@
-"""PopXL's add-ons: modules, named tensors, transforms, sharding helpers, task sessions. May import public popxl only.
+"""PopXL's add-ons: modules, named tensors, transforms, sharding helpers, task sessions. May import
+public popxl only.
 
-Files: trees (``dot_tree``, ``named_*``), parameters (``variable_factory``, ``remote``, ``rts``), graphs (``graph``,
-``module``, ``graph_cache``, ``custom_grad``, ``route_tensor``), ``transforms/``, ``ops/``, ``layers/``,
-``optimizers/``, host side (``array_munging``, ``streams``, ``task_session``), costs (``performance_utils``). To add a
+Files: trees (``dot_tree``, ``named_*``), parameters (``variable_factory``, ``remote``, ``rts``),
+graphs (``graph``, ``module``, ``graph_cache``, ``custom_grad``, ``route_tensor``), ``transforms/``,
+``ops/``, ``layers/``, ``optimizers/``, host side (``array_munging``, ``streams``,
+``task_session``), costs (``performance_utils``). To add a
 layer, transform or optimizer: one file in its folder; an op: a folder in theirs.
 """
 
@@ -10,7 +12,16 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from popxl_addons import array_munging, layers, ops, optimizers, patterns, rts, testing_utils, transforms
+from popxl_addons import (
+    array_munging,
+    layers,
+    ops,
+    optimizers,
+    patterns,
+    rts,
+    testing_utils,
+    transforms,
+)
 from popxl_addons.debugging import print_tensor, print_text
 from popxl_addons.dot_tree import DotTree
 from popxl_addons.graph import BoundGraph, GraphWithNamedArgs
@@ -26,7 +37,13 @@ from popxl_addons.named_replica_grouping import (
     is_cross_instance,
 )
 from popxl_addons.named_tensors import NamedTensorData, NamedTensors, TensorMap, print_named_tensors
-from popxl_addons.ops import cross_entropy, cross_entropy_with_grad, fp8_amax_scale, host_load, host_store
+from popxl_addons.ops import (
+    cross_entropy,
+    cross_entropy_with_grad,
+    fp8_amax_scale,
+    host_load,
+    host_store,
+)
 from popxl_addons.performance_utils import (
     elementwise_binary_flops,
     evaluate_FLOPs,
@@ -67,11 +84,17 @@ from popxl_addons.transforms import (
     set_graph_available_memory_proportion_by_ipu,
 )
 from popxl_addons.utils import OrderedDict, WeightsDict, timer
-from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory, add_variable_input
+from popxl_addons.variable_factory import (
+    NamedVariableFactories,
+    VariableFactory,
+    add_variable_input,
+)
 
 
 def __getattr__(name: str) -> Any:
-    """``GIT_COMMIT``: short hash of the working copy that this package is in, or None. Looked up when asked for."""
+    """``GIT_COMMIT``: short hash of the working copy that this package is in, or None. Looked up
+    when asked for.
+    """
     if name != "GIT_COMMIT":
         raise AttributeError(f"module 'popxl_addons' has no attribute {name!r}")
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]

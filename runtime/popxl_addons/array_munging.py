@@ -1,4 +1,6 @@
-"""Host arrays for replicas: cut into shards, repeated, laid out for streams, and put together again."""
+"""Host arrays for replicas: cut into shards, repeated, laid out for streams, and put together
+again.
+"""
 
 from typing import Callable, List, Literal, Optional, Sequence, Tuple, Union
 
@@ -9,7 +11,8 @@ def handle_negative_axis(x: np.ndarray, axis: int) -> int:
     """The axis counted from the front. IndexError when it is out of range or x has no axes."""
     if not -x.ndim <= axis < x.ndim:
         raise IndexError(
-            f"handle_negative_axis: got axis {axis} of an array of shape {x.shape}; expected an axis it has."
+            f"handle_negative_axis: got axis {axis} of an array of shape {x.shape}; expected "
+            "an axis it has."
         )
     return axis % x.ndim
 
@@ -27,7 +30,10 @@ def unshard(x: np.ndarray, axis: int) -> np.ndarray:
 def unshard_arrays(xs: List[np.ndarray], axis: int) -> np.ndarray:
     """Inverse of `shard` from the pieces, each ``[1, .., c/n, ..]``. ValueError for mixed ranks."""
     if len({x.ndim for x in xs}) != 1:
-        raise ValueError(f"unshard_arrays: got arrays of ranks {[x.ndim for x in xs]}; expected arrays of one rank.")
+        raise ValueError(
+            f"unshard_arrays: got arrays of ranks {[x.ndim for x in xs]}; expected arrays of "
+            "one rank."
+        )
     return unshard(np.concatenate(xs, axis=0), axis)
 
 
@@ -49,8 +55,12 @@ def split2D(  # noqa: N802 - PopXL's name
 
 
 def shard2D(x: np.ndarray, n_1: int, n_2: int, axis_1: int, axis_2: int) -> np.ndarray:  # noqa: N802
-    """Blocks split over axis_1 (outer) and axis_2 (inner), stacked in front; block (i, j) has index ``i*n_2 + j``."""
-    return np.ascontiguousarray(np.stack([block for row in split2D(x, n_1, n_2, axis_1, axis_2) for block in row]))
+    """Blocks split over axis_1 (outer) and axis_2 (inner), stacked in front; block (i, j) has index
+    ``i*n_2 + j``.
+    """
+    return np.ascontiguousarray(
+        np.stack([block for row in split2D(x, n_1, n_2, axis_1, axis_2) for block in row])
+    )
 
 
 def unshard2D(x: np.ndarray, n_1: int, n_2: int, axis_1: int, axis_2: int) -> np.ndarray:  # noqa: N802
@@ -66,7 +76,8 @@ def repeat_shard(
     shard_axis: int,
     sharded_tensor: Literal["contiguous", "strided"] = "contiguous",
 ) -> np.ndarray:
-    """Shards, each repeated: "contiguous" gives s0, s1, s0, s1, ..; "strided" gives s0, s0, s1, s1, ...
+    """Shards, each repeated: "contiguous" gives s0, s1, s0, s1, ..; "strided" gives s0, s0, s1, s1,
+    ...
 
     Raises:
         ValueError: for another order.
@@ -76,7 +87,9 @@ def repeat_shard(
         return repeat_axis(pieces, n_repeats, 0)
     if sharded_tensor == "strided":
         return np.repeat(pieces, n_repeats, axis=0)
-    raise ValueError(f"repeat_shard: got sharded_tensor {sharded_tensor!r}; expected 'contiguous' or 'strided'.")
+    raise ValueError(
+        f"repeat_shard: got sharded_tensor {sharded_tensor!r}; expected 'contiguous' or 'strided'."
+    )
 
 
 def tensor_parallel_input(
@@ -85,22 +98,25 @@ def tensor_parallel_input(
     rf: int,
     repeat_fn: Optional[Callable[[np.ndarray, int], np.ndarray]] = None,
 ) -> np.ndarray:
-    """Samples for a stream: each goes to tp consecutive replicas, and they fill the data-parallel groups in order.
+    """Samples for a stream: each goes to tp consecutive replicas, and they fill the data-parallel
+    groups in order.
 
-    Shapes: ``[n, *shape] -> [n*tp/rf, rf, *shape]``; either of the two leading axes is dropped when it has size one.
+    Shapes: ``[n, *shape] -> [n*tp/rf, rf, *shape]``; either of the two leading axes is dropped when
+        it has size one.
     Args:
         tp: replicas that get the same sample.
         rf: replicas in all.
         repeat_fn: ``(samples, i) -> samples`` makes the i-th of the tp copies.
     Raises:
-        ValueError: when tp exceeds rf or does not divide it, or the samples do not fill the replicas.
+        ValueError: when tp exceeds rf or does not divide it, or the samples do not fill the
+            replicas.
     """
     _check_tensor_parallel("tensor_parallel_input", tp, rf)
     n, shape = input_data.shape[0], input_data.shape[1:]
     if n * tp % rf:
         raise ValueError(
-            f"tensor_parallel_input: got {n} samples; expected a multiple of rf / tp = {rf // tp}, so that every "
-            "replica gets one."
+            f"tensor_parallel_input: got {n} samples; expected a multiple of rf / tp = "
+            f"{rf // tp}, so that every replica gets one."
         )
     copies = [repeat_fn(input_data, i) if repeat_fn else input_data for i in range(tp)]
     laid_out = np.stack(copies, axis=1).reshape(n * tp // rf, rf, *shape)
@@ -116,7 +132,8 @@ def tensor_parallel_output(
     tp_identical: bool = True,
     true_num_host_transfers: Optional[int] = None,
 ) -> np.ndarray:
-    """Samples from a stream: ``[transfers, rf, *shape] -> [samples, *shape]``, the inverse of `tensor_parallel_input`.
+    """Samples from a stream: ``[transfers, rf, *shape] -> [samples, *shape]``, the inverse of
+    `tensor_parallel_input`.
 
     Args:
         tp_identical: keep the first of each tp group; otherwise all of them.
@@ -125,7 +142,9 @@ def tensor_parallel_output(
         ValueError: when tp exceeds rf or does not divide it.
     """
     _check_tensor_parallel("tensor_parallel_output", tp, rf)
-    data = output_data.reshape(num_host_transfers, rf // tp, tp, *data_shape)[:true_num_host_transfers]
+    data = output_data.reshape(num_host_transfers, rf // tp, tp, *data_shape)[
+        :true_num_host_transfers
+    ]
     return (data[:, :, 0] if tp_identical else data).reshape(-1, *data_shape)
 
 
@@ -133,7 +152,9 @@ def pad_axis(x: np.ndarray, n: int, axis: int, value: Union[int, float] = 0) -> 
     """Pad the end of an axis to length n. ValueError if it is longer already."""
     axis = handle_negative_axis(x, axis)
     if x.shape[axis] > n:
-        raise ValueError(f"pad_axis: got axis {axis} of length {x.shape[axis]}; expected at most n = {n}.")
+        raise ValueError(
+            f"pad_axis: got axis {axis} of length {x.shape[axis]}; expected at most n = {n}."
+        )
     widths = [(0, n - x.shape[axis] if i == axis else 0) for i in range(x.ndim)]
     return np.pad(x, widths, mode="constant", constant_values=value)
 

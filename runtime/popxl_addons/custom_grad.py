@@ -2,7 +2,18 @@
 
 import inspect
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import popxl
 from popxl import Tensor
@@ -17,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class _Aux:
-    """Tensors that ``build`` keeps for ``build_grad``: ``self.aux["x"] = x`` there, ``self.aux["x"]`` here.
+    """Tensors that ``build`` keeps for ``build_grad``: ``self.aux["x"] = x`` there,
+    ``self.aux["x"]`` here.
 
     Raises:
         TypeError: a value that is no tensor.
@@ -34,7 +46,10 @@ class _Aux:
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         if not isinstance(value, Tensor):
-            raise TypeError(f"aux[{name!r}]: got {type(value).__name__}; expected a tensor. Keep other values on self.")
+            raise TypeError(
+                f"aux[{name!r}]: got {type(value).__name__}; expected a tensor. Keep other "
+                "values on self."
+            )
         self._tensors[name] = value
 
     def __getitem__(self, name: str) -> Tensor:
@@ -49,7 +64,8 @@ class _Aux:
     def _readable(self, name: str) -> Tuple[Dict[str, Tensor], Dict[Tensor, Tensor]]:
         if self._values is None:
             raise RuntimeError(
-                f"aux[{name!r}]: got a read outside build_grad; expected a use of the tensor that build made itself."
+                f"aux[{name!r}]: got a read outside build_grad; expected a use of the tensor "
+                "that build made itself."
             )
         return self._tensors, self._values
 
@@ -66,10 +82,12 @@ class _Aux:
 
 
 class _VarGrads:
-    """Gradients of variables, by dotted name, set in build_grad: ``self.var_grad["heads.weight"] = dw``.
+    """Gradients of variables, by dotted name, set in build_grad: ``self.var_grad["heads.weight"] =
+    dw``.
 
-    ``"heads.weight" in self.var_grad`` tells whether a gradient is required under the name. ``inputs`` are the forward
-    graph's required inputs that are no variables, whose gradients build_grad returns, in that order.
+    ``"heads.weight" in self.var_grad`` tells whether a gradient is required under the name.
+    ``inputs`` are the forward graph's required inputs that are no variables, whose gradients
+    build_grad returns, in that order.
 
     Raises:
         TypeError: a value that is no tensor.
@@ -90,10 +108,15 @@ class _VarGrads:
             raise TypeError(f"var_grad[{name!r}]: got {type(value).__name__}; expected a tensor.")
         required = self._required(name)
         if name not in required:
-            raise KeyError(f"var_grad: got {name!r}; expected one of {', '.join(required) or 'none'}.")
+            raise KeyError(
+                f"var_grad: got {name!r}; expected one of {', '.join(required) or 'none'}."
+            )
         if value.shape != required[name].shape:
             expected = list(required[name].shape)
-            raise ValueError(f"var_grad[{name!r}]: got shape {list(value.shape)}; expected {expected}, the variable's.")
+            raise ValueError(
+                f"var_grad[{name!r}]: got shape {list(value.shape)}; expected {expected}, the "
+                "variable's."
+            )
         self._grads[name] = value
 
     def __getitem__(self, name: str) -> Tensor:
@@ -105,7 +128,10 @@ class _VarGrads:
 
     def _required(self, name: str) -> Dict[str, Tensor]:
         if self._variables is None:
-            raise RuntimeError(f"var_grad[{name!r}]: got a use outside build_grad; expected it in build_grad alone.")
+            raise RuntimeError(
+                f"var_grad[{name!r}]: got a use outside build_grad; expected it in build_grad "
+                "alone."
+            )
         return self._variables
 
 
@@ -115,17 +141,21 @@ def build_custom_grad_graph(
     grads_provided: Optional[Iterable[Tensor]],
     grads_required: Optional[Iterable[Tensor]],
 ) -> GraphWithNamedArgs:
-    """Trace a module's build_grad; the tensors that build kept in ``aux`` are appended to the forward graph's outputs.
+    """Trace a module's build_grad; the tensors that build kept in ``aux`` are appended to the
+    forward graph's outputs.
 
     Raises:
-        TypeError: a build_grad with other parameters than positional ones, or a result that is no tensor.
-        ValueError: tensors of another graph, another number of gradients than build_grad takes, a gradient that is
-            missing or has another shape than its tensor, or too many results.
+        TypeError: a build_grad with other parameters than positional ones, or a result that is no
+            tensor.
+        ValueError: tensors of another graph, another number of gradients than build_grad takes, a
+            gradient that is missing or has another shape than its tensor, or too many results.
     """
     forward, where = fwd_graph.graph, f"{type(module).__name__}.build_grad"
     outputs = results_of(forward) if grads_provided is None else grads_provided
     provided = _own_tensors("grads_provided", outputs, forward)
-    required = _own_tensors("grads_required", forward.inputs if grads_required is None else grads_required, forward)
+    required = _own_tensors(
+        "grads_required", forward.inputs if grads_required is None else grads_required, forward
+    )
     _check_parameters(where, module.build_grad, provided)
     names = {t: name for name, t in fwd_graph.args.to_dict().items()}
     aux = fwd_graph._aux.copy() if fwd_graph._aux is not None else _Aux()
@@ -136,10 +166,16 @@ def build_custom_grad_graph(
         module.aux, module.var_grad = aux, _VarGrads({names[t]: t for t in required if t in names})
         module.var_grad.inputs = tuple(t for t in required if t not in names)
         result = module.build_grad(*incoming)
-        returned = [] if result is None else [result] if isinstance(result, Tensor) else list(result)
+        returned = (
+            [] if result is None else [result] if isinstance(result, Tensor) else list(result)
+        )
         results = _results(where, module.var_grad.inputs, returned)
         results.update(
-            {t: module.var_grad._grads[names[t]] for t in required if names.get(t) in module.var_grad._grads}
+            {
+                t: module.var_grad._grads[names[t]]
+                for t in required
+                if names.get(t) in module.var_grad._grads
+            }
         )
         for t in required:
             popxl.graph_output(_checked_gradient(where, t, results))
@@ -150,7 +186,9 @@ def build_custom_grad_graph(
         *(ExpectedConnection.of_gradient(t) for t in provided),
         *(ExpectedConnection.of_value(t) for t in aux._kept),
     ]
-    info = GradGraphInfo.make(gradient, forward, connections, [ExpectedConnection.of_gradient(t) for t in required])
+    info = GradGraphInfo.make(
+        gradient, forward, connections, [ExpectedConnection.of_gradient(t) for t in required]
+    )
     return GraphWithNamedArgs.from_grad_graph(info)
 
 
@@ -158,22 +196,27 @@ def _own_tensors(what: str, tensors: Iterable[Tensor], graph: popxl.Graph) -> Li
     found = list(tensors)
     for t in found:
         if not isinstance(t, Tensor) or t not in graph:
-            raise GraphError(f"autodiff: got {t!r} in {what}; expected tensors of graph '{graph.name}'.")
+            raise GraphError(
+                f"autodiff: got {t!r} in {what}; expected tensors of graph '{graph.name}'."
+            )
     return found
 
 
-def _check_parameters(where: str, build_grad: Callable[..., Any], provided: Sequence[Tensor]) -> None:
+def _check_parameters(
+    where: str, build_grad: Callable[..., Any], provided: Sequence[Tensor]
+) -> None:
     parameters = inspect.signature(build_grad).parameters.values()
     for p in parameters:
         if p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
             raise TypeError(
-                f"{where}: got parameter '{p}'; expected positional parameters alone, one for each gradient."
+                f"{where}: got parameter '{p}'; expected positional parameters alone, one for "
+                "each gradient."
             )
     least = sum(p.default is p.empty for p in parameters)
     if not least <= len(provided) <= len(parameters):
         raise GraphError(
-            f"{where}: got {len(provided)} gradients for {len(parameters)} parameters; expected one for each. Pass "
-            "grads_provided, or change the signature."
+            f"{where}: got {len(provided)} gradients for {len(parameters)} parameters; expected "
+            "one for each. Pass grads_provided, or change the signature."
         )
 
 
@@ -185,20 +228,28 @@ def _results(where: str, inputs: Sequence[Tensor], returned: Sequence[Any]) -> D
     """What build_grad returned, by the required inputs that are no variables."""
     for value in returned:
         if not isinstance(value, Tensor):
-            raise TypeError(f"{where}: got {type(value).__name__} among its results; expected tensors.")
+            raise TypeError(
+                f"{where}: got {type(value).__name__} among its results; expected tensors."
+            )
     if len(returned) > len(inputs):
         raise GraphError(
-            f"{where}: got {len(returned)} results; expected at most {len(inputs)}, of the required inputs that are no "
-            "variables. Set those of variables on self.var_grad."
+            f"{where}: got {len(returned)} results; expected at most {len(inputs)}, of the "
+            "required inputs that are no variables. Set those of variables on self.var_grad."
         )
     return dict(zip(inputs, returned))
 
 
 def _checked_gradient(where: str, t: Tensor, gradients: Dict[Tensor, Tensor]) -> Tensor:
     if t not in gradients:
-        raise GraphError(f"{where}: got no gradient of %{t.name}; expected one. Return it, or set it on self.var_grad.")
+        raise GraphError(
+            f"{where}: got no gradient of %{t.name}; expected one. Return it, or set it on "
+            "self.var_grad."
+        )
     if gradients[t].shape != t.shape:
-        raise ShapeError(f"{where}: got {gradients[t].spec} as gradient of %{t.name}; expected shape {list(t.shape)}.")
+        raise ShapeError(
+            f"{where}: got {gradients[t].spec} as gradient of %{t.name}; expected shape "
+            f"{list(t.shape)}."
+        )
     return gradients[t]
 
 
@@ -213,8 +264,10 @@ def create_grad_graph_info(
     """GradGraphInfo of a gradient graph made by hand.
 
     Args:
-        grad_input_to_fwd_output: {input of the gradient graph: the forward tensor it is the gradient, or value, of}.
-        grad_output_to_fwd_input: {output of the gradient graph: the forward tensor it is the gradient of}.
+        grad_input_to_fwd_output: {input of the gradient graph: the forward tensor it is the
+            gradient, or value, of}.
+        grad_output_to_fwd_input: {output of the gradient graph: the forward tensor it is the
+            gradient of}.
         fwd_tensors: forward tensors among the former that stand for their value.
     """
     inputs: List[ExpectedConnection] = [
@@ -223,5 +276,7 @@ def create_grad_graph_info(
         else ExpectedConnection.of_gradient(grad_input_to_fwd_output[t])
         for t in grad_graph.inputs
     ]
-    outputs = [ExpectedConnection.of_gradient(grad_output_to_fwd_input[t]) for t in grad_graph.outputs]
+    outputs = [
+        ExpectedConnection.of_gradient(grad_output_to_fwd_input[t]) for t in grad_graph.outputs
+    ]
     return GradGraphInfo.make(grad_graph, fwd_graph, inputs, outputs)

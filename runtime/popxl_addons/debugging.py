@@ -14,12 +14,16 @@ def _is_shown(level: str) -> bool:
     threshold = os.environ.get("MODEL_LOG_LEVEL", "INFO")
     for value in (threshold, level):
         if value not in LEVELS:
-            raise ValueError(f"MODEL_LOG_LEVEL: got {value!r}; expected one of {', '.join(LEVELS)}.")
+            raise ValueError(
+                f"MODEL_LOG_LEVEL: got {value!r}; expected one of {', '.join(LEVELS)}."
+            )
     return LEVELS.index(threshold) <= LEVELS.index(level)
 
 
 def print_tensor(t: Tensor, *args: Any, level: LEVELS_TYPE = "DEBUG", **kwargs: Any) -> Tensor:
-    """`ops.print_tensor` when $MODEL_LOG_LEVEL (default INFO) is at or below ``level``; otherwise ``t`` itself."""
+    """`ops.print_tensor` when $MODEL_LOG_LEVEL (default INFO) is at or below ``level``; otherwise
+    ``t`` itself.
+    """
     return ops.print_tensor(t, *args, **kwargs) if _is_shown(level) else t
 
 

@@ -2,7 +2,19 @@
 
 import re
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Generic, Iterable, List, Mapping, Tuple, Type, TypeVar, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Generic,
+    Iterable,
+    List,
+    Mapping,
+    Tuple,
+    Type,
+    TypeVar,
+    Union,
+)
 
 from popxl_addons.utils import duplicate_items
 
@@ -24,10 +36,11 @@ def to_mapping(key: "DotTree[K]", value: "DotTree[V]") -> Dict[K, V]:
 
 
 class DotTree(Generic[L]):
-    """Ordered nested mapping: ``tree.a.b``, ``tree["a.b"]`` and ``tree.layers[0]`` read it, `insert` writes it.
+    """Ordered nested mapping: ``tree.a.b``, ``tree["a.b"]`` and ``tree.layers[0]`` read it,
+    `insert` writes it.
 
-    A negative integer counts from the largest numeric key. Reading an unknown name raises KeyError, or AttributeError
-    where it was read as an attribute.
+    A negative integer counts from the largest numeric key. Reading an unknown name raises KeyError,
+    or AttributeError where it was read as an attribute.
     """
 
     _map: "OrderedDict[str, Any]"
@@ -44,7 +57,9 @@ class DotTree(Generic[L]):
         node: Any = self
         for part in self._parts(key):
             if not isinstance(node, DotTree) or part not in node._map:
-                raise KeyError(f"{type(self).__name__}: got {key!r}; expected one of {self._known()}.")
+                raise KeyError(
+                    f"{type(self).__name__}: got {key!r}; expected one of {self._known()}."
+                )
             node = node._map[part]
         return node
 
@@ -121,9 +136,10 @@ class DotTree(Generic[L]):
         """Put a leaf or subtree under a dotted name or a number, making the subtrees on the way.
 
         Raises:
-            ValueError: what the name begins with is there and not ``overwrite``, or the name is negative, or is no
-                identifier and no number. With ``overwrite`` an entry is replaced, and subtrees on the way keep their
-                others; they are copied, so that other trees that share them stay as they are.
+            ValueError: what the name begins with is there and not ``overwrite``, or the name is
+                negative, or is no identifier and no number. With ``overwrite`` an entry is
+                replaced, and subtrees on the way keep their others; they are copied, so that other
+                trees that share them stay as they are.
         """
         where = f"{type(self).__name__}.insert"
         if isinstance(key, int) and key < 0:
@@ -131,28 +147,35 @@ class DotTree(Generic[L]):
         first = self._parts(key)[0]
         if first in self._map and not overwrite:
             raise ValueError(
-                f"{where}: got {key!r}, of which {first!r} is taken; expected a new name. Pass overwrite=True to "
-                "replace it, or to add to it."
+                f"{where}: got {key!r}, of which {first!r} is taken; expected a new name. Pass "
+                "overwrite=True to replace it, or to add to it."
             )
         self._put(key, value, overwrite)
 
     def _put(self, key: Key, value: Any, overwrite: bool = False) -> None:
-        """As `insert`, but where no entry is replaced subtrees on the way may be there: a tree made name by name."""
+        """As `insert`, but where no entry is replaced subtrees on the way may be there: a tree made
+        name by name.
+        """
         where = f"{type(self).__name__}.insert"
         *path, last = self._parts(key)
         for part in (*path, last):
             if not (part.isidentifier() or part.isdecimal()):
-                raise ValueError(f"{where}: got {key!r}; expected identifiers or numbers, separated by dots.")
+                raise ValueError(
+                    f"{where}: got {key!r}; expected identifiers or numbers, separated by dots."
+                )
         node: DotTree[Any] = self
         for part in path:
             child = node._map.get(part)
             if child is not None and not isinstance(child, DotTree) and not overwrite:
-                raise ValueError(f"{where}: got {key!r}, but {part!r} is a leaf; expected a subtree.")
+                raise ValueError(
+                    f"{where}: got {key!r}, but {part!r} is a leaf; expected a subtree."
+                )
             node._map[part] = child.copy() if isinstance(child, DotTree) else type(self)()
             node = node._map[part]
         if last in node._map and not overwrite:
             raise ValueError(
-                f"{where}: got {key!r}, which is taken; expected a new name. Pass overwrite=True to replace."
+                f"{where}: got {key!r}, which is taken; expected a new name. Pass "
+                "overwrite=True to replace."
             )
         node._map[last] = value
 
@@ -186,11 +209,14 @@ class DotTree(Generic[L]):
         return new
 
     def filter_keys(self: CLS, keys: Iterable[Key]) -> CLS:
-        """New tree of these (dotted) names, in this order. ValueError for duplicates, KeyError for unknown names."""
+        """New tree of these (dotted) names, in this order. ValueError for duplicates, KeyError for
+        unknown names.
+        """
         keys = list(keys)
         if repeated := duplicate_items(keys):
             raise ValueError(
-                f"{type(self).__name__}.filter_keys: got {repeated} more than once; expected each key once."
+                f"{type(self).__name__}.filter_keys: got {repeated} more than once; expected "
+                "each key once."
             )
         return self.from_dict(OrderedDict((key, self.get(key)) for key in keys))
 

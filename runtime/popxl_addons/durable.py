@@ -21,7 +21,8 @@ def sync_file(path: Path) -> None:
 
 
 def replace_folder(target: Path, write: Callable[[Path], None]) -> None:
-    """Put what ``write(folder)`` makes at ``target``: written beside it, flushed, swapped in; the old one goes last.
+    """Put what ``write(folder)`` makes at ``target``: written beside it, flushed, swapped in; the
+    old one goes last.
 
     If ``write`` fails the target is as it was. What a killed process left beside it is removed.
     """
@@ -45,11 +46,15 @@ def replace_folder(target: Path, write: Callable[[Path], None]) -> None:
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step. False where the system or the file system cannot: nothing has changed then."""
+    """Swap two names in one step. False where the system or the file system cannot: nothing has
+    changed then.
+    """
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
     if renameat2 is None:
         return False
-    done: int = renameat2(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE)
+    done: int = renameat2(
+        AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE
+    )
     return done == 0
 
 

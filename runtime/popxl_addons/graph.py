@@ -1,6 +1,18 @@
 """Graphs whose variables have names, and graphs with some inputs already connected."""
 
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Literal, Mapping, Optional, Tuple, Union, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Dict,
+    Iterable,
+    List,
+    Literal,
+    Mapping,
+    Optional,
+    Tuple,
+    Union,
+    cast,
+)
 
 import popxl
 from popxl import Tensor, ops
@@ -39,9 +51,14 @@ class BoundGraph:
         return BoundGraph(self.graph, {**self.args, **args})
 
     def subgraph_io_map(
-        self, *targs: Tensor, args: Optional[TensorMap] = None, outs: Optional[Iterable[Tensor]] = None
+        self,
+        *targs: Tensor,
+        args: Optional[TensorMap] = None,
+        outs: Optional[Iterable[Tensor]] = None,
     ) -> Dict[Tensor, Tensor]:
-        """``{graph's tensor: caller's tensor}`` of the inputs, and of the outputs when the caller's are given."""
+        """``{graph's tensor: caller's tensor}`` of the inputs, and of the outputs when the caller's
+        are given.
+        """
         connected = {**self.args, **(args or {})}
         free = [t for t in self.graph.inputs if t not in connected]
         connected.update(zip(free, targs))
@@ -52,7 +69,8 @@ class BoundGraph:
 class GraphWithNamedArgs:
     """A graph and the named tensors among its inputs, its variables in most cases.
 
-    For the gradient of another graph it also holds the `GradGraphInfo` that says what each input and output stands for.
+    For the gradient of another graph it also holds the `GradGraphInfo` that says what each input
+    and output stands for.
     """
 
     def __init__(
@@ -80,11 +98,15 @@ class GraphWithNamedArgs:
         return cls(grad_graph_info.graph, args, grad_graph_info)
 
     def bind(self, args: Optional[NamedTensors] = None) -> BoundGraph:
-        """Connect inputs by name. Names that only one side has are ignored; an input left open fails at the call."""
+        """Connect inputs by name. Names that only one side has are ignored; an input left open
+        fails at the call.
+        """
         return BoundGraph(self.graph, self.args.to_mapping(args) if args is not None else {})
 
     def call(self, *targs: Input, args: Optional[TensorMap] = None) -> Tuple[Tensor, ...]:
-        """Call with inputs in order; ``args`` connects others, {graph's tensor: caller's tensor}."""
+        """Call with inputs in order; ``args`` connects others, {graph's tensor: caller's
+        tensor}.
+        """
         return self.bind().call(*targs, args=args)
 
     def call_with_info(self, *targs: Input, args: Optional[TensorMap] = None) -> CallSiteInfo:
@@ -102,30 +124,36 @@ class GraphWithNamedArgs:
         """The gradient graph; what it needs of this graph is appended to this graph's outputs.
 
         Args:
-            method: "build_grad" is the module's own gradient, "autodiff" the derived one; "auto" prefers the first.
+            method: "build_grad" is the module's own gradient, "autodiff" the derived one; "auto"
+                prefers the first.
             called_graphs_grad_info: gradients, made before, of graphs that this one calls.
         Raises:
             ValueError: another method.
             Exception: this graph was differentiated before, and not ``force``.
         """
         if method not in ("auto", "build_grad", "autodiff"):
-            raise ValueError(f"autodiff: got method {method!r}; expected 'auto', 'build_grad' or 'autodiff'.")
+            raise ValueError(
+                f"autodiff: got method {method!r}; expected 'auto', 'build_grad' or 'autodiff'."
+            )
         if self.autodiff_applied and not force:
             raise Exception(
-                f"autodiff: got graph '{self.graph.name}', which was differentiated before; expected a new graph. "
-                "Pass force=True to do it again."
+                f"autodiff: got graph '{self.graph.name}', which was differentiated before; "
+                "expected a new graph. Pass force=True to do it again."
             )
         module = self._from_module
         by_hand = module if module is not None and module.implements_grad_graph else None
         if method == "build_grad" and by_hand is None:
             raise ValueError(
-                f"autodiff: got method 'build_grad' for graph '{self.graph.name}'; expected a module with build_grad."
+                f"autodiff: got method 'build_grad' for graph '{self.graph.name}'; expected a "
+                "module with build_grad."
             )
         if by_hand is not None and method != "autodiff":
             result = by_hand.create_grad_graph(self, grads_provided, grads_required)
         else:
             known = {**self.called_graphs_grad_info, **as_grad_infos(called_graphs_grad_info)}
-            info = popxl.transforms.autodiff(self.graph, grads_provided, grads_required, called_graphs_grad_info=known)
+            info = popxl.transforms.autodiff(
+                self.graph, grads_provided, grads_required, called_graphs_grad_info=known
+            )
             result = GraphWithNamedArgs.from_grad_graph(cast(GradGraphInfo, info))
         self.autodiff_applied = True
         return result
@@ -134,7 +162,10 @@ class GraphWithNamedArgs:
     def grad_graph_info(self) -> GradGraphInfo:
         """What the inputs and outputs stand for. AttributeError if this is not a gradient graph."""
         if self._grad_graph_info is None:
-            raise AttributeError(f"grad_graph_info: got graph '{self.graph.name}'; expected the result of an autodiff.")
+            raise AttributeError(
+                f"grad_graph_info: got graph '{self.graph.name}'; expected the result of an "
+                "autodiff."
+            )
         return self._grad_graph_info
 
     @grad_graph_info.setter
@@ -158,7 +189,10 @@ class GraphWithNamedArgs:
         """A text: the inputs, the ops in order, the outputs."""
         names = {t: name for name, t in self.args.to_dict().items()}
         lines = [f"Graph: {self.graph.name}"]
-        lines += [f"  input  %{t.name}: {t.spec}" + (f" ({names[t]})" if t in names else "") for t in self.graph.inputs]
+        lines += [
+            f"  input  %{t.name}: {t.spec}" + (f" ({names[t]})" if t in names else "")
+            for t in self.graph.inputs
+        ]
         lines += [f"  {op}" for op in self.graph.ops]
         lines += [f"  output %{t.name}: {t.spec}" for t in self.graph.outputs]
         return "\n".join(lines)
@@ -178,6 +212,8 @@ def as_grad_infos(infos: Optional[Mapping[Any, Any]]) -> Dict[popxl.Graph, GradG
 
 
 def input_like(graph: popxl.Graph, t: Tensor) -> Tensor:
-    """A new input of the current graph like an input of another graph: by reference where that one is."""
+    """A new input of the current graph like an input of another graph: by reference where that one
+    is.
+    """
     by_ref = t in graph._by_ref_inputs
     return popxl.graph_input(t.shape, t.dtype, t.name, by_ref, t.meta_shape or None)

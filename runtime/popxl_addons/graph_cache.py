@@ -19,7 +19,9 @@ def bound_arguments(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> "inspe
 
 
 def tensors_of_call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> List[Tensor]:
-    """The tensors of a call in the order of the inputs that `Ir.create_graph` makes for it: the signature's."""
+    """The tensors of a call in the order of the inputs that `Ir.create_graph` makes for it: the
+    signature's.
+    """
     return flat_tensors(bound_arguments(fn, *args, **kwargs).arguments)
 
 
@@ -29,7 +31,9 @@ def tensor_hash(t: Union[Tensor, TensorSpec]) -> Hashable:
 
 
 def argument_hash(arg: Any) -> Hashable:
-    """A key that is equal for arguments that make equal graphs: by spec for tensors, by content for containers."""
+    """A key that is equal for arguments that make equal graphs: by spec for tensors, by content for
+    containers.
+    """
     if isinstance(arg, (Tensor, TensorSpec)):
         return tensor_hash(arg)
     if isinstance(arg, popxl.Graph):
@@ -51,7 +55,9 @@ def get_function_hash(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Hash
 
 
 class GraphCache:
-    """Graphs by Ir, hash of the function, and arguments: modules may say by ``__hash__`` which of them are one."""
+    """Graphs by Ir, hash of the function, and arguments: modules may say by ``__hash__`` which of
+    them are one.
+    """
 
     def __init__(self) -> None:
         self._graphs: Dict[Tuple[int, Hashable], Tuple[popxl.Graph, Any]] = {}
@@ -61,7 +67,8 @@ class GraphCache:
         ir = popxl.gir()
         key = (ir.id, get_function_hash(fn, *args, **kwargs))
         if key not in self._graphs:
-            # What the key is made of is kept beside the graph: much of it goes by identity, which must not be reused.
+            # What the key is made of is kept beside the graph: much of it goes by identity, which
+            # must not be reused.
             self._graphs[key] = (ir.create_graph(fn, *args, **kwargs), (fn, args, kwargs))
         return self._graphs[key][0]
 

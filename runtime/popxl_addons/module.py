@@ -1,13 +1,32 @@
-"""Layers: classes whose ``build`` defines a graph and declares the variables that the graph needs."""
+"""Layers: classes whose ``build`` defines a graph and declares the variables that the graph
+needs.
+"""
 
 import functools
 import warnings
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Literal, Optional, Set, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Literal,
+    Optional,
+    Set,
+    Tuple,
+    Union,
+)
 
 import popxl
 from popxl import ReplicaGrouping, Tensor
 
-from popxl_addons.custom_grad import _Aux, _VarGrads, build_custom_grad_graph, create_grad_graph_info
+from popxl_addons.custom_grad import (
+    _Aux,
+    _VarGrads,
+    build_custom_grad_graph,
+    create_grad_graph_info,
+)
 from popxl_addons.graph import GraphWithNamedArgs
 from popxl_addons.graph_cache import argument_hash, tensors_of_call
 from popxl_addons.named_tensors import NamedTensors
@@ -27,7 +46,9 @@ INLINING = ("error", "warning", "none")
 
 
 def _scoped(build: Callable[..., Any]) -> Callable[..., Any]:
-    """``build``, run in the module's name scope unless it already is (a subclass that calls its base's build)."""
+    """``build``, run in the module's name scope unless it already is (a subclass that calls its
+    base's build).
+    """
 
     @functools.wraps(build)
     def in_scope(self: "Module", *args: Any, **kwargs: Any) -> Any:
@@ -44,16 +65,19 @@ def _scoped(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Module(popxl.Module):
-    """Base of layers. ``build`` runs inline when the module is called, or in a graph of its own by `create_graph`.
+    """Base of layers. ``build`` runs inline when the module is called, or in a graph of its own by
+    `create_graph`.
 
-    Modules that are attributes are submodules: their variables appear under the attribute's name, and their ``build``
-    runs in a name scope of that name. ``aux`` and ``var_grad`` carry tensors from ``build`` to a hand-written
-    ``build_grad`` and gradients out of it. A subclass need not call ``__init__``.
+    Modules that are attributes are submodules: their variables appear under the attribute's name,
+    and their ``build`` runs in a name scope of that name. ``aux`` and ``var_grad`` carry tensors
+    from ``build`` to a hand-written ``build_grad`` and gradients out of it. A subclass need not
+    call ``__init__``.
 
     Args:
         cache: `create_graph` gives the same graph again for equal arguments.
-        grad_inlining_error: what to do when a module with a ``build_grad`` is called inline, where the surrounding
-            graph's autodiff cannot see it: "error", "warning" (a UserWarning) or "none".
+        grad_inlining_error: what to do when a module with a ``build_grad`` is called inline, where
+            the surrounding graph's autodiff cannot see it: "error", "warning" (a UserWarning) or
+            "none".
     Raises:
         ValueError: ``cache`` together with ``build_grad``, or another ``grad_inlining_error``.
     """
@@ -63,7 +87,8 @@ class Module(popxl.Module):
         if "build" in cls.__dict__:
             cls.build = _scoped(cls.__dict__["build"])  # type: ignore[method-assign]
 
-    # What __init__ would set is set where it is first used: subclasses may set attributes before it, or never call it.
+    # What __init__ would set is set where it is first used: subclasses may set attributes before
+    # it, or never call it.
     _name_scope: Optional[str] = None
     _building = False
     _graphs: Optional[Dict[Any, Tuple[NamedVariableFactories, GraphWithNamedArgs, Any]]] = None
@@ -95,17 +120,23 @@ class Module(popxl.Module):
         """Gradients of variables that ``build_grad`` sets."""
         return _VarGrads()
 
-    def __init__(self, cache: bool = False, grad_inlining_error: Literal["error", "warning", "none"] = "error") -> None:
+    def __init__(
+        self,
+        cache: bool = False,
+        grad_inlining_error: Literal["error", "warning", "none"] = "error",
+    ) -> None:
         super().__init__()
         if grad_inlining_error not in INLINING:
             raise ValueError(
-                f"{type(self).__name__}: got grad_inlining_error {grad_inlining_error!r}; expected 'error', 'warning' "
-                "or 'none'."
+                f"{type(self).__name__}: got grad_inlining_error {grad_inlining_error!r}; "
+                "expected 'error', 'warning' or 'none'."
             )
         self._graphs = {} if cache else None
         self._grad_inlining_error = grad_inlining_error
         if cache and self.implements_grad_graph:
-            raise ValueError(f"{type(self).__name__}: got cache=True and a build_grad; expected one of them.")
+            raise ValueError(
+                f"{type(self).__name__}: got cache=True and a build_grad; expected one of them."
+            )
 
     def _reset(self) -> None:
         for name in ("_factories", "_inputs", "_called_grads", "aux", "var_grad"):
@@ -119,8 +150,9 @@ class Module(popxl.Module):
         """Run ``build`` inline, in the current graph."""
         if self.implements_grad_graph and self._grad_inlining_error != "none":
             message = (
-                f"{type(self).__name__}: got an inline call of a module with build_grad, which autodiff would not use; "
-                "expected call_module or create_graph. Pass grad_inlining_error='none' if no gradient is needed."
+                f"{type(self).__name__}: got an inline call of a module with build_grad, which "
+                "autodiff would not use; expected call_module or create_graph. Pass "
+                "grad_inlining_error='none' if no gradient is needed."
             )
             if self._grad_inlining_error == "error":
                 raise ValueError(message)
@@ -128,23 +160,29 @@ class Module(popxl.Module):
         return self.build(*args, **kwargs)
 
     def build_grad(self, *args: Tensor, **kwargs: Any) -> Union[None, Tensor, Iterable[Tensor]]:
-        """Optional gradient by hand: from the outputs' gradients to those of the inputs that are no variables.
+        """Optional gradient by hand: from the outputs' gradients to those of the inputs that are no
+        variables.
 
-        It takes a positional parameter for each output's gradient. What ``build`` kept is ``self.aux[name]``; gradients
-        of variables are put on ``self.var_grad[name]``.
+        It takes a positional parameter for each output's gradient. What ``build`` kept is
+        ``self.aux[name]``; gradients of variables are put on ``self.var_grad[name]``.
         """
-        raise NotImplementedError(f"{type(self).__name__}.build_grad: got no definition; expected autodiff to be used.")
+        raise NotImplementedError(
+            f"{type(self).__name__}.build_grad: got no definition; expected autodiff to be used."
+        )
 
     @property
     def implements_grad_graph(self) -> bool:
         """Whether build_grad is overridden."""
         return overrides(type(self), Module, "build_grad")
 
-    def create_graph(self, *args: Any, **kwargs: Any) -> Tuple[NamedVariableFactories, GraphWithNamedArgs]:
-        """Trace ``build`` on tensors or specs: (factories of its variables, its graph with the same names).
+    def create_graph(
+        self, *args: Any, **kwargs: Any
+    ) -> Tuple[NamedVariableFactories, GraphWithNamedArgs]:
+        """Trace ``build`` on tensors or specs: (factories of its variables, its graph with the same
+        names).
 
-        The graph's inputs are the tensors of the call, then the variables in the order they were declared. The module
-        is reset afterwards and can be used again.
+        The graph's inputs are the tensors of the call, then the variables in the order they were
+        declared. The module is reset afterwards and can be used again.
         """
         ir = popxl.gir()
         key = (ir.id, argument_hash(args), argument_hash(kwargs))
@@ -157,7 +195,11 @@ class Module(popxl.Module):
             traced.needs_own_gradient = self.implements_grad_graph
             factories, inputs, gradients = self._collect(set())
             result = GraphWithNamedArgs(
-                traced, inputs, from_module=self, aux=self.aux.copy(), called_graphs_grad_info=gradients
+                traced,
+                inputs,
+                from_module=self,
+                aux=self.aux.copy(),
+                called_graphs_grad_info=gradients,
             )
         finally:
             self._reset()
@@ -172,7 +214,9 @@ class Module(popxl.Module):
         grads_provided: Optional[Iterable[Tensor]] = None,
         grads_required: Optional[Iterable[Tensor]] = None,
     ) -> GraphWithNamedArgs:
-        """Gradient graph of ``build_grad``, of `popxl_addons.custom_grad.build_custom_grad_graph`."""
+        """Gradient graph of ``build_grad``, of
+        `popxl_addons.custom_grad.build_custom_grad_graph`.
+        """
         try:
             return build_custom_grad_graph(self, fwd_graph, grads_provided, grads_required)
         finally:
@@ -186,12 +230,14 @@ class Module(popxl.Module):
         grads_provided: Optional[Callable[[GraphWithNamedArgs], Iterable[Tensor]]] = None,
         grads_required: Optional[Callable[[GraphWithNamedArgs], Iterable[Tensor]]] = None,
     ) -> Callable[..., Tuple[Tensor, ...]]:
-        """A function that traces a submodule into a graph of its own and calls it; returns the outputs.
+        """A function that traces a submodule into a graph of its own and calls it; returns the
+        outputs.
 
         Args:
             name: where its variables appear; default: the name of the submodule's class.
-            autodiff: how its gradient is made ("auto": only where it has a build_grad); kept for this module's own
-                autodiff, which then uses it. So are those that the submodule has of what it calls itself.
+            autodiff: how its gradient is made ("auto": only where it has a build_grad); kept for
+                this module's own autodiff, which then uses it. So are those that the submodule has
+                of what it calls itself.
             grads_provided, grads_required: from the submodule's graph to those arguments of
             `GraphWithNamedArgs.autodiff`.
         Raises:
@@ -199,7 +245,8 @@ class Module(popxl.Module):
         """
         if autodiff not in ("auto", "build_grad", "autodiff", "none"):
             raise ValueError(
-                f"call_module: got autodiff {autodiff!r}; expected 'auto', 'build_grad', 'autodiff' or 'none'."
+                f"call_module: got autodiff {autodiff!r}; expected 'auto', 'build_grad', "
+                "'autodiff' or 'none'."
             )
         scope = name if name is not None else type(module).__name__
 
@@ -207,7 +254,9 @@ class Module(popxl.Module):
             factories, graph = module.create_graph(*args, **kwargs)
             outputs = len(graph.graph.outputs)
             self._called_grads.update(graph.called_graphs_grad_info)
-            if autodiff in ("build_grad", "autodiff") or (autodiff == "auto" and module.implements_grad_graph):
+            if autodiff in ("build_grad", "autodiff") or (
+                autodiff == "auto" and module.implements_grad_graph
+            ):
                 self._called_grads[graph.graph] = graph.autodiff(
                     grads_provided(graph) if grads_provided else None,
                     grads_required(graph) if grads_required else None,
@@ -220,7 +269,9 @@ class Module(popxl.Module):
 
     # variables
 
-    def add_variable_factory(self, variable_f: VariableFactory, name: Optional[str] = None) -> Tensor:
+    def add_variable_factory(
+        self, variable_f: VariableFactory, name: Optional[str] = None
+    ) -> Tensor:
         """Declare a variable by an existing factory; returns the graph's input."""
         name = name or str(variable_f.name)
         self._check_name(name)
@@ -235,14 +286,17 @@ class Module(popxl.Module):
         replica_grouping: Optional[ReplicaGrouping] = None,
         overwrite: bool = False,
     ) -> Tensor:
-        """Declare a variable: a new input of the current graph, and a factory under the (dotted) name.
+        """Declare a variable: a new input of the current graph, and a factory under the (dotted)
+        name.
 
         Args:
             data_iter: as for `VariableFactory`.
             overwrite: replace an earlier declaration of the name, which otherwise is a ValueError.
         """
         self._check_name(name, overwrite)
-        return self._declare(name, *add_variable_input(name, data_iter, dtype, by_ref, replica_grouping), overwrite)
+        return self._declare(
+            name, *add_variable_input(name, data_iter, dtype, by_ref, replica_grouping), overwrite
+        )
 
     def add_replica_sharded_variable_input(
         self,
@@ -253,18 +307,26 @@ class Module(popxl.Module):
         replica_grouping: Optional[ReplicaGrouping] = None,
         shard_over: Optional[int] = None,
     ) -> Tensor:
-        """The same for one replica's 1-D shard; ``shard_over`` defaults to the size of the group."""
+        """The same for one replica's 1-D shard; ``shard_over`` defaults to the size of the
+        group.
+        """
         self._check_name(name)
-        declared = add_replica_sharded_variable_input(name, data_iter, dtype, by_ref, replica_grouping, shard_over)
+        declared = add_replica_sharded_variable_input(
+            name, data_iter, dtype, by_ref, replica_grouping, shard_over
+        )
         return self._declare(name, *declared)
 
     def add_variable_inputs(
         self, name: Key, variable_f: NamedVariableFactories, overwrite: bool = False
     ) -> NamedTensors:
-        """Declare the variables of a graph that is called here, under a name; returns the inputs, to be bound."""
+        """Declare the variables of a graph that is called here, under a name; returns the inputs,
+        to be bound.
+        """
         prefix = str(name)
         self._factories._put(prefix, variable_f.copy(), overwrite)
-        inputs = {key: factory.create_input(prefix) for key, factory in variable_f.to_dict().items()}
+        inputs = {
+            key: factory.create_input(prefix) for key, factory in variable_f.to_dict().items()
+        }
         tensors = NamedTensors.from_dict(inputs)
         self._inputs._put(prefix, tensors.copy(), overwrite)
         return tensors
@@ -273,17 +335,26 @@ class Module(popxl.Module):
         """ValueError for a name that cannot be declared, before the graph has an input for it."""
         self._factories.copy()._put(name, None, overwrite)
 
-    def _declare(self, name: str, tensor: Tensor, factory: VariableFactory, overwrite: bool = False) -> Tensor:
+    def _declare(
+        self, name: str, tensor: Tensor, factory: VariableFactory, overwrite: bool = False
+    ) -> Tensor:
         self._factories._put(name, factory, overwrite)
         self._inputs._put(name, tensor, overwrite)
         return tensor
 
-    def _collect(self, seen: Set[int]) -> Tuple[NamedVariableFactories, NamedTensors, Dict[Any, Any]]:
-        """Own variables, then those of each submodule under its attribute's name; a shared submodule counts once.
+    def _collect(
+        self, seen: Set[int]
+    ) -> Tuple[NamedVariableFactories, NamedTensors, Dict[Any, Any]]:
+        """Own variables, then those of each submodule under its attribute's name; a shared
+        submodule counts once.
 
         With them the gradients of graphs that build called.
         """
-        factories, inputs, gradients = self._factories.copy(), self._inputs.copy(), dict(self._called_grads)
+        factories, inputs, gradients = (
+            self._factories.copy(),
+            self._inputs.copy(),
+            dict(self._called_grads),
+        )
         for name, child in self._children.items():
             if id(child) in seen:
                 continue
@@ -335,7 +406,9 @@ class Module(popxl.Module):
             return self.get(key)
         except AttributeError:
             kind = IndexError if isinstance(key, int) else KeyError
-            raise kind(f"{type(self).__name__}: got {key!r}; expected one of {', '.join(self._children)}.") from None
+            raise kind(
+                f"{type(self).__name__}: got {key!r}; expected one of {', '.join(self._children)}."
+            ) from None
 
     def __len__(self) -> int:
         return sum(name.isdecimal() for name in self._children)

@@ -11,7 +11,9 @@ from popxl import ReplicaGrouping
 from popxl_addons.dot_tree import DotTree
 
 
-def fill_none_group(rg: Optional[ReplicaGrouping], none_value: Optional[ReplicaGrouping]) -> Optional[ReplicaGrouping]:
+def fill_none_group(
+    rg: Optional[ReplicaGrouping], none_value: Optional[ReplicaGrouping]
+) -> Optional[ReplicaGrouping]:
     """``rg``, or ``none_value`` where it is None."""
     return none_value if rg is None else rg
 
@@ -25,10 +27,16 @@ class NamedReplicaGrouping(DotTree[ReplicaGrouping]):
         return cls.pack(names, [value] * len(names))
 
 
-def get_instance_replica_grouping(replica_grouping: Optional[ReplicaGrouping] = None) -> ReplicaGrouping:
-    """The part of a grouping (default: all replicas) inside one process. ValueError if processes differ in pattern."""
+def get_instance_replica_grouping(
+    replica_grouping: Optional[ReplicaGrouping] = None,
+) -> ReplicaGrouping:
+    """The part of a grouping (default: all replicas) inside one process. ValueError if processes
+    differ in pattern.
+    """
     local = popxl.gir().instance_replication_factor
-    return _inside(replica_grouping, lambda replica: replica // local, "get_instance_replica_grouping")
+    return _inside(
+        replica_grouping, lambda replica: replica // local, "get_instance_replica_grouping"
+    )
 
 
 def is_cross_instance(replica_grouping: ReplicaGrouping) -> bool:
@@ -37,7 +45,9 @@ def is_cross_instance(replica_grouping: ReplicaGrouping) -> bool:
 
 
 def get_ild_size_from_popdist() -> int:
-    """Replicas in one link domain, from ``ipuLinkDomainSize`` in $POPLAR_TARGET_OPTIONS; by default at most 64."""
+    """Replicas in one link domain, from ``ipuLinkDomainSize`` in $POPLAR_TARGET_OPTIONS; by default
+    at most 64.
+    """
     options = json.loads(os.environ.get("POPLAR_TARGET_OPTIONS", "{}"))
     devices = options.get("ipuLinkDomainSize")
     if devices is None:
@@ -46,7 +56,9 @@ def get_ild_size_from_popdist() -> int:
 
 
 def get_ild_replica_grouping(replica_grouping: Optional[ReplicaGrouping] = None) -> ReplicaGrouping:
-    """The part of a grouping (default: all) inside one link domain. ValueError if domains differ in pattern."""
+    """The part of a grouping (default: all) inside one link domain. ValueError if domains differ in
+    pattern.
+    """
     size = get_ild_size_from_popdist()
     return _inside(replica_grouping, lambda replica: replica // size, "get_ild_replica_grouping")
 
@@ -56,7 +68,9 @@ def is_cross_ild(replica_grouping: ReplicaGrouping) -> bool:
     return get_ild_replica_grouping(replica_grouping) != replica_grouping
 
 
-def _inside(rg: Optional[ReplicaGrouping], domain: Callable[[int], int], where: str) -> ReplicaGrouping:
+def _inside(
+    rg: Optional[ReplicaGrouping], domain: Callable[[int], int], where: str
+) -> ReplicaGrouping:
     """The coarsest grouping whose groups lie inside one of ``rg``'s groups and one domain."""
     ir = popxl.gir()
     rg = rg or ir.replica_grouping()
@@ -66,6 +80,6 @@ def _inside(rg: Optional[ReplicaGrouping], domain: Callable[[int], int], where: 
         return ir.replica_grouping_from_assignments([order[key] for key in keys])
     except ValueError:
         raise ValueError(
-            f"{where}: got {rg}, whose groups are cut into unequal parts; expected the same part of a group in every "
-            "domain."
+            f"{where}: got {rg}, whose groups are cut into unequal parts; expected the same part "
+            "of a group in every domain."
         ) from None

@@ -28,11 +28,17 @@ class NamedTensors(DotTree[Tensor]):
         return self.to_dict()
 
     def remap(self, mapping: TensorMap) -> "NamedTensors":
-        """The same names with every tensor replaced through ``mapping``. KeyError for a tensor that it lacks."""
+        """The same names with every tensor replaced through ``mapping``. KeyError for a tensor that
+        it lacks.
+        """
         return self.map(lambda t: mapping[t])
 
 
 def print_named_tensors(named_tensors: NamedTensors) -> NamedTensors:
-    """Print every tensor when executed, whatever MODEL_LOG_LEVEL says; returns the tensors to use downstream."""
+    """Print every tensor when executed, whatever MODEL_LOG_LEVEL says; returns the tensors to use
+    downstream.
+    """
     names = named_tensors.to_dict()
-    return NamedTensors.from_dict({name: ops.print_tensor(t, title=name) for name, t in names.items()})
+    return NamedTensors.from_dict(
+        {name: ops.print_tensor(t, title=name) for name, t in names.items()}
+    )

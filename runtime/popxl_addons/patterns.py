@@ -1,4 +1,6 @@
-"""Graph clean-up. The engine does its own, so that there is nothing left to do for a program's request."""
+"""Graph clean-up. The engine does its own, so that there is nothing left to do for a program's
+request.
+"""
 
 import logging
 from typing import Literal
@@ -14,5 +16,7 @@ def apply_pre_alias_patterns(
 ) -> None:
     """Accepted; changes nothing. ValueError for an unknown level."""
     if level not in LEVELS:
-        raise ValueError(f"apply_pre_alias_patterns: got level {level!r}; expected one of {', '.join(LEVELS)}.")
+        raise ValueError(
+            f"apply_pre_alias_patterns: got level {level!r}; expected one of {', '.join(LEVELS)}."
+        )
     _logger.debug("apply_pre_alias_patterns(%s) has no effect on this runtime", level)

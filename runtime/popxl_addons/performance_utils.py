@@ -22,11 +22,12 @@ def elementwise_binary_flops(op: Op) -> int:
 def evaluate_FLOPs(graph: popxl.Graph) -> Breakdown:  # noqa: N802 - PopXL's name
     """Operations of one run of a graph on one replica, with those of the graphs that it calls.
 
-    A repeat counts its body once per iteration, a conditional the branch with more operations. Kinds of ops that only
-    move data are left out.
+    A repeat counts its body once per iteration, a conditional the branch with more operations.
+    Kinds of ops that only move data are left out.
 
     Returns:
-        ``{kind of op: {op's id: operations}, .., "TOT": operations of all}``. An op's id is that of its first result.
+        ``{kind of op: {op's id: operations}, .., "TOT": operations of all}``. An op's id is that of
+        its first result.
     """
     known: Dict[popxl.Graph, Counter[Op]] = {}
     for called in called_first(graph):
@@ -50,11 +51,15 @@ def _breakdown(flops: Mapping[Op, int]) -> Breakdown:
 
 
 def evaluate_ir_FLOPs(ir: Union[popxl.Ir, popxl.Graph]) -> Breakdown:  # noqa: N802 - PopXL's name
-    """As `evaluate_FLOPs`, of one run of a program on all of its replicas together. Any of its graphs will do."""
+    """As `evaluate_FLOPs`, of one run of a program on all of its replicas together. Any of its
+    graphs will do.
+    """
     main = ir.main_graph
     replicas = main.ir.replication_factor
     kinds, total = _split(evaluate_FLOPs(main))
-    scaled = {name: {op: flops * replicas for op, flops in ops.items()} for name, ops in kinds.items()}
+    scaled = {
+        name: {op: flops * replicas for op, flops in ops.items()} for name, ops in kinds.items()
+    }
     return {**scaled, TOTAL: total * replicas}
 
 
@@ -70,7 +75,9 @@ def _split(breakdown: Breakdown) -> Tuple[Dict[str, Dict[str, int]], int]:
 
 
 def print_FLOPs(  # noqa: N802 - PopXL's name
-    flops_breakdown: Breakdown, mode: Literal["type", "flat"] = "type", numerical_format: Format = "nearest3"
+    flops_breakdown: Breakdown,
+    mode: Literal["type", "flat"] = "type",
+    numerical_format: Format = "nearest3",
 ) -> None:
     """Print a breakdown as a table, the largest first.
 
@@ -97,18 +104,21 @@ def print_FLOPs(  # noqa: N802 - PopXL's name
 
 
 def format_flops_scientific(val: float, format: Format = "nearest3") -> str:  # noqa: A002 - PopXL's name
-    """A number with an exponent: 1234567 is "1.235e6" ("M", "nearest3"), "1234.567e3" ("K") or "0.001e9" ("G").
+    """A number with an exponent: 1234567 is "1.235e6" ("M", "nearest3"), "1234.567e3" ("K") or
+    "0.001e9" ("G").
 
     Args:
-        format: the exponent: 3, 6, 9 or 12 for "K", "M", "G" or "T"; the largest multiple of 3 with a digit before the
-            point for "nearest3".
+        format: the exponent: 3, 6, 9 or 12 for "K", "M", "G" or "T"; the largest multiple of 3 with
+            a digit before the point for "nearest3".
     Raises:
         ValueError: another format.
     """
     if format in EXPONENTS:
         return f"{val / 10 ** EXPONENTS[format]:.3f}e{EXPONENTS[format]}"
     if format != "nearest3":
-        raise ValueError(f"format_flops_scientific: got {format!r}; expected 'K', 'M', 'G', 'T' or 'nearest3'.")
+        raise ValueError(
+            f"format_flops_scientific: got {format!r}; expected 'K', 'M', 'G', 'T' or 'nearest3'."
+        )
     exponent = 0
     while abs(val) / 10**exponent >= 999.9995:
         exponent += 3

@@ -11,7 +11,13 @@ from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.utils import null_context
 from popxl_addons.variable_factory import NamedVariableFactories
 
-__all__ = ["load_remote_graph", "store_remote_graph", "named_buffers", "named_variable_buffers", "create_remote_buffer"]
+__all__ = [
+    "load_remote_graph",
+    "store_remote_graph",
+    "named_buffers",
+    "named_variable_buffers",
+    "create_remote_buffer",
+]
 
 
 class NamedRemoteBuffers(DotTree[popxl.RemoteBuffer]):
@@ -28,7 +34,8 @@ def create_remote_buffer(
 
     Args:
         replica_group: replicas that share a value; its size is the default of ``shard_over``.
-        shard_over: replicas over which each value is cut: slots are 1-D shards. A spec that is a shard already stays.
+        shard_over: replicas over which each value is cut: slots are 1-D shards. A spec that is a
+            shard already stays.
     Raises:
         ValueError: the elements do not divide over ``shard_over``.
     """
@@ -39,8 +46,9 @@ def create_remote_buffer(
         elements = ops.multiply_tuple(shape)
         if elements % shard_over:
             raise ValueError(
-                f"create_remote_buffer: got {elements} elements {list(shape)} and shard_over {shard_over}; expected a "
-                "divisor of the elements. Pass shard_over=1 to keep the value whole."
+                f"create_remote_buffer: got {elements} elements {list(shape)} and shard_over "
+                f"{shard_over}; expected a divisor of the elements. Pass shard_over=1 to keep the "
+                "value whole."
             )
         shape, meta_shape = (elements // shard_over,), shape
     buffer = popxl.remote_buffer(shape, spec.dtype, entries)
@@ -51,7 +59,10 @@ def create_remote_buffer(
 def named_buffers(tensors: NamedTensors, entries: int = 1) -> NamedRemoteBuffers:
     """A buffer for every tensor."""
     return NamedRemoteBuffers.from_dict(
-        {name: create_remote_buffer(t.spec, entries, shard_over=1) for name, t in tensors.to_dict().items()}
+        {
+            name: create_remote_buffer(t.spec, entries, shard_over=1)
+            for name, t in tensors.to_dict().items()
+        }
     )
 
 
@@ -63,15 +74,16 @@ def named_variable_buffers(
     """A buffer for every factory.
 
     Args:
-        shard_over_dict: replicas over which a value is cut: a number for each name, one number for all, True for the
-            size of each variable's group where the elements divide by it, False for none.
+        shard_over_dict: replicas over which a value is cut: a number for each name, one number for
+            all, True for the size of each variable's group where the elements divide by it, False
+            for none.
     Raises:
         ValueError: a number outside 1..group size, or another type.
     """
     if not isinstance(shard_over_dict, (bool, int, Mapping)):
         raise ValueError(
-            f"named_variable_buffers: got shard_over_dict of type {type(shard_over_dict).__name__}; expected a dict, "
-            "an int or a bool."
+            "named_variable_buffers: got shard_over_dict of type "
+            f"{type(shard_over_dict).__name__}; expected a dict, an int or a bool."
         )
     groups = factories.replica_groupings
     buffers = {}
@@ -82,7 +94,9 @@ def named_variable_buffers(
     return NamedRemoteBuffers.from_dict(buffers)
 
 
-def _shards(name: str, spec: TensorSpec, group_size: int, choice: Union[Mapping[str, int], int, bool]) -> int:
+def _shards(
+    name: str, spec: TensorSpec, group_size: int, choice: Union[Mapping[str, int], int, bool]
+) -> int:
     if choice is False:
         return 1
     if choice is True:
@@ -90,8 +104,8 @@ def _shards(name: str, spec: TensorSpec, group_size: int, choice: Union[Mapping[
     shards = choice if isinstance(choice, int) else choice.get(name, 1)
     if not 1 <= shards <= group_size:
         raise ValueError(
-            f"named_variable_buffers: got {shards} shards for '{name}'; expected 1 <= shards <= {group_size}, the "
-            "size of its group."
+            f"named_variable_buffers: got {shards} shards for '{name}'; expected 1 <= shards <= "
+            f"{group_size}, the size of its group."
         )
     return shards
 
@@ -104,7 +118,9 @@ def _load_all(
         return names, [ops.remote_load(buffer, entry, name) for name, buffer in zip(names, found)]
 
 
-def load_remote(buffers: NamedRemoteBuffers, entry: Union[int, Tensor] = 0, use_io_tiles: bool = False) -> NamedTensors:
+def load_remote(
+    buffers: NamedRemoteBuffers, entry: Union[int, Tensor] = 0, use_io_tiles: bool = False
+) -> NamedTensors:
     """Load slot ``entry`` of every buffer, in the current graph."""
     return NamedTensors.pack(*_load_all(buffers, entry, use_io_tiles))
 
@@ -121,21 +137,30 @@ def load_remote_graph(
     def load(load_index: Tensor) -> List[Tensor]:
         return _load_all(buffers, load_index, use_io_tiles)[1]
 
-    return GraphWithNamedArgs(popxl.gir().create_graph(load, TensorSpec((), popxl.int32))), buffers.unpack()[0]
+    return GraphWithNamedArgs(
+        popxl.gir().create_graph(load, TensorSpec((), popxl.int32))
+    ), buffers.unpack()[0]
 
 
 def store_remote(
-    buffers: NamedRemoteBuffers, tensors: NamedTensors, entry: Union[int, Tensor] = 0, use_io_tiles: bool = False
+    buffers: NamedRemoteBuffers,
+    tensors: NamedTensors,
+    entry: Union[int, Tensor] = 0,
+    use_io_tiles: bool = False,
 ) -> None:
-    """Store the tensors to slot ``entry`` of the buffers of the same names, in the current graph."""
+    """Store the tensors to slot ``entry`` of the buffers of the same names, in the current
+    graph.
+    """
     with popxl.io_tiles() if use_io_tiles else null_context():
         for buffer, t in buffers.to_mapping(tensors).items():
             ops.remote_store(buffer, entry, t)
 
 
-def store_remote_graph(buffers: NamedRemoteBuffers, entries: int = 1, use_io_tiles: bool = False) -> GraphWithNamedArgs:
-    """A graph that stores one slot of every buffer: input "store_index" (int32 scalar), then one named input per
-    buffer.
+def store_remote_graph(
+    buffers: NamedRemoteBuffers, entries: int = 1, use_io_tiles: bool = False
+) -> GraphWithNamedArgs:
+    """A graph that stores one slot of every buffer: input "store_index" (int32 scalar), then one
+    named input per buffer.
 
     Buffers grow to at least ``entries`` slots.
     """
@@ -144,7 +169,9 @@ def store_remote_graph(buffers: NamedRemoteBuffers, entries: int = 1, use_io_til
 
     def store(store_index: Tensor) -> None:
         for name, buffer in zip(*buffers.unpack()):
-            t = popxl.graph_input(buffer.tensor_shape, buffer.tensor_dtype, name, meta_shape=buffer.meta_shape or None)
+            t = popxl.graph_input(
+                buffer.tensor_shape, buffer.tensor_dtype, name, meta_shape=buffer.meta_shape or None
+            )
             inputs._put(name, t)
         store_remote(buffers, inputs, store_index, use_io_tiles)
 

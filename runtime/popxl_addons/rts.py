@@ -1,4 +1,6 @@
-"""Replicated tensor sharding: each replica of a group keeps one piece of a value that they share."""
+"""Replicated tensor sharding: each replica of a group keeps one piece of a value that they
+share.
+"""
 
 from typing import Callable, List, Optional, Tuple
 
@@ -15,7 +17,8 @@ from popxl_addons.utils import null_context
 def replica_sharded_spec(t: Tensor, shard_over: ReplicaGrouping) -> TensorSpec:
     """Spec of one replica's shard of ``t``: ``[elements / size]`` with meta_shape.
 
-    It is t's own spec when t is a shard already, the group has one member, or the elements do not divide.
+    It is t's own spec when t is a shard already, the group has one member, or the elements do not
+    divide.
     """
     size = shard_over.group_size
     if t.meta_shape or size == 1 or t.nelms % size:
@@ -39,10 +42,12 @@ def reduce_replica_sharded_tensor(
     replica_group: Optional[ReplicaGrouping] = None,
     shard_group: Optional[ReplicaGrouping] = None,
 ) -> Tensor:
-    """Reduce over ``replica_group`` (default: all replicas) and keep this replica's shard over ``shard_group``.
+    """Reduce over ``replica_group`` (default: all replicas) and keep this replica's shard over
+    ``shard_group``.
 
-    One reduce-scatter where the groups are equal, else an all-reduce and a slice. Where the elements do not divide, or
-    the shard group has one member, the result is the whole reduced tensor. A group of one costs nothing.
+    One reduce-scatter where the groups are equal, else an all-reduce and a slice. Where the
+    elements do not divide, or the shard group has one member, the result is the whole reduced
+    tensor. A group of one costs nothing.
     """
     everyone = popxl.gir().replica_grouping()
     replica_group = everyone if replica_group is None else replica_group
@@ -56,9 +61,13 @@ def reduce_replica_sharded_tensor(
 
 
 def all_gather_replica_sharded_graph(
-    tensors: NamedTensors, use_io_tiles: bool = False, replica_groups: Optional[NamedReplicaGrouping] = None
+    tensors: NamedTensors,
+    use_io_tiles: bool = False,
+    replica_groups: Optional[NamedReplicaGrouping] = None,
 ) -> Tuple[GraphWithNamedArgs, List[str]]:
-    """A graph that gathers every named tensor that is a shard: (graph, names of its outputs, sorted)."""
+    """A graph that gathers every named tensor that is a shard: (graph, names of its outputs,
+    sorted).
+    """
 
     def gather(name: str, t: Tensor) -> Tensor:
         group = replica_groups.get(name) if replica_groups is not None else None
@@ -74,7 +83,9 @@ def reduce_replica_sharded_graph(
     shard_groups: Optional[NamedReplicaGrouping] = None,
     replica_group: Optional[ReplicaGrouping] = None,
 ) -> Tuple[GraphWithNamedArgs, List[str]]:
-    """A graph of `reduce_replica_sharded_tensor` for every named tensor: (graph, names of its outputs, sorted)."""
+    """A graph of `reduce_replica_sharded_tensor` for every named tensor: (graph, names of its
+    outputs, sorted).
+    """
 
     def reduce(name: str, t: Tensor) -> Tensor:
         shard_group = shard_groups.get(name) if shard_groups is not None else None
@@ -87,13 +98,17 @@ def reduce_replica_sharded_graph(
 def _graph_of_each(
     graph_name: str, tensors: NamedTensors, fn: Callable[[str, Tensor], Tensor]
 ) -> Tuple[GraphWithNamedArgs, List[str]]:
-    """A graph with one named input per tensor, in name order, and the outputs ``fn(name, input)``."""
+    """A graph with one named input per tensor, in name order, and the outputs ``fn(name,
+    input)``.
+    """
     names, found = tensors.unpack()
     graph = popxl.gir().create_empty_graph(graph_name)
     inputs: List[Tensor] = []
     with graph:
         for name, t in zip(names, found):
-            inputs.append(popxl.graph_input(t.shape, t.dtype, name, meta_shape=t.meta_shape or None))
+            inputs.append(
+                popxl.graph_input(t.shape, t.dtype, name, meta_shape=t.meta_shape or None)
+            )
         for name, t in zip(names, inputs):
             popxl.graph_output(fn(name, t))
     return GraphWithNamedArgs(graph, NamedTensors.pack(names, inputs)), names

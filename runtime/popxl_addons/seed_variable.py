@@ -7,13 +7,18 @@ from popxl import ReplicaGrouping, Tensor
 from popxl.tensor import Variable
 
 
-def seed_variable(seed: int, replica_grouping: Optional[ReplicaGrouping] = None) -> Tuple[Variable, Tensor]:
-    """(variable for the host, tensor for the device): a uint32 [2] seed for each group, made by `create_seeds`.
+def seed_variable(
+    seed: int, replica_grouping: Optional[ReplicaGrouping] = None
+) -> Tuple[Variable, Tensor]:
+    """(variable for the host, tensor for the device): a uint32 [2] seed for each group, made by
+    `create_seeds`.
 
-    By default every replica gets a different one. The tensor may be changed in place (``seed += 1``) and is kept with
-    the variables.
+    By default every replica gets a different one. The tensor may be changed in place (``seed +=
+    1``) and is kept with the variables.
     """
-    group = popxl.gir().replica_grouping(group_size=1) if replica_grouping is None else replica_grouping
+    group = (
+        popxl.gir().replica_grouping(group_size=1) if replica_grouping is None else replica_grouping
+    )
     data = popxl.create_seeds(seed, replicas=group.num_groups)
     variable = popxl.variable(data, popxl.uint32, "seed", replica_grouping=group)
     return variable, variable

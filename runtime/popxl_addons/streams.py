@@ -33,12 +33,16 @@ class _StreamsBase(Generic[S]):
         if isinstance(key, (int, slice)):
             return list(self._streams.values())[key]
         if key not in self._streams:
-            raise KeyError(f"{type(self).__name__}: got {key!r}; expected one of {', '.join(self._streams)}.")
+            raise KeyError(
+                f"{type(self).__name__}: got {key!r}; expected one of {', '.join(self._streams)}."
+            )
         return self._streams[key]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._streams:
-            raise AttributeError(f"{type(self).__name__}: got {name!r}; expected the name of one of its streams.")
+            raise AttributeError(
+                f"{type(self).__name__}: got {name!r}; expected the name of one of its streams."
+            )
         return self._streams[name]
 
     def __contains__(self, name: str) -> bool:

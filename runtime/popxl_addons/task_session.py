@@ -29,10 +29,11 @@ _logger = logging.getLogger("popxl_addons")
 class TaskSession(popxl.Session):
     """A `popxl.Session` that knows its streams and its state by name.
 
-    A checkpoint is a folder with ``model/<dotted name>.npz`` for each variable of the state (one array, under the same
-    name, in host layout; a memory-mapped variable is its raw ``.npy`` file instead), ``session_info.json`` with
-    ``session_state``, and ``dataloader.bin`` if there is a dataloader. It is written beside its place, flushed, and
-    then renamed, so that what carries the name is always whole.
+    A checkpoint is a folder with ``model/<dotted name>.npz`` for each variable of the state (one
+    array, under the same name, in host layout; a memory-mapped variable is its raw ``.npy`` file
+    instead), ``session_info.json`` with ``session_state``, and ``dataloader.bin`` if there is a
+    dataloader. It is written beside its place, flushed, and then renamed, so that what carries the
+    name is always whole.
 
     Args:
         inputs, outputs: streams of the program.
@@ -62,14 +63,19 @@ class TaskSession(popxl.Session):
 
     @property
     def dataloader(self) -> Any:
-        """Object with ``save(path)`` and ``resume(filename=path)``, saved with checkpoints. ValueError for another."""
+        """Object with ``save(path)`` and ``resume(filename=path)``, saved with checkpoints.
+        ValueError for another.
+        """
         return self._dataloader
 
     @dataloader.setter
     def dataloader(self, value: Any) -> None:
-        if not (callable(getattr(value, "save", None)) and callable(getattr(value, "resume", None))):
+        if not (
+            callable(getattr(value, "save", None)) and callable(getattr(value, "resume", None))
+        ):
             raise ValueError(
-                f"TaskSession.dataloader: got {type(value).__name__}; expected an object with save and resume."
+                f"TaskSession.dataloader: got {type(value).__name__}; expected an object with "
+                "save and resume."
             )
         self._dataloader = value
 
@@ -95,9 +101,15 @@ class TaskSession(popxl.Session):
         values = self.get_tensors_data(named.values())
         return NamedTensorData.from_dict({name: values[t] for name, t in named.items()})
 
-    def load_from_session(self, src: "TaskSession", report_missing: ReportMissingMethods = "none") -> None:
-        """Copy the state of another session, by name. ValueError for names missing there, with "error"."""
-        self._write_state(src.get_named_tensors_data().to_dict(), "load_from_session", report_missing)
+    def load_from_session(
+        self, src: "TaskSession", report_missing: ReportMissingMethods = "none"
+    ) -> None:
+        """Copy the state of another session, by name. ValueError for names missing there, with
+        "error".
+        """
+        self._write_state(
+            src.get_named_tensors_data().to_dict(), "load_from_session", report_missing
+        )
 
     def _write_state(
         self,
@@ -107,7 +119,9 @@ class TaskSession(popxl.Session):
         skipped: Collection[str] = (),
     ) -> None:
         named = self._variables_by_name()
-        self._report_missing([n for n in named if n not in data and n not in skipped], where, report_missing)
+        self._report_missing(
+            [n for n in named if n not in data and n not in skipped], where, report_missing
+        )
         values = {}
         for name, variable in named.items():
             if name in data:
@@ -118,17 +132,22 @@ class TaskSession(popxl.Session):
         dtype, shape = variable.dtype.as_numpy(), tuple(variable.shape_on_host)
         if value.dtype != dtype or value.shape != shape:
             raise ValueError(
-                f"{where}: got {value.dtype}{list(value.shape)} for '{name}'; expected {dtype}{list(shape)}. Use the "
-                "checkpoint of a program with the same state."
+                f"{where}: got {value.dtype}{list(value.shape)} for '{name}'; expected "
+                f"{dtype}{list(shape)}. Use the checkpoint of a program with the same state."
             )
         return value
 
     def _report_missing(self, missing: List[str], where: str, report: ReportMissingMethods) -> None:
         if report not in ("none", "warn", "error"):
-            raise ValueError(f"{where}: got report_missing {report!r}; expected 'none', 'warn' or 'error'.")
+            raise ValueError(
+                f"{where}: got report_missing {report!r}; expected 'none', 'warn' or 'error'."
+            )
         if not missing or report == "none":
             return
-        message = f"{where}: got no values for {', '.join(missing)}; expected one for each variable of the state."
+        message = (
+            f"{where}: got no values for {', '.join(missing)}; expected one for each variable of "
+            "the state."
+        )
         if report == "error":
             raise ValueError(message + " Pass report_missing='warn' to keep their present values.")
         _logger.warning(message)
@@ -136,12 +155,15 @@ class TaskSession(popxl.Session):
     # checkpoints
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write a checkpoint folder. In a program over several processes all call this; instance 0 writes, others wait.
+        """Write a checkpoint folder. In a program over several processes all call this; instance 0
+        writes, others wait.
 
         Args:
-            checkpoint_dir: its place; an older one there is replaced. "wandb://name" makes an artifact of it.
+            checkpoint_dir: its place; an older one there is replaced. "wandb://name" makes an
+                artifact of it.
         """
-        values = self.get_named_tensors_data().to_dict()  # every instance takes part in reading the variables
+        # every instance takes part in reading the variables
+        values = self.get_named_tensors_data().to_dict()
         if popdist.getInstanceIndex() == 0:
             self._save(checkpoint_dir, values)
         if self.ir.replication_factor > self.ir.instance_replication_factor:
@@ -174,9 +196,13 @@ class TaskSession(popxl.Session):
             sync_file(folder / "dataloader.bin")
 
     def load_checkpoint(
-        self, checkpoint_dir: str, report_missing: ReportMissingMethods = "warn", skip_memmap: bool = False
+        self,
+        checkpoint_dir: str,
+        report_missing: ReportMissingMethods = "warn",
+        skip_memmap: bool = False,
     ) -> None:
-        """Read a checkpoint back: variables that both have, the session state, the dataloader's position.
+        """Read a checkpoint back: variables that both have, the session state, the dataloader's
+        position.
 
         Everything is read and checked before anything is overwritten.
 
@@ -193,8 +219,8 @@ class TaskSession(popxl.Session):
         folder = Path(checkpoint_dir)
         if not (folder / "model").is_dir():
             raise FileNotFoundError(
-                f"load_checkpoint: got {folder}, which has no folder 'model'; expected a checkpoint written by "
-                "save_checkpoint."
+                f"load_checkpoint: got {folder}, which has no folder 'model'; expected a "
+                "checkpoint written by save_checkpoint."
             )
         data, skipped = {}, set()
         for name, variable in self._variables_by_name().items():
@@ -248,7 +274,8 @@ def initialise_memmap_dir_from_checkpoint(checkpoint_dir: str, memmap_dir: str) 
 
 def _damaged(path: Path, reason: object) -> ValueError:
     return ValueError(
-        f"load_checkpoint: got {path}, which cannot be read ({reason}); expected a whole file. Use another checkpoint."
+        f"load_checkpoint: got {path}, which cannot be read ({reason}); expected a whole "
+        "file. Use another checkpoint."
     )
 
 

@@ -35,13 +35,18 @@ def run_module(
     """Build a module in a program of its own, run it once on one replica, and return its outputs.
 
     Args:
-        weights: from the module's variables to values that replace their initial ones; or that dict itself.
+        weights: from the module's variables to values that replace their initial ones; or that dict
+            itself.
     """
     ir = popxl.Ir()
     with ir.main_graph:
 
         def as_tensor(value: Any) -> Any:
-            return popxl.variable(value.data, value.dtype, "input") if isinstance(value, TensorInput) else value
+            return (
+                popxl.variable(value.data, value.dtype, "input")
+                if isinstance(value, TensorInput)
+                else value
+            )
 
         args = tuple(as_tensor(value) for value in args)
         kwargs = {name: as_tensor(value) for name, value in kwargs.items()}

@@ -53,7 +53,8 @@ class WeightsDict(MutableMapping[popxl.tensor.Variable, np.ndarray]):
     """``{variable: host value}`` that checks dtype and shape on assignment.
 
     Raises:
-        ValueError: a value whose dtype or shape is not the variable's on the host (``shape_on_host``).
+        ValueError: a value whose dtype or shape is not the variable's on the host
+            (``shape_on_host``).
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -64,8 +65,9 @@ class WeightsDict(MutableMapping[popxl.tensor.Variable, np.ndarray]):
         dtype, shape = variable.dtype.as_numpy(), tuple(variable.shape_on_host)
         if value.dtype != dtype or value.shape != shape:
             raise ValueError(
-                f"WeightsDict: got {value.dtype}{list(value.shape)} for variable '{variable.name}'; expected "
-                f"{dtype}{list(shape)}. Convert or reshape the array first."
+                f"WeightsDict: got {value.dtype}{list(value.shape)} for variable "
+                f"'{variable.name}'; expected {dtype}{list(shape)}. Convert or reshape the array "
+                "first."
             )
         self._values[variable] = value
 

@@ -1,11 +1,25 @@
-"""How one parameter comes to life: as the input of a graph, and as any number of variables with fresh data."""
+"""How one parameter comes to life: as the input of a graph, and as any number of variables with
+fresh data.
+"""
 
 import fcntl
 import math
 import os
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Literal, Optional, Sequence, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Iterable,
+    Iterator,
+    List,
+    Literal,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 import popdist
@@ -55,7 +69,8 @@ def _repeat_calls(source: Callable[[], HostTensor]) -> Iterator[HostTensor]:
 def _as_item(data: HostTensor, dtype: Optional[popxl.dtype]) -> np.ndarray:
     if not isinstance(data, np.ndarray) or not is_uniform(data):
         return to_numpy(data, dtype, copy=False)
-    is_kept = dtype is not None and dtype.as_numpy() == data.dtype and data.flat[0] == 0  # also where types round
+    # also where types round
+    is_kept = dtype is not None and dtype.as_numpy() == data.dtype and data.flat[0] == 0
     return data if is_kept else to_host_value(data, dtype)
 
 
@@ -63,12 +78,14 @@ class VariableFactory:
     """Makes graph inputs and variables for one named parameter.
 
     Args:
-        data_iter: function that gives one group's host data at each call, or an iterable with one item per variable and
-            group. The first item is looked at here, for shape and dtype, and used by the first variable.
+        data_iter: function that gives one group's host data at each call, or an iterable with one
+            item per variable and group. The first item is looked at here, for shape and dtype, and
+            used by the first variable.
         dtype: element type; by default the data's, with 64 bits narrowed to 32.
         by_ref: whether the graph input is by reference.
         replica_grouping: replicas that share one value; default: all of the current Ir.
-        shard_over: replicas over which a value is cut; the shape is then 1-D, and ``meta_shape`` the whole shape.
+        shard_over: replicas over which a value is cut; the shape is then 1-D, and ``meta_shape``
+            the whole shape.
     Raises:
         ValueError: ``data_iter`` fails, is no iterable, or gives no array.
         RuntimeError: no grouping, and no graph that is entered.
@@ -88,17 +105,21 @@ class VariableFactory:
             first = _as_item(self.data_iter.peek(), dtype)
         except Exception as error:
             raise ValueError(
-                f"variable '{name}': got a data source that fails ({type(error).__name__}: {error}); expected a "
-                "function that returns an array, or an iterable of arrays."
+                f"variable '{name}': got a data source that fails ({type(error).__name__}: "
+                f"{error}); expected a function that returns an array, or an iterable of arrays."
             ) from error
         self.name = name
         self.dtype = dtype or popxl.dtype.as_dtype(first.dtype)
         self.by_ref = by_ref
-        self.replica_grouping = popxl.gir().replica_grouping() if replica_grouping is None else replica_grouping
+        self.replica_grouping = (
+            popxl.gir().replica_grouping() if replica_grouping is None else replica_grouping
+        )
         self.shard_over = shard_over
         self._whole_shape: Tuple[int, ...] = tuple(first.shape)
         self.meta_shape: Tuple[int, ...] = self._whole_shape if shard_over > 1 else ()
-        self.shape: Tuple[int, ...] = (-(-first.size // shard_over),) if shard_over > 1 else self._whole_shape
+        self.shape: Tuple[int, ...] = (
+            (-(-first.size // shard_over),) if shard_over > 1 else self._whole_shape
+        )
 
     @property
     def replica_sharded(self) -> bool:
@@ -107,13 +128,17 @@ class VariableFactory:
 
     @property
     def shape_on_host(self) -> Tuple[int, ...]:
-        """Shape of a variable's host data: unsharded, the groups in front when there are several."""
+        """Shape of a variable's host data: unsharded, the groups in front when there are
+        several.
+        """
         groups = self.replica_grouping.num_groups
         return (groups, *self._whole_shape) if groups > 1 else self._whole_shape
 
     def create_input(self, prefix: Optional[str] = None) -> Tensor:
         """A new input of the current graph for this parameter."""
-        return popxl.graph_input(self.shape, self.dtype, _join(prefix, self.name), self.by_ref, self.meta_shape)
+        return popxl.graph_input(
+            self.shape, self.dtype, _join(prefix, self.name), self.by_ref, self.meta_shape
+        )
 
     def create_tensor(
         self,
@@ -122,12 +147,18 @@ class VariableFactory:
         memmap_dir: Optional[str] = None,
         read_only_if_exists: bool = False,
     ) -> Tensor:
-        """A variable of the main graph with the next data; for a sharded parameter, this replica's shard of it."""
+        """A variable of the main graph with the next data; for a sharded parameter, this replica's
+        shard of it.
+        """
         name = name or self.name
         data = self._data(name, empty, memmap_dir, read_only_if_exists)
         if self.replica_sharded:
             return popxl.replica_sharded_variable(
-                data, self.dtype, name, replica_grouping=self.replica_grouping, shard_over=self.shard_over
+                data,
+                self.dtype,
+                name,
+                replica_grouping=self.replica_grouping,
+                shard_over=self.shard_over,
             )[1]
         return popxl.variable(data, self.dtype, name, replica_grouping=self.replica_grouping)
 
@@ -147,7 +178,9 @@ class VariableFactory:
         return make(data, buffer, entry, self.dtype, name, replica_grouping=self.replica_grouping)
 
     def next_data(self, empty: bool = False) -> np.ndarray:
-        """Host data of the next variable: one item per group, stacked if there are several; arbitrary if ``empty``."""
+        """Host data of the next variable: one item per group, stacked if there are several;
+        arbitrary if ``empty``.
+        """
         shape = self.shape_on_host
         if empty:
             return np.empty(shape, self.dtype.as_numpy())
@@ -155,7 +188,9 @@ class VariableFactory:
             return self._next_item()
         items = [self._next_item() for _ in range(shape[0])]
         first = items[0]
-        if is_uniform(first) and all(i is first or is_uniform(i) and i.flat[0] == first.flat[0] for i in items):
+        if is_uniform(first) and all(
+            i is first or is_uniform(i) and i.flat[0] == first.flat[0] for i in items
+        ):
             return np.broadcast_to(first, shape)
         return np.stack(items)
 
@@ -164,23 +199,31 @@ class VariableFactory:
     ) -> np.memmap:
         """The same as the raw file ``<name>.npy`` in a directory, mapped into memory.
 
-        A file that is there already keeps its values, and nothing is taken from the data source for it: any number of
-        programs may map it, and each sees what the others write. It has no header, so that only its size tells whether
-        it is this variable's. A new file has its name once its data are complete. In a program of several instances
-        they all map one file, which instance 0 writes: the directory must be one that all of them see.
+        A file that is there already keeps its values, and nothing is taken from the data source for
+        it: any number of programs may map it, and each sees what the others write. It has no
+        header, so that only its size tells whether it is this variable's. A new file has its name
+        once its data are complete. In a program of several instances
+        they all map one file, which instance 0 writes: the directory must be one that all of them
+            see.
 
         Args:
             read_only_if_exists: map a file that is there already read-only.
         Raises:
             ValueError: a file of another size, which stays as it is.
-            RemoteMemoryError: a directory that does not take the file, or a file that cannot be mapped. The space is
-                reserved at once, for a disk that is full when a page is written would end the process.
+            RemoteMemoryError: a directory that does not take the file, or a file that cannot be
+                mapped. The space is reserved at once, for a disk that is full when a page is
+                written would end the process.
         """
-        path, shape, dtype = Path(memmap_dir) / f"{name}.npy", self.shape_on_host, self.dtype.as_numpy()
+        path, shape, dtype = (
+            Path(memmap_dir) / f"{name}.npy",
+            self.shape_on_host,
+            self.dtype.as_numpy(),
+        )
         size = max(1, math.prod(shape) * dtype.itemsize)  # a file of no bytes cannot be mapped
         mode: Literal["r", "r+"] = "r+"
         if not exchange.gather_patiently(path.exists())[0]:
-            data = None if empty else self.next_data()  # on every instance: later variables take the items after these
+            # on every instance: later variables take the items after these
+            data = None if empty else self.next_data()
             if popdist.getInstanceIndex() == 0:
                 _make_file(path, dtype, shape, size, data)
             exchange.barrier(f"waiting for {path}")
@@ -193,8 +236,8 @@ class VariableFactory:
         try:
             if (found := path.stat().st_size) != size:
                 raise ValueError(
-                    f"variable '{self.name}': got {path} of {found} bytes; expected {size} for {dtype}{list(shape)}. "
-                    "Remove the file, or choose another memmap_dir."
+                    f"variable '{self.name}': got {path} of {found} bytes; expected {size} for "
+                    f"{dtype}{list(shape)}. Remove the file, or choose another memmap_dir."
                 )
             if mode == "r+":
                 with open(str(path), "r+b") as file:
@@ -202,27 +245,36 @@ class VariableFactory:
             return np.memmap(path, dtype, mode, shape=shape)
         except OSError as error:
             raise RemoteMemoryError(
-                f"{path}: got '{error.strerror}' while mapping a file; expected one that can be mapped with mode "
-                f"'{mode}'. Mend its permissions, free some space, or choose another folder."
+                f"{path}: got '{error.strerror}' while mapping a file; expected one that can be "
+                f"mapped with mode '{mode}'. Mend its permissions, free some space, or choose "
+                "another folder."
             ) from error
 
     def _next_item(self) -> np.ndarray:
         item = _as_item(next(self.data_iter), self.dtype)
         if item.shape != self._whole_shape:
             raise ValueError(
-                f"variable '{self.name}': got data of shape {list(item.shape)}; expected {list(self._whole_shape)}, "
-                "as at first."
+                f"variable '{self.name}': got data of shape {list(item.shape)}; expected "
+                f"{list(self._whole_shape)}, as at first."
             )
         return item
 
-    def _data(self, name: Optional[str], empty: bool, memmap_dir: Optional[str], read_only: bool) -> np.ndarray:
+    def _data(
+        self, name: Optional[str], empty: bool, memmap_dir: Optional[str], read_only: bool
+    ) -> np.ndarray:
         return (
-            self.next_data(empty) if memmap_dir is None else self.next_memmap(memmap_dir, str(name), empty, read_only)
+            self.next_data(empty)
+            if memmap_dir is None
+            else self.next_memmap(memmap_dir, str(name), empty, read_only)
         )
 
 
-def _make_file(path: Path, dtype: np.dtype, shape: Sequence[int], size: int, data: Optional[np.ndarray]) -> None:
-    """A file with all of its space and data, zeros where there are none, unless another process has just made it."""
+def _make_file(
+    path: Path, dtype: np.dtype, shape: Sequence[int], size: int, data: Optional[np.ndarray]
+) -> None:
+    """A file with all of its space and data, zeros where there are none, unless another process has
+    just made it.
+    """
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -240,14 +292,16 @@ def _make_file(path: Path, dtype: np.dtype, shape: Sequence[int], size: int, dat
                 raise
     except OSError as error:
         raise RemoteMemoryError(
-            f"{path}: got '{error.strerror}' while making a file; expected a folder on a disk that takes it. Free some "
-            "space, or choose another one."
+            f"{path}: got '{error.strerror}' while making a file; expected a folder on a disk "
+            "that takes it. Free some space, or choose another one."
         ) from error
 
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Other processes wait here for this one to be done with a folder, where the file system knows locks."""
+    """Other processes wait here for this one to be done with a folder, where the file system knows
+    locks.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):
@@ -272,7 +326,11 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         read_only_if_exists: bool = False,
     ) -> NamedTensors:
         """Variables for all, made in sorted name order."""
-        return self._make(lambda name, f: f.create_tensor(_join(prefix, name), empty, memmap_dir, read_only_if_exists))
+        return self._make(
+            lambda name, f: f.create_tensor(
+                _join(prefix, name), empty, memmap_dir, read_only_if_exists
+            )
+        )
 
     def init_remote(
         self,
@@ -283,29 +341,44 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         memmap_dir: Optional[str] = None,
         read_only_if_exists: bool = False,
     ) -> NamedTensors:
-        """Remote variables for all, in slot ``entry`` of the buffer of the same name, made in sorted name order."""
+        """Remote variables for all, in slot ``entry`` of the buffer of the same name, made in
+        sorted name order.
+        """
         return self._make(
             lambda name, f: f.create_remote_tensor(
-                buffers.get(name), entry, _join(prefix, name), empty, memmap_dir, read_only_if_exists
+                buffers.get(name),
+                entry,
+                _join(prefix, name),
+                empty,
+                memmap_dir,
+                read_only_if_exists,
             )
         )
 
     def init_zero(self) -> NamedTensors:
         """Zeros made in the current graph at every execution."""
-        return self._make(lambda name, f: ops.init(f.shape, f.dtype, name, "zero", f.meta_shape or None))
+        return self._make(
+            lambda name, f: ops.init(f.shape, f.dtype, name, "zero", f.meta_shape or None)
+        )
 
     def init_undef(self) -> NamedTensors:
         """Tensors of undefined contents, made in the current graph at every execution."""
-        return self._make(lambda name, f: ops.init(f.shape, f.dtype, name, "undef", f.meta_shape or None))
+        return self._make(
+            lambda name, f: ops.init(f.shape, f.dtype, name, "undef", f.meta_shape or None)
+        )
 
     @property
     def replica_groupings(self) -> NamedReplicaGrouping:
         """The groupings by name."""
-        return NamedReplicaGrouping.from_dict({name: f.replica_grouping for name, f in self.to_dict().items()})
+        return NamedReplicaGrouping.from_dict(
+            {name: f.replica_grouping for name, f in self.to_dict().items()}
+        )
 
     def _make(self, make: Callable[[str, VariableFactory], Any]) -> NamedTensors:
         names, factories = self.unpack()
-        return NamedTensors.pack(names, [make(name, factory) for name, factory in zip(names, factories)])
+        return NamedTensors.pack(
+            names, [make(name, factory) for name, factory in zip(names, factories)]
+        )
 
 
 def add_variable_input(

@@ -1,5 +1,6 @@
 """Runs an IR on PyTorch; the only package that imports torch. May import ``popxl``.
 
-``interpreter`` is the specification; ``lowering`` and ``codegen`` make the fast program; ``kernels/`` holds one torch
-function per op; ``machine/`` is memory, rows, replicas and streams, and knows no ops; ``agent`` is `poprun`'s.
+``interpreter`` is the specification; ``lowering`` and ``codegen`` make the fast program;
+``kernels/`` holds one torch function per op; ``machine/`` is memory, rows, replicas and streams,
+and knows no ops; ``agent`` is `poprun`'s.
 """

@@ -1,9 +1,9 @@
 """The agent behind `poprun`: torchrun's own, with a few promises more about how instances end.
 
-torch's agent meets those of the other machines, gives instances their environment, starts and watches them. Added here:
-an instance that stands still (SIGSTOP) has failed, too; those that fail together are told apart; the others, also on
-other machines, end within `END_SECONDS`; no instance outlives this process; and the error of the one that failed is the
-last on the screen.
+torch's agent meets those of the other machines, gives instances their environment, starts and
+watches them. Added here: an instance that stands still (SIGSTOP) has failed, too; those that fail
+together are told apart; the others, also on other machines, end within `END_SECONDS`; no instance
+outlives this process; and the error of the one that failed is the last on the screen.
 """
 
 import errno
@@ -25,7 +25,11 @@ from popdist.voices import Voices
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
 
 from popxl_engine.machine.groups import SharedStore
 from popxl_engine.posts import Posts
@@ -62,7 +66,10 @@ class Machines:
     @property
     def options(self) -> str:
         """What all machines have to agree on."""
-        return f"--num-replicas {self.replicas} --num-instances {self.count * self.instances} --nnodes {self.count}"
+        return (
+            f"--num-replicas {self.replicas} --num-instances {self.count * self.instances} "
+            f"--nnodes {self.count}"
+        )
 
 
 class OptionsDiffer(ValueError):
@@ -94,7 +101,9 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
         except SignalException as error:
             agent.end_all()
             voices.finish()
-            return agent.tell(128 + error.sigval, f"its poprun got {signal.Signals(error.sigval).name}.")
+            return agent.tell(
+                128 + error.sigval, f"its poprun got {signal.Signals(error.sigval).name}."
+            )
         except OptionsDiffer as error:
             print(f"poprun: {error}", file=sys.stderr, flush=True)
             return USAGE_ERROR
@@ -110,7 +119,9 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
 
 
 def _make_place(machines: Machines, stack: ExitStack) -> meeting.Meeting:
-    """Where those of all machines meet, instances too. Its folder, if it has one, ends with the stack."""
+    """Where those of all machines meet, instances too. Its folder, if it has one, ends with the
+    stack.
+    """
     if machines.count == 1:
         folder = stack.enter_context(meeting.new_folder())
         os.environ[meeting.MEETING] = str(folder)
@@ -137,9 +148,9 @@ def _refuse(machines: Machines, problem: str) -> int:
 
 def _alone(machines: Machines, problem: str) -> str:
     return (
-        f"poprun: machine {machines.index} of {machines.count} did not meet the others at {machines.address}:"
-        f"{machines.port} ({problem}); expected poprun on all of them within {exchange.JOIN_SECONDS} s, with the same "
-        "options but --node-rank."
+        f"poprun: machine {machines.index} of {machines.count} did not meet the others at "
+        f"{machines.address}:{machines.port} ({problem}); expected poprun on all of them within "
+        f"{exchange.JOIN_SECONDS} s, with the same options but --node-rank."
     )
 
 
@@ -217,7 +228,12 @@ class Agent(LocalElasticAgent):
     """Of one machine. See the top of this file."""
 
     def __init__(
-        self, program: Sequence[str], machines: Machines, place: meeting.Meeting, voices: Voices, grace: float
+        self,
+        program: Sequence[str],
+        machines: Machines,
+        place: meeting.Meeting,
+        voices: Voices,
+        grace: float,
     ):
         self._place = Place(machines, place)
         spec = WorkerSpec(
@@ -225,7 +241,13 @@ class Agent(LocalElasticAgent):
             local_world_size=machines.instances,
             rdzv_handler=self._place,
             entrypoint=sys.executable,
-            args=("-I", "-S", tether.__file__, str(os.getpid()), *(word.replace("$", "$$") for word in program)),
+            args=(
+                "-I",
+                "-S",
+                tether.__file__,
+                str(os.getpid()),
+                *(word.replace("$", "$$") for word in program),
+            ),
             max_restarts=0,
             master_addr=machines.address,
             master_port=machines.port,
@@ -256,7 +278,9 @@ class Agent(LocalElasticAgent):
         return found
 
     def _hear_signals(self) -> None:
-        """Take the place of torch's handlers, which raise an exception for every signal, whatever goes on."""
+        """Take the place of torch's handlers, which raise an exception for every signal, whatever
+        goes on.
+        """
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN if number in self._ignored else self._hear)
 
@@ -277,8 +301,8 @@ class Agent(LocalElasticAgent):
             theirs = store.get(f"options/{other}").decode()
             if theirs != machines.options:
                 raise OptionsDiffer(
-                    f"got {machines.options} on machine {machines.index} and {theirs} on machine {other}; expected the "
-                    "same on all. Change one of them."
+                    f"got {machines.options} on machine {machines.index} and {theirs} on machine "
+                    f"{other}; expected the same on all. Change one of them."
                 )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -336,7 +360,9 @@ class Agent(LocalElasticAgent):
                 _send(pid, signal.SIGKILL)
 
     def _shutdown(self, death_sig: Optional[signal.Signals] = None, timeout: float = 0.0) -> None:
-        """See `SimpleElasticAgent`. A signal that this process got is passed on, and instances may finish."""
+        """See `SimpleElasticAgent`. A signal that this process got is passed on, and instances may
+        finish.
+        """
         self._is_ending = True
         self._hear_signals()
         if self._pcontext is None:
@@ -345,8 +371,8 @@ class Agent(LocalElasticAgent):
         if death_sig is not None:
             seconds = self._grace
             print(
-                f"poprun: got {death_sig.name}; instances have {seconds:g} s to finish (--grace). Once more ends them "
-                "at once.",
+                f"poprun: got {death_sig.name}; instances have {seconds:g} s to finish (--grace). "
+                "Once more ends them at once.",
                 file=sys.stderr,
                 flush=True,
             )
@@ -366,12 +392,15 @@ class Agent(LocalElasticAgent):
             time.sleep(0.01)
 
     def report(self, result: RunResult) -> int:
-        """Pass on what is to be said at the end: all that instances said, or the error of the one that failed.
+        """Pass on what is to be said at the end: all that instances said, or the error of the one
+        that failed.
 
         Returns the exit code.
         """
         self._voices.pause()
-        failed = self._failed or {index: failure.exitcode for index, failure in result.failures.items()}
+        failed = self._failed or {
+            index: failure.exitcode for index, failure in result.failures.items()
+        }
         if self._failed_elsewhere is not None and not self._failed:
             code, problem = self._failed_elsewhere
             print(f"poprun: {problem} What runs here was ended.", file=sys.stderr, flush=True)
@@ -385,13 +414,21 @@ class Agent(LocalElasticAgent):
             return self.tell(code, happened)
         voice.finish()
         if code < 0 or self._voices.last is not voice:
-            where = "" if code < 0 else "What it said is above. " if voice.has_spoken else "It said nothing. "
+            where = (
+                ""
+                if code < 0
+                else "What it said is above. "
+                if voice.has_spoken
+                else "It said nothing. "
+            )
             print(f"poprun: {happened} {where}The others were ended.", file=sys.stderr, flush=True)
         return self.tell(code, happened)
 
     @staticmethod
     def _culprit(failed: Dict[int, int]) -> Tuple[int, int]:
-        """The instance that others may have failed after, and its exit code, or minus the signal that ended it."""
+        """The instance that others may have failed after, and its exit code, or minus the signal
+        that ended it.
+        """
         # Death by a signal comes before exit codes: those may follow from it.
         culprit = min(failed, key=lambda index: (failed[index] > 0, index))
         return culprit, failed[culprit]

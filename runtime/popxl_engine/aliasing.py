@@ -1,21 +1,28 @@
 """Which copies nothing can observe.
 
-Values that share storage form a class: alias forms and in-place writes join classes by contract. A *soft* edge is an
-instruction whose result is independent by contract but could be a view: a ``copy``, an out-of-place view, a load of a
-    remote
+Values that share storage form a class: alias forms and in-place writes join classes by contract. A
+*soft* edge is an
+instruction whose result is independent by contract but could be a view: a ``copy``, an out-of-place
+    view, a load of a remote
 row. It is removed (the two classes are joined) unless one of these rules keeps it:
 
-- `source_changes`: the source's storage is written after the view was made, and the view is still read then;
+- `source_changes`: the source's storage is written after the view was made, and the view is still
+  read then;
 - `view_changes`: the view is written, and the source's storage is still read then;
-- `others_read`: inputs, constants and variables are read by the caller, by other calls, and in the next run;
+- `others_read`: inputs, constants and variables are read by the caller, by other calls, and in the
+  next run;
 - `slots_read`: the host still owns the slots of its streams;
 - `members_read`: a collective's result is one tensor for all members of the group in this process;
-- `views_written`: the result is written, and an alias form views it, which may need elements that lie next to each
+- `views_written`: the result is written, and an alias form views it, which may need elements that
+  lie next to each
 other;
-- `operands_apart`: an operand shares storage with one that the same op writes (`optimise` inserts this copy);
-- `outputs_apart`: what a body returns shares no storage with its inputs, with state, or with another output.
+- `operands_apart`: an operand shares storage with one that the same op writes (`optimise` inserts
+  this copy);
+- `outputs_apart`: what a body returns shares no storage with its inputs, with state, or with
+  another output.
 
-A remote buffer is a storage like others, except that a row may be changed early when its own store follows:
+A remote buffer is a storage like others, except that a row may be changed early when its own store
+follows:
 
 - `own_row`: only a store of the changed value itself to the very row it was loaded from counts;
 - `rows_between`: nobody may load from the buffer between the change and that store.
@@ -49,7 +56,9 @@ ALL_RULES = frozenset(
         "views_again",
     }
 )
-"""Those of `copied_views`, which keeps views that are copies equal to what they view, among them."""
+"""Those of `copied_views`, which keeps views that are copies equal to what they view, among
+them.
+"""
 
 
 class Storage:
@@ -162,14 +171,19 @@ class Aliasing:
         block, every = self.block, self.block.instrs
         if "others_read" in self.rules:
             yield from (*block.inputs, *block.constants.values(), *block.state.values())
-            yield from {buffer for instr in every for buffer in self.summaries.of_instr(instr).loads}
+            yield from {
+                buffer for instr in every for buffer in self.summaries.of_instr(instr).loads
+            }
         if "slots_read" in self.rules:
-            yield from (instr.arguments["h2d_stream"] for instr in every if instr.is_op("host_load"))
+            yield from (
+                instr.arguments["h2d_stream"] for instr in every if instr.is_op("host_load")
+            )
         if "members_read" in self.rules:
             yield from (instr for instr in every if is_shared(instr))
 
     def _find_viewed(self) -> None:
-        """Mark the alias forms whose storage is written later, and note every value of that storage.
+        """Mark the alias forms whose storage is written later, and note every value of that
+        storage.
 
         Ops that make such a value lay it out plainly, so that it can be viewed.
         """
@@ -199,7 +213,9 @@ class Aliasing:
             return known.setdefault(key, ("number", len(known)))
 
         for constant, value in self.block.constants.items():
-            self.numbers[value] = number(("constant", constant.host_value.tobytes(), str(constant.dtype)))
+            self.numbers[value] = number(
+                ("constant", constant.host_value.tobytes(), str(constant.dtype))
+            )
         for instr in self.block.instrs:
             if instr.kind == "copy":
                 self.numbers[instr.outputs[0]] = self.number(instr.arguments["t"])
@@ -220,7 +236,11 @@ class Aliasing:
         """The number of a host scalar or plain int."""
         if not isinstance(value, Value):
             return ("int", value)
-        return ("value", id(value)) if self.of(value).writes else self.numbers.get(value, ("value", id(value)))
+        return (
+            ("value", id(value))
+            if self.of(value).writes
+            else self.numbers.get(value, ("value", id(value)))
+        )
 
     # Decisions
 
@@ -233,7 +253,9 @@ class Aliasing:
             return
         self._note_row(instr, source)
         for result in instr.outputs:
-            if self.of(source) is not self.of(result) and self._observable(position, source, result):
+            if self.of(source) is not self.of(result) and self._observable(
+                position, source, result
+            ):
                 instr.own = True
         if not instr.own:
             for result in instr.outputs:
@@ -248,7 +270,10 @@ class Aliasing:
         if instr.kind == "copy" and self.identity(source) in self.rows:
             self.rows[instr.outputs[0]] = self.rows[self.identity(source)]
         elif instr.is_op("remote_load"):
-            self.rows[instr.outputs[0]] = (instr.arguments["remote_buffer"], self.number(instr.arguments["offset"]))
+            self.rows[instr.outputs[0]] = (
+                instr.arguments["remote_buffer"],
+                self.number(instr.arguments["offset"]),
+            )
 
     def _observable(self, position: int, source: Any, result: Value) -> bool:
         """Whether someone could tell a view from a copy."""
@@ -270,9 +295,11 @@ class Aliasing:
         return read < len(old.reads) and (through is None or old.reads[read] < through)
 
     def _written_through(self, old: Storage, new: Storage, result: Value) -> Optional[int]:
-        """Where a row that was loaded and changed is stored to its own place, after its last change. None if it is not.
+        """Where a row that was loaded and changed is stored to its own place, after its last
+        change. None if it is not.
 
-        Then changing the row early is not seen by anyone: `_observable` refuses reads of the buffer in between.
+        Then changing the row early is not seen by anyone: `_observable` refuses reads of the buffer
+        in between.
         """
         row = self.rows.get(result)
         if row is None or not new.writes:
@@ -283,7 +310,9 @@ class Aliasing:
             arguments = self.block.instrs[position].arguments
             if "own_row" not in self.rules:
                 return position
-            if self.number(arguments["offset"]) == number and self.identity(arguments["t"]) is self.identity(result):
+            if self.number(arguments["offset"]) == number and self.identity(
+                arguments["t"]
+            ) is self.identity(result):
                 return position
         return None
 
@@ -296,14 +325,20 @@ class Aliasing:
             storage = self.of(value)
             if storage.reads and storage.reads[-1] == END or id(storage) in taken:
                 result = Value(f"{value.name}_out{i}", value.spec, value.host)
-                self.block.instrs.append(Instr("copy", {"t": value}, [result], host=value.host, own=True))
+                self.block.instrs.append(
+                    Instr("copy", {"t": value}, [result], host=value.host, own=True)
+                )
                 self.block.outputs[i] = result
             taken.add(id(storage))
 
 
 def hard_edges(instr: Instr) -> Iterable[Tuple[Value, Value]]:
     """(operand, result) pairs that share storage by contract."""
-    results = instr.outputs[:1] if instr.definition is not None and instr.definition.writes else instr.outputs
+    results = (
+        instr.outputs[:1]
+        if instr.definition is not None and instr.definition.writes
+        else instr.outputs
+    )
     return [(v, result) for v in sharing(instr) for result in results]
 
 
@@ -329,7 +364,8 @@ def is_shared(instr: Instr) -> bool:
 
 
 def soft_source(instr: Instr) -> Any:
-    """What an instruction's result could be a view of: a value, a buffer, a stream, or what replicas share.
+    """What an instruction's result could be a view of: a value, a buffer, a stream, or what
+    replicas share.
 
     The last goes by the instruction itself. None where there is nothing.
     """

@@ -11,7 +11,9 @@ from popxl_engine.shards import Sharding
 
 @dataclass(eq=False)
 class Value:
-    """One value in a block. ``host``: a numpy array on the host instead of a tensor on the device."""
+    """One value in a block. ``host``: a numpy array on the host instead of a tensor on the
+    device.
+    """
 
     name: str
     spec: TensorSpec
@@ -27,9 +29,13 @@ class Place:
     """Where an instruction draws, see `machine.place`."""
 
     numbers: Tuple[int, ...] = ()
-    """Positions of the calls around it, outermost first, and of the op in its graph; those that follow the start."""
+    """Positions of the calls around it, outermost first, and of the op in its graph; those that
+    follow the start.
+    """
     seed: Optional[Value] = None
-    """Of what draws in a graph with a seed: this seed, on the host, as the start; else the block's own place."""
+    """Of what draws in a graph with a seed: this seed, on the host, as the start; else the block's
+    own place.
+    """
 
     def inside(self, *numbers: int) -> "Place":
         """A place in what is here."""
@@ -52,13 +58,19 @@ class Instr:
     positions: Tuple[int, ...] = ()
     """Where it writes several operands: of each, the position of the user's op that wrote it."""
     remade: Optional[Op] = None
-    """Of a gradient that computes attention's probabilities again: the op whose attention is gone for that."""
+    """Of a gradient that computes attention's probabilities again: the op whose attention is gone
+    for that.
+    """
     own: bool = False
     """After `aliasing`: the result must not share storage with the operand it views."""
     contiguous: bool = False
-    """After `aliasing`: alias forms view the results and they are written, so that they must lie in memory in order."""
+    """After `aliasing`: alias forms view the results and they are written, so that they must lie in
+    memory in order.
+    """
     shared: bool = False
-    """After `aliasing`: an alias form whose storage is written, so that the kernel must really return a view."""
+    """After `aliasing`: an alias form whose storage is written, so that the kernel must really
+    return a view.
+    """
 
     def inputs(self) -> List[Value]:
         """Values read, in order; the seed that it rounds from among them."""
@@ -85,25 +97,36 @@ class Instr:
         """Operands whose storage this instruction changes."""
         if self.kind == "op":
             assert self.definition is not None
-            return [self.arguments[p] for p in self.definition.writes] if self.definition.writes else []
+            return (
+                [self.arguments[p] for p in self.definition.writes]
+                if self.definition.writes
+                else []
+            )
         return [inputs[i] for body, inputs in self.calls() for i in sorted(body.written)]
 
     def lent(self) -> List[Value]:
-        """Values that bodies take by reference, and may change, whether or not `Block.written` is known yet."""
-        return [inputs[i] for body, inputs in self.calls() for i in body.by_ref] if self.bodies else []
+        """Values that bodies take by reference, and may change, whether or not `Block.written` is
+        known yet.
+        """
+        return (
+            [inputs[i] for body, inputs in self.calls() for i in body.by_ref] if self.bodies else []
+        )
 
     def calls(self) -> List[Tuple["Block", Sequence[Value]]]:
         """(body, its inputs here) for calls, loops and branches."""
         if self.kind in ("call", "repeat"):
             return [(self.bodies[0], self.arguments["inputs"])]
         if self.kind == "conditional":
-            return list(zip(self.bodies, (self.arguments["then_inputs"], self.arguments["else_inputs"])))
+            return list(
+                zip(self.bodies, (self.arguments["then_inputs"], self.arguments["else_inputs"]))
+            )
         return []
 
 
 @dataclass(eq=False)
 class Block:
-    """A straight-line program: the main graph, the body of a loop or branch, or a graph that is called often.
+    """A straight-line program: the main graph, the body of a loop or branch, or a graph that is
+    called often.
 
     Calls of other graphs are inlined. Several instructions may run one block.
     """
@@ -133,7 +156,11 @@ def filled(argument: Any, value: Callable[[Value], Any]) -> Any:
     """An argument with something in place of each value in it."""
     if isinstance(argument, Value):
         return value(argument)
-    return tuple(filled(a, value) for a in argument) if isinstance(argument, (list, tuple)) else argument
+    return (
+        tuple(filled(a, value) for a in argument)
+        if isinstance(argument, (list, tuple))
+        else argument
+    )
 
 
 def sharing(instr: Instr) -> List[Value]:

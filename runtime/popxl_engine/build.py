@@ -1,8 +1,8 @@
 """The compiled library's file: made once per machine, beside the program that will need it.
 
-It is only taken from folders and files that no other user has written and none can change (`popdist.private`); where
-there are none such, each process makes its own. `compiling` is how it is made. This module loads no torch, so that it
-can begin before torch is there.
+It is only taken from folders and files that no other user has written and none can change
+(`popdist.private`); where there are none such, each process makes its own. `compiling` is how it is
+made. This module loads no torch, so that it can begin before torch is there.
 """
 
 import atexit
@@ -42,23 +42,31 @@ _begun: Dict[Path, "Making"] = {}
 
 @functools.cache
 def begin() -> None:
-    """Start to make the library in the background, unless it is there, switched off, or impossible."""
+    """Start to make the library in the background, unless it is there, switched off, or
+    impossible.
+    """
     compiler = _compiler()
     if _is_off() or compiler is None:
         return
     for path in _places(tuple(compiler)):
-        with contextlib.suppress(OSError, subprocess.SubprocessError):  # who needs the library says so
+        # who needs the library says so
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
             _start(path, compiler)
             return
 
 
 def libraries() -> Iterator[Path]:
-    """Where the library is, place after place: the loader may refuse some. Waits, and says why there are no more."""
+    """Where the library is, place after place: the loader may refuse some. Waits, and says why
+    there are no more.
+    """
     if _is_off():
         return
     compiler = _compiler()
     if compiler is None:
-        logger.warning("native kernels: no C++ compiler (CXX, c++, g++, clang++); the plain, slower ones are used.")
+        logger.warning(
+            "native kernels: no C++ compiler (CXX, c++, g++, clang++); the plain, slower "
+            "ones are used."
+        )
         return
     is_told = False
     for path in (*_places(tuple(compiler)), None):
@@ -67,16 +75,23 @@ def libraries() -> Iterator[Path]:
         except private.NotPrivate as error:
             if not is_told:
                 where = path.parent if path else "a temporary folder"
-                logger.warning("native kernels: not kept in %s (%s); they are kept elsewhere.", where, error)
+                logger.warning(
+                    "native kernels: not kept in %s (%s); they are kept elsewhere.", where, error
+                )
             is_told = True
         except OSError as error:
             logger.debug("native kernels: %s cannot be used (%s)", path, error)
         except subprocess.SubprocessError as error:
-            logger.warning("native kernels: not compiled (%s); the plain, slower ones are used.", error)
+            logger.warning(
+                "native kernels: not compiled (%s); the plain, slower ones are used.", error
+            )
             return
         else:
             yield found
-    logger.warning("native kernels: no folder to keep them in (set POPXL_CACHE_DIR); the plain, slower ones are used.")
+    logger.warning(
+        "native kernels: no folder to keep them in (set POPXL_CACHE_DIR); the plain, slower "
+        "ones are used."
+    )
 
 
 def made(path: Path, compiler: List[str]) -> Path:
@@ -98,7 +113,8 @@ def made(path: Path, compiler: List[str]) -> Path:
 
 
 def _start(path: Path, compiler: List[str]) -> Path:
-    """Make the library at ``path`` in the background, unless it is there or this has begun. Returns, raises as `made`.
+    """Make the library at ``path`` in the background, unless it is there or this has begun.
+    Returns, raises as `made`.
 
     What is there and is no library of this user is never read: where it can be replaced, it is.
     """
@@ -113,10 +129,13 @@ def _start(path: Path, compiler: List[str]) -> Path:
 
 
 def loader_name(path: Path) -> str:
-    """What the loader finds the library at ``path`` by: the very file that was checked. Raises as `opened`."""
+    """What the loader finds the library at ``path`` by: the very file that was checked. Raises as
+    `opened`.
+    """
     descriptor = opened(path)
     if os.path.exists("/proc/self/fd"):
-        return f"/proc/self/fd/{descriptor}"  # it stays open: the loader knows libraries by their names
+        # it stays open: the loader knows libraries by their names
+        return f"/proc/self/fd/{descriptor}"
     os.close(descriptor)
     return str(path)
 
@@ -138,14 +157,20 @@ def opened(path: Path) -> int:
 
 
 class Making:
-    """A process that makes the library at ``path``. It ends with this one, which does not wait for it otherwise."""
+    """A process that makes the library at ``path``. It ends with this one, which does not wait for
+    it otherwise.
+    """
 
     def __init__(self, path: Path, compiler: List[str]):
         maker = [sys.executable or "python3", "-I", "-S", compiling.__file__]
         command = [*maker, str(TIME_LIMIT), str(path), *compiler]
         _watch_ends()
         self._process = compiling.started(  # Ctrl-C is for the program
-            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
 
     def wait(self) -> None:
@@ -159,7 +184,9 @@ class Making:
         if code == CANNOT_WRITE:
             raise OSError(said)
         if code:
-            raise subprocess.SubprocessError(said if code == CANNOT_COMPILE else f"ended with {code}: {said[-500:]}")
+            raise subprocess.SubprocessError(
+                said if code == CANNOT_COMPILE else f"ended with {code}: {said[-500:]}"
+            )
 
     def end(self) -> None:
         """Give up what is not finished."""
@@ -215,15 +242,21 @@ def _compiler() -> Optional[List[str]]:
 
 @functools.cache
 def _places(compiler: Tuple[str, ...]) -> List[Path]:
-    """Where the library may be, of these sources and flags, this compiler and machine; the same when asked again."""
+    """Where the library may be, of these sources and flags, this compiler and machine; the same
+    when asked again.
+    """
     sources = {path.name: path.read_bytes() for path in SOURCES}
-    key = hashlib.sha256(repr((sources, FLAGS, OPTIONAL_FLAGS, compiler, _machine())).encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        repr((sources, FLAGS, OPTIONAL_FLAGS, compiler, _machine())).encode()
+    ).hexdigest()[:16]
     return [folder / f"kernels_{key}.so" for folder in _folders()]
 
 
 @functools.cache
 def private_folder() -> Path:
-    """The first of the folders for compiled code that is this user's alone. OSError: there is none."""
+    """The first of the folders for compiled code that is this user's alone. OSError: there is
+    none.
+    """
     for folder in _folders():
         with contextlib.suppress(OSError):
             return private.make_folder(folder)
@@ -255,4 +288,5 @@ def _folders() -> List[Path]:
         folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "popxl")
     with contextlib.suppress(OSError):  # no temporary folder can be written
         folders.append(Path(tempfile.gettempdir()) / f"popxl-{os.getuid()}")
-    return [folder.absolute() for folder in folders]  # the loader looks up names without a folder elsewhere
+    # the loader looks up names without a folder elsewhere
+    return [folder.absolute() for folder in folders]

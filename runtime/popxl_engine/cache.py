@@ -1,7 +1,9 @@
-"""The cache folder: ``POPXL_CACHE_DIR``, or the session options ``enableEngineCaching`` and ``cachePath``.
+"""The cache folder: ``POPXL_CACHE_DIR``, or the session options ``enableEngineCaching`` and
+``cachePath``.
 
-It holds the generated source of every program that was prepared, ``program_<hash of the source>.py``, for people to
-read. Nothing is read back from it, by stack traces neither, and nothing in it is executed; deleting it is safe.
+It holds the generated source of every program that was prepared, ``program_<hash of the
+source>.py``, for people to read. Nothing is read back from it, by stack traces neither, and nothing
+in it is executed; deleting it is safe.
 """
 
 import hashlib
@@ -22,7 +24,8 @@ def cache_folder(options: SessionOptions) -> Optional[Path]:
 
 
 def save_source(folder: Path, text: str) -> Optional[Path]:
-    """Write a program's source under the hash of its text, whole or not at all, and return its path.
+    """Write a program's source under the hash of its text, whole or not at all, and return its
+    path.
 
     A folder that cannot be written is a warning, and None.
     """
@@ -33,6 +36,10 @@ def save_source(folder: Path, text: str) -> Optional[Path]:
         part.write_text(text)
         os.replace(part, path)
     except OSError as error:
-        logger.warning("cache: the program's source could not be written to %s (%s); going on without.", folder, error)
+        logger.warning(
+            "cache: the program's source could not be written to %s (%s); going on without.",
+            folder,
+            error,
+        )
         return None
     return path

@@ -17,14 +17,16 @@ def check_executable(ir: Ir) -> None:
     """Check that a program can be executed: more can be built.
 
     Raises:
-        GraphError: an input of the main graph, to which nothing gives a value; a remote variable that does not fit its
-            slot.
-        popart_exception: an op that cannot be executed: the error that `popxl.ops.checks.refuse_to_execute` was given.
+        GraphError: an input of the main graph, to which nothing gives a value; a remote variable
+            that does not fit its slot.
+        popart_exception: an op that cannot be executed: the error that
+            `popxl.ops.checks.refuse_to_execute` was given.
     """
     for t in ir.main_graph.inputs:
         raise GraphError(
-            f"Session: got input %{t.name}: {t.spec} of the main graph, which has no value; expected a program whose "
-            "main graph has no inputs. Make it a variable, or load it with ops.host_load."
+            f"Session: got input %{t.name}: {t.spec} of the main graph, which has no value; "
+            "expected a program whose main graph has no inputs. Make it a variable, or load it "
+            "with ops.host_load."
         )
     for variable in ir.main_graph.variables:
         if variable.location_info is not None:
@@ -41,7 +43,8 @@ def refused(graph: Graph) -> Iterator[Op]:
 
 
 def check_offsets(main: Block) -> None:
-    """Check the offsets of remote loads and stores that are constants, through calls, loops and branches.
+    """Check the offsets of remote loads and stores that are constants, through calls, loops and
+    branches.
 
     Raises:
         GraphError: an offset outside its buffer.
@@ -50,7 +53,9 @@ def check_offsets(main: Block) -> None:
 
 
 class Offsets:
-    """Follows constants: each block is looked at once, and each of its inputs once per number that it may be."""
+    """Follows constants: each block is looked at once, and each of its inputs once per number that
+    it may be.
+    """
 
     def __init__(self) -> None:
         self._uses: Dict[Block, Dict[Value, Use]] = {}
@@ -62,7 +67,9 @@ class Offsets:
             return
         uses = self._uses[block] = _uses(block)
         for instr in block.instrs:
-            if "remote_buffer" in instr.arguments and not isinstance(instr.arguments["offset"], Value):
+            if "remote_buffer" in instr.arguments and not isinstance(
+                instr.arguments["offset"], Value
+            ):
                 _check(instr, int(instr.arguments["offset"]))
             for body in instr.bodies:
                 self.check(body)
@@ -83,7 +90,9 @@ class Offsets:
 
 
 def _uses(block: Block) -> Dict[Value, Use]:
-    """How a block uses what it takes, and its constants, themselves or as copies that nothing writes."""
+    """How a block uses what it takes, and its constants, themselves or as copies that nothing
+    writes.
+    """
     changed = changing(block)
     origin: Dict[Value, Value] = {v: v for v in (*block.inputs, *block.constants.values())}
     found: Dict[Value, Use] = {}
@@ -116,6 +125,7 @@ def _check(instr: Instr, offset: int) -> None:
     assert op is not None
     if not 0 <= offset < buffer.entries:
         raise GraphError(
-            f"{op} in graph '{op.graph.name or 'main'}', built at {op.where}: got offset {offset}; expected 0 <= "
-            f"offset < {buffer.entries} entries of remote buffer {buffer.remote_buffer_id}. Allocate more entries."
+            f"{op} in graph '{op.graph.name or 'main'}', built at {op.where}: got offset "
+            f"{offset}; expected 0 <= offset < {buffer.entries} entries of remote buffer "
+            f"{buffer.remote_buffer_id}. Allocate more entries."
         )

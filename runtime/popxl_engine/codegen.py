@@ -1,4 +1,6 @@
-"""Blocks as Python source: straight-line calls of kernels, every temporary dropped after its last use."""
+"""Blocks as Python source: straight-line calls of kernels, every temporary dropped after its last
+use.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterator, List, Optional
@@ -64,7 +66,9 @@ class Generator:
         kernels: the type of device whose kernels are called; default: the device's own.
     """
 
-    def __init__(self, device: torch.device = CPU, rounds: bool = False, kernels: Optional[str] = None):
+    def __init__(
+        self, device: torch.device = CPU, rounds: bool = False, kernels: Optional[str] = None
+    ):
         self.source = Source()
         self.device, self.rounds, self.kernels = device, rounds, kernels or device.type
         self.meetings = 0
@@ -79,7 +83,9 @@ class Generator:
             for instr in block.instrs:
                 for body in instr.bodies:
                     self.function(body)
-            name = f"block_{len(self._functions)}_" + "".join(c if c.isalnum() else "_" for c in block.name.strip("/"))
+            name = f"block_{len(self._functions)}_" + "".join(
+                c if c.isalnum() else "_" for c in block.name.strip("/")
+            )
             self._functions[block] = name
             self.write(block, name)
         return self._functions[block]
@@ -97,13 +103,19 @@ class Generator:
         key = (constant, value.host)
         if key not in self._constants:
             array = np.array(constant.host_value).reshape(constant.shape)
-            placed = array if value.host else from_numpy(array).to(self.device, torch_dtype(constant.dtype))
+            placed = (
+                array
+                if value.host
+                else from_numpy(array).to(self.device, torch_dtype(constant.dtype))
+            )
             self._constants[key] = self.source.bind("c", placed)
         return self._constants[key]
 
 
 def gives(instr: Instr) -> bool:
-    """Whether a collective may have an operand that nobody needs after it before the others are there."""
+    """Whether a collective may have an operand that nobody needs after it before the others are
+    there.
+    """
     assert instr.definition is not None
     return (
         "op" in instr.arguments
@@ -116,7 +128,12 @@ class BlockWriter:
     """Writes one block's function."""
 
     def __init__(self, generator: Generator, block: Block, name: str):
-        self.generator, self.source, self.block, self.name = generator, generator.source, block, name
+        self.generator, self.source, self.block, self.name = (
+            generator,
+            generator.source,
+            block,
+            name,
+        )
         self.python: Dict[Value, str] = {}
         self.keep: set[str] = set()
         self.dying: List[str] = []
@@ -209,7 +226,10 @@ class BlockWriter:
         elif source.host:
             yield f"{self.python[result]} = {self.python[source]}.copy()"
         elif result.host:
-            yield f"{self.python[result]} = {self.source.bind('downloaded', downloaded)}({self.python[source]})"
+            yield (
+                f"{self.python[result]} = "
+                f"{self.source.bind('downloaded', downloaded)}({self.python[source]})"
+            )
         else:
             yield f"{self.python[result]} = {self._clone(self.python[source])}"
 
@@ -221,13 +241,23 @@ class BlockWriter:
         return f"{self.source.bind('clone', clone)}({expression})"
 
     def _laid_out(self, instr: Instr) -> Iterator[str]:
-        """Several results, each laid out as its views need it. An operand that is written stays where it is."""
+        """Several results, each laid out as its views need it. An operand that is written stays
+        where it is.
+        """
         definition = instr.definition
-        alias, writes = (definition.alias, definition.writes) if definition is not None else (False, ())
+        alias, writes = (
+            (definition.alias, definition.writes) if definition is not None else (False, ())
+        )
         results = instr.outputs[1:] if writes else instr.outputs
         for value in results if instr.own or instr.contiguous and not alias else ():
             name = self.python[value]
-            plain = f"{name}.copy()" if value.host else self._clone(name) if instr.own else f"{name}.contiguous()"
+            plain = (
+                f"{name}.copy()"
+                if value.host
+                else self._clone(name)
+                if instr.own
+                else f"{name}.contiguous()"
+            )
             yield f"{name} = {plain}"
 
     def _call_block(self, body: Block, inputs: str) -> str:
@@ -249,14 +279,19 @@ class BlockWriter:
 
     def _draws_inside(self, instr: Instr) -> bool:
         """Whether what an instruction runs must know its place."""
-        return self.generator.rounds and any(self.generator.summary(body).draws for body in instr.bodies)
+        return self.generator.rounds and any(
+            self.generator.summary(body).draws for body in instr.bodies
+        )
 
     def _repeat(self, instr: Instr) -> Iterator[str]:
         body, count = instr.bodies[0], instr.arguments["repeat_count"]
         inputs = [self.python[v] for v in instr.arguments["inputs"]]
         carried = [self.python[v] for v in instr.outputs]
         for name, source, value in zip(carried, inputs, instr.outputs):
-            yield f"{name} = {source if count else f'{source}.copy()' if value.host else self._clone(source)}"
+            yield (
+                f"{name} = "
+                f"{source if count else f'{source}.copy()' if value.host else self._clone(source)}"
+            )
         replaced = set(inputs[: len(carried)]) - set(inputs[len(carried) :]) - set(carried)
         if instr.place.seed is not None:
             replaced.discard(self.python[instr.place.seed])
@@ -267,7 +302,9 @@ class BlockWriter:
             yield from self._loop(instr, body, count, carried, inputs)
             yield from self._laid_out(instr)
 
-    def _loop(self, instr: Instr, body: Block, count: int, carried: List[str], inputs: List[str]) -> Iterator[str]:
+    def _loop(
+        self, instr: Instr, body: Block, count: int, carried: List[str], inputs: List[str]
+    ) -> Iterator[str]:
         arguments = "".join(f", {n}" for n in (*carried, *inputs[len(carried) :]))
         call = f"{self._targets(instr)}{self._call_block(body, arguments)}"
         if not (self.generator.rounds and self.generator.summary(body).draws):
@@ -285,10 +322,16 @@ class BlockWriter:
     def _start(self, instr: Instr) -> str:
         """The place from which an instruction's numbers count."""
         seed = instr.place.seed
-        return "r.place" if seed is None else f"{self.source.bind('of_seed', of_seed)}({self.python[seed]})"
+        return (
+            "r.place"
+            if seed is None
+            else f"{self.source.bind('of_seed', of_seed)}({self.python[seed]})"
+        )
 
     def _inside(self, start: str, *numbers: Any) -> str:
-        return f"{self.source.bind('enter', enter)}({start}, ({''.join(f'{n}, ' for n in numbers)}))"
+        return (
+            f"{self.source.bind('enter', enter)}({start}, ({''.join(f'{n}, ' for n in numbers)}))"
+        )
 
     def _conditional(self, instr: Instr) -> Iterator[str]:
         inside = self._draws_inside(instr)
@@ -313,7 +356,11 @@ class BlockWriter:
             return name if host or not value.host else self._moved(name)
         if isinstance(value, (tuple, list)) and any(True for _ in values_in(value)):
             return "(" + "".join(f"{self._argument(v, host)}, " for v in value) + ")"
-        if isinstance(value, PLAIN) and value == value and value not in (float("inf"), float("-inf")):
+        if (
+            isinstance(value, PLAIN)
+            and value == value
+            and value not in (float("inf"), float("-inf"))
+        ):
             return repr(value)
         if isinstance(value, tuple) and all(isinstance(v, PLAIN) for v in value):
             return repr(value)
@@ -322,7 +369,9 @@ class BlockWriter:
     def _arguments(self, instr: Instr, host: bool = False) -> List[str]:
         assert instr.definition is not None
         args, kwargs = call_arguments(instr.definition, instr.arguments)
-        return [self._argument(a, host) for a in args] + [f"{k}={self._argument(v, host)}" for k, v in kwargs.items()]
+        return [self._argument(a, host) for a in args] + [
+            f"{k}={self._argument(v, host)}" for k, v in kwargs.items()
+        ]
 
     def _host(self, instr: Instr) -> Iterator[str]:
         definition = instr.definition
@@ -336,7 +385,10 @@ class BlockWriter:
             target = self.python[instr.arguments[definition.writes[0]]]
             yield f"{target}[...] = {call}"
         elif len(instr.outputs) == 1:
-            yield f"{self.python[instr.outputs[0]]} = {self._viewed(instr, f'{array}({call}, {dtypes[0]})')}"
+            yield (
+                f"{self.python[instr.outputs[0]]} = "
+                f"{self._viewed(instr, f'{array}({call}, {dtypes[0]})')}"
+            )
         else:
             yield f"{self._targets(instr)}{call}"
             for value, dtype in zip(instr.outputs, dtypes):
@@ -348,18 +400,28 @@ class BlockWriter:
         if definition.name in ("remote_load", "remote_store"):
             yield self._transfer(instr)
             return
-        kernel = self.source.bind(f"k_{definition.name}", kernel_for(definition, self.generator.kernels))
+        kernel = self.source.bind(
+            f"k_{definition.name}", kernel_for(definition, self.generator.kernels)
+        )
         if "collective" in definition.effects:
             yield from self._collective(instr, kernel)
             return
         first = ["r"] if definition.effects & {"host", "remote"} else []
-        arguments = self._arguments(instr) if "remote" not in definition.effects else self._remote_arguments(instr)
+        arguments = (
+            self._arguments(instr)
+            if "remote" not in definition.effects
+            else self._remote_arguments(instr)
+        )
         over = self._overwritten(instr)
         if over in arguments:
             yield from self._lend(over)
             arguments = [*("held[0]" if a == over else a for a in arguments), "into=into"]
         call = f"{kernel}({', '.join([*first, *arguments])})"
-        around = f"with {self._rounded(instr)}: " if self.generator.rounds and writes_narrow(instr) else ""
+        around = (
+            f"with {self._rounded(instr)}: "
+            if self.generator.rounds and writes_narrow(instr)
+            else ""
+        )
         if not instr.outputs or (definition.writes and len(instr.outputs) == 1):
             yield f"{around}{call}"
         elif len(instr.outputs) == 1 and not self._returns_many(instr):
@@ -376,13 +438,18 @@ class BlockWriter:
                 continue
             start = "0"
             if target.sharding is not None:
-                start = f"{self.source.bind('starts', target.sharding.starts(target.spec.nelms))}[r.index]"
+                starts = target.sharding.starts(target.spec.nelms)
+                start = f"{self.source.bind('starts', starts)}[r.index]"
             updates.append(f"({self._inside(self._start(instr), *around, position)}, {start})")
         return f"{self.source.bind('rounded', rounded)}({', '.join(updates)})"
 
     @staticmethod
     def _returns_many(instr: Instr) -> bool:
-        annotation = str(instr.definition.signature.return_annotation) if instr.definition is not None else ""
+        annotation = (
+            str(instr.definition.signature.return_annotation)
+            if instr.definition is not None
+            else ""
+        )
         return "ist[" in annotation or "uple[" in annotation
 
     def _remote_arguments(self, instr: Instr) -> List[str]:
@@ -395,26 +462,38 @@ class BlockWriter:
         ]
 
     def _overwritten(self, instr: Instr) -> str:
-        """The name in the source of the operand in whose place the result may be, if nothing needs it any more."""
+        """The name in the source of the operand in whose place the result may be, if nothing needs
+        it any more.
+        """
         assert instr.definition is not None
         operand = OVERWRITES.get(kernel_for(instr.definition, self.generator.kernels))
         if operand is None:
             return ""
-        name, names = self.python[instr.arguments[operand]], [self.python[v] for v in instr.inputs()]
+        name, names = (
+            self.python[instr.arguments[operand]],
+            [self.python[v] for v in instr.inputs()],
+        )
         return name if name in self.dying and names.count(name) == 1 else ""
 
     def _lend(self, name: str) -> Iterator[str]:
-        """Before a call that is the last to need an operand: its memory is the result's, if nobody else has it."""
+        """Before a call that is the last to need an operand: its memory is the result's, if nobody
+        else has it.
+        """
         self.dying = ["held", "into", *(n for n in self.dying if n != name)]
         yield f"held = [{name}]; del {name}"
         yield f"into = {self.source.bind('unshared', unshared)}(held)"
 
     def _transfer(self, instr: Instr) -> str:
-        """A load of a row, or a store; of what nobody needs after it, so that its memory may become the row's."""
+        """A load of a row, or a store; of what nobody needs after it, so that its memory may become
+        the row's.
+        """
         buffer, offset, *rest = self._remote_arguments(instr)
         place = f"{buffer}, int({offset})"
         if instr.outputs:
-            return f"{self.python[instr.outputs[0]]} = {self._finished(instr, f'r.remote_load({place})')}"
+            return (
+                f"{self.python[instr.outputs[0]]} = "
+                f"{self._finished(instr, f'r.remote_load({place})')}"
+            )
         value = rest[0]
         if value not in self.dying:
             return f"r.remote_store({place}, [{value}])"
@@ -442,12 +521,18 @@ class BlockWriter:
         operands = [self._argument(a, False) for a in args if isinstance(a, Value)]
         if not meets(instr):
             listed = [
-                f"[{self._argument(a, False)}]" if isinstance(a, Value) else self._argument(a, False) for a in args
+                f"[{self._argument(a, False)}]"
+                if isinstance(a, Value)
+                else self._argument(a, False)
+                for a in args
             ]
             call = f"{kernel}({', '.join([*listed, *keywords])})[0]"
         else:
             lists = iter(range(len(operands)))
-            inner = [f"t[{next(lists)}]" if isinstance(a, Value) else self._argument(a, False) for a in args]
+            inner = [
+                f"t[{next(lists)}]" if isinstance(a, Value) else self._argument(a, False)
+                for a in args
+            ]
             combine = f"lambda *t: {kernel}({', '.join([*inner, *keywords])})"
             self.generator.meetings += 1
             meeting = self.source.bind("meeting", Meeting(instr.source, self.generator.meetings))
@@ -457,7 +542,10 @@ class BlockWriter:
                 self.dying = [held, *(n for n in self.dying if n != operands[0])]
                 call = f"(yield {meeting}.give(r, {held}, {combine}))"
             else:
-                call = f"(yield {meeting}.arrive(r, ({''.join(f'{o}, ' for o in operands)}), {combine}))"
+                call = (
+                    f"(yield {meeting}.arrive(r, ({''.join(f'{o}, ' for o in operands)}), "
+                    f"{combine}))"
+                )
         names = [self.python[v] for v in instr.outputs]
         written = instr.definition.writes
         if written:

@@ -1,4 +1,6 @@
-"""Making a session makes many objects that stay, which Python's garbage collector would go through again and again."""
+"""Making a session makes many objects that stay, which Python's garbage collector would go through
+again and again.
+"""
 
 import gc
 from contextlib import contextmanager

@@ -21,10 +21,13 @@ from typing import Any, List, Sequence
 FOLDER = Path(__file__).parent / "native"
 UNITS = sorted(FOLDER.glob("*.cpp"))
 """Compiled side by side, then linked."""
-# Without contraction an element's bits do not depend on its place in a vector, on the vector's width or on the CPU.
+# Without contraction an element's bits do not depend on its place in a vector, on the vector's
+# width or on the CPU.
 FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC")
 OPTIONAL_FLAGS = ("-march=native", "-mprefer-vector-width=512", "-fopenmp")
-"""What some compilers or CPUs do not know: tried all together, then those with which an empty file compiles."""
+"""What some compilers or CPUs do not know: tried all together, then those with which an empty file
+compiles.
+"""
 ROOM = 1 << 23
 """Bytes that the library's folder must have room for, with what the compiler writes on the way."""
 CANNOT_WRITE, CANNOT_COMPILE = 3, 4
@@ -49,8 +52,11 @@ def _told(code: int, error: Exception) -> int:
 
 
 def _make(path: Path, compiler: List[str], until: float) -> None:
-    """Compile to ``path``, with a hash of the file at its end: loading a damaged one kills. Raises as `made`."""
-    # A folder of its own: other programs, and machines that share the cache, may compile at the same time.
+    """Compile to ``path``, with a hash of the file at its end: loading a damaged one kills. Raises
+    as `made`.
+    """
+    # A folder of its own: other programs, and machines that share the cache, may compile at the
+    # same time.
     folder = Path(tempfile.mkdtemp(".part", f"{path.stem}.", path.parent))
     try:
         part = folder / path.name
@@ -76,7 +82,12 @@ def _compile(compiler: List[str], to: Path, until: float) -> None:
 
     def knows(flag: str) -> bool:
         try:
-            _run_all(compiler, [[*FLAGS, flag, "-shared", "-x", "c++", os.devnull, "-o", str(to)]], to.parent, until)
+            _run_all(
+                compiler,
+                [[*FLAGS, flag, "-shared", "-x", "c++", os.devnull, "-o", str(to)]],
+                to.parent,
+                until,
+            )
         except Refusal:
             return False
         return True
@@ -99,8 +110,11 @@ def started(command: List[str], **options: Any) -> "subprocess.Popen[bytes]":
         raise subprocess.SubprocessError(str(error)) from error
 
 
-def _run_all(compiler: List[str], calls: Sequence[Sequence[str]], folder: Path, until: float) -> None:
-    """Calls of a compiler side by side, whose temporary files are in a folder. None goes on when this ends.
+def _run_all(
+    compiler: List[str], calls: Sequence[Sequence[str]], folder: Path, until: float
+) -> None:
+    """Calls of a compiler side by side, whose temporary files are in a folder. None goes on when
+    this ends.
 
     Raises:
         Refusal: one of them fails.

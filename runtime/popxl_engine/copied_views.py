@@ -1,14 +1,28 @@
-"""Views that memory cannot give: tensors that lie apart as one (``concat_``), a reshaped transpose, a reversed slice.
+"""Views that memory cannot give: tensors that lie apart as one (``concat_``), a reshaped transpose,
+a reversed slice.
 
-torch's views are strides over one piece of memory. Where an alias form needs more, its result is a copy, and both sides
-are kept equal: what is written to one is copied to the other at once. `optimise` then drops the copies that nobody
-reads.
+torch's views are strides over one piece of memory. Where an alias form needs more, its result is a
+copy, and both sides are kept equal: what is written to one is copied to the other at once.
+`optimise` then drops the copies that nobody reads.
 """
 
 import inspect
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import numpy as np
 import torch
@@ -24,12 +38,16 @@ Home = Value
 """The first value whose memory others are views of, by contract and in torch."""
 
 
-def view_again(t: torch.Tensor, parts: Sequence[torch.Tensor], view: "Rearrangement") -> torch.Tensor:
+def view_again(
+    t: torch.Tensor, parts: Sequence[torch.Tensor], view: "Rearrangement"
+) -> torch.Tensor:
     """Copy to a copied view what it views."""
     return t.copy_(view(kernel_for(view.definition), parts))
 
 
-def put_back(t: torch.Tensor, y: torch.Tensor, back: Callable[[torch.Tensor, torch.Tensor], None]) -> torch.Tensor:
+def put_back(
+    t: torch.Tensor, y: torch.Tensor, back: Callable[[torch.Tensor, torch.Tensor], None]
+) -> torch.Tensor:
     """Copy the elements of a copied view to a part of what it views."""
     back(t, y)
     return t
@@ -66,7 +84,8 @@ class Rearrangement:
         """The op's kernel, or its rule for the host, on these operands."""
         following = iter(operands)
         args, kwargs = call_arguments(
-            self.definition, {n: filled(a, lambda v: next(following)) for n, a in self.arguments.items()}
+            self.definition,
+            {n: filled(a, lambda v: next(following)) for n, a in self.arguments.items()},
         )
         return rule(*args, **kwargs)
 
@@ -104,29 +123,43 @@ class CopiedView:
         arguments = {n: filled(a, lambda v: v.spec.shape) for n, a in self.instr.arguments.items()}
         args, kwargs = call_arguments(self.definition, arguments)
         back = partial(_backwards, BACK[self.definition.name], number, args, kwargs)
-        return self._writing(PUT_BACK, {"t": self.parts[number], "y": self.view, "back": back}, [self.view])
+        return self._writing(
+            PUT_BACK, {"t": self.parts[number], "y": self.view, "back": back}, [self.view]
+        )
 
-    def _writing(self, definition: OpDefinition, arguments: Dict[str, Any], sources: Iterable[Value]) -> Instr:
+    def _writing(
+        self, definition: OpDefinition, arguments: Dict[str, Any], sources: Iterable[Value]
+    ) -> Instr:
         target = arguments["t"]
         host = target.host and all(v.host for v in sources)
         result = Value(f"{target.name}_equal", target.spec, target.host, target.sharding)
-        return replace(self.instr, definition=definition, arguments=arguments, outputs=[result], host=host)
+        return replace(
+            self.instr, definition=definition, arguments=arguments, outputs=[result], host=host
+        )
 
 
-def _backwards(rule: Any, number: int, args: Any, kwargs: Any, t: torch.Tensor, y: torch.Tensor) -> None:
+def _backwards(
+    rule: Any, number: int, args: Any, kwargs: Any, t: torch.Tensor, y: torch.Tensor
+) -> None:
     rule(t, y, number, *args, **kwargs)
 
 
-def copy_views(block: Block, rules: FrozenSet[str], layouts: Optional[Mapping[Value, torch.Tensor]] = None) -> Set[int]:
-    """Make copies of the alias forms in a block and its bodies that torch has no view for, and keep them equal.
+def copy_views(
+    block: Block, rules: FrozenSet[str], layouts: Optional[Mapping[Value, torch.Tensor]] = None
+) -> Set[int]:
+    """Make copies of the alias forms in a block and its bodies that torch has no view for, and keep
+    them equal.
 
     Args:
-        rules: "views_back": what is written to a view is copied to what it views; "views_again": the other way round.
-        layouts: tensors without data that lie as the block's inputs do, where that is not plainly in order.
+        rules: "views_back": what is written to a view is copied to what it views; "views_again":
+            the other way round.
+        layouts: tensors without data that lie as the block's inputs do, where that is not plainly
+            in order.
     Returns:
         The by-reference inputs that the block writes.
     Raises:
-        GraphError: a write through a view that shows an element twice, or to two sides of a view at once.
+        GraphError: a write through a view that shows an element twice, or to two sides of a view at
+            once.
     """
     return CopiedViews(block, rules, layouts or {}, {}).run()
 
@@ -135,7 +168,8 @@ class CopiedViews:
     """Goes through one block in order.
 
     Args:
-        written: what `copy_views` gave for the blocks before; all instructions that run one give it the same layouts.
+        written: what `copy_views` gave for the blocks before; all instructions that run one give it
+            the same layouts.
     """
 
     def __init__(
@@ -157,7 +191,9 @@ class CopiedViews:
         """See `copy_views`."""
         instrs: List[Instr] = []
         for instr in self.block.instrs:
-            changed = self._in_bodies(instr) if instr.bodies else [self.home(v) for v in instr.written()]
+            changed = (
+                self._in_bodies(instr) if instr.bodies else [self.home(v) for v in instr.written()]
+            )
             instrs.append(self._viewed(instr))
             if changed:
                 self._check_apart(instr, changed)
@@ -185,7 +221,9 @@ class CopiedViews:
         return changed
 
     def _viewed(self, instr: Instr) -> Instr:
-        """The instruction, or the copy that it has to be; its result has the memory of what it views or writes."""
+        """The instruction, or the copy that it has to be; its result has the memory of what it
+        views or writes.
+        """
         definition = instr.definition
         if definition is None or not instr.outputs:
             return instr
@@ -215,7 +253,9 @@ class CopiedViews:
     # Keeping both sides equal
 
     def _updates(self, changed: Dict[Home, None]) -> Iterator[Instr]:
-        """What has to be copied after these homes were written: first down to where views come from, then up again."""
+        """What has to be copied after these homes were written: first down to where views come
+        from, then up again.
+        """
         pending = list(changed)
         while pending:
             home = pending.pop(0)
@@ -236,7 +276,9 @@ class CopiedViews:
         self.changed.update(changed)
 
     def _memory(self, home: Home) -> torch.Tensor:
-        """A number for each element of a home's memory. Views have the numbers of what they view."""
+        """A number for each element of a home's memory. Views have the numbers of what they
+        view.
+        """
         if home not in self._numbers:
             view = next((v for v in self.views if v.view is home), None)
             if view is None:
@@ -249,17 +291,21 @@ class CopiedViews:
                     layout = self.layout(part)
                     where = (layout.size(), layout.stride(), layout.storage_offset())
                     parts.append(self._memory(self.home(part)).as_strided(*where))
-                self._numbers[home] = view.rearrangement(kernel_for(view.definition), parts).reshape(-1)
+                self._numbers[home] = view.rearrangement(
+                    kernel_for(view.definition), parts
+                ).reshape(-1)
         return self._numbers[home]
 
     def _check_distinct(self, view: CopiedView) -> None:
-        """GraphError if a view that is written shows an element twice: which of two values stayed would be open."""
+        """GraphError if a view that is written shows an element twice: which of two values stayed
+        would be open.
+        """
         numbers, op = self._memory(view.view), view.instr.source
         if numbers.unique().numel() < numbers.numel():
             raise GraphError(
-                f"Inplacing ambiguity detected. {op} built at {op.where if op else '?'}: got a write to a view that "
-                "shows an element more than once; expected each once. Write to what it views, or join copies with "
-                "ops.concat."
+                f"Inplacing ambiguity detected. {op} built at {op.where if op else '?'}: got a "
+                "write to a view that shows an element more than once; expected each once. Write "
+                "to what it views, or join copies with ops.concat."
             )
 
     def _check_apart(self, instr: Instr, changed: Iterable[Home]) -> None:
@@ -269,20 +315,24 @@ class CopiedViews:
             for other in changed:
                 if other is not home and other in equal and self._overlap(home, other):
                     raise GraphError(
-                        f"{instr.source} built at {instr.source.where if instr.source else '?'}: got writes to {home} "
-                        f"and {other}, which are views of the same elements; expected one of them. Write to one after "
-                        "the other."
+                        f"{instr.source} built at {instr.source.where if instr.source else '?'}: "
+                        f"got writes to {home} and {other}, which are views of the same elements; "
+                        "expected one of them. Write to one after the other."
                     )
 
     def _overlap(self, home: Home, other: Home) -> bool:
-        """Whether an element of one is also one of the other's: parts of a join are linked, and yet apart."""
+        """Whether an element of one is also one of the other's: parts of a join are linked, and yet
+        apart.
+        """
         return bool(torch.isin(self._memory(home), self._memory(other)).any())
 
     def _kept_equal(self, home: Home) -> Set[Home]:
         """Everything that is written when a home is, and what that comes from."""
         found: Set[Home] = {home}
         while True:
-            linked: List[Tuple[Home, ...]] = [(v.view, *map(self.home, v.parts)) for v in self.views]
+            linked: List[Tuple[Home, ...]] = [
+                (v.view, *map(self.home, v.parts)) for v in self.views
+            ]
             more = {h for homes in linked if not found.isdisjoint(homes) for h in homes} - found
             if not more:
                 return found

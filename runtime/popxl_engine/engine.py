@@ -1,9 +1,22 @@
-"""The engine behind a Session: the machine with the program's state, and the program that runs on it."""
+"""The engine behind a Session: the machine with the program's state, and the program that runs on
+it.
+"""
 
 import logging
 import os
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Collection, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Tuple,
+)
 
 import numpy as np
 import torch
@@ -44,11 +57,13 @@ Arrays = Mapping[Stream, np.ndarray]
 
 
 class Engine:
-    """Runs one frozen Ir. With ``POPXL_INTERPRET=1`` the naive interpreter runs it, op by op, copying always.
+    """Runs one frozen Ir. With ``POPXL_INTERPRET=1`` the naive interpreter runs it, op by op,
+    copying always.
 
     Args:
         device: where tensors live and kernels run.
-        fill: move the variables' host values into the machine; without it they must be written before the first run.
+        fill: move the variables' host values into the machine; without it they must be written
+            before the first run.
         adopt_files: let writable memory-mapped variables be changed in their files by every run.
         options: for `Program`.
     """
@@ -71,16 +86,27 @@ class Engine:
         self._around_run: Callable[[], ContextManager[None]] = nullcontext
         self._recorder: Optional[Recorder] = None
         before = frozenset(op for op in ir.main_graph.ops if op.execution is FROM_HOST)
-        self._before, self._ops = before, (frozenset(ir.main_graph.ops) - before if before else None)
+        self._before, self._ops = (
+            before,
+            (frozenset(ir.main_graph.ops) - before if before else None),
+        )
         """Ops that run once after an upload of the variables; those of a run, None for all."""
         self._is_uploaded = True
         self._preparation: Optional[Program] = None
         if before and not interpret:
             self._preparation = Program(ir, device=device.where, ops=before, **options)
-        self.program = None if interpret else Program(ir, device=device.where, ops=self._ops, **options)
+        self.program = (
+            None if interpret else Program(ir, device=device.where, ops=self._ops, **options)
+        )
         several = len(replicas) < ir.replication_factor
-        self.fabric = Fabric(ir.replication_factor, replicas, device.where, groups_that_meet(ir)) if several else None
-        block, before_run = (p.block if p is not None else None for p in (self.program, self._preparation))
+        self.fabric = (
+            Fabric(ir.replication_factor, replicas, device.where, groups_that_meet(ir))
+            if several
+            else None
+        )
+        block, before_run = (
+            p.block if p is not None else None for p in (self.program, self._preparation)
+        )
         tier = tier_of(ir, block, before_run, device, len(replicas))
         lifetimes = lifetimes_of(ir, block, before_run, device)
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric, tier, device, lifetimes)
@@ -94,8 +120,8 @@ class Engine:
     def run(self, inputs: Arrays, outputs: Arrays) -> None:
         """Run the main graph once on every replica of this process.
 
-        Arrays are ``[transfers, replicas in this process, *stream.shape]``; the slots of outputs that are stored to
-        are filled.
+        Arrays are ``[transfers, replicas in this process, *stream.shape]``; the slots of outputs
+        that are stored to are filled.
         """
         keep_freed_memory()
         programs: Dict[int, Running] = {}
@@ -103,16 +129,22 @@ class Engine:
         received: List[Tuple[torch.Tensor, torch.Tensor]] = []
         for position, replica in enumerate(self.machine.replicas):
             device_inputs = {
-                stream: as_tensor(array[:, position]).to(self.device.where, torch_dtype(stream.dtype))
+                stream: as_tensor(array[:, position]).to(
+                    self.device.where, torch_dtype(stream.dtype)
+                )
                 for stream, array in inputs.items()
             }
             results = {stream: from_numpy(array[:, position]) for stream, array in outputs.items()}
-            device_outputs = {stream: array.to(self.device.where) for stream, array in results.items()}
+            device_outputs = {
+                stream: array.to(self.device.where) for stream, array in results.items()
+            }
             received += zip(results.values(), device_outputs.values())
             replica.begin(device_inputs, device_outputs, place.of_run(self.run_count))
             programs[replica.index] = self._program(replica, self.program, self._ops)
             if self._before and self._is_uploaded:
-                preparations[replica.index] = self._program(replica, self._preparation, self._before)
+                preparations[replica.index] = self._program(
+                    replica, self._preparation, self._before
+                )
         with torch.no_grad(), self.device.running(), self.machine.turn():
             if preparations:  # not in a run, whose rows come in an order that is known
                 run_lockstep(preparations, self.fabric)
@@ -124,16 +156,24 @@ class Engine:
         self.run_count += 1
 
     def upload(self) -> None:
-        """Note that the variables are the host's: ops that run after an upload run before the next run."""
+        """Note that the variables are the host's: ops that run after an upload run before the next
+        run.
+        """
         self._is_uploaded = True
 
-    def _program(self, replica: Replica, program: Optional[Program], ops: Optional[Collection[Op]]) -> Running:
+    def _program(
+        self, replica: Replica, program: Optional[Program], ops: Optional[Collection[Op]]
+    ) -> Running:
         return self._interpreted(replica, ops) if program is None else program.start(replica)
 
     def _interpreted(self, replica: Replica, ops: Optional[Collection[Op]]) -> Running:
-        """The main graph, or these ops of it, on copies of the variables, which are written back at the end."""
+        """The main graph, or these ops of it, on copies of the variables, which are written back at
+        the end.
+        """
         sharding = shardings(self.ir)
-        cells = {tensor: Cell.new(value, sharding.get(tensor)) for tensor, value in replica.state.items()}
+        cells = {
+            tensor: Cell.new(value, sharding.get(tensor)) for tensor, value in replica.state.items()
+        }
         rounds = bool(self.ir._pb_ir.getSessionOptions().enableStochasticRounding)
         yield from Interpreter(replica, rounds, sharding, ops).graph(self.ir.main_graph, [], cells)
         for tensor, cell in cells.items():
@@ -144,7 +184,8 @@ class Engine:
         """See `popxl.extensions.profile`."""
         if self.program is None:
             raise RuntimeError(
-                "profile: got a session that interprets its program; expected a compiled one. Unset POPXL_INTERPRET."
+                "profile: got a session that interprets its program; expected a compiled "
+                "one. Unset POPXL_INTERPRET."
             )
         plain = self.program
         recorder = self._recorder = self._recorder or Recorder(self.ir, plain, self.machine)
@@ -161,8 +202,8 @@ class Engine:
         """See `popxl.extensions.find_not_finite`."""
         if self.program is None:
             raise RuntimeError(
-                "find_not_finite: got a session that interprets its program; expected a compiled one. Unset "
-                "POPXL_INTERPRET."
+                "find_not_finite: got a session that interprets its program; expected a compiled "
+                "one. Unset POPXL_INTERPRET."
             )
         plain = self.program
         found: List[NotFinite] = []
@@ -175,7 +216,9 @@ class Engine:
             found += watcher.found()
 
     def read(self, variable: Variable) -> np.ndarray:
-        """A new array with a variable's current value, in its host shape. Every process must call it."""
+        """A new array with a variable's current value, in its host shape. Every process must call
+        it.
+        """
         return self.machine.read(variable)
 
     def write(self, variable: Variable, data: np.ndarray) -> None:
@@ -197,18 +240,24 @@ class Engine:
 
 
 def check_same_program(ir: Ir, interpret: bool, where: torch.device) -> None:
-    """RuntimeError if the processes of a run have built different programs. Every process must call it."""
+    """RuntimeError if the processes of a run have built different programs. Every process must call
+    it.
+    """
     rounding = ir._pb_ir.getSessionOptions().enableStochasticRounding
     rewrites = "none, interpreted" if interpret else ", ".join(enabled_rewrites(where))
     text = f"{to_text(ir)}\ntransfers per run: {ir.num_host_transfers}\n"
     text += f"stochastic rounding: {rounding}\nfusion rules: {rewrites}\n"
     if found := difference(text):
         raise RuntimeError(
-            f"Session: got different programs in the processes of one run: {found}; expected the same in all. Start "
-            "them with the same code, configuration and environment."
+            f"Session: got different programs in the processes of one run: {found}; expected the "
+            "same in all. Start them with the same code, configuration and environment."
         )
 
 
-def make_engine(ir: Ir, replicas: range, device: str, fill: bool = True, adopt_files: bool = True) -> Engine:
-    """The engine for a frozen Ir on this process's replicas. ``device``: as `device_named` knows it."""
+def make_engine(
+    ir: Ir, replicas: range, device: str, fill: bool = True, adopt_files: bool = True
+) -> Engine:
+    """The engine for a frozen Ir on this process's replicas. ``device``: as `device_named` knows
+    it.
+    """
     return Engine(ir, replicas, device_named(device), fill=fill, adopt_files=adopt_files)

@@ -1,12 +1,25 @@
 """The specification: runs an IR op by op and copies always.
 
-Every value is a cell. Alias ops (``reshape_`` and its like) make a second cell on the same storage; in-place ops write
-through a cell; everything else makes new storage. The fast engine must give these numbers.
+Every value is a cell. Alias ops (``reshape_`` and its like) make a second cell on the same storage;
+in-place ops write through a cell; everything else makes new storage. The fast engine must give
+these numbers.
 """
 
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Callable, Collection, ContextManager, Dict, Generator, List, Mapping, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    ContextManager,
+    Dict,
+    Generator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 import torch
@@ -83,7 +96,9 @@ def join(cells: Sequence[Cell]) -> List[Cell]:
 
 def constant_tensor(constant: Constant) -> torch.Tensor:
     """A constant's value on the device."""
-    value = from_numpy(np.array(constant.host_value)).to(torch.get_default_device(), torch_dtype(constant.dtype))
+    value = from_numpy(np.array(constant.host_value)).to(
+        torch.get_default_device(), torch_dtype(constant.dtype)
+    )
     return value.reshape(constant.shape)
 
 
@@ -130,7 +145,10 @@ class Interpreter:
                 if not getattr(error, "located", False):
                     error.located = True  # type: ignore[attr-defined]
                     error.args = (
-                        f"while executing {op} in graph '{graph.name or 'main'}', built at {op.where}: {error}",
+                        (
+                            f"while executing {op} in graph '{graph.name or 'main'}', built at "
+                            f"{op.where}: {error}"
+                        ),
                     )
                 raise
         return [env[t] for t in graph.outputs]
@@ -139,7 +157,9 @@ class Interpreter:
         """Run one op and add its results to the environment."""
         name = op.definition.name
         if name == "call":
-            cells = yield from self.called(op, op.arguments["graph"], [env[t] for t in op.arguments["inputs"]])
+            cells = yield from self.called(
+                op, op.arguments["graph"], [env[t] for t in op.arguments["inputs"]]
+            )
         elif name == "repeat":
             cells = yield from self.repeat(op, env)
         elif name == "conditional":
@@ -154,11 +174,14 @@ class Interpreter:
             for t, cell in zip(op.outputs, cells):
                 operands = [env[t].sharding for t in op.inputs]
                 everyone = op.graph.ir.replica_grouping()
-                cell.sharding = result_sharding(op.definition, op.arguments, t.spec, operands, self.sharding, everyone)
+                cell.sharding = result_sharding(
+                    op.definition, op.arguments, t.spec, operands, self.sharding, everyone
+                )
         env.update(zip(op.outputs, cells))
 
     def called(self, op: Op, graph: Graph, inputs: Sequence[Cell]) -> Run:
-        """Run a graph that an op calls on the caller's cells: by-reference inputs are those cells, the others copies.
+        """Run a graph that an op calls on the caller's cells: by-reference inputs are those cells,
+        the others copies.
 
         Outputs are copies.
         """
@@ -186,8 +209,12 @@ class Interpreter:
         return [Cell(storage, index.clone()) for index in as_results(result)]
 
     def compute(self, op: Op, env: Env) -> Run:
-        """Run an op's kernel on copies of its operands, then write back what it declares to write."""
-        copies: Dict[str, Any] = {n: map_tensors(v, lambda t: env[t].read()) for n, v in op.arguments.items()}
+        """Run an op's kernel on copies of its operands, then write back what it declares to
+        write.
+        """
+        copies: Dict[str, Any] = {
+            n: map_tensors(v, lambda t: env[t].read()) for n, v in op.arguments.items()
+        }
         args, kwargs = call_arguments(op.definition, copies)
         run = kernel_for(op.definition)
         if "collective" in op.definition.effects:
@@ -210,7 +237,9 @@ class Interpreter:
         target = env[op.written[0]] if op.written else None
         if target is None or not self.rounds:
             return nullcontext()
-        starts = target.sharding.starts(target.index.numel()) if target.sharding is not None else None
+        starts = (
+            target.sharding.starts(target.index.numel()) if target.sharding is not None else None
+        )
         return rounded((self.place, starts[self.replica.index] if starts is not None else 0))
 
     def collective(self, op: Op, run: Any, args: List[Any], kwargs: Dict[str, Any]) -> Run:
@@ -219,7 +248,9 @@ class Interpreter:
 
         def combine(*operands: List[torch.Tensor]) -> List[Any]:
             lists = iter(operands)
-            return run(*(next(lists) if tensor else a for a, tensor in zip(args, is_operand)), **kwargs)
+            return run(
+                *(next(lists) if tensor else a for a, tensor in zip(args, is_operand)), **kwargs
+            )
 
         operands = tuple(a for a, tensor in zip(args, is_operand) if tensor)
         members = group_members(op, self.replica.index if self.replica is not None else 0)
@@ -229,13 +260,20 @@ class Interpreter:
         if self.replica is not None and reads != "own":
             self.replica.traffic.meet(op.definition.name, members, operands)
         where = f"{op} built at {op.where}"
-        result = yield Rendezvous(op, members, operands, combine, kernel_apart(op), where, self.number(op), reads)
+        result = yield Rendezvous(
+            op, members, operands, combine, kernel_apart(op), where, self.number(op), reads
+        )
         return result
 
     def number(self, op: Op) -> int:
         """An op's number among the collectives of the program, the same in every process."""
         if not self._numbers:
-            ops = (o for graph in op.graph.ir.graphs for o in graph.ops if "collective" in o.definition.effects)
+            ops = (
+                o
+                for graph in op.graph.ir.graphs
+                for o in graph.ops
+                if "collective" in o.definition.effects
+            )
             self._numbers = {o: i for i, o in enumerate(ops)}
         return self._numbers[op]
 
@@ -249,16 +287,29 @@ def group_members(op: Op, replica: int) -> Tuple[int, ...]:
 
 
 def groups_that_meet(ir: Ir) -> List[Tuple[int, ...]]:
-    """The groups of more than one replica over which collectives of a program exchange something, sorted."""
+    """The groups of more than one replica over which collectives of a program exchange something,
+    sorted.
+    """
     ops = (op for graph in ir.graphs for op in graph.ops if "collective" in op.definition.effects)
     groupings = {
-        op.arguments.get("group") or ir.replica_grouping() for op in ops if READS.get(op.definition.name) != "own"
+        op.arguments.get("group") or ir.replica_grouping()
+        for op in ops
+        if READS.get(op.definition.name) != "own"
     }
-    return sorted({tuple(members) for grouping in groupings for members in grouping.groups if len(members) > 1})
+    return sorted(
+        {
+            tuple(members)
+            for grouping in groupings
+            for members in grouping.groups
+            if len(members) > 1
+        }
+    )
 
 
 def kernel_apart(op: Op) -> Callable[..., torch.Tensor]:
-    """A collective's kernel as one member sees it: of its group, as a seat or communicator, and its operand."""
+    """A collective's kernel as one member sees it: of its group, as a seat or communicator, and its
+    operand.
+    """
     attributes = {name: a for name, a in op.arguments.items() if not isinstance(a, Tensor)}
     return partial(APART[op.definition.name], **attributes)
 
@@ -270,8 +321,12 @@ def as_results(result: Any) -> Tuple[torch.Tensor, ...]:
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
 
-def run_graph(graph: Graph, inputs: Sequence[torch.Tensor], replica: Any = None) -> List[torch.Tensor]:
-    """Run one graph on one replica. By-reference inputs are changed in place, as the caller would see it."""
+def run_graph(
+    graph: Graph, inputs: Sequence[torch.Tensor], replica: Any = None
+) -> List[torch.Tensor]:
+    """Run one graph on one replica. By-reference inputs are changed in place, as the caller would
+    see it.
+    """
     cells = [Cell.new(t) for t in inputs]
     outputs = run_lockstep({0: Interpreter(replica).graph(graph, _callee_cells(graph, cells))})[0]
     for tensor, t, cell in zip(inputs, graph.inputs, cells):
@@ -281,4 +336,6 @@ def run_graph(graph: Graph, inputs: Sequence[torch.Tensor], replica: Any = None)
 
 
 def _callee_cells(graph: Graph, cells: Sequence[Cell]) -> List[Cell]:
-    return [c if t in graph._by_ref_inputs else Cell.new(c.read()) for t, c in zip(graph.inputs, cells)]
+    return [
+        c if t in graph._by_ref_inputs else Cell.new(c.read()) for t, c in zip(graph.inputs, cells)
+    ]

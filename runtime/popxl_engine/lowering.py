@@ -1,15 +1,29 @@
-"""From graphs to blocks: calls are inlined, loops and branches become bodies, small integers move to the host.
+"""From graphs to blocks: calls are inlined, loops and branches become bodies, small integers move
+to the host.
 
-A graph that would be inlined very often becomes a block of its own, see `sharing`: one for each way to use it.
+A graph that would be inlined very often becomes a block of its own, see `sharing`: one for each way
+to use it.
 
-A block is straight-line. Everywhere the semantics ask for an independent value (an argument by value, a result of a
-call, an out-of-place view) there is a ``copy`` or a view instruction; `aliasing` then removes the copies that nothing
-can observe.
+A block is straight-line. Everywhere the semantics ask for an independent value (an argument by
+value, a result of a call, an out-of-place view) there is a ``copy`` or a view instruction;
+`aliasing` then removes the copies that nothing can observe.
 """
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 from popxl import dtypes
 from popxl.graph import Graph
@@ -27,11 +41,15 @@ Rewrite = Callable[[List[Step], Graph], List[Step]]
 START = Place()
 """Where a block runs."""
 HOST_ELEMENTS = 16
-"""Integer tensors of up to this many elements are computed on the host where their operands are there."""
+"""Integer tensors of up to this many elements are computed on the host where their operands are
+there.
+"""
 
 
 class NotOnHost(Exception):
-    """A host value is written by something that runs on the device: lower again with this root on the device."""
+    """A host value is written by something that runs on the device: lower again with this root on
+    the device.
+    """
 
     def __init__(self, root: Any):
         super().__init__(root)
@@ -60,7 +78,9 @@ class Lowering:
         ops: those of the main graph that run; default: all.
     """
 
-    def __init__(self, rewrites: Sequence[Rewrite] = (), ops: Optional[Collection[Op]] = None) -> None:
+    def __init__(
+        self, rewrites: Sequence[Rewrite] = (), ops: Optional[Collection[Op]] = None
+    ) -> None:
         self.rewrites, self.ops = tuple(rewrites), ops
         self.device_roots: Set[Any] = set()
         self._steps: Dict[Graph, List[Step]] = {}
@@ -102,7 +122,9 @@ class Lowering:
             except NotOnHost as error:
                 self.device_roots.add(error.root)
 
-    def new(self, name: str, spec: TensorSpec, host: bool = False, sharding: Optional[Sharding] = None) -> Value:
+    def new(
+        self, name: str, spec: TensorSpec, host: bool = False, sharding: Optional[Sharding] = None
+    ) -> Value:
         """A value with a name that is unique in the program."""
         self._count += 1
         clean = "".join(c if c.isalnum() else "_" for c in name.split("/")[-1])
@@ -115,16 +137,22 @@ class Lowering:
         return at if draws else replace(at, seed=None)
 
     def touches(self, graph: Graph) -> bool:
-        """Whether anything in a graph, or in what it calls, writes to storage or shares it by contract."""
+        """Whether anything in a graph, or in what it calls, writes to storage or shares it by
+        contract.
+        """
         if graph not in self._writes:
             self._writes[graph] = any(
-                op.definition.writes or op.definition.alias or any(self.touches(called) for called, _ in op.called())
+                op.definition.writes
+                or op.definition.alias
+                or any(self.touches(called) for called, _ in op.called())
                 for op in graph.ops
             )
         return self._writes[graph]
 
     def is_shared(self, graph: Graph) -> bool:
-        """Whether a graph becomes a block of its own instead of being inlined wherever it is called."""
+        """Whether a graph becomes a block of its own instead of being inlined wherever it is
+        called.
+        """
         return graph in self._shared
 
     def reads(self, graph: Graph) -> Set[Tensor]:
@@ -144,13 +172,16 @@ class Lowering:
         outer: "BlockBuilder",
         read: Optional[Sequence[int]] = None,
     ) -> Tuple[Block, List[Value]]:
-        """The body of a loop, a branch or a call of ``op``, and the values of the block around it that it takes.
+        """The body of a loop, a branch or a call of ``op``, and the values of the block around it
+        that it takes.
 
-        A carried input stays on the host only while the output that becomes it does. Instead of several by-reference
-        inputs that are views of the same elements it takes these elements, and makes the views itself.
+        A carried input stays on the host only while the output that becomes it does. Instead of
+        several by-reference inputs that are views of the same elements it takes these elements, and
+        makes the views itself.
 
         Args:
-            read: of a call: which of the graph's outputs the body returns, on the host where they are there.
+            read: of a call: which of the graph's outputs the body returns, on the host where they
+                are there.
         """
         by_ref = [op.is_by_reference(t) for t in graph.inputs]
         references = [v for v, is_ref in zip(inputs, by_ref) if is_ref]
@@ -161,11 +192,22 @@ class Lowering:
             for i, (t, v, is_ref) in enumerate(zip(graph.inputs, inputs, by_ref))
             if not (is_ref and v in made)
         ]
-        taken += [Taken(v, v.name, v.spec, outer.roots.get(v), True) for v in viewed if v not in references]
+        taken += [
+            Taken(v, v.name, v.spec, outer.roots.get(v), True)
+            for v in viewed
+            if v not in references
+        ]
         use: Any = None
         if self.is_shared(graph):
             which = read if read is None else tuple(read)
-            use = graph, carried, which, tuple(by_ref), *self._given(taken, outer), *_made(references, taken, views)
+            use = (
+                graph,
+                carried,
+                which,
+                tuple(by_ref),
+                *self._given(taken, outer),
+                *_made(references, taken, views),
+            )
             if use in self._bodies:
                 return self._bodies[use], [t.value for t in taken]
             name = f"/{graph.name.split('_subgraph(')[0]}"  # however deep the first use is
@@ -174,7 +216,10 @@ class Lowering:
             builder = BlockBuilder(self, Block(name))
             found = builder.take(taken, moved, outer)
             builder.view_again(views, found)
-            bound = [found[v if is_ref else (graph, i)] for i, (v, is_ref) in enumerate(zip(inputs, by_ref))]
+            bound = [
+                found[v if is_ref else (graph, i)]
+                for i, (v, is_ref) in enumerate(zip(inputs, by_ref))
+            ]
             if self.touches(graph):
                 own = enumerate(zip(bound, by_ref))
                 bound = [v if is_ref else builder.copy(v, (graph, i)) for i, (v, is_ref) in own]
@@ -191,7 +236,9 @@ class Lowering:
             moved |= moves
 
     def _given(self, taken: Sequence[Taken], outer: "BlockBuilder") -> Tuple[Any, ...]:
-        """What the block of a shared graph must know of each value that it takes, beyond its shape and type."""
+        """What the block of a shared graph must know of each value that it takes, beyond its shape
+        and type.
+        """
         return tuple(
             (
                 t.value.host and t.root not in self.device_roots,
@@ -202,8 +249,12 @@ class Lowering:
         )
 
 
-def _made(references: Sequence[Value], taken: Sequence[Taken], views: Sequence[Instr]) -> Tuple[Any, ...]:
-    """Which by-reference inputs are the same value, and how those are made that are views of what is taken."""
+def _made(
+    references: Sequence[Value], taken: Sequence[Taken], views: Sequence[Instr]
+) -> Tuple[Any, ...]:
+    """Which by-reference inputs are the same value, and how those are made that are views of what
+    is taken.
+    """
     if not references:
         return ()
     order: Dict[Value, int] = {}
@@ -213,7 +264,9 @@ def _made(references: Sequence[Value], taken: Sequence[Taken], views: Sequence[I
     steps = []
     for view in views:
         result = view.outputs[0]
-        arguments = tuple((n, filled(a, lambda v: order.get(v, v))) for n, a in view.arguments.items())
+        arguments = tuple(
+            (n, filled(a, lambda v: order.get(v, v))) for n, a in view.arguments.items()
+        )
         steps.append((view.definition, view.host, result.spec, result.sharding, arguments))
         order[result] = len(order)
     added = tuple(t.spec for t in taken if t.value not in references) if views else ()
@@ -230,12 +283,16 @@ class BlockBuilder:
         self.shared: Dict[Value, Value] = {}
         """One value for all that share storage by contract, directly or through others."""
         self.forms: Dict[Value, Any] = {}
-        """For results of alias forms, and what is written to them: the forms, which tell how they lie in memory."""
+        """For results of alias forms, and what is written to them: the forms, which tell how they
+        lie in memory.
+        """
 
     def state(self, t: Tensor) -> Value:
         """A variable's value."""
         host = is_small_integer(t.spec) and t not in self.lowering.device_roots
-        value = self.block.state[t] = self.lowering.new(t.name, t.spec, host, self.lowering.sharding.get(t))
+        value = self.block.state[t] = self.lowering.new(
+            t.name, t.spec, host, self.lowering.sharding.get(t)
+        )
         self.roots[value] = t
         return value
 
@@ -246,8 +303,11 @@ class BlockBuilder:
             self.roots[self.block.constants[c]] = c
         return self.block.constants[c]
 
-    def take(self, taken: Iterable[Taken], moved: Collection[Any], outer: "BlockBuilder") -> Dict[Any, Value]:
-        """Add inputs. Returns them by their roots; those by reference by the values around this block, too.
+    def take(
+        self, taken: Iterable[Taken], moved: Collection[Any], outer: "BlockBuilder"
+    ) -> Dict[Any, Value]:
+        """Add inputs. Returns them by their roots; those by reference by the values around this
+        block, too.
 
         Args:
             moved: roots that are not on the host here.
@@ -257,7 +317,11 @@ class BlockBuilder:
         for t in taken:
             value = found.get(t.value) if t.by_ref else None
             if value is None:
-                host = t.value.host and t.root not in moved and t.root not in self.lowering.device_roots
+                host = (
+                    t.value.host
+                    and t.root not in moved
+                    and t.root not in self.lowering.device_roots
+                )
                 value = self.lowering.new(t.name, t.spec, host, t.value.sharding)
                 self.roots[value] = t.root
             if t.by_ref:
@@ -270,7 +334,9 @@ class BlockBuilder:
         return found
 
     def made_of_same(self, references: Iterable[Value]) -> Tuple[List[Instr], List[Value]]:
-        """How those of different references that share storage are made in this block, in order, and of what."""
+        """How those of different references that share storage are made in this block, in order,
+        and of what.
+        """
         needed = {v: True for v in self.alike(references)}
         views: List[Instr] = []
         if not needed:
@@ -291,17 +357,23 @@ class BlockBuilder:
         return [v for v in distinct if storages[self.shared.get(v, v)] > 1]
 
     def view_again(self, views: Iterable[Instr], found: Dict[Any, Value]) -> None:
-        """Add instructions of another block, of which ``found`` has the operands; add the results to it."""
+        """Add instructions of another block, of which ``found`` has the operands; add the results
+        to it.
+        """
         for view in views:
             assert view.definition is not None
             sources, result = [found[v] for v in sharing(view)], view.outputs[0]
             if view.definition.writes:
                 found[result] = sources[0]
                 continue
-            found[result] = self.lowering.new(result.name, result.spec, result.host, result.sharding)
+            found[result] = self.lowering.new(
+                result.name, result.spec, result.host, result.sharding
+            )
             for source in sources:
                 self._share(source, found[result])
-            self.forms[found[result]] = self._form(view.definition, view.arguments, lambda v: found[v])
+            self.forms[found[result]] = self._form(
+                view.definition, view.arguments, lambda v: found[v]
+            )
             self.roots[found[result]] = self.roots.get(sources[0])
             arguments = {n: filled(a, lambda v: found[v]) for n, a in view.arguments.items()}
             self.block.instrs.append(replace(view, arguments=arguments, outputs=[found[result]]))
@@ -330,7 +402,9 @@ class BlockBuilder:
         self.roots[result] = result
         return result
 
-    def inline(self, graph: Graph, bound: Sequence[Value], path: str, place: Place = START) -> List[Value]:
+    def inline(
+        self, graph: Graph, bound: Sequence[Value], path: str, place: Place = START
+    ) -> List[Value]:
         """Add a graph's ops on the given inputs; returns its outputs. ``place``: of the call."""
         env: Dict[Tensor, Value] = dict(zip(graph.inputs, bound))
         env.update(self.block.state if not path else {})
@@ -345,7 +419,11 @@ class BlockBuilder:
             position = self.lowering.positions.of(step.source)
             if position not in places:
                 places[position] = place.inside(position)
-            at = places[position] if place.seed is None else self.lowering.drawing(step, places[position])
+            at = (
+                places[position]
+                if place.seed is None
+                else self.lowering.drawing(step, places[position])
+            )
             add.get(step.definition.name, self._op)(step, env, path, at)
         return [env[t] for t in graph.outputs]
 
@@ -356,7 +434,9 @@ class BlockBuilder:
             return
         copies = self.lowering.touches(graph)
         bound = [
-            env[t] if step.source.is_by_reference(g) or not copies else self.copy(env[t], (step.source, g))
+            env[t]
+            if step.source.is_by_reference(g) or not copies
+            else self.copy(env[t], (step.source, g))
             for g, t in zip(graph.inputs, step.arguments["inputs"])
         ]
         outputs = self.inline(graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", place)
@@ -364,10 +444,14 @@ class BlockBuilder:
             env[t] = self.copy(value, (step.source, i))
 
     def _call_shared(self, step: Step, env: Dict[Tensor, Value], path: str, place: Place) -> None:
-        """Run a graph's own block once. What it returns is apart from all else: it needs no copies."""
+        """Run a graph's own block once. What it returns is apart from all else: it needs no
+        copies.
+        """
         used = self.lowering.reads(step.source.graph)
         read = [i for i, t in enumerate(step.outputs) if t in used]
-        for i, value in zip(read, self._run_shared(step, self._inputs(step, env), read, path, place)):
+        for i, value in zip(
+            read, self._run_shared(step, self._inputs(step, env), read, path, place)
+        ):
             env[step.outputs[i]] = value
 
     def _run_shared(
@@ -385,13 +469,17 @@ class BlockBuilder:
         ]
         self.roots.update((value, (step.source, i)) for i, value in zip(read, outputs))
         arguments = {"inputs": tuple(inputs)}
-        instr = Instr("call", arguments, outputs, source=step.source, bodies=(body,), path=path, place=place)
+        instr = Instr(
+            "call", arguments, outputs, source=step.source, bodies=(body,), path=path, place=place
+        )
         self.block.instrs.append(instr)
         moved = self.lowering.device_roots
         return [self.to_device(v) if v.host and self.roots[v] in moved else v for v in outputs]
 
     def _inputs(self, step: Step, env: Dict[Tensor, Value]) -> List[Value]:
-        """What a loop's or call's block is given: copies where the graph may write to what it takes by reference."""
+        """What a loop's or call's block is given: copies where the graph may write to what it takes
+        by reference.
+        """
         graph: Graph = step.arguments["graph"]
         references = self._references(step)
         return [
@@ -404,7 +492,10 @@ class BlockBuilder:
         inputs, inner = self._inputs(step, env), f"{path}/{graph.name.split('_subgraph(')[0]}"
         carried, first, count = len(graph.outputs), 0, step.arguments["repeat_count"]
         if not count:
-            env.update((t, self.copy(v, (step.source, i))) for i, (t, v) in enumerate(zip(step.outputs, inputs)))
+            env.update(
+                (t, self.copy(v, (step.source, i)))
+                for i, (t, v) in enumerate(zip(step.outputs, inputs))
+            )
             return
         if count == 1 or self._is_carried_and_seen(graph, inputs, self._references(step)):
             inputs[:carried] = self._first_iteration(step, inputs, path, place)
@@ -415,14 +506,21 @@ class BlockBuilder:
         body, inputs = self.lowering.body(step.source, graph, inputs, carried, inner, self)
         self._check_host(body, inputs)
         inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
-        outputs = [self.lowering.new(t.name, t.spec, v.host, v.sharding) for t, v in zip(step.outputs, body.outputs)]
+        outputs = [
+            self.lowering.new(t.name, t.spec, v.host, v.sharding)
+            for t, v in zip(step.outputs, body.outputs)
+        ]
         self.roots.update((v, (graph, i)) for i, v in enumerate(outputs))
         arguments = {"repeat_count": count - first, "first": first, "inputs": tuple(inputs)}
-        instr = Instr("repeat", arguments, outputs, source=step.source, bodies=(body,), path=path, place=place)
+        instr = Instr(
+            "repeat", arguments, outputs, source=step.source, bodies=(body,), path=path, place=place
+        )
         self.block.instrs.append(instr)
         env.update(zip(step.outputs, outputs))
 
-    def _first_iteration(self, step: Step, inputs: Sequence[Value], path: str, place: Place) -> List[Value]:
+    def _first_iteration(
+        self, step: Step, inputs: Sequence[Value], path: str, place: Place
+    ) -> List[Value]:
         """What a loop carries after its first iteration, maybe the only one.
 
         What becomes a carried input is a copy, as only the first iteration changes the caller's.
@@ -431,8 +529,13 @@ class BlockBuilder:
         if self.lowering.is_shared(graph):
             return self._run_shared(step, inputs, range(len(graph.outputs)), path, place.inside(0))
         references = self._references(step)
-        bound = [v if g in references else self.copy(v, (step.source, 0, g)) for g, v in zip(graph.inputs, inputs)]
-        results = self.inline(graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", place.inside(0))
+        bound = [
+            v if g in references else self.copy(v, (step.source, 0, g))
+            for g, v in zip(graph.inputs, inputs)
+        ]
+        results = self.inline(
+            graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", place.inside(0)
+        )
         return [self.copy(v, (step.source, 0, i)) for i, v in enumerate(results)]
 
     @staticmethod
@@ -440,8 +543,12 @@ class BlockBuilder:
         """Inputs of its graph that a loop or call takes by reference."""
         return {t for t in step.arguments["graph"].inputs if step.source.is_by_reference(t)}
 
-    def _is_carried_and_seen(self, graph: Graph, inputs: Sequence[Value], by_ref: Collection[Tensor]) -> bool:
-        """Whether a loop carries a by-reference input whose storage another by-reference input has, too."""
+    def _is_carried_and_seen(
+        self, graph: Graph, inputs: Sequence[Value], by_ref: Collection[Tensor]
+    ) -> bool:
+        """Whether a loop carries a by-reference input whose storage another by-reference input has,
+        too.
+        """
         references = [v for t, v in zip(graph.inputs, inputs) if t in by_ref]
         storages = Counter(self.shared.get(v, v) for v in references)
         carried = zip(graph.inputs[: len(graph.outputs)], inputs)
@@ -473,9 +580,18 @@ class BlockBuilder:
             arguments[f"{branch}_inputs"] = tuple(inputs)
             bodies.append(body)
         results = bodies[0].outputs
-        outputs = [self.lowering.new(t.name, t.spec, sharding=v.sharding) for t, v in zip(step.outputs, results)]
+        outputs = [
+            self.lowering.new(t.name, t.spec, sharding=v.sharding)
+            for t, v in zip(step.outputs, results)
+        ]
         instr = Instr(
-            "conditional", arguments, outputs, source=step.source, bodies=tuple(bodies), path=path, place=place
+            "conditional",
+            arguments,
+            outputs,
+            source=step.source,
+            bodies=tuple(bodies),
+            path=path,
+            place=place,
         )
         self.block.instrs.append(instr)
         env.update(zip(step.outputs, outputs))
@@ -495,11 +611,18 @@ class BlockBuilder:
         for value in (*written, *(inputs if definition.alias else ())):
             if value.host and not host:
                 raise NotOnHost(self.roots[value])
-        host = host and not any((step.source, i) in self.lowering.device_roots for i in range(len(specs)))
+        host = host and not any(
+            (step.source, i) in self.lowering.device_roots for i in range(len(specs))
+        )
         operands, everyone = [v.sharding for v in inputs], self.lowering.everyone
         outputs = [
             self.lowering.new(
-                t.name, s, host, result_sharding(definition, arguments, s, operands, self.lowering.sharding, everyone)
+                t.name,
+                s,
+                host,
+                result_sharding(
+                    definition, arguments, s, operands, self.lowering.sharding, everyone
+                ),
             )
             for t, s in zip(step.outputs, specs)
         ]
@@ -512,15 +635,22 @@ class BlockBuilder:
             elif i == 0 and written and written[0] in self.forms:
                 self.forms[value] = self.forms[written[0]]
             self.roots[value] = self.roots[alias[0]] if host and alias else (step.source, i)
-        instr = Instr("op", arguments, outputs, definition, step.source, host, path=path, place=place)
+        instr = Instr(
+            "op", arguments, outputs, definition, step.source, host, path=path, place=place
+        )
         instr.positions = tuple(self.lowering.positions.of(op) for op in step.writers)
         self.block.instrs.append(instr)
         env.update(zip(step.outputs, outputs))
 
-    def _form(self, definition: OpDefinition, arguments: Dict[str, Any], value: Callable[[Value], Value]) -> Any:
-        """How the result of an alias form lies in memory; ``value``: this block's value for one in the arguments."""
+    def _form(
+        self, definition: OpDefinition, arguments: Dict[str, Any], value: Callable[[Value], Value]
+    ) -> Any:
+        """How the result of an alias form lies in memory; ``value``: this block's value for one in
+        the arguments.
+        """
         return definition, *(
-            (n, filled(a, lambda v: (v.spec.shape, self.forms.get(value(v))))) for n, a in arguments.items()
+            (n, filled(a, lambda v: (v.spec.shape, self.forms.get(value(v)))))
+            for n, a in arguments.items()
         )
 
     def finish(self, outputs: List[Value], host: Sequence[bool] = ()) -> Block:

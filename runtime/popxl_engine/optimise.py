@@ -1,4 +1,6 @@
-"""The engine's passes over a lowered program, in order: views that must be copies, dead code, then copies."""
+"""The engine's passes over a lowered program, in order: views that must be copies, dead code, then
+copies.
+"""
 
 from typing import Any, Dict, FrozenSet, List, Set
 
@@ -14,7 +16,9 @@ def optimise(block: Block, rules: FrozenSet[str] = ALL_RULES) -> None:
     _remove_copies(block, rules, Summaries(), set())
 
 
-def _remove_copies(block: Block, rules: FrozenSet[str], summaries: Summaries, done: Set[Block]) -> None:
+def _remove_copies(
+    block: Block, rules: FrozenSet[str], summaries: Summaries, done: Set[Block]
+) -> None:
     if block in done:
         return
     done.add(block)
@@ -28,7 +32,8 @@ def _remove_copies(block: Block, rules: FrozenSet[str], summaries: Summaries, do
 
 
 def remove_dead_code(block: Block, summaries: Summaries) -> None:
-    """Drop instructions whose results nobody reads and that have no lasting effect, and constants that none reads.
+    """Drop instructions whose results nobody reads and that have no lasting effect, and constants
+    that none reads.
 
     Args:
         summaries: of what it runs.
@@ -49,7 +54,9 @@ def remove_dead_code(block: Block, summaries: Summaries) -> None:
 
 
 def separate_operands(block: Block) -> None:
-    """Copy operands that share storage with one that the same op writes: kernels may write before all is read."""
+    """Copy operands that share storage with one that the same op writes: kernels may write before
+    all is read.
+    """
     groups = storage_groups(block)
     instrs: List[Instr] = []
     for instr in block.instrs:
@@ -62,12 +69,18 @@ def separate_operands(block: Block) -> None:
     block.instrs = instrs
 
 
-def _apart(argument: Any, written: Set[Value], groups: Dict[Value, Value], instrs: List[Instr]) -> Any:
-    """An argument with copies, appended to ``instrs``, of the values that share storage with written ones."""
+def _apart(
+    argument: Any, written: Set[Value], groups: Dict[Value, Value], instrs: List[Instr]
+) -> Any:
+    """An argument with copies, appended to ``instrs``, of the values that share storage with
+    written ones.
+    """
     if isinstance(argument, (tuple, list)):
         return tuple(_apart(a, written, groups, instrs) for a in argument)
     if not isinstance(argument, Value) or groups.get(argument, argument) not in written:
         return argument
-    result = Value(f"{argument.name}_before_{len(instrs)}", argument.spec, argument.host, argument.sharding)
+    result = Value(
+        f"{argument.name}_before_{len(instrs)}", argument.spec, argument.host, argument.sharding
+    )
     instrs.append(Instr("copy", {"t": argument}, [result], host=argument.host, own=True))
     return result

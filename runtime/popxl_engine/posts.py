@@ -1,7 +1,7 @@
 """How the instances of each machine are, as the launchers tell each other.
 
-Each keeps a post in the store where they have met, which is machine 0's, and reads those of the others. A thread does
-so: a link that is cut keeps only that waiting.
+Each keeps a post in the store where they have met, which is machine 0's, and reads those of the
+others. A thread does so: a link that is cut keeps only that waiting.
 """
 
 import json
@@ -66,14 +66,26 @@ class Posts:
         return None
 
     def wait(self) -> Optional[Tuple[int, str]]:
-        """Wait for the instances of all other machines to succeed. As `failure`; a machine that is gone has failed."""
+        """Wait for the instances of all other machines to succeed. As `failure`; a machine that is
+        gone has failed.
+        """
         while (found := self.failure()) is None:
-            waited_for = {other: changed for other, (post, changed) in self._others.items() if post.code is None}
+            waited_for = {
+                other: changed
+                for other, (post, changed) in self._others.items()
+                if post.code is None
+            }
             if not waited_for:
                 return None
             for other, changed in waited_for.items():
                 if time.monotonic() - changed > SILENT_SECONDS:
-                    return 1, f"machine {other} has said nothing for {SILENT_SECONDS:g} s; it is gone, or the link is."
+                    return (
+                        1,
+                        (
+                            f"machine {other} has said nothing for {SILENT_SECONDS:g} s; it is "
+                            "gone, or the link is."
+                        ),
+                    )
             time.sleep(TICK_SECONDS)
         return found
 
@@ -91,7 +103,9 @@ class Posts:
                 count, own = count + 1, self._own
                 self._store.set(_key(self._index), json.dumps(astuple(replace(own, count=count))))
                 self._read()
-                if own.has_left and (self._index > 0 or all(post.has_left for post, _ in self._others.values())):
+                if own.has_left and (
+                    self._index > 0 or all(post.has_left for post, _ in self._others.values())
+                ):
                     return
                 time.sleep(TICK_SECONDS)
         except StoreError:  # nobody keeps the store any more

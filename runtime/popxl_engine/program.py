@@ -1,4 +1,6 @@
-"""A compiled program: generated source, loaded, with a way back from its lines to the user's ops."""
+"""A compiled program: generated source, loaded, with a way back from its lines to the user's
+ops.
+"""
 
 import copy
 import linecache
@@ -59,13 +61,16 @@ class Program:
         return other
 
     def _write(self, generator: SourceGenerator, title: str) -> None:
-        """Write and load the source. ``title``: its name in stack traces, where it is not in the cache folder."""
+        """Write and load the source. ``title``: its name in stack traces, where it is not in the
+        cache folder.
+        """
         name = generator.function(self.block)
         self.source = generator.source
         text = self.source.text()
         path = save_source(self._folder, text) if self._folder is not None else None
         self.filename = title if path is None else str(path)
-        # Without a time, so that stack traces show this text and never look at the file, which others may have changed.
+        # Without a time, so that stack traces show this text and never look at the file, which
+        # others may have changed.
         linecache.cache[self.filename] = (len(text), None, text.splitlines(True), self.filename)
         if path is None:
             weakref.finalize(self, linecache.cache.pop, self.filename, None)
@@ -80,7 +85,8 @@ class Program:
             if value.host:
                 replica.state[t] = replica.state[t].cpu()
         state: List[Any] = [
-            as_array(replica.state[t]) if value.host else replica.state[t] for t, value in self.block.state.items()
+            as_array(replica.state[t]) if value.host else replica.state[t]
+            for t, value in self.block.state.items()
         ]
         try:
             if self._yields:
@@ -102,6 +108,9 @@ class Program:
         if found is None or found.source is None or getattr(error, "located", False):
             return
         op = found.source
-        message = f"while executing {op} in graph '{op.graph.name or 'main'}', built at {op.where}: {error}"
+        message = (
+            f"while executing {op} in graph '{op.graph.name or 'main'}', built at {op.where}: "
+            f"{error}"
+        )
         error.args = (message,)
         error.located = True  # type: ignore[attr-defined]

@@ -1,7 +1,9 @@
-"""What memory for moving rows must know of a program: the order of its rows, and how many it uses at a time.
+"""What memory for moving rows must know of a program: the order of its rows, and how many it uses
+at a time.
 
-Rows come and go between files and the host's memory (`popxl.extensions.keep_remote_memory_in_files`), or between the
-host's memory and a device's (`popxl.extensions.limit_device_memory`; on a GPU always).
+Rows come and go between files and the host's memory
+(`popxl.extensions.keep_remote_memory_in_files`), or between the host's memory and a device's
+(`popxl.extensions.limit_device_memory`; on a GPU always).
 """
 
 import os
@@ -34,11 +36,13 @@ LONGEST = 10_000_000
 def tier_of(
     ir: Ir, block: Optional[Block], preparation: Optional[Block], device: Device, replicas: int
 ) -> Optional[Tier]:
-    """How rows come and go; None where they are used where they are. ``POPXL_LOOK_AHEAD=0``: no look-ahead.
+    """How rows come and go; None where they are used where they are. ``POPXL_LOOK_AHEAD=0``: no
+    look-ahead.
 
     Args:
         block: of the compiled program; None where it is interpreted.
-        preparation: what runs before a run that follows an upload, and finds the rows that runs left; None: nothing.
+        preparation: what runs before a run that follows an upload, and finds the rows that runs
+            left; None: nothing.
         replicas: in this process.
     Raises:
         RemoteMemoryError: a limit on the device's memory that the program does not fit into.
@@ -68,12 +72,19 @@ def tier_of(
     )
 
 
-def lifetimes_of(ir: Ir, block: Optional[Block], preparation: Optional[Block], device: Device) -> Optional[Lifetimes]:
-    """When rows that are used where they are may give up their memory; None where that is not known.
+def lifetimes_of(
+    ir: Ir, block: Optional[Block], preparation: Optional[Block], device: Device
+) -> Optional[Lifetimes]:
+    """When rows that are used where they are may give up their memory; None where that is not
+    known.
 
     Arguments as of `tier_of`.
     """
-    events = _events(ir, block) if block is not None and ir.remote_buffers and _stay(ir, device) else None
+    events = (
+        _events(ir, block)
+        if block is not None and ir.remote_buffers and _stay(ir, device)
+        else None
+    )
     return Lifetimes(events, _readable(ir, preparation)) if events else None
 
 
@@ -87,7 +98,9 @@ def _stay(ir: Ir, device: Device) -> bool:
 
 
 def _readable(ir: Ir, preparation: Optional[Block]) -> Set[RowId]:
-    """Rows that may be read between runs: by the host, or by what runs before a run that follows an upload."""
+    """Rows that may be read between runs: by the host, or by what runs before a run that follows an
+    upload.
+    """
     places = [v.location_info for v in ir.main_graph.variables if v.location_info is not None]
     found = {(place.buffer, place.offset) for place in places}
     if preparation is not None:
@@ -112,7 +125,9 @@ def _in_use(ir: Ir, where: torch.device) -> InUse:
 
 
 def _rehearsed(ir: Ir, where: torch.device) -> InUse:
-    """What a replica needs at a time on a device, with room for one more row; no more than all rows take."""
+    """What a replica needs at a time on a device, with room for one more row; no more than all rows
+    take.
+    """
     largest = max((in_blocks(nbytes_of(b)) for b in ir.remote_buffers), default=0)
     found = in_use(ir, lambda buffer: in_blocks(nbytes_of(buffer)), where)
     return replace(found, rows=min(found.rows + largest, _all_rows(ir)) if found.rows else 0)
@@ -124,25 +139,33 @@ def _all_rows(ir: Ir) -> int:
 
 
 def _device_memory(ir: Ir, device: Device, replicas: int, needed: InUse) -> int:
-    """Bytes of a device for the rows of a process's replicas: what is left beside all else that the program needs."""
+    """Bytes of a device for the rows of a process's replicas: what is left beside all else that the
+    program needs.
+    """
     limit = ir.device_memory
     if device.where.type == "cuda":
         free, total = torch.cuda.mem_get_info(device.where)
-        free += torch.cuda.memory_reserved(device.where) - torch.cuda.memory_allocated(device.where)  # torch keeps it
-        free += budget_of(DEVICE, device.where).held_bytes  # other sessions give it up while this one runs
-        most = AUTO * free if limit is None else limit * total if isinstance(limit, float) else limit
+        # torch keeps it
+        free += torch.cuda.memory_reserved(device.where) - torch.cuda.memory_allocated(device.where)
+        # other sessions give it up while this one runs
+        free += budget_of(DEVICE, device.where).held_bytes
+        most = (
+            AUTO * free if limit is None else limit * total if isinstance(limit, float) else limit
+        )
         limit = min(int(most), free)
     elif isinstance(limit, float):
         raise RemoteMemoryError(
-            f"device memory: got a share of {limit} on a processor; expected bytes. Give a number of bytes."
+            f"device memory: got a share of {limit} on a processor; expected bytes. Give a "
+            "number of bytes."
         )
     assert isinstance(limit, int)
     rows, working = replicas * needed.rows, replicas * needed.working
     if limit < rows + working:
         raise RemoteMemoryError(
-            f"device memory: got {limit} bytes of {device.where}; expected at least {rows + working}: {rows} for the "
-            f"rows in use at a time in phase {needed.phase}, and {working} for all else. Take more, or smaller "
-            "micro-batches, recomputation, or more replicas to shard over."
+            f"device memory: got {limit} bytes of {device.where}; expected at least "
+            f"{rows + working}: {rows} for the rows in use at a time in phase {needed.phase}, and "
+            f"{working} for all else. Take more, or smaller micro-batches, recomputation, or more "
+            "replicas to shard over."
         )
     return limit - working
 
@@ -150,7 +173,8 @@ def _device_memory(ir: Ir, device: Device, replicas: int, needed: InUse) -> int:
 def _events(ir: Ir, block: Block) -> Optional[List[Tuple[RowId, bool]]]:
     """The rows that every run takes, as far as they follow from constants and loop counters alone.
 
-    None, too, where a run is very long: one of nested calls may be longer than anybody can wait for.
+    None, too, where a run is very long: one of nested calls may be longer than anybody can wait
+    for.
     """
     if instrs_run(block) > LONGEST:
         return None

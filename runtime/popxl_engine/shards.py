@@ -1,4 +1,6 @@
-"""Which replica holds which piece of a sharded tensor, so that its elements have their numbers in the whole one."""
+"""Which replica holds which piece of a sharded tensor, so that its elements have their numbers in
+the whole one.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
@@ -11,13 +13,17 @@ from popxl.values import TensorSpec
 
 @dataclass(frozen=True)
 class Sharding:
-    """A value of each group is cut into ``pieces`` equal pieces, as `popxl.replica_grouping.shard_groups` says."""
+    """A value of each group is cut into ``pieces`` equal pieces, as
+    `popxl.replica_grouping.shard_groups` says.
+    """
 
     grouping: ReplicaGrouping
     pieces: int
 
     def starts(self, length: int) -> Tuple[int, ...]:
-        """For each replica, where its piece of ``length`` elements starts in the unsharded tensor."""
+        """For each replica, where its piece of ``length`` elements starts in the unsharded
+        tensor.
+        """
         positions = [0] * len(self.grouping.assignment)
         for members in shard_groups(self.grouping, self.pieces).groups:
             for i, replica in enumerate(members):
@@ -46,7 +52,8 @@ def result_sharding(
     declared: Mapping[Any, Sharding],
     everyone: ReplicaGrouping,
 ) -> Optional[Sharding]:
-    """How an op's result is sharded; None for a whole tensor, and where no variable says how the buffer is.
+    """How an op's result is sharded; None for a whole tensor, and where no variable says how the
+    buffer is.
 
     Args:
         operands: shardings of its tensor operands.

@@ -7,13 +7,16 @@ from popxl.graph import Graph, called_first
 MOST_INLINED = 256
 """Times that a graph is inlined in a program. The layers of a large model, written out, are fewer.
 
-Inlined, a graph's results are used where they are, what nobody reads is not computed, and rules see forward and
-gradient side by side. What it costs is time to make a session, which nested calls would make exponential.
+Inlined, a graph's results are used where they are, what nobody reads is not computed, and rules see
+forward and gradient side by side. What it costs is time to make a session, which nested calls would
+make exponential.
 """
 
 
 def shared_graphs(main: Graph) -> Set[Graph]:
-    """The graphs that are not inlined: a caller counts as often as it is inlined itself, or once if it is not."""
+    """The graphs that are not inlined: a caller counts as often as it is inlined itself, or once if
+    it is not.
+    """
     times: Dict[Graph, int] = {main: 1}
     shared: Set[Graph] = set()
     for graph in reversed(called_first(main)):
@@ -22,9 +25,13 @@ def shared_graphs(main: Graph) -> Set[Graph]:
             times[graph] = 1
         for op in graph.ops:
             for called, _ in op.called():
-                # A loop's first iteration may be inlined, for what it takes by reference, and the others be its body.
+                # A loop's first iteration may be inlined, for what it takes by reference, and the
+                # others be its body.
                 parts = (
-                    2 if op.arguments.get("repeat_count", 0) > 1 and any(map(op.is_by_reference, called.inputs)) else 1
+                    2
+                    if op.arguments.get("repeat_count", 0) > 1
+                    and any(map(op.is_by_reference, called.inputs))
+                    else 1
                 )
                 times[called] = times.get(called, 0) + times[graph] * parts
     return shared

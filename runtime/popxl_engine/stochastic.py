@@ -20,17 +20,22 @@ def rounded(*updates: Tuple[int, int]) -> ContextManager[None]:
     """Inside, an op's updates of 16-bit tensors are rounded stochastically.
 
     Args:
-        updates: for each tensor that it updates, in the order in which it draws: the place of the op that the user
-            wrote, as `machine.place` numbers it, and the index of the tensor's first element in the unsharded one.
+        updates: for each tensor that it updates, in the order in which it draws: the place of the
+            op that the user wrote, as `machine.place` numbers it, and the index of the tensor's
+            first element in the unsharded one.
     """
-    seeds = ((torch.from_numpy(np.array(as_seed(place), np.uint32)), start) for place, start in updates)
+    seeds = (
+        (torch.from_numpy(np.array(as_seed(place), np.uint32)), start) for place, start in updates
+    )
     return Updates.drawing(lambda: next(seeds))
 
 
 class Positions:
-    """Positions of ops in their graphs, counting only ops that draw and calls of graphs with such ops.
+    """Positions of ops in their graphs, counting only ops that draw and calls of graphs with such
+    ops.
 
-    So a program draws the same with a collective more or less, in the interpreter, and after fusion and dead code.
+    So a program draws the same with a collective more or less, in the interpreter, and after fusion
+    and dead code.
     """
 
     def __init__(self) -> None:

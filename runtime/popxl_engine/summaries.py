@@ -1,6 +1,7 @@
 """What blocks do beyond their results, with the blocks that they run: each block is looked at once.
 
-Make a `Summaries` for a pass. A block may be asked for when the pass is done with it: later changes are not seen.
+Make a `Summaries` for a pass. A block may be asked for when the pass is done with it: later changes
+are not seen.
 """
 
 from dataclasses import dataclass
@@ -62,7 +63,11 @@ def _of_op(instr: Instr) -> Summary:
     draws = writes_narrow(instr)
     if not effects:
         return DRAWS if draws else NOTHING
-    buffer = frozenset((instr.arguments["remote_buffer"],)) if "remote_buffer" in instr.arguments else frozenset()
+    buffer = (
+        frozenset((instr.arguments["remote_buffer"],))
+        if "remote_buffer" in instr.arguments
+        else frozenset()
+    )
     return Summary(
         loads=buffer if name.startswith("remote_load") else frozenset(),
         stores=buffer if name.startswith("remote_store") else frozenset(),

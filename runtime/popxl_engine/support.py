@@ -32,7 +32,8 @@ def to_device(value: np.ndarray) -> torch.Tensor:
 def uploader(device: torch.device) -> Callable[[np.ndarray], torch.Tensor]:
     """What makes of a host value a tensor of its own on a device.
 
-    It does not wait for the device: CUDA has taken the value from memory that is not page-locked when the call returns.
+    It does not wait for the device: CUDA has taken the value from memory that is not page-locked
+    when the call returns.
     """
     if device.type == "cpu":
         return to_device
@@ -40,7 +41,9 @@ def uploader(device: torch.device) -> Callable[[np.ndarray], torch.Tensor]:
 
 
 def downloaded(t: torch.Tensor) -> np.ndarray:
-    """A tensor's elements on the host, in memory of their own: it waits for them. Zeros where t has no memory."""
+    """A tensor's elements on the host, in memory of their own: it waits for them. Zeros where t has
+    no memory.
+    """
     return np.array(t.cpu().numpy()) if not t.is_meta else np.zeros(t.shape, np.uint32)
 
 
@@ -57,12 +60,15 @@ def viewed(result: Any, source: Any) -> Any:
     if isinstance(result, np.ndarray):
         shares = not result.size or np.shares_memory(result, source)
     else:
-        shares = not result.numel() or result.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+        shares = (
+            not result.numel()
+            or result.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+        )
     if not shares:
         raise RuntimeError(
-            f"got a view of shape {list(result.shape)} of a tensor of shape {list(source.shape)} whose elements do not "
-            "lie in memory in that order; expected a view without a copy, because it is written through. Use the "
-            "out-of-place form."
+            f"got a view of shape {list(result.shape)} of a tensor of shape {list(source.shape)} "
+            "whose elements do not lie in memory in that order; expected a view without a copy, "
+            "because it is written through. Use the out-of-place form."
         )
     return result
 
@@ -83,7 +89,10 @@ class Meeting:
     @cached_property
     def members(self) -> List[Tuple[int, ...]]:
         """For each replica, those that it meets here, in group order."""
-        return [group_members(self.op, replica) for replica in range(self.op.graph.ir.replication_factor)]
+        return [
+            group_members(self.op, replica)
+            for replica in range(self.op.graph.ir.replication_factor)
+        ]
 
     @cached_property
     def apart(self) -> Callable[..., torch.Tensor]:
@@ -96,7 +105,9 @@ class Meeting:
         members = self.members[replica.index]
         if reads != "own":
             replica.traffic.meet(self.op.definition.name, members, operands)
-        return Rendezvous(self, members, operands, combine, self.apart, self.describe, self.number, reads)
+        return Rendezvous(
+            self, members, operands, combine, self.apart, self.describe, self.number, reads
+        )
 
     def give(self, replica: Any, operands: List[torch.Tensor], combine: Any) -> Rendezvous:
         """The same, where the replica holds its operand in that list alone."""

@@ -1,7 +1,9 @@
-"""The generated program with a look at every result: where in a run a number first stopped being finite.
+"""The generated program with a look at every result: where in a run a number first stopped being
+finite.
 
-It is the result of an op with finite operands, or a row that was loaded. Constants may be infinite, as masks are, and
-what follows from them. Operands are looked at before the op, which may write to them.
+It is the result of an op with finite operands, or a row that was loaded. Constants may be infinite,
+as masks are, and what follows from them. Operands are looked at before the op, which may write to
+them.
 """
 
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
@@ -38,7 +40,9 @@ class Watch:
         rounds[body] = rounds.get(body, -1) + 1
 
     def are_finite(self, replica: int, operands: Sequence[Any]) -> bool:
-        """Whether operands are; false where something was found, so that nothing more is looked at."""
+        """Whether operands are; false where something was found, so that nothing more is looked
+        at.
+        """
         return replica not in self.first and not any(kind_of(t) for t in operands)
 
     def look(self, replica: int, number: int, were_finite: bool, results: Sequence[Any]) -> None:
@@ -50,9 +54,15 @@ class Watch:
 
 def kind_of(t: Any) -> str:
     """What is not finite in a tensor: nan, inf or -inf; nothing where all is."""
-    if not isinstance(t, torch.Tensor) or not t.is_floating_point() or bool(torch.isfinite(t).all()):
+    if (
+        not isinstance(t, torch.Tensor)
+        or not t.is_floating_point()
+        or bool(torch.isfinite(t).all())
+    ):
         return ""
-    return "nan" if bool(torch.isnan(t).any()) else "inf" if bool((t == torch.inf).any()) else "-inf"
+    return (
+        "nan" if bool(torch.isnan(t).any()) else "inf" if bool((t == torch.inf).any()) else "-inf"
+    )
 
 
 class WatchingGenerator(Generator):
@@ -87,12 +97,18 @@ class WatchingWriter(BlockWriter):
             return
         number = len(self.watching.watched)
         self.watching.watched.append((instr, self.block))
-        yield f"were_finite = {self.watch}.are_finite(r.index, ({self._names(instr, instr.inputs())}))"
+        yield (
+            f"were_finite = {self.watch}.are_finite(r.index, "
+            f"({self._names(instr, instr.inputs())}))"
+        )
         if not any(True for _ in instr.inputs()) or "remote" in instr.effects:
             is_load = "remote" in instr.effects
             yield f"were_finite = {is_load} and r.index not in {self.watch}.first"
         yield from super()._instr(instr)
-        yield f"{self.watch}.look(r.index, {number}, were_finite, ({self._names(instr, instr.outputs)}))"
+        yield (
+            f"{self.watch}.look(r.index, {number}, were_finite, "
+            f"({self._names(instr, instr.outputs)}))"
+        )
 
     def _names(self, instr: Instr, values: Any) -> str:
         return "".join(f"{self.python[v]}, " for v in values)
@@ -118,6 +134,16 @@ class Watcher:
             loops = tuple((body.name.rsplit("/", 1)[-1], rounds.get(body, 0)) for body in bodies)
             assert instr.source is not None, "only copies have none"
             name = instr.source.outputs[0].name
-            found = (order, replica, place.phase, place.graph, loops, name, kind, place.name, place.op)
+            found = (
+                order,
+                replica,
+                place.phase,
+                place.graph,
+                loops,
+                name,
+                kind,
+                place.name,
+                place.op,
+            )
             result.append(NotFinite(*found))
         return sorted(result)

@@ -16,8 +16,12 @@ def store_all(tensors: Iterable[popxl.Tensor]) -> List[popxl.DeviceToHostStream]
     return streams
 
 
-def run_program(build: Callable[[popxl.Ir], Iterable[popxl.Tensor]], **options: Any) -> List[np.ndarray]:
-    """Outputs of a program whose main graph is ``build(ir)``. Options are fields of the session options."""
+def run_program(
+    build: Callable[[popxl.Ir], Iterable[popxl.Tensor]], **options: Any
+) -> List[np.ndarray]:
+    """Outputs of a program whose main graph is ``build(ir)``. Options are fields of the session
+    options.
+    """
     ir = popxl.Ir()
     for name, value in options.items():
         setattr(ir._pb_ir.getSessionOptions(), name, value)

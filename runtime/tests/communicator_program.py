@@ -1,7 +1,8 @@
-"""Every collective on four replicas, each in a process of its own: by messages, and by the collectives of torch itself.
+"""Every collective on four replicas, each in a process of its own: by messages, and by the
+collectives of torch itself.
 
-``python communicator_program.py`` in each process exits with the names of results that differ. On CPUs Gloo's
-collectives stand for NCCL's; with ``POPXL_DEVICE=cuda`` and four GPUs it is NCCL.
+``python communicator_program.py`` in each process exits with the names of results that differ. On
+CPUs Gloo's collectives stand for NCCL's; with ``POPXL_DEVICE=cuda`` and four GPUs it is NCCL.
 """
 
 import os
@@ -26,16 +27,36 @@ from popxl_addons.ops.replicated_all_reduce_TP import (
 from popxl_engine.machine import communicator
 from process_programs import Outputs, in_place
 
-ASSIGNMENTS = {"all": [0, 0, 0, 0], "pairs": [0, 0, 1, 1], "strided": [0, 1, 0, 1], "mirrored": [0, 1, 1, 0]}
+ASSIGNMENTS = {
+    "all": [0, 0, 0, 0],
+    "pairs": [0, 0, 1, 1],
+    "strided": [0, 1, 0, 1],
+    "mirrored": [0, 1, 1, 0],
+}
 SHAPE = (8, 3)
 REDUCTIONS = ("add", "mean", "mul", "min", "max", "square_add")
-DTYPES = ("float16", "bfloat16", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+DTYPES = (
+    "float16",
+    "bfloat16",
+    "float64",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+)
 CALLS = {"reduce": 0, "gather": 0, "reduce_scatter": 0}
 """How often a communicator was asked."""
 
 COLLECTIVES = {
     **{op: lambda t, group, op=op: replicated_all_reduce(t, op, group) for op in REDUCTIONS},
-    **{f"scatter_{op}": lambda t, group, op=op: replicated_reduce_scatter(t[:7], op, group) for op in REDUCTIONS},
+    **{
+        f"scatter_{op}": lambda t, group, op=op: replicated_reduce_scatter(t[:7], op, group)
+        for op in REDUCTIONS
+    },
     "in_place": in_place,
     "scalar": lambda t, group: replicated_all_reduce(ops.sum(t), "add", group),
     "transposed": lambda t, group: replicated_all_reduce(ops.transpose(t), "add", group),
@@ -44,13 +65,19 @@ COLLECTIVES = {
     "gather_last": lambda t, group: replicated_all_gather(ops.transpose(t), -1, group),
     "gather_new": lambda t, group: replicated_all_gather(t, 0, group, "new_axis"),
     "shard": lambda t, group: replica_sharded_slice(t[:7], group),
-    "shards_together": lambda t, group: replicated_all_gather(replica_sharded_slice(t[:7], group), group=group),
+    "shards_together": lambda t, group: replicated_all_gather(
+        replica_sharded_slice(t[:7], group), group=group
+    ),
     "slice": lambda t, group: replicated_slice(t, 0, group),
 }
 DIFFERENTIABLE = {
     "identical_inputs": lambda t, group: replicated_all_reduce_identical_inputs(t, group=group),
-    "identical_grad_inputs": lambda t, group: replicated_all_reduce_identical_grad_inputs(t, group=group),
-    **{name: COLLECTIVES[name] for name in ("gather_0", "gather_1", "gather_new", "shard", "slice")},
+    "identical_grad_inputs": lambda t, group: replicated_all_reduce_identical_grad_inputs(
+        t, group=group
+    ),
+    **{
+        name: COLLECTIVES[name] for name in ("gather_0", "gather_1", "gather_new", "shard", "slice")
+    },
 }
 
 
@@ -109,9 +136,15 @@ def differences(plain, other):
     """Names of results that differ: floating point by more than 1e-6, others at all."""
     for name, expected in plain.items():
         found = other[name]
-        tolerance = {"rtol": 1e-6, "atol": 1e-7} if expected.dtype in (np.float32, np.float64) else {"rtol": 0}
+        tolerance = (
+            {"rtol": 1e-6, "atol": 1e-7}
+            if expected.dtype in (np.float32, np.float64)
+            else {"rtol": 0}
+        )
         same = found.dtype == expected.dtype and found.shape == expected.shape
-        if not same or not np.allclose(found.astype(np.float64), expected.astype(np.float64), **tolerance):
+        if not same or not np.allclose(
+            found.astype(np.float64), expected.astype(np.float64), **tolerance
+        ):
             yield name
 
 

@@ -9,7 +9,9 @@ from popxl.values import Tensor
 from popxl_engine.engine import Engine
 
 
-def prepare(build: Callable[[popxl.Ir], Sequence[Tensor]], interpret: bool = False, **options: Any) -> Engine:
+def prepare(
+    build: Callable[[popxl.Ir], Sequence[Tensor]], interpret: bool = False, **options: Any
+) -> Engine:
     """An engine for a main graph that is ``build(ir)``, whose results go to streams."""
     ir = popxl.Ir()
     for name, value in options.items():
@@ -22,7 +24,9 @@ def prepare(build: Callable[[popxl.Ir], Sequence[Tensor]], interpret: bool = Fal
 
 def run(engine: Engine) -> Dict[str, Any]:
     """Outputs and variables after a run."""
-    outputs = {s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in engine.ir.get_all_d2h_streams()}
+    outputs = {
+        s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in engine.ir.get_all_d2h_streams()
+    }
     engine.run({}, outputs)
     values: Dict[str, Any] = {
         s.tensor_id: outputs[s][0, 0].tolist() for s in sorted(outputs, key=lambda s: s.tensor_id)

@@ -25,7 +25,9 @@ CUDA_TYPE, META_TYPE = 1, 14
 
 
 def guard_cuda():
-    """Give torch's CPU build a guard for the device type "cuda": that of the meta device, which does nothing."""
+    """Give torch's CPU build a guard for the device type "cuda": that of the meta device, which
+    does nothing.
+    """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     registry = (ctypes.c_void_p * 22).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
     assert registry[META_TYPE], "torch has a guard for the meta device"
@@ -38,7 +40,8 @@ def fake_gpu():
     if not torch.cuda.is_available():
         guard_cuda()
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(compiled, "compiles", lambda: False))  # nothing runs them
+        # nothing runs them
+        stack.enter_context(mock.patch.object(compiled, "compiles", lambda: False))
         stack.enter_context(FakeTensorMode())
         stack.enter_context(CUDA)
         yield
@@ -67,7 +70,9 @@ class Replica:
 
 
 def run_on_fake_gpu(ir):
-    """Run a program once, as the engine writes it for a GPU. Returns how often its replicas gave something away."""
+    """Run a program once, as the engine writes it for a GPU. Returns how often its replicas gave
+    something away.
+    """
     block = fused_program(ir.main_graph, device=CUDA)
     optimise(block)
     with fake_gpu():
@@ -76,7 +81,9 @@ def run_on_fake_gpu(ir):
         names = dict(generator.source.names)
         exec(compile(generator.source.text(), "<popxl program on a GPU>", "exec"), names)
         state = [
-            np.zeros(t.shape, t.dtype.as_numpy()) if v.host else torch.empty(t.shape, dtype=torch_dtype(t.dtype))
+            np.zeros(t.shape, t.dtype.as_numpy())
+            if v.host
+            else torch.empty(t.shape, dtype=torch_dtype(t.dtype))
             for t, v in block.state.items()
         ]
         replicas = [Replica(i) for i in range(ir.replication_factor)]

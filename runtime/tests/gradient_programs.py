@@ -1,8 +1,9 @@
-"""Small differentiable programs, each built twice from one list of numbers: with popxl's ops, and with torch.
+"""Small differentiable programs, each built twice from one list of numbers: with popxl's ops, and
+with torch.
 
-Values have the shapes of `SHAPES`, which broadcast against each other. A program is a list of steps; a step is
-(kind, i, j). Steps of kinds "call", "conditional" and "repeat" run one of the program's functions, which are lists of
-steps themselves.
+Values have the shapes of `SHAPES`, which broadcast against each other. A program is a list of
+steps; a step is (kind, i, j). Steps of kinds "call", "conditional" and "repeat" run one of the
+program's functions, which are lists of steps themselves.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,20 @@ from popxl.transforms.autodiff import ExpectedConnectionType, GradGraphInfo
 from popxl_engine.interpreter import run_graph
 
 SHAPES = ((2, 3), (3,), (1, 3), ())
-PLAIN = ("add", "sub", "mul", "square", "tanh", "detach", "constant", "total", "rows", "mix", "turn", "stack")
+PLAIN = (
+    "add",
+    "sub",
+    "mul",
+    "square",
+    "tanh",
+    "detach",
+    "constant",
+    "total",
+    "rows",
+    "mix",
+    "turn",
+    "stack",
+)
 CALLS = ("call", "conditional", "repeat")
 
 Step = Tuple[str, int, int]
@@ -38,7 +52,9 @@ class Popxl:
         self.ir = ir
         self.graphs: Dict[int, popxl.Graph] = {}
 
-    tanh, detach, mul, add, sub = (staticmethod(f) for f in (ops.tanh, ops.detach, ops.mul, ops.add, ops.sub))
+    tanh, detach, mul, add, sub = (
+        staticmethod(f) for f in (ops.tanh, ops.detach, ops.mul, ops.add, ops.sub)
+    )
 
     def total(self, t: Any) -> Any:
         return ops.sum(t)
@@ -84,7 +100,8 @@ class Torch:
     """The same steps in torch; functions are functions."""
 
     tanh, mul, add, sub, matmul, reshape = (
-        staticmethod(f) for f in (torch.tanh, torch.mul, torch.add, torch.sub, torch.matmul, torch.reshape)
+        staticmethod(f)
+        for f in (torch.tanh, torch.mul, torch.add, torch.sub, torch.matmul, torch.reshape)
     )
 
     def detach(self, t: Any) -> Any:
@@ -124,13 +141,23 @@ def spec(shape: Sequence[int]) -> popxl.TensorSpec:
 def function(backend: Any, program: Program, number: int, x: Any, w: Any) -> Tuple[Any, Any]:
     """Run one function: (2, 3) and (3,) in, (2, 3) and (3,) out, of moderate size."""
     flag = None
-    pool = run(backend, Program(program.functions[number], program.functions), [x, w], flag, first=number + 1)
+    pool = run(
+        backend,
+        Program(program.functions[number], program.functions),
+        [x, w],
+        flag,
+        first=number + 1,
+    )
     last = {tuple(t.shape): t for t in pool}
     return backend.tanh(last[2, 3]), backend.tanh(last[3,])
 
 
-def run(backend: Any, program: Program, inputs: Sequence[Any], flag: Any, first: int = 0) -> List[Any]:
-    """Run steps on a growing pool of values; returns the pool. ``first`` is the first function that may be called."""
+def run(
+    backend: Any, program: Program, inputs: Sequence[Any], flag: Any, first: int = 0
+) -> List[Any]:
+    """Run steps on a growing pool of values; returns the pool. ``first`` is the first function that
+    may be called.
+    """
     pool = list(inputs)
 
     def pick(i: int, shape: Any = None) -> Any:
@@ -182,14 +209,20 @@ def gradients(
     values: Sequence[torch.Tensor],
     provided: Sequence[torch.Tensor],
 ) -> List[torch.Tensor]:
-    """Run a graph and its gradient graph as a program does: connected by ``inputs_dict`` in a graph that calls both."""
+    """Run a graph and its gradient graph as a program does: connected by ``inputs_dict`` in a graph
+    that calls both.
+    """
     count = len(graph.inputs)
 
     def caller(*tensors: popxl.Tensor) -> Any:
         forward = ops.call_with_info(graph, *tensors[:count])
         return ops.call(info.graph, *tensors[count:], inputs_dict=info.inputs_dict(forward))
 
-    grads = [c.fwd_tensor.spec for c in info.expected_inputs if c.connection_type is ExpectedConnectionType.FwdGrad]
+    grads = [
+        c.fwd_tensor.spec
+        for c in info.expected_inputs
+        if c.connection_type is ExpectedConnectionType.FwdGrad
+    ]
     with ir.main_graph:
         outer = ir.create_graph(caller, *[t.spec for t in graph.inputs], *grads)
     return run_graph(outer, [*values, *provided])

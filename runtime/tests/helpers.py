@@ -1,4 +1,6 @@
-"""From a line of a sample table to operands, a graph with the op in it, and the results of its kernel."""
+"""From a line of a sample table to operands, a graph with the op in it, and the results of its
+kernel.
+"""
 
 import functools
 import sys
@@ -49,7 +51,9 @@ def declaring_function(op: OpDefinition) -> Callable[..., Any]:
             for value in vars(module).values():
                 if getattr(value, "definition", None) is op:
                     return value
-    raise LookupError(f"op {op.name!r}: found no function that declares it in the modules imported by the tests")
+    raise LookupError(
+        f"op {op.name!r}: found no function that declares it in the modules imported by the tests"
+    )
 
 
 # Operands
@@ -61,14 +65,20 @@ def random_values(operand: Operand, dtype: popxl.dtype, rng: np.random.Generator
     if dtype is popxl.bool:
         return torch.from_numpy(rng.integers(0, 2, operand.shape).astype(bool))
     if dtype.is_int:
-        values = rng.integers(int(operand.low), int(operand.high), operand.shape) if size else np.zeros(operand.shape)
+        values = (
+            rng.integers(int(operand.low), int(operand.high), operand.shape)
+            if size
+            else np.zeros(operand.shape)
+        )
         return torch.from_numpy(np.asarray(values).astype(dtype.as_numpy()))
     values = rng.uniform(operand.low, operand.high, size)
     if operand.distinct:
         values = operand.low + 2 * ROOM * rng.permutation(size) + rng.uniform(0, ROOM, size)
     for kink in operand.away_from:
         near = np.abs(values - kink) < 2 * ROOM
-        values[near] = kink + np.where(values[near] < kink, -1, 1) * (2 * ROOM + np.abs(values[near] - kink))
+        values[near] = kink + np.where(values[near] < kink, -1, 1) * (
+            2 * ROOM + np.abs(values[near] - kink)
+        )
     return torch.from_numpy(values.reshape(operand.shape)).to(torch_dtype(dtype))
 
 
@@ -78,7 +88,9 @@ def positive_integers(values: np.ndarray) -> np.ndarray:
 
 
 def laid_out(t: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same values (for "expanded": the first along the first axis, repeated) in another memory layout."""
+    """The same values (for "expanded": the first along the first axis, repeated) in another memory
+    layout.
+    """
     if layout == "transposed":
         return t.permute(*reversed(range(t.dim()))).contiguous().permute(*reversed(range(t.dim())))
     if layout == "strided":
@@ -93,7 +105,9 @@ def laid_out(t: torch.Tensor, layout: str) -> torch.Tensor:
 
 @dataclass
 class Case:
-    """Operands of a sample in one dtype. ``places``: where they go, a list or a dict by name of indices."""
+    """Operands of a sample in one dtype. ``places``: where they go, a list or a dict by name of
+    indices.
+    """
 
     sample: Union[Sample, Refusal]
     dtype: popxl.dtype
@@ -102,7 +116,9 @@ class Case:
     places: Any = None
 
     def arguments(self, values: Sequence[Any]) -> Tuple[List[Any], Dict[str, Any]]:
-        """The operands as positional and named arguments, with ``values[i]`` for the i-th tensor."""
+        """The operands as positional and named arguments, with ``values[i]`` for the i-th
+        tensor.
+        """
 
         def fill(place: Any) -> Any:
             return [fill(p) for p in place] if isinstance(place, list) else values[place]
@@ -115,7 +131,8 @@ class Case:
 def make_case(sample: Union[Sample, Refusal], dtype: Optional[popxl.dtype] = None) -> Case:
     """Draw the operands; the same numbers, rounded, for every dtype of one kind."""
     case = Case(sample, dtype or sample.dtype)
-    made_integers = case.dtype.is_int and not sample.dtype.is_int  # drawn from 1 to 5: no divisor is zero
+    # drawn from 1 to 5: no divisor is zero
+    made_integers = case.dtype.is_int and not sample.dtype.is_int
     rng = np.random.default_rng(getattr(sample, "seed", 0))
     flat: List[int] = []
 
@@ -128,7 +145,9 @@ def make_case(sample: Union[Sample, Refusal], dtype: Optional[popxl.dtype] = Non
         if isinstance(spec, np.ndarray):
             is_float = spec.dtype.kind == "f"
             of = case.dtype if is_float else popxl.dtype.as_dtype(spec.dtype)
-            tensor = torch.from_numpy(positive_integers(spec) if is_float and made_integers else spec.copy())
+            tensor = torch.from_numpy(
+                positive_integers(spec) if is_float and made_integers else spec.copy()
+            )
             tensor = tensor.to(torch_dtype(of)) if is_float else tensor
         else:
             operand = spec if isinstance(spec, Operand) else Operand(tuple(spec))
@@ -142,7 +161,9 @@ def make_case(sample: Union[Sample, Refusal], dtype: Optional[popxl.dtype] = Non
 
     operands = sample.operands
     case.places = (
-        {n: place(s) for n, s in operands.items()} if isinstance(operands, dict) else [place(s) for s in operands]
+        {n: place(s) for n, s in operands.items()}
+        if isinstance(operands, dict)
+        else [place(s) for s in operands]
     )
     return case
 
@@ -152,7 +173,9 @@ def make_case(sample: Union[Sample, Refusal], dtype: Optional[popxl.dtype] = Non
 
 @dataclass
 class Program:
-    """A graph whose inputs are a case's operands and whose outputs are the results of the sample's op."""
+    """A graph whose inputs are a case's operands and whose outputs are the results of the sample's
+    op.
+    """
 
     case: Case
     graph: Graph
@@ -178,7 +201,8 @@ def build(case: Case) -> Program:
             popxl.graph_output(t)
     made = [op for op in graph.ops if op.definition.name == sample.op]
     assert made, (
-        f"{sample.op}: the sample's graph does not hold the op, only {[op.definition.name for op in graph.ops]}"
+        f"{sample.op}: the sample's graph does not hold the op, only "
+        f"{[op.definition.name for op in graph.ops]}"
     )
     return Program(case, graph, made[-1], attrs)
 
@@ -189,7 +213,8 @@ def needs_machine(graph: Graph) -> bool:
 
 
 def run(graph: Graph, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-    """Execute the graph: kernel by kernel on these very tensors, or on a machine if an op needs one.
+    """Execute the graph: kernel by kernel on these very tensors, or on a machine if an op needs
+    one.
 
     The first slot of every output stream is appended to the results.
     """
@@ -199,7 +224,9 @@ def run(graph: Graph, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
     env.update((c, constant_tensor(c)) for c in graph.constants)
     for op in graph.ops:
         results = run_kernel(op, env)
-        assert len(results) == len(op.outputs), f"{op}: kernel gave {len(results)} results, expected {len(op.outputs)}"
+        assert len(results) == len(op.outputs), (
+            f"{op}: kernel gave {len(results)} results, expected {len(op.outputs)}"
+        )
         env.update(zip(op.outputs, results))
     return [env[t] for t in graph.outputs]
 
@@ -215,7 +242,9 @@ def run_kernel(op: Op, env: Dict[Tensor, torch.Tensor]) -> List[torch.Tensor]:
     if "collective" in definition.effects:
         (result,) = result
     for t, value in before.items():
-        assert same_bits(env[t], value), f"{definition.name}: the kernel changed %{t.name}, which it does not declare"
+        assert same_bits(env[t], value), (
+            f"{definition.name}: the kernel changed %{t.name}, which it does not declare"
+        )
     return [] if result is None else [result] if isinstance(result, torch.Tensor) else list(result)
 
 
@@ -230,7 +259,9 @@ def as_bytes(t: torch.Tensor) -> bytes:
 
 
 def run_on_machine(graph: Graph, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-    """Execute the graph with the interpreter, on a machine of one replica with all of the program's streams."""
+    """Execute the graph with the interpreter, on a machine of one replica with all of the program's
+    streams.
+    """
     replica = Machine(graph.ir.remote_buffers, range(1)).replicas[0]
 
     def slots(stream: Any) -> torch.Tensor:

@@ -1,8 +1,9 @@
-"""Random programs that use any op with a sample, on values of the program, beside what random_programs does.
+"""Random programs that use any op with a sample, on values of the program, beside what
+random_programs does.
 
-Kernels may round differently on operands that lie differently in memory, so results go on in two ways: as they are,
-into `Pool.raw`, where they are written, viewed, and compared to a tolerance; and settled on a coarse grid, into the
-pool, where everything is compared bit for bit.
+Kernels may round differently on operands that lie differently in memory, so results go on in two
+ways: as they are, into `Pool.raw`, where they are written, viewed, and compared to a tolerance; and
+settled on a coarse grid, into the pool, where everything is compared bit for bit.
 """
 
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
@@ -44,7 +45,9 @@ def places(operands: Any) -> Iterator[Any]:
 
 
 class OpBuilder(Builder):
-    """Builds programs with steps ("sample", a, b, c): sample number 32 * a + b, on tensors from number c on."""
+    """Builds programs with steps ("sample", a, b, c): sample number 32 * a + b, on tensors from
+    number c on.
+    """
 
     def __init__(
         self,
@@ -66,9 +69,14 @@ class OpBuilder(Builder):
         sample = self.samples[(32 * a + b) % len(self.samples)]
         narrow = sample.dtype is popxl.float32 and sample.in_16_bits
         case = make_case(sample, self.dtype if narrow else sample.dtype)
-        values = [self.operand(pool, case, i, spec, c + i) for i, spec in enumerate(places(sample.operands))]
+        values = [
+            self.operand(pool, case, i, spec, c + i)
+            for i, spec in enumerate(places(sample.operands))
+        ]
         args, kwargs = case.arguments(values)
-        attrs = {n: v.make() if isinstance(v, BuiltAttribute) else v for n, v in sample.attrs.items()}
+        attrs = {
+            n: v.make() if isinstance(v, BuiltAttribute) else v for n, v in sample.attrs.items()
+        }
         made = (sample.build or public_function(sample.op))(*args, **kwargs, **attrs)
         for t in [] if made is None else [made] if isinstance(made, Tensor) else made:
             if t.nelms and t.dtype in FLOAT8:
@@ -85,11 +93,15 @@ class OpBuilder(Builder):
             return ops.pow2scale_cast_to_fp8(fitted(x, shape), popxl.constant(0, popxl.int32), of)
         if isinstance(spec, np.ndarray) or of is not self.dtype or not case.tensors[i].numel():
             values = case.tensors[i]
-            return popxl.constant(values.float().numpy() if of is popxl.bfloat16 else values.numpy(), of)
+            return popxl.constant(
+                values.float().numpy() if of is popxl.bfloat16 else values.numpy(), of
+            )
         x = pool.pick(c)
-        own = bool(OPS[case.sample.op].writes) or case.sample.op == JOINING  # operands that nothing else may have
+        # operands that nothing else may have
+        own = bool(OPS[case.sample.op].writes) or case.sample.op == JOINING
         if c % 2 and not own:
-            ops.var_updates.copy_var_update_(x, ops.clip(x, -LIMIT, LIMIT))  # what else has it sees the change
+            # what else has it sees the change
+            ops.var_updates.copy_var_update_(x, ops.clip(x, -LIMIT, LIMIT))
         else:
             x = ops.clip(x, -LIMIT, LIMIT)
         low = spec.low if isinstance(spec, Operand) else -1.0
@@ -97,7 +109,9 @@ class OpBuilder(Builder):
         return x.reshape(shape) if own else x
 
     def settled(self, t: Tensor, shape: Tuple[int, ...]) -> Tensor:
-        """The nearest halves at most `LIMIT` from 0, in the pool's dtype and a shape of the pool; 0 for NaN."""
+        """The nearest halves at most `LIMIT` from 0, in the pool's dtype and a shape of the pool; 0
+        for NaN.
+        """
         t = ops.cast(t, self.dtype)
         t = ops.clip(ops.where(ops.isnan(t), popxl.constant(0.0, self.dtype), t), -LIMIT, LIMIT)
         return fitted(ops.floor(t * 2.0 + BETWEEN) * 0.5, shape)
@@ -124,7 +138,8 @@ def is_joined(t: Tensor) -> bool:
     """Whether a tensor is, or is a view of, several tensors joined: it may not be written."""
     made = t._op
     return made is not None and (
-        made.definition.name == JOINING or any(is_joined(s) for s in made.inputs if made.definition.views)
+        made.definition.name == JOINING
+        or any(is_joined(s) for s in made.inputs if made.definition.views)
     )
 
 

@@ -1,7 +1,8 @@
 """The reference page of ops, `runtime/OPS.md`: `python runtime/tests/ops_page.py` writes it anew.
 
-Everything on it is asked of the declarations and of the sample tables: an op has the data types in which a sample of it
-is accepted and its kernel computes, the gradient it declares, and the cost of a sample.
+Everything on it is asked of the declarations and of the sample tables: an op has the data types in
+which a sample of it is accepted and its kernel computes, the gradient it declares, and the cost of
+a sample.
 """
 
 import importlib
@@ -27,7 +28,9 @@ from popxl_engine.kernels.registry import ALTERNATES, KERNELS, Kernel
 from samples.sample import Operand, Sample
 
 PAGE = Path(__file__).parents[1] / "OPS.md"
-NAMES = json.loads((Path(__file__).parent / "public_names.json").read_text(encoding="utf-8"))["modules"]
+NAMES = json.loads((Path(__file__).parent / "public_names.json").read_text(encoding="utf-8"))[
+    "modules"
+]
 HEADER = """# Ops
 
 Written by `python runtime/tests/ops_page.py` from the declarations in `popxl/ops/`, the kernels in
@@ -63,24 +66,41 @@ def every_sample() -> "dict[str, list[Sample]]":
 
 
 def cases(sample: Sample, dtype: popxl.dtype) -> "list[Case]":
-    """A sample with another data type, wherever it may be given: of operands, of the first one, of the result."""
+    """A sample with another data type, wherever it may be given: of operands, of the first one, of
+    the result.
+    """
     found = [make_case(sample, dtype)]
     for key in {"dtype", "data_type"} & set(sample.attrs):
         found.append(make_case(replace(sample, attrs={**sample.attrs, key: dtype})))
     if isinstance(sample.operands, tuple) and sample.operands:
         first, *others = sample.operands
         if isinstance(first, Operand):
-            found.append(make_case(replace(sample, operands=(replace(first, dtype=dtype), *others))))
-        elif isinstance(first, np.ndarray) and first.dtype.kind in "iu" and (dtype.is_int or dtype.is_floating_point):
+            found.append(
+                make_case(replace(sample, operands=(replace(first, dtype=dtype), *others)))
+            )
+        elif (
+            isinstance(first, np.ndarray)
+            and first.dtype.kind in "iu"
+            and (dtype.is_int or dtype.is_floating_point)
+        ):
             array = np.abs(first).astype(dtype.as_numpy() if dtype.is_int else np.float32)
-            found.append(make_case(replace(sample, operands=(array, *others)), sample.dtype if dtype.is_int else dtype))
+            found.append(
+                make_case(
+                    replace(sample, operands=(array, *others)),
+                    sample.dtype if dtype.is_int else dtype,
+                )
+            )
     return found
 
 
 def computed(tried: "list[Sample]") -> "dict[popxl.dtype, set[popxl.dtype]]":
-    """Data types of the first operand in which an op is accepted and computes, with those of its results."""
+    """Data types of the first operand in which an op is accepted and computes, with those of its
+    results.
+    """
     found: dict[popxl.dtype, set[popxl.dtype]] = {}
-    for case in itertools.chain.from_iterable(cases(sample, dtype) for sample in tried for dtype in DTYPES):
+    for case in itertools.chain.from_iterable(
+        cases(sample, dtype) for sample in tried for dtype in DTYPES
+    ):
         try:
             program = build(case)
         except (DTypeError, TypeError, ValueError):
@@ -92,7 +112,9 @@ def computed(tried: "list[Sample]") -> "dict[popxl.dtype, set[popxl.dtype]]":
         if first is None or (first in found and results <= found[first]):
             continue
         for value, t in zip(run(program.graph, case.tensors), program.graph.outputs):
-            assert value.dtype == torch_dtype(t.dtype), f"{program.op}: computed {value.dtype}, inferred {t.spec}"
+            assert value.dtype == torch_dtype(t.dtype), (
+                f"{program.op}: computed {value.dtype}, inferred {t.spec}"
+            )
         found.setdefault(first, set()).update(results)
     return found
 
@@ -129,9 +151,17 @@ def kernel(definition: OpDefinition) -> str:
     """The file of the kernel, and the devices that have another."""
     if "control" in definition.effects:
         return "the engine"
-    name = definition.name if definition.name in KERNELS or definition.base is None else definition.base.name
-    devices = [(device, kernels[name]) for device, kernels in sorted(ALTERNATES.items()) if name in kernels]
-    return ", ".join([file_of(KERNELS[name]), *(f"{device}: {file_of(fn)}" for device, fn in devices)])
+    name = (
+        definition.name
+        if definition.name in KERNELS or definition.base is None
+        else definition.base.name
+    )
+    devices = [
+        (device, kernels[name]) for device, kernels in sorted(ALTERNATES.items()) if name in kernels
+    ]
+    return ", ".join(
+        [file_of(KERNELS[name]), *(f"{device}: {file_of(fn)}" for device, fn in devices)]
+    )
 
 
 def file_of(fn: Kernel) -> str:
@@ -180,10 +210,14 @@ def page() -> str:
     tried, api = every_sample(), names_of_the_api()
     parts = [HEADER]
     head = ["op", "data types", "result", "gradient", "kernel", "cost"]
-    in_api = sorted((name for name in OPS if name in api), key=lambda name: (OPS[name].module, name))
+    in_api = sorted(
+        (name for name in OPS if name in api), key=lambda name: (OPS[name].module, name)
+    )
     for module, names in itertools.groupby(in_api, lambda name: OPS[name].module):
         parts.append(table(module, head, [row(name, tried[name]) for name in names]))
-    others = sorted((name for name in OPS if name not in api), key=lambda name: (OPS[name].module, name))
+    others = sorted(
+        (name for name in OPS if name not in api), key=lambda name: (OPS[name].module, name)
+    )
     inner = [
         [
             f"`{name}`",
@@ -194,9 +228,17 @@ def page() -> str:
         ]
         for name in others
     ]
-    parts.append(table("Ops that gradients and add-ons make", ["op", "declared in", *head[3:]], inner))
-    composed = [[f"`{n}`", inspect.getdoc(function(n)).partition("\n")[0]] for n in api if n not in OPS]
-    parts.append(table("Functions made of other ops, or of none", ["function", "what it does"], composed))
+    parts.append(
+        table("Ops that gradients and add-ons make", ["op", "declared in", *head[3:]], inner)
+    )
+    composed = [
+        [f"`{n}`", " ".join(inspect.getdoc(function(n)).partition("\n\n")[0].split())]
+        for n in api
+        if n not in OPS
+    ]
+    parts.append(
+        table("Functions made of other ops, or of none", ["function", "what it does"], composed)
+    )
     return "\n".join(parts)
 
 

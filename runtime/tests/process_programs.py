@@ -1,4 +1,5 @@
-"""Programs on eight replicas that tests run in one process and in several: ``python process_programs.py FILE`` in each.
+"""Programs on eight replicas that tests run in one process and in several: ``python
+process_programs.py FILE`` in each.
 
 No part of them knows how the replicas are split.
 """
@@ -57,7 +58,9 @@ COLLECTIVES = {
 }
 DIFFERENTIABLE = {
     "identical_inputs": lambda t, group: replicated_all_reduce_identical_inputs(t, group=group),
-    "identical_grad_inputs": lambda t, group: replicated_all_reduce_identical_grad_inputs(t, group=group),
+    "identical_grad_inputs": lambda t, group: replicated_all_reduce_identical_grad_inputs(
+        t, group=group
+    ),
     "gather": lambda t, group: replicated_all_gather(t, 1, group),
     "shard": lambda t, group: replica_sharded_slice(t[:7], group),
     "slice": lambda t, group: replicated_slice(t, 0, group),
@@ -99,8 +102,14 @@ def each_collective(ir, x, outputs):
             outputs.store(f"{name}/{group_name}", fn(x, group))
     for dtype in DTYPES:
         positive = popxl.constant(100.0) * (x + 1.0)
-        t = ops.greater(x, popxl.constant(0.8)) if dtype is popxl.bool else ops.cast(positive, dtype)
-        outputs.store(f"dtype/{dtype.name}", replicated_all_reduce(t, "or" if dtype is popxl.bool else "add"))
+        t = (
+            ops.greater(x, popxl.constant(0.8))
+            if dtype is popxl.bool
+            else ops.cast(positive, dtype)
+        )
+        outputs.store(
+            f"dtype/{dtype.name}", replicated_all_reduce(t, "or" if dtype is popxl.bool else "add")
+        )
 
 
 def gradients(ir, x, outputs):
@@ -118,7 +127,9 @@ def gradients(ir, x, outputs):
 def two_branches(ir, x, outputs):
     """Groups over several processes that take different branches, each with its own collectives."""
     across = ir.replica_grouping_from_assignments(ASSIGNMENTS["across"])
-    flag = popxl.variable(np.array([True, False, True, False]), popxl.bool, "flag", replica_grouping=across)
+    flag = popxl.variable(
+        np.array([True, False, True, False]), popxl.bool, "flag", replica_grouping=across
+    )
 
     def then(t):
         return replicated_all_reduce(replicated_all_reduce(t, "max", across) + t, "add", across)
@@ -139,10 +150,14 @@ def make_variables(ir, x, memmap_dir):
     mirrored = ir.replica_grouping_from_assignments(ASSIGNMENTS["mirrored"])
     zeros = np.zeros(SHAPE, np.float32)
     found = {
-        "own": popxl.variable(values(*SHAPE), name="own", replica_grouping=ir.replica_grouping(1, 1)),
+        "own": popxl.variable(
+            values(*SHAPE), name="own", replica_grouping=ir.replica_grouping(1, 1)
+        ),
         "one": popxl.variable(zeros, name="one"),
         "every": popxl.variable(zeros, name="every", retrieval_mode="all_replicas"),
-        "mirrored": popxl.variable(np.stack([zeros] * 4), name="mirrored", replica_grouping=mirrored),
+        "mirrored": popxl.variable(
+            np.stack([zeros] * 4), name="mirrored", replica_grouping=mirrored
+        ),
         "paired": popxl.variable(np.stack([zeros] * 4), name="paired", replica_grouping=pairs),
     }
     for variable in found.values():
@@ -151,15 +166,21 @@ def make_variables(ir, x, memmap_dir):
     ops.var_updates.accumulate_(shard, replica_sharded_slice(x))
     buffer = popxl.replica_sharded_buffer((4, *SHAPE), popxl.float32, across)
     data = values(*SHAPE)[:4]
-    found["remote"] = popxl.remote_replica_sharded_variable(data, buffer, 0, name="remote", replica_grouping=across)
+    found["remote"] = popxl.remote_replica_sharded_variable(
+        data, buffer, 0, name="remote", replica_grouping=across
+    )
     ops.remote_store(buffer, 0, ops.remote_load(buffer, 0) + replica_sharded_slice(x, across))
     factory = addons.VariableFactory(lambda: values(*SHAPE)[0], name="file")
-    found["file"] = factory.create_remote_tensor(popxl.remote_buffer(SHAPE, popxl.float32), 0, memmap_dir=memmap_dir)
+    found["file"] = factory.create_remote_tensor(
+        popxl.remote_buffer(SHAPE, popxl.float32), 0, memmap_dir=memmap_dir
+    )
     return found
 
 
 def results(memmap_dir):
-    """What all of it gives: streams as ``[replicas, *shape]``, variables as the host reads them, by name."""
+    """What all of it gives: streams as ``[replicas, *shape]``, variables as the host reads them, by
+    name.
+    """
     ir = popxl.Ir(replication="popdist" if popdist.isPopdistEnvSet() else REPLICAS)
     outputs = Outputs()
     with ir.main_graph, popxl.in_sequence():
@@ -176,10 +197,15 @@ def results(memmap_dir):
     with session:
         found = session.run({into: values(*SHAPE)[first : first + local]})
         read = session.get_tensors_data(variables.values())
-    named = {name: found[stream].reshape(local, *stream.shape) for name, stream in outputs.streams.items()}
+    named = {
+        name: found[stream].reshape(local, *stream.shape)
+        for name, stream in outputs.streams.items()
+    }
     parts = gather({name: array.tolist() for name, array in named.items()})
     whole = {
-        name: np.concatenate([np.array(part[name], array.dtype).reshape(array.shape) for part in parts])
+        name: np.concatenate(
+            [np.array(part[name], array.dtype).reshape(array.shape) for part in parts]
+        )
         for name, array in named.items()
     }
     return {**whole, **{f"variable/{name}": np.array(read[v]) for name, v in variables.items()}}

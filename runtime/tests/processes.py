@@ -1,4 +1,6 @@
-"""How tests start several processes: bounded in time, on this machine only, each with one thread."""
+"""How tests start several processes: bounded in time, on this machine only, each with one
+thread.
+"""
 
 import os
 import socket
@@ -38,7 +40,9 @@ def start(options, program, module=LAUNCHER, **more):
     """A launcher that has been started. ``program``: arguments of Python."""
     interpreter = [sys.executable] if module == LAUNCHER else []
     command = [sys.executable, "-m", module, *map(str, options), *interpreter, *map(str, program)]
-    return subprocess.Popen(command, env=environment(**more), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment(**more), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def finish(process, begin):

@@ -1,4 +1,6 @@
-"""What keeps `make check` quick: which cases of a test it runs, and imports that wait until a test needs them."""
+"""What keeps `make check` quick: which cases of a test it runs, and imports that wait until a test
+needs them.
+"""
 
 import importlib
 from typing import Any, Callable, Iterable, List, Optional, Sequence
@@ -7,8 +9,12 @@ import pytest
 from samples.sample import Sample
 
 
-def cases(values: Iterable[Any], is_quick: Callable[[Any], bool], ids: Optional[Sequence[str]] = None) -> List[Any]:
-    """Values to parametrize with; those that are not quick are marked slow. Without ids their texts name them."""
+def cases(
+    values: Iterable[Any], is_quick: Callable[[Any], bool], ids: Optional[Sequence[str]] = None
+) -> List[Any]:
+    """Values to parametrize with; those that are not quick are marked slow. Without ids their texts
+    name them.
+    """
     values = list(values)
     return [
         pytest.param(value, marks=[] if is_quick(value) else [pytest.mark.slow], id=name)
@@ -25,7 +31,9 @@ def firsts(samples: Iterable[Sample]) -> Callable[[Sample], bool]:
 
 
 class Later:
-    """A module that is imported when a public name of it is first read, and not where tests are only collected."""
+    """A module that is imported when a public name of it is first read, and not where tests are
+    only collected.
+    """
 
     def __init__(self, module: str) -> None:
         self._module = module

@@ -1,6 +1,8 @@
-"""Programs from lists of plain numbers: in-place ops, views, calls, repeats, conditionals, remote rows and streams.
+"""Programs from lists of plain numbers: in-place ops, views, calls, repeats, conditionals, remote
+rows and streams.
 
-Every list describes a valid program, so that hypothesis can shrink it, and the same list builds the same program again.
+Every list describes a valid program, so that hypothesis can shrink it, and the same list builds the
+same program again.
 """
 
 from dataclasses import dataclass
@@ -25,7 +27,9 @@ ROWS = 3
 
 
 def storages(t: Tensor) -> Set[Tensor]:
-    """What a tensor is a view of, and by-reference inputs of graphs, which may be views of each other."""
+    """What a tensor is a view of, and by-reference inputs of graphs, which may be views of each
+    other.
+    """
     found = set(Summaries().roots(t))
     return found | t._graph._by_ref_inputs if found & t._graph._by_ref_inputs else found
 
@@ -64,7 +68,13 @@ class Pool:
 class Builder:
     """Builds one program, on replicas with different values."""
 
-    def __init__(self, steps: Sequence[Step], graphs: Sequence[Sequence[Step]], replicas: int, dtype: popxl.dtype):
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        graphs: Sequence[Sequence[Step]],
+        replicas: int,
+        dtype: popxl.dtype,
+    ):
         self.ir, self.replicas, self.dtype = popxl.Ir(replicas), replicas, dtype
         self.count = 0
         self.inputs: Dict[popxl.HostToDeviceStream, np.ndarray] = {}
@@ -73,7 +83,9 @@ class Builder:
             for b, buffer in enumerate(self.buffers):
                 for row in range(ROWS):
                     data = self.data_of_replicas(buffer.tensor_shape)
-                    popxl.remote_variable(data, buffer, row, dtype, f"row_{b}_{row}", replica_grouping=self.alone)
+                    popxl.remote_variable(
+                        data, buffer, row, dtype, f"row_{b}_{row}", replica_grouping=self.alone
+                    )
             self.graphs = []
             for body in graphs:
                 self.graphs.append(self.graph(body))
@@ -85,7 +97,9 @@ class Builder:
     def data(self, shape: Sequence[int]) -> np.ndarray:
         """Small different integers, so that float32 arithmetic is exact for a while."""
         self.count += 1
-        return (np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 7 * self.count) % 11 - 5
+        return (
+            np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 7 * self.count
+        ) % 11 - 5
 
     @property
     def alone(self) -> popxl.ReplicaGrouping:
@@ -99,10 +113,13 @@ class Builder:
 
     def variable(self, shape: Sequence[int], name: str) -> Tensor:
         """A variable that differs on every replica."""
-        return popxl.variable(self.data_of_replicas(shape), self.dtype, name=name, replica_grouping=self.alone)
+        return popxl.variable(
+            self.data_of_replicas(shape), self.dtype, name=name, replica_grouping=self.alone
+        )
 
     def graph(self, steps: Sequence[Step]) -> popxl.Graph:
-        """A callable graph: one input of each shape, of which some are by reference; one output of each shape.
+        """A callable graph: one input of each shape, of which some are by reference; one output of
+        each shape.
 
         It rounds from a seed, the last input, or has none.
         """
@@ -110,10 +127,13 @@ class Builder:
         with graph:
             flags = steps[0][1] if steps else 0
             inputs = [
-                popxl.graph_input(s, self.dtype, f"x{i}", by_ref=bool(flags >> i & 1)) for i, s in enumerate(SHAPES)
+                popxl.graph_input(s, self.dtype, f"x{i}", by_ref=bool(flags >> i & 1))
+                for i, s in enumerate(SHAPES)
             ]
             pool = Pool(inputs)
-            pool.counter.append(popxl.graph_input((), popxl.int32, "n", by_ref=bool(flags >> 3 & 1)))
+            pool.counter.append(
+                popxl.graph_input((), popxl.int32, "n", by_ref=bool(flags >> 3 & 1))
+            )
             if flags >> 4 & 1:
                 extensions.round_from(graph, popxl.graph_input((2,), popxl.uint32, "seed"))
             self.fill(pool, steps[1:], main=False)
@@ -156,10 +176,13 @@ class Builder:
     def do_slice_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         x = pool.pick(a, (6,))
         part = ops.slice_(x, b % 4, b % 4 + 3)
-        ops.add_(part, part) if c % 2 else ops.add_(part, ops.slice_(pool.pick(c, (6,)), c % 4, c % 4 + 3))
+        ops.add_(part, part) if c % 2 else ops.add_(
+            part, ops.slice_(pool.pick(c, (6,)), c % 4, c % 4 + 3)
+        )
 
     def do_concat_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
-        """A view of parts of two tensors, or of the halves of one; sometimes it, or what it views, is written at once.
+        """A view of parts of two tensors, or of the halves of one; sometimes it, or what it views,
+        is written at once.
 
         No element is in it twice.
         """
@@ -197,7 +220,11 @@ class Builder:
     def arguments(self, graph: popxl.Graph, pool: Pool, a: int, b: int, c: int) -> List[Tensor]:
         counter = pool.counter[a % len(pool.counter)]
         seed = popxl.constant([b, c], popxl.uint32)
-        seeds = [ops.create_random_seed(seed, counter) if a % 3 else seed] if graph.rounding_seed is not None else []
+        seeds = (
+            [ops.create_random_seed(seed, counter) if a % 3 else seed]
+            if graph.rounding_seed is not None
+            else []
+        )
         return [*(pool.pick(n, s) for n, s in zip((a, b, c), SHAPES)), counter, *seeds]
 
     def do_call(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
@@ -215,7 +242,9 @@ class Builder:
     def do_conditional(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         pure = [g for g in self.graphs if not g._by_ref_inputs]
         if len(pure) > 1:
-            condition = ops.equal(pool.counter[a % len(pool.counter)], popxl.constant(b % 3, popxl.int32))
+            condition = ops.equal(
+                pool.counter[a % len(pool.counter)], popxl.constant(b % 3, popxl.int32)
+            )
             branches = pure[a % len(pure)], pure[b % len(pure)]
             inputs = [self.arguments(graph, pool, a, b, c) for graph in branches]
             for t in ops.conditional(condition, *branches, *inputs):
@@ -229,7 +258,9 @@ class Builder:
         ops.remote_store(buffer, b % ROWS, pool.pick(c, buffer.tensor_shape))
 
     def do_give(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
-        """A store of what nothing needs after it, though something may need what it was made from or is a view of."""
+        """A store of what nothing needs after it, though something may need what it was made from
+        or is a view of.
+        """
         buffer = self.buffers[a % 3]
         shape = buffer.tensor_shape
         x = pool.pick(c, shape)
@@ -243,7 +274,9 @@ class Builder:
             lambda: ops.cast(x, self.dtype),
             lambda: fresh.transpose().reshape(shape[::-1]).transpose() if len(shape) > 1 else fresh,
             lambda: ops.remote_load(buffer, c % ROWS),
-            lambda: ops.slice_(ops.concat([fresh.reshape((6,)), fresh.reshape((6,))]), 6, 12).reshape_(shape),
+            lambda: ops.slice_(
+                ops.concat([fresh.reshape((6,)), fresh.reshape((6,))]), 6, 12
+            ).reshape_(shape),
         )[b % 7]()
         ops.remote_store(buffer, b % ROWS, given)
 
@@ -284,17 +317,29 @@ class Builder:
 
     def pairs(self, n: int) -> popxl.ReplicaGrouping:
         """One of the groupings of four replicas in pairs, or all of them."""
-        return [self.ir.replica_grouping(1, 2), self.ir.replica_grouping(2, 2), self.ir.replica_grouping()][n % 3]
+        return [
+            self.ir.replica_grouping(1, 2),
+            self.ir.replica_grouping(2, 2),
+            self.ir.replica_grouping(),
+        ][n % 3]
 
     def do_all_reduce(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
-        pool.add(collectives.replicated_all_reduce(pool.pick(a), ("add", "max", "mean")[b % 3], self.pairs(c)))
+        pool.add(
+            collectives.replicated_all_reduce(
+                pool.pick(a), ("add", "max", "mean")[b % 3], self.pairs(c)
+            )
+        )
 
     def do_all_reduce_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         x = pool.pick(a)
         pool.add(collectives.replicated_all_reduce_(x, "min", self.pairs(c)))
 
     def do_all_gather(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
-        pool.add(collectives.replicated_all_gather(pool.pick(a, (6,)), 0, self.pairs(c))[b % 7 : b % 7 + 6])
+        pool.add(
+            collectives.replicated_all_gather(pool.pick(a, (6,)), 0, self.pairs(c))[
+                b % 7 : b % 7 + 6
+            ]
+        )
 
     def do_reduce_scatter(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         piece = collectives.replicated_reduce_scatter(pool.pick(a), "add", self.pairs(c), True)

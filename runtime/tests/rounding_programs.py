@@ -1,4 +1,6 @@
-"""Programs that update a variable of ones in graphs that round from a seed: functions ``(variable, seed)``."""
+"""Programs that update a variable of ones in graphs that round from a seed: functions ``(variable,
+seed)``.
+"""
 
 from typing import Any, Callable
 
@@ -9,7 +11,9 @@ from popxl.ops import var_updates
 
 SIZE = 256
 SMALL = 2.0**-9
-"""Lost when it is added to 1 in bfloat16 and rounded to nearest; rounded stochastically it counts every fourth time."""
+"""Lost when it is added to 1 in bfloat16 and rounded to nearest; rounded stochastically it counts
+every fourth time.
+"""
 SEEDS = popxl.create_seeds(42, batches_per_step=8)
 
 
@@ -158,7 +162,10 @@ def branching(v: popxl.Tensor, seed: popxl.Tensor) -> None:
 
     def outer(x: popxl.TensorByRef, seed: popxl.Tensor) -> None:
         ir, (own, _) = popxl.gcg().ir, ops.split_random_seed(seed)
-        plain, other = ir.create_graph(side, like(v), seed_spec()), seeded(side, like(v), seed_spec())
+        plain, other = (
+            ir.create_graph(side, like(v), seed_spec()),
+            seeded(side, like(v), seed_spec()),
+        )
         for taken in (True, False):
             condition = popxl.constant(taken, popxl.bool)
             (y,) = ops.conditional(condition, plain, other, [x, seed], [x, own])

@@ -7,7 +7,9 @@ import popxl
 from popxl import ops
 
 
-def counter(replication: int = 1, value: Any = 0.0, **options: Any) -> Tuple[popxl.Ir, popxl.tensor.Variable, Any]:
+def counter(
+    replication: int = 1, value: Any = 0.0, **options: Any
+) -> Tuple[popxl.Ir, popxl.tensor.Variable, Any]:
     """(program that adds one to a variable and stores it, the variable, the stream)."""
     ir = popxl.Ir(replication)
     with ir.main_graph, popxl.in_sequence():
@@ -19,13 +21,19 @@ def counter(replication: int = 1, value: Any = 0.0, **options: Any) -> Tuple[pop
 
 
 def echo(
-    shape: Tuple[int, ...] = (), dtype: popxl.dtype = popxl.float32, transfers: int = 1, replication: int = 1
+    shape: Tuple[int, ...] = (),
+    dtype: popxl.dtype = popxl.float32,
+    transfers: int = 1,
+    replication: int = 1,
 ) -> Any:
     """(program that stores what it loads, once per transfer; input stream; output stream)."""
     ir = popxl.Ir(replication)
     ir.num_host_transfers = transfers
     with ir.main_graph:
-        into, out = popxl.h2d_stream(shape, dtype, "words"), popxl.d2h_stream(shape, dtype, "result")
+        into, out = (
+            popxl.h2d_stream(shape, dtype, "words"),
+            popxl.d2h_stream(shape, dtype, "result"),
+        )
 
         def body() -> None:
             ops.host_store(out, ops.host_load(into))

@@ -89,7 +89,9 @@ def imports(source: Source) -> tuple[Import, ...]:
     return tuple(_imports(source, source.tree, in_function=False, for_types_only=False))
 
 
-def _imports(source: Source, node: ast.AST, *, in_function: bool, for_types_only: bool) -> Iterator[Import]:
+def _imports(
+    source: Source, node: ast.AST, *, in_function: bool, for_types_only: bool
+) -> Iterator[Import]:
     for child in _statements(node):
         if isinstance(child, ast.Import):
             for alias in child.names:
@@ -100,7 +102,9 @@ def _imports(source: Source, node: ast.AST, *, in_function: bool, for_types_only
                 yield Import(source, child, module, alias.name, in_function, for_types_only)
         else:
             inside = in_function or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
-            types = for_types_only or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test))
+            types = for_types_only or (
+                isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            )
             yield from _imports(source, child, in_function=inside, for_types_only=types)
 
 

@@ -1,4 +1,6 @@
-"""Rows of a table's gradient that go straight into another gradient: the interpreter's numbers, and when they may."""
+"""Rows of a table's gradient that go straight into another gradient: the interpreter's numbers, and
+when they may.
+"""
 
 from typing import Callable, List, Sequence
 
@@ -20,12 +22,16 @@ INSIDE, OUTSIDE = [1, 5, 1, 0, 2], [1, 5, 1, -1, 6]
 def two_gradients(
     twist: str = "", dtype: popxl.dtype = popxl.float32, times: int = 1
 ) -> Callable[[popxl.Ir], Sequence[Tensor]]:
-    """A table's gradient by looked-up rows, a mean over runs of a loop, added to another; with a twist."""
+    """A table's gradient by looked-up rows, a mean over runs of a loop, added to another; with a
+    twist.
+    """
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         other = popxl.variable(normal(*SHAPE), dtype, name="other")
         dy = popxl.variable(normal(5, 4), dtype, name="dy")
-        ids = popxl.variable(np.array(OUTSIDE if "outside" in twist else INSIDE, np.int32), name="ids")
+        ids = popxl.variable(
+            np.array(OUTSIDE if "outside" in twist else INSIDE, np.int32), name="ids"
+        )
 
         def body(sums: Ref, count: Ref, dy: Ref, ids: Ref) -> List[Tensor]:
             if twist == "counted before":
@@ -45,14 +51,18 @@ def two_gradients(
         if twist == "sums are not zero":
             ops.add_(sums, popxl.constant(2.0, dtype))
         ops.repeat(graph, times, sums, count, dy, ids)
-        more = {"sums are read": lambda: [sums * 2.0], "sums are an output": lambda: [sums]}.get(twist, list)()
+        more = {"sums are read": lambda: [sums * 2.0], "sums are an output": lambda: [sums]}.get(
+            twist, list
+        )()
         if twist == "rows are written":
             ops.add_(dy, popxl.constant(1.0, dtype))
         if twist == "indices are written":
             ops.add_(ids, popxl.constant(1, popxl.int32))
         if twist == "sums are written":
             ops.add_(sums, popxl.constant(1.0, dtype))
-        ops.add_(sums if twist == "the other way" else other, other if twist == "the other way" else sums)
+        ops.add_(
+            sums if twist == "the other way" else other, other if twist == "the other way" else sums
+        )
         return [other, sums if twist == "the other way" else other, *more]
 
     return build
@@ -101,7 +111,9 @@ def test_rows_that_lie_where_they_are_added_are_read_first() -> None:
         table = popxl.variable(normal(*SHAPE), name="table")
         ids = popxl.variable(np.array([1, 5, 1, 0, 2, 2], np.int32))
         sums, count = ops.init(SHAPE, popxl.float32, "sums"), ops.init((), popxl.float32, "count")
-        var_updates.accumulate_mean_(sums, ops.indexing.gather_grad(table, ids, SHAPE, 0, True), count)
+        var_updates.accumulate_mean_(
+            sums, ops.indexing.gather_grad(table, ids, SHAPE, 0, True), count
+        )
         ops.add_(table, sums)
         return [table]
 
@@ -111,7 +123,10 @@ def test_rows_that_lie_where_they_are_added_are_read_first() -> None:
 @pytest.mark.parametrize("step", [0, 0.0, 2.0])
 def test_a_mean_that_is_counted_by_a_number_stays(step: float) -> None:
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
-        other, dy = popxl.variable(normal(*SHAPE), name="other"), popxl.variable(normal(5, 4), name="dy")
+        other, dy = (
+            popxl.variable(normal(*SHAPE), name="other"),
+            popxl.variable(normal(5, 4), name="dy"),
+        )
         ids = popxl.variable(np.array(INSIDE, np.int32))
         sums = ops.init(SHAPE, popxl.float32, "sums")
         var_updates.accumulate_mean_(sums, ops.indexing.gather_grad(dy, ids, SHAPE, 0, True), step)

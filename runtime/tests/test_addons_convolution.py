@@ -22,7 +22,9 @@ def randomised(layer):
 
 
 def assert_like_torch(layer, reference, x):
-    """Output, and gradients of input and variables, are those of a torch layer whose weights are mapped."""
+    """Output, and gradients of input and variables, are those of a torch layer whose weights are
+    mapped.
+    """
     tx = torch.tensor(x, requires_grad=True)
     y = randomised(reference)(tx)
     dy = normal(*y.shape, seed=7)
@@ -36,7 +38,10 @@ def assert_like_torch(layer, reference, x):
             variable.host_value[...] = value
         grad = addons.autodiff(graph, grads_required=graph.graph.inputs)
         call = graph.bind(variables).call_with_info(t)
-        return [call.outputs[0], *grad.call(popxl.variable(dy), args=grad.grad_graph_info.inputs_dict(call))]
+        return [
+            call.outputs[0],
+            *grad.call(popxl.variable(dy), args=grad.grad_graph_info.inputs_dict(call)),
+        ]
 
     wanted = [y.detach(), tx.grad, *(p.grad for p in reference.parameters())]
     for got, expected in zip(run_program(build), wanted, strict=True):
@@ -47,9 +52,18 @@ def assert_like_torch(layer, reference, x):
     "ours, torchs",
     [
         ({"out_channels": 4, "kernel_size": 3}, {"kernel_size": 3}),
-        ({"out_channels": 4, "kernel_size": (2, 3), "bias": False}, {"kernel_size": (2, 3), "bias": False}),
         (
-            {"out_channels": 4, "kernel_size": 3, "strides": (2, 1), "paddings": (1, 2, 1, 2), "dilations": (1, 2)},
+            {"out_channels": 4, "kernel_size": (2, 3), "bias": False},
+            {"kernel_size": (2, 3), "bias": False},
+        ),
+        (
+            {
+                "out_channels": 4,
+                "kernel_size": 3,
+                "strides": (2, 1),
+                "paddings": (1, 2, 1, 2),
+                "dilations": (1, 2),
+            },
             {"kernel_size": 3, "stride": (2, 1), "padding": (1, 2), "dilation": (1, 2)},
         ),
         ({"out_channels": 6, "kernel_size": 3, "groups": 2}, {"kernel_size": 3, "groups": 2}),
@@ -57,7 +71,10 @@ def assert_like_torch(layer, reference, x):
             {"out_channels": 4, "kernel_size": (3, 1), "paddings": "same_upper"},
             {"kernel_size": (3, 1), "padding": "same"},
         ),
-        ({"out_channels": 4, "kernel_size": 2, "paddings": "valid"}, {"kernel_size": 2, "padding": "valid"}),
+        (
+            {"out_channels": 4, "kernel_size": 2, "paddings": "valid"},
+            {"kernel_size": 2, "padding": "valid"},
+        ),
     ],
     ids=["plain", "no bias", "strided", "groups", "same", "valid"],
 )
@@ -91,7 +108,9 @@ def test_replicas_of_a_grouping_have_variables_of_their_own():
         image = popxl.TensorSpec((1, 4, 3, 3), popxl.float32)
         for layer in (Conv2D(2, 2, replica_grouping=each), GroupNorm(2, replica_grouping=each)):
             variables = layer.create_graph(image)[0].init()
-            assert all(t.replica_grouping == each and t.shape_on_host[0] == 2 for t in variables.tensors)
+            assert all(
+                t.replica_grouping == each and t.shape_on_host[0] == 2 for t in variables.tensors
+            )
 
 
 def test_a_group_norm_that_caches_makes_one_graph_for_equal_inputs():
@@ -118,7 +137,9 @@ def test_conv2d_passes_names_of_paddings_on_and_refuses_unknown_ones():
 
 
 class Network(addons.Module):
-    """Convolution, group norm, relu, max pool; once more with a stride; average pool; classes. Returns the loss."""
+    """Convolution, group norm, relu, max pool; once more with a stride; average pool; classes.
+    Returns the loss.
+    """
 
     def __init__(self):
         super().__init__()
@@ -164,7 +185,10 @@ def torch_training(network, images, labels):
 
 @pytest.mark.slow
 def test_a_small_network_trains_as_torchs_does():
-    images, labels = normal(STEPS, BATCH, 2, 8, 6), np.arange(STEPS * BATCH).reshape(STEPS, BATCH) % CLASSES
+    images, labels = (
+        normal(STEPS, BATCH, 2, 8, 6),
+        np.arange(STEPS * BATCH).reshape(STEPS, BATCH) % CLASSES,
+    )
     images += labels[:, :, None, None, None] - 1  # something to learn
     torch.manual_seed(0)
     reference = TorchNetwork()
@@ -191,9 +215,16 @@ def test_a_small_network_trains_as_torchs_does():
             ops.scaled_add_(variable, gradient, b=-LEARNING_RATE)
 
     with popxl.Session(ir) as session:
-        ours = [float(session.run(dict(zip(streams, step)))[losses]) for step in zip(images, labels.astype(np.int32))]
+        ours = [
+            float(session.run(dict(zip(streams, step)))[losses])
+            for step in zip(images, labels.astype(np.int32))
+        ]
     np.testing.assert_allclose(ours, torch_training(reference, images, labels), rtol=2e-5)
     assert ours[-1] < 0.8 * ours[0]
     for name in ("first", "second"):
-        for variable, value in Conv2D.torch_mapping(getattr(variables, name), getattr(reference, name)).items():
-            np.testing.assert_allclose(session.get_tensor_data(variable), value, rtol=1e-4, atol=1e-5)
+        for variable, value in Conv2D.torch_mapping(
+            getattr(variables, name), getattr(reference, name)
+        ).items():
+            np.testing.assert_allclose(
+                session.get_tensor_data(variable), value, rtol=1e-4, atol=1e-5
+            )

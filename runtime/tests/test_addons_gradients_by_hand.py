@@ -15,7 +15,9 @@ SPEC = popxl.TensorSpec((2, 3), popxl.float32)
 
 
 class Doubling(addons.Module):
-    """y = x * w whose hand-written gradients are twice the true ones, so that a test sees which were used."""
+    """y = x * w whose hand-written gradients are twice the true ones, so that a test sees which
+    were used.
+    """
 
     def build(self, x):
         w = self.add_variable_input("w", lambda: np.full(3, 4.0), x.dtype)
@@ -149,7 +151,9 @@ def test_gradients_that_a_called_module_collected_are_inherited():
 
 def test_gradients_that_an_inline_module_collected_are_passed_on():
     check_doubled(gradients(Inline(Outer(Doubling()))), "inner.Doubling.w", 15)
-    check_doubled(gradients(Outer(Inline(Inline(Outer(Doubling()))))), "Inline.inner.inner.Doubling.w", 225)
+    check_doubled(
+        gradients(Outer(Inline(Inline(Outer(Doubling()))))), "Inline.inner.inner.Doubling.w", 225
+    )
 
 
 class Calling(addons.Module):
@@ -161,7 +165,11 @@ class Calling(addons.Module):
 
 
 def test_autodiff_of_a_caller_refuses_without_the_gradient_by_hand_and_takes_it():
-    refuses(Calling(), popart_exception, r"got a call of graph 'Doubling\S*', whose gradient is written by hand")
+    refuses(
+        Calling(),
+        popart_exception,
+        r"got a call of graph 'Doubling\S*', whose gradient is written by hand",
+    )
     module = Calling()
     check_doubled(gradients(module, lambda _: {module.graph: module.graph.autodiff()}), "d.w", 3)
     with popxl.Ir().main_graph:
@@ -190,7 +198,9 @@ def test_every_tensor_in_aux_is_an_output_of_the_forward_graph():
 
         def build_grad(self, dy):
             assert "square" in self.aux and "z" not in self.aux
-            with pytest.raises(KeyError, match="aux: got 'z'; expected one of x, w, y, again, square"):
+            with pytest.raises(
+                KeyError, match="aux: got 'z'; expected one of x, w, y, again, square"
+            ):
                 self.aux["z"]
             return super().build_grad(dy)
 
@@ -301,7 +311,12 @@ def variant(build_grad):
 
 @pytest.mark.parametrize(
     "build_grad",
-    [lambda self, *dys: dys[0], lambda self, dy, *others: dy, lambda self, dy, **o: dy, lambda self, *, dy: dy],
+    [
+        lambda self, *dys: dys[0],
+        lambda self, dy, *others: dy,
+        lambda self, dy, **o: dy,
+        lambda self, *, dy: dy,
+    ],
 )
 def test_parameters_that_are_not_positional_are_a_type_error(build_grad):
     refuses(variant(build_grad), TypeError, "expected positional parameters alone")
@@ -329,7 +344,12 @@ def test_tensors_of_another_graph_are_refused():
 
 def test_too_many_results_and_results_that_are_no_tensors_are_refused():
     refuses(variant(lambda self, dy: (dy, dy)), ValueError, "got 2 results; expected at most 1")
-    refuses(Doubling(), ValueError, "got 1 results; expected at most 0", grads_required=lambda g: g.args.tensors)
+    refuses(
+        Doubling(),
+        ValueError,
+        "got 1 results; expected at most 0",
+        grads_required=lambda g: g.args.tensors,
+    )
     refuses(variant(lambda self, dy: (1.0,)), TypeError, "got float among its results")
 
 
@@ -362,12 +382,15 @@ def test_a_body_of_a_repeat_cannot_keep_intermediates():
     for module, is_fine in ((Doubling(), True), (Kept(), False)):
         with popxl.Ir().main_graph:
             facts, graph = module.create_graph(SPEC)
-            ops.repeat(graph.graph, 2, popxl.variable(X), inputs_dict=graph.args.to_mapping(facts.init()))
+            ops.repeat(
+                graph.graph, 2, popxl.variable(X), inputs_dict=graph.args.to_mapping(facts.init())
+            )
             if is_fine:
                 assert len(graph.autodiff().grad_graph_info.inputs) == 3
             else:
                 with pytest.raises(
-                    ValueError, match="the body of a repeat or conditional; expected inputs alone in aux"
+                    ValueError,
+                    match="the body of a repeat or conditional; expected inputs alone in aux",
                 ):
                     graph.autodiff()
 
@@ -395,5 +418,7 @@ def test_an_inline_call_of_a_module_with_a_gradient_by_hand_is_told_of(kind):
 
 
 def test_another_way_of_telling_is_refused():
-    with pytest.raises(ValueError, match="got grad_inlining_error 'warn'; expected 'error', 'warning' or 'none'"):
+    with pytest.raises(
+        ValueError, match="got grad_inlining_error 'warn'; expected 'error', 'warning' or 'none'"
+    ):
         addons.Module(grad_inlining_error="warn")

@@ -1,4 +1,6 @@
-"""Layers, losses and reductions of the add-ons against torch and numpy, on one replica and split over several."""
+"""Layers, losses and reductions of the add-ons against torch and numpy, on one replica and split
+over several.
+"""
 
 import numpy as np
 import popxl
@@ -33,7 +35,9 @@ def places_of(digits):
 
 
 def gradients_of(layer, *args, variables=None, dy=None):
-    """Outputs of a layer, its input's and its variables' gradients, by name order of the variables."""
+    """Outputs of a layer, its input's and its variables' gradients, by name order of the
+    variables.
+    """
 
     def build(ir):
         tensors = [popxl.variable(a) for a in args]
@@ -79,14 +83,23 @@ def test_linear_and_layer_norm_give_torchs_outputs_and_gradients():
 def test_embedding_looks_up_rows_and_initial_weights_are_truncated():
     ids = np.array([0, 3, 3, 6], np.int32)
     table = normal(7, 3)
-    (rows,) = run_module(Embedding(popxl.float32, 7, 3), TensorInput(ids), weights=lambda v: {v.weight: table})
+    (rows,) = run_module(
+        Embedding(popxl.float32, 7, 3), TensorInput(ids), weights=lambda v: {v.weight: table}
+    )
     np.testing.assert_array_equal(rows, table[ids])
     values = truncated_normal((200, 50))
-    assert np.abs(values).max() <= 0.04 and abs(values.std() - 0.02 * 0.88) < 5e-4 and values.dtype == np.float32
+    assert (
+        np.abs(values).max() <= 0.04
+        and abs(values.std() - 0.02 * 0.88) < 5e-4
+        and values.dtype == np.float32
+    )
 
 
 def test_a_sharded_table_is_padded_per_slice_and_gives_zeros_for_rows_of_others():
-    assert Embedding.get_vocab_shard_size(50257, 4) == 12576 and Embedding.get_vocab_shard_size(50257, 1) == 50257
+    assert (
+        Embedding.get_vocab_shard_size(50257, 4) == 12576
+        and Embedding.get_vocab_shard_size(50257, 1) == 50257
+    )
     np.testing.assert_array_equal(Embedding.get_offsets(50, 2), [0, 32])
     vocab, ids = 50, np.array([0, 31, 32, 49], np.int32)
     table = normal(64, 3)
@@ -107,13 +120,16 @@ def test_a_sharded_table_is_padded_per_slice_and_gives_zeros_for_rows_of_others(
 
 
 def sharded_program(fn, *args, grouping=None, dy=None, shared=()):
-    """Run ``fn`` on R replicas, each with its slice of the last axis; results and gradients, [replica, ...]."""
+    """Run ``fn`` on R replicas, each with its slice of the last axis; results and gradients,
+    [replica, ...].
+    """
     ir = popxl.Ir(replication=R)
     with ir.main_graph:
         each = ir.replica_grouping(group_size=1)
         group = grouping(ir) if grouping else ir.replica_grouping()
         tensors = [
-            popxl.variable(a) if i in shared else popxl.variable(a, replica_grouping=each) for i, a in enumerate(args)
+            popxl.variable(a) if i in shared else popxl.variable(a, replica_grouping=each)
+            for i, a in enumerate(args)
         ]
         graph = ir.create_graph(lambda *ts: fn(*ts, group), *tensors)
         wanted = [t for t in graph.inputs if t.dtype.is_floating_point]
@@ -158,7 +174,12 @@ def test_distributed_layer_norm_normalises_whole_rows_with_one_collective_each_w
 @pytest.mark.parametrize("mean", [1.0, 300.0, 1e4])
 def test_layer_norm_of_rows_far_from_zero_errs_no_more_where_they_are_split(digits, mean):
     shape, size, places = (16, 256), digits.count("0"), places_of(digits)
-    x, w, b, dy = normal(*shape) + mean, normal(256, seed=1), normal(256, seed=2), normal(*shape, seed=3)
+    x, w, b, dy = (
+        normal(*shape) + mean,
+        normal(256, seed=1),
+        normal(256, seed=2),
+        normal(*shape, seed=3),
+    )
     x = x.astype(np.float32)
     cut = lambda a: addons.array_munging.shard(a, size, -1)[places]  # noqa: E731
     _, found = sharded_program(
@@ -209,7 +230,9 @@ def test_sharded_cross_entropy_equals_torchs_on_every_replica(reduction, ignore,
         ignored = tensors[2] if ignore is not None else None
         return cross_entropy_sharded_loss(tensors[0], tensors[1], ignored, group, reduction)
 
-    ir, (got, gradient) = sharded_program(fn, *args, dy=dy, grouping=lambda ir: grouping(ir, digits))
+    ir, (got, gradient) = sharded_program(
+        fn, *args, dy=dy, grouping=lambda ir: grouping(ir, digits)
+    )
     for replica in range(R):
         np.testing.assert_allclose(got[replica], loss.detach().numpy(), rtol=1e-5, atol=1e-6)
     expected = addons.array_munging.shard(tl.grad.numpy(), size, -1)[places]
@@ -246,7 +269,10 @@ def test_cross_entropy_with_grad_gives_loss_and_scaled_gradient():
 
     def build(ir):
         x, t = popxl.variable(logits), popxl.variable(labels)
-        return [*addons.cross_entropy_with_grad(x, t, 8.0, ignore_index=2), addons.cross_entropy(x, t, ignore_index=2)]
+        return [
+            *addons.cross_entropy_with_grad(x, t, 8.0, ignore_index=2),
+            addons.cross_entropy(x, t, ignore_index=2),
+        ]
 
     got, gradient, same = run_program(build)
     np.testing.assert_allclose([got, same], [loss.item()] * 2, rtol=1e-5)

@@ -26,7 +26,9 @@ class Scale(addons.Module):
         self.value = value
 
     def build(self, x):
-        self.scale = self.add_variable_input("scale", lambda: np.full(x.shape[-1:], self.value), x.dtype)
+        self.scale = self.add_variable_input(
+            "scale", lambda: np.full(x.shape[-1:], self.value), x.dtype
+        )
         return x * self.scale
 
 
@@ -52,9 +54,16 @@ def test_variables_are_named_by_attribute_path_and_come_after_the_arguments_in_d
     with ir.main_graph:
         facts, graph = Tower().create_graph(popxl.TensorSpec((2, 3), popxl.float32))
         assert (
-            facts.keys_flat() == graph.args.keys_flat() == ["shift", "first.scale", "layers.0.scale", "layers.1.scale"]
+            facts.keys_flat()
+            == graph.args.keys_flat()
+            == ["shift", "first.scale", "layers.0.scale", "layers.1.scale"]
         )
-        order = [graph.args.shift, graph.args.first.scale, graph.args.layers[0].scale, graph.args.layers[-1].scale]
+        order = [
+            graph.args.shift,
+            graph.args.first.scale,
+            graph.args.layers[0].scale,
+            graph.args.layers[-1].scale,
+        ]
         assert list(graph.graph.inputs[1:]) == order
         assert graph.args.first.scale.name == "first/scale"
         assert "(layers.1.scale)" in graph.print_schedule()
@@ -71,7 +80,11 @@ def test_one_graph_serves_many_sets_of_variables():
         two.insert("first.scale", popxl.variable(np.full(3, 7.0, np.float32)))
         again, _ = tower.create_graph(x)
         assert again.keys_flat() == facts.keys_flat()
-        return [*graph.bind(one).call(x), *graph.bind(two).call(x), *graph.call(x, args=graph.args.to_mapping(one))]
+        return [
+            *graph.bind(one).call(x),
+            *graph.bind(two).call(x),
+            *graph.call(x, args=graph.args.to_mapping(one)),
+        ]
 
     one, two, same = run_program(build)
     np.testing.assert_allclose(one, X * 30 + 1, rtol=1e-6)
@@ -102,7 +115,10 @@ def test_a_called_module_takes_its_arguments_in_any_order():
 
 
 def test_an_unknown_way_to_differentiate_a_called_module_is_refused():
-    with popxl.Ir().main_graph, pytest.raises(ValueError, match="got autodiff 'by hand'; expected 'auto'"):
+    with (
+        popxl.Ir().main_graph,
+        pytest.raises(ValueError, match="got autodiff 'by hand'; expected 'auto'"),
+    ):
         addons.Module().call_module(Scale(), autodiff="by hand")
 
 
@@ -136,7 +152,9 @@ def test_a_data_source_is_tried_once_looked_at_once_and_then_drawn_per_variable_
 
     ir = popxl.Ir(replication=4)
     with ir.main_graph:
-        factory = VariableFactory(draw, name="w", replica_grouping=ir.replica_grouping(group_size=2))
+        factory = VariableFactory(
+            draw, name="w", replica_grouping=ir.replica_grouping(group_size=2)
+        )
         assert calls == [0, 1] and factory.dtype is popxl.float32 and factory.shape == (2,)
         np.testing.assert_array_equal(factory.next_data(), [[1, 1], [2, 2]])
         assert factory.next_data(empty=True).shape == (2, 2)
@@ -153,7 +171,10 @@ def test_a_factory_has_a_grouping_of_all_replicas_unless_it_is_given_one():
         facts, _ = Scale().create_graph(popxl.TensorSpec((2, 3), popxl.float32))
         assert facts.scale.replica_grouping == ir.replica_grouping()
         assert facts.scale.replica_grouping.group_size == 4
-        assert VariableFactory(lambda: np.zeros(3), name="w", replica_grouping=pairs).replica_grouping is pairs
+        assert (
+            VariableFactory(lambda: np.zeros(3), name="w", replica_grouping=pairs).replica_grouping
+            is pairs
+        )
         assert facts.init().scale.replica_grouping == ir.replica_grouping()
     with pytest.raises(RuntimeError, match="outside any graph"):
         VariableFactory(lambda: np.zeros(3), name="w")
@@ -166,7 +187,9 @@ def test_variables_are_made_in_sorted_order_so_that_a_seeded_generator_repeats_t
         with ir.main_graph:
             facts = NamedVariableFactories()
             for name in order:
-                facts.insert(name, VariableFactory(iter([rng.normal(size=2) for _ in range(2)]), name=name))
+                facts.insert(
+                    name, VariableFactory(iter([rng.normal(size=2) for _ in range(2)]), name=name)
+                )
             return facts.init().keys_flat()
 
     assert build(["b", "a.x", "c"]) == ["a.x", "b", "c"]
@@ -187,7 +210,9 @@ def test_sharded_factories_describe_one_shard():
 def test_memory_mapped_data_lives_in_a_raw_file(tmp_path):
     ir = popxl.Ir()
     with ir.main_graph:
-        facts = NamedVariableFactories(w=VariableFactory(iter([np.arange(4.0), np.zeros(4)]), popxl.float32, "w"))
+        facts = NamedVariableFactories(
+            w=VariableFactory(iter([np.arange(4.0), np.zeros(4)]), popxl.float32, "w")
+        )
         facts.init(memmap_dir=str(tmp_path / "new"))
         path = tmp_path / "new" / "w.npy"
         np.testing.assert_array_equal(np.fromfile(path, np.float32), np.arange(4))
@@ -200,14 +225,20 @@ def mapped_in(folder, elements=4, dtype=popxl.float32, **options):
     """A variable in a file of a folder, by a program of its own."""
     ir = popxl.Ir()
     with ir.main_graph:
-        return VariableFactory(lambda: np.ones(elements), dtype, "w").next_memmap(str(folder), "w", **options)
+        return VariableFactory(lambda: np.ones(elements), dtype, "w").next_memmap(
+            str(folder), "w", **options
+        )
 
 
 def add_one(folder):
-    """A program that adds one to a variable in a file, of 1, 2, 3 and 4 where there is none: its session."""
+    """A program that adds one to a variable in a file, of 1, 2, 3 and 4 where there is none: its
+    session.
+    """
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
-        facts = NamedVariableFactories(w=VariableFactory(lambda: np.arange(1.0, 5), popxl.float32, "w"))
+        facts = NamedVariableFactories(
+            w=VariableFactory(lambda: np.arange(1.0, 5), popxl.float32, "w")
+        )
         buffers = addons.named_variable_buffers(facts, shard_over_dict=False)
         variables = facts.init_remote(buffers, memmap_dir=str(folder))
         w = ops.remote_load(buffers.w, 0)
@@ -220,7 +251,9 @@ def test_a_program_goes_on_with_the_values_that_the_last_one_left_in_its_files(t
     for run in (1, 2, 3):
         with add_one(tmp_path) as session:
             session.run()
-        np.testing.assert_array_equal(np.fromfile(tmp_path / "w.npy", np.float32), np.arange(1, 5) + run)
+        np.testing.assert_array_equal(
+            np.fromfile(tmp_path / "w.npy", np.float32), np.arange(1, 5) + run
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["w.npy"]
 
 
@@ -244,9 +277,13 @@ def test_nothing_is_drawn_for_a_file_that_is_there(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"read_only_if_exists": True}, {"empty": True}])
 @pytest.mark.parametrize(("other", "size"), [({"elements": 9}, 36), ({"dtype": popxl.float16}, 8)])
-def test_a_file_of_another_shape_or_type_is_refused_and_stays_as_it_is(tmp_path, other, size, options):
+def test_a_file_of_another_shape_or_type_is_refused_and_stays_as_it_is(
+    tmp_path, other, size, options
+):
     mapped_in(tmp_path)[...] = 7
-    with pytest.raises(ValueError, match=f"variable 'w': got .*w.npy of 16 bytes; expected {size} for float"):
+    with pytest.raises(
+        ValueError, match=f"variable 'w': got .*w.npy of 16 bytes; expected {size} for float"
+    ):
         mapped_in(tmp_path, **other, **options)
     np.testing.assert_array_equal(np.fromfile(tmp_path / "w.npy", np.float32), [7] * 4)
 
@@ -274,15 +311,22 @@ def test_a_file_that_cannot_be_mapped_is_an_error_in_words(tmp_path, monkeypatch
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(RemoteMemoryError, match="w.npy: got 'No space left on device' while mapping a file; expected"):
+    with pytest.raises(
+        RemoteMemoryError,
+        match="w.npy: got 'No space left on device' while mapping a file; expected",
+    ):
         mapped_in(tmp_path)
 
 
-def test_a_disk_without_the_space_for_a_mapped_file_is_an_error_before_anything_is_written(tmp_path):
+def test_a_disk_without_the_space_for_a_mapped_file_is_an_error_before_anything_is_written(
+    tmp_path,
+):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(RemoteMemoryError, match="w.npy: got 'File too large' while making a file; expected a"):
+        with pytest.raises(
+            RemoteMemoryError, match="w.npy: got 'File too large' while making a file; expected a"
+        ):
             mapped_in(tmp_path, elements=1000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -290,13 +334,17 @@ def test_a_disk_without_the_space_for_a_mapped_file_is_an_error_before_anything_
 
 def test_a_folder_that_takes_no_mapped_file_is_an_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(RemoteMemoryError, match="got 'Not a directory' while making a file; expected a folder"):
+    with pytest.raises(
+        RemoteMemoryError, match="got 'Not a directory' while making a file; expected a folder"
+    ):
         mapped_in(tmp_path / "file" / "below")
 
 
 def test_zeros_are_made_afresh_at_each_execution():
     def build(ir):
-        zeros = NamedVariableFactories(a=VariableFactory(lambda: np.ones(3), popxl.float32, "a")).init_zero()
+        zeros = NamedVariableFactories(
+            a=VariableFactory(lambda: np.ones(3), popxl.float32, "a")
+        ).init_zero()
         zeros.a += 1
         return [zeros.a]
 
@@ -345,7 +393,8 @@ def test_functions_of_one_hash_share_their_graphs():
         graph = cache.create_graph(Scaling(2.0), spec)
         assert cache.create_graph(Scaling(2.0), spec) is graph
         assert cache.create_graph(Scaling(3.0), spec) is not graph
-        graphs = [cache.create_graph(lambda x: x + 1, spec) for _ in range(20)]  # each is gone when the next is made
+        # each is gone when the next is made
+        graphs = [cache.create_graph(lambda x: x + 1, spec) for _ in range(20)]
         assert len(set(graphs)) == 20
 
 
@@ -369,7 +418,9 @@ def test_binding_ignores_names_of_one_side_and_bound_graphs_combine():
         facts, graph = Scale(2.0).create_graph(x)
         extra = NamedTensors.from_dict({"scale": facts.init().scale, "unknown": x})
         bound = graph.bind(extra)
-        assert isinstance(bound, BoundGraph) and bound.subgraph_io_map(x)[graph.graph.inputs[0]] is x
+        assert (
+            isinstance(bound, BoundGraph) and bound.subgraph_io_map(x)[graph.graph.inputs[0]] is x
+        )
         with pytest.raises(ValueError, match="scale"):
             graph.call(x)
         return [*bound.bind({graph.args.scale: popxl.variable(np.ones(3, np.float32))}).call(x)]

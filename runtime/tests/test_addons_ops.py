@@ -1,4 +1,6 @@
-"""The add-ons' own ops against numpy, torch and Hugging Face: rotary embedding, sparse products, sharded losses."""
+"""The add-ons' own ops against numpy, torch and Hugging Face: rotary embedding, sparse products,
+sharded losses.
+"""
 
 import importlib
 from types import SimpleNamespace
@@ -11,7 +13,10 @@ import torch
 from addons_programs import normal, run_program
 from popxl import ops
 from popxl.transforms.autodiff import autodiff
-from popxl_addons.ops.cross_entropy_sharded_wr_loss import cross_entropy_sharded_wr_loss, handle_ipus
+from popxl_addons.ops.cross_entropy_sharded_wr_loss import (
+    cross_entropy_sharded_wr_loss,
+    handle_ipus,
+)
 from popxl_addons.ops.linear_layout import linear_layout
 from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_constants, trig_tables
 from popxl_addons.ops.static_sparse_ops import dense_const_sparse_matmul, random_sparse
@@ -28,9 +33,14 @@ def with_gradients(fn, dy, *arrays):
     def build(ir):
         tensors = [popxl.variable(a) for a in arrays]
         graph = ir.create_graph(fn, *tensors)
-        info = autodiff(graph, grads_required=[t for t in graph.inputs if t.dtype.is_floating_point])
+        info = autodiff(
+            graph, grads_required=[t for t in graph.inputs if t.dtype.is_floating_point]
+        )
         call = ops.call_with_info(graph, *tensors)
-        return [call.outputs[0], *ops.call(info.graph, popxl.variable(dy), inputs_dict=info.inputs_dict(call))]
+        return [
+            call.outputs[0],
+            *ops.call(info.graph, popxl.variable(dy), inputs_dict=info.inputs_dict(call)),
+        ]
 
     return run_program(build)
 
@@ -50,7 +60,10 @@ def turned(t, dim, sign=1):
 
 @pytest.mark.parametrize("dim", [None, 8, 4, 2])
 def test_rotary_embedding_turns_pairs_as_complex_numbers_and_its_gradient_turns_back(dim):
-    t, dy = normal(BATCH, SEQUENCE, HEADS, FEATURES), normal(BATCH, SEQUENCE, HEADS, FEATURES, seed=1)
+    t, dy = (
+        normal(BATCH, SEQUENCE, HEADS, FEATURES),
+        normal(BATCH, SEQUENCE, HEADS, FEATURES, seed=1),
+    )
 
     def fn(x):
         sin, cos = trig_table_constants(SEQUENCE, dim or FEATURES)
@@ -68,11 +81,17 @@ def test_rotary_embedding_is_that_of_hugging_faces_gpt_j(dtype):
     gptj = transformers.models.gptj.modeling_gptj
     reference = gptj.create_sinusoidal_positions(SEQUENCE, FEATURES)
     sin, cos = trig_tables(SEQUENCE, FEATURES)
-    np.testing.assert_allclose(np.concatenate([sin, cos], 1), reference.numpy(), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        np.concatenate([sin, cos], 1), reference.numpy(), rtol=1e-6, atol=1e-7
+    )
     tables = [part[None].to(torch.float32) for part in reference.split(FEATURES // 2, 1)]
     expected = gptj.apply_rotary_pos_emb(torch.tensor(t, dtype=torch.float32), *tables)
     (result,) = run_program(
-        lambda ir: [rotary_pos_embed(popxl.variable(t), *trig_table_constants(SEQUENCE, FEATURES, dtype=dtype))]
+        lambda ir: [
+            rotary_pos_embed(
+                popxl.variable(t), *trig_table_constants(SEQUENCE, FEATURES, dtype=dtype)
+            )
+        ]
     )
     assert result.dtype == t.dtype
     tolerance = 1e-6 if dtype is popxl.float32 else 4e-3
@@ -87,7 +106,9 @@ def test_rotary_tables_take_another_base():
 @pytest.mark.parametrize("dtype", ["float16", np.float32, np.dtype("float64")])
 def test_rotary_tables_are_computed_in_the_type_that_is_asked_for(dtype):
     positions, pairs = np.arange(100).astype(dtype), np.arange(0, 8, 2).astype(dtype)
-    speeds = np.divide(1, np.power(np.full(4, 10000, dtype), pairs / np.full(4, 8, dtype)), dtype=dtype)
+    speeds = np.divide(
+        1, np.power(np.full(4, 10000, dtype), pairs / np.full(4, 8, dtype)), dtype=dtype
+    )
     angles = positions[:, None] * speeds
     assert angles.dtype == dtype
     sin, cos = trig_tables(100, 8, np_dtype=dtype)
@@ -124,7 +145,9 @@ def as_csr(dense):
     rows, columns = np.nonzero(dense)
     counts = np.bincount(rows, minlength=len(dense))
     indptr = np.concatenate([[0], np.cumsum(counts)])
-    return SimpleNamespace(data=dense[rows, columns], indices=columns, indptr=indptr, shape=dense.shape)
+    return SimpleNamespace(
+        data=dense[rows, columns], indices=columns, indptr=indptr, shape=dense.shape
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -144,17 +167,25 @@ def test_products_with_a_sparse_constant_are_those_with_the_dense_one(shape, dty
 
 def test_a_sparse_matrix_without_entries_gives_zeros():
     (y,) = run_program(
-        lambda ir: [dense_const_sparse_matmul(popxl.variable(normal(3, 7)), as_csr(np.zeros((7, 2))), 2)]
+        lambda ir: [
+            dense_const_sparse_matmul(popxl.variable(normal(3, 7)), as_csr(np.zeros((7, 2))), 2)
+        ]
     )
     np.testing.assert_array_equal(y, np.zeros((3, 2), np.float32))
 
 
 def test_sparse_products_refuse_other_types_and_shapes():
     with popxl.Ir().main_graph:
-        with pytest.raises(RuntimeError, match=r"got lhs int32\[2, 7\]; expected float16 or float32"):
-            dense_const_sparse_matmul(popxl.variable(np.ones((2, 7), np.int32)), as_csr(np.ones((7, 5))), 5)
+        with pytest.raises(
+            RuntimeError, match=r"got lhs int32\[2, 7\]; expected float16 or float32"
+        ):
+            dense_const_sparse_matmul(
+                popxl.variable(np.ones((2, 7), np.int32)), as_csr(np.ones((7, 5))), 5
+            )
         for matrix, columns in ((np.ones((6, 5)), 5), (np.ones((7, 5)), 4)):
-            with pytest.raises(ValueError, match=r"expected rhs of shape \[lhs's last axis, output_cols\]"):
+            with pytest.raises(
+                ValueError, match=r"expected rhs of shape \[lhs's last axis, output_cols\]"
+            ):
                 dense_const_sparse_matmul(popxl.variable(normal(2, 7)), as_csr(matrix), columns)
 
 
@@ -207,7 +238,9 @@ def test_cross_entropy_over_devices_is_torchs_with_whole_class_ids_on_each(known
     fn = on_devices(lambda a, b: cross_entropy_sharded_wr_loss(a, b, devices), known)
     got, *gradients = with_gradients(fn, dy, *pieces, *[labels.astype(dtype)] * len(pieces))
     np.testing.assert_allclose(got, loss.detach().numpy(), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(np.concatenate(gradients, 1), leaf.grad.numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate(gradients, 1), leaf.grad.numpy(), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_cross_entropy_over_devices_survives_large_logits_and_is_on_the_first_device():
@@ -270,11 +303,19 @@ def test_a_collective_of_a_strided_group_is_in_a_module_of_its_own():
     package = importlib.import_module("popxl_addons.ops.replicated_strided_collectives")
     for name in ("all_gather", "all_reduce", "reduce_scatter"):
         module = importlib.import_module(f"{package.__name__}.replicated_{name}_strided")
-        assert getattr(module, f"replicated_{name}_strided") is getattr(package, f"replicated_{name}_strided")
+        assert getattr(module, f"replicated_{name}_strided") is getattr(
+            package, f"replicated_{name}_strided"
+        )
 
 
 def test_the_package_of_ops_has_the_common_ones_itself():
-    from popxl_addons.ops import cross_entropy, cross_entropy_with_grad, fp8_amax_scale, host_load, host_store
+    from popxl_addons.ops import (
+        cross_entropy,
+        cross_entropy_with_grad,
+        fp8_amax_scale,
+        host_load,
+        host_store,
+    )
 
     for function in (cross_entropy, cross_entropy_with_grad, fp8_amax_scale, host_load, host_store):
         assert getattr(addons, function.__name__) is function

@@ -34,9 +34,12 @@ class Block(addons.Module):
 
     def build(self, x):
         q, k, v = (
-            t.reshape((B, S, A, H // A)).transpose((0, 2, 1, 3)) for t in ops.split(self.qkv(self.norm1(x)), 3, 1)
+            t.reshape((B, S, A, H // A)).transpose((0, 2, 1, 3))
+            for t in ops.split(self.qkv(self.norm1(x)), 3, 1)
         )
-        scores = (q @ k.transpose((0, 1, 3, 2))) * (H // A) ** -0.5 + np.triu(np.full((S, S), -1e4, np.float32), 1)
+        scores = (q @ k.transpose((0, 1, 3, 2))) * (H // A) ** -0.5 + np.triu(
+            np.full((S, S), -1e4, np.float32), 1
+        )
         attended = ops.softmax(scores, -1) @ v
         x = x + self.out(attended.transpose((0, 2, 1, 3)).reshape((T, H)))
         return x + self.down(ops.gelu(self.up(self.norm2(x))))
@@ -106,7 +109,9 @@ def test_a_program_counts_calls_repeats_and_replicas_as_its_plan_does():
         (x,) = bound.call(*bound.call(x))
         (x,) = ops.repeat(block.graph, 5, x, inputs_dict=bound.args)
         ops.host_store(out, x)
-    assert by_kind(evaluate_FLOPs(ir.main_graph)) == {name: 7 * flops for name, flops in FORWARD.items()}
+    assert by_kind(evaluate_FLOPs(ir.main_graph)) == {
+        name: 7 * flops for name, flops in FORWARD.items()
+    }
     assert evaluate_ir_FLOPs(ir) == evaluate_ir_FLOPs(block.graph)
     assert by_kind(evaluate_ir_FLOPs(ir)) == {name: 21 * flops for name, flops in FORWARD.items()}
     assert total_FLOPs(ir) == 21 * sum(FORWARD.values())
@@ -151,11 +156,17 @@ def test_operations_are_written_with_exponents(value, form, text):
 def test_tables_list_kinds_of_ops_or_ops(capsys):
     counts = {"add": {"x": 500, "y": 1500}, "matmul": {"z": 6000}, "mul": {"w": 2000}, "TOT": 10000}
     print_FLOPs(counts, "flat")
-    flat = [[cell.strip() for cell in line.split(" | ")] for line in capsys.readouterr().out.splitlines()]
+    flat = [
+        [cell.strip() for cell in line.split(" | ")]
+        for line in capsys.readouterr().out.splitlines()
+    ]
     assert [line[0] for line in flat[2:]] == ["matmul z", "mul w", "add y", "add x", "total"]
     assert flat[2][1:] == ["6.000e3", "60.0%"] and flat[-1][1:] == ["10.000e3", "100.0%"]
     print_FLOPs(counts, numerical_format="K")
-    typed = [[cell.strip() for cell in line.split(" | ")] for line in capsys.readouterr().out.splitlines()]
+    typed = [
+        [cell.strip() for cell in line.split(" | ")]
+        for line in capsys.readouterr().out.splitlines()
+    ]
     assert [line[0] for line in typed[2:]] == ["matmul", "add", "mul", "total"]
     assert typed[3][1] == "2.000e3"
     print_FLOPs({})

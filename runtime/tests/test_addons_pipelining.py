@@ -25,11 +25,15 @@ class OneAfterTheOther:
     def stage(self, i: int) -> Iterator[None]:
         yield
 
-    def stash_and_restore_tensor(self, t: popxl.Tensor, from_stage: Optional[int] = None) -> popxl.Tensor:
+    def stash_and_restore_tensor(
+        self, t: popxl.Tensor, from_stage: Optional[int] = None
+    ) -> popxl.Tensor:
         ipu = get_current_context().ipu_id
         return t if ipu is None else t.copy_to_ipu(ipu, 0)
 
-    def stash_and_restore_activations(self, call_info: Any, grad_info: Any) -> Dict[popxl.Tensor, popxl.Tensor]:
+    def stash_and_restore_activations(
+        self, call_info: Any, grad_info: Any
+    ) -> Dict[popxl.Tensor, popxl.Tensor]:
         return grad_info.inputs_dict(call_info)
 
 
@@ -44,7 +48,8 @@ def run_steps(body: Any, steps: int, pipelined: bool) -> None:
 
 
 def forward_program(stages: int, steps: int, pipelined: bool) -> Any:
-    """Each stage multiplies, drops and adds to a sum; the first result is used again in the last stage.
+    """Each stage multiplies, drops and adds to a sum; the first result is used again in the last
+    stage.
 
     Returns (program, input stream, output streams, variables).
     """
@@ -91,7 +96,9 @@ def pipelined(steps: int, build: Any) -> None:
 
 @pytest.mark.parametrize("several_times", [repeated, pipelined])
 def test_state_that_travels_with_the_weights_travels_once_per_run(several_times):
-    """A remote row that the program holds on the device: it is loaded before all steps and stored after them."""
+    """A remote row that the program holds on the device: it is loaded before all steps and stored
+    after them.
+    """
     contexts = popxl.ExecutionContext
     with popxl.Ir().main_graph as main:
         buffer = popxl.remote_buffer((2,), popxl.float32, 1)
@@ -128,7 +135,8 @@ def test_a_pipeline_gives_the_bits_of_its_stages_run_one_after_the_other(stages,
 
 
 def training_program(steps: int, pipelined: bool) -> Any:
-    """Two layers, forward in stages 0 and 1, backward in 2 and 3 with accumulators, then one step of SGD.
+    """Two layers, forward in stages 0 and 1, backward in 2 and 3 with accumulators, then one step
+    of SGD.
 
     Returns (program, streams of x and label, stream of losses, weights).
     """
@@ -172,7 +180,13 @@ def training_program(steps: int, pipelined: bool) -> Any:
                 ops.var_updates.accumulator_zero_(means.accum[name])
             ops.var_updates.accumulator_zero_(means.mean_accum_counter)
     verify(ir)
-    return ir, x_stream, label_stream, losses, [w for variables in weights for w in (variables.weight, variables.bias)]
+    return (
+        ir,
+        x_stream,
+        label_stream,
+        losses,
+        [w for variables in weights for w in (variables.weight, variables.bias)],
+    )
 
 
 def torch_training(weights: List[np.ndarray], xs: np.ndarray, labels: np.ndarray, lr: float) -> Any:
@@ -181,7 +195,9 @@ def torch_training(weights: List[np.ndarray], xs: np.ndarray, labels: np.ndarray
     losses = []
     for x, label in zip(torch.tensor(xs), torch.tensor(labels, dtype=torch.int64)):
         logits = torch.tanh(x @ w0 + b0) @ w1 + b1
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), label.flatten(), reduction="none")
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), label.flatten(), reduction="none"
+        )
         losses.append(loss.reshape(label.shape).mean(1).detach().numpy())
         for w, dw in zip(parameters, torch.autograd.grad(loss.mean(), parameters)):
             w.data -= lr * dw
@@ -199,7 +215,10 @@ def test_training_in_a_pipeline_with_accumulation_follows_torch():
         session = popxl.Session(ir)
         session.write_variables_data(dict(zip(variables, start)))
         with session:
-            curve = [session.run({x_stream: x, label_stream: label})[losses] for x, label in zip(xs, labels)]
+            curve = [
+                session.run({x_stream: x, label_stream: label})[losses]
+                for x, label in zip(xs, labels)
+            ]
         values = session.get_tensors_data(variables)
         results.append([np.stack(curve), *(values[v] for v in variables)])
     for together, apart in zip(*results):
@@ -211,20 +230,26 @@ def test_training_in_a_pipeline_with_accumulation_follows_torch():
 
 
 def test_a_pipeline_may_be_differentiated_into_later():
-    """A graph that stages call gains outputs when it is differentiated, after the pipeline was built as before."""
+    """A graph that stages call gains outputs when it is differentiated, after the pipeline was
+    built as before.
+    """
     ir = popxl.Ir()
     ir.num_host_transfers = 2
     with ir.main_graph, popxl.in_sequence():
         stream = popxl.h2d_stream((N, C), popxl.float32)
         out = popxl.d2h_stream((N, C), popxl.float32)
-        graph = ir.create_graph(lambda x: ops.tanh(x) * ops.exp(x), popxl.TensorSpec((N, C), popxl.float32))
+        graph = ir.create_graph(
+            lambda x: ops.tanh(x) * ops.exp(x), popxl.TensorSpec((N, C), popxl.float32)
+        )
         with addons.pipelined_execution(2) as pipeline, pipeline.stage(0):
             ops.host_store(out, ops.call(graph, ops.host_load(stream))[0])
         popxl.transforms.autodiff(graph)
     assert len(graph.outputs) > 1
     verify(ir)
     xs = normal(2, N, C)
-    np.testing.assert_allclose(run_session(ir, {stream: xs})[0][out], np.tanh(xs) * np.exp(xs), rtol=1e-5)
+    np.testing.assert_allclose(
+        run_session(ir, {stream: xs})[0][out], np.tanh(xs) * np.exp(xs), rtol=1e-5
+    )
 
 
 def test_stages_run_in_their_order_whatever_the_order_they_were_built_in():
@@ -245,9 +270,15 @@ def test_stages_run_in_their_order_whatever_the_order_they_were_built_in():
 
 def test_a_pipeline_is_one_repeat_and_what_stands_around_it_runs_once():
     ir, *_ = forward_program(2, 4, pipelined=True)
-    assert [op.definition.name for op in ir.main_graph.ops] == ["add_", "repeat", "accumulator_scale_"]
+    assert [op.definition.name for op in ir.main_graph.ops] == [
+        "add_",
+        "repeat",
+        "accumulator_scale_",
+    ]
     (body,) = ir.main_graph.called_graphs
-    assert body.name.startswith("main_pipeline") and [op.ipu for op in body.ops if op.definition.name == "tanh"] == [
+    assert body.name.startswith("main_pipeline") and [
+        op.ipu for op in body.ops if op.definition.name == "tanh"
+    ] == [
         0,
         1,
     ]
@@ -321,7 +352,11 @@ def result_as_output(pipeline: Any, x: popxl.Tensor, results: Any) -> None:
         (too_few_steps, ValueError, "got 6 steps for 4 stages; expected at least 8"),
         (later_stage, ValueError, "in stage 0, which uses %exp__1 of stage 1"),
         (stash_of_later_stage, RuntimeError, "of stage 1 in stage 0; expected an earlier"),
-        (stash_without_producer, RuntimeError, "which no stage made; expected a result .* Pass from_stage="),
+        (
+            stash_without_producer,
+            RuntimeError,
+            "which no stage made; expected a result .* Pass from_stage=",
+        ),
         (negative_stage, ValueError, "got -1; expected 0 or more"),
         (result_as_output, GraphError, "which the outputs of graph 'a_pipeline.build_subgraph"),
     ],

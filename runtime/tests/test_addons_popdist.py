@@ -20,13 +20,21 @@ def environment(monkeypatch):
 def test_without_a_launcher_one_process_is_everything(environment):
     assert not popdist.isPopdistEnvSet()
     assert (popdist.getInstanceIndex(), popdist.getNumInstances()) == (0, 1)
-    assert (popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas(), popdist.getNumIpusPerReplica()) == (1, 1, 1)
+    assert (
+        popdist.getNumTotalReplicas(),
+        popdist.getNumLocalReplicas(),
+        popdist.getNumIpusPerReplica(),
+    ) == (1, 1, 1)
 
 
 def test_torchrun_means_one_replica_per_instance_unless_told_otherwise(environment):
     environment(RANK=2, WORLD_SIZE=4)
     assert popdist.isPopdistEnvSet()
-    assert (popdist.getInstanceIndex(), popdist.getNumInstances(), popdist.getNumTotalReplicas()) == (2, 4, 4)
+    assert (
+        popdist.getInstanceIndex(),
+        popdist.getNumInstances(),
+        popdist.getNumTotalReplicas(),
+    ) == (2, 4, 4)
     environment(POPDIST_NUM_TOTAL_REPLICAS=8)
     assert (popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas()) == (8, 2)
 
@@ -54,7 +62,11 @@ def test_functions_run_on_the_named_instances_only(environment):
     ("values", "error", "says"),
     [
         ({"RANK": 0}, RuntimeError, "got RANK without WORLD_SIZE"),
-        ({"POPDIST_NUM_TOTAL_REPLICAS": 4}, RuntimeError, "all of the launcher's variables or none"),
+        (
+            {"POPDIST_NUM_TOTAL_REPLICAS": 4},
+            RuntimeError,
+            "all of the launcher's variables or none",
+        ),
         ({"RANK": 4, "WORLD_SIZE": 4}, ValueError, "expected 0 <= RANK < WORLD_SIZE"),
         ({"RANK": "x", "WORLD_SIZE": 4}, ValueError, "expected a whole number"),
         (

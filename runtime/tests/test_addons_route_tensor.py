@@ -24,7 +24,11 @@ def test_a_graph_knows_which_graphs_it_calls_at_any_depth():
     ir = popxl.Ir()
     with ir.main_graph as main:
         outer, middle, inner = nested(ir)
-        assert is_subgraph(outer, inner) and is_subgraph(middle, inner) and not is_subgraph(inner, outer)
+        assert (
+            is_subgraph(outer, inner)
+            and is_subgraph(middle, inner)
+            and not is_subgraph(inner, outer)
+        )
         assert not is_subgraph(outer, outer) and not is_subgraph(main, outer)
         ops.call(outer, popxl.variable(np.zeros(3, np.float32)))
         assert is_subgraph(main, inner)
@@ -60,7 +64,10 @@ def test_a_tensor_is_routed_into_a_graph_once():
             local = route_tensor_into_graph(y)
             ops.add_(inner.outputs[0], local)
             assert route_tensor_into_graph(y) is local and route_tensor_into_graph(x) is not local
-        assert route_tensor_into_graph(y, inner) is local and route_tensor_into_graph(y, middle) is half
+        assert (
+            route_tensor_into_graph(y, inner) is local
+            and route_tensor_into_graph(y, middle) is half
+        )
         assert route_tensor_into_graph(half, inner) is not local
         assert [len(g.inputs) for g in (outer, middle, inner)] == [3, 3, 4]
         verify(ir)
@@ -85,7 +92,9 @@ def test_a_tensor_that_was_routed_to_be_read_is_written_when_it_is_routed_again(
     assert run_program(build)[0] == 8
 
 
-@pytest.mark.parametrize("modified, expected", [(True, 8.0), ([object()], 8.0), (False, 0.0), ([], 0.0)])
+@pytest.mark.parametrize(
+    "modified, expected", [(True, 8.0), ([object()], 8.0), (False, 0.0), ([], 0.0)]
+)
 def test_writes_to_a_routed_tensor_are_seen_where_it_is_declared_modified(modified, expected):
     def build(ir):
         outer, _, inner = nested(ir)
@@ -102,7 +111,10 @@ def test_writes_to_a_routed_tensor_are_seen_where_it_is_declared_modified(modifi
 
 def test_a_tensor_is_routed_into_both_branches_of_a_conditional_that_call_the_graph():
     def build(ir):
-        doubled, tripled = ir.create_graph(lambda x: x * 2, SPEC), ir.create_graph(lambda x: x * 3, SPEC)
+        doubled, tripled = (
+            ir.create_graph(lambda x: x * 2, SPEC),
+            ir.create_graph(lambda x: x * 3, SPEC),
+        )
         x, shift = popxl.variable(normal(3)), popxl.variable(normal(3, seed=1))
         flags = [popxl.variable(np.array(value)) for value in (True, False)]
         results = []
@@ -134,7 +146,10 @@ def also_called_elsewhere(outer, inner, foreign):
     return (
         outer.inputs[0],
         inner,
-        "which is also called in graph 'also_called_elsewhere.<lambda>.* at .*; expected calls from graphs",
+        (
+            "which is also called in graph 'also_called_elsewhere.<lambda>.* at .*; expected "
+            "calls from graphs"
+        ),
     )
 
 
@@ -146,7 +161,9 @@ def called_before(outer, inner, foreign):
     return made, inner, "before the tensor is made"
 
 
-@pytest.mark.parametrize("misuse", [unreachable, of_another_program, also_called_elsewhere, called_before])
+@pytest.mark.parametrize(
+    "misuse", [unreachable, of_another_program, also_called_elsewhere, called_before]
+)
 def test_a_tensor_that_cannot_reach_the_graph_is_refused_and_nothing_changes(misuse):
     with popxl.Ir().main_graph:
         foreign = popxl.variable(normal(3))

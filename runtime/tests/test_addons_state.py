@@ -54,9 +54,18 @@ def adam_program(gradients, tensors=(), **options):
 GRADIENTS = [normal(*SHAPE, seed=i + 1) for i in range(4)]
 
 
-@pytest.mark.parametrize("tensors", [(), ("lr",), ("lr", "beta1", "beta2", "eps", "weight_decay", "loss_scaling")])
+@pytest.mark.parametrize(
+    "tensors", [(), ("lr",), ("lr", "beta1", "beta2", "eps", "weight_decay", "loss_scaling")]
+)
 def test_adamw_equals_its_formula_with_numbers_and_with_tensors(tensors):
-    options = {"lr": 0.1, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.3, "loss_scaling": 8.0}
+    options = {
+        "lr": 0.1,
+        "beta1": 0.8,
+        "beta2": 0.95,
+        "eps": 1e-6,
+        "weight_decay": 0.3,
+        "loss_scaling": 8.0,
+    }
     w, first, second, step = adam_program([g * 8 for g in GRADIENTS], tensors, **options)
     expected = numpy_adamw(normal(*SHAPE), GRADIENTS, 0.1, 0.8, 0.95, 1e-6, 0.3)
     np.testing.assert_allclose(w, expected, rtol=1e-4, atol=1e-5)
@@ -74,7 +83,9 @@ def test_adamw_equals_torchs():
 
 
 def test_without_bias_correction_there_is_no_step_counter_and_the_first_moment_may_be_narrow():
-    w, first, second = adam_program(GRADIENTS, lr=0.1, bias_correction=False, first_order_dtype=popxl.float16)
+    w, first, second = adam_program(
+        GRADIENTS, lr=0.1, bias_correction=False, first_order_dtype=popxl.float16
+    )
     expected = numpy_adamw(normal(*SHAPE), GRADIENTS, 0.1, correct=False)
     np.testing.assert_allclose(w, expected, rtol=1e-2, atol=1e-2)
     assert first.dtype == np.float16 and second.dtype == np.float32
@@ -92,7 +103,9 @@ def test_gradients_are_clipped_where_the_global_norm_exceeds_its_maximum(norm):
 
 @pytest.mark.parametrize("rewrites", ["", "-adam"])
 @pytest.mark.parametrize("rounds", [False, True], ids=["nearest", "stochastic"])
-@pytest.mark.parametrize("dtype", [popxl.float32, popxl.float16, popxl.bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    "dtype", [popxl.float32, popxl.float16, popxl.bfloat16], ids=lambda d: d.name
+)
 def test_an_update_whose_condition_is_false_changes_no_bit(dtype, rounds, rewrites, monkeypatch):
     monkeypatch.setenv("POPXL_REWRITES", rewrites)
     start = normal(*SHAPE)
@@ -114,11 +127,15 @@ def test_an_update_whose_condition_is_false_changes_no_bit(dtype, rounds, rewrit
                 graph.bind(state).call(w, popxl.variable(g), norm, popxl.variable(flag))
             return [w, *state.values_flat()]
 
-        return [np.asarray(t).tobytes() for t in run_program(build, enableStochasticRounding=rounds)]
+        return [
+            np.asarray(t).tobytes() for t in run_program(build, enableStochasticRounding=rounds)
+        ]
 
     first, second, _, _ = GRADIENTS
     assert state_after([bad], [False]) == state_after([], [])
-    skipping = state_after([bad, first, bad, bad, second, bad], [False, True, False, False, True, False])
+    skipping = state_after(
+        [bad, first, bad, bad, second, bad], [False, True, False, False, True, False]
+    )
     if not rounds:  # else each update draws from a place of its own
         assert skipping == state_after([first, second], [True, True])
     assert state_after([first, bad], [True, False]) == state_after([first], [True])
@@ -138,7 +155,16 @@ def test_graph_inputs_follow_the_signature_and_state_is_named():
             spec, spec, loss_scaling=scalar, lr=scalar, global_norm=scalar, global_norm_max=1.0
         )
         names = [t.name for t in graph.graph.inputs]
-        assert names == ["var", "grad", "lr", "loss_scaling", "global_norm", "first_order", "second_order", "step"]
+        assert names == [
+            "var",
+            "grad",
+            "lr",
+            "loss_scaling",
+            "global_norm",
+            "first_order",
+            "second_order",
+            "step",
+        ]
         by_ref = {t.name for t in graph.graph._by_ref_inputs}
         assert by_ref == {"var", "first_order", "second_order", "step"}
         assert facts.first_order.dtype is popxl.float16 and not graph.graph.outputs
@@ -150,7 +176,9 @@ def test_a_sharded_variable_is_updated_shard_by_shard():
     with ir.main_graph, popxl.in_sequence():
         whole, shard = popxl.replica_sharded_variable(w, name="w")
         gradient = ops.collectives.replica_sharded_slice(popxl.variable(g))
-        facts, graph = AdamOptimizerStep().create_graph(shard, gradient, lr=0.1, first_order_dtype=popxl.float32)
+        facts, graph = AdamOptimizerStep().create_graph(
+            shard, gradient, lr=0.1, first_order_dtype=popxl.float32
+        )
         assert facts.first_order.shape == (6,) and facts.first_order.meta_shape == SHAPE
         graph.bind(facts.init()).call(shard, gradient)
         store_all([gather_replica_sharded_tensor(shard)])
@@ -166,8 +194,14 @@ def test_a_sharded_variable_is_updated_shard_by_shard():
 def factories(ir, group=None):
     return NamedVariableFactories.from_dict(
         {
-            "b": VariableFactory(iter([np.full(4, i, np.float32) for i in range(9)]), name="b", replica_grouping=group),
-            "a.w": VariableFactory(iter([normal(*SHAPE, seed=i) for i in range(9)]), name="w", replica_grouping=group),
+            "b": VariableFactory(
+                iter([np.full(4, i, np.float32) for i in range(9)]),
+                name="b",
+                replica_grouping=group,
+            ),
+            "a.w": VariableFactory(
+                iter([normal(*SHAPE, seed=i) for i in range(9)]), name="w", replica_grouping=group
+            ),
         }
     )
 
@@ -190,8 +224,12 @@ def test_remote_variables_are_loaded_changed_and_stored_by_slot():
         store_remote(buffers, NamedTensors(b=inline.b + 1), 1)
     _, values = run_session(ir, {}, [t for v in variables for t in (v.a.w, v.b)])
     for entry in range(2):
-        np.testing.assert_allclose(values[variables[entry].a.w], 2 * normal(*SHAPE, seed=entry), rtol=1e-6)
-        np.testing.assert_array_equal(values[variables[entry].b], np.full(4, 2 * entry + (entry == 1)))
+        np.testing.assert_allclose(
+            values[variables[entry].a.w], 2 * normal(*SHAPE, seed=entry), rtol=1e-6
+        )
+        np.testing.assert_array_equal(
+            values[variables[entry].b], np.full(4, 2 * entry + (entry == 1))
+        )
     assert variables[1].b.name == "layer1.b"
 
 
@@ -205,7 +243,9 @@ def test_sharded_remote_variables_hold_one_piece_per_replica_and_gather_whole():
         variables = facts.init_remote(buffers)
         load, names = addons.load_remote_graph(buffers)
         shards = NamedTensors.pack(names, load.call(0))
-        gather, gathered_names = all_gather_replica_sharded_graph(shards, replica_groups=facts.replica_groupings)
+        gather, gathered_names = all_gather_replica_sharded_graph(
+            shards, replica_groups=facts.replica_groupings
+        )
         gathered = NamedTensors.pack(gathered_names, gather.bind(shards).call())
         streams = store_all([shards.a.w, gathered.a.w])
     results, values = run_session(ir, {}, [variables.a.w])
@@ -218,7 +258,9 @@ def test_sharded_remote_variables_hold_one_piece_per_replica_and_gather_whole():
 
 
 @pytest.mark.parametrize("op", ["add", "mean"])
-@pytest.mark.parametrize("case", ["equal groups", "reduce over all", "not divisible", "group of one"])
+@pytest.mark.parametrize(
+    "case", ["equal groups", "reduce over all", "not divisible", "group of one"]
+)
 def test_reductions_leave_every_replica_its_shard(op, case):
     shape = (5,) if case == "not divisible" else SHAPE
     data = normal(R, *shape)
@@ -239,7 +281,9 @@ def test_reductions_leave_every_replica_its_shard(op, case):
         out = reduce_replica_sharded_tensor(t, op, reduce_group, shard_group)
         named = NamedTensors(x=t)
         groups = addons.named_replica_grouping.NamedReplicaGrouping(x=shard_group)
-        graph, names = reduce_replica_sharded_graph(named, op, shard_groups=groups, replica_group=reduce_group)
+        graph, names = reduce_replica_sharded_graph(
+            named, op, shard_groups=groups, replica_group=reduce_group
+        )
         (same,) = graph.bind(named).call()
         assert names == ["x"] and same.spec == out.spec
         assert (out is t) == (case == "group of one")
@@ -247,7 +291,9 @@ def test_reductions_leave_every_replica_its_shard(op, case):
     results, _ = run_session(ir, {})
     reduce = np.mean if op == "mean" else np.sum
     for replica in range(R):
-        mine = [r for r in range(R) if reduce_group.assignment[r] == reduce_group.assignment[replica]]
+        mine = [
+            r for r in range(R) if reduce_group.assignment[r] == reduce_group.assignment[replica]
+        ]
         assert len(mine) == members
         expected = reduce(data[mine], axis=0)
         if case in ("equal groups", "reduce over all"):
@@ -260,7 +306,10 @@ def test_specs_and_buffers_shard_only_where_elements_divide():
     ir = popxl.Ir(replication=R)
     with ir.main_graph:
         everyone = ir.replica_grouping()
-        even, odd = popxl.variable(np.zeros(SHAPE, np.float32)), popxl.variable(np.zeros(5, np.float32))
+        even, odd = (
+            popxl.variable(np.zeros(SHAPE, np.float32)),
+            popxl.variable(np.zeros(5, np.float32)),
+        )
         assert replica_sharded_spec(even, everyone) == popxl.TensorSpec((6,), popxl.float32, SHAPE)
         assert replica_sharded_spec(odd, everyone) == odd.spec
         assert replica_sharded_spec(even, ir.replica_grouping(group_size=1)) == even.spec
@@ -270,7 +319,9 @@ def test_specs_and_buffers_shard_only_where_elements_divide():
         buffers = addons.named_variable_buffers(facts, shard_over_dict={"even": 2})
         assert (buffers.even.tensor_shape, buffers.odd.meta_shape) == ((12,), ())
         assert addons.named_variable_buffers(facts).odd.tensor_shape == (5,)
-        assert addons.named_variable_buffers(facts, shard_over_dict=False).even.tensor_shape == SHAPE
+        assert (
+            addons.named_variable_buffers(facts, shard_over_dict=False).even.tensor_shape == SHAPE
+        )
         assert addons.named_buffers(NamedTensors(x=even), 3).x.entries == 3
         sharded = popxl.TensorSpec((6,), popxl.float32, SHAPE)
         assert addons.create_remote_buffer(sharded, 2, everyone).meta_shape == SHAPE

@@ -32,7 +32,9 @@ def make_session(names=("a.w", "b"), shape=(3,), scale=1.0, memmap=None, **optio
         state = {}
         for i, name in enumerate(names):
             data = (
-                np.memmap(memmap, np.float32, "w+", shape=shape) if memmap and i == 0 else np.empty(shape, np.float32)
+                np.memmap(memmap, np.float32, "w+", shape=shape)
+                if memmap and i == 0
+                else np.empty(shape, np.float32)
             )
             data[...] = normal(*shape, seed=i) * scale
             state[name] = popxl.variable(data, popxl.float32, name)
@@ -46,7 +48,9 @@ def make_session(names=("a.w", "b"), shape=(3,), scale=1.0, memmap=None, **optio
 
 
 def values_of(session):
-    return {name: value.copy() for name, value in session.get_named_tensors_data().to_dict().items()}
+    return {
+        name: value.copy() for name, value in session.get_named_tensors_data().to_dict().items()
+    }
 
 
 class Loader:
@@ -65,7 +69,11 @@ class Loader:
 def test_streams_are_read_by_name_attribute_position_and_slice():
     session = make_session()
     assert session.inputs["x"] is session.inputs.x is session.inputs[0] is session.inputs[:1][0]
-    assert list(session.outputs) == [session.outputs.y] and "y" in session.outputs and len(session.outputs) == 1
+    assert (
+        list(session.outputs) == [session.outputs.y]
+        and "y" in session.outputs
+        and len(session.outputs) == 1
+    )
     assert session.inputs.keys() == ["x"] and session.outputs.items()[0][0] == "y"
     with pytest.raises(KeyError, match="expected one of x"):
         session.inputs["z"]
@@ -85,8 +93,15 @@ def test_a_checkpoint_brings_back_state_steps_and_data_position(tmp_path):
         session.run({session.inputs.x: np.ones(3, np.float32)})
         session.save_checkpoint(str(tmp_path / "one"))
     saved = values_of(session)
-    files = sorted(os.path.relpath(os.path.join(d, f), tmp_path) for d, _, fs in os.walk(tmp_path) for f in fs)
-    assert files == ["one/dataloader.bin", "one/model/a.w.npz", "one/model/b.npz", "one/session_info.json"]
+    files = sorted(
+        os.path.relpath(os.path.join(d, f), tmp_path) for d, _, fs in os.walk(tmp_path) for f in fs
+    )
+    assert files == [
+        "one/dataloader.bin",
+        "one/model/a.w.npz",
+        "one/model/b.npz",
+        "one/session_info.json",
+    ]
     with np.load(tmp_path / "one/model/a.w.npz", allow_pickle=False) as arrays:
         assert arrays.files == ["a.w"]
         np.testing.assert_array_equal(arrays["a.w"], saved["a.w"])
@@ -149,14 +164,18 @@ def test_memory_mapped_variables_are_saved_as_raw_files(tmp_path):
     target.load_checkpoint(str(tmp_path / "c"), report_missing="error")
     np.testing.assert_array_equal(values_of(target)["a.w"], saved["a.w"])
     initialise_memmap_dir_from_checkpoint(str(tmp_path / "c"), str(tmp_path / "maps"))
-    np.testing.assert_array_equal(np.fromfile(tmp_path / "maps" / "a.w.npy", np.float32), saved["a.w"])
+    np.testing.assert_array_equal(
+        np.fromfile(tmp_path / "maps" / "a.w.npy", np.float32), saved["a.w"]
+    )
 
 
 def mapped_session(folder):
     """A session whose one variable lies in a file: every run adds one to it."""
     ir = popxl.Ir()
     with ir.main_graph:
-        facts = addons.NamedVariableFactories(w=addons.VariableFactory(lambda: np.zeros(3), popxl.float32, "w"))
+        facts = addons.NamedVariableFactories(
+            w=addons.VariableFactory(lambda: np.zeros(3), popxl.float32, "w")
+        )
         state = facts.init(memmap_dir=str(folder))
         state.w += 1
     return addons.TaskSession([], [], state, ir=ir)
@@ -261,7 +280,9 @@ def test_a_failed_save_leaves_the_old_checkpoint_and_nothing_else(tmp_path):
     session.load_checkpoint(str(tmp_path / "c"), report_missing="error")
 
 
-def test_where_names_cannot_be_swapped_a_rename_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
+def test_where_names_cannot_be_swapped_a_rename_that_fails_puts_the_old_folder_back(
+    tmp_path, monkeypatch
+):
     target = tmp_path / "t"
     replace_folder(target, lambda folder: folder.mkdir())
     (target / "old").write_text("old")
@@ -286,8 +307,14 @@ def test_an_existing_folder_is_swapped_in_one_step_where_the_file_system_can(tmp
         (tmp_path / name).mkdir()
     swaps = durable.exchange(tmp_path / "a", tmp_path / "b")
     renames, rename = [], os.rename
-    monkeypatch.setattr(os, "rename", lambda source, destination: renames.append(source) or rename(source, destination))
-    replace_folder(tmp_path / "a", lambda folder: (folder.mkdir(), (folder / "x").write_text("new")))
+    monkeypatch.setattr(
+        os,
+        "rename",
+        lambda source, destination: renames.append(source) or rename(source, destination),
+    )
+    replace_folder(
+        tmp_path / "a", lambda folder: (folder.mkdir(), (folder / "x").write_text("new"))
+    )
     assert len(renames) == (0 if swaps else 2) and (tmp_path / "a" / "x").read_text() == "new"
     assert not durable.exchange(tmp_path / "a", tmp_path / "missing")
 
@@ -314,7 +341,9 @@ for number in itertools.count():
 def test_a_process_killed_while_it_saves_leaves_one_whole_folder_under_the_name(tmp_path):
     target, rng = tmp_path / "c", np.random.default_rng(0)
     for _ in range(6):
-        saver = subprocess.Popen([sys.executable, "-c", SAVER, durable.__file__, str(target)], stdout=subprocess.PIPE)
+        saver = subprocess.Popen(
+            [sys.executable, "-c", SAVER, durable.__file__, str(target)], stdout=subprocess.PIPE
+        )
         saver.stdout.readline()
         time.sleep(float(rng.uniform(0.0, 0.05)))
         saver.kill()

@@ -1,4 +1,6 @@
-"""Gradient accumulation, recomputation, batch serialisation and repetition: the same numbers, by another route."""
+"""Gradient accumulation, recomputation, batch serialisation and repetition: the same numbers, by
+another route.
+"""
 
 import numpy as np
 import popxl
@@ -40,7 +42,9 @@ class Layer(addons.Module):
 
 
 def torch_gradients(layers=1):
-    """Per layer the mean over micro-batches of weight and bias gradients; the inputs' gradients; the outputs."""
+    """Per layer the mean over micro-batches of weight and bias gradients; the inputs' gradients;
+    the outputs.
+    """
     ws = [torch.tensor(W[i], requires_grad=True) for i in range(layers)]
     bs = [torch.tensor(B[i], requires_grad=True) for i in range(layers)]
     xs = torch.tensor(XS, requires_grad=True)
@@ -61,17 +65,31 @@ def test_accumulators_hold_the_mean_of_the_gradients_of_all_calls():
         x_spec = popxl.TensorSpec((N, C), popxl.float32)
         facts, fwd = Layer().create_graph(x_spec)
         accum_facts, grad = addons.autodiff_with_accumulation(
-            fwd, fwd.args.tensors, grads_required=[fwd.graph.inputs[0]], replica_groupings=facts.replica_groupings
+            fwd,
+            fwd.args.tensors,
+            grads_required=[fwd.graph.inputs[0]],
+            replica_groupings=facts.replica_groupings,
         )
-        assert grad.args.keys_flat() == accum_facts.keys_flat() == ["accum.bias", "accum.weight", "mean_accum_counter"]
-        assert [c.fwd_tensor for c in grad.grad_graph_info.expected_outputs] == [fwd.graph.inputs[0]]
+        assert (
+            grad.args.keys_flat()
+            == accum_facts.keys_flat()
+            == ["accum.bias", "accum.weight", "mean_accum_counter"]
+        )
+        assert [c.fwd_tensor for c in grad.grad_graph_info.expected_outputs] == [
+            fwd.graph.inputs[0]
+        ]
         variables, accumulators = facts.init(), accum_facts.init()
         outputs = []
         for x, dy in zip(XS, DYS):
             call = fwd.bind(variables).call_with_info(popxl.variable(x))
             inputs = grad.grad_graph_info.inputs_dict(call)
             outputs += grad.bind(accumulators).call(popxl.variable(dy), args=inputs)
-        return [*outputs, accumulators.accum.weight, accumulators.accum.bias, accumulators.mean_accum_counter]
+        return [
+            *outputs,
+            accumulators.accum.weight,
+            accumulators.accum.bias,
+            accumulators.mean_accum_counter,
+        ]
 
     *dxs, weight, bias, counter = run_program(build)
     (expected_weight,), (expected_bias,), expected_dx, _ = torch_gradients()
@@ -85,8 +103,13 @@ def test_setting_the_counter_to_zero_starts_a_new_mean_and_accumulators_may_be_w
     def build(ir):
         x = popxl.variable(XS[0].astype(np.float16))
         facts, fwd = Layer().create_graph(x)
-        accum_facts, grad = addons.autodiff_with_accumulation(fwd, [fwd.args.weight], accumulator_dtype=popxl.float32)
-        assert accum_facts.accum.weight.dtype is popxl.float32 and fwd.args.weight.dtype is popxl.float16
+        accum_facts, grad = addons.autodiff_with_accumulation(
+            fwd, [fwd.args.weight], accumulator_dtype=popxl.float32
+        )
+        assert (
+            accum_facts.accum.weight.dtype is popxl.float32
+            and fwd.args.weight.dtype is popxl.float16
+        )
         variables, accumulators = facts.init(), accum_facts.init()
         call = fwd.bind(variables).call_with_info(x)
         inputs = grad.grad_graph_info.inputs_dict(call)
@@ -97,7 +120,9 @@ def test_setting_the_counter_to_zero_starts_a_new_mean_and_accumulators_may_be_w
 
     weight, counter = run_program(build)
     w = torch.tensor(W[0], requires_grad=True)
-    (torch.tanh(torch.tensor(XS[0]) @ w + torch.tensor(B[0])) * torch.tensor(DYS[-1])).sum().backward()
+    (
+        torch.tanh(torch.tensor(XS[0]) @ w + torch.tensor(B[0])) * torch.tensor(DYS[-1])
+    ).sum().backward()
     np.testing.assert_allclose(weight, w.grad.numpy(), rtol=2e-2, atol=2e-2)
     assert counter == 1 and weight.dtype == np.float32
 
@@ -112,7 +137,9 @@ def test_a_tensor_may_be_accumulated_and_come_out_and_unreached_ones_get_zeros()
     def build(ir):
         x = popxl.variable(normal(3))
         facts, fwd = Unused().create_graph(x)
-        accum_facts, grad = addons.autodiff_with_accumulation(fwd, fwd.args.tensors, grads_required=[fwd.args.used])
+        accum_facts, grad = addons.autodiff_with_accumulation(
+            fwd, fwd.args.tensors, grads_required=[fwd.args.used]
+        )
         accumulators = accum_facts.init()
         call = fwd.bind(facts.init()).call_with_info(x)
         (out,) = grad.bind(accumulators).call(x, args=grad.grad_graph_info.inputs_dict(call))
@@ -133,12 +160,20 @@ def test_recomputation_needs_forward_inputs_only_and_changes_no_bit(accumulate):
         variables = facts.init()
         wanted = [fwd.graph.inputs[0], *fwd.args.tensors]
         if accumulate:
-            accum_facts, grad = addons.autodiff_with_accumulation(fwd, fwd.args.tensors, grads_required=wanted[:1])
+            accum_facts, grad = addons.autodiff_with_accumulation(
+                fwd, fwd.args.tensors, grads_required=wanted[:1]
+            )
         else:
-            accum_facts, grad = addons.variable_factory.NamedVariableFactories(), addons.autodiff(fwd, None, wanted)
+            accum_facts, grad = (
+                addons.variable_factory.NamedVariableFactories(),
+                addons.autodiff(fwd, None, wanted),
+            )
         again = recompute_graph(grad)
         info = again.grad_graph_info
-        assert set(info.inputs[1:]) == set(fwd.graph.inputs) and again.args.keys_flat() == grad.args.keys_flat()
+        assert (
+            set(info.inputs[1:]) == set(fwd.graph.inputs)
+            and again.args.keys_flat() == grad.args.keys_flat()
+        )
         assert info.expected_outputs == grad.grad_graph_info.expected_outputs
         results = []
         for graph in (grad, again):
@@ -162,16 +197,23 @@ def test_recomputation_keeps_the_order_provided_needed_others_by_reference():
     with ir.main_graph:
         spec, seed = popxl.TensorSpec((N, C), popxl.float32), popxl.TensorSpec((2,), popxl.uint32)
         _, fwd = Layer(0.3).create_graph(spec, seed)
-        _, grad = addons.autodiff_with_accumulation(fwd, [fwd.args.weight], grads_required=[fwd.graph.inputs[0]])
+        _, grad = addons.autodiff_with_accumulation(
+            fwd, [fwd.args.weight], grads_required=[fwd.graph.inputs[0]]
+        )
         again = recompute_graph(grad)
     names = [t.name for t in again.graph.inputs]
-    assert names[0].startswith("Gradient___") and names[-2:] == ["accum.weight", "mean_accum_counter"]
+    assert names[0].startswith("Gradient___") and names[-2:] == [
+        "accum.weight",
+        "mean_accum_counter",
+    ]
     assert sorted(names[1:-2]) == ["bias", "seed", "weight", "x"]
     assert again.graph._by_ref_inputs == {again.args.accum.weight, again.args.mean_accum_counter}
 
 
 def test_batch_serialisation_loads_calls_and_stores_once_per_step():
-    """y = x * w + s with x streamed, s from a buffer row, results stored to a stream and two buffer rows."""
+    """y = x * w + s with x streamed, s from a buffer row, results stored to a stream and two buffer
+    rows.
+    """
     ir = popxl.Ir()
     ir.num_host_transfers = STEPS
 
@@ -184,22 +226,42 @@ def test_batch_serialisation_loads_calls_and_stores_once_per_step():
         x, s, w = graph.graph.inputs
         y, doubled = graph.graph.outputs
         graph.args.insert("w", w)
-        x_stream, y_stream = popxl.h2d_stream((C,), popxl.float32, "x"), popxl.d2h_stream((C,), popxl.float32, "y")
-        s_buffer, y_buffer = batch_serial_buffer(s, STEPS, 2), popxl.remote_buffer((C,), popxl.float32, 1)
+        x_stream, y_stream = (
+            popxl.h2d_stream((C,), popxl.float32, "x"),
+            popxl.d2h_stream((C,), popxl.float32, "y"),
+        )
+        s_buffer, y_buffer = (
+            batch_serial_buffer(s, STEPS, 2),
+            popxl.remote_buffer((C,), popxl.float32, 1),
+        )
         row0_buffer = popxl.remote_buffer((C,), popxl.float32, 1)
         for entry in range(2 * STEPS):
             ops.remote_store(s_buffer, entry, popxl.constant(np.full(C, entry, np.float32)))
         result = batch_serialise(
             graph,
             STEPS,
-            load_handles={x: x_stream, s: RemoteHandle(s_buffer, lambda row: popxl.constant(2, popxl.int32) - row)},
+            load_handles={
+                x: x_stream,
+                s: RemoteHandle(s_buffer, lambda row: popxl.constant(2, popxl.int32) - row),
+            },
             store_streams={y: y_stream},
-            store_buffers={y: (y_buffer, 1), doubled: RemoteHandle(row0_buffer, None), s: RemoteHandle(s_buffer, 0)},
+            store_buffers={
+                y: (y_buffer, 1),
+                doubled: RemoteHandle(row0_buffer, None),
+                s: RemoteHandle(s_buffer, 0),
+            },
             rows=2,
             io_mode="compute",
         )
-        assert y_buffer.entries == STEPS * 3 and row0_buffer.entries == STEPS and s_buffer.entries == STEPS * 2
-        assert [t.name for t in result.graph.graph.inputs] == ["row", "w"] and not result.graph.graph.outputs
+        assert (
+            y_buffer.entries == STEPS * 3
+            and row0_buffer.entries == STEPS
+            and s_buffer.entries == STEPS * 2
+        )
+        assert [t.name for t in result.graph.graph.inputs] == [
+            "row",
+            "w",
+        ] and not result.graph.graph.outputs
         assert result.graph.args.w is result.remap_tensors(NamedTensors(w=w)).w
         assert set(result.stored_buffers) == {y, doubled}
         result.graph.bind(NamedTensors(w=popxl.variable(np.full(C, 3.0, np.float32)))).call(1)
@@ -251,16 +313,22 @@ def test_each_step_sees_its_own_seed_split_from_the_callers():
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("io_mode", cases(["compute", "io", "io_overlapped"], lambda mode: mode == "io_overlapped"))
+@pytest.mark.parametrize(
+    "io_mode", cases(["compute", "io", "io_overlapped"], lambda mode: mode == "io_overlapped")
+)
 def test_phased_layers_give_the_gradients_of_the_whole_model(recompute, io_mode):
-    """Two layers that share one graph, run layer by layer over all micro-batches, against torch's autograd."""
+    """Two layers that share one graph, run layer by layer over all micro-batches, against torch's
+    autograd.
+    """
     ir = popxl.Ir()
     ir.num_host_transfers = 1
     ir._pb_ir.getSessionOptions().numIOTiles = 1
     with ir.main_graph, popxl.in_sequence():
         facts, fwd = Layer().create_graph(popxl.TensorSpec((N, C), popxl.float32))
         x, y = fwd.graph.inputs[0], fwd.graph.outputs[0]
-        accum_facts, grad = addons.autodiff_with_accumulation(fwd, fwd.args.tensors, grads_required=[x])
+        accum_facts, grad = addons.autodiff_with_accumulation(
+            fwd, fwd.args.tensors, grads_required=[x]
+        )
         if recompute:
             grad = recompute_graph(grad)
         x_buffer = batch_serial_buffer(x, STEPS, ROWS + 1)
@@ -270,9 +338,15 @@ def test_phased_layers_give_the_gradients_of_the_whole_model(recompute, io_mode)
             grad,
             fwd.args,
             STEPS,
-            load_handles={x: RemoteHandle(x_buffer, 0), grad.graph.inputs[0]: RemoteHandle(dx_buffer, 1)},
+            load_handles={
+                x: RemoteHandle(x_buffer, 0),
+                grad.graph.inputs[0]: RemoteHandle(dx_buffer, 1),
+            },
             store_streams={},
-            store_buffers={y: RemoteHandle(x_buffer, 1), grad.graph.outputs[0]: RemoteHandle(dx_buffer, 0)},
+            store_buffers={
+                y: RemoteHandle(x_buffer, 1),
+                grad.graph.outputs[0]: RemoteHandle(dx_buffer, 0),
+            },
             rows=ROWS,
             io_mode=io_mode,
         )
@@ -282,7 +356,10 @@ def test_phased_layers_give_the_gradients_of_the_whole_model(recompute, io_mode)
         assert names[len(weights) :] == ["accum.bias", "accum.weight", "mean_accum_counter"]
         if recompute:
             assert set(forward.stored_buffers) == {y}
-        variables = [NamedTensors(weight=popxl.variable(W[i]), bias=popxl.variable(B[i])) for i in range(ROWS)]
+        variables = [
+            NamedTensors(weight=popxl.variable(W[i]), bias=popxl.variable(B[i]))
+            for i in range(ROWS)
+        ]
         accumulators = [accum_facts.init() for _ in range(ROWS)]
         for i in range(STEPS):
             ops.remote_store(x_buffer, i, popxl.constant(XS[i]))
@@ -301,12 +378,18 @@ def test_phased_layers_give_the_gradients_of_the_whole_model(recompute, io_mode)
     np.testing.assert_allclose([results[s] for s in ys], expected_y, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose([results[s] for s in dxs], expected_dx, rtol=1e-5, atol=1e-6)
     for row in range(ROWS):
-        np.testing.assert_allclose(values[accumulators[row].accum.weight], expected_weights[row], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(values[accumulators[row].accum.bias], expected_biases[row], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            values[accumulators[row].accum.weight], expected_weights[row], rtol=1e-5, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            values[accumulators[row].accum.bias], expected_biases[row], rtol=1e-5, atol=1e-6
+        )
 
 
 def test_activations_of_streams_and_seeds_are_stored_for_the_gradient():
-    """With dropout: the serialised gradient equals the plain one, bit for bit, so it saw the same seeds and inputs."""
+    """With dropout: the serialised gradient equals the plain one, bit for bit, so it saw the same
+    seeds and inputs.
+    """
     ir = popxl.Ir()
     ir.num_host_transfers = STEPS
     with ir.main_graph, popxl.in_sequence():
@@ -339,19 +422,37 @@ def test_activations_of_streams_and_seeds_are_stored_for_the_gradient():
 
 
 def dropped_in_steps(micro_batches, at_once):
-    """What a serialised graph and its gradient drop of ones, [micro_batches, N, C] each, so many of them a step."""
+    """What a serialised graph and its gradient drop of ones, [micro_batches, N, C] each, so many of
+    them a step.
+    """
     ir = popxl.Ir()
     steps = ir.num_host_transfers = micro_batches // at_once
     with ir.main_graph, popxl.in_sequence():
         seed = popxl.variable(np.array([9, 4], np.uint32))
         x = popxl.TensorSpec((at_once * N, C), popxl.float32)
         seeds = popxl.TensorSpec((2,) if at_once == 1 else (at_once, 2), popxl.uint32)
-        fwd = addons.GraphWithNamedArgs(ir.create_graph(lambda x, seed: ops.dropout(x, seed, 0.4), x, seeds))
+        fwd = addons.GraphWithNamedArgs(
+            ir.create_graph(lambda x, seed: ops.dropout(x, seed, 0.4), x, seeds)
+        )
         grad = addons.autodiff(fwd, grads_required=fwd.graph.inputs[:1])
-        loads = {t: popxl.h2d_stream(x.shape, x.dtype) for t in (fwd.graph.inputs[0], grad.graph.inputs[0])}
-        stores = {t: popxl.d2h_stream(x.shape, x.dtype) for t in (fwd.graph.outputs[0], grad.graph.outputs[0])}
+        loads = {
+            t: popxl.h2d_stream(x.shape, x.dtype)
+            for t in (fwd.graph.inputs[0], grad.graph.inputs[0])
+        }
+        stores = {
+            t: popxl.d2h_stream(x.shape, x.dtype)
+            for t in (fwd.graph.outputs[0], grad.graph.outputs[0])
+        }
         forward, gradient = batch_serialise_fwd_and_grad(
-            fwd, grad, fwd.args, steps, loads, stores, {}, seed_input=fwd.graph.inputs[1], io_mode="compute"
+            fwd,
+            grad,
+            fwd.args,
+            steps,
+            loads,
+            stores,
+            {},
+            seed_input=fwd.graph.inputs[1],
+            io_mode="compute",
         )
         assert forward.graph.graph.inputs[1].spec == seed.spec, "the caller gives one seed"
         forward.graph.call(0, seed)
@@ -364,7 +465,9 @@ def dropped_in_steps(micro_batches, at_once):
 @pytest.mark.parametrize("at_once", [2, 3, 6])
 def test_a_step_with_stacked_seeds_drops_what_as_many_steps_with_one_seed_drop(at_once):
     alone, together = dropped_in_steps(6, 1), dropped_in_steps(6, at_once)
-    assert np.unique(alone[0].reshape(6, -1), axis=0).shape[0] == 6, "every micro-batch has a mask of its own"
+    assert np.unique(alone[0].reshape(6, -1), axis=0).shape[0] == 6, (
+        "every micro-batch has a mask of its own"
+    )
     for dropped, expected in zip(together, alone):
         np.testing.assert_array_equal(dropped, expected)
 
@@ -395,7 +498,9 @@ def test_grad_info_can_be_moved_to_graphs_of_the_same_order():
         copy = ir.create_graph(lambda x: [*ops.call(fwd, x)], popxl.TensorSpec((C,), popxl.float32))
         moved = remap_grad_info(info, copy, info.graph)
     assert moved.forward_graph is copy and moved.outputs == copy.inputs
-    assert [c.connection_type for c in moved.expected_inputs] == [c.connection_type for c in info.expected_inputs]
+    assert [c.connection_type for c in moved.expected_inputs] == [
+        c.connection_type for c in info.expected_inputs
+    ]
 
 
 def refusals():
@@ -407,17 +512,28 @@ def refusals():
         x, y = graph.graph.inputs[0], graph.graph.outputs[0]
         other = ir.create_graph(lambda x: x + 1, spec)
         stream = popxl.h2d_stream((C,), popxl.float32)
-        yield lambda: batch_serialise(graph, 2, {}, {}, {}, io_mode="fast"), "'compute', 'io' or 'io_overlapped'"
+        yield (
+            lambda: batch_serialise(graph, 2, {}, {}, {}, io_mode="fast"),
+            "'compute', 'io' or 'io_overlapped'",
+        )
         yield lambda: batch_serialise(graph, 2, {}, {}, {}), "without IO tiles"
-        yield lambda: batch_serialise(graph, 2, {}, {}, {}, rows=0, io_mode="compute"), "expected at least 1 of each"
-        yield lambda: batch_serialise(graph, 2, {y: stream}, {}, {}, io_mode="compute"), "expected an input of graph"
+        yield (
+            lambda: batch_serialise(graph, 2, {}, {}, {}, rows=0, io_mode="compute"),
+            "expected at least 1 of each",
+        )
+        yield (
+            lambda: batch_serialise(graph, 2, {y: stream}, {}, {}, io_mode="compute"),
+            "expected an input of graph",
+        )
         yield (
             lambda: batch_serialise(graph, 2, {other.inputs[0]: stream}, {}, {}, io_mode="compute"),
             "an input of graph",
         )
         stored = popxl.d2h_stream((C,), popxl.float32)
         yield (
-            lambda: batch_serialise(graph, 2, {}, {other.outputs[0]: stored}, {}, io_mode="compute"),
+            lambda: batch_serialise(
+                graph, 2, {}, {other.outputs[0]: stored}, {}, io_mode="compute"
+            ),
             "input or output",
         )
         yield lambda: batch_serialise_overlapped(graph, 1, {}, {}, {}), "expected at least 2"
@@ -428,7 +544,10 @@ def refusals():
             "got no load handle for",
         )
         yield lambda: addons.repeat_graph(graph.graph, 2), "expected none. Use ops.repeat"
-        yield lambda: addons.transforms.set_available_memory_proportion_by_ipu(ir, [2.0]), "from 0 to 1"
+        yield (
+            lambda: addons.transforms.set_available_memory_proportion_by_ipu(ir, [2.0]),
+            "from 0 to 1",
+        )
 
 
 @pytest.mark.parametrize("index", range(10))

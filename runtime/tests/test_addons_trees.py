@@ -58,7 +58,9 @@ def test_inserting_copies_the_subtrees_on_the_way():
 def test_a_name_below_one_that_is_there_is_taken_unless_it_is_to_be_merged():
     t = tree()
     for key in ("b.new", "b.w", "layers.1.y", "a.b", "b.new.deep"):
-        with pytest.raises(ValueError, match=rf"got '{key}', of which '{key[0]}.*' is taken; expected a new name"):
+        with pytest.raises(
+            ValueError, match=rf"got '{key}', of which '{key[0]}.*' is taken; expected a new name"
+        ):
             t.insert(key, 0)
     assert t.to_dict() == tree().to_dict()
     t.insert("b.new.deep", 6, overwrite=True)
@@ -107,7 +109,10 @@ def test_misuse_of_a_tree_is_refused_in_words(act, error, says):
 
 def test_small_helpers_do_what_they_say(caplog):
     assert sanitise("a.b/c:0") == "a_b_c_0"
-    assert suffix_graph_name("f_subgraph(3)", "grad") == "f_grad" and suffix_graph_name("f", "x") == "f_x"
+    assert (
+        suffix_graph_name("f_subgraph(3)", "grad") == "f_grad"
+        and suffix_graph_name("f", "x") == "f_x"
+    )
     assert duplicate_items("abca") == ["a"]
     assert IndexedDict(a=1, b=2).idx(1) == 2
     assert overrides(bool, int, "__and__") and not overrides(bool, int, "bit_length")
@@ -145,8 +150,12 @@ def test_the_part_of_a_grouping_inside_a_process(monkeypatch):
         assert get_instance_replica_grouping().assignment == [0, 0, 0, 0, 1, 1, 1, 1]
         assert get_instance_replica_grouping(strided).assignment == [0, 1, 0, 1, 2, 3, 2, 3]
         assert is_cross_instance(strided) and not is_cross_instance(local)
-        with pytest.raises(ValueError, match="get_instance_replica_grouping: got .* cut into unequal parts"):
-            get_instance_replica_grouping(ir.replica_grouping_from_assignments([0, 1, 1, 1, 0, 0, 0, 1]))
+        with pytest.raises(
+            ValueError, match="get_instance_replica_grouping: got .* cut into unequal parts"
+        ):
+            get_instance_replica_grouping(
+                ir.replica_grouping_from_assignments([0, 1, 1, 1, 0, 0, 0, 1])
+            )
 
 
 def test_tensors_are_found_in_nested_containers_in_order():
@@ -174,7 +183,9 @@ def test_blocks_over_two_axes_are_numbered_outer_first():
     assert blocks.shape == (6, 2, 2)
     for i in range(2):
         for j in range(3):
-            np.testing.assert_array_equal(blocks[i * 3 + j], X[2 * i : 2 * i + 2, 2 * j : 2 * j + 2])
+            np.testing.assert_array_equal(
+                blocks[i * 3 + j], X[2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
+            )
     np.testing.assert_array_equal(am.unshard2D(blocks, 2, 3, 0, 1), X)
     swapped = am.shard2D(X, 3, 2, 1, 0)
     np.testing.assert_array_equal(swapped[1], X[2:, :2])
@@ -206,7 +217,8 @@ def test_samples_go_to_consecutive_tensor_parallel_replicas_and_come_back():
 
 
 @pytest.mark.parametrize(
-    ("n", "tp", "rf", "shape"), [(4, 1, 1, (4, 5)), (2, 2, 4, (4, 5)), (1, 1, 1, (5,)), (4, 4, 4, (4, 4, 5))]
+    ("n", "tp", "rf", "shape"),
+    [(4, 1, 1, (4, 5)), (2, 2, 4, (4, 5)), (1, 1, 1, (5,)), (4, 4, 4, (4, 4, 5))],
 )
 def test_leading_axes_of_size_one_are_dropped_as_sessions_expect(n, tp, rf, shape):
     assert am.tensor_parallel_input(np.zeros((n, 5)), tp, rf).shape == shape
@@ -228,9 +240,17 @@ def test_padding_and_squeezing_touch_only_what_they_are_told():
         (lambda: am.repeat_shard(X, 2, 2, 0, "other"), ValueError, "'contiguous' or 'strided'"),
         (lambda: am.tensor_parallel_input(X, 8, 4), ValueError, "expected tp to divide rf"),
         (lambda: am.tensor_parallel_input(X, 1, 8), ValueError, "expected a multiple of rf / tp"),
-        (lambda: am.tensor_parallel_output(X, 1, 3, 4, (6,)), ValueError, "expected tp to divide rf"),
+        (
+            lambda: am.tensor_parallel_output(X, 1, 3, 4, (6,)),
+            ValueError,
+            "expected tp to divide rf",
+        ),
         (lambda: am.pad_axis(X, 3, 1), ValueError, "expected at most n = 3"),
-        (lambda: am.handle_negative_axis(np.float32(0).reshape(()), 0), IndexError, "an axis it has"),
+        (
+            lambda: am.handle_negative_axis(np.float32(0).reshape(()), 0),
+            IndexError,
+            "an axis it has",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused_in_words(act, error, says):

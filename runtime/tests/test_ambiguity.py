@@ -1,4 +1,6 @@
-"""Writes in place whose order nothing fixes are refused when a Session is made; every ordered program is accepted."""
+"""Writes in place whose order nothing fixes are refused when a Session is made; every ordered
+program is accepted.
+"""
 
 import itertools
 import re
@@ -175,7 +177,12 @@ AMBIGUOUS = [
     of_a_loaded_row,
     inside_a_fragment,
 ]
-ALSO_IN_SEQUENCE = [between_blocks, in_an_unordered_step, partly_in_a_block, sequence_that_is_passed]
+ALSO_IN_SEQUENCE = [
+    between_blocks,
+    in_an_unordered_step,
+    partly_in_a_block,
+    sequence_that_is_passed,
+]
 """Programs with blocks of their own that do not order what they do."""
 
 
@@ -233,7 +240,9 @@ def test_a_refused_program_can_be_mended_and_run() -> None:
 
 
 def data_orders_it(ir: popxl.Ir, v: Any) -> None:
-    """A training step that nobody put in sequence: every gradient goes into the norm before a weight is written."""
+    """A training step that nobody put in sequence: every gradient goes into the norm before a
+    weight is written.
+    """
     weights = [popxl.variable(ONES) for _ in range(20)]
     layers = [v]
     for w in weights:
@@ -412,9 +421,14 @@ def test_accumulators_and_their_counter_are_ordered_also_with_recomputation_and_
 
 def test_a_copy_of_a_graph_is_ordered_as_the_graph_is() -> None:
     def build(ir: popxl.Ir, v: Any) -> None:
-        graph, copy = ir.create_graph(popxl.in_sequence()(two_bumps), v), ir.create_empty_graph("copy")
+        graph, copy = (
+            ir.create_graph(popxl.in_sequence()(two_bumps), v),
+            ir.create_empty_graph("copy"),
+        )
         with copy:
-            clone_ops(graph, {graph.inputs[0]: popxl.graph_input((4, 4), popxl.float32, "x", by_ref=True)})
+            clone_ops(
+                graph, {graph.inputs[0]: popxl.graph_input((4, 4), popxl.float32, "x", by_ref=True)}
+            )
         ops.call(copy, v)
 
     popxl.Session(made(build))
@@ -467,13 +481,19 @@ def test_the_order_of_random_programs_is_the_closure_of_data_and_sequence(seed: 
                     if ordered:
                         blocks.setdefault(block, []).append(len(made))
                     chosen = [v, *made]
-                    made.append(chosen[rng.integers(len(chosen))] + chosen[rng.integers(len(chosen))])
+                    made.append(
+                        chosen[rng.integers(len(chosen))] + chosen[rng.integers(len(chosen))]
+                    )
     number = {t: i for i, t in enumerate(made)}
     before = [[number[t] for t in op.inputs if t in number] for op in ir.main_graph.ops]
     for members in blocks.values():
         for one, other in zip(members, members[1:]):
             before[other].append(one)
-    reached, order, graph = descendants(before), OpOrder(ir.main_graph.ops, Steps()), ir.main_graph.ops
+    reached, order, graph = (
+        descendants(before),
+        OpOrder(ir.main_graph.ops, Steps()),
+        ir.main_graph.ops,
+    )
     for one, other in itertools.combinations(range(len(graph)), 2):
         assert order.is_before(graph[one], graph[other]) == (other in reached[one]), (one, other)
 
@@ -482,7 +502,9 @@ def test_the_order_of_random_programs_is_the_closure_of_data_and_sequence(seed: 
 
 
 def training(layers: int) -> popxl.Ir:
-    """Three projections, joined, per layer, and an update of each weight after the norm of all gradients."""
+    """Three projections, joined, per layer, and an update of each weight after the norm of all
+    gradients.
+    """
 
     def build(ir: popxl.Ir, v: Any) -> None:
         weights = [[popxl.variable(ONES) for _ in range(3)] for _ in range(layers)]
@@ -549,7 +571,9 @@ def wide(readers: int) -> popxl.Ir:
     def build(ir: popxl.Ir, v: Any) -> None:
         level = [v * float(i) for i in range(readers)]
         while len(level) > 1:
-            level = [a + b for a, b in itertools.zip_longest(level[::2], level[1::2], fillvalue=level[0])]
+            level = [
+                a + b for a, b in itertools.zip_longest(level[::2], level[1::2], fillvalue=level[0])
+            ]
         ops.var_updates.copy_var_update_(v, level[0])
 
     return made(build)

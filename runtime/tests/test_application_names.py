@@ -1,8 +1,8 @@
 """The application uses only names of the original API, called as the original declares them.
 
-`public_names.json` lists that API: for each module its names, for each function its parameters, for each class its
-members, null for what is no function, `@module` for a name that is another module's. Extensions go through
-`utils/runtime.py`.
+`public_names.json` lists that API: for each module its names, for each function its parameters, for
+each class its members, null for what is no function, `@module` for a name that is another module's.
+Extensions go through `utils/runtime.py`.
 """
 
 import ast
@@ -24,7 +24,9 @@ DOOR = "utils.runtime"
 @cache
 def api() -> dict[str, Any]:
     """What `public_names.json` holds."""
-    content: dict[str, Any] = json.loads((Path(__file__).parent / "public_names.json").read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads(
+        (Path(__file__).parent / "public_names.json").read_text(encoding="utf-8")
+    )
     return content
 
 
@@ -34,7 +36,9 @@ def private_names() -> set[str]:
 
 
 def look_up(path: str) -> tuple[bool, Any]:
-    """Whether a dotted path is in the API, and what is listed there: parameters, members, or None."""
+    """Whether a dotted path is in the API, and what is listed there: parameters, members, or
+    None.
+    """
     modules = api()["modules"]
     if path in modules or any(module.startswith(f"{path}.") for module in modules):
         return True, None
@@ -86,7 +90,9 @@ def dotted(node: ast.AST) -> str | None:
 
 
 def used_paths(source: Source) -> Iterator[tuple[ast.AST, str]]:
-    """Every use of the API in a module: the node and the dotted path, for the longest chain only."""
+    """Every use of the API in a module: the node and the dotted path, for the longest chain
+    only.
+    """
     names = api_names(source)
     inner = {node.value for node in source.nodes if isinstance(node, ast.Attribute)}
     for node in source.nodes:
@@ -101,7 +107,9 @@ def used_paths(source: Source) -> Iterator[tuple[ast.AST, str]]:
 
 
 def known(path: str) -> bool:
-    """Whether a path is in the API, or is an attribute of a value whose type is not listed member by member."""
+    """Whether a path is in the API, or is an attribute of a value whose type is not listed member
+    by member.
+    """
     found, _ = look_up(path)
     if found:
         return True
@@ -123,7 +131,9 @@ def as_arguments(parameters: str) -> ast.arguments:
 def misfit(parameters: str, call: ast.Call) -> str | None:
     """Why a call does not fit declared parameters, or None."""
     arguments = as_arguments(parameters)
-    if any(isinstance(argument, ast.Starred) for argument in call.args) or any(k.arg is None for k in call.keywords):
+    if any(isinstance(argument, ast.Starred) for argument in call.args) or any(
+        k.arg is None for k in call.keywords
+    ):
         return None
     positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     if len(call.args) > len(positional) and arguments.vararg is None:
@@ -133,8 +143,14 @@ def misfit(parameters: str, call: ast.Call) -> str | None:
     if unknown and arguments.kwarg is None:
         return f"unknown arguments {unknown}, declared are ({parameters})"
     required = positional[: len(positional) - len(arguments.defaults)]
-    required += [a.arg for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults) if default is None]
-    missing = [name for name in required[len(call.args) :] if name not in {keyword.arg for keyword in call.keywords}]
+    required += [
+        a.arg for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults) if default is None
+    ]
+    missing = [
+        name
+        for name in required[len(call.args) :]
+        if name not in {keyword.arg for keyword in call.keywords}
+    ]
     return f"without {missing}, declared are ({parameters})" if missing else None
 
 
@@ -155,7 +171,9 @@ def problems(source: Source) -> list[str]:
         if isinstance(parameters, str):
             wrong = misfit(parameters, node)
             if wrong:
-                found.append(f"{source.at(node)}: {source.module} calls {paths[node.func]} with {wrong}")
+                found.append(
+                    f"{source.at(node)}: {source.module} calls {paths[node.func]} with {wrong}"
+                )
     return found
 
 
@@ -163,7 +181,9 @@ APPLICATION = [source for package in APPLICATION_PACKAGES for source in sources_
 
 
 def test_the_application_uses_only_names_and_signatures_of_the_api():
-    found = [message for source in APPLICATION if source.module != DOOR for message in problems(source)]
+    found = [
+        message for source in APPLICATION if source.module != DOOR for message in problems(source)
+    ]
     assert not found, "\n".join(found)
 
 
@@ -173,12 +193,18 @@ def test_the_application_uses_only_names_and_signatures_of_the_api():
         ("import popxl\npopxl.bfloat16", "popxl.bfloat16, which is not in the API"),
         ("import popxl\npopxl.ops.fused_attention(x)", "popxl.ops.fused_attention, which"),
         ("from popxl import ops\nops.matmull(a, b)", "popxl.ops.matmull, which"),
-        ("from popxl import ops as o\no.dropout(t, seed, p=0.1, mask=m)", "unknown arguments ['mask']"),
+        (
+            "from popxl import ops as o\no.dropout(t, seed, p=0.1, mask=m)",
+            "unknown arguments ['mask']",
+        ),
         ("from popxl import ops\nops.dropout(t)", "without ['seed_tensor', 'p']"),
         ("from popxl import ops\nops.add(a, b, c)", "3 positional arguments"),
         ("from popxl.extensions import plan", "popxl.extensions.plan, which"),
         ("from popxl_addons.layers import Linear\nLinear(3, size=4)", "unknown arguments ['size']"),
-        ("import popxl_addons as addons\naddons.NamedTensors.pakc(a, b)", "popxl_addons.NamedTensors.pakc, which"),
+        (
+            "import popxl_addons as addons\naddons.NamedTensors.pakc(a, b)",
+            "popxl_addons.NamedTensors.pakc, which",
+        ),
         ("import popdist\npopdist.getRank()", "popdist.getRank, which"),
     ],
 )
@@ -189,11 +215,16 @@ def test_a_name_or_call_outside_the_api_is_seen(text, words):
 @pytest.mark.parametrize(
     "text",
     [
-        "import popxl\nfrom popxl import ops\nops.add(a, rhs=b)\npopxl.Ir(replication=4)\npopxl.dtype.from_name('x')",
-        "import popxl_addons as addons\naddons.NamedTensors.pack(a, b)\naddons.Module\naddons.layers.Linear(3, False)",
-        "from popxl_addons.ops.replicated_all_reduce_TP import replicated_all_reduce_identical_inputs\n"
-        "replicated_all_reduce_identical_inputs(x, group=g)",
-        "import popxl\npopxl.float32.as_numpy()\npopxl.ops.remote_load(*arguments)\npopxl.ops.init(**spec, name='x')",
+        "import popxl\nfrom popxl import ops\nops.add(a, "
+        "rhs=b)\npopxl.Ir(replication=4)\npopxl.dtype.from_name('x')",
+        "import popxl_addons as addons\naddons.NamedTensors.pack(a, "
+        "b)\naddons.Module\naddons.layers.Linear(3, False)",
+        "from popxl_addons.ops.replicated_all_reduce_TP import "
+        "replicated_all_reduce_identical_inputs\nreplicated_all_reduce_identical_inputs(x, "
+        "group=g)",
+        "import "
+        "popxl\npopxl.float32.as_numpy()\npopxl.ops.remote_load(*arguments)\npopxl.ops.init(**spec, "
+        "name='x')",
         "import popdist\npopdist.isPopdistEnvSet() and popdist.getInstanceIndex() == 0",
     ],
 )
@@ -203,7 +234,9 @@ def test_the_api_itself_is_let_through(text):
 
 def application_api_paths() -> list[str]:
     """What the application uses of the API, each once."""
-    used = {path for source in APPLICATION if source.module != DOOR for _, path in used_paths(source)}
+    used = {
+        path for source in APPLICATION if source.module != DOOR for _, path in used_paths(source)
+    }
     return sorted(path for path in used if look_up(path)[0])
 
 

@@ -32,7 +32,9 @@ NOUNS = tuple(
 
 @dataclass(frozen=True)
 class Room:
-    """A package or module, the parts of the project it may import beside itself, and the distributions."""
+    """A package or module, the parts of the project it may import beside itself, and the
+    distributions.
+    """
 
     name: str
     ours: tuple[str, ...] = ()
@@ -50,7 +52,11 @@ ROOMS = (
     Room("popxl.extensions", ("popxl", "popdist", "popart"), ("numpy",)),
     Room("popxl_addons", ("popxl", "popdist", "popart"), ("numpy",)),
     Room("popxl_engine", ("popxl_engine", "popxl", "popdist", "popart"), ("numpy", "torch")),
-    Room("popxl_engine.machine", (*NOUNS, "popxl_engine.kernels.dtypes", "popdist"), ("numpy", "torch")),
+    Room(
+        "popxl_engine.machine",
+        (*NOUNS, "popxl_engine.kernels.dtypes", "popdist"),
+        ("numpy", "torch"),
+    ),
     Room("config", (), ("yaml",)),
     Room("data", ("config",), ("numpy", "crc32c", "tfrecord", "tokenizers")),
     Room("utils", ("config", "popxl", "popxl_addons"), ("numpy",)),
@@ -86,18 +92,26 @@ def wrong_arrow(found: Import) -> str | None:
     if found.package not in PACKAGES:
         if found.package in sys.stdlib_module_names or found.package in room.others:
             return None
-        return f"{where} imports {found.package}; room {room.name} may import {room.others or 'no distribution'}"
+        return (
+            f"{where} imports {found.package}; room {room.name} may import "
+            f"{room.others or 'no distribution'}"
+        )
     if found.source.module == "popxl" and found.package == "popxl":
         return None  # the package's face gathers names from all of its rooms
     target = found.target
-    if room_of(target) == room and not (room.name == "popxl" and target == "popxl" and found.name is None):
+    if room_of(target) == room and not (
+        room.name == "popxl" and target == "popxl" and found.name is None
+    ):
         return None
     for allowed in room.ours:
         if allowed == CORE and room_of(target).name == "popxl":
             return None
         if target == allowed or target.startswith(f"{allowed}."):
             return None
-    return f"{where} imports {target}; room {room.name} may import {', '.join(room.ours) or 'nothing of ours'}"
+    return (
+        f"{where} imports {target}; room {room.name} may import "
+        f"{', '.join(room.ours) or 'nothing of ours'}"
+    )
 
 
 def all_imports() -> list[Import]:
@@ -136,7 +150,10 @@ def test_a_wrong_arrow_is_seen(module, text):
 
 def test_nothing_of_ours_is_imported_inside_a_function():
     hidden = [
-        f"{found.source.at(found.node)}: {found.source.module} imports {found.target} inside a function"
+        (
+            f"{found.source.at(found.node)}: {found.source.module} imports {found.target} inside "
+            "a function"
+        )
         for found in all_imports()
         if found.in_function
         and found.package in PACKAGES
@@ -146,7 +163,9 @@ def test_nothing_of_ours_is_imported_inside_a_function():
 
 
 def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
-    """The groups of modules that import each other in a circle (Tarjan's strongly connected components)."""
+    """The groups of modules that import each other in a circle (Tarjan's strongly connected
+    components).
+    """
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -176,8 +195,13 @@ def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
 def test_no_modules_import_each_other_in_a_circle():
     edges: dict[str, set[str]] = {module: set() for module in sources()}
     for found in all_imports():
-        # A package's face gathers names from its own modules, which may use each other's without going through it.
-        if found.package in PACKAGES and not found.for_types_only and found.target != found.source.module:
+        # A package's face gathers names from its own modules, which may use each other's without
+        # going through it.
+        if (
+            found.package in PACKAGES
+            and not found.for_types_only
+            and found.target != found.source.module
+        ):
             edges[found.source.module].add(found.target)
     assert not cycles(edges)
 
@@ -187,7 +211,9 @@ def test_a_circle_is_seen():
 
 
 def defined_names(source: Source) -> set[str]:
-    """Underscore names that a module defines: functions, classes, attributes, slots, arguments of dataclasses."""
+    """Underscore names that a module defines: functions, classes, attributes, slots, arguments of
+    dataclasses.
+    """
     names = set()
     for node in source.nodes:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
@@ -197,7 +223,11 @@ def defined_names(source: Source) -> set[str]:
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
                 names.add(node.attr)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node.value.isidentifier()
+        ):
             names.add(node.value)  # __slots__, setattr
     return {name for name in names if is_private(name)}
 
@@ -207,17 +237,25 @@ def is_private(name: str) -> bool:
 
 
 def foreign_private_uses(source: Source, owned: dict[str, set[str]]) -> list[str]:
-    """Uses of underscore names of another package of ours, the API's own compatibility list apart."""
+    """Uses of underscore names of another package of ours, the API's own compatibility list
+    apart.
+    """
     others = set().union(*(names for package, names in owned.items() if package != source.package))
     foreign = others - owned.get(source.package, set()) - private_names()
     wrong = []
     for node in source.nodes:
         if isinstance(node, ast.Attribute) and node.attr in foreign:
-            wrong.append(f"{source.at(node)}: {source.module} uses {ast.unparse(node)} of another package")
+            wrong.append(
+                f"{source.at(node)}: {source.module} uses {ast.unparse(node)} of another package"
+            )
     for found in imports(source):
         name = found.name or ""
         private = [part for part in (*found.module.split("."), name) if is_private(part)]
-        if found.package in PACKAGES and found.package != source.package and set(private) - private_names():
+        if (
+            found.package in PACKAGES
+            and found.package != source.package
+            and set(private) - private_names()
+        ):
             wrong.append(f"{source.at(found.node)}: {source.module} imports {found.module}.{name}")
     return wrong
 
@@ -231,7 +269,9 @@ def owned_private_names() -> dict[str, set[str]]:
 
 def test_nobody_uses_underscore_names_of_another_package():
     owned = owned_private_names()
-    wrong = [message for source in sources().values() for message in foreign_private_uses(source, owned)]
+    wrong = [
+        message for source in sources().values() for message in foreign_private_uses(source, owned)
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -254,7 +294,11 @@ sys.meta_path.insert(0, Forbid())
 
 def run_python(text: str, timeout: int = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", text], capture_output=True, text=True, cwd=ROOT, timeout=timeout
+        [sys.executable, "-W", "error", "-c", text],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=timeout,
     )
 
 
@@ -264,14 +308,17 @@ def modules_of(*packages: str) -> str:
 
 
 def test_the_api_imports_where_torch_and_the_engine_are_forbidden():
-    text = FORBID.format(forbidden={"torch", "popxl_engine"}) + modules_of("popart", "popdist", "popxl", "popxl_addons")
+    text = FORBID.format(forbidden={"torch", "popxl_engine"}) + modules_of(
+        "popart", "popdist", "popxl", "popxl_addons"
+    )
     done = run_python(text)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_application_imports_where_torch_is_forbidden():
     done = run_python(
-        FORBID.format(forbidden={"torch"}) + modules_of("config", "data", "utils", "modelling", "execution")
+        FORBID.format(forbidden={"torch"})
+        + modules_of("config", "data", "utils", "modelling", "execution")
     )
     assert done.returncode == 0, done.stderr
 
@@ -290,7 +337,8 @@ before = faces()
 @pytest.mark.slow
 def test_importing_a_module_hides_no_function_of_its_package():
     check = (
-        "hidden = [key for key, value in before.items() if faces().get(key) is not value]\nassert not hidden, hidden\n"
+        "hidden = [key for key, value in before.items() if faces().get(key) is not "
+        "value]\nassert not hidden, hidden\n"
     )
     done = run_python("import sys\n" + HIDDEN + modules_of("popxl", "popxl_addons") + check)
     assert done.returncode == 0, done.stderr
@@ -298,11 +346,17 @@ def test_importing_a_module_hides_no_function_of_its_package():
 
 @pytest.mark.slow
 def test_importing_has_no_effect_on_environment_folders_and_threads():
-    watch = "import os, threading\nbefore = dict(os.environ), sorted(os.listdir('.')), threading.active_count()\n"
+    watch = (
+        "import os, threading\nbefore = dict(os.environ), sorted(os.listdir('.')), "
+        "threading.active_count()\n"
+    )
     check = (
-        "after = dict(os.environ), sorted(os.listdir('.')), threading.active_count()\nassert before == after, after\n"
+        "after = dict(os.environ), sorted(os.listdir('.')), threading.active_count()\nassert "
+        "before == after, after\n"
     )
     done = run_python(
-        watch + modules_of("popart", "popdist", "popxl", "popxl_addons", "config", "data", "utils") + check
+        watch
+        + modules_of("popart", "popdist", "popxl", "popxl_addons", "config", "data", "utils")
+        + check
     )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,6 @@
-"""What can be built and what can be executed: programs are built whatever numbers they hold, and sessions refuse."""
+"""What can be built and what can be executed: programs are built whatever numbers they hold, and
+sessions refuse.
+"""
 
 from pathlib import Path
 from typing import Any, Callable, List, Sequence, Tuple
@@ -11,7 +13,13 @@ from addons_programs import run_program, store_all
 from popart import popart_exception
 from popxl import ops
 from popxl.errors import DTypeError
-from popxl.ops.var_updates import accumulate_mean_, adam_updater, adam_var_update, adamax_updater, lamb_updater
+from popxl.ops.var_updates import (
+    accumulate_mean_,
+    adam_updater,
+    adam_var_update,
+    adamax_updater,
+    lamb_updater,
+)
 from popxl.plan import plan
 from popxl.transforms import autodiff
 
@@ -50,7 +58,9 @@ FOR_FLOATS: List[Tuple[str, Callable[[popxl.Tensor], Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "call"), FOR_FLOATS, ids=[name for name, _ in FOR_FLOATS])
-def test_ops_for_floating_point_are_built_on_integers_and_refused_by_sessions(name: str, call: Any) -> None:
+def test_ops_for_floating_point_are_built_on_integers_and_refused_by_sessions(
+    name: str, call: Any
+) -> None:
     ir = popxl.Ir()
     with ir.main_graph:
         graph = ir.create_graph(lambda: None)
@@ -75,11 +85,21 @@ def test_what_is_refused_is_named_with_its_operands_the_called_graph_and_the_use
         graph = ir.create_graph(layer, popxl.TensorSpec((4,), popxl.int32))
         (result,) = ops.call(graph, integers())
     assert unused.outputs[0].dtype is popxl.int32 and result.shape == (4,)
-    line = next(i for i, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "return ops.gelu(x)" in text)
+    line = next(
+        i
+        for i, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if "return ops.gelu(x)" in text
+    )
     with pytest.raises(DTypeError) as caught:
         popxl.Session(ir, "cpu")
     said = str(caught.value)
-    for words in ("gelu(%x)", f"graph '{graph.name}'", f"{__file__}:{line}", "int32[4]", "ops.cast"):
+    for words in (
+        "gelu(%x)",
+        f"graph '{graph.name}'",
+        f"{__file__}:{line}",
+        "int32[4]",
+        "ops.cast",
+    ):
         assert words in said, f"{words!r} is not in: {said}"
 
 
@@ -96,7 +116,9 @@ def test_what_no_graph_calls_is_not_refused() -> None:
 
 
 @WAYS
-def test_gradients_of_integers_are_built_and_run(interpret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_integers_are_built_and_run(
+    interpret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POPXL_INTERPRET", interpret)
 
     def inner(x: popxl.Tensor, w: popxl.Tensor) -> popxl.Tensor:
@@ -122,7 +144,9 @@ def test_gradients_of_integers_are_built_and_run(interpret: str, monkeypatch: py
 
 def test_the_gradient_of_a_cast_integer_is_cast_back() -> None:
     def build(ir: popxl.Ir) -> Sequence[popxl.Tensor]:
-        graph = ir.create_graph(lambda i: ops.cast(i, popxl.float32) * 2.5, popxl.TensorSpec((2,), popxl.int32))
+        graph = ir.create_graph(
+            lambda i: ops.cast(i, popxl.float32) * 2.5, popxl.TensorSpec((2,), popxl.int32)
+        )
         info = autodiff(graph)
         assert info.graph.outputs[0].dtype is popxl.int32
         return ops.call(info.graph, popxl.constant([2.0, -3.0], popxl.float32))
@@ -134,9 +158,15 @@ def test_the_gradient_of_a_cast_integer_is_cast_back() -> None:
 def test_loops_give_integers_no_gradient_and_say_so() -> None:
     ir = popxl.Ir()
     with ir.main_graph:
-        body = ir.create_graph(lambda n, x: (n * 2, x * 3), popxl.TensorSpec((), popxl.int32), FLOAT)
-        graph = ir.create_graph(lambda n, x: ops.repeat(body, 2, n, x), popxl.TensorSpec((), popxl.int32), FLOAT)
-        with pytest.raises(popart_exception, match=r"%n: int32\[\].* loops give integers no gradient"):
+        body = ir.create_graph(
+            lambda n, x: (n * 2, x * 3), popxl.TensorSpec((), popxl.int32), FLOAT
+        )
+        graph = ir.create_graph(
+            lambda n, x: ops.repeat(body, 2, n, x), popxl.TensorSpec((), popxl.int32), FLOAT
+        )
+        with pytest.raises(
+            popart_exception, match=r"%n: int32\[\].* loops give integers no gradient"
+        ):
             autodiff(graph)
         assert autodiff(graph, grads_required=graph.inputs[1:]).outputs == graph.inputs[1:]
 
@@ -159,7 +189,8 @@ def test_an_index_still_has_no_gradient_but_its_tensor_has() -> None:
             ops.gather, popxl.TensorSpec((4, 2), popxl.float32), popxl.TensorSpec((3,), popxl.int32)
         )
         with pytest.raises(
-            popart_exception, match=r"%indices: int32\[3\].* an index, a label or a seed has no gradient"
+            popart_exception,
+            match=r"%indices: int32\[3\].* an index, a label or a seed has no gradient",
         ):
             autodiff(graph)
         assert autodiff(graph, grads_required=graph.inputs[:1]).outputs == graph.inputs[:1]
@@ -184,7 +215,9 @@ def test_products_of_two_widths_are_of_the_left_ones_and_summed_in_the_wider(
 ) -> None:
     monkeypatch.setenv("POPXL_INTERPRET", interpret)
     random = np.random.default_rng(0)
-    exact = [torch.from_numpy(random.integers(-8, 8, shape) / 16) for shape in ((3, 40), (40, 5), (3, 5))]
+    exact = [
+        torch.from_numpy(random.integers(-8, 8, shape) / 16) for shape in ((3, 40), (40, 5), (3, 5))
+    ]
     lhs, rhs, dy = exact
     lhs.requires_grad_()
     rhs.requires_grad_()
@@ -197,19 +230,27 @@ def test_products_of_two_widths_are_of_the_left_ones_and_summed_in_the_wider(
         assert graph.outputs[0].dtype is widths[0]
         info = autodiff(graph)
         call = ops.call_with_info(graph, a, b)
-        gradients = ops.call(info.graph, popxl.constant(dy.numpy(), widths[0]), inputs_dict=info.inputs_dict(call))
+        gradients = ops.call(
+            info.graph, popxl.constant(dy.numpy(), widths[0]), inputs_dict=info.inputs_dict(call)
+        )
         assert [t.dtype for t in gradients] == list(widths)
         return [*call.outputs[:1], *gradients]
 
     for result, t, of in zip(run_program(build), (y, lhs.grad, rhs.grad), (widths[0], *widths)):
-        wanted = t.detach().to(torch.float64 if of is popxl.float64 else getattr(torch, of.name)).to(torch.float64)
+        wanted = (
+            t.detach()
+            .to(torch.float64 if of is popxl.float64 else getattr(torch, of.name))
+            .to(torch.float64)
+        )
         np.testing.assert_array_equal(result.astype(np.float64), wanted.numpy())
 
 
 def test_products_of_integers_and_floating_point_are_refused_by_sessions() -> None:
     ir = popxl.Ir()
     with ir.main_graph:
-        y = ops.matmul(popxl.variable(np.ones((2, 4), np.float32)), popxl.variable(np.ones((4, 3), np.int32)))
+        y = ops.matmul(
+            popxl.variable(np.ones((2, 4), np.float32)), popxl.variable(np.ones((4, 3), np.int32))
+        )
     assert y.dtype is popxl.float32 and y.shape == (2, 3)
     with pytest.raises(DTypeError, match="cannot execute .*matmul.* expected equal dtypes"):
         popxl.Session(ir, "cpu")
@@ -233,7 +274,10 @@ def test_the_main_graph_takes_inputs_that_no_session_has_a_value_for() -> None:
         x = popxl.graph_input((2, 2), popxl.float32, "given", meta_shape=(4, 2))
         y = x + 1
     assert main.inputs == (x,) and x in main and y.meta_shape == (4, 2)
-    with pytest.raises(ValueError, match=r"got input %given: float32\[2, 2\].* of the main graph, which has no value"):
+    with pytest.raises(
+        ValueError,
+        match=r"got input %given: float32\[2, 2\].* of the main graph, which has no value",
+    ):
         popxl.Session(ir, "cpu")
 
 
@@ -246,9 +290,13 @@ LABELS = np.array([4, 0, 2, 1, 1, 3], np.int32)
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("shape", [(2, 3), (6,), (3, 2), (1, 6, 1)])
-def test_labels_have_any_shape_with_one_for_each_row(shape: Tuple[int, ...], reduction: Any) -> None:
+def test_labels_have_any_shape_with_one_for_each_row(
+    shape: Tuple[int, ...], reduction: Any
+) -> None:
     probs = PROBABILITIES.clone().requires_grad_()
-    loss = torch.nn.functional.nll_loss(probs.log().reshape(6, 5), torch.from_numpy(LABELS).long(), reduction=reduction)
+    loss = torch.nn.functional.nll_loss(
+        probs.log().reshape(6, 5), torch.from_numpy(LABELS).long(), reduction=reduction
+    )
     (expected,) = torch.autograd.grad(loss.sum(), probs)
 
     def build(ir: popxl.Ir) -> Sequence[popxl.Tensor]:
@@ -256,7 +304,10 @@ def test_labels_have_any_shape_with_one_for_each_row(shape: Tuple[int, ...], red
         graph = ir.create_graph(lambda p, labels: ops.nll_loss(p, labels, reduction=reduction), spec,
                                 popxl.TensorSpec(shape, popxl.int32))  # fmt: skip
         info = autodiff(graph, grads_required=graph.inputs[:1])
-        p, labels = popxl.variable(PROBABILITIES.numpy(), popxl.float64), popxl.variable(LABELS.reshape(shape))
+        p, labels = (
+            popxl.variable(PROBABILITIES.numpy(), popxl.float64),
+            popxl.variable(LABELS.reshape(shape)),
+        )
         call = ops.call_with_info(graph, p, labels)
         ones = popxl.constant(np.ones(graph.outputs[0].shape), popxl.float64)
         return [*call.outputs[:1], *ops.call(info.graph, ones, inputs_dict=info.inputs_dict(call)),
@@ -269,14 +320,18 @@ def test_labels_have_any_shape_with_one_for_each_row(shape: Tuple[int, ...], red
     np.testing.assert_allclose(gradient, expected.numpy(), rtol=1e-12)
     weight = 1 / 6 if reduction == "mean" else 1.0
     onehot = np.eye(5)[LABELS].reshape(2, 3, 5)
-    np.testing.assert_allclose(by_logits, (PROBABILITIES.numpy() - onehot) * weight, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(
+        by_logits, (PROBABILITIES.numpy() - onehot) * weight, rtol=1e-12, atol=1e-15
+    )
 
 
 def test_labels_of_any_dtype_are_built_and_refused_by_sessions() -> None:
     ir = popxl.Ir()
     with ir.main_graph:
         probs = popxl.variable(PROBABILITIES.numpy(), popxl.float32)
-        assert ops.nll_loss(probs, popxl.variable(LABELS.astype(np.float32)), reduction="none").shape == (6,)
+        assert ops.nll_loss(
+            probs, popxl.variable(LABELS.astype(np.float32)), reduction="none"
+        ).shape == (6,)
     with pytest.raises(DTypeError, match=r"nll_loss: got labels float32\[6\]; expected integers"):
         popxl.Session(ir, "cpu")
 
@@ -292,7 +347,9 @@ def test_indices_outside_read_no_other_memory_and_take_the_nearest_slice(
 ) -> None:
     monkeypatch.setenv("POPXL_INTERPRET", interpret)
     table = np.arange(12, dtype=np.float32).reshape(4, 3)
-    indices = np.array([0, 3, 4, 100, 2**31 - 1] + ([] if dtype is popxl.uint32 else [-1, -5, -(2**31)]), np.int64)
+    indices = np.array(
+        [0, 3, 4, 100, 2**31 - 1] + ([] if dtype is popxl.uint32 else [-1, -5, -(2**31)]), np.int64
+    )
     indices = indices.astype(dtype.as_numpy())
 
     def build(ir: popxl.Ir) -> Sequence[popxl.Tensor]:
@@ -302,8 +359,12 @@ def test_indices_outside_read_no_other_memory_and_take_the_nearest_slice(
 
     rows, columns, on_host = run_program(build)
     np.testing.assert_array_equal(rows, table.take(indices.astype(np.int64), 0, mode="clip"))
-    np.testing.assert_array_equal(columns, table.take(indices.astype(np.int64).reshape(1, -1), 1, mode="clip"))
-    np.testing.assert_array_equal(on_host, (np.arange(4) * 7).take(indices.astype(np.int64), mode="clip"))
+    np.testing.assert_array_equal(
+        columns, table.take(indices.astype(np.int64).reshape(1, -1), 1, mode="clip")
+    )
+    np.testing.assert_array_equal(
+        on_host, (np.arange(4) * 7).take(indices.astype(np.int64), mode="clip")
+    )
 
 
 @WAYS
@@ -313,7 +374,10 @@ def test_gradients_of_indices_outside_go_where_the_values_came_from(
     accumulated: bool, zero_OOR: bool, interpret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POPXL_INTERPRET", interpret)
-    indices, dy = np.array([1, -2, 7, 1, 3], np.int32), np.arange(1, 11, dtype=np.float32).reshape(5, 2)
+    indices, dy = (
+        np.array([1, -2, 7, 1, 3], np.int32),
+        np.arange(1, 11, dtype=np.float32).reshape(5, 2),
+    )
 
     def build(ir: popxl.Ir) -> Sequence[popxl.Tensor]:
         table, i = popxl.variable(np.zeros((4, 2), np.float32)), popxl.variable(indices)
@@ -344,7 +408,10 @@ def test_rows_accumulated_by_indices_outside_change_no_other_memory(
 
     def build(ir: popxl.Ir) -> Sequence[popxl.Tensor]:
         t = popxl.variable(np.zeros((3, 2), np.float32))
-        rows, indices = popxl.variable(np.ones((3, 2), np.float32)), popxl.variable([-9, 1, 90], popxl.int32)
+        rows, indices = (
+            popxl.variable(np.ones((3, 2), np.float32)),
+            popxl.variable([-9, 1, 90], popxl.int32),
+        )
         ops.var_updates.sparse_accumulate_(t, rows, indices, f=2.0)
         return [t]
 
@@ -388,7 +455,9 @@ def test_refused_arrays_are_shown_with_the_shape_that_they_had() -> None:
         x = popxl.h2d_stream((1,), popxl.float32)
         ops.host_load(x)
     with popxl.Session(ir, "cpu") as session:
-        with pytest.raises(ValueError, match=r"got an input array of shape \[1, 3, 1\] .* expected \[2, 1\]"):
+        with pytest.raises(
+            ValueError, match=r"got an input array of shape \[1, 3, 1\] .* expected \[2, 1\]"
+        ):
             session.run({x: np.zeros((1, 3, 1), np.float32)})
 
 
@@ -405,24 +474,38 @@ def test_axes_of_size_one_are_not_left_out_of_larger_arrays() -> None:
 
 
 def test_slots_are_compared_with_remote_variables_when_a_session_is_made() -> None:
-    for data, of in ((np.ones((3,), np.float32), None), (np.ones((2,), np.int32), None), ([1.0, 2.0], popxl.float16)):
+    for data, of in (
+        (np.ones((3,), np.float32), None),
+        (np.ones((2,), np.int32), None),
+        ([1.0, 2.0], popxl.float16),
+    ):
         ir = popxl.Ir()
         with ir.main_graph:
             buffer = popxl.remote_buffer((2,), popxl.float32, 4)
             v = popxl.remote_variable(data, buffer, 3, of, name="far")
             ops.init((), popxl.float32)
-        assert v.dtype is (of or popxl.dtype.as_dtype(np.asarray(data).dtype)) and v.shape == np.shape(data)
-        with pytest.raises(ValueError, match=r"remote variable %far: .* slots of float32\[2\]; expected a value"):
+        assert v.dtype is (
+            of or popxl.dtype.as_dtype(np.asarray(data).dtype)
+        ) and v.shape == np.shape(data)
+        with pytest.raises(
+            ValueError, match=r"remote variable %far: .* slots of float32\[2\]; expected a value"
+        ):
             popxl.Session(ir, "cpu")
 
 
 def test_remote_variables_have_their_datas_type_where_none_is_given() -> None:
     ir = popxl.Ir(replication=2)
     with ir.main_graph:
-        half, shards = popxl.remote_buffer((2,), popxl.float16), popxl.replica_sharded_buffer((4,), popxl.int32)
+        half, shards = (
+            popxl.remote_buffer((2,), popxl.float16),
+            popxl.replica_sharded_buffer((4,), popxl.int32),
+        )
         assert popxl.remote_variable(np.ones(2, np.float32), half).dtype is popxl.float32
         assert popxl.remote_variable(np.ones(2, np.float64), half).dtype is popxl.float32
-        assert popxl.remote_replica_sharded_variable(np.ones(4, np.float16), shards).dtype is popxl.float16
+        assert (
+            popxl.remote_replica_sharded_variable(np.ones(4, np.float16), shards).dtype
+            is popxl.float16
+        )
 
 
 # Names of types and numbers
@@ -447,7 +530,10 @@ def test_numbers_of_replicas_may_be_numpys() -> None:
 
 def test_the_largest_seed_is_named() -> None:
     assert popxl.random_seed.MAX_UINT64 == 18446744073709551615
-    assert popxl.random_seed.uint64_to_two_uint32(popxl.random_seed.MAX_UINT64) == (2**32 - 1, 2**32 - 1)
+    assert popxl.random_seed.uint64_to_two_uint32(popxl.random_seed.MAX_UINT64) == (
+        2**32 - 1,
+        2**32 - 1,
+    )
 
 
 # Shapes
@@ -458,10 +544,16 @@ def test_the_output_shape_of_a_transposed_convolution_is_the_whole_one() -> None
     weight = np.random.default_rng(3).normal(size=(4, 3, 3, 3)).astype(np.float32)
 
     def build(ir: popxl.Ir) -> Sequence[popxl.Tensor]:
-        return [ops.conv_transpose(popxl.variable(t), popxl.variable(weight), (2, 2), output_shape=(2, 3, 10, 10))]
+        return [
+            ops.conv_transpose(
+                popxl.variable(t), popxl.variable(weight), (2, 2), output_shape=(2, 3, 10, 10)
+            )
+        ]
 
     (y,) = run_program(build)
-    whole = torch.nn.functional.conv_transpose2d(torch.from_numpy(t), torch.from_numpy(weight), stride=2)
+    whole = torch.nn.functional.conv_transpose2d(
+        torch.from_numpy(t), torch.from_numpy(weight), stride=2
+    )
     np.testing.assert_allclose(y, whole[:, :, 1:, 1:].numpy(), rtol=1e-4, atol=1e-5)
 
 

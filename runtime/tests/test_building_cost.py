@@ -1,4 +1,5 @@
-"""Building, differentiating and preparing a program takes work in proportion to the program, however calls are nested.
+"""Building, differentiating and preparing a program takes work in proportion to the program,
+however calls are nested.
 
 Work is counted, in calls of Python functions: clocks would tell about the machine.
 """
@@ -48,7 +49,9 @@ def work(what: Callable[[], Any], limit: float = float("inf")) -> int:
 
 
 def grows_linearly(what: Callable[[int], Callable[[], Any]], size: int) -> None:
-    """Twice the program takes at most two and a half times the work. ``what(size)`` prepares what is measured."""
+    """Twice the program takes at most two and a half times the work. ``what(size)`` prepares what
+    is measured.
+    """
     what(2)()  # what is done once for all
     work(what(size + 2), 2.5 * work(what(size // 2 + 1)))
 
@@ -71,7 +74,9 @@ def _repeated(inner: popxl.Graph, t: Tensor, u: Tensor) -> Tensor:
     return ops.repeat(inner, 2, once, u)[0]
 
 
-def _repeated_by_reference(inner: popxl.Graph, t: popxl.TensorByRef, u: popxl.TensorByRef) -> Tensor:
+def _repeated_by_reference(
+    inner: popxl.Graph, t: popxl.TensorByRef, u: popxl.TensorByRef
+) -> Tensor:
     (once,) = ops.repeat(inner, 2, t, t)
     return ops.repeat(inner, 2, once, u)[0]
 
@@ -162,11 +167,17 @@ def test_checking_and_pruning_nested_graphs_is_linear_in_their_depth(kind: str) 
     grows_linearly(prepared, 40)
 
 
-PROGRAMS = [*((kind, None) for kind in CALLERS), ("calls by reference", _storing), ("calls", _storing)]
+PROGRAMS = [
+    *((kind, None) for kind in CALLERS),
+    ("calls by reference", _storing),
+    ("calls", _storing),
+]
 
 
 @pytest.mark.parametrize(("kind", "leaf"), PROGRAMS)
-def test_making_a_session_is_linear_in_the_depth_of_calls(kind: str, leaf: Any, monkeypatch: Any) -> None:
+def test_making_a_session_is_linear_in_the_depth_of_calls(
+    kind: str, leaf: Any, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(sharing, "MOST_INLINED", 2)
 
     def prepared(depth: int) -> Callable[[], Any]:
@@ -178,7 +189,9 @@ def test_making_a_session_is_linear_in_the_depth_of_calls(kind: str, leaf: Any, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "leaf"), PROGRAMS)
-def test_a_session_is_made_where_a_run_would_do_more_calls_than_anybody_can_wait_for(kind: str, leaf: Any) -> None:
+def test_a_session_is_made_where_a_run_would_do_more_calls_than_anybody_can_wait_for(
+    kind: str, leaf: Any
+) -> None:
     ir = called(32, kind, leaf)
     work(lambda: popxl.Session(ir, "cpu"), 3e6)
 
@@ -222,7 +235,9 @@ def test_an_offset_outside_its_buffer_is_found_below_deep_calls() -> None:
 
 
 def test_a_plan_says_when_a_program_runs_for_too_long_to_rehearse() -> None:
-    with pytest.raises(GraphError, match=r"plan: got a program whose rehearsal runs \d+ instructions"):
+    with pytest.raises(
+        GraphError, match=r"plan: got a program whose rehearsal runs \d+ instructions"
+    ):
         plan(called(40, "calls"))
 
 
@@ -260,7 +275,9 @@ def calls(count: int) -> popxl.Ir:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [chain, calls])
-def test_sessions_of_flat_programs_are_linear_in_their_size(program: Callable[[int], popxl.Ir]) -> None:
+def test_sessions_of_flat_programs_are_linear_in_their_size(
+    program: Callable[[int], popxl.Ir],
+) -> None:
     def prepared(size: int) -> Callable[[], Any]:
         ir = program(size)
         return lambda: popxl.Session(ir, "cpu")
@@ -290,7 +307,9 @@ def test_chains_of_views_are_looked_at_once() -> None:
         def ask() -> None:
             summaries = Summaries()
             assert summaries.modified_storage(graph) == set(graph.inputs)
-            assert all(summaries.roots(t) == set(graph.inputs) for op in graph.ops for t in op.outputs)
+            assert all(
+                summaries.roots(t) == set(graph.inputs) for op in graph.ops for t in op.outputs
+            )
 
         return ask
 
@@ -309,11 +328,15 @@ def test_the_gradient_of_what_a_long_chain_of_views_shows_is_found() -> None:
         x = popxl.variable(np.arange(4, dtype=np.float32).reshape(2, 2))
         info = autodiff(ir.create_graph(shown, x))
         call = ops.call_with_info(info.forward_graph, x)
-        (dx,) = ops.call(info.graph, popxl.constant(np.ones(4, np.float32)), inputs_dict=info.inputs_dict(call))[:1]
+        (dx,) = ops.call(
+            info.graph, popxl.constant(np.ones(4, np.float32)), inputs_dict=info.inputs_dict(call)
+        )[:1]
         stream = popxl.d2h_stream(dx.shape, dx.dtype)
         ops.host_store(stream, dx)
     with popxl.Session(ir, "cpu") as session:
-        np.testing.assert_array_equal(session.run()[stream], 2 * np.arange(4, dtype=np.float32).reshape(2, 2))
+        np.testing.assert_array_equal(
+            session.run()[stream], 2 * np.arange(4, dtype=np.float32).reshape(2, 2)
+        )
 
 
 def test_many_graphs_of_one_name_are_numbered_without_looking_at_each_other() -> None:

@@ -1,4 +1,6 @@
-"""`CallSiteInfo.set_parent_input_modified`: one call writes to its caller's tensor, other calls of the graph do not."""
+"""`CallSiteInfo.set_parent_input_modified`: one call writes to its caller's tensor, other calls of
+the graph do not.
+"""
 
 from typing import Any, List
 
@@ -46,7 +48,9 @@ def test_a_call_that_is_declared_to_write_does_and_the_others_of_its_graph_do_no
             ops.host_store(stream, site.outputs[0])
     assert [Summaries().modified(op) for op in ir.main_graph.ops[:4]] == [[], [v[1]], [], []]
     assert changing_variables(ir) == [v[1]]
-    assert [" with %x by ref" in line for line in to_text(ir.main_graph).splitlines() if "call(" in line] == [
+    assert [
+        " with %x by ref" in line for line in to_text(ir.main_graph).splitlines() if "call(" in line
+    ] == [
         False,
         True,
         False,
@@ -78,8 +82,12 @@ def test_a_loop_that_is_declared_to_write_adds_up_and_another_of_its_graph_start
 
 
 @both_ways
-def test_a_carried_input_of_a_loop_can_be_declared_written(interpret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first iteration writes to the caller's tensor; later ones to what the one before returned."""
+def test_a_carried_input_of_a_loop_can_be_declared_written(
+    interpret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first iteration writes to the caller's tensor; later ones to what the one before
+    returned.
+    """
     monkeypatch.setenv("POPXL_INTERPRET", interpret)
     ir = popxl.Ir()
     with ir.main_graph:
@@ -130,7 +138,9 @@ def test_only_a_call_that_writes_is_ambiguous() -> None:
         return ir
 
     popxl.Session(program(declared=False))
-    with pytest.raises(popart.popart_exception, match="^Inplacing ambiguity detected.* op 'call'.* writes to"):
+    with pytest.raises(
+        popart.popart_exception, match="^Inplacing ambiguity detected.* op 'call'.* writes to"
+    ):
         popxl.Session(program(declared=True))
 
 
@@ -146,7 +156,13 @@ def test_copies_of_a_call_write_as_it_does() -> None:
 
         graph, copy = ir.create_graph(outer, *v), ir.create_empty_graph("copy")
         with copy:
-            clone_ops(graph, {t: popxl.graph_input((), popxl.float32, t.name, by_ref=True) for t in graph.inputs})
+            clone_ops(
+                graph,
+                {
+                    t: popxl.graph_input((), popxl.float32, t.name, by_ref=True)
+                    for t in graph.inputs
+                },
+            )
         ops.call(copy, *v)
     assert values(ir, v) == [1, 10]
 
@@ -155,5 +171,7 @@ def test_what_feeds_no_input_cannot_be_declared_written() -> None:
     with popxl.Ir().main_graph as main:
         v = variables(2)
         site = ops.call_with_info(main.ir.create_graph(add_one, v[0]), v[0])
-        with pytest.raises(ValueError, match="parent_to_graph: got %v1; expected an input of the call"):
+        with pytest.raises(
+            ValueError, match="parent_to_graph: got %v1; expected an input of the call"
+        ):
             site.set_parent_input_modified(v[1])

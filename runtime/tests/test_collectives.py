@@ -1,4 +1,6 @@
-"""Collectives over several replicas, one numpy statement each; their gradients; the order of additions."""
+"""Collectives over several replicas, one numpy statement each; their gradients; the order of
+additions.
+"""
 
 import weakref
 
@@ -47,7 +49,9 @@ def run_on_replicas(graph, inputs):
     """results[replica][output] of a graph, for inputs[replica][input]."""
     replicas = Machine((), range(len(inputs))).replicas
     programs = {
-        r: Interpreter(replicas[r]).graph(graph, [Cell.new(torch.from_numpy(np.asarray(t))) for t in tensors])
+        r: Interpreter(replicas[r]).graph(
+            graph, [Cell.new(torch.from_numpy(np.asarray(t))) for t in tensors]
+        )
         for r, tensors in enumerate(inputs)
     }
     results = run_lockstep(programs)
@@ -87,7 +91,9 @@ def test_all_reduce_reduces_over_the_group(groups, size, op):
     results = run_one(lambda t, ir: replicated_all_reduce(t, op, grouping(ir, groups)), x)
     oracle = {"add": np.sum, "mean": np.mean, "mul": np.prod, "min": np.min, "max": np.max}
     for r, members in enumerate(members_of(groups)):
-        expected = (x[members] ** 2).sum(0) if op == "square_add" else oracle[op](x[members], axis=0)
+        expected = (
+            (x[members] ** 2).sum(0) if op == "square_add" else oracle[op](x[members], axis=0)
+        )
         np.testing.assert_allclose(results[r], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -153,18 +159,24 @@ def test_sharded_slice_takes_the_members_own_piece_and_reduces_nothing(groups, s
 @pytest.mark.parametrize("shape", [(16,), (3, 7), (5, 5)])
 def test_squared_norms_of_shards_are_those_of_the_whole(shape):
     x = values(*shape)
-    results = run_one(lambda t, ir: ops.lamb_square(replicated_reduce_scatter(t, "add", None, True)), x)
+    results = run_one(
+        lambda t, ir: ops.lamb_square(replicated_reduce_scatter(t, "add", None, True)), x
+    )
     np.testing.assert_allclose(results, [(x.sum(0) ** 2).sum()] * REPLICAS, rtol=1e-5)
     whole = run_one(lambda t, ir: ops.lamb_square(t), x)
     np.testing.assert_allclose(whole, (x**2).reshape(REPLICAS, -1).sum(1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("groups, shape", [("00112233", (16,)), ("01010101", (3,)), ("00000000", (3,))])
+@pytest.mark.parametrize(
+    "groups, shape", [("00112233", (16,)), ("01010101", (3,)), ("00000000", (3,))]
+)
 def test_squared_norms_of_shards_on_unknown_replicas_are_refused(groups, shape):
     def norm(t, ir):
         return ops.lamb_square(replica_sharded_slice(t, grouping(ir, groups)))
 
-    with pytest.raises(ValueError, match=r"expected one of 8 shards.*replicated_all_reduce over the group"):
+    with pytest.raises(
+        ValueError, match=r"expected one of 8 shards.*replicated_all_reduce over the group"
+    ):
         run_one(norm, values(*shape))
 
 
@@ -191,7 +203,9 @@ def test_all_gather_concatenates_in_group_order(groups, size, axis):
 @over_groups
 def test_all_gather_stacks_on_a_new_axis(groups, size):
     x = values(2, 3)
-    results = run_one(lambda t, ir: replicated_all_gather(t, 0, grouping(ir, groups), "new_axis"), x)
+    results = run_one(
+        lambda t, ir: replicated_all_gather(t, 0, grouping(ir, groups), "new_axis"), x
+    )
     for result, members in zip(results, members_of(groups)):
         np.testing.assert_array_equal(result, x[members])
 
@@ -203,7 +217,9 @@ def test_slice_takes_the_members_part_of_an_axis_and_drops_axes_of_one(groups, s
     results = run_one(lambda t, ir: replicated_slice(t, axis, grouping(ir, groups)), x)
     for r, members in enumerate(members_of(groups)):
         expected = np.split(x[r], size, axis)[members.index(r)]
-        np.testing.assert_array_equal(results[r], expected[0] if expected.shape[axis] == 1 else expected)
+        np.testing.assert_array_equal(
+            results[r], expected[0] if expected.shape[axis] == 1 else expected
+        )
 
 
 def test_results_are_one_tensor_for_all_members_and_who_writes_has_a_copy():
@@ -217,7 +233,10 @@ def test_results_are_one_tensor_for_all_members_and_who_writes_has_a_copy():
     x = values(1)
     for r, result in enumerate(run_one(fn, x)):
         np.testing.assert_allclose(result, x[:, 0] + x.sum() + r, rtol=1e-5)
-    for name, attrs in (("replicated_all_reduce", ("add", None)), ("replicated_all_gather", (0, None, "concat", ()))):
+    for name, attrs in (
+        ("replicated_all_reduce", ("add", None)),
+        ("replicated_all_gather", (0, None, "concat", ())),
+    ):
         results = KERNELS[name]([torch.ones(3) for _ in range(4)], *attrs)
         assert len(results) == 4 and len({r.data_ptr() for r in results}) == 1
 
@@ -241,15 +260,24 @@ def test_additions_are_a_fixed_binary_tree_over_positions(size):
 
 
 def test_16_bit_values_are_reduced_in_float32():
-    ts = [torch.tensor([256.0], dtype=torch.bfloat16)] + [torch.tensor([1.0], dtype=torch.bfloat16)] * 7
+    ts = [torch.tensor([256.0], dtype=torch.bfloat16)] + [
+        torch.tensor([1.0], dtype=torch.bfloat16)
+    ] * 7
     assert float(reduce(ts, "add")) == float(torch.tensor(263.0).bfloat16())
-    assert float(reduce([torch.tensor([6e4], dtype=torch.float16)] * 4, "mean")) == float(torch.tensor(6e4).half())
+    assert float(reduce([torch.tensor([6e4], dtype=torch.float16)] * 4, "mean")) == float(
+        torch.tensor(6e4).half()
+    )
 
 
 @pytest.mark.parametrize("size", range(2, 10))
 def test_operands_that_are_folded_in_any_order_give_the_same_bits_and_few_are_held(size):
     generator = np.random.default_rng(size)
-    for dtype, op in ((torch.float32, "add"), (torch.bfloat16, "mean"), (torch.int32, "max"), (torch.uint32, "mul")):
+    for dtype, op in (
+        (torch.float32, "add"),
+        (torch.bfloat16, "mean"),
+        (torch.int32, "max"),
+        (torch.uint32, "mul"),
+    ):
         ts = [torch.from_numpy(generator.uniform(0, 100, 50)).to(dtype) for _ in range(size)]
         for order in (range(size), generator.permutation(size)):
             folded, held = Folding(size, pairing("replicated_all_reduce", op)), []
@@ -337,9 +365,13 @@ def test_gradient_of_gathered_shards_is_the_members_shard_gathered(groups, size)
 @over_groups
 def test_gradient_of_a_slice_is_the_members_gradients_gathered(groups, size):
     x = values(3, 8, dtype=np.float64)
-    _, dy, gradients = gradient_on_replicas(lambda t, ir: replicated_slice(t, 1, grouping(ir, groups)), x)
+    _, dy, gradients = gradient_on_replicas(
+        lambda t, ir: replicated_slice(t, 1, grouping(ir, groups)), x
+    )
     for gradient, members in zip(gradients, members_of(groups)):
-        np.testing.assert_array_equal(gradient, np.concatenate([dy[m].reshape(3, -1) for m in members], 1))
+        np.testing.assert_array_equal(
+            gradient, np.concatenate([dy[m].reshape(3, -1) for m in members], 1)
+        )
 
 
 @pytest.mark.parametrize("make", [replicated_all_reduce, replicated_reduce_scatter])
@@ -395,7 +427,9 @@ def test_collectives_refuse_groups_that_they_cannot_use():
     with graph, pytest.raises(ValueError, match="a multiple of the group's size"):
         replicated_slice(graph.inputs[0])
     with graph, pytest.raises(ValueError, match="expected one of Ir"):
-        replicated_all_gather(graph.inputs[0], group=popxl.Ir(replication=REPLICAS).replica_grouping())
+        replicated_all_gather(
+            graph.inputs[0], group=popxl.Ir(replication=REPLICAS).replica_grouping()
+        )
     with graph, pytest.raises(ValueError, match="expected a shard of 1 / 8"):
         shard = replica_sharded_slice(graph.inputs[0], ir.replica_grouping(1, 2))
         replicated_all_gather(shard)

@@ -1,4 +1,6 @@
-"""Collectives where every replica has a process and a device of its own, and where it turns out to have none."""
+"""Collectives where every replica has a process and a device of its own, and where it turns out to
+have none.
+"""
 
 from pathlib import Path
 from time import monotonic
@@ -23,7 +25,10 @@ def test_the_devices_own_collectives_give_the_numbers_of_the_fixed_tree():
 
 @pytest.mark.multi
 def test_devices_of_several_machines_meet_by_the_runs_own_store():
-    options, begin = ["--num-instances", 4, "--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"], monotonic()
+    options, begin = (
+        ["--num-instances", 4, "--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"],
+        monotonic(),
+    )
     machines = [start([*options, "--node-rank", index], [SCRIPT]) for index in range(2)]
     ended = [finish(machine, begin) for machine in machines]
     assert [(e.code, e.said) for e in ended] == [(0, "")] * 2, [print(e.said) for e in ended]
@@ -55,7 +60,9 @@ def test_a_replica_that_does_not_come_to_a_devices_collective_ends_the_run_in_ti
 
 
 def test_every_collective_between_replicas_has_a_members_kernel():
-    assert {name for name, definition in OPS.items() if "collective" in definition.effects} == APART.keys()
+    assert {
+        name for name, definition in OPS.items() if "collective" in definition.effects
+    } == APART.keys()
 
 
 def gpu(name, replicas=1):
@@ -70,7 +77,10 @@ def test_devices_are_shared_or_not_as_all_processes_together_say():
 
 
 def test_processes_on_devices_of_different_types_are_refused():
-    with pytest.raises(RuntimeError, match="got devices 'cpu' in instance 1, 'cuda' in instance 0; expected one type"):
+    with pytest.raises(
+        RuntimeError,
+        match="got devices 'cpu' in instance 1, 'cuda' in instance 0; expected one type",
+    ):
         shared_devices([gpu("a"), CPU, CPU])
 
 

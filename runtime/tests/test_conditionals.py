@@ -1,4 +1,6 @@
-"""Conditionals by the API's rules: which branch runs, how inputs map, gradients of both branches, and refusals."""
+"""Conditionals by the API's rules: which branch runs, how inputs map, gradients of both branches,
+and refusals.
+"""
 
 import numpy as np
 import popxl
@@ -77,7 +79,12 @@ def test_a_site_maps_between_its_inputs_and_those_of_the_branches():
     ir = popxl.Ir()
     with ir.main_graph:
         then, other = branches(ir)
-        flag, x, y, z = popxl.variable(True), popxl.variable(X), popxl.variable(Y), popxl.variable(Y)
+        flag, x, y, z = (
+            popxl.variable(True),
+            popxl.variable(X),
+            popxl.variable(Y),
+            popxl.variable(Y),
+        )
         site = ops.conditional_with_info(flag, then, other, [x, y], [z])
     assert isinstance(site, ops.ConditionalSiteInfo) and site.called_graph == (then, other)
     assert site.inputs == (flag, x, y, z) and len(site.outputs) == 1
@@ -85,9 +92,17 @@ def test_a_site_maps_between_its_inputs_and_those_of_the_branches():
     assert site.graph_to_parent_input_index(0, then_branch=False) == 3
     assert [site.parent_to_graph_input_index(i) for i in (1, 2, 3)] == [0, 1, 0]
     assert [site.is_parent_index_in_then_branch(i) for i in (1, 2, 3)] == [True, True, False]
-    assert site.graph_to_parent_output_index(0) == site.parent_to_graph_output_index(0, then_branch=False) == 0
+    assert (
+        site.graph_to_parent_output_index(0)
+        == site.parent_to_graph_output_index(0, then_branch=False)
+        == 0
+    )
     assert [site.graph_to_parent(t) for t in (*then.inputs, *other.inputs)] == [x, y, z]
-    assert site.graph_to_parent(then.outputs[0]) is site.graph_to_parent(other.outputs[0]) is site.outputs[0]
+    assert (
+        site.graph_to_parent(then.outputs[0])
+        is site.graph_to_parent(other.outputs[0])
+        is site.outputs[0]
+    )
     assert [site.parent_to_graph(t) for t in (x, y, z)] == [*then.inputs, *other.inputs]
     for call in (
         lambda: site.graph_to_parent_input_index(2),

@@ -1,4 +1,6 @@
-"""What sample tables cannot say of convolutions, pooling and interpolation: work, memory, rounding, errors in a run."""
+"""What sample tables cannot say of convolutions, pooling and interpolation: work, memory, rounding,
+errors in a run.
+"""
 
 import popxl
 import pytest
@@ -29,13 +31,19 @@ def test_flops_of_convolutions_are_those_that_torch_counts(sample: Sample) -> No
 
 @pytest.mark.parametrize("index", [-1, 2])
 def test_a_region_of_an_image_that_does_not_exist_is_an_error_in_the_run(index: int) -> None:
-    program = build(make_case(interpolation.regions((2, 2), 1.0, 1, batch=0 * interpolation.BATCH + index)))
+    program = build(
+        make_case(interpolation.regions((2, 2), 1.0, 1, batch=0 * interpolation.BATCH + index))
+    )
     with pytest.raises(IndexError, match="out of range"):
         run(program.graph, program.case.tensors)
 
 
 def test_hints_without_effect_stay_readable() -> None:
-    program = build(make_case(next(s for s in convolution.SAMPLES if s.op == "conv" and "partials_types" in s.attrs)))
+    program = build(
+        make_case(
+            next(s for s in convolution.SAMPLES if s.op == "conv" and "partials_types" in s.attrs)
+        )
+    )
     assert program.op.arguments["partials_types"] == ("half",)
     assert program.op.arguments["available_memory_proportions"] == (0.4,)
     assert program.op.outputs[0].dtype is popxl.float32

@@ -1,4 +1,6 @@
-"""What a GPU is asked for beside kernels, on stand-ins that keep account: page-locked memory, uploads, free memory."""
+"""What a GPU is asked for beside kernels, on stand-ins that keep account: page-locked memory,
+uploads, free memory.
+"""
 
 import gc
 from contextlib import contextmanager, nullcontext
@@ -72,7 +74,9 @@ def test_memory_that_cannot_be_page_locked_is_told_of_and_its_error_forgotten(mo
     gc.collect()
     assert forgotten == [Gpu.where]
     (record,) = caplog.records
-    assert record.message.startswith("remote memory: got CUDA error 801 while page-locking 10000 bytes")
+    assert record.message.startswith(
+        "remote memory: got CUDA error 801 while page-locking 10000 bytes"
+    )
 
 
 def test_a_program_runs_on_its_gpu_whichever_one_the_thread_is_on(monkeypatch):
@@ -99,7 +103,11 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         device = (kwargs or {}).get("device")
-        if function is torch.ops.aten._to_copy.default and device is not None and device != args[0].device:
+        if (
+            function is torch.ops.aten._to_copy.default
+            and device is not None
+            and device != args[0].device
+        ):
             self.waited.append(not kwargs.get("non_blocking"))
         return function(*args, **kwargs or {})
 
@@ -132,7 +140,10 @@ def test_products_of_integers_are_made_without_those_that_cuda_lacks(monkeypatch
 @pytest.mark.parametrize("columns, stride", [(5001, 5008), (5008, 5008), (11, 11)])
 def test_wide_products_begin_their_rows_on_boundaries(columns, stride):
     random = torch.Generator().manual_seed(0)
-    lhs, rhs = (torch.randn(shape, generator=random).to(torch.bfloat16) for shape in ((7, 64), (64, columns)))
+    lhs, rhs = (
+        torch.randn(shape, generator=random).to(torch.bfloat16)
+        for shape in ((7, 64), (64, columns))
+    )
     found = matrix_product(lhs.as_subclass(OnGpu), rhs.as_subclass(OnGpu)).as_subclass(torch.Tensor)
     assert found.stride() == (stride, 1)
     torch.testing.assert_close(found, lhs @ rhs)
@@ -150,14 +161,19 @@ def test_what_torch_keeps_of_a_gpus_memory_is_free_for_rows(monkeypatch):
 
 
 @pytest.mark.parametrize("limit, share", [(25 * GIB, 25), (0.25, 25), (0.9, 80), (99 * GIB, 80)])
-def test_a_limit_is_bytes_or_a_share_of_a_gpus_memory_as_far_as_it_is_free(limit, share, monkeypatch):
+def test_a_limit_is_bytes_or_a_share_of_a_gpus_memory_as_far_as_it_is_free(
+    limit, share, monkeypatch
+):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB, 100 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     ir, needed = Ir(), InUse(rows=GIB, phase="main", working=GIB)
     limit_device_memory(ir, limit)
     assert residency._device_memory(ir, Gpu(), 1, needed) == (share - 1) * GIB
-    with pytest.raises(RemoteMemoryError, match=f"got {share * GIB} bytes of cuda:0; expected at least {81 * GIB}: "):
+    with pytest.raises(
+        RemoteMemoryError,
+        match=f"got {share * GIB} bytes of cuda:0; expected at least {81 * GIB}: ",
+    ):
         residency._device_memory(ir, Gpu(), 1, InUse(rows=GIB, phase="main", working=80 * GIB))
 
 

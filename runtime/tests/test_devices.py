@@ -46,7 +46,10 @@ def test_operands_on_device_0_by_default_and_on_device_1_are_refused(v: Any, joi
     here = v * 2
     with popxl.ipu(1):
         there = v * 3
-        with pytest.raises(ValueError, match="virtual device 0, .*virtual device 1; .*Move operands with ops.ipu_copy"):
+        with pytest.raises(
+            ValueError,
+            match="virtual device 0, .*virtual device 1; .*Move operands with ops.ipu_copy",
+        ):
             join(here, there)
         join(here.copy_to_ipu(1), there)
     join(here, there.copy_to_ipu(0))
@@ -91,8 +94,13 @@ def test_gradients_of_a_program_on_two_devices_are_on_the_devices_of_its_ops(v: 
     assert [t.ipu for t in (info.graph.outputs[0], graph.outputs[0])] == [0, 1]
     copies = [op for op in info.graph.ops if op.definition.name == "ipu_copy"]
     assert [(op.arguments["source"], op.arguments["destination"]) for op in copies] == [(1, 0)]
-    before, after = info.graph.ops[: info.graph.ops.index(copies[0])], info.graph.ops[info.graph.ops.index(copies[0]) :]
-    assert {op.outputs[0].ipu for op in before} == {1} and {op.outputs[0].ipu for op in after} == {0}
+    before, after = (
+        info.graph.ops[: info.graph.ops.index(copies[0])],
+        info.graph.ops[info.graph.ops.index(copies[0]) :],
+    )
+    assert {op.outputs[0].ipu for op in before} == {1} and {op.outputs[0].ipu for op in after} == {
+        0
+    }
 
 
 def test_a_pipeline_copies_between_the_default_device_and_others() -> None:

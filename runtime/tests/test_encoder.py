@@ -1,4 +1,6 @@
-"""A BERT-style encoder written against the API: outputs and gradients are those of torch.nn.TransformerEncoder."""
+"""A BERT-style encoder written against the API: outputs and gradients are those of
+torch.nn.TransformerEncoder.
+"""
 
 import math
 
@@ -15,7 +17,9 @@ PADDED = np.array([[0, 0, 0, 0, 0], [0, 0, 0, 1, 1], [0, 0, 0, 0, 1]], bool)
 
 
 def torch_encoder(norm_first: bool) -> torch.nn.TransformerEncoder:
-    """The model, every parameter random: fresh gains of one would hide that they are not multiplied."""
+    """The model, every parameter random: fresh gains of one would hide that they are not
+    multiplied.
+    """
     layer = torch.nn.TransformerEncoderLayer(
         HIDDEN, HEADS, FEED_FORWARD, dropout=0.0, activation="gelu", layer_norm_eps=EPSILON, batch_first=True,
         norm_first=norm_first,
@@ -71,7 +75,8 @@ def test_an_encoder_has_torchs_outputs_and_gradients(norm_first):
     model = torch_encoder(norm_first)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH, SEQUENCE, HIDDEN)).astype(np.float32)
-    dy = rng.normal(size=x.shape).astype(np.float32) * ~PADDED[..., None]  # nobody reads what stands at padding
+    # nobody reads what stands at padding
+    dy = rng.normal(size=x.shape).astype(np.float32) * ~PADDED[..., None]
     tx = torch.tensor(x, requires_grad=True)
     expected = model(tx, src_key_padding_mask=torch.tensor(PADDED))
     expected.backward(torch.tensor(dy))
@@ -79,7 +84,10 @@ def test_an_encoder_has_torchs_outputs_and_gradients(norm_first):
     rows = (BATCH * SEQUENCE, HIDDEN)
 
     def build(ir):
-        inputs = [popxl.variable(x.reshape(rows)), *(popxl.variable(p.detach().numpy()) for p in model.parameters())]
+        inputs = [
+            popxl.variable(x.reshape(rows)),
+            *(popxl.variable(p.detach().numpy()) for p in model.parameters()),
+        ]
 
         def fn(x, *weights):
             return encoder(x, dict(zip(names, weights)), norm_first)
@@ -88,11 +96,16 @@ def test_an_encoder_has_torchs_outputs_and_gradients(norm_first):
         gradient = popxl.transforms.autodiff(graph)
         call = ops.call_with_info(graph, *inputs)
         given = popxl.constant(dy.reshape(rows))
-        return [call.outputs[0], *ops.call(gradient.graph, given, inputs_dict=gradient.inputs_dict(call))]
+        return [
+            call.outputs[0],
+            *ops.call(gradient.graph, given, inputs_dict=gradient.inputs_dict(call)),
+        ]
 
     y, *gradients = run_program(build)
     kept = ~PADDED.flatten()
-    np.testing.assert_allclose(y[kept], expected.detach().numpy().reshape(rows)[kept], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        y[kept], expected.detach().numpy().reshape(rows)[kept], rtol=1e-5, atol=1e-5
+    )
     wanted = {"x": tx.grad.reshape(rows), **{name: p.grad for name, p in model.named_parameters()}}
     for (name, of), got in zip(wanted.items(), gradients, strict=True):
         error = np.linalg.norm(got - of.numpy()) / np.linalg.norm(of.numpy())

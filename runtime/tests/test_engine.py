@@ -21,14 +21,20 @@ NUMBERS = st.integers(0, 31)
 def programs(kinds: Sequence[str]) -> Any:
     """Lists of steps for the main graph and for called graphs."""
     step = st.tuples(st.sampled_from(kinds), NUMBERS, NUMBERS, NUMBERS)
-    return st.tuples(st.lists(step, max_size=12), st.lists(st.lists(step, min_size=1, max_size=6), max_size=3))
+    return st.tuples(
+        st.lists(step, max_size=12), st.lists(st.lists(step, min_size=1, max_size=6), max_size=3)
+    )
 
 
 RUNS = 2
 
 
-def observe(built: Built, interpret: bool, rules: FrozenSet[str] = ALL_RULES) -> List[Dict[str, np.ndarray]]:
-    """Every output and every variable after each of some runs, and the inputs, which nothing may change."""
+def observe(
+    built: Built, interpret: bool, rules: FrozenSet[str] = ALL_RULES
+) -> List[Dict[str, np.ndarray]]:
+    """Every output and every variable after each of some runs, and the inputs, which nothing may
+    change.
+    """
     replicas = built.ir.replication_factor
     engine = Engine(built.ir, range(replicas), interpret=interpret, rules=rules, rewrites=())
     streams = sorted(built.ir.get_all_d2h_streams(), key=lambda s: s.tensor_id)
@@ -79,9 +85,16 @@ def test_engine_equals_interpreter_on_four_replicas(program: Any) -> None:
     assert differences(*program, replicas=4) == []
 
 
-# A called graph multiplies a transposed input; its result is reshaped as a view, through which it is written.
+# A called graph multiplies a transposed input; its result is reshaped as a view, through which it
+# is written.
 STRIDED = (
-    [("call", 0, 2, 0), ("reshape_", 3, 2, 0), ("add_", 3, 3, 0), ("reshape_", 4, 2, 0), ("add_", 4, 4, 0)],
+    [
+        ("call", 0, 2, 0),
+        ("reshape_", 3, 2, 0),
+        ("add_", 3, 3, 0),
+        ("reshape_", 4, 2, 0),
+        ("add_", 4, 4, 0),
+    ],
     [[("count", 0, 2, 0), ("transpose", 1, 0, 0), ("mul", 3, 0, 0)]],
 )
 
@@ -91,7 +104,15 @@ def corpus(size: int, kinds: Sequence[str] = KINDS) -> Any:
     yield STRIDED
     draw = random.Random(7)
     for _ in range(size):
-        step = lambda: (draw.choice(kinds), draw.randrange(32), draw.randrange(32), draw.randrange(32))  # noqa: E731
+
+        def step():
+            return (
+                draw.choice(kinds),
+                draw.randrange(32),
+                draw.randrange(32),
+                draw.randrange(32),
+            )  # noqa: E731
+
         yield [step() for _ in range(12)], [[step() for _ in range(5)] for _ in range(3)]
 
 

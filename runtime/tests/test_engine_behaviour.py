@@ -1,4 +1,6 @@
-"""What the engine does with a program: where it computes, what it drops, refuses and writes down."""
+"""What the engine does with a program: where it computes, what it drops, refuses and writes
+down.
+"""
 
 import gc
 import linecache
@@ -127,7 +129,11 @@ def test_an_error_in_a_kernel_names_op_graph_and_line(interpret: bool, monkeypat
         return ops.repeat(ir.create_graph(layer, x), 2, x)
 
     monkeypatch.setitem(KERNELS, "tanh", broken)
-    line = next(i for i, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "ops.tanh(x * 2.0)" in text)
+    line = next(
+        i
+        for i, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if "ops.tanh(x * 2.0)" in text
+    )
     words = (
         r"while executing %tanh = tanh\(%mul\) in graph '.*\.build\.layer_subgraph\(0\)', built at "
         rf".*{Path(__file__).name}:{line}: the kernel broke"
@@ -142,7 +148,9 @@ def test_an_error_in_a_kernel_names_op_graph_and_line(interpret: bool, monkeypat
 
 @pytest.mark.parametrize("offset", [3, -1])
 @pytest.mark.parametrize("through", ["int", "tensor", "call", "loop"])
-def test_a_constant_offset_outside_its_buffer_is_found_before_the_first_run(offset: int, through: str) -> None:
+def test_a_constant_offset_outside_its_buffer_is_found_before_the_first_run(
+    offset: int, through: str
+) -> None:
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         buffer = popxl.remote_buffer((2,), popxl.float32, 3)
 
@@ -182,7 +190,9 @@ def test_an_offset_that_is_counted_is_found_when_it_is_reached() -> None:
         return ops.repeat(ir.create_graph(body, n), 4, n)
 
     engine = prepare(build)
-    with pytest.raises(IndexError, match=r"remote_store.*got offset 3; expected 0 <= offset < 3 entries"):
+    with pytest.raises(
+        IndexError, match=r"remote_store.*got offset 3; expected 0 <= offset < 3 entries"
+    ):
         run(engine)
 
 
@@ -237,7 +247,9 @@ def test_a_loop_that_runs_once_is_no_loop(count: int) -> None:
     assert source(prepare(build)).count("for _ in range") == count - 1
 
 
-def test_without_a_cache_folder_nothing_is_written_and_nothing_is_kept(tmp_path: Path, monkeypatch: Any) -> None:
+def test_without_a_cache_folder_nothing_is_written_and_nothing_is_kept(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     engine = prepare(small, cachePath=str(tmp_path))
     assert engine.program is not None
@@ -255,7 +267,9 @@ def test_a_cache_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, capl
     assert "could not be written to" in caplog.text and "going on without" in caplog.text
 
 
-def test_threads_that_write_the_same_source_at_a_time_leave_it_whole(tmp_path: Path, monkeypatch: Any) -> None:
+def test_threads_that_write_the_same_source_at_a_time_leave_it_whole(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     all_have_written, replace = threading.Barrier(4), os.replace
 
     def replace_together(part: Path, path: Path) -> None:

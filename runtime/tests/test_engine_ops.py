@@ -31,20 +31,30 @@ def differences(
     replicas: int,
     dtype: popxl.dtype,
 ) -> List[str]:
-    """Names of values that differ between engine and interpreter: results by more than rounding, others by a bit."""
+    """Names of values that differ between engine and interpreter: results by more than rounding,
+    others by a bit.
+    """
     expected = observe(build(samples, steps, graphs, replicas, dtype), interpret=True)
     found = observe(build(samples, steps, graphs, replicas, dtype), interpret=False)
     pairs = ((i, n, a[n], b[n]) for i, (a, b) in enumerate(zip(expected, found)) for n in a)
-    return [f"run {i}: {n}" for i, n, a, b in pairs if not agree(a, b, dtype if n.startswith("raw") else None)]
+    return [
+        f"run {i}: {n}"
+        for i, n, a, b in pairs
+        if not agree(a, b, dtype if n.startswith("raw") else None)
+    ]
 
 
 def agree(a: np.ndarray, b: np.ndarray, dtype: Any) -> bool:
-    """Whether values are equal, within the tolerance of a dtype at the largest of them if one is given."""
+    """Whether values are equal, within the tolerance of a dtype at the largest of them if one is
+    given.
+    """
     if a.dtype.kind != "f" or dtype is None:
         return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
     relative, absolute = TOLERANCE[dtype]
     scale = np.abs(a[np.isfinite(a)]).max(initial=1.0)
-    return np.allclose(a.astype(np.float64), b.astype(np.float64), relative, absolute * scale, equal_nan=True)
+    return np.allclose(
+        a.astype(np.float64), b.astype(np.float64), relative, absolute * scale, equal_nan=True
+    )
 
 
 def family_program(name: str, replicas: int) -> Tuple[List[Step], List[List[Step]]]:
@@ -75,26 +85,38 @@ def family_program(name: str, replicas: int) -> Tuple[List[Step], List[List[Step
         pytest.param(bfloat16, 4, marks=pytest.mark.slow, id="bfloat16-4"),
     ],
 )
-def test_engine_equals_interpreter_on_every_op_of_a_family(family: str, dtype: popxl.dtype, replicas: int) -> None:
+def test_engine_equals_interpreter_on_every_op_of_a_family(
+    family: str, dtype: popxl.dtype, replicas: int
+) -> None:
     assert differences(FAMILIES[family], *family_program(family, replicas), replicas, dtype) == []
 
 
 def test_every_op_takes_part_in_random_programs() -> None:
-    apart = {name for name, op in OPS.items() if op.effects & {"control", "host", "remote", "collective", "print"}}
+    apart = {
+        name
+        for name, op in OPS.items()
+        if op.effects & {"control", "host", "remote", "collective", "print"}
+    }
     assert {s.op for samples in FAMILIES.values() for s in samples} | apart == set(OPS)
 
 
 def programs(kinds: Sequence[str]) -> Any:
-    """Lists of steps for the main graph and for called graphs. Half of them use an op of the whole table."""
+    """Lists of steps for the main graph and for called graphs. Half of them use an op of the whole
+    table.
+    """
     step = st.tuples(st.sampled_from(kinds), st.integers(0, len(SAMPLES) // 32), NUMBERS, NUMBERS)
-    return st.tuples(st.lists(step, max_size=12), st.lists(st.lists(step, min_size=1, max_size=6), max_size=3))
+    return st.tuples(
+        st.lists(step, max_size=12), st.lists(st.lists(step, min_size=1, max_size=6), max_size=3)
+    )
 
 
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs(OP_KINDS))
 @DTYPES
-def test_engine_equals_interpreter_on_the_whole_table_of_ops(dtype: popxl.dtype, program: Any) -> None:
+def test_engine_equals_interpreter_on_the_whole_table_of_ops(
+    dtype: popxl.dtype, program: Any
+) -> None:
     assert differences(SAMPLES, *program, 1, dtype) == []
 
 
@@ -102,5 +124,7 @@ def test_engine_equals_interpreter_on_the_whole_table_of_ops(dtype: popxl.dtype,
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs(OP_KINDS + COLLECTIVES * 4))
 @DTYPES
-def test_engine_equals_interpreter_on_the_whole_table_of_ops_on_four_replicas(dtype: popxl.dtype, program: Any) -> None:
+def test_engine_equals_interpreter_on_the_whole_table_of_ops_on_four_replicas(
+    dtype: popxl.dtype, program: Any
+) -> None:
     assert differences(SAMPLES, *program, 4, dtype) == []

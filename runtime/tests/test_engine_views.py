@@ -23,8 +23,12 @@ def test_joined_views_that_nobody_writes_later_are_right() -> None:
     assert both(build)[1]["d2h_stream"] == [6, 8, 6]
 
 
-@pytest.mark.parametrize("dtype", [popxl.float32, popxl.float16, popxl.int32, popxl.uint32], ids=str)
-def test_what_is_written_to_joined_tensors_or_to_their_view_is_seen_in_all(dtype: popxl.dtype) -> None:
+@pytest.mark.parametrize(
+    "dtype", [popxl.float32, popxl.float16, popxl.int32, popxl.uint32], ids=str
+)
+def test_what_is_written_to_joined_tensors_or_to_their_view_is_seen_in_all(
+    dtype: popxl.dtype,
+) -> None:
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         a, b = (popxl.variable(v, dtype, name=n) for n, v in (("a", [[1, 2]]), ("b", [[3, 4]])))
         one = popxl.constant(np.ones((1, 2)), dtype)
@@ -37,7 +41,8 @@ def test_what_is_written_to_joined_tensors_or_to_their_view_is_seen_in_all(dtype
         return [seen, joined, again]
 
     values = both(build)[0]
-    assert values["d2h_stream"] == [[1 + 3, 3 + 3, 3 + 5, 5 + 5]]  # joined is 1 3 3 5 then, again 3 3 5 5
+    # joined is 1 3 3 5 then, again 3 3 5 5
+    assert values["d2h_stream"] == [[1 + 3, 3 + 3, 3 + 5, 5 + 5]]
     assert values["d2h_stream__1"] == [[1, 9, 9, 6]] and values["d2h_stream__2"] == [[9, 9], [5, 5]]
     assert values["a"] == [[1, 9]] and values["b"] == [[9, 6]]
 
@@ -69,7 +74,9 @@ def test_a_view_of_several_tensors_may_be_passed_by_reference(loop: bool) -> Non
         return [a + 0.0, b + 0.0]
 
     first = both(build)[0]
-    assert (first["d2h_stream"], first["d2h_stream__1"]) == (([4, 5], [6]) if loop else ([2, 3], [4]))
+    assert (first["d2h_stream"], first["d2h_stream__1"]) == (
+        ([4, 5], [6]) if loop else ([2, 3], [4])
+    )
 
 
 def test_a_join_inside_a_loop_is_of_the_callers_tensors() -> None:
@@ -78,7 +85,10 @@ def test_a_join_inside_a_loop_is_of_the_callers_tensors() -> None:
             joined = ops.concat_([a.T_.reshape_((4,)), b])
             ops.add_(joined, popxl.constant(np.arange(5, dtype=np.float32)))
 
-        a, b = popxl.variable(np.zeros((2, 2), np.float32), name="a"), popxl.variable([0.0], name="b")
+        a, b = (
+            popxl.variable(np.zeros((2, 2), np.float32), name="a"),
+            popxl.variable([0.0], name="b"),
+        )
         ops.repeat(ir.create_graph(body, a, b), 2, a.T_, b)
         return [a]
 
@@ -92,7 +102,10 @@ def test_a_write_to_a_view_that_shows_an_element_twice_is_ambiguous() -> None:
         ops.add_(joined, ones(3))
         return [joined]
 
-    with pytest.raises(popart_exception, match="^Inplacing ambiguity detected. .*concat_.* shows an element more than"):
+    with pytest.raises(
+        popart_exception,
+        match="^Inplacing ambiguity detected. .*concat_.* shows an element more than",
+    ):
         prepare(build)
 
 
@@ -182,7 +195,9 @@ def test_a_loop_may_take_two_views_of_the_same_elements_by_reference(joined: boo
 
 @pytest.mark.parametrize("count", [0, 1, 100])
 @pytest.mark.parametrize("joined", [False, True])
-def test_views_of_the_same_elements_may_be_passed_to_loops_of_any_length(joined: bool, count: int) -> None:
+def test_views_of_the_same_elements_may_be_passed_to_loops_of_any_length(
+    joined: bool, count: int
+) -> None:
     assert both(views_in_a_loop(count, joined))[0]["d2h_stream"] == 1 + count
 
 
@@ -212,7 +227,9 @@ def test_loops_in_loops_may_take_views_that_were_written_between(dtype: popxl.dt
 
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_a_carried_reference_is_the_callers_in_the_first_iteration_only(count: int, rounds: bool) -> None:
+def test_a_carried_reference_is_the_callers_in_the_first_iteration_only(
+    count: int, rounds: bool
+) -> None:
     dtype = bfloat16 if rounds else popxl.float32
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:

@@ -1,4 +1,5 @@
-"""What the programs in examples/ compute is what PyTorch computes: the same weights, data and steps, by other hands.
+"""What the programs in examples/ compute is what PyTorch computes: the same weights, data and
+steps, by other hands.
 
 Models that Hugging Face has are compared with Hugging Face's, the others with a few lines of torch.
 """
@@ -28,7 +29,9 @@ def example(name: str) -> SimpleNamespace:
 
 
 def random_weights(model: torch.nn.Module, scale: float = 0.2) -> Dict[str, np.ndarray]:
-    """Every parameter random, gains around one: those of a fresh model would hide that they are not used."""
+    """Every parameter random, gains around one: those of a fresh model would hide that they are not
+    used.
+    """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -45,10 +48,14 @@ def write(session: TaskSession, values: Mapping[str, np.ndarray]) -> None:
     """Give the forward weights of a session their values: every one, and no other."""
     variables = session.state.fwd.to_dict()
     assert sorted(values) == sorted(variables)
-    session.write_variables_data({v: np.ascontiguousarray(values[n], v.dtype.as_numpy()) for n, v in variables.items()})
+    session.write_variables_data(
+        {v: np.ascontiguousarray(values[n], v.dtype.as_numpy()) for n, v in variables.items()}
+    )
 
 
-def adamw(model: torch.nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
+def adamw(
+    model: torch.nn.Module, learning_rate: float, weight_decay: float
+) -> torch.optim.Optimizer:
     """AdamW that decays matrices only, with the epsilon of PopXL's."""
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": weight_decay},
@@ -57,8 +64,12 @@ def adamw(model: torch.nn.Module, learning_rate: float, weight_decay: float) -> 
     return torch.optim.AdamW(groups, lr=learning_rate, eps=1e-5)
 
 
-def clipping(optimizer: torch.optim.Optimizer, model: torch.nn.Module, largest: float) -> torch.optim.Optimizer:
-    """The optimizer; before its steps the gradients' common norm is limited. `optimizer.clipped`: where it was."""
+def clipping(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, largest: float
+) -> torch.optim.Optimizer:
+    """The optimizer; before its steps the gradients' common norm is limited. `optimizer.clipped`:
+    where it was.
+    """
     optimizer.clipped = []
 
     def before_step(*_: Any) -> None:
@@ -69,7 +80,9 @@ def clipping(optimizer: torch.optim.Optimizer, model: torch.nn.Module, largest: 
     return optimizer
 
 
-def torch_losses(optimizer: torch.optim.Optimizer, losses: "Iterable[Callable[[], torch.Tensor]]") -> List[float]:
+def torch_losses(
+    optimizer: torch.optim.Optimizer, losses: "Iterable[Callable[[], torch.Tensor]]"
+) -> List[float]:
     """Train: the loss before each step."""
     found = []
     for loss_of in losses:
@@ -85,16 +98,23 @@ def long(array: np.ndarray) -> torch.Tensor:
     return torch.tensor(np.asarray(array)).long()
 
 
-def moments(optimizer: torch.optim.Optimizer, model: torch.nn.Module, name: str) -> Dict[str, np.ndarray]:
-    """Adam's means of gradients or of their squares, which weights do not tell: Adam divides one by the other."""
+def moments(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, name: str
+) -> Dict[str, np.ndarray]:
+    """Adam's means of gradients or of their squares, which weights do not tell: Adam divides one by
+    the other.
+    """
     return {n: optimizer.state[p][name].numpy() for n, p in model.named_parameters()}
 
 
-def assert_same_state(session: TaskSession, ours: Callable, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
-    """After some steps: weights and both moments, tensor by tensor. `ours` gives them the names of the example.
+def assert_same_state(
+    session: TaskSession, ours: Callable, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+):
+    """After some steps: weights and both moments, tensor by tensor. `ours` gives them the names of
+    the example.
 
-    Gradients that are zero in theory (of what is added to all scores of a softmax) are rounding errors, which are
-    compared with zero; a weight that Adam moved by them is not compared.
+    Gradients that are zero in theory (of what is added to all scores of a softmax) are rounding
+    errors, which are compared with zero; a weight that Adam moved by them is not compared.
     """
     state = session.get_named_tensors_data()
     got = {"": state.fwd.to_dict(), "exp_avg": {}, "exp_avg_sq": {}}
@@ -102,7 +122,10 @@ def assert_same_state(session: TaskSession, ours: Callable, model: torch.nn.Modu
         weight, _, kind = name.rpartition(".")
         if kind != "step":
             got[{"first_order": "exp_avg", "second_order": "exp_avg_sq"}[kind]][weight] = value
-    sizes = {n: np.sqrt(square.sum()) for n, square in ours(moments(optimizer, model, "exp_avg_sq")).items()}
+    sizes = {
+        n: np.sqrt(square.sum())
+        for n, square in ours(moments(optimizer, model, "exp_avg_sq")).items()
+    }
     moved_by_noise = {name for name, size in sizes.items() if size < 1e-5 * max(sizes.values())}
     assert len(moved_by_noise) <= 2
     for kind, values in got.items():
@@ -110,7 +133,9 @@ def assert_same_state(session: TaskSession, ours: Callable, model: torch.nn.Modu
         assert sorted(values) == sorted(expected)
         least = 1e-3 * max(np.linalg.norm(value) for value in expected.values())
         for name in sorted(set(values) - (moved_by_noise if kind == "" else set())):
-            error = np.linalg.norm(values[name] - expected[name]) / max(np.linalg.norm(expected[name]), least)
+            error = np.linalg.norm(values[name] - expected[name]) / max(
+                np.linalg.norm(expected[name]), least
+            )
             assert error < 1e-4, f"{kind} of {name}: relative error {error:.1e}"
 
 
@@ -168,9 +193,15 @@ def bert_runs(head: str, **options: Any) -> "tuple[Any, Any, Any, List[Dict[str,
     return program, config, hugging_face_bert(config, of, config.layers), batches
 
 
-def bert_loss(model: torch.nn.Module, batch: Mapping[str, np.ndarray]) -> Callable[[], torch.Tensor]:
+def bert_loss(
+    model: torch.nn.Module, batch: Mapping[str, np.ndarray]
+) -> Callable[[], torch.Tensor]:
     ids = long(batch["ids"])
-    given = {"input_ids": ids, "attention_mask": (ids != 0).long(), "token_type_ids": long(batch["parts"])}
+    given = {
+        "input_ids": ids,
+        "attention_mask": (ids != 0).long(),
+        "token_type_ids": long(batch["parts"]),
+    }
     if hasattr(model, "qa_outputs"):
         answer = {"start_positions": long(batch["first"]), "end_positions": long(batch["last"])}
     else:
@@ -190,18 +221,23 @@ def test_berts_losses_weights_and_moments_are_those_of_hugging_faces_while_it_tr
         optimizer = adamw(model, config.learning_rate, config.weight_decay)
         expected = torch_losses(optimizer, (bert_loss(model, b) for b in batches))
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
-        assert_same_state(session, lambda values: bert_weights(values, config.layers), model, optimizer)
+        assert_same_state(
+            session, lambda values: bert_weights(values, config.layers), model, optimizer
+        )
 
 
 @pytest.mark.slow
 def test_bert_in_float16_follows_hugging_faces_in_float32():
-    program, config, model, batches = bert_runs("MaskedWords", dtype=popxl.float16, loss_scaling=64.0)
+    program, config, model, batches = bert_runs(
+        "MaskedWords", dtype=popxl.float16, loss_scaling=64.0
+    )
     weights = bert_weights(random_weights(model, 0.1), config.layers)
     with program.training_session(program.MaskedWords(config), config) as session:
         write(session, weights)
         losses = [program.train(session, batch)[0] for batch in batches]
     expected = torch_losses(
-        adamw(model, config.learning_rate, config.weight_decay), (bert_loss(model, b) for b in batches)
+        adamw(model, config.learning_rate, config.weight_decay),
+        (bert_loss(model, b) for b in batches),
     )
     np.testing.assert_allclose(losses, expected, rtol=5e-3)
 
@@ -231,8 +267,12 @@ def hugging_face_llama(config: Any) -> torch.nn.Module:
 
 
 def interleaved(weight: np.ndarray, features: int) -> np.ndarray:
-    """Rows of a query or key projection in another order: Hugging Face pairs feature i with i + features / 2."""
-    return weight.reshape(-1, 2, features // 2, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
+    """Rows of a query or key projection in another order: Hugging Face pairs feature i with i +
+    features / 2.
+    """
+    return (
+        weight.reshape(-1, 2, features // 2, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
+    )
 
 
 def llama_weights(p: Mapping[str, np.ndarray], config: Any) -> Dict[str, np.ndarray]:
@@ -256,7 +296,9 @@ def llama_weights(p: Mapping[str, np.ndarray], config: Any) -> Dict[str, np.ndar
     return found
 
 
-def llama_loss(model: torch.nn.Module, batch: Mapping[str, np.ndarray]) -> Callable[[], torch.Tensor]:
+def llama_loss(
+    model: torch.nn.Module, batch: Mapping[str, np.ndarray]
+) -> Callable[[], torch.Tensor]:
     """Of all micro-batches at once."""
     words, following = long(batch["words"]).flatten(0, 1), long(batch["following"]).flatten()
     return lambda: torch.nn.functional.cross_entropy(model(words).logits.flatten(0, 1), following)
@@ -264,7 +306,9 @@ def llama_loss(model: torch.nn.Module, batch: Mapping[str, np.ndarray]) -> Calla
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [{}, {"key_value_heads": 4}, {"key_value_heads": 1, "micro_batches": 2}], ids=lambda o: str(o)
+    "options",
+    [{}, {"key_value_heads": 4}, {"key_value_heads": 1, "micro_batches": 2}],
+    ids=lambda o: str(o),
 )
 def test_llamas_losses_weights_and_moments_are_those_of_hugging_faces_while_it_trains(options):
     program = example("llama")
@@ -276,7 +320,9 @@ def test_llamas_losses_weights_and_moments_are_those_of_hugging_faces_while_it_t
     with program.training_session(config) as session:
         write(session, weights)
         losses = [program.train(session, batch) for batch in batches]
-        optimizer = clipping(adamw(model, config.learning_rate, config.weight_decay), model, config.max_norm)
+        optimizer = clipping(
+            adamw(model, config.learning_rate, config.weight_decay), model, config.max_norm
+        )
         expected = torch_losses(optimizer, (llama_loss(model, batch) for batch in batches))
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
         assert_same_state(session, lambda values: llama_weights(values, config), model, optimizer)
@@ -293,7 +339,9 @@ def test_llama_in_float16_follows_hugging_faces_in_float32():
     with program.training_session(config) as session:
         write(session, weights)
         losses = [program.train(session, batch) for batch in batches]
-    optimizer = clipping(adamw(model, config.learning_rate, config.weight_decay), model, config.max_norm)
+    optimizer = clipping(
+        adamw(model, config.learning_rate, config.weight_decay), model, config.max_norm
+    )
     expected = torch_losses(optimizer, (llama_loss(model, batch) for batch in batches))
     np.testing.assert_allclose(losses, expected, rtol=1e-2)
 
@@ -306,7 +354,11 @@ def test_llama_goes_on_with_the_words_that_hugging_faces_says():
     weights = llama_weights(random_weights(model), config)
     prompt = np.random.default_rng(0).integers(0, config.vocabulary_size, (1, 4))
     wanted = model.generate(
-        long(prompt), max_new_tokens=8, do_sample=False, eos_token_id=None, attention_mask=torch.ones(1, 4).long()
+        long(prompt),
+        max_new_tokens=8,
+        do_sample=False,
+        eos_token_id=None,
+        attention_mask=torch.ones(1, 4).long(),
     )
     with program.answering_session(config, prompt=4) as session:
         write(session, weights)
@@ -336,15 +388,22 @@ def t5_weights(p: Mapping[str, np.ndarray], config: Any) -> Dict[str, np.ndarray
         distance = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         found[f"{stack}.distance.table.weight"] = p[distance]
         found[f"{stack}.norm.weight"] = p[f"{stack}.final_layer_norm.weight"]
-        parts = [("norm", "attention", "SelfAttention"), ("cross_norm", "cross_attention", "EncDecAttention")]
+        parts = [
+            ("norm", "attention", "SelfAttention"),
+            ("cross_norm", "cross_attention", "EncDecAttention"),
+        ]
         parts = parts[: 1 + (stack == "decoder")]
         for i in range(config.layers):
             ours, theirs = f"{stack}.layers.{i}", f"{stack}.block.{i}.layer"
             for j, (norm, module, name) in enumerate(parts):
                 found[f"{ours}.{norm}.weight"] = p[f"{theirs}.{j}.layer_norm.weight"]
                 for part, letter in attention.items():
-                    found[f"{ours}.{module}.{part}.weight"] = p[f"{theirs}.{j}.{name}.{letter}.weight"].T
-            found[f"{ours}.feed_forward_norm.weight"] = p[f"{theirs}.{len(parts)}.layer_norm.weight"]
+                    found[f"{ours}.{module}.{part}.weight"] = p[
+                        f"{theirs}.{j}.{name}.{letter}.weight"
+                    ].T
+            found[f"{ours}.feed_forward_norm.weight"] = p[
+                f"{theirs}.{len(parts)}.layer_norm.weight"
+            ]
             for part, letter in {"up": "wi", "down": "wo"}.items():
                 found[f"{ours}.feed_forward.{part}.weight"] = p[
                     f"{theirs}.{len(parts)}.DenseReluDense.{letter}.weight"
@@ -355,7 +414,11 @@ def t5_weights(p: Mapping[str, np.ndarray], config: Any) -> Dict[str, np.ndarray
 def t5_loss(model: torch.nn.Module, batch: Mapping[str, np.ndarray]) -> Callable[[], torch.Tensor]:
     ids, following = long(batch["ids"]), long(batch["following"])
     labels = torch.where(following == 0, -100, following)
-    given = {"input_ids": ids, "attention_mask": (ids != 0).long(), "decoder_input_ids": long(batch["written"])}
+    given = {
+        "input_ids": ids,
+        "attention_mask": (ids != 0).long(),
+        "decoder_input_ids": long(batch["written"]),
+    }
     return lambda: model(**given, labels=labels).loss
 
 
@@ -456,7 +519,10 @@ def gptj_weights(p: Mapping[str, np.ndarray], config: Any) -> Dict[str, np.ndarr
 def test_tensor_parallel_inference_writes_the_words_that_hugging_face_writes(layout):
     program = example("tensor_parallel_inference")
     config = program.GPTJConfig(
-        micro_batch_size=4 // layout[1], tensor_parallel=layout[0], data_parallel=layout[1], sequence_length=10
+        micro_batch_size=4 // layout[1],
+        tensor_parallel=layout[0],
+        data_parallel=layout[1],
+        sequence_length=10,
     )
     model = hugging_face_gptj(config)
     prompts = np.random.default_rng(0).integers(0, config.vocabulary_size, (4, 3)).astype(np.int32)
@@ -465,7 +531,11 @@ def test_tensor_parallel_inference_writes_the_words_that_hugging_face_writes(lay
         program.load_weights(session, config, gptj_weights(by_name(model), config))
         said = program.write(session, config, np.pad(prompts, ((0, 0), (0, 7))))
     wanted = model.generate(
-        long(prompts), max_new_tokens=7, do_sample=False, pad_token_id=0, attention_mask=torch.ones(4, 3).long()
+        long(prompts),
+        max_new_tokens=7,
+        do_sample=False,
+        pad_token_id=0,
+        attention_mask=torch.ones(4, 3).long(),
     )
     np.testing.assert_array_equal(said, wanted.numpy())
     assert len(np.unique(said[:, 3:])) > 4
@@ -479,11 +549,15 @@ def test_tensor_parallel_scores_are_hugging_faces_on_every_replica(layout):
     config = program.GPTJConfig(micro_batch_size=2, tensor_parallel=tp, data_parallel=dp)
     model = hugging_face_gptj(config)
     random_weights(model, 0.3)
-    words = np.random.default_rng(0).integers(0, config.vocabulary_size, (dp, 2, config.sequence_length))
+    words = np.random.default_rng(0).integers(
+        0, config.vocabulary_size, (dp, 2, config.sequence_length)
+    )
     ir = popxl.Ir(replication=tp * dp)
     with ir.main_graph, popxl.in_sequence():
         inputs = popxl_addons.InputStreams(words=(words.shape[1:], popxl.int32))
-        facts, graph = program.GPTJ(config).create_graph(inputs.words.spec, popxl.TensorSpec((1,), popxl.uint32))
+        facts, graph = program.GPTJ(config).create_graph(
+            inputs.words.spec, popxl.TensorSpec((1,), popxl.uint32)
+        )
         state = popxl_addons.NamedTensors(fwd=facts.init())
         position = popxl.constant([7], popxl.uint32)
         (scores,) = graph.bind(state.fwd).call(popxl.ops.host_load(inputs.words), position)
@@ -492,7 +566,9 @@ def test_tensor_parallel_scores_are_hugging_faces_on_every_replica(layout):
     with TaskSession(inputs, outputs, state, ir=ir) as session:
         program.load_weights(session, config, gptj_weights(by_name(model), config))
         fed = np.repeat(words, tp, axis=0).reshape(session._full_input_shape(words.shape[1:]))
-        got = session.run({inputs.words: fed.astype(np.int32)})[outputs.scores].reshape(dp, tp, *scores.shape)
+        got = session.run({inputs.words: fed.astype(np.int32)})[outputs.scores].reshape(
+            dp, tp, *scores.shape
+        )
     for group, of in zip(got, words):
         expected = model(long(of)).logits[:, 7].detach().numpy()
         for replica in group:
@@ -508,7 +584,10 @@ class TorchNet(torch.nn.Module):
     def __init__(self, config: Any, size: int) -> None:
         super().__init__()
         channels = config.channels
-        self.conv1, self.norm1 = torch.nn.Conv2d(1, channels, 3, padding=1), torch.nn.GroupNorm(2, channels)
+        self.conv1, self.norm1 = (
+            torch.nn.Conv2d(1, channels, 3, padding=1),
+            torch.nn.GroupNorm(2, channels),
+        )
         self.conv2 = torch.nn.Conv2d(channels, 2 * channels, 3, padding=1)
         self.norm2 = torch.nn.GroupNorm(2, 2 * channels)
         self.linear1 = torch.nn.Linear(2 * channels * (size // 4) ** 2, config.hidden_size)
@@ -556,10 +635,16 @@ def test_data_parallel_replicas_drop_different_features_and_others_in_every_step
     program = example("mnist_data_parallel")
     images, labels = program.digits(np.random.default_rng(0), 4)
     losses = []
-    for replicas in (1, 2):  # the second replica's images are the first one's: without dropout the losses were equal
-        config = program.MnistConfig(replicas=replicas, micro_batch_size=4, dropout=0.5, learning_rate=0.0)
+    # the second replica's images are the first one's: without dropout the losses were equal
+    for replicas in (1, 2):
+        config = program.MnistConfig(
+            replicas=replicas, micro_batch_size=4, dropout=0.5, learning_rate=0.0
+        )
         with program.training_session(config) as session:
-            write(session, {n: v + 0.1 for n, v in session.get_named_tensors_data().fwd.to_dict().items()})
+            write(
+                session,
+                {n: v + 0.1 for n, v in session.get_named_tensors_data().fwd.to_dict().items()},
+            )
             fed = np.stack([images] * replicas), np.stack([labels] * replicas)
             losses += [program.train(session, *fed) for _ in range(2)]
     assert len(set(losses)) == 4
@@ -614,7 +699,9 @@ def test_the_custom_optimizer_is_torchs_also_after_a_checkpoint(tmp_path):
 
 
 class Recorded(popxl.Session):
-    """A session that keeps the values of the variables before the first run, and what runs took and gave."""
+    """A session that keeps the values of the variables before the first run, and what runs took and
+    gave.
+    """
 
     sessions: "List[Recorded]" = []
 
@@ -645,11 +732,16 @@ def recorded(monkeypatch, capsys) -> "Callable[[str], tuple[SimpleNamespace, Rec
     return run
 
 
-def perceptron(before: Mapping[Any, np.ndarray], *layers: Any, between: torch.nn.Module) -> torch.nn.Module:
+def perceptron(
+    before: Mapping[Any, np.ndarray], *layers: Any, between: torch.nn.Module
+) -> torch.nn.Module:
     """Linear layers with the values that these variables had before the first run."""
     modules: List[torch.nn.Module] = []
     for variables in layers:
-        weight, bias = torch.tensor(before[variables.weight]).T, torch.tensor(before[variables.bias])
+        weight, bias = (
+            torch.tensor(before[variables.weight]).T,
+            torch.tensor(before[variables.bias]),
+        )
         linear = torch.nn.Linear(weight.shape[1], weight.shape[0])
         with torch.no_grad():
             linear.weight.copy_(weight)
@@ -661,7 +753,9 @@ def perceptron(before: Mapping[Any, np.ndarray], *layers: Any, between: torch.nn
 def losses_of_one_batch(model: torch.nn.Module, x: np.ndarray, labels: np.ndarray) -> torch.Tensor:
     """Of each micro-batch: x [micro-batches, B, ...], labels [micro-batches, B]."""
     scores = model(torch.tensor(x))
-    losses = torch.nn.functional.cross_entropy(scores.flatten(0, 1), long(labels).flatten(), reduction="none")
+    losses = torch.nn.functional.cross_entropy(
+        scores.flatten(0, 1), long(labels).flatten(), reduction="none"
+    )
     return losses.reshape(labels.shape).mean(1)
 
 
@@ -673,20 +767,29 @@ def test_training_in_stages_or_phases_has_the_losses_of_torch_in_one_piece(name,
         layers, between, rate = (program.weights0.linear, program.weights1), torch.nn.Tanh(), 1.0
         streams = program.x_stream, program.label_stream, program.loss_stream
     else:
-        layers, between, rate = (program.weights.linear, program.head_weights), torch.nn.ReLU(), 0.05
+        layers, between, rate = (
+            (program.weights.linear, program.head_weights),
+            torch.nn.ReLU(),
+            0.05,
+        )
         streams = program.images, program.labels, program.losses
     model = perceptron(session.before, *layers, between=between)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     assert len(session.runs) > 30
     for inputs, outputs in session.runs:
         losses = losses_of_one_batch(model, *(inputs[stream] for stream in streams[:2]))
-        np.testing.assert_allclose(outputs[streams[2]], losses.detach().numpy(), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(
+            outputs[streams[2]], losses.detach().numpy(), rtol=1e-3, atol=1e-5
+        )
         optimizer.zero_grad()
         losses.mean().backward()
         optimizer.step()
     for variables, linear in zip(layers, model[::2]):
         np.testing.assert_allclose(
-            session.get_tensor_data(variables.weight), linear.weight.detach().numpy().T, rtol=1e-3, atol=1e-4
+            session.get_tensor_data(variables.weight),
+            linear.weight.detach().numpy().T,
+            rtol=1e-3,
+            atol=1e-4,
         )
 
 
@@ -706,16 +809,27 @@ def test_remote_variables_are_what_the_layers_compute_with_and_what_they_store(r
 def test_a_custom_modules_gradients_are_torchs(recorded):
     program, session = recorded("custom_module")
     ((inputs, outputs),) = session.runs
-    (x,) = (torch.tensor(value, dtype=torch.float32, requires_grad=True) for value in inputs.values())
+    (x,) = (
+        torch.tensor(value, dtype=torch.float32, requires_grad=True) for value in inputs.values()
+    )
 
     def gated(x: torch.Tensor, variables: Any) -> "tuple[torch.Tensor, Dict[str, torch.Tensor]]":
-        p = {n: torch.tensor(session.before[v], requires_grad=True) for n, v in variables.to_dict().items()}
+        p = {
+            n: torch.tensor(session.before[v], requires_grad=True)
+            for n, v in variables.to_dict().items()
+        }
         value = x @ p["value.weight"] + p["value.bias"]
         return torch.sigmoid(x @ p["gate.weight"]) * value * p["scale"], p
 
     between, p = gated(x, program.first)
     between.sum().backward()
-    expected = {"y": gated(between, program.second)[0], "dx": x.grad, **{f"d {n}": t.grad for n, t in p.items()}}
+    expected = {
+        "y": gated(between, program.second)[0],
+        "dx": x.grad,
+        **{f"d {n}": t.grad for n, t in p.items()},
+    }
     assert sorted(expected) == sorted(program.streams)
     for name, stream in program.streams.items():
-        np.testing.assert_allclose(outputs[stream], expected[name].detach().numpy(), rtol=1e-5, atol=1e-8)
+        np.testing.assert_allclose(
+            outputs[stream], expected[name].detach().numpy(), rtol=1e-5, atol=1e-8
+        )

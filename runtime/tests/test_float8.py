@@ -1,4 +1,6 @@
-"""8-bit floating point: both formats against their published definition, on the host, in casts and in sessions."""
+"""8-bit floating point: both formats against their published definition, on the host, in casts and
+in sessions.
+"""
 
 from pathlib import Path
 from typing import Any, Callable, List
@@ -10,12 +12,18 @@ import torch
 from addons_programs import run_program, run_session, store_all
 from popxl import fp8_utils, ops
 from popxl.errors import DTypeError
-from popxl.fp8_utils import host_fp8_mse_scale, host_pow2scale_cast_from_fp8, host_pow2scale_cast_to_fp8
+from popxl.fp8_utils import (
+    host_fp8_mse_scale,
+    host_pow2scale_cast_from_fp8,
+    host_pow2scale_cast_to_fp8,
+)
 from popxl.utils import to_numpy
 
 FLOAT8 = (popxl.float8_143, popxl.float8_152)
 BITS = {popxl.float8_143: (3, 8), popxl.float8_152: (2, 16)}
-"""Mantissa bits and bias of the exponent, as Noune et al. 2022 (arXiv:2206.02915) define the types."""
+"""Mantissa bits and bias of the exponent, as Noune et al. 2022 (arXiv:2206.02915) define the
+types.
+"""
 TORCH = {popxl.float8_143: torch.float8_e4m3fnuz, popxl.float8_152: torch.float8_e5m2fnuz}
 CODES = np.arange(256, dtype=np.uint8)
 
@@ -28,7 +36,10 @@ def number(code: int, dtype: popxl.dtype) -> float:
     mantissa_bits, bias = BITS[dtype]
     if code == 0x80:
         return float("nan")
-    exponent, fraction = (code & 0x7F) >> mantissa_bits, (code % 2**mantissa_bits) / 2**mantissa_bits
+    exponent, fraction = (
+        (code & 0x7F) >> mantissa_bits,
+        (code % 2**mantissa_bits) / 2**mantissa_bits,
+    )
     size = (1 + fraction) * 2.0 ** (exponent - bias) if exponent else fraction * 2.0 ** (1 - bias)
     return -size if code & 0x80 else size
 
@@ -84,7 +95,9 @@ def test_every_code_is_the_number_that_the_definition_gives(
 ) -> None:
     with np.errstate(over="ignore"):
         expected = (numbers(dtype) * 2.0**log2_scale).astype(wide.as_numpy())
-    np.testing.assert_array_equal(host_pow2scale_cast_from_fp8(coded(CODES, dtype), wide, log2_scale), expected)
+    np.testing.assert_array_equal(
+        host_pow2scale_cast_from_fp8(coded(CODES, dtype), wide, log2_scale), expected
+    )
     np.testing.assert_array_equal(from_float8(coded(CODES, dtype), log2_scale, wide), expected)
 
 
@@ -99,12 +112,16 @@ def test_the_largest_and_the_smallest_number_are_those_of_the_table(dtype: popxl
 @casts
 def test_every_number_gets_its_code(dtype: popxl.dtype, cast: Cast) -> None:
     np.testing.assert_array_equal(cast(numbers(dtype).astype(np.float32), 0, dtype), CODES)
-    np.testing.assert_array_equal(cast((numbers(dtype) * 2.0**20).astype(np.float32), -20, dtype), CODES)
+    np.testing.assert_array_equal(
+        cast((numbers(dtype) * 2.0**20).astype(np.float32), -20, dtype), CODES
+    )
 
 
 @over_types
 @casts
-def test_numbers_between_two_go_to_the_nearer_and_halfway_to_the_even_code(dtype: popxl.dtype, cast: Cast) -> None:
+def test_numbers_between_two_go_to_the_nearer_and_halfway_to_the_even_code(
+    dtype: popxl.dtype, cast: Cast
+) -> None:
     below = np.arange(127)
     halfway = ((numbers(dtype)[below] + numbers(dtype)[below + 1]) / 2).astype(np.float32)
     even = below + below % 2
@@ -123,7 +140,9 @@ def test_the_host_and_the_op_round_a_product_with_the_scale_once(dtype: popxl.dt
     rng = np.random.default_rng(0)
     x = (rng.normal(size=4000) * 2.0 ** rng.integers(-20, 8, 4000)).astype(np.float32)
     for by in (-11, 0, 3):
-        limited = np.clip(x.astype(np.float64) * 2.0**by, -fp8_utils.largest(dtype), fp8_utils.largest(dtype))
+        limited = np.clip(
+            x.astype(np.float64) * 2.0**by, -fp8_utils.largest(dtype), fp8_utils.largest(dtype)
+        )
         expected = torch.from_numpy(limited).to(TORCH[dtype]).view(torch.uint8).numpy()
         np.testing.assert_array_equal(on_host(x, by, dtype), expected)
         np.testing.assert_array_equal(to_float8(x, by, dtype), expected)
@@ -131,52 +150,72 @@ def test_the_host_and_the_op_round_a_product_with_the_scale_once(dtype: popxl.dt
 
 
 @over_types
-def test_overflow_is_nan_or_the_largest_number_on_the_host_and_the_largest_in_programs(dtype: popxl.dtype) -> None:
+def test_overflow_is_nan_or_the_largest_number_on_the_host_and_the_largest_in_programs(
+    dtype: popxl.dtype,
+) -> None:
     largest = fp8_utils.largest(dtype)
     spacing = largest - numbers(dtype)[126]
-    x = np.array([largest + 0.49 * spacing, largest + 0.5 * spacing, 1e30, np.inf, np.nan], np.float32)
+    x = np.array(
+        [largest + 0.49 * spacing, largest + 0.5 * spacing, 1e30, np.inf, np.nan], np.float32
+    )
     both = np.concatenate([x, -x])
     clipped = [0x7F, 0x7F, 0x7F, 0x7F, 0x80, 0xFF, 0xFF, 0xFF, 0xFF, 0x80]
     np.testing.assert_array_equal(on_host(both, 0, dtype), clipped)
     np.testing.assert_array_equal(to_float8(both, 0, dtype), clipped)
     lost = codes_of(host_pow2scale_cast_to_fp8(both, dtype))
-    np.testing.assert_array_equal(lost, [0x7F, 0x80, 0x80, 0x80, 0x80, 0xFF, 0x80, 0x80, 0x80, 0x80])
+    np.testing.assert_array_equal(
+        lost, [0x7F, 0x80, 0x80, 0x80, 0x80, 0xFF, 0x80, 0x80, 0x80, 0x80]
+    )
 
 
 @over_types
 @casts
 def test_what_rounds_to_zero_has_no_sign(dtype: popxl.dtype, cast: Cast) -> None:
-    np.testing.assert_array_equal(cast(np.array([-1e-9, -0.0, 0.0, 1e-45], np.float32), 0, dtype), [0, 0, 0, 0])
+    np.testing.assert_array_equal(
+        cast(np.array([-1e-9, -0.0, 0.0, 1e-45], np.float32), 0, dtype), [0, 0, 0, 0]
+    )
 
 
 # Refusals
 
 
 @pytest.mark.parametrize("log2_scale", [-33, 32])
-def test_scales_out_of_range_are_refused_on_the_host_and_when_a_program_runs(log2_scale: int) -> None:
+def test_scales_out_of_range_are_refused_on_the_host_and_when_a_program_runs(
+    log2_scale: int,
+) -> None:
     x, narrow = np.ones(2, np.float32), coded([1, 2], FLOAT8[0])
     for call in (
         lambda: host_pow2scale_cast_to_fp8(x, FLOAT8[0], log2_scale),
         lambda: host_pow2scale_cast_from_fp8(narrow, popxl.float32, log2_scale),
     ):
-        with pytest.raises(RuntimeError, match=r"got log2_scale -?\d+; expected -32 <= log2_scale < 32"):
+        with pytest.raises(
+            RuntimeError, match=r"got log2_scale -?\d+; expected -32 <= log2_scale < 32"
+        ):
             call()
     for run in (
         lambda: to_float8(x, log2_scale, FLOAT8[0]),
         lambda: from_float8(narrow, log2_scale, popxl.float32),
     ):
-        with pytest.raises(ValueError, match=r"got log2_scale -?\d+; expected -32 <= log2_scale < 32"):
+        with pytest.raises(
+            ValueError, match=r"got log2_scale -?\d+; expected -32 <= log2_scale < 32"
+        ):
             run()
 
 
 def test_conversions_on_the_host_refuse_other_types() -> None:
     x, narrow = np.ones(2, np.float32), coded([1, 2], FLOAT8[0])
     refusals: Any = (
-        (lambda: host_pow2scale_cast_to_fp8(x, popxl.float16), "got dtype popxl.dtypes.float16; expected popxl.float8"),
+        (
+            lambda: host_pow2scale_cast_to_fp8(x, popxl.float16),
+            "got dtype popxl.dtypes.float16; expected popxl.float8",
+        ),
         (lambda: host_pow2scale_cast_to_fp8(x), "got dtype None"),
         (lambda: host_pow2scale_cast_to_fp8(np.ones(2, np.int32), FLOAT8[0]), "got src of int32"),
         (lambda: host_pow2scale_cast_to_fp8([1.0], FLOAT8[0]), "got src of list"),
-        (lambda: host_pow2scale_cast_from_fp8(narrow, FLOAT8[1]), "expected popxl.float16, float32 or float64"),
+        (
+            lambda: host_pow2scale_cast_from_fp8(narrow, FLOAT8[1]),
+            "expected popxl.float16, float32 or float64",
+        ),
         (lambda: host_pow2scale_cast_from_fp8(x, popxl.float32), "got src of float32"),
         (lambda: host_pow2scale_cast_from_fp8([1], popxl.float32), "got src of list"),
         (lambda: host_fp8_mse_scale(x, popxl.float32), "got dtype popxl.dtypes.float32"),
@@ -192,23 +231,33 @@ def test_conversions_on_the_host_refuse_other_types() -> None:
 
 @over_types
 @pytest.mark.parametrize("spread", [1, 20])
-def test_no_scale_has_a_smaller_squared_error_than_the_one_found(dtype: popxl.dtype, spread: int) -> None:
+def test_no_scale_has_a_smaller_squared_error_than_the_one_found(
+    dtype: popxl.dtype, spread: int
+) -> None:
     largest, found = fp8_utils.largest(dtype), set()
     for seed in range(20):
         rng = np.random.default_rng(seed)
         x = rng.normal(size=50) * 2.0 ** rng.uniform(-2 * spread, 0, 50)
-        if seed % 2:  # at twice the fitting scale no worse clipped than rounded, and underflows are halved
+        # at twice the fitting scale no worse clipped than rounded, and underflows are halved
+        if seed % 2:
             x[0] = 1.02 * largest / 2.0 ** (np.floor(np.log2(largest)) - 3)
         errors = []
         for by in range(-31, 32):
             narrow = host_pow2scale_cast_to_fp8(x, dtype, by, nan_on_overflow=False)
-            errors.append(np.mean((host_pow2scale_cast_from_fp8(narrow, popxl.float64, -by) - x) ** 2))
+            errors.append(
+                np.mean((host_pow2scale_cast_from_fp8(narrow, popxl.float64, -by) - x) ** 2)
+            )
         metric, scale = host_fp8_mse_scale(x, dtype)
-        assert metric == pytest.approx(min(errors), rel=1e-14) == pytest.approx(errors[scale + 31], rel=1e-14)
+        assert (
+            metric
+            == pytest.approx(min(errors), rel=1e-14)
+            == pytest.approx(errors[scale + 31], rel=1e-14)
+        )
         assert fp8_utils.host_fp8_mse_scale_pb(x, dtype) == (metric, scale)
         found.add(scale - np.floor(np.log2(largest / np.abs(x).max())))
     assert found <= {0, 1}
-    if dtype is popxl.float8_143:  # float8_152 has so many binades that what underflows is lost in the sum
+    # float8_152 has so many binades that what underflows is lost in the sum
+    if dtype is popxl.float8_143:
         assert found == ({0, 1} if spread == 20 else {0})
 
 
@@ -258,13 +307,37 @@ def test_host_data_that_is_no_float8_is_refused() -> None:
     narrow = coded([1, 2], FLOAT8[0])
     with popxl.Ir().main_graph:
         refusals: Any = (
-            (lambda: popxl.variable(np.arange(3), FLOAT8[0]), TypeError, "got int64 data for popxl.dtypes.float8_143"),
-            (lambda: popxl.variable(narrow, FLOAT8[1]), TypeError, "expected float16, float32 or float64"),
-            (lambda: popxl.constant(narrow), TypeError, "expected float8_143 or float8_152. Pass it"),
+            (
+                lambda: popxl.variable(np.arange(3), FLOAT8[0]),
+                TypeError,
+                "got int64 data for popxl.dtypes.float8_143",
+            ),
+            (
+                lambda: popxl.variable(narrow, FLOAT8[1]),
+                TypeError,
+                "expected float16, float32 or float64",
+            ),
+            (
+                lambda: popxl.constant(narrow),
+                TypeError,
+                "expected float8_143 or float8_152. Pass it",
+            ),
             (lambda: popxl.variable(1.0, log2_scale=1), RuntimeError, "only with float8 types"),
-            (lambda: popxl.constant(1.0, nan_on_overflow=True), RuntimeError, "only with float8 types"),
-            (lambda: popxl.variable(narrow, FLOAT8[0], log2_scale=1), RuntimeError, "expected them with numbers"),
-            (lambda: popxl.variable(1.0, FLOAT8[0], log2_scale=32), RuntimeError, "got log2_scale 32"),
+            (
+                lambda: popxl.constant(1.0, nan_on_overflow=True),
+                RuntimeError,
+                "only with float8 types",
+            ),
+            (
+                lambda: popxl.variable(narrow, FLOAT8[0], log2_scale=1),
+                RuntimeError,
+                "expected them with numbers",
+            ),
+            (
+                lambda: popxl.variable(1.0, FLOAT8[0], log2_scale=32),
+                RuntimeError,
+                "got log2_scale 32",
+            ),
         )
         for call, error, says in refusals:
             with pytest.raises(error, match=says):
@@ -280,7 +353,10 @@ def test_sessions_stream_read_and_write_codes(
     dtype: popxl.dtype, interpret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POPXL_INTERPRET", interpret)
-    first, second = coded([[0, 1, 0x80], [0x7F, 0xFF, 3]], dtype), coded([[9, 8, 7], [6, 5, 4]], dtype)
+    first, second = (
+        coded([[0, 1, 0x80], [0x7F, 0xFF, 3]], dtype),
+        coded([[9, 8, 7], [6, 5, 4]], dtype),
+    )
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
         inputs, outputs = popxl.h2d_stream((2, 3), dtype), popxl.d2h_stream((2, 3), dtype)
@@ -371,9 +447,13 @@ def test_replicas_slice_and_gather_codes(interpret: str, monkeypatch: pytest.Mon
         t = popxl.variable(coded(codes, FLOAT8[0]), replica_grouping=each)
         _, shard = popxl.replica_sharded_variable(coded(codes[0], FLOAT8[0]))
         gathered = ops.collectives.replicated_all_gather
-        streams = store_all([gathered(t), ops.collectives.replica_sharded_slice(t), gathered(shard)])
+        streams = store_all(
+            [gathered(t), ops.collectives.replica_sharded_slice(t), gathered(shard)]
+        )
     found, _ = run_session(ir, {})
-    for stream, want in zip(streams, ([codes.ravel()] * 2, [codes[0, :3], codes[1, 3:]], [codes[0]] * 2)):
+    for stream, want in zip(
+        streams, ([codes.ravel()] * 2, [codes[0, :3], codes[1, 3:]], [codes[0]] * 2)
+    ):
         np.testing.assert_array_equal(codes_of(found[stream]), want)
 
 
@@ -412,7 +492,9 @@ def test_printing_shows_numbers(capfd: pytest.CaptureFixture) -> None:
 
 
 @over_types
-def test_the_types_are_floating_point_of_one_byte_that_torch_does_not_compute_with(dtype: popxl.dtype) -> None:
+def test_the_types_are_floating_point_of_one_byte_that_torch_does_not_compute_with(
+    dtype: popxl.dtype,
+) -> None:
     assert dtype.is_floating_point and dtype.is_signed and not dtype.is_int and dtype.itemsize == 1
     assert popxl.dtype.as_dtype(dtype.as_numpy()) is dtype
     with pytest.raises(TypeError, match="expected a type that torch computes with"):

@@ -1,4 +1,6 @@
-"""Attention in one step: the textbook's numbers by autograd in float64, and the interpreter's in whole programs."""
+"""Attention in one step: the textbook's numbers by autograd in float64, and the interpreter's in
+whole programs.
+"""
 
 import math
 import re
@@ -21,8 +23,16 @@ from ways import FLAGS
 COMPILED = cases(FLAGS, lambda way: way in ("compiled", "vectors"))
 ways = pytest.mark.parametrize("way", [*COMPILED, "parts"])
 """Those of the compiled kernels; op by op."""
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-SHAPES = [(2, 3, 64, 64, 32), (1, 2, 40, 70, 24), (1, 1, 1, 2, 8), (2, 2, 33, 96, 64), (4, 1, 32, 160, 40)]
+dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"]
+)
+SHAPES = [
+    (2, 3, 64, 64, 32),
+    (1, 2, 40, 70, 24),
+    (1, 1, 1, 2, 8),
+    (2, 2, 33, 96, 64),
+    (4, 1, 32, 160, 40),
+]
 """Batch, heads, queries, keys, size of a head."""
 
 
@@ -33,12 +43,16 @@ def normal(dtype: torch.dtype, *shape: int, seed: int, is_nested: bool = False) 
 
 
 def hiding(queries: int, keys: int, band: int, dtype: torch.dtype) -> torch.Tensor:
-    """Queries see the keys up to their own, at most `band` of them; the last query sees the last key."""
+    """Queries see the keys up to their own, at most `band` of them; the last query sees the last
+    key.
+    """
     distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
     return torch.where((distance >= 0) & (distance < band), 0.0, -math.inf).to(dtype)
 
 
-def textbook(tensors: Sequence[torch.Tensor], mask: torch.Tensor, scale: float, kept: Optional[torch.Tensor]) -> Any:
+def textbook(
+    tensors: Sequence[torch.Tensor], mask: torch.Tensor, scale: float, kept: Optional[torch.Tensor]
+) -> Any:
     """(probabilities, result, gradients of query, key and value), by autograd in float64."""
     query, key, value, dy = (t.double().requires_grad_() for t in tensors)
     shares = torch.softmax(query @ key.transpose(2, 3) * scale + mask.double(), -1)
@@ -46,12 +60,16 @@ def textbook(tensors: Sequence[torch.Tensor], mask: torch.Tensor, scale: float, 
     return (shares.detach(), y.detach(), *torch.autograd.grad(y, (query, key, value), dy.detach()))
 
 
-def run(tensors: Sequence[torch.Tensor], mask: torch.Tensor, scale: float, seed: Any, p: float) -> List[torch.Tensor]:
+def run(
+    tensors: Sequence[torch.Tensor], mask: torch.Tensor, scale: float, seed: Any, p: float
+) -> List[torch.Tensor]:
     query, key, value, dy = tensors
     shares, *dropped, y = attention(query, key.transpose(2, 3), value, mask, scale, seed, p)
     factors = (dropped or [shares])[0]
     key_t, value_t = query.transpose(2, 3), value.transpose(2, 3)
-    d_query, d_key_t, d_value = attention_grad(dy, key_t, key, value_t, shares, factors, scale, seed, p)
+    d_query, d_key_t, d_value = attention_grad(
+        dy, key_t, key, value_t, shares, factors, scale, seed, p
+    )
     return [shares, y, d_query, d_key_t.transpose(2, 3), d_value]
 
 
@@ -61,11 +79,19 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @ways
 @dtypes
-@pytest.mark.parametrize("p, seeds", [(0.0, 0), pytest.param(0.2, 1, marks=pytest.mark.slow), (0.2, 2)])
+@pytest.mark.parametrize(
+    "p, seeds", [(0.0, 0), pytest.param(0.2, 1, marks=pytest.mark.slow), (0.2, 2)]
+)
 @pytest.mark.parametrize("is_nested", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("shape", cases(SHAPES, lambda shape: shape != SHAPES[0]))
 def test_results_and_gradients_are_the_textbooks(
-    shape: Tuple[int, ...], is_nested: bool, p: float, seeds: int, dtype: torch.dtype, way: str, by: Any
+    shape: Tuple[int, ...],
+    is_nested: bool,
+    p: float,
+    seeds: int,
+    dtype: torch.dtype,
+    way: str,
+    by: Any,
 ) -> None:
     by(way)
     batch, heads, queries, keys, width = shape
@@ -77,7 +103,9 @@ def test_results_and_gradients_are_the_textbooks(
     seed = torch.arange(5, 5 + 2 * seeds).to(torch.uint32).reshape(seeds, 2) if seeds else None
     kept = None
     if seed is not None:
-        kept = KERNELS["dropout"](torch.ones(batch, heads, queries, keys, dtype=torch.float64), seed, p)
+        kept = KERNELS["dropout"](
+            torch.ones(batch, heads, queries, keys, dtype=torch.float64), seed, p
+        )
     for band in (keys, 3):
         mask, scale = hiding(queries, keys, band, dtype), 1 / math.sqrt(width)
         found, expected = run(tensors, mask, scale, seed, p), textbook(tensors, mask, scale, kept)
@@ -107,7 +135,11 @@ def test_bits_do_not_depend_on_threads_and_heads_nor_on_other_parts_of_the_batch
         torch.set_num_threads(before)
     part = run([t[1:2] for t in tensors], mask, 0.2, None if seeds is None else seeds[1], p)
     for first, second, third, alone in zip(*results, part):
-        assert torch.equal(first, second) and torch.equal(first, third) and torch.equal(first[1:2], alone)
+        assert (
+            torch.equal(first, second)
+            and torch.equal(first, third)
+            and torch.equal(first[1:2], alone)
+        )
 
 
 @ways
@@ -125,7 +157,9 @@ def test_a_query_that_sees_no_key_gives_no_numbers(dtype: torch.dtype, way: str,
 @ways
 @dtypes
 @pytest.mark.parametrize("rows", [slice(0, 32), slice(32, 40), slice(0, 40)])
-def test_many_queries_that_see_no_key_give_no_numbers(rows: slice, dtype: torch.dtype, way: str, by: Any) -> None:
+def test_many_queries_that_see_no_key_give_no_numbers(
+    rows: slice, dtype: torch.dtype, way: str, by: Any
+) -> None:
     by(way)
     tensors = [normal(dtype, 1, 2, 40, 8, seed=i) for i in range(4)]
     mask = hiding(40, 40, 40, dtype)
@@ -161,7 +195,10 @@ def test_later_queries_may_see_fewer_keys(dtype: torch.dtype, way: str, by: Any)
 
 # Programs
 
-DATA = {n: np.random.default_rng(i).normal(size=(2, 6, 4, 8)).astype(np.float32) for i, n in enumerate("qkvd")}
+DATA = {
+    n: np.random.default_rng(i).normal(size=(2, 6, 4, 8)).astype(np.float32)
+    for i, n in enumerate("qkvd")
+}
 MASK = np.triu(np.full((6, 6), -np.inf, np.float32), k=1)
 
 
@@ -180,7 +217,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seed: Tensor, p: float, twist: str) 
     return (shares @ value).transpose((0, 2, 1, 3)).reshape(q.shape)
 
 
-def observe(dtype: popxl.dtype, p: float, twist: str, recomputing: bool, **options: Any) -> Tuple[Any, Dict[str, int]]:
+def observe(
+    dtype: popxl.dtype, p: float, twist: str, recomputing: bool, **options: Any
+) -> Tuple[Any, Dict[str, int]]:
     """(result and gradients, how often each fused kernel of attention stands in the program)."""
     ir = popxl.Ir()
     with ir.main_graph:
@@ -218,7 +257,12 @@ def observe(dtype: popxl.dtype, p: float, twist: str, recomputing: bool, **optio
 @pytest.mark.parametrize("recomputing", [False, True])
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize(
-    "dtype", cases([popxl.float32, popxl.bfloat16], lambda dtype: dtype is popxl.float32, ["float32", "bfloat16"])
+    "dtype",
+    cases(
+        [popxl.float32, popxl.bfloat16],
+        lambda dtype: dtype is popxl.float32,
+        ["float32", "bfloat16"],
+    ),
 )
 def test_programs_are_fused_and_give_the_interpreters_numbers(
     dtype: popxl.dtype, p: float, recomputing: bool, way: str, by: Any
@@ -229,12 +273,16 @@ def test_programs_are_fused_and_give_the_interpreters_numbers(
     assert counts == {"attention_alone" if recomputing else "attention": 1, "attention_grad": 1}
     for one, other in zip(found, expected):
         np.testing.assert_allclose(
-            one, other, **({"rtol": 1e-5, "atol": 1e-6} if dtype is popxl.float32 else {"atol": 0.03})
+            one,
+            other,
+            **({"rtol": 1e-5, "atol": 1e-6} if dtype is popxl.float32 else {"atol": 0.03}),
         )
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("twist", ["scores are seen", "shares are changed", "shares are seen before"])
+@pytest.mark.parametrize(
+    "twist", ["scores are seen", "shares are changed", "shares are seen before"]
+)
 def test_what_others_see_or_change_is_not_fused(twist: str, p: float) -> None:
     expected, _ = observe(popxl.float32, p, twist, False, interpret=True)
     found, counts = observe(popxl.float32, p, twist, False)
@@ -246,15 +294,20 @@ def test_what_others_see_or_change_is_not_fused(twist: str, p: float) -> None:
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_what_is_multiplied_with_dy_may_be_anything(is_masked: bool) -> None:
     numbers = [
-        np.random.default_rng(i).normal(size=(1, 1, 64, n)).astype(np.float32) for i, n in enumerate([8] * 4 + [64])
+        np.random.default_rng(i).normal(size=(1, 1, 64, n)).astype(np.float32)
+        for i, n in enumerate([8] * 4 + [64])
     ]
     mask = np.zeros((64, 64), np.float32)
     mask[:, 32:] = -np.inf
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
-        query, key, value, dy, x = (popxl.variable(a, popxl.float32, name=f"v{i}") for i, a in enumerate(numbers))
+        query, key, value, dy, x = (
+            popxl.variable(a, popxl.float32, name=f"v{i}") for i, a in enumerate(numbers)
+        )
         given = popxl.variable(np.exp(mask), popxl.float32, name="given")
-        hiding = popxl.constant(mask) if is_masked else popxl.variable(mask, popxl.float32, name="mask")
+        hiding = (
+            popxl.constant(mask) if is_masked else popxl.variable(mask, popxl.float32, name="mask")
+        )
         shares = ops.softmax(query @ key.transpose((0, 1, 3, 2)) * 0.3 + hiding, axis=-1)
         if not is_masked:
             shares = shares * given

@@ -1,6 +1,8 @@
-"""Kernels on a GPU: everything is where it belongs, and kernels for GPUs give the numbers of the plain ones.
+"""Kernels on a GPU: everything is where it belongs, and kernels for GPUs give the numbers of the
+plain ones.
 
-Proven without one: the first on tensors that have a device and no memory, the second on the processor.
+Proven without one: the first on tensors that have a device and no memory, the second on the
+processor.
 
 Torch's fake tensors refuse to mix devices, and have no numbers that a kernel could wait for.
 """
@@ -31,7 +33,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WAIT = {"dynamic_slice", "dynamic_update", "dynamic_update_", "roi_align", "roi_align_grad"}
-"""Ops whose kernels wait for a number from the device: where to cut, or how many samples there are."""
+"""Ops whose kernels wait for a number from the device: where to cut, or how many samples there
+are.
+"""
 
 
 @over(SAMPLES)
@@ -39,7 +43,8 @@ def test_a_kernel_gives_its_results_on_the_device_of_its_operands(sample: Sample
     case = make_case(sample, sample.dtype)
     program = build(case)
     for op in program.graph.ops:
-        if op.called() or op.definition.effects or op.definition.name == "sparse_matmul":  # no fakes of sparse tensors
+        # no fakes of sparse tensors
+        if op.called() or op.definition.effects or op.definition.name == "sparse_matmul":
             continue
         with fake_gpu():
             arguments = {n: map_tensors(v, empty) for n, v in op.arguments.items()}
@@ -56,7 +61,9 @@ def test_a_kernel_gives_its_results_on_the_device_of_its_operands(sample: Sample
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-@pytest.mark.parametrize("family", cases(sorted(FAMILIES.keys() - {"sparse"}), lambda family: family in QUICK))
+@pytest.mark.parametrize(
+    "family", cases(sorted(FAMILIES.keys() - {"sparse"}), lambda family: family in QUICK)
+)
 @pytest.mark.parametrize(
     "dtype, replicas",
     [(bfloat16, 4), pytest.param(popxl.float32, 1, marks=pytest.mark.slow)],
@@ -84,8 +91,12 @@ def test_a_gpus_mean_is_the_plain_one(step, dtype):
     plain = KERNELS["accumulate_mean_"](old.clone(), *args)
     found = ALTERNATES["cuda"]["accumulate_mean_"](old.clone(), *args)
     turned = old.t().contiguous().t()
-    assert ALTERNATES["cuda"]["accumulate_mean_"](turned, *args) is turned and torch.equal(turned, found)
-    torch.testing.assert_close(found, plain, rtol=1e-6 if dtype is torch.float32 else 1e-2, atol=1e-6)
+    assert ALTERNATES["cuda"]["accumulate_mean_"](turned, *args) is turned and torch.equal(
+        turned, found
+    )
+    torch.testing.assert_close(
+        found, plain, rtol=1e-6 if dtype is torch.float32 else 1e-2, atol=1e-6
+    )
 
 
 LABELS = torch.tensor([3, 0, -1, 10, 11, 5, 2], dtype=torch.int32)
@@ -106,7 +117,9 @@ def test_a_gpus_cross_entropy_is_the_plain_one(dtype, monkeypatch):
     scales, shares = (torch.randn(7, generator=random).to(total.dtype) for _ in range(2))
     arguments = (scales, shares, total, logits, LABELS)
     found, expected = (of["logsumexp_and_pick_grad"](*arguments) for of in (table, plain))
-    torch.testing.assert_close(found, expected, rtol=1e-6 if dtype is not torch.bfloat16 else 1e-2, atol=1e-6)
+    torch.testing.assert_close(
+        found, expected, rtol=1e-6 if dtype is not torch.bfloat16 else 1e-2, atol=1e-6
+    )
 
 
 class Launches(TorchDispatchMode):
@@ -166,8 +179,12 @@ def test_adamw_step_by_step_is_the_fused_one(weights, moments, rounds, monkeypat
         adam._step_by_step(state, grad.float() * scale, step, options, noises, 0)
 
     for found, expected in zip(updated(step_by_step), updated(fused)):
-        near = found.float().sub(expected.float()).abs() <= 1e-6 * expected.float().abs().clamp(min=1e-3)
-        assert near.float().mean() > (0.9999 if rounds or found.dtype is not torch.float32 else 0.999999)
+        near = found.float().sub(expected.float()).abs() <= 1e-6 * expected.float().abs().clamp(
+            min=1e-3
+        )
+        assert near.float().mean() > (
+            0.9999 if rounds or found.dtype is not torch.float32 else 0.999999
+        )
         torch.testing.assert_close(found, expected)  # the others are neighbours
 
 
@@ -177,15 +194,29 @@ def test_adamw_step_by_step_changes_no_bit_where_its_condition_is_false(weights,
     random = torch.Generator().manual_seed(0)
     weight, grad = (torch.randn(1000, generator=random).to(weights) for _ in range(2))
     weight[:10], grad[:500] = -0.0, torch.nan
-    state = [weight, torch.randn(1000, generator=random).to(moments), torch.rand(1000, generator=random).to(moments)]
+    state = [
+        weight,
+        torch.randn(1000, generator=random).to(moments),
+        torch.rand(1000, generator=random).to(moments),
+    ]
     before = [t.clone() for t in state]
-    options = {"lr": torch.tensor(1e-3), "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+    options = {
+        "lr": torch.tensor(1e-3),
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+    }
     for taken in (False, True):
         seeds = iter([(torch.tensor([i, 7], dtype=torch.uint32), 3) for i in range(3)])
         with Updates.drawing(lambda: next(seeds)):
             noises = [update_noise(t) for t in state]
-        adam._step_by_step(state, grad.float(), torch.tensor(4.0), options, noises, 0, torch.tensor(taken))
-        same = [torch.equal(t.view(torch.uint8), old.view(torch.uint8)) for t, old in zip(state, before)]
+        adam._step_by_step(
+            state, grad.float(), torch.tensor(4.0), options, noises, 0, torch.tensor(taken)
+        )
+        same = [
+            torch.equal(t.view(torch.uint8), old.view(torch.uint8)) for t, old in zip(state, before)
+        ]
         assert same == [not taken] * 3
 
 
@@ -204,13 +235,20 @@ def test_what_is_compiled_for_a_gpu_gives_the_same_numbers():
         (gpu._mean, (a, b.to(torch.bfloat16), step)),
         (gpu._logsumexp, (logits,)),
         (gpu._logits_gradient, (logits, row, row, row, classes)),
-        (generator.words_at_once, (generator.key(torch.tensor([3, 77], dtype=torch.uint32)), 2**33 + 5, 300)),
+        (
+            generator.words_at_once,
+            (generator.key(torch.tensor([3, 77], dtype=torch.uint32)), 2**33 + 5, 300),
+        ),
         (adam._moments, (a, b, b.square(), 0.9, 0.95)),
         (adam._weight, (a, b, b.square(), step, torch.tensor(1e-3), 0.9, 0.95, 1e-8, 0.1)),
     ):
         torch.testing.assert_close(torch.compile(fn.__wrapped__, dynamic=True)(*args), fn(*args))
     in_place = torch.compile(gpu._become_mean.__wrapped__, dynamic=True)
-    for old, value in ((a, b.to(torch.bfloat16)), (a.view(40, 25).t(), b.view(25, 40)), (logits[3], logits[4])):
+    for old, value in (
+        (a, b.to(torch.bfloat16)),
+        (a.view(40, 25).t(), b.view(25, 40)),
+        (logits[3], logits[4]),
+    ):
         expected = gpu.mean_of(old, value, step)
         in_place(old, value, step)
         torch.testing.assert_close(old, expected)
@@ -218,7 +256,9 @@ def test_what_is_compiled_for_a_gpu_gives_the_same_numbers():
 
 def test_a_plan_for_a_gpu_runs_its_kernels_and_no_other_does(monkeypatch):
     called = []
-    monkeypatch.setitem(ALTERNATES["cuda"], "exp", lambda t: called.append(t.device.type) or t.clone())
+    monkeypatch.setitem(
+        ALTERNATES["cuda"], "exp", lambda t: called.append(t.device.type) or t.clone()
+    )
     ir = popxl.Ir()
     with ir.main_graph:
         x = ops.host_load(popxl.h2d_stream((3,), popxl.float32))

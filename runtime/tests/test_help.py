@@ -1,4 +1,6 @@
-"""`help(popxl.ops.X)` says what X does, the shapes that go in and come out, and the errors that its refusals raise."""
+"""`help(popxl.ops.X)` says what X does, the shapes that go in and come out, and the errors that its
+refusals raise.
+"""
 
 import builtins
 import inspect
@@ -22,7 +24,9 @@ def documentation(name: str) -> str:
 
 
 def raised(name: str) -> "set[type]":
-    """The errors that a docstring says are raised, with those of the functions that it refers to."""
+    """The errors that a docstring says are raised, with those of the functions that it refers
+    to.
+    """
     words = documentation(name)
     section = words.partition("Raises")[2] + words.partition("errors:")[2]
     named = re.findall(r"\b\w*Error\b", section)
@@ -32,28 +36,34 @@ def raised(name: str) -> "set[type]":
 
 
 @over_functions
-def test_the_first_line_stands_alone(name):
-    first, _, rest = documentation(name).partition("\n")
-    assert 10 < len(first) <= 120 and first.endswith("."), first
-    assert not rest or rest.startswith("\n"), f"{first}\n{rest}"
+def test_the_summary_is_a_paragraph_of_its_own(name):
+    summary, _, _ = documentation(name).partition("\n\n")
+    assert 10 < len(summary) <= 120 and summary.endswith("."), summary
 
 
 @over_functions
 def test_shapes_are_said(name):
-    assert name in WITHOUT_TENSORS or re.search(r"^Shapes\b.*:", documentation(name), re.MULTILINE), documentation(name)
+    assert name in WITHOUT_TENSORS or re.search(
+        r"^Shapes\b.*:", documentation(name), re.MULTILINE
+    ), documentation(name)
 
 
 def of_every_op(refusal: Refusal) -> bool:
     """Whether `popxl.ops` itself says that all ops refuse this."""
-    return any(words in refusal.says for words in ("popxl.Tensor", "current graph", "as a graph input"))
+    return any(
+        words in refusal.says for words in ("popxl.Tensor", "current graph", "as a graph input")
+    )
 
 
 @over_functions
 def test_what_the_refusals_of_the_samples_raise_is_said(name):
     for refusal in (r for r in REFUSALS if r.op == name and not of_every_op(r)):
         said = raised(name)
-        assert any(issubclass(refusal.error, error) or issubclass(error, refusal.error) for error in said), (
-            f"raises {refusal.error.__name__} ({refusal.says}), which is not in:\n{documentation(name)}"
+        assert any(
+            issubclass(refusal.error, error) or issubclass(error, refusal.error) for error in said
+        ), (
+            f"raises {refusal.error.__name__} ({refusal.says}), which is not "
+            f"in:\n{documentation(name)}"
         )
 
 

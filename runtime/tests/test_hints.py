@@ -1,4 +1,6 @@
-"""What a CPU cannot honour is accepted, can be read back, changes nothing, and is said once, at DEBUG."""
+"""What a CPU cannot honour is accepted, can be read back, changes nothing, and is said once, at
+DEBUG.
+"""
 
 import logging
 
@@ -36,8 +38,9 @@ def test_hints_are_reported_once_and_change_no_bit(hints, caplog):
     assert (
         said
         == [
-            "without effect on this runtime: available_memory_proportion=, partials_type=, popxl.io_tiles, popxl.ipu, "
-            "session option partialsTypeMatMuls, session option useHostCopyOps"
+            "without effect on this runtime: available_memory_proportion=, partials_type=, "
+            "popxl.io_tiles, popxl.ipu, session option partialsTypeMatMuls, session option "
+            "useHostCopyOps"
         ]
         * hints
     )
@@ -57,14 +60,20 @@ def test_nothing_is_said_above_debug(caplog):
 def test_options_that_programs_read_or_add_to_are_there_before_they_are_set(caplog):
     ir, _ = product(hints=False)
     options = ir._pb_ir.getSessionOptions()
-    assert options.useHostCopyOps and options.enableExplicitMainLoops and not options.enableFloatingPointChecks
+    assert (
+        options.useHostCopyOps
+        and options.enableExplicitMainLoops
+        and not options.enableFloatingPointChecks
+    )
     options.convolutionOptions["partialsType"] = "half"
     options.engineOptions["autoReport.all"] = "true"
     options.dotChecks = {"FINAL"}
     with caplog.at_level(logging.DEBUG, "popxl"), popxl.Session(ir):
         pass
     (said,) = [r.message for r in caplog.records if "without effect" in r.message]
-    assert said.endswith("session option convolutionOptions, session option dotChecks, session option engineOptions")
+    assert said.endswith(
+        "session option convolutionOptions, session option dotChecks, session option engineOptions"
+    )
 
 
 def test_an_unknown_value_of_a_session_option_is_refused_where_it_is_used():
@@ -76,7 +85,10 @@ def test_an_unknown_value_of_a_session_option_is_refused_where_it_is_used():
             options.partialsTypeMatMuls = known
             x = x @ x
         options.partialsTypeMatMuls = "double"
-        with pytest.raises(ValueError, match="partialsTypeMatMuls: got 'double'; expected one of '', 'half', 'float'"):
+        with pytest.raises(
+            ValueError,
+            match="partialsTypeMatMuls: got 'double'; expected one of '', 'half', 'float'",
+        ):
             x @ x
     with pytest.raises(ValueError, match="partialsTypeMatMuls: got 'double'"):
         popxl.Session(ir)
@@ -107,7 +119,12 @@ def replicated(replication: int = 1, **chosen):
 )
 def test_replicas_are_those_of_the_session_options(replication, chosen, replicas):
     ir, out = replicated(replication, **chosen)
-    assert ir.replication_factor == ir.instance_replication_factor == replicas == ir.replica_grouping().group_size
+    assert (
+        ir.replication_factor
+        == ir.instance_replication_factor
+        == replicas
+        == ir.replica_grouping().group_size
+    )
     with popxl.Session(ir) as session:
         assert session.run()[out].tolist() == ([replicas] * replicas if replicas > 1 else 1)
         ir._pb_ir.getSessionOptions().replicatedGraphCount = 8
@@ -118,7 +135,11 @@ def test_setting_the_number_of_replicas_sets_the_options():
     ir = popxl.Ir()
     ir.replication_factor = 4
     options = ir._pb_ir.getSessionOptions()
-    assert (options.enableReplicatedGraphs, options.replicatedGraphCount, ir.replica_grouping().group_size) == (
+    assert (
+        options.enableReplicatedGraphs,
+        options.replicatedGraphCount,
+        ir.replica_grouping().group_size,
+    ) == (
         True,
         4,
         4,
@@ -134,7 +155,11 @@ def test_setting_the_number_of_replicas_sets_the_options():
         ({"enableReplicatedGraphs": True, "replicatedGraphCount": 2}, []),
         ({"replicatedGraphCount": 2}, ["replicatedGraphCount"]),
         (
-            {"enableDistributedReplicatedGraphs": True, "globalReplicationFactor": 8, "globalReplicaOffset": 4},
+            {
+                "enableDistributedReplicatedGraphs": True,
+                "globalReplicationFactor": 8,
+                "globalReplicaOffset": 4,
+            },
             ["enableDistributedReplicatedGraphs", "globalReplicaOffset", "globalReplicationFactor"],
         ),
         ({"enableInplaceAmbiguityChecking": False}, []),
@@ -145,7 +170,9 @@ def test_options_for_replicas_that_are_not_honoured_are_named(chosen, named, cap
     with caplog.at_level(logging.DEBUG, "popxl"):
         popxl.Session(ir)
     said = [r.message for r in caplog.records if "without effect" in r.message]
-    assert said == ["without effect on this runtime: " + ", ".join(f"session option {n}" for n in named)] * bool(named)
+    assert said == [
+        "without effect on this runtime: " + ", ".join(f"session option {n}" for n in named)
+    ] * bool(named)
 
 
 def test_a_launchers_replicas_are_not_named_and_other_numbers_are(caplog, monkeypatch):

@@ -11,11 +11,17 @@ from popxl_engine.machine.device import Pages
 GIB = 2**30
 NO_LIMIT_V1 = 9223372036854771712
 MACHINE = {
-    "proc/meminfo": "MemTotal: 67108864 kB\nMemFree: 1024 kB\nMemAvailable: 50331648 kB\nSwapFree: 9999999999 kB\n"
+    "proc/meminfo": (
+        "MemTotal: 67108864 kB\nMemFree: 1024 kB\nMemAvailable: 50331648 kB\nSwapFree: "
+        "9999999999 kB\n"
+    )
 }
 V2 = "30 23 0:26 {root} {point} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "35 31 0:32 {root} {point} rw,relatime - cgroup cgroup rw,memory\n"
-OTHER = "22 1 0:21 / /proc rw - proc proc rw\n33 31 0:30 / /sys/fs/cgroup/cpuacct rw - cgroup cgroup rw,cpuacct\n"
+OTHER = (
+    "22 1 0:21 / /proc rw - proc proc rw\n33 31 0:30 / /sys/fs/cgroup/cpuacct rw - cgroup cgroup "
+    "rw,cpuacct\n"
+)
 
 
 def system(folder: Path, own: str, mounts: str, files: "dict[str, object]") -> Path:
@@ -54,7 +60,10 @@ def test_of_nested_cgroups_the_smallest_limit_holds(smallest: int, tmp_path: Pat
 def test_max_is_no_limit_and_neither_is_a_file_that_is_missing(tmp_path: Path) -> None:
     mounts = V2.format(root="/", point="/sys/fs/cgroup")
     root = system(
-        tmp_path, "0::/a/b\n", mounts, {"sys/fs/cgroup/a/memory.max": "max", "sys/fs/cgroup/a/b/cgroup.procs": 1}
+        tmp_path,
+        "0::/a/b\n",
+        mounts,
+        {"sys/fs/cgroup/a/memory.max": "max", "sys/fs/cgroup/a/b/cgroup.procs": 1},
     )
     assert host_memory(root) == HostMemory(64 * GIB, 48 * GIB, "this machine")
 
@@ -98,7 +107,9 @@ def test_limits_of_version_1_are_read_at_every_height(tmp_path: Path) -> None:
     assert host_memory(root) == HostMemory(3 * GIB, 2 * GIB, said)
 
 
-def test_a_limit_above_what_a_container_sees_is_known_from_the_kernels_own_sum(tmp_path: Path) -> None:
+def test_a_limit_above_what_a_container_sees_is_known_from_the_kernels_own_sum(
+    tmp_path: Path,
+) -> None:
     files = {
         "sys/fs/cgroup/memory/memory.limit_in_bytes": NO_LIMIT_V1,
         "sys/fs/cgroup/memory/memory.stat": f"cache 0\nhierarchical_memory_limit {5 * GIB}",
@@ -109,9 +120,17 @@ def test_a_limit_above_what_a_container_sees_is_known_from_the_kernels_own_sum(t
 
 @pytest.mark.parametrize(
     "own, mounted",
-    [("/docker/abc", "/docker/abc"), ("/", "/"), ("/docker/abc", "/"), ("/../other", "/"), ("/docker/abc", "/../..")],
+    [
+        ("/docker/abc", "/docker/abc"),
+        ("/", "/"),
+        ("/docker/abc", "/"),
+        ("/../other", "/"),
+        ("/docker/abc", "/../.."),
+    ],
 )
-def test_a_container_reads_the_limit_at_the_top_of_what_it_sees(own: str, mounted: str, tmp_path: Path) -> None:
+def test_a_container_reads_the_limit_at_the_top_of_what_it_sees(
+    own: str, mounted: str, tmp_path: Path
+) -> None:
     mounts = V2.format(root=mounted, point="/sys/fs/cgroup")
     root = system(tmp_path, f"0::{own}\n", mounts, {"sys/fs/cgroup/memory.max": 2 * GIB})
     assert host_memory(root) == HostMemory(2 * GIB, 2 * GIB, "/sys/fs/cgroup/memory.max")
@@ -119,8 +138,13 @@ def test_a_container_reads_the_limit_at_the_top_of_what_it_sees(own: str, mounte
 
 def test_a_system_with_both_versions_reads_both(tmp_path: Path) -> None:
     own = "4:memory:/a\n0::/b\n"
-    mounts = V1.format(root="/", point="/sys/fs/cgroup/memory") + V2.format(root="/", point="/sys/fs/cgroup/unified")
-    first, second = "sys/fs/cgroup/memory/a/memory.limit_in_bytes", "sys/fs/cgroup/unified/b/memory.max"
+    mounts = V1.format(root="/", point="/sys/fs/cgroup/memory") + V2.format(
+        root="/", point="/sys/fs/cgroup/unified"
+    )
+    first, second = (
+        "sys/fs/cgroup/memory/a/memory.limit_in_bytes",
+        "sys/fs/cgroup/unified/b/memory.max",
+    )
     root = system(tmp_path, own, mounts, {first: 3 * GIB, second: 9 * GIB})
     assert host_memory(root).total == 3 * GIB
     (root / second).write_text(str(GIB))
@@ -129,12 +153,19 @@ def test_a_system_with_both_versions_reads_both(tmp_path: Path) -> None:
 
 def test_a_mount_with_a_blank_in_its_name_is_found(tmp_path: Path) -> None:
     mounts = V2.format(root="/", point="/mnt/my\\040groups")
-    assert host_memory(system(tmp_path, "0::/\n", mounts, {"mnt/my groups/memory.max": GIB})).total == GIB
+    assert (
+        host_memory(system(tmp_path, "0::/\n", mounts, {"mnt/my groups/memory.max": GIB})).total
+        == GIB
+    )
 
 
-def test_memory_beyond_a_limit_is_refused_before_any_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_beyond_a_limit_is_refused_before_any_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     left = HostMemory(2**20, 2**19, "/sys/fs/cgroup/job/memory.max")
     monkeypatch.setattr(device_module, "host_memory", lambda: left)
     Pages(2**19)
-    with pytest.raises(RemoteMemoryError, match="at most the 524288 that are left of 1048576 .*job/memory.max"):
+    with pytest.raises(
+        RemoteMemoryError, match="at most the 524288 that are left of 1048576 .*job/memory.max"
+    ):
         Pages(2**19 + 1)

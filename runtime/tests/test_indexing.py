@@ -1,4 +1,6 @@
-"""Indexing of tensors against numpy's; functions over shapes, places and printing that the tables do not cover."""
+"""Indexing of tensors against numpy's; functions over shapes, places and printing that the tables
+do not cover.
+"""
 
 import numpy as np
 import popxl
@@ -17,7 +19,9 @@ def evaluate(fn, *arrays):
     """A function of tensors, on arrays: (graph, results)."""
     specs = [popxl.TensorSpec(a.shape, popxl.dtype.as_dtype(a.dtype)) for a in arrays]
     graph = popxl.Ir().create_graph(fn, *specs)
-    return graph, [r.numpy() for r in run_graph(graph, [torch.from_numpy(a.copy()) for a in arrays])]
+    return graph, [
+        r.numpy() for r in run_graph(graph, [torch.from_numpy(a.copy()) for a in arrays])
+    ]
 
 
 def numbers(size):
@@ -114,7 +118,17 @@ def test_methods_of_tensors_are_the_ops():
 
     _, results = evaluate(fn, ARRAY)
     flat = ARRAY.reshape(-1)
-    expected = [ARRAY.T, flat, ARRAY.reshape(2, 30), ARRAY.transpose(1, 0, 2), ARRAY, flat, ARRAY.T, flat, ARRAY]
+    expected = [
+        ARRAY.T,
+        flat,
+        ARRAY.reshape(2, 30),
+        ARRAY.transpose(1, 0, 2),
+        ARRAY,
+        flat,
+        ARRAY.T,
+        flat,
+        ARRAY,
+    ]
     for result, want in zip(results, expected):
         np.testing.assert_array_equal(result, want)
 
@@ -154,13 +168,17 @@ def test_subsample_refuses_too_many_strides():
 
 
 def test_tied_gather_gathers():
-    _, (result,) = evaluate(lambda t, i: ops.tied_gather(t, i, 1, zero_OOR=True), ARRAY, np.array([4, 7], np.int32))
+    _, (result,) = evaluate(
+        lambda t, i: ops.tied_gather(t, i, 1, zero_OOR=True), ARRAY, np.array([4, 7], np.int32)
+    )
     np.testing.assert_array_equal(result, np.stack([ARRAY[:, 4], np.zeros((4, 3))], 1))
 
 
 def test_dynamic_slices_refuse_to_reach_outside_when_they_run():
     with pytest.raises(IndexError, match="expected 0 <= start <= 2"):
-        evaluate(lambda t, i: ops.dynamic_slice(t, i, [1], [3], True), ARRAY, np.array([3], np.uint32))
+        evaluate(
+            lambda t, i: ops.dynamic_slice(t, i, [1], [3], True), ARRAY, np.array([3], np.uint32)
+        )
 
 
 def test_iterables_of_any_kind_are_taken():
@@ -216,7 +234,14 @@ def test_copies_between_places_are_marked_with_their_place():
 
     graph = popxl.Ir().create_graph(fn, SPEC)
     assert [t.ipu for t in graph.outputs[:3]] == [0, 1, 3]
-    assert [t.tile_set for t in graph.outputs] == ["compute", "compute", "compute", "io", "compute", "io"]
+    assert [t.tile_set for t in graph.outputs] == [
+        "compute",
+        "compute",
+        "compute",
+        "io",
+        "compute",
+        "io",
+    ]
 
 
 def test_code_is_always_loaded():
@@ -248,15 +273,27 @@ def test_print_writes_the_value_under_its_name(capfd):
 def test_print_follows_its_form(capfd):
     array = np.array([1.5, 2.25], np.float32)
     text = printed(
-        capfd, array, title="x", digits=2, float_format="fixed", separator=",", open_bracket="(", close_bracket=")"
+        capfd,
+        array,
+        title="x",
+        digits=2,
+        float_format="fixed",
+        separator=",",
+        open_bracket="(",
+        close_bracket=")",
     )
     assert text == "x: (1.50,2.25)\n"
-    assert printed(capfd, array, title="x", digits=1, float_format="scientific") == "x: [1.5e+00 2.2e+00]\n"
+    assert (
+        printed(capfd, array, title="x", digits=1, float_format="scientific")
+        == "x: [1.5e+00 2.2e+00]\n"
+    )
     assert printed(capfd, array, title="x", print_self=False) == ""
 
 
 def test_print_summarises_large_tensors(capfd):
-    text = printed(capfd, np.arange(100, dtype=np.int32), title="x", summarise_threshold=10, edge_items=2)
+    text = printed(
+        capfd, np.arange(100, dtype=np.int32), title="x", summarise_threshold=10, edge_items=2
+    )
     assert text == "x: [ 0  1 ... 98 99]\n"
 
 
@@ -264,7 +301,8 @@ def test_print_shows_the_gradient_when_asked(capfd):
     from popxl.transforms.autodiff import autodiff
 
     graph = popxl.Ir().create_graph(
-        lambda t: ops.print_tensor(t, "x", print_gradient=True), popxl.TensorSpec((2,), popxl.float32)
+        lambda t: ops.print_tensor(t, "x", print_gradient=True),
+        popxl.TensorSpec((2,), popxl.float32),
     )
     info = autodiff(graph)
     run_graph(info.graph, [torch.tensor([1.0, 2.0])])

@@ -1,4 +1,6 @@
-"""Gradients of queries, keys and values side by side: the numbers of three, and only where nobody else sees them."""
+"""Gradients of queries, keys and values side by side: the numbers of three, and only where nobody
+else sees them.
+"""
 
 import re
 from typing import Any, Callable, Dict, List, Sequence, Tuple
@@ -20,12 +22,29 @@ B, N, H, D = 2, 40, 3, 16
 @ways
 @dtypes
 @pytest.mark.parametrize("are_given", [True, False])
-def test_rows_are_the_three_gradients_side_by_side(are_given: bool, dtype: torch.dtype, way: str, by: Any) -> None:
+def test_rows_are_the_three_gradients_side_by_side(
+    are_given: bool, dtype: torch.dtype, way: str, by: Any
+) -> None:
     by(way)
     dy, query, key, value = (normal(dtype, B, H, N, D, seed=i, is_nested=True) for i in range(4))
-    shares = torch.softmax(normal(torch.float32, B, H, N, N, seed=5), -1).to(dtype) if are_given else None
+    shares = (
+        torch.softmax(normal(torch.float32, B, H, N, N, seed=5), -1).to(dtype)
+        if are_given
+        else None
+    )
     mask = None if are_given else hiding(N, N, N, dtype)
-    operands = (dy, query.transpose(2, 3), key, value.transpose(2, 3), shares, shares, 0.25, None, 0.0, mask)
+    operands = (
+        dy,
+        query.transpose(2, 3),
+        key,
+        value.transpose(2, 3),
+        shares,
+        shares,
+        0.25,
+        None,
+        0.0,
+        mask,
+    )
     d_query, d_key_t, d_value = attention_grad(*operands)
     parts = (d_query, d_key_t.transpose(2, 3), d_value)
     side_by_side = torch.cat([t.transpose(1, 2).reshape(B * N, H * D) for t in parts], 1)
@@ -35,7 +54,10 @@ def test_rows_are_the_three_gradients_side_by_side(are_given: bool, dtype: torch
 def program(dtype: popxl.dtype, p: float, twist: str) -> Callable[[popxl.Ir], Sequence[Tensor]]:
     """Attention whose queries, keys and values lie in one tensor: its result and gradient."""
     sizes = enumerate((3, 1))
-    numbers = [np.random.default_rng(i).standard_normal((B * N, k * H * D)).astype(np.float32) for i, k in sizes]
+    numbers = [
+        np.random.default_rng(i).standard_normal((B * N, k * H * D)).astype(np.float32)
+        for i, k in sizes
+    ]
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         x, d = (popxl.variable(a, dtype, name=f"v{i}") for i, a in enumerate(numbers))
@@ -54,10 +76,15 @@ def with_gradients(
 ) -> List[Tensor]:
     """A graph's output, and the gradients of the required ones of its inputs."""
     grad = addons.autodiff(
-        addons.GraphWithNamedArgs(graph), grads_provided=graph.outputs[:1], grads_required=list(required)
+        addons.GraphWithNamedArgs(graph),
+        grads_provided=graph.outputs[:1],
+        grads_required=list(required),
     )
     call = ops.call_with_info(graph, *inputs)
-    return [*call.outputs[:1], *ops.call(grad.graph, dy, inputs_dict=grad.grad_graph_info.inputs_dict(call))]
+    return [
+        *call.outputs[:1],
+        *ops.call(grad.graph, dy, inputs_dict=grad.grad_graph_info.inputs_dict(call)),
+    ]
 
 
 def results(
@@ -101,7 +128,9 @@ def test_programs_join_them_and_give_the_interpreters_numbers(dtype: popxl.dtype
     assert counts == JOINED
     for one, other in zip(found, expected):
         np.testing.assert_allclose(
-            one, other, **({"rtol": 1e-5, "atol": 1e-5} if dtype is popxl.float32 else {"atol": 0.03})
+            one,
+            other,
+            **({"rtol": 1e-5, "atol": 1e-5} if dtype is popxl.float32 else {"atol": 0.03}),
         )
 
 
@@ -128,14 +157,19 @@ def test_only_rows_in_order_are_joined(twist: str, counts: Dict[str, int]) -> No
 def test_heads_of_values_may_have_a_width_of_their_own(width: int) -> None:
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         heads = [
-            popxl.variable(np.random.default_rng(i).standard_normal((B, N, H, n)).astype(np.float32), name=f"v{i}")
+            popxl.variable(
+                np.random.default_rng(i).standard_normal((B, N, H, n)).astype(np.float32),
+                name=f"v{i}",
+            )
             for i, n in enumerate([D, D, width])
         ]
         graph = ir.create_empty_graph("attend")
         with graph:
             inputs = [popxl.graph_input(t.shape, t.dtype) for t in heads]
             query, key, value = (t.transpose((0, 2, 1, 3)) for t in inputs)
-            shares = ops.softmax(query @ key.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(np.zeros((N, N))), -1)
+            shares = ops.softmax(
+                query @ key.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(np.zeros((N, N))), -1
+            )
             popxl.graph_output((shares @ value).transpose((0, 2, 1, 3)))
         y, *gradients = with_gradients(graph, heads, inputs, heads[2])
         rows = [t.reshape((B * N, H, t.shape[3])) for t in gradients]
@@ -145,7 +179,9 @@ def test_heads_of_values_may_have_a_width_of_their_own(width: int) -> None:
     found, counts = results(build)
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-    assert ("fused_attention_grad" in counts) == (width == D) and "fused_attention_grad_rows" not in counts
+    assert ("fused_attention_grad" in counts) == (
+        width == D
+    ) and "fused_attention_grad_rows" not in counts
 
 
 def test_the_rule_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""Gradients of attention that know its mask, and need no seed: the same numbers, only where both are the forward's."""
+"""Gradients of attention that know its mask, and need no seed: the same numbers, only where both
+are the forward's.
+"""
 
 import math
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
@@ -17,8 +19,12 @@ from test_rewrites import observe
 from test_streamed_attention import training
 
 
-def attended(shape: Tuple[int, ...], mask: torch.Tensor, dtype: torch.dtype, p: float) -> Tuple[Any, Any, Any]:
-    """Of an attention: its gradient's operands, its probabilities with what is left of them, and its seeds."""
+def attended(
+    shape: Tuple[int, ...], mask: torch.Tensor, dtype: torch.dtype, p: float
+) -> Tuple[Any, Any, Any]:
+    """Of an attention: its gradient's operands, its probabilities with what is left of them, and
+    its seeds.
+    """
     batch, heads, queries, keys, width = shape
     query, key, value, dy = (
         normal(dtype, batch, heads, n, width, seed=i, is_nested=True)
@@ -51,20 +57,34 @@ def test_gradients_are_the_same(
     assert all(t.abs().sum() > 0 for t in expected)
     for one, other in zip(attention_grad(*operands, *shares, 0.2, None, p, mask), expected):
         if way == "parts":
-            torch.testing.assert_close(one, other, rtol=0.02 if dtype is torch.bfloat16 else 1e-5, atol=1e-3)
+            torch.testing.assert_close(
+                one, other, rtol=0.02 if dtype is torch.bfloat16 else 1e-5, atol=1e-3
+            )
         else:
             assert torch.equal(one, other)
 
 
 @ways
 @dtypes
-def test_what_a_query_without_keys_touches_is_no_number(dtype: torch.dtype, way: str, by: Any) -> None:
+def test_what_a_query_without_keys_touches_is_no_number(
+    dtype: torch.dtype, way: str, by: Any
+) -> None:
     by(way)
     query, key, value, dy = (normal(dtype, 1, 1, 96, 8, seed=i) for i in range(4))
     mask = hiding(96, 96, 96, dtype)
     mask[3] = -math.inf
     shares, _ = attention(query, key.transpose(2, 3), value, mask, 0.2, None, 0.0)
-    operands = (dy, query.transpose(2, 3), key, value.transpose(2, 3), shares, shares, 0.2, None, 0.0)
+    operands = (
+        dy,
+        query.transpose(2, 3),
+        key,
+        value.transpose(2, 3),
+        shares,
+        shares,
+        0.2,
+        None,
+        0.0,
+    )
     for one, other in zip(attention_grad(*operands, mask), attention_grad(*operands)):
         assert torch.equal(one.isnan(), other.isnan()) and one.isnan().any()
 
@@ -81,7 +101,9 @@ def gradients_in(block: Block) -> Iterator[Instr]:
 
 
 def known(build: Callable[[popxl.Ir], Sequence[Tensor]]) -> List[Tuple[bool, bool]]:
-    """(whether its mask is known, whether it draws) of each gradient; the program's numbers are the interpreter's."""
+    """(whether its mask is known, whether it draws) of each gradient; the program's numbers are the
+    interpreter's.
+    """
     expected, _ = observe(build, True)
     found, engine = observe(build, False)
     for name, (value, _) in found.items():
@@ -95,7 +117,9 @@ def test_a_gradient_in_the_same_block_knows_both(p: float) -> None:
     assert known(program(popxl.float32, p, "")) == [(True, False)]
 
 
-@pytest.mark.parametrize("options", [{}, {"micro_batches": 3, "is_loop": True}, {"recomputing": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"micro_batches": 3, "is_loop": True}, {"recomputing": False}], ids=str
+)
 def test_gradients_of_layers_know_the_mask(options: Any) -> None:
     assert known(training(popxl.float32, **options)) == [(True, False)]
 
@@ -115,12 +139,19 @@ TWISTS = {
 
 
 def twisted(twist: str, is_read: bool = True) -> Callable[[popxl.Ir], Sequence[Tensor]]:
-    """Attention and its gradient by hand, with a twist that rules must see. Whether anything reads the result."""
+    """Attention and its gradient by hand, with a twist that rules must see. Whether anything reads
+    the result.
+    """
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         query, key, value, dy = (popxl.variable(DATA[n], name=n) for n in "qkvd")
-        mask, other = popxl.variable(MASK[:4, :4], name="mask"), popxl.variable(np.ones((2, 6, 4, 4), np.float32) / 4)
-        seed, other_seed = (popxl.variable(np.array([3, n], np.uint32), name=f"seed{n}") for n in (4, 5))
+        mask, other = (
+            popxl.variable(MASK[:4, :4], name="mask"),
+            popxl.variable(np.ones((2, 6, 4, 4), np.float32) / 4),
+        )
+        seed, other_seed = (
+            popxl.variable(np.array([3, n], np.uint32), name=f"seed{n}") for n in (4, 5)
+        )
         asking = asked = query
         if twist == "a part of the query is changed":
             parts = [query[:, :, :1], query[:, :, 1:] + 1.0]
@@ -128,7 +159,9 @@ def twisted(twist: str, is_read: bool = True) -> Callable[[popxl.Ir], Sequence[T
         shares = ops.softmax(asking @ key.transpose((0, 1, 3, 2)) * 0.3 + mask, axis=-1)
         dropped = ops.dropout(shares, seed, 0.25)
         y = dropped @ value
-        changed = {"mask is changed": mask, "seed is changed": seed, "query is changed": query}.get(twist)
+        changed = {"mask is changed": mask, "seed is changed": seed, "query is changed": query}.get(
+            twist
+        )
         if changed is not None:
             ops.add_(changed, changed)
         if twist == "a part of the query is changed":
@@ -139,11 +172,21 @@ def twisted(twist: str, is_read: bool = True) -> Callable[[popxl.Ir], Sequence[T
             (drawn_from,) = ops.call(ir.create_graph(lambda t: t, seed), seed)
         given = {"other shares": other, "shares come dropped": dropped}.get(twist, shares)
         factors = {"other factors": other, "shares as factors": shares}.get(twist, dropped)
-        d = ops.dropout(dy @ value.transpose((0, 1, 3, 2)), drawn_from, 0.5 if twist == "another p" else 0.25)
+        d = ops.dropout(
+            dy @ value.transpose((0, 1, 3, 2)), drawn_from, 0.5 if twist == "another p" else 0.25
+        )
         d = softmax_grad(d, given, -1) * (0.4 if twist == "another scale" else 0.3)
         by_key = d @ (value if twist == "another key" else key)
-        found: List[Tensor] = [by_key, asked.transpose((0, 1, 3, 2)) @ d, factors.transpose((0, 1, 3, 2)) @ dy]
-        return [*([y] if is_read else []), *([shares] if twist == "shares are read" else []), *found]
+        found: List[Tensor] = [
+            by_key,
+            asked.transpose((0, 1, 3, 2)) @ d,
+            factors.transpose((0, 1, 3, 2)) @ dy,
+        ]
+        return [
+            *([y] if is_read else []),
+            *([shares] if twist == "shares are read" else []),
+            *found,
+        ]
 
     return build
 

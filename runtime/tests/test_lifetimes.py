@@ -1,4 +1,6 @@
-"""Remote rows have memory as long as somebody may ask for what is in them, and numbers never tell."""
+"""Remote rows have memory as long as somebody may ask for what is in them, and numbers never
+tell.
+"""
 
 from typing import Any, Dict, FrozenSet, List
 
@@ -17,16 +19,33 @@ from random_programs import Built, build
 from test_engine import corpus
 
 RUNS = 3
-KINDS = ("add", "add_", "reshape_", "call", "repeat", "load", "store", "store", "load_change_store", "load_", "give")
+KINDS = (
+    "add",
+    "add_",
+    "reshape_",
+    "call",
+    "repeat",
+    "load",
+    "store",
+    "store",
+    "load_change_store",
+    "load_",
+    "give",
+)
 
 
 def observe(built: Built, interpret: bool, readable: bool) -> List[Dict[str, np.ndarray]]:
-    """Every output after each of some runs, every variable on the device, and where they are readable all rows."""
+    """Every output after each of some runs, every variable on the device, and where they are
+    readable all rows.
+    """
     replicas = built.ir.replication_factor
     engine = Engine(built.ir, range(replicas), interpret=interpret, rewrites=())
     seen = []
     for _ in range(RUNS):
-        outputs = {s: np.zeros((1, replicas, *s.shape), s.dtype.as_numpy()) for s in built.ir.get_all_d2h_streams()}
+        outputs = {
+            s: np.zeros((1, replicas, *s.shape), s.dtype.as_numpy())
+            for s in built.ir.get_all_d2h_streams()
+        }
         engine.run({s: a.copy() for s, a in built.inputs.items()}, outputs)
         values = {s.tensor_id: a for s, a in outputs.items()}
         for v in built.ir.main_graph.variables:
@@ -45,7 +64,9 @@ def differs(program: Any, readable: bool, replicas: int = 1) -> bool:
 
 
 def with_rules(monkeypatch: Any, rules: FrozenSet[str], readable: bool) -> None:
-    """Let sessions decide by some of the rules; with ``readable=False`` as if no row was a variable."""
+    """Let sessions decide by some of the rules; with ``readable=False`` as if no row was a
+    variable.
+    """
 
     def lifetimes(events: Any, rows: Any) -> Lifetimes:
         return Lifetimes(events, rows if readable else frozenset(), rules)
@@ -58,7 +79,9 @@ def with_rules(monkeypatch: Any, rules: FrozenSet[str], readable: bool) -> None:
     "readable, replicas",
     [(True, 1), (False, 1), (False, 2)],
 )
-def test_rows_that_give_up_their_memory_change_no_number(readable: bool, replicas: int, monkeypatch: Any) -> None:
+def test_rows_that_give_up_their_memory_change_no_number(
+    readable: bool, replicas: int, monkeypatch: Any
+) -> None:
     with_rules(monkeypatch, ALL_RULES, readable)
     given_up: List[int] = []
     original = Rows.give_up
@@ -83,14 +106,19 @@ LAYERS, SHAPE = 5, (3, 4)
 
 
 class Layered:
-    """Layers put a tensor each into a row, which is read in reverse order; what comes of it goes to other rows."""
+    """Layers put a tensor each into a row, which is read in reverse order; what comes of it goes to
+    other rows.
+    """
 
     def __init__(self, variables: bool = True) -> None:
         self.ir = popxl.Ir()
         with self.ir.main_graph, popxl.in_sequence():
-            self.kept, self.results = (popxl.remote_buffer(SHAPE, popxl.float32, LAYERS) for _ in range(2))
+            self.kept, self.results = (
+                popxl.remote_buffer(SHAPE, popxl.float32, LAYERS) for _ in range(2)
+            )
             self.variables = [
-                popxl.remote_variable(np.full(SHAPE, 7, np.float32), self.results, n) for n in range(LAYERS * variables)
+                popxl.remote_variable(np.full(SHAPE, 7, np.float32), self.results, n)
+                for n in range(LAYERS * variables)
             ]
             self.inputs = popxl.h2d_stream(SHAPE, popxl.float32)
             first, last = popxl.constant(0, popxl.uint32), popxl.constant(LAYERS - 1, popxl.uint32)
@@ -132,7 +160,9 @@ def test_rows_of_one_run_have_no_memory_after_their_last_load() -> None:
 def test_what_nobody_ever_reads_has_no_memory() -> None:
     program = Layered(variables=False)
     program.run(1.0)
-    assert not program.rows[program.kept].held_bytes and not program.rows[program.results].held_bytes
+    assert (
+        not program.rows[program.kept].held_bytes and not program.rows[program.results].held_bytes
+    )
 
 
 def test_what_the_host_may_read_lasts_until_the_next_run_begins(monkeypatch: Any) -> None:
@@ -166,7 +196,9 @@ def test_a_run_after_one_that_failed_starts_afresh(monkeypatch: Any) -> None:
         with pytest.raises(RuntimeError, match="no more"):
             program.run(2.0)
     found = [program.engine.read(v)[0, 0] for v in program.variables]
-    assert found == [0, 0, 0, *program.expected(2.0)[3:]], "what the failed run has not written is zeros"
+    assert found == [0, 0, 0, *program.expected(2.0)[3:]], (
+        "what the failed run has not written is zeros"
+    )
     program.run(3.0)
     assert [program.engine.read(v)[0, 0] for v in program.variables] == program.expected(3.0)
 
@@ -210,7 +242,9 @@ def test_a_run_in_another_order_is_noticed() -> None:
     ir = popxl.Ir()
     with ir.main_graph:
         buffer = popxl.remote_buffer((1,), popxl.float32, 2)
-    lifetimes = Lifetimes([((buffer, 0), True), ((buffer, 1), True), ((buffer, 0), False)], frozenset())
+    lifetimes = Lifetimes(
+        [((buffer, 0), True), ((buffer, 1), True), ((buffer, 0), False)], frozenset()
+    )
     assert lifetimes.over_after == {2: (buffer, 1), 3: (buffer, 0)}
     replica = Replica(0, {buffer: Rows((1,), torch.float32, 2)})
     with replica.forgetting(lifetimes):
@@ -226,7 +260,9 @@ def test_a_row_that_is_given_up_is_zeros_and_leaves_what_was_borrowed_as_it_is()
     borrowed = rows.load(0)
     for index in (0, 1):
         rows.give_up(index)
-    assert borrowed.tolist() == [1] * 6 and rows.held_bytes == array.nbytes, "a caller's memory stays a row"
+    assert borrowed.tolist() == [1] * 6 and rows.held_bytes == array.nbytes, (
+        "a caller's memory stays a row"
+    )
     assert rows.load(0).tolist() == [0] * 6 and rows.load(1).tolist() == [1] * 6
     rows.give_up(0)
     rows.store(0, torch.full((6,), 2.0))

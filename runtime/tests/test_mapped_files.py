@@ -50,13 +50,18 @@ def test_a_mapped_file_that_is_cut_off_ends_the_process_in_words(way, tmp_path):
     path = tmp_path / "w.npy"
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, path, way], capture_output=True, text=True, timeout=60, env=environment
+        [sys.executable, "-c", PROGRAM, path, way],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
     )
     if way == "whole":
         assert (done.returncode, done.stdout) == (0, "ran\ndone\n"), done.stderr
         return
     assert (done.returncode, done.stdout) == (2, "ran\n"), done.stderr
     assert done.stderr == (
-        f"error: {path}: got 4096 bytes; expected the 4194304 that are mapped into memory. Another program cut the "
-        "file off while it was used: keep others out of the folder, and start again from a checkpoint.\n"
+        f"error: {path}: got 4096 bytes; expected the 4194304 that are mapped into memory. "
+        "Another program cut the file off while it was used: keep others out of the folder, and "
+        "start again from a checkpoint.\n"
     )

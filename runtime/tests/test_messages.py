@@ -1,4 +1,6 @@
-"""Messages between instances, here between threads of one process: what is sent arrives, or fails in words."""
+"""Messages between instances, here between threads of one process: what is sent arrives, or fails
+in words.
+"""
 
 import mmap
 import random
@@ -12,7 +14,14 @@ import pytest
 from popdist import exchange, messages
 from popdist.messages import HEADER, PARCEL, PIECE, RING_BYTES, WHOLE, Link, Messages, TransferError
 
-SIZES = (1, 1000, messages.SHORT_BYTES, messages.SHORT_BYTES + 1, messages.PIECE_BYTES, 3 * RING_BYTES + 7)
+SIZES = (
+    1,
+    1000,
+    messages.SHORT_BYTES,
+    messages.SHORT_BYTES + 1,
+    messages.PIECE_BYTES,
+    3 * RING_BYTES + 7,
+)
 
 
 def linked(count, shares_memory):
@@ -51,7 +60,13 @@ def content(source, target, tag, size):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_messages_arrive_whole_in_whatever_order_the_ends_begin_them(three, seed):
-    plan = [(s, t, tag, size) for tag, size in enumerate(SIZES) for s in range(3) for t in range(3) if s != t]
+    plan = [
+        (s, t, tag, size)
+        for tag, size in enumerate(SIZES)
+        for s in range(3)
+        for t in range(3)
+        if s != t
+    ]
 
     def work(own):
         order = [each for each in plan if own in each[:2]]
@@ -64,7 +79,9 @@ def test_messages_arrive_whole_in_whatever_order_the_ends_begin_them(three, seed
                 found[source, tag, size] = np.empty(size, np.uint8)
                 begun.append(three[own].receive(source, tag, found[source, tag, size]))
         three[own].wait(begun, 20)
-        return all(np.array_equal(got, content(s, own, tag, size)) for (s, tag, size), got in found.items())
+        return all(
+            np.array_equal(got, content(s, own, tag, size)) for (s, tag, size), got in found.items()
+        )
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(work, range(3))) == [True] * 3
@@ -178,9 +195,13 @@ def test_a_value_that_is_too_large_is_refused_where_it_is(three):
         three[0].post(1, 1, bytes(messages.PARCEL_BYTES + 1))
 
 
-@pytest.mark.parametrize("value", [object(), np.zeros(2), {1: 2}, [b"bytes"], {"a": {"b": {3, 4}}}, print])
+@pytest.mark.parametrize(
+    "value", [object(), np.zeros(2), {1: 2}, [b"bytes"], {"a": {"b": {3, 4}}}, print]
+)
 def test_values_that_others_would_not_read_alike_are_refused(value):
-    with pytest.raises(TypeError, match="gather: got .*; expected None, bool, int, float, str, and lists and dicts"):
+    with pytest.raises(
+        TypeError, match="gather: got .*; expected None, bool, int, float, str, and lists and dicts"
+    ):
         exchange.gather(value)
 
 

@@ -363,7 +363,9 @@ def gradient_of_another_graph():
     gradient = other.autodiff(grads_required=other.args.tensors)
     dy = gradient.graph.inputs[0]
     loads = {dy: addons.RemoteHandle(addons.batch_serial_buffer(dy, 2))}
-    addons.batch_serialise_fwd_and_grad(forward, gradient, addons.NamedTensors(), 2, loads, {}, {}, io_mode="compute")
+    addons.batch_serialise_fwd_and_grad(
+        forward, gradient, addons.NamedTensors(), 2, loads, {}, {}, io_mode="compute"
+    )
 
 
 ADDONS = [

@@ -1,4 +1,6 @@
-"""What things are called, as programs written for PopXL look them up: results, graphs, titles, representations."""
+"""What things are called, as programs written for PopXL look them up: results, graphs, titles,
+representations.
+"""
 
 import importlib
 from typing import Any, List
@@ -103,7 +105,11 @@ def test_a_result_is_named_after_its_operand(make: Any, expected: str, ir: popxl
 
 def test_pieces_are_numbered(ir: popxl.Ir) -> None:
     assert [t.name for t in ops.split(made("x"), 2)] == ["x_split_0", "x_split_1"]
-    assert [t.name for t in ops.split(made("y"), [1, 2, 1])] == ["y_split_0", "y_split_1", "y_split_2"]
+    assert [t.name for t in ops.split(made("y"), [1, 2, 1])] == [
+        "y_split_0",
+        "y_split_1",
+        "y_split_2",
+    ]
 
 
 def test_copies_on_several_devices_are_named_each_after_its_own(ir: popxl.Ir) -> None:
@@ -124,7 +130,14 @@ def test_a_name_that_is_taken_gets_a_number(ir: popxl.Ir) -> None:
 def test_every_result_can_be_found_by_its_name(ir: popxl.Ir) -> None:
     x = made("x")
     with popxl.name_scope("s"):
-        results = [x, x.T, x.T, ops.cast(x.T, popxl.float16), *ops.split(x, 2), updates.accumulate_(x, x)]
+        results = [
+            x,
+            x.T,
+            x.T,
+            ops.cast(x.T, popxl.float16),
+            *ops.split(x, 2),
+            updates.accumulate_(x, x),
+        ]
     assert len({t.name for t in results}) == len(results)
     assert all(ir.main_graph.get_tensor(t.id) is t for t in results)
 
@@ -165,7 +178,10 @@ def test_a_gradient_stays_recognisable_when_it_is_reduced(ir: popxl.Ir) -> None:
     assert dx.name == "Gradient___layer/exp"
     assert collectives.replicated_reduce_scatter(dx).name == "Gradient___layer/exp_reduce_scattered"
     with popxl.name_scope("layer"):
-        assert collectives.replicated_reduce_scatter(dx).name == "layer/Gradient___exp_reduce_scattered"
+        assert (
+            collectives.replicated_reduce_scatter(dx).name
+            == "layer/Gradient___exp_reduce_scattered"
+        )
 
 
 # Chains
@@ -328,12 +344,16 @@ def test_dtypes_show_where_they_are() -> None:
 def test_groupings_show_the_number_of_replicas() -> None:
     ir = popxl.Ir(replication=8)
     shown = repr(ir.replica_grouping(stride=2, group_size=2))
-    assert all(part in shown for part in ("ReplicaGrouping", "num_replicas=8", "stride=2", "group_size=2"))
+    assert all(
+        part in shown for part in ("ReplicaGrouping", "num_replicas=8", "stride=2", "group_size=2")
+    )
     assert "num_replicas=8" in repr(ir.replica_grouping_from_assignments([0, 0, 1, 0, 1, 1, 0, 1]))
 
 
 def test_gradients_show_graph_and_connections(ir: popxl.Ir) -> None:
-    info = autodiff(ir.create_graph(lambda x, w: ops.matmul(x, w), SPEC, TensorSpec((2, 3), popxl.float32)))
+    info = autodiff(
+        ir.create_graph(lambda x, w: ops.matmul(x, w), SPEC, TensorSpec((2, 3), popxl.float32))
+    )
     shown = repr(info)
     assert shown.startswith("GradGraphInfo[") and f"graph='{info.graph.name}'" in shown
     assert "expected_inputs=[FwdGrad(%matmul), Fwd(%x), Fwd(%w)]" in shown

@@ -17,16 +17,37 @@ from popxl_engine.rewrites.adam import adamw_
 from quick import cases
 from ways import needs_tiles
 
-library: Any = importlib.import_module("popxl_engine.native.library")  # its package has a function of this name
+# its package has a function of this name
+library: Any = importlib.import_module("popxl_engine.native.library")
 NATIVE = ALTERNATES["cpu"]
-SPECIAL = [0.0, -0.0, 1e-30, -1e-30, 88.0, -88.0, 3e38, -3e38, float("inf"), float("-inf"), float("nan")]
+SPECIAL = [
+    0.0,
+    -0.0,
+    1e-30,
+    -1e-30,
+    88.0,
+    -88.0,
+    3e38,
+    -3e38,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+]
 
-needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C++ compiler: the plain kernels run")
-both_types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+needs_compiler = pytest.mark.skipif(
+    native.library() is None, reason="no C++ compiler: the plain kernels run"
+)
+both_types = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"]
+)
 
 
-def random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 3, seed: int = 0) -> torch.Tensor:
-    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))) * scale).to(dtype)
+def random(
+    *shape: int, dtype: torch.dtype = torch.float32, scale: float = 3, seed: int = 0
+) -> torch.Tensor:
+    return (
+        torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))) * scale
+    ).to(dtype)
 
 
 def with_special(t: torch.Tensor) -> torch.Tensor:
@@ -56,7 +77,13 @@ def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
             for s in shapes
             for p in (0.0, 0.1, 0.75)
         ]
-        + [(random(6, 33, 1031, dtype=dtype), torch.tensor([[7, 11], [7, 12], [0, 1]], dtype=torch.uint32), 0.1)],
+        + [
+            (
+                random(6, 33, 1031, dtype=dtype),
+                torch.tensor([[7, 11], [7, 12], [0, 1]], dtype=torch.uint32),
+                0.1,
+            )
+        ],
         "sumsquare": [(random(*s, dtype=dtype), None, False) for s in shapes],
         "sum_to": [
             (random(rows, columns, dtype=dtype).abs(), (columns,), ())
@@ -72,10 +99,24 @@ def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
             )
         ],
         "group_norm_grad": [
-            (random(*s, dtype=dtype, seed=1, scale=0.1), random(*s, dtype=dtype), random(s[1], dtype=dtype), 1, 1e-5)
+            (
+                random(*s, dtype=dtype, seed=1, scale=0.1),
+                random(*s, dtype=dtype),
+                random(s[1], dtype=dtype),
+                1,
+                1e-5,
+            )
             for s in ((1, 1), (3, 8), (67, 1031))
         ]
-        + [(random(9, 70, dtype=dtype), with_rows_that_overflow(random(9, 70, dtype=dtype)), random(70), 1, 1e-5)],
+        + [
+            (
+                random(9, 70, dtype=dtype),
+                with_rows_that_overflow(random(9, 70, dtype=dtype)),
+                random(70),
+                1,
+                1e-5,
+            )
+        ],
         "logsumexp_and_pick": [],
         "logsumexp_and_pick_grad": [],
     }
@@ -88,7 +129,9 @@ def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
         indices = torch.arange(rows, dtype=torch.int32) * 7 % (classes + 2) - 1  # some outside
         calls["logsumexp_and_pick"].append((logits, indices))
         total = KERNELS["logsumexp_and_pick"](logits, indices)[0]
-        calls["logsumexp_and_pick_grad"].append((random(rows), random(rows, seed=5), total, logits, indices))
+        calls["logsumexp_and_pick_grad"].append(
+            (random(rows), random(rows, seed=5), total, logits, indices)
+        )
     return calls
 
 
@@ -99,14 +142,22 @@ def test_a_compiled_kernel_gives_the_plain_kernels_numbers(name: str, dtype: tor
     for call in operands(dtype)[name]:
         copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in call]
         found, expected = NATIVE[name](*copies), in_double(KERNELS[name], call)
-        tolerance = {"rtol": 1e-2, "atol": 1e-3} if dtype == torch.bfloat16 else {"rtol": 2e-6, "atol": 1e-6}
+        tolerance = (
+            {"rtol": 1e-2, "atol": 1e-3}
+            if dtype == torch.bfloat16
+            else {"rtol": 2e-6, "atol": 1e-6}
+        )
         torch.testing.assert_close(found, expected, **tolerance, equal_nan=True, check_dtype=False)
 
 
 @needs_compiler
 @both_types
-@pytest.mark.parametrize("name", sorted(name for name, kernel in NATIVE.items() if kernel in OVERWRITES))
-def test_a_result_in_the_place_of_an_operand_has_the_bits_of_one_apart(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "name", sorted(name for name, kernel in NATIVE.items() if kernel in OVERWRITES)
+)
+def test_a_result_in_the_place_of_an_operand_has_the_bits_of_one_apart(
+    name: str, dtype: torch.dtype
+) -> None:
     place = list(inspect.signature(NATIVE[name]).parameters).index(OVERWRITES[NATIVE[name]])
     for call in operands(dtype)[name]:
         given = clones(call)
@@ -116,14 +167,19 @@ def test_a_result_in_the_place_of_an_operand_has_the_bits_of_one_apart(name: str
 
 @needs_compiler
 @both_types
-def test_rows_of_logits_that_do_not_follow_one_another_are_read_and_written_alone(dtype: torch.dtype) -> None:
+def test_rows_of_logits_that_do_not_follow_one_another_are_read_and_written_alone(
+    dtype: torch.dtype,
+) -> None:
     for call in operands(dtype)["logsumexp_and_pick_grad"]:
         logits, indices = call[3:]
         rows, classes = logits.shape
         whole = torch.full((rows, classes + 3), float("nan"), dtype=dtype)
         apart = whole[:, :classes]
         apart.copy_(logits)
-        assert same(NATIVE["logsumexp_and_pick"](apart, indices), NATIVE["logsumexp_and_pick"](logits, indices))
+        assert same(
+            NATIVE["logsumexp_and_pick"](apart, indices),
+            NATIVE["logsumexp_and_pick"](logits, indices),
+        )
         expected = NATIVE["logsumexp_and_pick_grad"](*call)
         assert same(NATIVE["logsumexp_and_pick_grad"](*call[:3], apart, indices), expected)
         assert NATIVE["logsumexp_and_pick_grad"](*call[:3], apart, indices, into=apart) is apart
@@ -132,7 +188,9 @@ def test_rows_of_logits_that_do_not_follow_one_another_are_read_and_written_alon
 
 @needs_compiler
 @both_types
-def test_gelu_far_from_zero_is_zero_or_its_operand_and_its_slope_zero_or_one(dtype: torch.dtype) -> None:
+def test_gelu_far_from_zero_is_zero_or_its_operand_and_its_slope_zero_or_one(
+    dtype: torch.dtype,
+) -> None:
     far = torch.tensor([10.0, 11.0, 1e4, 1e13, 1e20, 3e38, float("inf")]).to(dtype)
     ones = torch.ones_like(far)
     assert torch.equal(NATIVE["gelu_grad"](ones, far), ones)
@@ -143,7 +201,9 @@ def test_gelu_far_from_zero_is_zero_or_its_operand_and_its_slope_zero_or_one(dty
 
 @needs_compiler
 @pytest.mark.parametrize("rows, columns", [(500, 203), (40, 65536)])
-def test_layer_norm_of_equal_numbers_is_its_bias_however_small_epsilon_is(rows: int, columns: int) -> None:
+def test_layer_norm_of_equal_numbers_is_its_bias_however_small_epsilon_is(
+    rows: int, columns: int
+) -> None:
     equal = torch.linspace(1e5, 2e5, rows)[:, None].expand(rows, columns).contiguous()
     weight, bias = torch.ones(columns), random(columns)
     result = NATIVE["layer_norm"](equal, weight, bias, 1e-12)
@@ -152,20 +212,30 @@ def test_layer_norm_of_equal_numbers_is_its_bias_however_small_epsilon_is(rows: 
 
 @both_types
 @pytest.mark.parametrize("name", sorted(NATIVE))
-def test_operands_that_the_library_does_not_take_go_to_the_plain_kernel(name: str, dtype: torch.dtype) -> None:
+def test_operands_that_the_library_does_not_take_go_to_the_plain_kernel(
+    name: str, dtype: torch.dtype
+) -> None:
     for call in operands(dtype)[name]:
-        wide = [a.to(torch.float64) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in call]
+        wide = [
+            a.to(torch.float64) if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+            for a in call
+        ]
         assert same(NATIVE[name](*clones(wide)), KERNELS[name](*clones(wide)))
     x, y = random(8, 6, dtype=dtype), random(6, 8, dtype=dtype)
     torch.testing.assert_close(NATIVE["gelu"](x.t()), NATIVE["gelu"](x).t())
     torch.testing.assert_close(
-        NATIVE["gelu_grad"](y, x.t()), NATIVE["gelu_grad"](y, x.t().contiguous()), rtol=2e-2, atol=1e-3
+        NATIVE["gelu_grad"](y, x.t()),
+        NATIVE["gelu_grad"](y, x.t().contiguous()),
+        rtol=2e-2,
+        atol=1e-3,
     )
 
 
 def in_double(kernel: Callable[..., Any], call: Tuple[Any, ...]) -> Any:
     """The plain kernel's result in float64."""
-    return kernel(*(a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in call))
+    return kernel(
+        *(a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in call)
+    )
 
 
 def clones(call: Any) -> List[Any]:
@@ -180,7 +250,12 @@ def same(a: Any, b: Any) -> bool:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "dtype", cases([torch.float32, torch.bfloat16], lambda dtype: dtype is torch.float32, ["float32", "bfloat16"])
+    "dtype",
+    cases(
+        [torch.float32, torch.bfloat16],
+        lambda dtype: dtype is torch.float32,
+        ["float32", "bfloat16"],
+    ),
 )
 @pytest.mark.parametrize("name", sorted(NATIVE))
 def test_the_number_of_threads_does_not_change_a_bit(
@@ -221,13 +296,24 @@ def matrix(rows: int, columns: int, is_transposed: bool, seed: int) -> torch.Ten
     "rows, inner, columns",
     [
         *((1, 1, 1), (33, 70, 17), (64, 1025, 31)),
-        *(pytest.param(*size, marks=pytest.mark.slow) for size in ((5, 2047, 40), (200, 3, 64), (300, 32, 7))),
+        *(
+            pytest.param(*size, marks=pytest.mark.slow)
+            for size in ((5, 2047, 40), (200, 3, 64), (300, 32, 7))
+        ),
     ],
 )
 def test_products_by_tiles_are_those_in_float64_for_any_threads(
-    rows: int, inner: int, columns: int, is_lhs_transposed: bool, is_rhs_transposed: bool, threads: Any
+    rows: int,
+    inner: int,
+    columns: int,
+    is_lhs_transposed: bool,
+    is_rhs_transposed: bool,
+    threads: Any,
 ) -> None:
-    lhs, rhs = matrix(rows, inner, is_lhs_transposed, 1), matrix(inner, columns, is_rhs_transposed, 2)
+    lhs, rhs = (
+        matrix(rows, inner, is_lhs_transposed, 1),
+        matrix(inner, columns, is_rhs_transposed, 2),
+    )
     whole = random(rows, columns + 3)
     for step, before in ((2.0, whole), (0.0, torch.full_like(whole, float("nan")))):
         results = []
@@ -241,25 +327,37 @@ def test_products_by_tiles_are_those_in_float64_for_any_threads(
             assert torch.equal(held[:, -2:].nan_to_num(7), before[:, -2:].nan_to_num(7))
         kept = before[:, 1:-2].double() * (step / (step + 1)) if step else 0.0
         expected = kept + lhs.double() @ rhs.double() / (step + 1)
-        torch.testing.assert_close(results[0].double(), expected, rtol=1e-5, atol=1e-6 * inner**0.5 + 1e-6)
+        torch.testing.assert_close(
+            results[0].double(), expected, rtol=1e-5, atol=1e-6 * inner**0.5 + 1e-6
+        )
         assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
 @needs_tiles
 def test_other_libraries_find_their_tiles_as_they_left_them() -> None:
-    lhs, rhs = random(256, 256, dtype=torch.bfloat16), random(256, 256, dtype=torch.bfloat16, seed=1)
+    lhs, rhs = (
+        random(256, 256, dtype=torch.bfloat16),
+        random(256, 256, dtype=torch.bfloat16, seed=1),
+    )
     before = lhs @ rhs
     accumulate_product_(torch.zeros(256, 256), lhs, rhs, 0.0)
     assert torch.equal(lhs @ rhs, before)
 
 
 def test_products_that_tiles_do_not_take_are_made_by_torch() -> None:
-    lhs, rhs = random(6, 40, dtype=torch.bfloat16)[:, ::2], random(20, 5, dtype=torch.bfloat16, seed=1)
+    lhs, rhs = (
+        random(6, 40, dtype=torch.bfloat16)[:, ::2],
+        random(20, 5, dtype=torch.bfloat16, seed=1),
+    )
     total = torch.zeros(6, 5)
     assert not native.adds_product(total, lhs, rhs)
     accumulate_product_(total, lhs, rhs, 0.0)
     torch.testing.assert_close(total, lhs.float() @ rhs.float(), rtol=1e-2, atol=1e-2)
-    for t, a, b in ((total.double(), lhs, rhs), (total, lhs.float(), rhs.float()), (total[:0], lhs[:0], rhs)):
+    for t, a, b in (
+        (total.double(), lhs, rhs),
+        (total, lhs.float(), rhs.float()),
+        (total[:0], lhs[:0], rhs),
+    ):
         assert not native.adds_product(t, a, b)
 
 
@@ -315,10 +413,20 @@ def test_a_mean_that_starts_anew_forgets_what_overflowed_before(dtype: torch.dty
 @needs_compiler
 def test_exponentials_are_right_to_two_units_in_the_last_place() -> None:
     near = random(100_000, scale=1).abs().neg()
-    x = torch.cat([torch.linspace(-86.5, 0.0, 200_001), near, torch.tensor([0.0, -0.0, -86.7, -1e9, -float("inf")])])
+    x = torch.cat(
+        [
+            torch.linspace(-86.5, 0.0, 200_001),
+            near,
+            torch.tensor([0.0, -0.0, -86.7, -1e9, -float("inf")]),
+        ]
+    )
     ones = torch.ones(1)
     zero = torch.zeros(1)
-    found = NATIVE["logsumexp_and_pick_grad"](ones, zero, zero, x[None], torch.tensor([-1]))[0].double().numpy()
+    found = (
+        NATIVE["logsumexp_and_pick_grad"](ones, zero, zero, x[None], torch.tensor([-1]))[0]
+        .double()
+        .numpy()
+    )
     expected = np.exp(x.double().numpy())
     expected[expected < 2.4e-38] = 0
     assert np.max(np.abs(found - expected) / np.maximum(expected, 1e-38)) < 2 * 2**-23
@@ -354,7 +462,9 @@ TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.
 
 
 def with_every_float16(state: List[torch.Tensor]) -> List[torch.Tensor]:
-    """Every number that float16 has among a moment's, so that each is widened, and rounded again."""
+    """Every number that float16 has among a moment's, so that each is widened, and rounded
+    again.
+    """
     bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
     state[2][: len(bits)] = bits.view(torch.float16).to(state[2].dtype)
     return state
@@ -370,11 +480,17 @@ def expected_adamw(
     m = to(first * 0.9 + g * np.float32(1 - 0.9), types[1])
     v = to(second * np.float32(0.99) + g * np.float32(1 - 0.99) * g, types[2])
     root = v.float().sqrt() * (1 / (1 - 0.99 ** step.item())) ** 0.5 + 1e-6
-    return [to(var * (1 - 1e-2 * 0.1) - 1e-2 / (1 - 0.9 ** step.item()) * m.float() / root, types[0]), m, v]
+    return [
+        to(var * (1 - 1e-2 * 0.1) - 1e-2 / (1 - 0.9 ** step.item()) * m.float() / root, types[0]),
+        m,
+        v,
+    ]
 
 
 def assert_apart_by_rounding(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Sums that differ in float32's last bits are rounded apart now and then, by one unit of a narrow type."""
+    """Sums that differ in float32's last bits are rounded apart now and then, by one unit of a
+    narrow type.
+    """
     if found.dtype == torch.float32:
         torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-7, equal_nan=True)
         return
@@ -391,7 +507,11 @@ def assert_apart_by_rounding(found: torch.Tensor, expected: torch.Tensor) -> Non
 @pytest.mark.parametrize("first", TYPES.values(), ids=TYPES)
 @pytest.mark.parametrize("weight", TYPES.values(), ids=TYPES)
 def test_adamw_of_any_types_is_the_formula_with_each_result_rounded_once(
-    weight: torch.dtype, first: torch.dtype, second: torch.dtype, gradient: torch.dtype, stochastic: bool
+    weight: torch.dtype,
+    first: torch.dtype,
+    second: torch.dtype,
+    gradient: torch.dtype,
+    stochastic: bool,
 ) -> None:
     state = adam_state(weight, gradient, 70_001)
     state[2], state[3] = state[2].to(first), state[3].to(second)
@@ -421,11 +541,28 @@ def test_adamw_widens_and_rounds_float16_as_numpy_does() -> None:
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     with np.errstate(invalid="ignore"):
         near = every.astype(np.float32)
-        values = np.concatenate([near, np.nextafter(near, np.float32(np.inf)), near * np.float32(1 + 2**-11)])
+        values = np.concatenate(
+            [near, np.nextafter(near, np.float32(np.inf)), near * np.float32(1 + 2**-11)]
+        )
     zeros = torch.zeros(len(values))
-    gradient, moment = torch.from_numpy(values.copy()), torch.zeros(len(values), dtype=torch.float16)
+    gradient, moment = (
+        torch.from_numpy(values.copy()),
+        torch.zeros(len(values), dtype=torch.float16),
+    )
     # beta1 0: the first moment becomes the gradient, rounded
-    adamw_(zeros.clone(), gradient, None, moment, zeros.clone(), torch.tensor(1.0), 0.0, 0.0, 0.99, 1e-6, 0.0)
+    adamw_(
+        zeros.clone(),
+        gradient,
+        None,
+        moment,
+        zeros.clone(),
+        torch.tensor(1.0),
+        0.0,
+        0.0,
+        0.99,
+        1e-6,
+        0.0,
+    )
     with np.errstate(over="ignore"):
         expected = values.astype(np.float16)
     np.testing.assert_array_equal(moment.numpy(), expected)
@@ -433,7 +570,9 @@ def test_adamw_widens_and_rounds_float16_as_numpy_does() -> None:
 
 @pytest.mark.parametrize("offset", [0, 5, 65_530, 200_000])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-def test_adamw_rounds_narrow_weights_with_the_noise_of_the_plain_kernel(dtype: torch.dtype, offset: int) -> None:
+def test_adamw_rounds_narrow_weights_with_the_noise_of_the_plain_kernel(
+    dtype: torch.dtype, offset: int
+) -> None:
     narrow = adam_state(dtype, torch.float32, 140_001)
     wide = [narrow[0].float(), *clones(narrow[1:])]
     seed = torch.tensor([3, 9], dtype=torch.uint32)
@@ -453,8 +592,12 @@ def test_without_stochastic_rounding_adamw_rounds_to_nearest(dtype: torch.dtype)
     assert torch.equal(update(narrow), update(wide).to(dtype))
 
 
-@pytest.mark.parametrize("beta1, beta2, step", [(0.9, 0.99, 0.0), (1.0, 0.99, 1.0), (0.9, 1.0, 1.0)])
-def test_adamw_without_a_finite_correction_gives_torchs_infinities(beta1: float, beta2: float, step: float) -> None:
+@pytest.mark.parametrize(
+    "beta1, beta2, step", [(0.9, 0.99, 0.0), (1.0, 0.99, 1.0), (0.9, 1.0, 1.0)]
+)
+def test_adamw_without_a_finite_correction_gives_torchs_infinities(
+    beta1: float, beta2: float, step: float
+) -> None:
     var, grad, first, second, _ = adam_state(torch.float32, torch.float32, 5)
     count, plain = torch.tensor(step), clones([var, grad, first, second])
     adamw_(var, grad, None, first, second, count, -1e-2, beta1, beta2, 1e-6, 0.1)

@@ -1,4 +1,6 @@
-"""The file of compiled kernels: made beside the program, waited for where it is needed, given up with the program."""
+"""The file of compiled kernels: made beside the program, waited for where it is needed, given up
+with the program.
+"""
 
 import contextlib
 import os
@@ -16,7 +18,9 @@ import pytest
 from popxl_engine import build, compiling, native
 from quick import cases
 
-needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C++ compiler: the plain kernels run")
+needs_compiler = pytest.mark.skipif(
+    native.library() is None, reason="no C++ compiler: the plain kernels run"
+)
 
 COMPILER = """
 for word; do
@@ -29,7 +33,9 @@ $SLOWLY
 [ -z "$FAILS" ] || { echo "cannot do this" >&2; exit 1; }
 if [ -n "$COPIED" ]; then cp "$COPIED" "$to"; else echo code > "$to"; sleep 0.05; echo more >> "$to"; fi
 """
-"""Does SLOWLY, then writes some text or the library that COPIED names; refuses the flag that REFUSED names."""
+"""Does SLOWLY, then writes some text or the library that COPIED names; refuses the flag that
+REFUSED names.
+"""
 CALLS = len(build.UNITS) + 1
 
 
@@ -57,16 +63,18 @@ def test_a_flag_that_a_compiler_refuses_costs_no_other_flag(
     monkeypatch.setenv("REFUSED", refused)
     build.made(tmp_path / "cache" / "kernels.so", compiler)
     *compiled, linked = calls(tmp_path)[-CALLS:]
-    assert sorted(Path(word).name for call in compiled for word in call if word.endswith(".cpp")) == sorted(
-        unit.name for unit in build.UNITS
-    )
+    assert sorted(
+        Path(word).name for call in compiled for word in call if word.endswith(".cpp")
+    ) == sorted(unit.name for unit in build.UNITS)
     assert len([word for word in linked if word.endswith(".o")]) == len(build.UNITS)
     for call in (*compiled, linked):
         assert {flag for flag in build.OPTIONAL_FLAGS if flag not in call} == {refused}
 
 
 @pytest.mark.slow
-def test_several_programs_that_build_at_once_leave_one_whole_library(compiler: List[str], tmp_path: Path) -> None:
+def test_several_programs_that_build_at_once_leave_one_whole_library(
+    compiler: List[str], tmp_path: Path
+) -> None:
     path = tmp_path / "cache" / "kernels.so"
     path.parent.mkdir()
     programs = [build.Making(path, compiler) for _ in range(4)]
@@ -76,14 +84,18 @@ def test_several_programs_that_build_at_once_leave_one_whole_library(compiler: L
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_several_threads_that_need_the_library_at_once_build_it_once(compiler: List[str], tmp_path: Path) -> None:
+def test_several_threads_that_need_the_library_at_once_build_it_once(
+    compiler: List[str], tmp_path: Path
+) -> None:
     path = tmp_path / "cache" / "kernels.so"
     with ThreadPoolExecutor(6) as pool:
         assert set(pool.map(lambda _: build.made(path, compiler), range(6))) == {path}
     assert len(calls(tmp_path)) == CALLS
 
 
-def test_a_folder_without_room_is_told_from_a_compiler_that_fails(compiler: List[str], tmp_path: Path) -> None:
+def test_a_folder_without_room_is_told_from_a_compiler_that_fails(
+    compiler: List[str], tmp_path: Path
+) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (compiling.ROOM // 2, before[1]))
     try:
@@ -96,7 +108,10 @@ def test_a_folder_without_room_is_told_from_a_compiler_that_fails(compiler: List
 
 @pytest.mark.parametrize(
     "command, problem",
-    [(["sh", "-c", "trap '' TERM; sleep 60; exit"], "has not ended in time"), (["/"], "Permission denied")],
+    [
+        (["sh", "-c", "trap '' TERM; sleep 60; exit"], "has not ended in time"),
+        (["/"], "Permission denied"),
+    ],
     ids=["does not end", "does not start"],
 )
 def test_a_compiler_that_cannot_be_started_or_does_not_end_is_one_that_fails(
@@ -108,7 +123,9 @@ def test_a_compiler_that_cannot_be_started_or_does_not_end_is_one_that_fails(
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_a_user_without_home_or_temporary_folder_has_the_named_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_home_or_temporary_folder_has_the_named_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def missing(kind: Type[Exception]) -> Any:
         raise kind("there is none")
 
@@ -121,7 +138,9 @@ def test_a_user_without_home_or_temporary_folder_has_the_named_one(monkeypatch: 
     assert build._folders() == []
 
 
-def test_the_compilers_command_may_have_arguments_and_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compilers_command_may_have_arguments_and_quotes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CXX", f"env 'MY NAME=x' {sys.executable}")
     assert build._compiler() == ["env", "MY NAME=x", sys.executable]
     monkeypatch.setenv("CXX", "env 'never closed")
@@ -206,7 +225,9 @@ def kept(tmp_path: Path) -> List[Path]:
 
 
 @pytest.mark.slow
-def test_without_a_compiler_the_plain_kernels_run_and_the_log_says_so_once(tmp_path: Path, plain: str) -> None:
+def test_without_a_compiler_the_plain_kernels_run_and_the_log_says_so_once(
+    tmp_path: Path, plain: str
+) -> None:
     out, err = run(GELU + RUN, tmp_path, PATH=str(tmp_path), CXX="no-such-compiler")
     assert out == plain
     assert err.count("no C++ compiler") == 1
@@ -223,7 +244,9 @@ def test_a_compiler_that_fails_late_is_reported_once_with_its_words(
 
 
 @pytest.mark.slow
-def test_a_compiler_that_writes_garbage_is_reported_once(compiler: List[str], tmp_path: Path, plain: str) -> None:
+def test_a_compiler_that_writes_garbage_is_reported_once(
+    compiler: List[str], tmp_path: Path, plain: str
+) -> None:
     out, err = run(GELU + RUN, tmp_path, CXX=shlex.join(compiler))
     assert out == plain
     assert err.count("native kernels") == 1
@@ -249,7 +272,9 @@ def test_the_library_is_built_once_and_found_again(tmp_path: Path, plain: str) -
 
 @pytest.mark.slow
 @needs_compiler
-def test_numbers_do_not_depend_on_when_the_compiler_ends(copying: None, tmp_path: Path, plain: str) -> None:
+def test_numbers_do_not_depend_on_when_the_compiler_ends(
+    copying: None, tmp_path: Path, plain: str
+) -> None:
     slow = run(GELU + RUN, tmp_path, SLOWLY="sleep 1")
     cached = run(GELU + RUN, tmp_path, SLOWLY="sleep 60")
     assert slow == cached and slow[0] != plain
@@ -258,7 +283,9 @@ def test_numbers_do_not_depend_on_when_the_compiler_ends(copying: None, tmp_path
 
 @pytest.mark.slow
 @needs_compiler
-def test_where_no_cache_can_be_written_another_folder_serves(copying: None, tmp_path: Path, plain: str) -> None:
+def test_where_no_cache_can_be_written_another_folder_serves(
+    copying: None, tmp_path: Path, plain: str
+) -> None:
     (tmp_path / "home").write_text("a file where the home folder should be")
     cache = str(tmp_path / "home" / "cache")
     out, err = run(GELU + RUN, tmp_path, POPXL_CACHE_DIR=cache)
@@ -282,16 +309,26 @@ def test_a_damaged_library_is_built_again(copying: None, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_compiling_begins_before_torch_is_there(copying: None, tmp_path: Path) -> None:
-    program = "import sys, popxl.extensions as e; e.expect_session(); print('torch' in sys.modules, flush=True)\n"
+    program = (
+        "import sys, popxl.extensions as e; e.expect_session(); print('torch' in sys.modules, "
+        "flush=True)\n"
+    )
     out, _ = run(program + WAIT, tmp_path, SLOWLY="sleep 60", CALLS=str(tmp_path / "calls"))
     assert out == "False\ncompiling\n"
 
 
 @pytest.mark.slow
-def test_a_session_begins_to_compile_and_a_program_that_is_only_built_does_not(copying: None, tmp_path: Path) -> None:
+def test_a_session_begins_to_compile_and_a_program_that_is_only_built_does_not(
+    copying: None, tmp_path: Path
+) -> None:
     assert run(GELU + "print(len(ir.main_graph.ops) > 0)", tmp_path)[0] == "True\n"
     assert not calls(tmp_path)
-    run(GELU + "popxl.Session(ir, 'cpu')\n" + WAIT, tmp_path, SLOWLY="sleep 60", CALLS=str(tmp_path / "calls"))
+    run(
+        GELU + "popxl.Session(ir, 'cpu')\n" + WAIT,
+        tmp_path,
+        SLOWLY="sleep 60",
+        CALLS=str(tmp_path / "calls"),
+    )
     assert calls(tmp_path)
 
 
@@ -311,10 +348,17 @@ def test_a_session_on_a_gpu_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_a_program_that_changes_its_folder_waits_for_what_has_begun(copying: None, tmp_path: Path) -> None:
-    program = "import os; from popxl_engine import build; build.begin(); os.chdir('/'); print(next(build.libraries()))"
+def test_a_program_that_changes_its_folder_waits_for_what_has_begun(
+    copying: None, tmp_path: Path
+) -> None:
+    program = (
+        "import os; from popxl_engine import build; build.begin(); os.chdir('/'); "
+        "print(next(build.libraries()))"
+    )
     folder = os.path.relpath(tmp_path / "cache")
-    assert Path(run(program, tmp_path, POPXL_CACHE_DIR=folder)[0]).parent.samefile(tmp_path / "cache")
+    assert Path(run(program, tmp_path, POPXL_CACHE_DIR=folder)[0]).parent.samefile(
+        tmp_path / "cache"
+    )
     assert len(calls(tmp_path)) == CALLS
 
 
@@ -333,7 +377,9 @@ if child:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_left_early", [False, True], ids=["needs it, too", "ends early"])
-def test_a_fork_leaves_its_parents_library_alone(copying: None, is_left_early: bool, tmp_path: Path) -> None:
+def test_a_fork_leaves_its_parents_library_alone(
+    copying: None, is_left_early: bool, tmp_path: Path
+) -> None:
     program = FORK.replace("CHILD", "sys.exit()" if is_left_early else "pass")
     assert run(program, tmp_path, SLOWLY="sleep 0.3") == ("", "")
     assert len(calls(tmp_path)) == (CALLS if is_left_early else 2 * CALLS)
@@ -360,7 +406,8 @@ with ThreadPoolExecutor(5) as pool:
 @pytest.mark.slow
 def test_a_program_that_goes_on_after_ctrl_c_has_its_kernels(copying: None, tmp_path: Path) -> None:
     begin = (
-        "import signal; signal.signal(signal.SIGINT, lambda *_: None)\nfrom popxl_engine import build; build.begin()"
+        "import signal; signal.signal(signal.SIGINT, lambda *_: None)\nfrom popxl_engine import "
+        "build; build.begin()"
     )
     program = f"{begin}\n{WAIT}print(next(build.libraries()).exists())"
     with start(program, tmp_path, SLOWLY="sleep 0.5", CALLS=str(tmp_path / "calls")) as process:
@@ -401,7 +448,11 @@ def test_a_program_that_ends_early_leaves_no_compiler_and_no_parts(
     compiler: List[str], end: str, tmp_path: Path
 ) -> None:
     program = f"import popxl.extensions as e; e.expect_session()\n{WAIT}{ENDS[end]}"
-    environment = {"CXX": shlex.join(compiler), "SLOWLY": "sleep 60", "CALLS": str(tmp_path / "calls")}
+    environment = {
+        "CXX": shlex.join(compiler),
+        "SLOWLY": "sleep 60",
+        "CALLS": str(tmp_path / "calls"),
+    }
     with start(program, tmp_path, **environment) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == "compiling\n"

@@ -12,7 +12,18 @@ import popxl_engine.kernels  # noqa: F401 - registers every kernel
 import pytest
 import samples
 import torch
-from helpers import INDIRECT, Case, Program, build, make_case, needs_machine, public_function, run, same_bits, to_numpy
+from helpers import (
+    INDIRECT,
+    Case,
+    Program,
+    build,
+    make_case,
+    needs_machine,
+    public_function,
+    run,
+    same_bits,
+    to_numpy,
+)
 from popxl import ops
 from popxl.errors import DTypeError, GraphError
 from popxl.opdef import OPS, call_arguments, map_tensors, op_cost
@@ -25,7 +36,9 @@ from samples.sample import Refusal, Sample
 from tolerance import FINITE_DIFFERENCES, assert_close
 
 TABLES = [
-    importlib.import_module(f"samples.{m.name}") for m in pkgutil.iter_modules(samples.__path__) if m.name != "sample"
+    importlib.import_module(f"samples.{m.name}")
+    for m in pkgutil.iter_modules(samples.__path__)
+    if m.name != "sample"
 ]
 SAMPLES: List[Sample] = [s for table in TABLES for s in table.SAMPLES]
 REFUSALS: List[Refusal] = [r for table in TABLES for r in table.REFUSALS]
@@ -49,7 +62,9 @@ def over(samples: List[Sample]) -> Any:
 def over_dtypes(*dtypes: popxl.dtype) -> Any:
     """Over data types, of which bfloat16 is quick."""
     names = [dtype.name for dtype in dtypes]
-    return pytest.mark.parametrize("dtype", cases(dtypes, lambda dtype: dtype is popxl.bfloat16, names))
+    return pytest.mark.parametrize(
+        "dtype", cases(dtypes, lambda dtype: dtype is popxl.bfloat16, names)
+    )
 
 
 def expected_results(program: Program) -> List[Tuple[str, List[np.ndarray]]]:
@@ -65,7 +80,13 @@ def expected_results(program: Program) -> List[Tuple[str, List[np.ndarray]]]:
             result = oracle(*args, **kwargs, **program.attrs)
             results = result if isinstance(result, (list, tuple)) else [result]
             found.append(
-                (name, [to_numpy(r.detach()) if isinstance(r, torch.Tensor) else np.asarray(r) for r in results])
+                (
+                    name,
+                    [
+                        to_numpy(r.detach()) if isinstance(r, torch.Tensor) else np.asarray(r)
+                        for r in results
+                    ],
+                )
             )
     return found
 
@@ -77,18 +98,37 @@ def check_values(sample: Sample, dtype: popxl.dtype) -> None:
     operands = [to_numpy(t) for t in case.tensors]
     results = run(program.graph, case.tensors)
     for output, result in zip(program.graph.outputs, results):
-        assert tuple(result.shape) == output.shape, f"computed shape {tuple(result.shape)}, inferred {output.spec}"
-        assert result.dtype == torch_dtype(output.dtype), f"computed dtype {result.dtype}, inferred {output.spec}"
+        assert tuple(result.shape) == output.shape, (
+            f"computed shape {tuple(result.shape)}, inferred {output.spec}"
+        )
+        assert result.dtype == torch_dtype(output.dtype), (
+            f"computed dtype {result.dtype}, inferred {output.spec}"
+        )
     for name, wanted in expected:
-        assert len(wanted) == len(results), f"{name}: {len(wanted)} results, the op has {len(results)}"
+        assert len(wanted) == len(results), (
+            f"{name}: {len(wanted)} results, the op has {len(results)}"
+        )
         for i, (result, want) in enumerate(zip(results, wanted)):
             of = program.graph.outputs[i].dtype if i < len(program.graph.outputs) else dtype
-            rounded = torch.from_numpy(np.array(want, np.float64)).to(result.dtype) if of.is_floating_point else want
+            rounded = (
+                torch.from_numpy(np.array(want, np.float64)).to(result.dtype)
+                if of.is_floating_point
+                else want
+            )
             want = to_numpy(rounded) if of.is_floating_point else want
-            loosest = max((of, case.dtype), key=lambda d: d in NARROW) if case.dtype in NARROW else of
+            loosest = (
+                max((of, case.dtype), key=lambda d: d in NARROW) if case.dtype in NARROW else of
+            )
             tight = case.dtype is sample.dtype
             rtol, atol = (sample.rtol, sample.atol) if tight else (None, None)
-            assert_close(to_numpy(result), want, loosest, f"{sample.op} output {i} against {name}", rtol, atol)
+            assert_close(
+                to_numpy(result),
+                want,
+                loosest,
+                f"{sample.op} output {i} against {name}",
+                rtol,
+                atol,
+            )
     if sample.check is not None:
         args, kwargs = case.arguments(operands)
         sample.check([to_numpy(r) for r in results], *args, **kwargs, **program.attrs)
@@ -101,7 +141,9 @@ def test_values_and_inferred_specs_are_those_of_the_oracle(sample: Sample) -> No
 
 @over_dtypes(*NARROW)
 @over([s for s in SAMPLES if s.dtype is popxl.float32 and s.in_16_bits])
-def test_16_bit_values_are_those_of_the_oracle_on_rounded_operands(sample: Sample, dtype: popxl.dtype) -> None:
+def test_16_bit_values_are_those_of_the_oracle_on_rounded_operands(
+    sample: Sample, dtype: popxl.dtype
+) -> None:
     check_values(sample, dtype)
 
 
@@ -129,7 +171,9 @@ def has_gradients(sample: Sample) -> bool:
     """Whether there is something to differentiate by, and the op says that it can be done."""
     definition = OPS[sample.op]
     floats = any(of.is_floating_point for of in make_case(sample).dtypes)
-    return definition.differentiable and not definition.writes and floats and sample.grads is not None
+    return (
+        definition.differentiable and not definition.writes and floats and sample.grads is not None
+    )
 
 
 DIFFERENTIABLE = [s for s in SAMPLES if has_gradients(s)]
@@ -144,7 +188,11 @@ def parameter_of(case: Case, index: int) -> str:
         variadic = bool(parameters) and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
         names = [parameters[0 if variadic else i].name for i in range(len(case.places))]
         items = list(zip(names, case.places))
-    return next(name for name, place in items if index == place or (isinstance(place, list) and index in place))
+    return next(
+        name
+        for name, place in items
+        if index == place or (isinstance(place, list) and index in place)
+    )
 
 
 class Gradients:
@@ -158,7 +206,10 @@ class Gradients:
         self.seeded = [i for i, t in enumerate(graph.outputs) if t.dtype.is_floating_point]
         self.outputs = len(graph.outputs)
         rng = np.random.default_rng(sample.seed + 1)
-        self.dy = {i: torch.from_numpy(np.asarray(rng.uniform(-1, 1, graph.outputs[i].shape))) for i in self.seeded}
+        self.dy = {
+            i: torch.from_numpy(np.asarray(rng.uniform(-1, 1, graph.outputs[i].shape)))
+            for i in self.seeded
+        }
         provided = [graph.outputs[i] for i in self.seeded]
         self.info = autodiff(graph, provided, [graph.inputs[i] for i in self.floats])
 
@@ -168,7 +219,9 @@ class Gradients:
         forward = dict(zip(self.program.graph.outputs, results))
         forward.update(zip(self.program.graph.inputs, self.case.tensors))
         given = [
-            self.dy[self.program.graph.outputs.index(c.fwd_tensor)].to(torch_dtype(c.fwd_tensor.dtype))
+            self.dy[self.program.graph.outputs.index(c.fwd_tensor)].to(
+                torch_dtype(c.fwd_tensor.dtype)
+            )
             if c.connection_type.name == "FwdGrad"
             else forward[c.fwd_tensor]
             for c in self.info.expected_inputs
@@ -197,13 +250,20 @@ class Gradients:
 
     def torch_autograd(self) -> List[np.ndarray]:
         """The gradient of each floating-point operand, by torch through the sample's oracle."""
-        leaves = [t.double().clone().requires_grad_() if t.is_floating_point() else t for t in self.case.tensors]
+        leaves = [
+            t.double().clone().requires_grad_() if t.is_floating_point() else t
+            for t in self.case.tensors
+        ]
         args, kwargs = self.case.arguments(leaves)
         result = self.case.sample.autograd(*args, **kwargs, **self.program.attrs)
         results = result if isinstance(result, (list, tuple)) else [result]
         loss = sum((self.dy[i] * results[i]).sum() for i in self.seeded)
         wanted = [leaves[i] for i in self.floats]
-        gradients = torch.autograd.grad(loss, wanted, allow_unused=True) if loss.requires_grad else [None] * len(wanted)
+        gradients = (
+            torch.autograd.grad(loss, wanted, allow_unused=True)
+            if loss.requires_grad
+            else [None] * len(wanted)
+        )
         return [np.zeros(t.shape) if g is None else g.numpy() for g, t in zip(gradients, wanted)]
 
 
@@ -219,7 +279,14 @@ def test_gradients_are_central_differences_and_torchs(sample: Sample) -> None:
             assert not value.any(), f"{sample.op}: got a gradient of {parameter}; expected none"
             continue
         rtol, atol = FINITE_DIFFERENCES
-        assert_close(value, wanted, popxl.float64, f"gradient of {parameter} against central differences", rtol, atol)
+        assert_close(
+            value,
+            wanted,
+            popxl.float64,
+            f"gradient of {parameter} against central differences",
+            rtol,
+            atol,
+        )
     if sample.autograd is not None:
         for index, value, wanted in zip(gradients.floats, actual, gradients.torch_autograd()):
             what = f"gradient of {parameter_of(gradients.case, index)} against torch"
@@ -231,25 +298,35 @@ FLOAT32 = [s for s in DIFFERENTIABLE if s.dtype is popxl.float32]
 
 @over_dtypes(popxl.float32, popxl.bfloat16)
 @over(FLOAT32)
-def test_gradients_in_narrow_types_are_near_those_in_float64(sample: Sample, dtype: popxl.dtype) -> None:
+def test_gradients_in_narrow_types_are_near_those_in_float64(
+    sample: Sample, dtype: popxl.dtype
+) -> None:
     if dtype in NARROW and not sample.in_16_bits:
         dtype = popxl.float32
     narrow = Gradients(sample, dtype)
     exact = Gradients(sample, popxl.float64)
     # The very operands of the narrow run: differences in their rounding are no error of the rule.
     exact.case.tensors = [
-        t.to(e.dtype) if t.is_floating_point() else t for t, e in zip(narrow.case.tensors, exact.case.tensors)
+        t.to(e.dtype) if t.is_floating_point() else t
+        for t, e in zip(narrow.case.tensors, exact.case.tensors)
     ]
     slack = 10 if dtype is popxl.float32 else 4  # a gradient chains several roundings
     for value, wanted in zip(narrow.values(), exact.values()):
         size = max(1.0, float(np.abs(wanted).max(initial=0)))
         tolerance = {popxl.float32: 2e-6, popxl.bfloat16: 1.6e-2}[dtype]
         assert_close(
-            value, wanted, popxl.float64, f"{sample.op} in {dtype.name}", slack * tolerance, slack * tolerance * size
+            value,
+            wanted,
+            popxl.float64,
+            f"{sample.op} in {dtype.name}",
+            slack * tolerance,
+            slack * tolerance * size,
         )
 
 
-@pytest.mark.parametrize("name", sorted(n for n, d in OPS.items() if d.differentiable and not d.effects & INDIRECT))
+@pytest.mark.parametrize(
+    "name", sorted(n for n, d in OPS.items() if d.differentiable and not d.effects & INDIRECT)
+)
 def test_every_differentiable_op_has_its_gradient_compared(name: str) -> None:
     assert any(s.op == name for s in DIFFERENTIABLE), (
         f"{name}: no sample with a gradient, though it is not declared without one"
@@ -262,7 +339,9 @@ NOT_DIFFERENTIABLE = sorted(n for n, d in OPS.items() if not d.differentiable)
 @pytest.mark.parametrize("name", NOT_DIFFERENTIABLE)
 def test_gradients_through_ops_without_one_are_refused_or_do_not_arise(name: str) -> None:
     program = build(make_case(next(s for s in SAMPLES if s.op == name)))
-    floats = [t for t in program.op.inputs if t.dtype.is_floating_point and t in program.graph.inputs]
+    floats = [
+        t for t in program.op.inputs if t.dtype.is_floating_point and t in program.graph.inputs
+    ]
     outputs = [t for t in program.op.outputs if t.dtype.is_floating_point]
     if floats and outputs:
         with pytest.raises(GraphError, match=r"not differentiable|writes in place"):
@@ -276,14 +355,18 @@ def test_gradients_through_ops_without_one_are_refused_or_do_not_arise(name: str
 
 @over_ops
 def test_every_op_has_a_sample(name: str) -> None:
-    assert any(s.op == name for s in SAMPLES), f"{name}: no sample; add one to runtime/tests/samples"
+    assert any(s.op == name for s in SAMPLES), (
+        f"{name}: no sample; add one to runtime/tests/samples"
+    )
 
 
 @over_ops
 def test_every_op_has_a_kernel_with_its_parameters(name: str) -> None:
     definition = OPS[name]
     if "control" in definition.effects:
-        assert name not in KERNELS, f"{name}: calls of graphs are executed by the engine, not by a kernel"
+        assert name not in KERNELS, (
+            f"{name}: calls of graphs are executed by the engine, not by a kernel"
+        )
         return
     kernel = kernel_for(definition)
     if name not in KERNELS:
@@ -322,7 +405,9 @@ HOST = sorted(n for n, d in OPS.items() if d.host is not None)
 def test_host_evaluation_gives_the_kernels_integers(name: str) -> None:
     compared = 0
     tried = [s for s in SAMPLES if s.op == name]
-    for sample, dtype in [(s, d) for s in tried for d in ([s.dtype] if s.dtype.is_int else get_all_int_dtypes())]:
+    for sample, dtype in [
+        (s, d) for s in tried for d in ([s.dtype] if s.dtype.is_int else get_all_int_dtypes())
+    ]:
         case = make_case(sample, dtype)
         program = build(case)
         if program.op.refusal is not None:
@@ -339,7 +424,8 @@ def test_host_evaluation_gives_the_kernels_integers(name: str) -> None:
         hosted = hosted if isinstance(hosted, (list, tuple)) else [hosted]
         tensors = dict(zip(program.graph.inputs, case.tensors))
         args, kwargs = call_arguments(
-            OPS[name], {n: map_tensors(v, tensors.__getitem__) for n, v in program.op.arguments.items()}
+            OPS[name],
+            {n: map_tensors(v, tensors.__getitem__) for n, v in program.op.arguments.items()},
         )
         computed = kernel_for(OPS[name])(*args, **kwargs)
         computed = [computed] if isinstance(computed, torch.Tensor) else list(computed)
@@ -350,7 +436,9 @@ def test_host_evaluation_gives_the_kernels_integers(name: str) -> None:
             )
             np.testing.assert_array_equal(on_host, on_device.numpy())
         compared += 1
-    assert compared, f"{name}: no sample with integer operands, though the op has a host rule; add one"
+    assert compared, (
+        f"{name}: no sample with integer operands, though the op has a host rule; add one"
+    )
 
 
 # Refusals
@@ -362,7 +450,9 @@ def test_refusals_refuse_in_their_own_words(refusal: Refusal) -> None:
         make_session(build(make_case(refusal)))
     message = str(caught.value)
     assert re.search(refusal.says, message), f"says {refusal.says!r} is not in: {message}"
-    assert re.search(r"\bgot\b.*\bexpected\b", message, re.DOTALL), f"lacks got or expected: {message}"
+    assert re.search(r"\bgot\b.*\bexpected\b", message, re.DOTALL), (
+        f"lacks got or expected: {message}"
+    )
 
 
 def make_session(program: Program) -> None:
@@ -375,11 +465,17 @@ def make_session(program: Program) -> None:
 
 KINDS = "expected (numbers|real numbers|floating point|integers|bool)"
 IN_ONE_DTYPE = ("scaled_add", "scatter", "conv", "roi_align", "dynamic_update_", "matmul")
-OF_A_KIND = [r for r in REFUSALS if re.search(KINDS, r.says) or ("equal dtypes" in r.says and r.op in IN_ONE_DTYPE)]
+OF_A_KIND = [
+    r
+    for r in REFUSALS
+    if re.search(KINDS, r.says) or ("equal dtypes" in r.says and r.op in IN_ONE_DTYPE)
+]
 
 
 @pytest.mark.parametrize("refusal", OF_A_KIND, ids=ids(OF_A_KIND))
-def test_numbers_that_an_op_cannot_compute_with_are_built_and_refused_by_sessions(refusal: Refusal) -> None:
+def test_numbers_that_an_op_cannot_compute_with_are_built_and_refused_by_sessions(
+    refusal: Refusal,
+) -> None:
     program = build(make_case(refusal))
     with pytest.raises(DTypeError, match="cannot execute .* in graph 'sample.*built at ") as caught:
         make_session(program)

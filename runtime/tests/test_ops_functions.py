@@ -1,4 +1,6 @@
-"""Functions around the ops: Python operators, wrappers that choose among ops, and the checks of `popxl.ops.utils`."""
+"""Functions around the ops: Python operators, wrappers that choose among ops, and the checks of
+`popxl.ops.utils`.
+"""
 
 import operator
 
@@ -21,7 +23,9 @@ def evaluate(fn, *arrays):
     """The results of a function of popxl tensors, and the inputs as they are afterwards."""
     graph = popxl.Ir().create_empty_graph("sample")
     with graph:
-        inputs = [popxl.graph_input(a.shape, popxl.dtype.as_dtype(a.dtype), by_ref=True) for a in arrays]
+        inputs = [
+            popxl.graph_input(a.shape, popxl.dtype.as_dtype(a.dtype), by_ref=True) for a in arrays
+        ]
         result = fn(*inputs)
         for t in result if isinstance(result, tuple) else (result,):
             popxl.graph_output(t)
@@ -34,7 +38,11 @@ def evaluate(fn, *arrays):
 def test_arithmetic_operators_take_numbers_and_arrays_on_either_side(name, other):
     apply = getattr(operator, name)
     expected = np.fmod if name == "mod" else apply
-    assert_all(evaluate(lambda x: (apply(x, other), apply(other, x)), X)[0], expected(X, other), expected(other, X))
+    assert_all(
+        evaluate(lambda x: (apply(x, other), apply(other, x)), X)[0],
+        expected(X, other),
+        expected(other, X),
+    )
 
 
 def assert_all(actual, *expected):
@@ -45,8 +53,12 @@ def assert_all(actual, *expected):
 
 def test_power_takes_a_number_an_array_or_a_tensor_and_may_be_reflected():
     base = np.abs(X)
-    results, _ = evaluate(lambda x, y: (x**2, x**y, 2.0**x, ops.pow(x, [1.0, 2.0, 3.0]), ops.pow(x, 0.5)), base, Y)
-    assert_all(results, base**2, base**Y, 2.0**base, base ** np.array([1.0, 2.0, 3.0]), np.sqrt(base))
+    results, _ = evaluate(
+        lambda x, y: (x**2, x**y, 2.0**x, ops.pow(x, [1.0, 2.0, 3.0]), ops.pow(x, 0.5)), base, Y
+    )
+    assert_all(
+        results, base**2, base**Y, 2.0**base, base ** np.array([1.0, 2.0, 3.0]), np.sqrt(base)
+    )
 
 
 def test_matrix_operators_negation_and_in_place_addition():
@@ -71,7 +83,12 @@ def test_integer_operators_truncate_and_keep_the_sign_of_the_dividend():
 def test_logical_operators_are_those_of_python():
     a, b = np.array([True, True, False]), np.array([True, False, False])
     results, _ = evaluate(lambda p, q: (p & q, p | q, ~p, p & [False, True, True]), a, b)
-    assert [r.tolist() for r in results] == [(a & b).tolist(), (a | b).tolist(), (~a).tolist(), [False, True, False]]
+    assert [r.tolist() for r in results] == [
+        (a & b).tolist(),
+        (a | b).tolist(),
+        (~a).tolist(),
+        [False, True, False],
+    ]
 
 
 def test_operators_of_different_dtypes_are_refused():
@@ -86,7 +103,10 @@ def test_operands_of_another_program_are_refused_by_its_number():
         with ir.main_graph:
             tensors.append(popxl.variable(1.0, name="x"))
     first, second = (ir.id for ir in programs)
-    with programs[1].main_graph, pytest.raises(ValueError, match=rf"%x.* of Ir {first}; expected .* of Ir {second}"):
+    with (
+        programs[1].main_graph,
+        pytest.raises(ValueError, match=rf"%x.* of Ir {first}; expected .* of Ir {second}"),
+    ):
         ops.add(tensors[1], tensors[0])
 
 
@@ -97,7 +117,9 @@ MOMENTS = (np.array([0.1, -0.2, 0.3], np.float32), np.array([0.01, 0.2, 0.3], np
 STEP = np.array(4.0, np.float32)
 
 
-@pytest.mark.parametrize("updater", [var_updates.adam_updater, var_updates.lamb_updater], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "updater", [var_updates.adam_updater, var_updates.lamb_updater], ids=lambda f: f.__name__
+)
 def test_time_steps_count_in_place_before_they_are_used(updater):
     (update,), (_, _, step) = evaluate(
         lambda m, v, s: updater(m, v, time_step=s, beta1=0.9, beta2=0.99), *MOMENTS, STEP
@@ -108,7 +130,9 @@ def test_time_steps_count_in_place_before_they_are_used(updater):
 
 
 def test_adamax_counts_its_time_steps_too():
-    (update,), (_, _, step) = evaluate(lambda m, v, s: var_updates.adamax_updater(m, v, time_step=s), *MOMENTS, STEP)
+    (update,), (_, _, step) = evaluate(
+        lambda m, v, s: var_updates.adamax_updater(m, v, time_step=s), *MOMENTS, STEP
+    )
     assert step == 5
     np.testing.assert_allclose(update, MOMENTS[0] / (1 - 0.9**5) / (MOMENTS[1] + 1e-7), rtol=1e-6)
 
@@ -119,7 +143,9 @@ def test_create_adamupdater_makes_the_update_of_its_mode(mode):
 
     def both(m, v, s, other):
         direct = getattr(var_updates, f"{mode}_updater")(m, v, time_step=s, **betas)
-        return direct, var_updates.create_adamupdater(m, v, {1: m, 2: v}, mode, time_step=other, **betas)
+        return direct, var_updates.create_adamupdater(
+            m, v, {1: m, 2: v}, mode, time_step=other, **betas
+        )
 
     (direct, created), _ = evaluate(both, *MOMENTS, STEP, STEP)
     np.testing.assert_array_equal(direct, created)
@@ -166,7 +192,9 @@ def two_graphs():
 def test_check_in_graph_names_the_tensor_and_its_graph(two_graphs):
     graph, mine, foreign = two_graphs
     utils.check_in_graph(graph, mine, w=mine)
-    with pytest.raises(ValueError, match=r"got w = %foreign from graph 'b.*Pass it in as a graph input"):
+    with pytest.raises(
+        ValueError, match=r"got w = %foreign from graph 'b.*Pass it in as a graph input"
+    ):
         utils.check_in_graph(graph, w=foreign)
     with pytest.raises(TypeError, match=r"got args\[0\] = float; expected a popxl.Tensor"):
         utils.check_in_graph(graph, 1.0)
@@ -190,30 +218,44 @@ def placed(two_graphs):
 def test_check_tensor_ipu_and_tile_set_refuses_two_places(placed):
     _, mine, first, second, loaded = placed
     utils.check_tensor_ipu_and_tile_set(a=first, b=first, c=mine)
-    with pytest.raises(ValueError, match="a on virtual device 0, b on virtual device 1; expected one virtual device"):
+    with pytest.raises(
+        ValueError,
+        match="a on virtual device 0, b on virtual device 1; expected one virtual device",
+    ):
         utils.check_tensor_ipu_and_tile_set(a=first, b=second)
-    with pytest.raises(ValueError, match="b on compute tiles, c on io tiles; expected one tile set"):
+    with pytest.raises(
+        ValueError, match="b on compute tiles, c on io tiles; expected one tile set"
+    ):
         utils.check_tensor_ipu_and_tile_set(a=mine, b=first, c=loaded)
 
 
-@pytest.mark.parametrize("join", [ops.add, lambda a, b: ops.concat([a, b]), ops.scaled_add_, ops.matmul])
+@pytest.mark.parametrize(
+    "join", [ops.add, lambda a, b: ops.concat([a, b]), ops.scaled_add_, ops.matmul]
+)
 def test_operands_that_are_known_to_be_in_different_places_are_refused(placed, join):
     graph, mine, first, second, loaded = placed
     with graph:
         with pytest.raises(
-            ValueError, match="virtual device 0, .* virtual device 1; .*Move operands with ops.ipu_copy"
+            ValueError,
+            match="virtual device 0, .* virtual device 1; .*Move operands with ops.ipu_copy",
         ):
             join(first, second)
-        with pytest.raises(ValueError, match="compute tiles, .* io tiles; .*Move operands with ops.io_tile_copy"):
+        with pytest.raises(
+            ValueError, match="compute tiles, .* io tiles; .*Move operands with ops.io_tile_copy"
+        ):
             join(first, loaded)
         join(first, second.copy_to_ipu(0))
         join(first, ops.io_tile_copy(loaded))
 
 
-def test_a_call_takes_arguments_from_everywhere_and_its_results_are_where_the_graph_leaves_them(placed):
+def test_a_call_takes_arguments_from_everywhere_and_its_results_are_where_the_graph_leaves_them(
+    placed,
+):
     graph, _, first, second, loaded = placed
     with popxl.io_tiles(), graph.main_graph:
-        inner = graph.ir.create_graph(lambda a, b, c: (ops.io_tile_copy(a + 1.0), c), first, second, loaded)
+        inner = graph.ir.create_graph(
+            lambda a, b, c: (ops.io_tile_copy(a + 1.0), c), first, second, loaded
+        )
     with graph:
         results = ops.call(inner, first, second, loaded)
         assert results[0].tile_set == "compute"

@@ -23,7 +23,9 @@ overwritten: List[int] = []
 """Elements of each operand that `adding` has written over."""
 
 
-def adding(lhs: torch.Tensor, rhs: torch.Tensor, into: Optional[torch.Tensor] = None) -> torch.Tensor:
+def adding(
+    lhs: torch.Tensor, rhs: torch.Tensor, into: Optional[torch.Tensor] = None
+) -> torch.Tensor:
     """A sum, which changes ``into`` before it has read ``rhs``."""
     if into is None or into.shape != torch.broadcast_shapes(lhs.shape, rhs.shape):
         return torch.add(lhs, rhs)
@@ -48,7 +50,19 @@ def sums_overwrite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 VIEWS = ("reshape", "transpose", "slice", "detach", "split", "reshape_")
-KINDS = (*["add"] * 6, "load", "host_load", "variable", "constant", "store", "give", "add_", "call", "repeat", *VIEWS)
+KINDS = (
+    *["add"] * 6,
+    "load",
+    "host_load",
+    "variable",
+    "constant",
+    "store",
+    "give",
+    "add_",
+    "call",
+    "repeat",
+    *VIEWS,
+)
 """Sums, and what has results that share memory."""
 
 
@@ -59,7 +73,8 @@ def programs(size: int, more: Sequence[str] = ()) -> Iterator[Any]:
     def steps(count: int) -> Any:
         kinds = [draw.choice((*KINDS, *more)) for _ in range(count)]
         return [
-            (k, draw.choice((draw.randrange(32), i + 2)), *draw.choices(range(32), k=2)) for i, k in enumerate(kinds)
+            (k, draw.choice((draw.randrange(32), i + 2)), *draw.choices(range(32), k=2))
+            for i, k in enumerate(kinds)
         ]
 
     for _ in range(size):
@@ -74,7 +89,9 @@ def test_random_programs_have_the_same_numbers() -> None:
 
 @pytest.mark.slow
 def test_random_programs_have_the_same_numbers_on_four_replicas() -> None:
-    assert not any(differences(*program, replicas=4) for program in programs(8, ("all_reduce", "all_gather")))
+    assert not any(
+        differences(*program, replicas=4) for program in programs(8, ("all_reduce", "all_gather"))
+    )
     assert len(overwritten) > 20
 
 
@@ -95,7 +112,9 @@ def whatever_the_other_operand_is(writer: BlockWriter, instr: Any) -> str:
 
 
 @pytest.mark.parametrize("mutant", [whatever_is_needed_later, whatever_the_other_operand_is])
-def test_an_operand_that_is_needed_twice_is_not_overwritten(mutant: Callable[..., str], monkeypatch: Any) -> None:
+def test_an_operand_that_is_needed_twice_is_not_overwritten(
+    mutant: Callable[..., str], monkeypatch: Any
+) -> None:
     monkeypatch.setattr(BlockWriter, "_overwritten", mutant)
     assert goes_wrong()
 
@@ -105,7 +124,9 @@ def test_an_operand_whose_memory_others_have_is_not_overwritten(monkeypatch: Any
     assert goes_wrong()
 
 
-def test_rows_that_do_not_follow_one_another_are_overwritten_unless_they_are_a_part_of_something() -> None:
+def test_rows_that_do_not_follow_one_another_are_overwritten_unless_they_are_a_part_of_something() -> (
+    None
+):
     apart = rows_on_boundaries(3, 1030, torch.empty(0))
     assert not apart.is_contiguous() and unshared([apart]) is None
     held = [apart]
@@ -136,10 +157,15 @@ def cross_entropy(logits_are_read: bool) -> popxl.Ir:
     with ir.main_graph, popxl.in_sequence():
         x = ops.host_load(popxl.h2d_stream((ROWS, 8), popxl.float32, name="x"))
         labels = ops.host_load(popxl.h2d_stream((ROWS,), popxl.int32, name="labels"))
-        logits = x @ popxl.constant(np.random.default_rng(0).normal(size=(8, CLASSES)).astype(np.float32))
+        logits = x @ popxl.constant(
+            np.random.default_rng(0).normal(size=(8, CLASSES)).astype(np.float32)
+        )
         total, picked = logsumexp_and_pick(logits, labels)
         gradient = logsumexp_and_pick_grad(total, picked, total, logits, labels)
-        results = [ops.sum(gradient * gradient, axis=0), *([ops.sum(logits, axis=0)] if logits_are_read else [])]
+        results = [
+            ops.sum(gradient * gradient, axis=0),
+            *([ops.sum(logits, axis=0)] if logits_are_read else []),
+        ]
         for t in results:
             ops.host_store(popxl.d2h_stream(t.shape, t.dtype), t)
     return ir

@@ -1,4 +1,6 @@
-"""Plans of small programs: work, traffic and memory against sums done by hand, and against the counters of a run."""
+"""Plans of small programs: work, traffic and memory against sums done by hand, and against the
+counters of a run.
+"""
 
 import subprocess
 import sys
@@ -19,7 +21,9 @@ from test_ops import SAMPLES
 REPLICAS, M, K, N, ROWS = 4, 5, 7, 11, 3
 
 
-def row_phase(n: popxl.Tensor, total: popxl.Tensor, x: popxl.Tensor, buffer: popxl.RemoteBuffer) -> Any:
+def row_phase(
+    n: popxl.Tensor, total: popxl.Tensor, x: popxl.Tensor, buffer: popxl.RemoteBuffer
+) -> Any:
     """Adds x @ row n, summed over pairs of replicas, to the total, and stores the row doubled."""
     w = ops.remote_load(buffer, n)
     product = ops.matmul(x, w)
@@ -46,7 +50,9 @@ def program(steps: int = 1) -> popxl.Ir:
         x = ops.host_load(popxl.h2d_stream((M, K), popxl.float32, "x"))
         last = popxl.constant(ROWS - 1, popxl.int32)
         total = popxl.constant(np.zeros((M, N), np.float32))
-        _, total = ops.repeat(ir.create_graph(row_phase, last, total, x, buffer), ROWS, last, total, x)
+        _, total = ops.repeat(
+            ir.create_graph(row_phase, last, total, x, buffer), ROWS, last, total, x
+        )
         (result,) = ops.call(ir.create_graph(final_phase, total), total)
         ops.host_store(popxl.d2h_stream((), popxl.float32, "result"), result)
     return ir
@@ -55,7 +61,10 @@ def program(steps: int = 1) -> popxl.Ir:
 def run(ir: popxl.Ir) -> popxl.Session:
     """The session of a program that has run once."""
     session = popxl.Session(ir)
-    inputs = {s: np.ones(session._full_input_shape(s.shape), np.float32) for s in session.expected_inputs()}
+    inputs = {
+        s: np.ones(session._full_input_shape(s.shape), np.float32)
+        for s in session.expected_inputs()
+    }
     with session:
         session.run(inputs)
     return session
@@ -63,13 +72,24 @@ def run(ir: popxl.Ir) -> popxl.Session:
 
 def test_work_and_traffic_are_those_of_the_graphs():
     found = plan(program())
-    rows, final = (next(p for p in found.phases if p.name == name) for name in ("row_phase", "final_phase"))
+    rows, final = (
+        next(p for p in found.phases if p.name == name) for name in ("row_phase", "final_phase")
+    )
     assert [p.name for p in found.phases] == ["main", "row_phase", "final_phase"]
     assert (rows.runs, final.runs) == (ROWS, 1)
     assert rows.product_flops == ROWS * 2 * M * K * N
-    assert (rows.loads, rows.loaded_bytes) == (rows.stores, rows.stored_bytes) == (ROWS, ROWS * 4 * K * N)
+    assert (
+        (rows.loads, rows.loaded_bytes)
+        == (rows.stores, rows.stored_bytes)
+        == (ROWS, ROWS * 4 * K * N)
+    )
     (pairs,) = rows.collectives
-    assert (pairs.op, pairs.group_size, pairs.stride, pairs.calls) == ("replicated_all_reduce", 2, 2, ROWS)
+    assert (pairs.op, pairs.group_size, pairs.stride, pairs.calls) == (
+        "replicated_all_reduce",
+        2,
+        2,
+        ROWS,
+    )
     assert pairs.brought_bytes == ROWS * 4 * M * N
     assert pairs.sent_bytes == ROWS * 4 * M * N  # 2 (n - 1) / n with n = 2
     gather, scatter = final.collectives
@@ -89,7 +109,10 @@ def test_groups_without_a_constant_stride_are_told_by_a_stride_of_zero():
     with ir.main_graph:
         x = ops.host_load(popxl.h2d_stream((N,), popxl.float32, "x"))
         mirrored = ir.replica_grouping_from_assignments([0, 1, 1, 0])
-        ops.host_store(popxl.d2h_stream((N,), popxl.float32), collectives.replicated_all_reduce(x, group=mirrored))
+        ops.host_store(
+            popxl.d2h_stream((N,), popxl.float32),
+            collectives.replicated_all_reduce(x, group=mirrored),
+        )
     (found,) = plan(ir).phases[0].collectives
     assert (found.group_size, found.stride, found.calls, found.brought_bytes) == (2, 0, 1, 4 * N)
 
@@ -107,7 +130,9 @@ def test_traffic_equals_the_counters_of_a_run(interpret: str, monkeypatch: Any):
         assert traffic.loaded == sum(p.loaded_bytes for p in found.phases)
         assert traffic.stored == sum(p.stored_bytes for p in found.phases)
         assert (traffic.loads, traffic.stores) == (ROWS, ROWS)
-        assert {(op, len(members)): counts for (op, members), counts in traffic.collectives.items()} == calls
+        assert {
+            (op, len(members)): counts for (op, members), counts in traffic.collectives.items()
+        } == calls
 
 
 def test_the_sequence_is_the_order_of_a_run(monkeypatch: Any):
@@ -115,7 +140,9 @@ def test_the_sequence_is_the_order_of_a_run(monkeypatch: Any):
     for name in ("load", "store"):
         original = getattr(Replica, f"remote_{name}")
 
-        def noted(self: Replica, buffer: Any, row: int, *rest: Any, kind: str = name, fn: Any = original) -> Any:
+        def noted(
+            self: Replica, buffer: Any, row: int, *rest: Any, kind: str = name, fn: Any = original
+        ) -> Any:
             if self.index == 2:
                 seen.append((kind, row))
             return fn(self, buffer, row, *rest)
@@ -138,20 +165,30 @@ def test_a_main_graph_that_only_repeats_one_graph_is_planned_as_that_graph():
     assert [(p.name, p.runs, p.flops, p.loads) for p in repeated.phases] == [
         (p.name, 6 * p.runs, 6 * p.flops, 6 * p.loads) for p in once.phases
     ]
-    calls = [[(c.calls, c.brought_bytes) for p in found.phases for c in p.collectives] for found in (once, repeated)]
+    calls = [
+        [(c.calls, c.brought_bytes) for p in found.phases for c in p.collectives]
+        for found in (once, repeated)
+    ]
     assert calls[1] == [(6 * calls, 6 * brought) for calls, brought in calls[0]]
     assert len(list(sequence(ir))) == 6 * len(list(sequence(program())))
 
 
 def first_and_later_steps(steps: int) -> popxl.Ir:
-    """A step, a loop of the others, which does one phase differently, and a phase at the end; two rows in each step."""
+    """A step, a loop of the others, which does one phase differently, and a phase at the end; two
+    rows in each step.
+    """
     ir = popxl.Ir()
     ir.num_host_transfers = steps
     with ir.main_graph, popxl.in_sequence(True):
         buffer = popxl.remote_buffer((K, K), popxl.float32, 2)
-        rows = [popxl.remote_variable(np.full((K, K), row, np.float32), buffer, row) for row in range(2)]
+        rows = [
+            popxl.remote_variable(np.full((K, K), row, np.float32), buffer, row) for row in range(2)
+        ]
         assert rows
-        stream, x = popxl.d2h_stream((K, K), popxl.float32), popxl.constant(np.ones((K, K), np.float32))
+        stream, x = (
+            popxl.d2h_stream((K, K), popxl.float32),
+            popxl.constant(np.ones((K, K), np.float32)),
+        )
         n = popxl.constant(0, popxl.int32)
 
         def forward_phase(n: popxl.Tensor, x: popxl.Tensor) -> Any:
@@ -170,7 +207,9 @@ def first_and_later_steps(steps: int) -> popxl.Ir:
         def last_phase(x: popxl.Tensor) -> popxl.Tensor:
             return ops.sum(x)
 
-        forward, store = (ir.create_graph(phase, n, x) for phase in (forward_phase, forward_and_store_phase))
+        forward, store = (
+            ir.create_graph(phase, n, x) for phase in (forward_phase, forward_and_store_phase)
+        )
         middle, report = (ir.create_graph(phase, x) for phase in (middle_phase, report_phase))
 
         def step(x: popxl.Tensor, forward: popxl.Graph) -> popxl.Tensor:
@@ -203,7 +242,9 @@ def test_phases_of_a_loop_of_steps_are_those_of_the_run(steps: int):
         ("forward_and_store_phase", 2 * (steps - 1)),
         ("last_phase", 1),
     ]
-    amounts = {own_name(p.name): (p.product_flops, p.loads, p.stores, p.host_bytes) for p in found.phases}
+    amounts = {
+        own_name(p.name): (p.product_flops, p.loads, p.stores, p.host_bytes) for p in found.phases
+    }
     product, later = 2 * K**3, steps - 1
     assert amounts["forward_phase"] == (2 * product, 2, 0, 0)
     assert amounts["forward_and_store_phase"] == (2 * later * product, 2 * later, 2 * later, 0)
@@ -212,7 +253,10 @@ def test_phases_of_a_loop_of_steps_are_those_of_the_run(steps: int):
     events = sequence(first_and_later_steps(steps))
     assert [own_name(e.phase) for e in events if e.kind != "collective"] == names
     peaks = {own_name(p.name): p.peak_bytes for p in found.phases}
-    assert all(peaks[name] >= 4 * K * K for name in ("forward_phase", "forward_and_store_phase", "middle_phase"))
+    assert all(
+        peaks[name] >= 4 * K * K
+        for name in ("forward_phase", "forward_and_store_phase", "middle_phase")
+    )
 
 
 def test_phases_are_found_in_a_loop_of_steps_of_the_same_name():
@@ -264,7 +308,9 @@ def test_peak_memory_is_what_is_alive_at_a_time(elements: int):
         (y,) = ops.call(ir.create_graph(chain, x), x)
         ops.host_store(popxl.d2h_stream((), popxl.float32), y)
     assert plan(ir).peak_bytes == 3 * 4 * elements
-    assert plan(ir, borrows_rows=True).peak_bytes == 2 * 4 * elements, "the stream's slot is the host's memory"
+    assert plan(ir, borrows_rows=True).peak_bytes == 2 * 4 * elements, (
+        "the stream's slot is the host's memory"
+    )
 
 
 def test_of_a_branch_that_the_device_decides_the_dearer_side_is_planned():
@@ -318,7 +364,11 @@ print(found.phases[0].product_flops)
 @pytest.mark.slow
 def test_a_program_far_larger_than_the_machine_is_planned_without_its_memory():
     done = subprocess.run(
-        [sys.executable, "-c", HUGE], capture_output=True, text=True, timeout=60, cwd=Path(__file__).parent
+        [sys.executable, "-c", HUGE],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parent,
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == 2 * (1 << 20) ** 3
@@ -345,5 +395,7 @@ def test_a_row_that_only_the_device_knows_has_no_sequence():
         buffer = popxl.remote_buffer((M,), popxl.float32, 4)
         row = ops.cast(ops.host_load(popxl.h2d_stream((), popxl.float32)), popxl.int32)
         ops.remote_store(buffer, 0, ops.remote_load(buffer, row))
-    with pytest.raises(GraphError, match="row whose number is on the device.*Compute it from small integers"):
+    with pytest.raises(
+        GraphError, match="row whose number is on the device.*Compute it from small integers"
+    ):
         list(sequence(ir))

@@ -1,4 +1,6 @@
-"""Compiled kernels and generated sources that another user has put, or could put, where ours are kept."""
+"""Compiled kernels and generated sources that another user has put, or could put, where ours are
+kept.
+"""
 
 import logging
 import os
@@ -20,8 +22,15 @@ from popxl_engine.kernels import compiled
 OTHER = 65534
 """The user number of nobody."""
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can play another user")
-needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C++ compiler: the plain kernels run")
-COMPILER = ["sh", "-c", 'for word; do [ "$before" = -o ] && echo code > "$word"; before=$word; done', "compiler"]
+needs_compiler = pytest.mark.skipif(
+    native.library() is None, reason="no C++ compiler: the plain kernels run"
+)
+COMPILER = [
+    "sh",
+    "-c",
+    'for word; do [ "$before" = -o ] && echo code > "$word"; before=$word; done',
+    "compiler",
+]
 """Writes some text."""
 
 
@@ -101,7 +110,10 @@ def test_a_folder_is_looked_at_where_links_lead(kept: Path, tmp_path: Path) -> N
     (tmp_path / "link").symlink_to(kept.parent)
     assert build.made(tmp_path / "link" / kept.name, COMPILER) == kept
     kept.parent.chmod(0o770)
-    with pytest.raises(private.NotPrivate, match=f"other users may write to {kept.parent}; chmod go-w {kept.parent}"):
+    with pytest.raises(
+        private.NotPrivate,
+        match=f"other users may write to {kept.parent}; chmod go-w {kept.parent}",
+    ):
         build.made(tmp_path / "link" / kept.name, COMPILER)
 
 
@@ -112,7 +124,11 @@ def test_whatever_the_umask_is_what_is_made_can_be_taken(tmp_path: Path) -> None
     finally:
         os.umask(before)
     assert build.made(path, COMPILER) == path
-    assert [p.stat().st_mode & 0o777 for p in (path, path.parent, path.parent.parent)] == [0o600, 0o700, 0o700]
+    assert [p.stat().st_mode & 0o777 for p in (path, path.parent, path.parent.parent)] == [
+        0o600,
+        0o700,
+        0o700,
+    ]
 
 
 def test_where_no_folder_is_private_one_warning_says_so_and_the_process_has_its_own(
@@ -158,7 +174,9 @@ def plant(path: Path, mark: Path) -> None:
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("is_private", [True, False])
-def test_a_constructor_that_another_user_can_have_planted_does_not_run(is_private: bool, tmp_path: Path) -> None:
+def test_a_constructor_that_another_user_can_have_planted_does_not_run(
+    is_private: bool, tmp_path: Path
+) -> None:
     compiler = build._compiler()
     assert compiler is not None
     cache, mark = tmp_path / "cache", tmp_path / "mark"
@@ -168,10 +186,14 @@ def test_a_constructor_that_another_user_can_have_planted_does_not_run(is_privat
         cache.chmod(0o775)
     folders = {"POPXL_CACHE_DIR": str(cache), "HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": ""}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, **folders}, capture_output=True, text=True
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, **folders},
+        capture_output=True,
+        text=True,
     )
     assert done.stdout == "True\n", done.stderr
-    assert mark.exists() == is_private  # what is planted does run where nobody but the user can have done it
+    # what is planted does run where nobody but the user can have done it
+    assert mark.exists() == is_private
     assert done.stderr.count("WARNING") == (0 if is_private else 1)
 
 
@@ -182,7 +204,10 @@ def test_a_stack_trace_shows_what_ran_and_reads_nothing_from_the_cache(tmp_path:
     with ir.main_graph:
         zeros = popxl.variable(np.zeros(2, np.float32))
         index = ops.host_load(popxl.h2d_stream((1,), popxl.uint32, "index"))
-        ops.host_store(popxl.d2h_stream((1,), popxl.float32, "y"), ops.dynamic_slice(zeros, index, [0], [1], False))
+        ops.host_store(
+            popxl.d2h_stream((1,), popxl.float32, "y"),
+            ops.dynamic_slice(zeros, index, [0], [1], False),
+        )
     lines: List[str] = []
     with popxl.Session(ir, "cpu") as session:
         (source,) = tmp_path.glob("program_*.py")

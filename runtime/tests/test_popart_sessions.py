@@ -11,7 +11,9 @@ DEVICE = popart.DeviceManager().createCpuDevice()
 
 
 def running_sum(transfers=1):
-    """A program that adds each input to a variable and returns twice the sum: (ir, input, output, variable)."""
+    """A program that adds each input to a variable and returns twice the sum: (ir, input, output,
+    variable).
+    """
     ir = popxl.Ir()
     ir.num_host_transfers = transfers
     with ir.main_graph, popxl.in_sequence():
@@ -77,9 +79,15 @@ def test_anchors_return_all_transfers_the_final_one_or_their_sum(kind, expected)
 
 
 def test_a_data_flow_says_what_it_was_told():
-    flow = popart.DataFlow(batchesPerStep=4, anchorTensors=["a", "b"], anchorReturnType=AnchorReturnType.Final)
+    flow = popart.DataFlow(
+        batchesPerStep=4, anchorTensors=["a", "b"], anchorReturnType=AnchorReturnType.Final
+    )
     assert (flow.batchesPerStep(), flow.nAnchors(), flow.anchors()) == (4, 2, ["a", "b"])
-    assert flow.isAnchored("a") and not flow.isAnchored("c") and flow.art("b") is AnchorReturnType.Final
+    assert (
+        flow.isAnchored("a")
+        and not flow.isAnchored("c")
+        and flow.art("b") is AnchorReturnType.Final
+    )
     ir, _, outputs, _ = running_sum()
     ir._pb_ir.setDataFlow(popart.DataFlow(2, [outputs.tensor_id]))
     assert ir.num_host_transfers == 2
@@ -99,7 +107,11 @@ def test_what_does_not_fit_is_refused_in_words():
     with pytest.raises(popart.popart_exception, match="got 'a'; expected one of none"):
         popart.DataFlow().art("a")
     session = popart.InferenceSession.fromIr(ir._pb_ir, DEVICE)
-    for call in (session.weightsFromHost, session.weightsToHost, lambda: session.run(popart.PyStepIO(data, {}))):
+    for call in (
+        session.weightsFromHost,
+        session.weightsToHost,
+        lambda: session.run(popart.PyStepIO(data, {})),
+    ):
         with pytest.raises(popart.popart_exception, match="before prepareDevice"):
             call()
     session.prepareDevice()
@@ -113,7 +125,8 @@ def test_what_does_not_fit_is_refused_in_words():
         session.run(popart.PyStepIO(data, {outputs.tensor_id: np.zeros(3, np.float32)}))
     for call in (session.readWeights, session.writeWeights):
         with pytest.raises(
-            popart.popart_exception, match=rf"got \['other'\]; expected names of variables: .*{total.id}"
+            popart.popart_exception,
+            match=rf"got \['other'\]; expected names of variables: .*{total.id}",
         ):
             call(popart.PyWeightsIO({"other": np.zeros(2, np.float32)}))
     with pytest.raises(ValueError, match=r"expected float32\[2\]"):
@@ -130,7 +143,9 @@ def test_what_does_not_fit_is_refused_in_words():
 def test_a_session_shows_its_native_side():
     ir, inputs, outputs, total = running_sum()
     with popxl.Session(ir) as session:
-        session._pb_session.writeWeights(popart.PyWeightsIO({total.id: np.array([3, 4], np.float32)}))
+        session._pb_session.writeWeights(
+            popart.PyWeightsIO({total.id: np.array([3, 4], np.float32)})
+        )
         session._pb_session.weightsFromHost()
         result = session.run({inputs: np.zeros(2, np.float32)})[outputs]
         np.testing.assert_array_equal(result, [6, 8])
@@ -153,7 +168,9 @@ def test_an_interactive_program_leaves_and_enters_a_session_by_hand():
     session._set_device(DEVICE)
     with session:
         assert DEVICE.isAttached
-        np.testing.assert_array_equal(session.run({inputs: np.ones(2, np.float32)})[outputs], [6, 8])
+        np.testing.assert_array_equal(
+            session.run({inputs: np.ones(2, np.float32)})[outputs], [6, 8]
+        )
         with session:
             pass
         assert session.is_attached and DEVICE.isAttached
@@ -164,4 +181,7 @@ def test_places_and_times_of_execution_have_names():
     assert {m.name for m in popxl.TileSet} >= {"Compute", "IO"}
     names = {"Normal", "WeightsFromHostFragment", "WeightsToHostFragment"}
     assert {m.name for m in popxl.ExecutionContext} >= names
-    assert popxl.tensorlocation.TileSet is popxl.TileSet and popxl.context.ExecutionContext is popxl.ExecutionContext
+    assert (
+        popxl.tensorlocation.TileSet is popxl.TileSet
+        and popxl.context.ExecutionContext is popxl.ExecutionContext
+    )

@@ -11,29 +11,59 @@ import time
 
 import pytest
 from popdist import launcher
-from processes import NOTED, environment, finish, free_port, launch, left_over, start, wait_for_instances
+from processes import (
+    NOTED,
+    environment,
+    finish,
+    free_port,
+    launch,
+    left_over,
+    start,
+    wait_for_instances,
+)
 
 pytestmark = pytest.mark.multi
 
-IMPATIENT = "import sys, popdist.exchange; popdist.exchange.JOIN_SECONDS = 1; from popdist import launcher; "
+IMPATIENT = (
+    "import sys, popdist.exchange; popdist.exchange.JOIN_SECONDS = 1; from popdist import "
+    "launcher; "
+)
 
 
 def two_machines(index):
-    return f"--num-instances 2 --nnodes 2 --node-rank {index} --rdzv-endpoint 127.0.0.1:{free_port()} true".split()
+    return (
+        f"--num-instances 2 --nnodes 2 --node-rank {index} --rdzv-endpoint "
+        f"127.0.0.1:{free_port()} true"
+    ).split()
 
 
 def start_two_machines(program, port, instances, options=(), **more):
     """The launchers of a run on two machines, which both are this one."""
-    options = ["--num-instances", instances, "--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", *options]
+    options = [
+        "--num-instances",
+        instances,
+        "--nnodes",
+        2,
+        "--rdzv-endpoint",
+        f"127.0.0.1:{port}",
+        *options,
+    ]
     return [start([*options, "--node-rank", index], program, **more) for index in range(2)]
 
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_machine_that_does_not_meet_the_others_in_time_says_so_in_one_message(index):
-    command = [sys.executable, "-c", IMPATIENT + "sys.exit(launcher.main(sys.argv[1:]))", *two_machines(index)]
+    command = [
+        sys.executable,
+        "-c",
+        IMPATIENT + "sys.exit(launcher.main(sys.argv[1:]))",
+        *two_machines(index),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment())
     assert done.returncode == 1
-    assert re.fullmatch(f"poprun: machine {index} of 2 did not meet the others at 127.0.0.1:.*; .*\n", done.stderr)
+    assert re.fullmatch(
+        f"poprun: machine {index} of 2 did not meet the others at 127.0.0.1:.*; .*\n", done.stderr
+    )
 
 
 LISTENS = {
@@ -57,9 +87,16 @@ def test_a_port_where_something_else_listens_and_says_nothing_is_told_of(who):
         silent.listen()
         port = str(silent.getsockname()[1])
         options = f"--num-instances 2 --nnodes 2 --node-rank 1 --rdzv-endpoint 127.0.0.1:{port} true".split()
-        of_instance = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        of_instance = {
+            "RANK": "1",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
         of_instance["LOCAL_WORLD_SIZE"] = "1"
-        variables = environment(POPDIST_TIMEOUT="1", **(of_instance if who == "an instance" else {}))
+        variables = environment(
+            POPDIST_TIMEOUT="1", **(of_instance if who == "an instance" else {})
+        )
         command = [sys.executable, "-c", IMPATIENT + code, *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
     assert done.returncode == 1
@@ -68,8 +105,14 @@ def test_a_port_where_something_else_listens_and_says_nothing_is_told_of(who):
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_waiting_for_other_machines_ends_with_ctrl_c(index):
-    code = "import threading, os, signal; from popdist import launcher; import sys; import popxl_engine.agent; "
-    code += "threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start(); launcher.main(sys.argv[1:])"
+    code = (
+        "import threading, os, signal; from popdist import launcher; import sys; import "
+        "popxl_engine.agent; "
+    )
+    code += (
+        "threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start(); "
+        "launcher.main(sys.argv[1:])"
+    )
     command = [sys.executable, "-c", code, *two_machines(index)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment())
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
@@ -90,7 +133,10 @@ def test_a_port_in_use_is_refused_at_once(capsys):
         ("--num-instances 2", "got no program; expected one after the options"),
         ("--num-instances 2 no-such-program", "'no-such-program', which is not found"),
         ("--num-instances 0 true", "--num-instances: got 0; expected at least 1"),
-        ("--num-replicas 5 --num-instances 2 true", "got 5 for 2 instances; expected a multiple of the instances. Use"),
+        (
+            "--num-replicas 5 --num-instances 2 true",
+            "got 5 for 2 instances; expected a multiple of the instances. Use",
+        ),
         ("--num-instances 3 --nnodes 2 --rdzv-endpoint a:1 true", "got 3 on 2 machines"),
         ("--num-instances 2 --nnodes 2 true", "without the first one's address"),
         ("--num-instances 2 --nnodes 2 --node-rank 2 true", "--node-rank: got 2; expected 0 to 1"),
@@ -119,14 +165,23 @@ def test_threads_are_divided_evenly_unless_the_user_says_how_many(monkeypatch):
 
 
 def test_instances_talk_by_the_interface_of_the_first_machines_address():
-    assert launcher.interface_towards("127.0.0.1") == launcher.interface_towards("localhost") == "lo"
+    assert (
+        launcher.interface_towards("127.0.0.1") == launcher.interface_towards("localhost") == "lo"
+    )
     assert launcher.interface_towards("no-such-host.invalid") is None
 
 
 def test_an_interface_that_is_not_there_is_refused_at_once():
-    ended = launch(["--num-instances", 2], ["-c", "import popdist; popdist.init()"], GLOO_SOCKET_IFNAME="lo,eth77")
+    ended = launch(
+        ["--num-instances", 2],
+        ["-c", "import popdist; popdist.init()"],
+        GLOO_SOCKET_IFNAME="lo,eth77",
+    )
     assert ended.code == 1
-    says = "environment variable GLOO_SOCKET_IFNAME: got 'eth77'; expected a network interface of this machine, of "
+    says = (
+        "environment variable GLOO_SOCKET_IFNAME: got 'eth77'; expected a network interface of "
+        "this machine, of "
+    )
     assert says in ended.last_line and ended.seconds < 30
 
 
@@ -154,9 +209,15 @@ def test_machines_with_different_options_are_refused_on_each():
     port, begin = free_port(), time.monotonic()
     common = ["--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}"]
     numbers = [["--num-instances", 4], ["--num-instances", 2]]
-    machines = [start([*common, *n, "--node-rank", i], ["-c", "print('ran')"]) for i, n in enumerate(numbers)]
+    machines = [
+        start([*common, *n, "--node-rank", i], ["-c", "print('ran')"])
+        for i, n in enumerate(numbers)
+    ]
     ended = [finish(machine, begin) for machine in machines]
-    each = [f"--num-replicas {n} --num-instances {n} --nnodes 2 on machine {i}" for i, n in enumerate((4, 2))]
+    each = [
+        f"--num-replicas {n} --num-instances {n} --nnodes 2 on machine {i}"
+        for i, n in enumerate((4, 2))
+    ]
     assert [(e.code, e.said) for e in ended] == [
         (2, f"poprun: got {ours} and {theirs}; expected the same on all. Change one of them.\n")
         for ours, theirs in (each, reversed(each))
@@ -165,8 +226,16 @@ def test_machines_with_different_options_are_refused_on_each():
 
 
 ENDS_ELSEWHERE = {
-    "fails after that of machine 0 has succeeded": (1, "sys.exit() if rank == 0 else (time.sleep(3), sys.exit(5))", 5),
-    "fails while that of machine 1 talks to nobody": (0, "sys.exit(5) if rank == 0 else time.sleep(90)", 5),
+    "fails after that of machine 0 has succeeded": (
+        1,
+        "sys.exit() if rank == 0 else (time.sleep(3), sys.exit(5))",
+        5,
+    ),
+    "fails while that of machine 1 talks to nobody": (
+        0,
+        "sys.exit(5) if rank == 0 else time.sleep(90)",
+        5,
+    ),
     "is killed": (1, "time.sleep(90) if rank == 0 else os.kill(os.getpid(), 9)", 137),
 }
 
@@ -181,17 +250,27 @@ def test_an_instance_that(case, tmp_path):
     assert [e.code for e in ended] == [exit_code] * 2, ended
     assert all(e.seconds < 40 for e in ended)
     assert not left_over(tmp_path)
-    happened = rf"instance {failing} \(process \d+\) (ended with exit code 5|was killed by SIGKILL)\."
+    happened = (
+        rf"instance {failing} \(process \d+\) (ended with exit code 5|was killed by SIGKILL)\."
+    )
     assert re.match(f"poprun: {happened}", ended[failing].last_line)
-    assert re.fullmatch(f"poprun: machine {failing}: {happened} What runs here was ended.\n", ended[1 - failing].said)
+    assert re.fullmatch(
+        f"poprun: machine {failing}: {happened} What runs here was ended.\n",
+        ended[1 - failing].said,
+    )
 
 
 def test_a_launcher_that_is_killed_on_the_first_machine_ends_the_other(tmp_path):
     begin = time.monotonic()
-    machines = start_two_machines(["-c", NOTED + "time.sleep(90)"], free_port(), 2, NOTES=str(tmp_path))
+    machines = start_two_machines(
+        ["-c", NOTED + "time.sleep(90)"], free_port(), 2, NOTES=str(tmp_path)
+    )
     wait_for_instances(tmp_path, 2)
     machines[0].kill()
     ended = [finish(machine, begin) for machine in machines]
-    assert (ended[1].code, ended[1].said) == (1, "poprun: machine 0: its poprun is gone. What runs here was ended.\n")
+    assert (ended[1].code, ended[1].said) == (
+        1,
+        "poprun: machine 0: its poprun is gone. What runs here was ended.\n",
+    )
     assert ended[1].seconds < 40
     assert not left_over(tmp_path)

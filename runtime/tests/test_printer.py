@@ -18,7 +18,9 @@ def build() -> popxl.Ir:
 
     with ir.main_graph:
         v = popxl.variable(np.zeros((2, 3), np.float32), name="v")
-        popxl.remote_variable(np.zeros(3, np.float32), popxl.remote_buffer((3,), popxl.float32, 4), 2, name="far")
+        popxl.remote_variable(
+            np.zeros(3, np.float32), popxl.remote_buffer((3,), popxl.float32, 4), 2, name="far"
+        )
         table = popxl.constant(np.arange(12, dtype=np.int32), name="table")
         graph = ir.create_graph(scale, X, X)
         (y,) = ops.call(graph, ops.host_load(popxl.h2d_stream((2, 3), popxl.float32, "data")), v)

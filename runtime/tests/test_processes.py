@@ -1,4 +1,6 @@
-"""Replicas over several processes: the same numbers as in one. How such runs end is in `test_poprun.py`."""
+"""Replicas over several processes: the same numbers as in one. How such runs end is in
+`test_poprun.py`.
+"""
 
 from pathlib import Path
 
@@ -43,7 +45,9 @@ def test_numbers_do_not_depend_on_how_replicas_are_split_over_processes(
 ):
     found = in_processes(tmp_path, options, module, **environment)
     assert found.keys() == in_one_process.keys()
-    different = [name for name, array in found.items() if array.tobytes() != in_one_process[name].tobytes()]
+    different = [
+        name for name, array in found.items() if array.tobytes() != in_one_process[name].tobytes()
+    ]
     assert not different
     check_against_numpy(found)
     file = np.fromfile(tmp_path / "files" / "file.npy", np.float32)
@@ -65,7 +69,9 @@ ORACLES = {
     "scatter": lambda x, i: shards(x.sum(0), len(x))[i],
     "gather": lambda x, i: np.concatenate(list(x), 1),
     "shard": lambda x, i: shards(x[i], len(x))[i],
-    "slice": lambda x, i: np.split(x[i], len(x))[i].squeeze(0) if len(x) == 8 else np.split(x[i], len(x))[i],
+    "slice": lambda x, i: (
+        np.split(x[i], len(x))[i].squeeze(0) if len(x) == 8 else np.split(x[i], len(x))[i]
+    ),
 }
 """From the operands of a group and a position in it to that member's result."""
 GRADIENTS = {
@@ -73,7 +79,10 @@ GRADIENTS = {
     "identical_grad_inputs": lambda x, i: 2 * x.sum(0),
     "gather": lambda x, i: 2 * x[i],
     "shard": lambda x, i: np.concatenate(
-        [2 * np.concatenate([shards(x[m], len(x))[m] for m in range(len(x))])[:21].reshape(7, 3), np.zeros((1, 3))]
+        [
+            2 * np.concatenate([shards(x[m], len(x))[m] for m in range(len(x))])[:21].reshape(7, 3),
+            np.zeros((1, 3)),
+        ]
     ),
     "slice": lambda x, i: 2 * np.concatenate([np.split(x[m], len(x))[m] for m in range(len(x))]),
 }
@@ -87,13 +96,21 @@ def check_against_numpy(found):
             members = [r for r in range(REPLICAS) if assignment[r] == group]
             for name, oracle in ORACLES.items():
                 expected = oracle(x[members], members.index(replica))
-                np.testing.assert_allclose(found[f"{name}/{group_name}"][replica], expected, rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(
+                    found[f"{name}/{group_name}"][replica], expected, rtol=1e-5, atol=1e-6
+                )
             for name, oracle in GRADIENTS.items() if group_name in GRADIENT_GROUPS else ():
                 expected = oracle(x[members], members.index(replica))
-                np.testing.assert_allclose(found[f"gradient/{name}/{group_name}"][replica], expected, rtol=1e-5)
+                np.testing.assert_allclose(
+                    found[f"gradient/{name}/{group_name}"][replica], expected, rtol=1e-5
+                )
     line, firsts = np.linspace(-1, 1, 9001, dtype=np.float32), x[:, 0, 0]
-    np.testing.assert_allclose(found["large/mean/all"][5], line * firsts.mean(), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(found["large/square_add/strided"][1], line**2 * (firsts[1::2] ** 2).sum(), rtol=1e-4)
+    np.testing.assert_allclose(
+        found["large/mean/all"][5], line * firsts.mean(), rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        found["large/square_add/strided"][1], line**2 * (firsts[1::2] ** 2).sum(), rtol=1e-4
+    )
     for replica in range(REPLICAS):
         pair = x[[replica % 4, replica % 4 + 4]]
         expected = pair.mean(0) if replica % 2 else (pair.max(0) + pair).sum(0)
@@ -104,11 +121,14 @@ def check_against_numpy(found):
         "every": x,
         "mirrored": x[[0, 1, 4, 5]],
         "paired": x[::2],
-        "sharded": x[0] + np.concatenate([np.split(x[r].reshape(-1), 8)[r] for r in range(8)]).reshape(x[0].shape),
+        "sharded": x[0]
+        + np.concatenate([np.split(x[r].reshape(-1), 8)[r] for r in range(8)]).reshape(x[0].shape),
         "file": x[0],
     }
     halves = x.reshape(2, 4, 2, 12)  # member m of group g is replica 4 * m + g
     change = np.stack([np.concatenate([halves[m, g, m] for m in range(2)]) for g in range(4)])
     expected["remote"] = x[:4] + change.reshape(4, *programs.SHAPE)
     for name, array in expected.items():
-        np.testing.assert_allclose(found[f"variable/{name}"], array, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            found[f"variable/{name}"], array, rtol=1e-5, atol=1e-6, err_msg=name
+        )

@@ -1,4 +1,6 @@
-"""Matrix products go to the fastest library on this CPU; whatever the operands' strides, numbers and speed stay."""
+"""Matrix products go to the fastest library on this CPU; whatever the operands' strides, numbers
+and speed stay.
+"""
 
 import time
 from typing import Any, Callable, List, Optional, Sequence
@@ -27,7 +29,9 @@ OPERANDS = {
 }
 
 
-@pytest.mark.parametrize("lhs", cases(OPERANDS, lambda name: name in ("contiguous", "columns of a wider one")))
+@pytest.mark.parametrize(
+    "lhs", cases(OPERANDS, lambda name: name in ("contiguous", "columns of a wider one"))
+)
 @pytest.mark.parametrize("rhs", OPERANDS)
 def test_products_of_views_equal_products_of_copies_and_are_not_slow(lhs, rhs):
     bias = WIDE[0, :512]
@@ -42,22 +46,40 @@ def test_products_of_views_equal_products_of_copies_and_are_not_slow(lhs, rhs):
 # By tiles
 
 
-def narrow(rows: int, columns: int, seed: int, is_transposed: bool = False, extra: int = 0) -> torch.Tensor:
-    """A bfloat16 matrix; `extra` elements lie between its rows, or its columns if it is transposed."""
+def narrow(
+    rows: int, columns: int, seed: int, is_transposed: bool = False, extra: int = 0
+) -> torch.Tensor:
+    """A bfloat16 matrix; `extra` elements lie between its rows, or its columns if it is
+    transposed.
+    """
     shape = (columns, rows) if is_transposed else (rows, columns)
-    whole = torch.randn(shape[0], shape[1] + extra, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+    whole = torch.randn(
+        shape[0], shape[1] + extra, generator=torch.Generator().manual_seed(seed)
+    ).to(torch.bfloat16)
     t = whole[:, : shape[1]]
     return t.t() if is_transposed else t
 
 
-def by_tiles(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+def by_tiles(
+    lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor] = None
+) -> torch.Tensor:
     """What `tiled` makes by the library."""
     assert native.multiplies(lhs, rhs)
     return tiled(lhs, rhs, bias)
 
 
-SIZES = [(1, 1, 1), (33, 70, 17), (5, 2047, 40), (64, 32, 64), (96, 2080, 40), (200, 1030, 31), (32, 96, 1700)]
-"""Rows, terms, columns: edges of tiles, rows that tiles are loaded from as they lie, several chunks, many columns."""
+SIZES = [
+    (1, 1, 1),
+    (33, 70, 17),
+    (5, 2047, 40),
+    (64, 32, 64),
+    (96, 2080, 40),
+    (200, 1030, 31),
+    (32, 96, 1700),
+]
+"""Rows, terms, columns: edges of tiles, rows that tiles are loaded from as they lie, several
+chunks, many columns.
+"""
 QUICK = ((33, 70, 17), (64, 32, 64), (96, 2080, 40))
 
 
@@ -66,13 +88,17 @@ QUICK = ((33, 70, 17), (64, 32, 64), (96, 2080, 40))
 @pytest.mark.parametrize("is_rhs_transposed", [False, True])
 @pytest.mark.parametrize("is_lhs_transposed", [False, True])
 @pytest.mark.parametrize(
-    "rows, inner, columns", [pytest.param(*size, marks=[pytest.mark.slow] * (size not in QUICK)) for size in SIZES]
+    "rows, inner, columns",
+    [pytest.param(*size, marks=[pytest.mark.slow] * (size not in QUICK)) for size in SIZES],
 )
 def test_products_by_tiles_are_those_in_float64_rounded_once_for_any_threads(
     rows: int, inner: int, columns: int, is_lhs_transposed: bool, is_rhs_transposed: bool, extra: int,
     threads: Any,
 ) -> None:  # fmt: skip
-    lhs, rhs = narrow(rows, inner, 1, is_lhs_transposed, extra), narrow(inner, columns, 2, is_rhs_transposed, extra)
+    lhs, rhs = (
+        narrow(rows, inner, 1, is_lhs_transposed, extra),
+        narrow(inner, columns, 2, is_rhs_transposed, extra),
+    )
     for bias in (None, narrow(1, 2 * columns, 3)[0, ::2]):
         results: List[torch.Tensor] = []
         for count in (1, 2, 3):
@@ -92,13 +118,18 @@ def test_tiles_are_multiplied_by_amx_and_by_dot_products(
 ) -> None:
     by(way)
     for is_transposed in (False, True):
-        lhs, rhs = narrow(rows, inner, 1, is_transposed, 32), narrow(inner, columns, 2, is_transposed, 5)
+        lhs, rhs = (
+            narrow(rows, inner, 1, is_transposed, 32),
+            narrow(inner, columns, 2, is_transposed, 5),
+        )
         exact, total = lhs.double() @ rhs.double(), torch.full((rows, columns), float("nan"))
         for count in (1, 2):
             threads(count)
             y, sums = by_tiles(lhs, rhs), accumulate_product_(total, lhs, rhs, 0.0)
             assert ((y.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-6 * inner**0.5).all()
-            torch.testing.assert_close(sums.double(), exact, rtol=1e-5, atol=1e-6 * inner**0.5 + 1e-6)
+            torch.testing.assert_close(
+                sums.double(), exact, rtol=1e-5, atol=1e-6 * inner**0.5 + 1e-6
+            )
 
 
 @needs_tiles
@@ -108,7 +139,9 @@ def test_a_rows_bits_depend_neither_on_its_place_nor_on_the_other_rows(inner: in
     whole = by_tiles(lhs, rhs, bias)
     for first, end in ((0, 32), (32, 160), (7, 60), (159, 160)):
         assert torch.equal(by_tiles(lhs[first:end], rhs, bias), whole[first:end])
-        assert torch.equal(by_tiles(lhs[first:end].t().contiguous().t(), rhs, bias), whole[first:end])
+        assert torch.equal(
+            by_tiles(lhs[first:end].t().contiguous().t(), rhs, bias), whole[first:end]
+        )
 
 
 @needs_tiles
@@ -122,7 +155,11 @@ def test_what_is_beside_an_operand_and_what_a_result_held_before_does_not_matter
     assert torch.equal(by_tiles(lhs, rhs).isnan(), torch.zeros(39, 19, dtype=torch.bool))
     lhs[5, 7], lhs[6, 8] = float("inf"), float("nan")
     y = by_tiles(lhs, rhs)
-    assert y[6].isnan().all() and not y[5].isfinite().any() and y[[*range(5), *range(7, 39)]].isfinite().all()
+    assert (
+        y[6].isnan().all()
+        and not y[5].isfinite().any()
+        and y[[*range(5), *range(7, 39)]].isfinite().all()
+    )
 
 
 @needs_tiles
@@ -138,7 +175,9 @@ def test_rows_on_boundaries_may_end_within_a_tile(inner: int, threads: Any) -> N
 
 
 @needs_tiles
-@pytest.mark.parametrize("rows, columns", [(40, 70001), pytest.param(70001, 40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "rows, columns", [(40, 70001), pytest.param(70001, 40, marks=pytest.mark.slow)]
+)
 def test_sums_of_several_chunks_are_held_in_parts(rows: int, columns: int, threads: Any) -> None:
     inner = 1030
     lhs, rhs, bias = narrow(rows, inner, 1), narrow(inner, columns, 2), narrow(1, columns, 3)[0]
@@ -146,7 +185,11 @@ def test_sums_of_several_chunks_are_held_in_parts(rows: int, columns: int, threa
         threads(count)
         y = by_tiles(lhs, rhs, bias)
         for first, end in ((0, 40), (30000, 60000), (69000, 70001)):
-            part = (slice(first, end), slice(None)) if rows > columns else (slice(None), slice(first, end))
+            part = (
+                (slice(first, end), slice(None))
+                if rows > columns
+                else (slice(None), slice(first, end))
+            )
             assert torch.equal(y[part], by_tiles(lhs[part[0]], rhs[:, part[1]], bias[part[1]]))
 
 
@@ -187,7 +230,9 @@ def test_a_large_total_that_is_written_once_is_the_product(columns: int, threads
         total = whole[:, :columns]
         assert native.adds_product(total, lhs, rhs)
         factors = (lhs, *lhs.stride(), rhs, *rhs.stride())
-        native.call("accumulate_product", (), *factors, total, 1024, 0.0, 0.5, rows, columns, inner, None)
+        native.call(
+            "accumulate_product", (), *factors, total, 1024, 0.0, 0.5, rows, columns, inner, None
+        )
         torch.testing.assert_close(total, 0.5 * (lhs.float() @ rhs.float()), rtol=1e-5, atol=1e-5)
         assert whole[:, columns:].isnan().all()
 
@@ -199,20 +244,27 @@ def test_products_that_tiles_do_not_make_go_to_the_library_for_this_cpu(dtype: t
     assert not native.multiplies(lhs, rhs)
     assert torch.equal(tiled(lhs, rhs, None), product(lhs, rhs, dtype))
     assert torch.equal(tiled(lhs, rhs, bias), linear(lhs, rhs, bias))
-    torch.testing.assert_close(tiled(lhs, rhs, None), lhs @ rhs)  # oneDNN or MKL, by the kind of CPU
+    # oneDNN or MKL, by the kind of CPU
+    torch.testing.assert_close(tiled(lhs, rhs, None), lhs @ rhs)
     assert tiled(lhs[:0], rhs, bias).shape == (0, 7)
 
 
 # In programs
 
 
-def layer(rows: int, dtype: popxl.dtype = popxl.bfloat16) -> Callable[[popxl.Ir], Sequence[popxl.Tensor]]:
+def layer(
+    rows: int, dtype: popxl.dtype = popxl.bfloat16
+) -> Callable[[popxl.Ir], Sequence[popxl.Tensor]]:
     """A product with a bias, and one with a transposed matrix."""
 
     def build(ir: popxl.Ir) -> Sequence[popxl.Tensor]:
         x, w, v, b = (
-            popxl.variable(np.random.default_rng(i).normal(size=s).astype(np.float32), dtype, name=n)
-            for i, (n, s) in enumerate({"x": (rows, 64), "w": (64, 96), "v": (80, 64), "b": (96,)}.items())
+            popxl.variable(
+                np.random.default_rng(i).normal(size=s).astype(np.float32), dtype, name=n
+            )
+            for i, (n, s) in enumerate(
+                {"x": (rows, 64), "w": (64, 96), "v": (80, 64), "b": (96,)}.items()
+            )
         )
         return [x @ w + b, x @ v.T]
 

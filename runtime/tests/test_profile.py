@@ -1,4 +1,6 @@
-"""Profiles of small programs: whatever the program, every moment and every byte goes to one phase and one lane."""
+"""Profiles of small programs: whatever the program, every moment and every byte goes to one phase
+and one lane.
+"""
 
 import json
 import re
@@ -37,7 +39,8 @@ from test_tier_sessions import program as rows_program
 def inputs_of(session: popxl.Session) -> Dict[Any, np.ndarray]:
     rng = np.random.default_rng(7)
     return {
-        s: rng.normal(size=session._full_input_shape(s.shape)).astype(np.float32) for s in session.expected_inputs()
+        s: rng.normal(size=session._full_input_shape(s.shape)).astype(np.float32)
+        for s in session.expected_inputs()
     }
 
 
@@ -56,7 +59,9 @@ def of(spans: Any, replica: int, lane: str) -> List[Span]:
 
 
 def paths(spans: List[Span]) -> List[Tuple[str, ...]]:
-    """For each span the names of those around it, outermost first, and its own. Fails where spans cross."""
+    """For each span the names of those around it, outermost first, and its own. Fails where spans
+    cross.
+    """
     found, around = [], []
     for span in spans:
         while around and around[-1].end <= span.begin:
@@ -81,7 +86,12 @@ def test_a_profile_changes_no_bit_of_what_a_run_gives():
                     values = session.run(inputs_of(session))
             else:
                 values = session.run(inputs_of(session))
-            results.append([*values.values(), *(session.get_tensor_data(v) for v in session.ir.main_graph.variables)])
+            results.append(
+                [
+                    *values.values(),
+                    *(session.get_tensor_data(v) for v in session.ir.main_graph.variables),
+                ]
+            )
     for plain, recorded in zip(*results):
         np.testing.assert_array_equal(plain, recorded)
 
@@ -99,9 +109,16 @@ def test_programs_have_marks_in_the_block_and_nowhere_else(tmp_path, monkeypatch
         assert session._engine.program is recorded, "written once"
     assert session._engine.program is before and "perf_counter" not in str(before.source.names)
     stamp = re.compile(r"^ +(log|rows)_\d+g\.append")
-    texts = [[line for line in path.read_text().splitlines() if not stamp.match(line)] for path in (plain, marked)]
-    assert len(texts[0]) == len(plain.read_text().splitlines()), "no marks where nobody asks for them"
-    assert len(texts[0]) == len(texts[1]) < len(marked.read_text().splitlines()), "and nothing else where they are"
+    texts = [
+        [line for line in path.read_text().splitlines() if not stamp.match(line)]
+        for path in (plain, marked)
+    ]
+    assert len(texts[0]) == len(plain.read_text().splitlines()), (
+        "no marks where nobody asks for them"
+    )
+    assert len(texts[0]) == len(texts[1]) < len(marked.read_text().splitlines()), (
+        "and nothing else where they are"
+    )
 
 
 def test_spans_of_phases_lie_inside_each_other_and_others_follow_each_other():
@@ -117,7 +134,10 @@ def test_spans_of_phases_lie_inside_each_other_and_others_follow_each_other():
             ("run", "final_phase"),
             ("run", "main"),
         ]
-        others = sorted((s for s in found.spans if s.replica == replica and s.lane != PHASES), key=lambda s: s.begin)
+        others = sorted(
+            (s for s in found.spans if s.replica == replica and s.lane != PHASES),
+            key=lambda s: s.begin,
+        )
         assert all(before.end <= after.begin for before, after in zip(others, others[1:]))
         assert all(found.begin <= s.begin <= s.end <= found.end for s in others)
         assert {s.lane for s in others} == {"compute", "load", "store", "collectives", "host I/O"}
@@ -128,7 +148,10 @@ def test_every_moment_of_a_run_goes_to_one_phase_and_one_lane():
     assert len(profiles) == 3
     for found in profiles:
         assert sum(sum(p.nanoseconds.values()) for p in found.phases) == found.end - found.begin
-        assert all(set(p.nanoseconds) == set(LANES) and min(p.nanoseconds.values()) >= 0 for p in found.phases)
+        assert all(
+            set(p.nanoseconds) == set(LANES) and min(p.nanoseconds.values()) >= 0
+            for p in found.phases
+        )
 
 
 def amounts(spans: List[Span]) -> Work:
@@ -147,9 +170,14 @@ def test_work_is_that_of_the_plan_and_so_is_the_sum_of_the_spans():
             host_bytes=REPLICAS * theirs.host_bytes,
             sent_bytes=REPLICAS * theirs.sent_bytes,
         )
-    assert amounts([s for s in found.spans if s.lane != PHASES]) == Work.sum(p.work for p in found.phases)
+    assert amounts([s for s in found.spans if s.lane != PHASES]) == Work.sum(
+        p.work for p in found.phases
+    )
     for phase in found.phases:
-        assert amounts([s for s in found.spans if s.lane == PHASES and s.name == phase.name]) == phase.work
+        assert (
+            amounts([s for s in found.spans if s.lane == PHASES and s.name == phase.name])
+            == phase.work
+        )
     rounds = [s for s in found.spans if s.name.startswith("row_phase ")]
     assert len(rounds) == REPLICAS * ROWS and amounts(rounds) == found.phases[1].work
 
@@ -157,10 +185,16 @@ def test_work_is_that_of_the_plan_and_so_is_the_sum_of_the_spans():
 def test_transfers_are_those_of_the_sequence_with_their_rows():
     ((found,), _) = profiled(program())
     for replica in found.replicas:
-        mine = [s for s in found.spans if s.replica == replica and s.lane in ("load", "store", "collectives")]
+        mine = [
+            s
+            for s in found.spans
+            if s.replica == replica and s.lane in ("load", "store", "collectives")
+        ]
         seen = [(s.lane, s.row) for s in sorted(mine, key=lambda s: s.begin)]
         events = sequence(program(), replica)
-        assert seen == [("collectives", None) if e.kind == "collective" else (e.kind, e.row) for e in events]
+        assert seen == [
+            ("collectives", None) if e.kind == "collective" else (e.kind, e.row) for e in events
+        ]
 
 
 PAUSE = 0.02
@@ -215,7 +249,11 @@ def test_loops_in_loops_are_spans_in_spans():
         (x,) = ops.call(ir.create_graph(inner_phase, x, steps=3), x)
         ops.host_store(popxl.d2h_stream((3,), popxl.float32), x)
     ((found,), _) = profiled(ir)
-    rounds = [path[2:] for path in paths(of(found.spans, 0, PHASES)) if path[1:2] == ("inner_phase",) and path[2:]]
+    rounds = [
+        path[2:]
+        for path in paths(of(found.spans, 0, PHASES))
+        if path[1:2] == ("inner_phase",) and path[2:]
+    ]
     assert rounds == [
         path
         for i in range(3)
@@ -293,7 +331,12 @@ def test_steps_of_one_run_are_spans_around_their_phases():
     nested = paths(of(found.spans, 2, PHASES))
     for step in range(3):
         within = [path[2:] for path in nested if path[1:2] == (f"step {step + 1} of 3",)]
-        assert [path[0] for path in within if len(path) == 1] == ["main", "row_phase", "final_phase", "main"]
+        assert [path[0] for path in within if len(path) == 1] == [
+            "main",
+            "row_phase",
+            "final_phase",
+            "main",
+        ]
         assert len([path for path in within if "".join(path[-1:]).startswith("row_phase ")]) == ROWS
     once = profiled(program())[0][0]
     assert [p.work for p in found.phases] == [p.work.times(3) for p in once.phases]
@@ -307,7 +350,9 @@ def test_steps_within_steps_count_in_the_loop_that_they_are_of():
     ((found,), _) = profiled(ir)
     assert found.steps == 6
     nested = paths(of(found.spans, 1, PHASES))
-    counts = [tuple(" ".join(name.split()[1:]) for name in path[1:]) for path in nested if len(path) == 3]
+    counts = [
+        tuple(" ".join(name.split()[1:]) for name in path[1:]) for path in nested if len(path) == 3
+    ]
     expected = [(f"{n} of 2", f"{k} of 3") for n in (1, 2) for k in (1, 2, 3)]
     assert [count for count in counts if count in expected] == expected
 
@@ -320,12 +365,17 @@ def test_a_first_step_before_a_loop_of_others_is_one_of_the_run(steps: int):
     assert found.steps == steps
     works = {p.name: (p.runs, p.work) for p in found.phases}
     assert works == {
-        p.name: (p.runs, Work(p.flops, p.loaded_bytes, p.stored_bytes, p.host_bytes)) for p in expected.phases
+        p.name: (p.runs, Work(p.flops, p.loaded_bytes, p.stored_bytes, p.host_bytes))
+        for p in expected.phases
     }
     nested = paths(of(found.spans, 0, PHASES))
     rounds = [path[1] for path in nested if len(path) == 2 and path[1].startswith("step")]
     assert rounds == ([f"step {n} of {steps}" for n in range(2, steps + 1)] if steps > 2 else [])
-    layers = [path[-1] for path in nested if path[-1].startswith("first_and_later_steps.forward_and_store_phase ")]
+    layers = [
+        path[-1]
+        for path in nested
+        if path[-1].startswith("first_and_later_steps.forward_and_store_phase ")
+    ]
     name = "first_and_later_steps.forward_and_store_phase"
     assert layers == [f"{name} 1 of 2", f"{name} 2 of 2"] * (steps - 1)
     loads = Work.sum(span.work for span in of(found.spans, 0, "load"))
@@ -357,7 +407,9 @@ def test_a_block_that_fails_leaves_the_program_without_marks():
 def test_an_interpreted_session_is_refused(monkeypatch):
     monkeypatch.setenv("POPXL_INTERPRET", "1")
     session = popxl.Session(program())
-    with pytest.raises(RuntimeError, match="profile: got a session that interprets.*Unset POPXL_INTERPRET"):
+    with pytest.raises(
+        RuntimeError, match="profile: got a session that interprets.*Unset POPXL_INTERPRET"
+    ):
         with session, profile(session):
             pass
 
@@ -379,12 +431,20 @@ def test_where_rows_lie_in_files_reads_and_writes_are_spans_of_their_own(tmp_pat
         assert 0 < len([s for s in found.spans if s.lane == lane]) <= moved
         for replica in found.replicas:
             spans = of(found.spans, replica, lane)
-            assert spans and all(first.end <= second.begin for first, second in zip(spans, spans[1:]))
+            assert spans and all(
+                first.end <= second.begin for first, second in zip(spans, spans[1:])
+            )
             assert all(found.begin <= s.begin <= s.end <= found.end for s in spans)
-            assert all(int(s.name.split()[0]) % BLOCK == 0 and s.name.endswith(" bytes") for s in spans)
+            assert all(
+                int(s.name.split()[0]) % BLOCK == 0 and s.name.endswith(" bytes") for s in spans
+            )
     assert sum(sum(p.nanoseconds.values()) for p in found.phases) == found.end - found.begin
-    assert amounts([s for s in found.spans if s.lane in LANES]) == Work.sum(p.work for p in found.phases)
-    lanes = {e["args"]["name"] for e in timeline([found])["traceEvents"] if e["name"] == "thread_name"}
+    assert amounts([s for s in found.spans if s.lane in LANES]) == Work.sum(
+        p.work for p in found.phases
+    )
+    lanes = {
+        e["args"]["name"] for e in timeline([found])["traceEvents"] if e["name"] == "thread_name"
+    }
     assert lanes == {PHASES, *LANES, *FILES}
 
 
@@ -399,13 +459,18 @@ def test_the_timeline_is_a_trace_in_json():
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {
         f"replica {i}" for i in range(REPLICAS)
     }
-    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    threads = {
+        (e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"
+    }
     assert sorted(set(threads.values())) == sorted((PHASES, *LANES))
     complete = [e for e in events if e["ph"] == "X"]
     assert [e["ts"] for e in complete] == sorted(e["ts"] for e in complete)
     assert len(complete) == len(found.spans) and trace["otherData"]["spans left out"] == 0
     for event, span in zip(complete, found.spans):
-        assert threads[event["pid"], event["tid"]] == span.lane == event["cat"] and event["name"] == span.name
+        assert (
+            threads[event["pid"], event["tid"]] == span.lane == event["cat"]
+            and event["name"] == span.name
+        )
         assert event["ts"] == pytest.approx((span.begin - found.begin) / 1e3)
         assert event["dur"] == pytest.approx((span.end - span.begin) / 1e3)
     (load, *_) = [e for e in complete if e["cat"] == "load"]
@@ -455,5 +520,8 @@ def test_moments_of_a_gpu_are_when_it_passed_them_and_not_when_it_was_asked_to()
         begin = time.perf_counter_ns()
         numbers = [clock.now() for _ in range(4)]
         times = clock.times(numbers[1:])
-        assert [round(after - before) for before, after in zip(times, times[1:])] == [500_000, 500_000]
+        assert [round(after - before) for before, after in zip(times, times[1:])] == [
+            500_000,
+            500_000,
+        ]
         assert begin + 1_000_000 <= times[0] <= time.perf_counter_ns() + 1_000_000

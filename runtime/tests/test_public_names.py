@@ -1,9 +1,11 @@
-"""Every name of the original API is there, is of the same kind, and takes the same parameters with the same defaults.
+"""Every name of the original API is there, is of the same kind, and takes the same parameters with
+the same defaults.
 
-`public_names.json` lists that API: for each module its names, for each function its parameters, for each class its
-members (``__base__``: a class it derives from), null for what is no function, `@module` for a name that is another
-module's. Members in ``class_level`` belong to the class, not to its instances. A default of ``...`` is not known, and
-neither are parameters ``*args, **kwargs`` of a constructor or of what `popart` has.
+`public_names.json` lists that API: for each module its names, for each function its parameters, for
+each class its members (``__base__``: a class it derives from), null for what is no function,
+`@module` for a name that is another module's. Members in ``class_level`` belong to the class, not
+to its instances. A default of ``...`` is not known, and neither are parameters ``*args, **kwargs``
+of a constructor or of what `popart` has.
 """
 
 import ast
@@ -28,7 +30,10 @@ EXTENSIONS = {
     "popxl_addons.autodiff_with_accumulation": ("accumulator_dtype",),
     "popxl_addons.transforms.autodiff_with_accumulation": ("accumulator_dtype",),
     "popxl_addons.transforms.autodiff.autodiff_with_accumulation": ("accumulator_dtype",),
-    "popxl_addons.optimizers.adam.AdamOptimizerStep.build": ("keyword second_order_dtype", "keyword update_if"),
+    "popxl_addons.optimizers.adam.AdamOptimizerStep.build": (
+        "keyword second_order_dtype",
+        "keyword update_if",
+    ),
 }
 """Parameters that go beyond the API: after all others, with defaults."""
 KINDS = {
@@ -57,10 +62,14 @@ def declared_parameters(text: str) -> list[Parameter]:
 
     arguments = as_arguments(text)
     required = len(arguments.args) - len(arguments.defaults)
-    found = [(a.arg, value(d)) for a, d in zip(arguments.args, [None] * required + arguments.defaults)]
+    found = [
+        (a.arg, value(d)) for a, d in zip(arguments.args, [None] * required + arguments.defaults)
+    ]
     if arguments.vararg:
         found.append((f"*{arguments.vararg.arg}", REQUIRED))
-    found += [(f"keyword {a.arg}", value(d)) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults)]
+    found += [
+        (f"keyword {a.arg}", value(d)) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults)
+    ]
     if arguments.kwarg:
         found.append((f"**{arguments.kwarg.arg}", REQUIRED))
     return found
@@ -73,19 +82,25 @@ def actual_parameters(found: Callable[..., Any]) -> list[Parameter]:
 
 
 def is_same_default(declared: Any, actual: Any) -> bool:
-    """Whether two defaults are the same value of the same type; an unknown one only has to be there."""
+    """Whether two defaults are the same value of the same type; an unknown one only has to be
+    there.
+    """
     if declared is ...:
         return actual is not REQUIRED
     return declared is actual or (type(declared) is type(actual) and bool(declared == actual))
 
 
-def signature_problems(path: str, declared: str, found: Callable[..., Any], skip: int = 0) -> Iterator[str]:
+def signature_problems(
+    path: str, declared: str, found: Callable[..., Any], skip: int = 0
+) -> Iterator[str]:
     """How the parameters of a function, after the first few, differ from the declared ones."""
     if declared == UNKNOWN and (path.endswith(".__init__") or path.startswith("popart.")):
         return
     expected, actual = declared_parameters(declared), actual_parameters(found)[skip:]
     beyond = EXTENSIONS.get(path, ())
-    extra = [name for name, default in actual[len(actual) - len(beyond) :] if default is not REQUIRED]
+    extra = [
+        name for name, default in actual[len(actual) - len(beyond) :] if default is not REQUIRED
+    ]
     if beyond and tuple(extra) == beyond:
         actual = actual[: -len(beyond)]
     same = [name for name, _ in expected] == [name for name, _ in actual] and all(
@@ -104,7 +119,11 @@ def assigned_attributes(cls: type) -> set[str]:
     (definition,) = tree.body
     assert isinstance(definition, ast.ClassDef)
     fields = (node.target for node in definition.body if isinstance(node, ast.AnnAssign))
-    stored = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    stored = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    )
     return {target.id for target in fields if isinstance(target, ast.Name)} | {
         node.attr for node in stored if isinstance(node.value, ast.Name) and node.value.id == "self"
     }
@@ -125,7 +144,10 @@ def member_problems(path: str, cls: type, name: str, declared: str | None) -> It
     elif not (inspect.isroutine(found) or at_class):
         yield f"{path}: got {type(found).__name__}; expected a method ({declared})"
     elif at_class != (path in api()["class_level"]):
-        yield f"{path}: got a method of the {'class' if at_class else 'instances'}; expected the other"
+        yield (
+            f"{path}: got a method of the {'class' if at_class else 'instances'}; expected the "
+            "other"
+        )
     else:
         yield from signature_problems(path, declared, getattr(cls, name), skip=0 if at_class else 1)
 
@@ -138,7 +160,10 @@ def class_problems(path: str, cls: Any, members: dict[str, str | None]) -> Itera
     for name, declared in members.items():
         if name == "__base__":
             if declared not in (base.__name__ for base in cls.__mro__):
-                yield f"{path}: got bases {[base.__name__ for base in cls.__mro__[1:]]}; expected {declared} among them"
+                yield (
+                    f"{path}: got bases {[base.__name__ for base in cls.__mro__[1:]]}; expected "
+                    f"{declared} among them"
+                )
         elif name == "__init__":
             assert declared is not None
             yield from signature_problems(f"{path}.__init__", declared, cls)
@@ -171,15 +196,24 @@ def name_problems(module: Any, path: str, declared: Any) -> Iterator[str]:
 def test_every_public_name_is_there_with_its_kind_and_signature(module):
     found = importlib.import_module(module)
     problems = [
-        p for name, declared in MODULES[module].items() for p in name_problems(found, f"{module}.{name}", declared)
+        p
+        for name, declared in MODULES[module].items()
+        for p in name_problems(found, f"{module}.{name}", declared)
     ]
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("package", cases(["popxl", "popxl_addons"], lambda package: package == "popxl"))
+@pytest.mark.parametrize(
+    "package", cases(["popxl", "popxl_addons"], lambda package: package == "popxl")
+)
 def test_one_import_reaches_everything_at_the_top_of_a_package(package):
-    code = f"import sys, {package}; print([name for name in sys.argv[1:] if not hasattr({package}, name)])"
-    ran = subprocess.run([sys.executable, "-c", code, *MODULES[package]], capture_output=True, text=True, check=True)
+    code = (
+        f"import sys, {package}; print([name for name in sys.argv[1:] if not hasattr({package}, "
+        "name)])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *MODULES[package]], capture_output=True, text=True, check=True
+    )
     assert ran.stdout.strip() == "[]"
 
 
@@ -214,7 +248,16 @@ A_MODULE = SimpleNamespace(function=a_function, AClass=AClass, number=1)
         ("function", "t, axis=0, *, keep=False"),
         ("function", "t, axis=..., *, keep=False"),
         ("number", None),
-        ("AClass", {"__init__": "size=1", "__base__": "object", "size": None, "shape": None, "method": "x, y=None"}),
+        (
+            "AClass",
+            {
+                "__init__": "size=1",
+                "__base__": "object",
+                "size": None,
+                "shape": None,
+                "method": "x, y=None",
+            },
+        ),
     ],
 )
 def test_what_is_as_declared_has_no_problem(name, declared):

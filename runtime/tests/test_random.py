@@ -38,7 +38,8 @@ def test_splitmix64_gives_the_published_sequence():
 
 
 def test_murmur32_gives_murmurhash3_of_nothing():
-    # MurmurHash3_x86_32 of the empty string is its finalizer of the seed; known answers of that hash.
+    # MurmurHash3_x86_32 of the empty string is its finalizer of the seed; known answers of that
+    # hash.
     known = {0: 0, 1: 0x514E28B7, 0xFFFFFFFF: 0x81F16F39}
     for x, h in known.items():
         assert generator.murmur32(x) == h
@@ -87,7 +88,9 @@ def test_host_and_engine_draw_the_same_bits(words, count, offset):
 def test_a_part_of_the_elements_is_drawn_as_in_the_whole(words):
     whole = engine.draws(as_torch(seed_of(*words)), 1000)
     for start, stop in ((0, 1), (1, 2), (3, 8), (499, 1000)):
-        assert torch.equal(engine.draws(as_torch(seed_of(*words)), stop - start, start), whole[start:stop])
+        assert torch.equal(
+            engine.draws(as_torch(seed_of(*words)), stop - start, start), whole[start:stop]
+        )
 
 
 @over_seeds
@@ -111,7 +114,9 @@ def test_block_size_does_not_change_the_draws(monkeypatch):
 
 def test_children_of_a_seed_differ_from_each_other_and_from_their_parent():
     for words in SEEDS:
-        children = {tuple(generator.child_seed(seed_of(*words), np.uint32(i)).tolist()) for i in range(2000)}
+        children = {
+            tuple(generator.child_seed(seed_of(*words), np.uint32(i)).tolist()) for i in range(2000)
+        }
         assert len(children) == 2000 and words not in children
 
 
@@ -197,15 +202,25 @@ def test_neighbouring_draws_are_not_correlated(words):
 
 @over_seeds
 def test_normal_numbers_have_the_moments_of_the_normal_distribution(words):
-    values = KERNELS["random_normal"](as_torch(seed_of(*words)), (COUNT,), 0.0, 1.0, popxl.float32).double().numpy()
+    values = (
+        KERNELS["random_normal"](as_torch(seed_of(*words)), (COUNT,), 0.0, 1.0, popxl.float32)
+        .double()
+        .numpy()
+    )
     for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         assert abs((values**power).mean() - moment) < 5 * np.sqrt(variance / COUNT)
 
 
-@pytest.mark.parametrize("dtype", [popxl.float16, popxl.bfloat16, popxl.float32, popxl.float64], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    "dtype", [popxl.float16, popxl.bfloat16, popxl.float32, popxl.float64], ids=lambda d: d.name
+)
 @pytest.mark.parametrize("low, high", [(0.0, 1.0), (-1.0, 3.0), (0.3, 0.7)])
 def test_uniform_numbers_stay_below_their_upper_limit(dtype, low, high):
     values = KERNELS["random_uniform"](as_torch(seed_of(5, 6)), (COUNT,), low, high, dtype).double()
-    assert float(values.max()) < high and float(values.min()) >= float(torch.tensor(low, dtype=dtype.as_torch()))
-    tolerance = 5 * (high - low) / np.sqrt(12 * COUNT) + {2: 0.02, 4: 1e-6, 8: 1e-6}[dtype.itemsize] * (high - low)
+    assert float(values.max()) < high and float(values.min()) >= float(
+        torch.tensor(low, dtype=dtype.as_torch())
+    )
+    tolerance = 5 * (high - low) / np.sqrt(12 * COUNT) + {2: 0.02, 4: 1e-6, 8: 1e-6}[
+        dtype.itemsize
+    ] * (high - low)
     assert abs(float(values.mean()) - (low + high) / 2) < tolerance

@@ -1,4 +1,6 @@
-"""Gradients of attention that make probabilities again: the same bits, only where nobody else reads them."""
+"""Gradients of attention that make probabilities again: the same bits, only where nobody else reads
+them.
+"""
 
 import math
 from typing import Any, Callable, Optional, Sequence, Tuple
@@ -12,7 +14,17 @@ from popxl import Tensor, ops
 from popxl_engine import native
 from popxl_engine.planner.live_bytes import LiveBytes
 from popxl_engine.rewrites.attention import attention_grad
-from test_fused_attention import COMPILED, DATA, MASK, SHAPES, dtypes, hiding, normal, textbook, ways
+from test_fused_attention import (
+    COMPILED,
+    DATA,
+    MASK,
+    SHAPES,
+    dtypes,
+    hiding,
+    normal,
+    textbook,
+    ways,
+)
 from test_joined_gradients import results
 from test_known_shares import attended, twisted
 
@@ -61,15 +73,23 @@ def test_gradients_are_the_textbooks(dtype: torch.dtype, way: str, by: Any) -> N
         dy, query.transpose(2, 3), key, value.transpose(2, 3), None, None, 0.3, None, 0.0, mask
     )
     *_, expected_query, expected_key, expected_value = textbook(tensors, mask, 0.3, None)
-    pairs = ((d_query, expected_query), (d_key_t.transpose(2, 3), expected_key), (d_value, expected_value))
+    pairs = (
+        (d_query, expected_query),
+        (d_key_t.transpose(2, 3), expected_key),
+        (d_value, expected_value),
+    )
     for found, expected in pairs:
-        assert (found.double() - expected).norm() < (1e-6 if dtype is torch.float32 else 0.012) * expected.norm()
+        assert (found.double() - expected).norm() < (
+            1e-6 if dtype is torch.float32 else 0.012
+        ) * expected.norm()
 
 
 @ways
 @dtypes
 @pytest.mark.parametrize("p", [0.0, 0.2])
-@pytest.mark.parametrize("hidden", [[3], range(32, 64), range(96)], ids=["a query", "32 queries", "all"])
+@pytest.mark.parametrize(
+    "hidden", [[3], range(32, 64), range(96)], ids=["a query", "32 queries", "all"]
+)
 def test_queries_without_keys_give_no_numbers(
     hidden: Sequence[int], p: float, dtype: torch.dtype, way: str, by: Any
 ) -> None:
@@ -85,7 +105,10 @@ def test_queries_without_keys_give_no_numbers(
 @dtypes
 def test_later_queries_may_see_fewer_keys(dtype: torch.dtype, way: str, by: Any) -> None:
     by(way)
-    check_same(*both((2, 1, 100, 100, 16), hiding(100, 100, 100, dtype).flip(0).contiguous(), dtype, 0.2), way)
+    check_same(
+        *both((2, 1, 100, 100, 16), hiding(100, 100, 100, dtype).flip(0).contiguous(), dtype, 0.2),
+        way,
+    )
 
 
 @pytest.mark.parametrize("way", COMPILED)
@@ -100,18 +123,30 @@ def test_bits_do_not_depend_on_threads(dtype: torch.dtype, way: str, by: Any, th
         assert torch.equal(one, two) and torch.equal(one, three)
 
 
-@pytest.mark.skipif(native.library() is None, reason="no C++ compiler: nothing is beside the operands")
+@pytest.mark.skipif(
+    native.library() is None, reason="no C++ compiler: nothing is beside the operands"
+)
 @pytest.mark.parametrize("p", [0.0, 0.1])
-def test_a_rehearsal_counts_what_each_thread_takes_beside_operands_and_results(p: float, threads: Any) -> None:
+def test_a_rehearsal_counts_what_each_thread_takes_beside_operands_and_results(
+    p: float, threads: Any
+) -> None:
     threads(2)
     sequence, width = 320, 16
     with torch.device("meta"), LiveBytes() as live:
         query, key, value, dy = (torch.empty(1, 2, sequence, width) for _ in range(4))
-        mask, seed = torch.empty(sequence, sequence), torch.empty(2, dtype=torch.uint32) if p else None
+        mask, seed = (
+            torch.empty(sequence, sequence),
+            torch.empty(2, dtype=torch.uint32) if p else None,
+        )
         before = live.begin()
-        attention_grad(dy, query.transpose(2, 3), key, value.transpose(2, 3), None, None, 0.3, seed, p, mask)
+        attention_grad(
+            dy, query.transpose(2, 3), key, value.transpose(2, 3), None, None, 0.3, seed, p, mask
+        )
         needed = live.highest - before
-    scratch, results = 2 * (2 * sequence + 32 * bool(p)) * sequence * 4, 3 * 2 * sequence * width * 4
+    scratch, results = (
+        2 * (2 * sequence + 32 * bool(p)) * sequence * 4,
+        3 * 2 * sequence * width * 4,
+    )
     assert scratch + results <= needed < scratch + results + 1024
 
 
@@ -122,21 +157,33 @@ KEPT = {"fused_attention": 1, "fused_attention_grad": 1}
 
 
 def recomputing(p: float, is_projected: bool = False) -> Callable[[popxl.Ir], Sequence[Tensor]]:
-    """Attention and its gradient, which computes its forward pass again; projected: and needs the result of that."""
+    """Attention and its gradient, which computes its forward pass again; projected: and needs the
+    result of that.
+    """
 
     def attend(q: Tensor, k: Tensor, v: Tensor, seed: Tensor, w: Tensor) -> Tensor:
-        shares = ops.softmax(q @ k.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(MASK[:4, :4]), axis=-1)
+        shares = ops.softmax(
+            q @ k.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(MASK[:4, :4]), axis=-1
+        )
         y = (ops.dropout(shares, seed, p) if p else shares) @ v
         return y @ w if is_projected else y
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         q, k, v, dy = (popxl.variable(DATA[n], popxl.float32, name=n) for n in "qkvd")
-        seed, w = popxl.constant([3, 4], popxl.uint32), popxl.variable(np.eye(8, dtype=np.float32), name="w")
+        seed, w = (
+            popxl.constant([3, 4], popxl.uint32),
+            popxl.variable(np.eye(8, dtype=np.float32), name="w"),
+        )
         graph = ir.create_graph(attend, q, k, v, seed, w)
         inputs = graph.inputs[:3] + (graph.inputs[4:] if is_projected else ())
-        grad = addons.recompute_graph(addons.autodiff(addons.GraphWithNamedArgs(graph), grads_required=inputs))
+        grad = addons.recompute_graph(
+            addons.autodiff(addons.GraphWithNamedArgs(graph), grads_required=inputs)
+        )
         call = ops.call_with_info(graph, q, k, v, seed, w)
-        return [call.outputs[0], *ops.call(grad.graph, dy, inputs_dict=grad.grad_graph_info.inputs_dict(call))]
+        return [
+            call.outputs[0],
+            *ops.call(grad.graph, dy, inputs_dict=grad.grad_graph_info.inputs_dict(call)),
+        ]
 
     return build
 

@@ -73,7 +73,9 @@ def test_a_variable_of_zeros_is_kept_and_read_back() -> None:
         assert session.get_tensor_data(v).tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fnuz, torch.bool, torch.uint32, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fnuz, torch.bool, torch.uint32, torch.complex64]
+)
 def test_rows_of_every_type_may_be_zeros(dtype: torch.dtype) -> None:
     rows = Rows((2, 3), dtype, 1)
     rows.store(0, torch.zeros((), dtype=dtype).expand(2, 3))
@@ -124,9 +126,17 @@ def same_memory(t: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         lambda: viewed(first_numbers())[::-1],
         lambda: same_memory(first_numbers()),
     ],
-    ids=["a numpy array", "a second name", "what it is a view of", "a view of it", "another tensor with its memory"],
+    ids=[
+        "a numpy array",
+        "a second name",
+        "what it is a view of",
+        "a view of it",
+        "another tensor with its memory",
+    ],
 )
-def test_a_row_is_apart_from_what_somebody_else_still_has(make: Callable[[], Tuple[torch.Tensor, Any]]) -> None:
+def test_a_row_is_apart_from_what_somebody_else_still_has(
+    make: Callable[[], Tuple[torch.Tensor, Any]],
+) -> None:
     with torch.no_grad():
         rows, (t, other) = Rows((6,), torch.float32, 1), make()
         held = [t]
@@ -138,8 +148,12 @@ def test_a_row_is_apart_from_what_somebody_else_still_has(make: Callable[[], Tup
         assert other.tolist() == [9] * 6
 
 
-@pytest.mark.parametrize("rule", ["sys.getrefcount", "torch._C._storage_Use_Count", "torch.UntypedStorage.resizable"])
-def test_without_any_one_question_somebody_elses_memory_becomes_the_row(rule: str, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    "rule", ["sys.getrefcount", "torch._C._storage_Use_Count", "torch.UntypedStorage.resizable"]
+)
+def test_without_any_one_question_somebody_elses_memory_becomes_the_row(
+    rule: str, monkeypatch: Any
+) -> None:
     """The references to the tensor, those to its memory, and whether PyTorch owns that."""
     answer = True if rule.endswith("resizable") else 0
     monkeypatch.setattr(rule, lambda *_: answer)
@@ -159,7 +173,12 @@ def test_only_a_tensor_of_a_row_s_size_and_order_becomes_the_row() -> None:
     whole = torch.arange(12, dtype=torch.float32)
     part = torch.empty(0).set_(whole.untyped_storage(), 6, (2, 3), (3, 1))  # type: ignore[call-overload]
     del whole
-    for t in (part, first_numbers().reshape(3, 2).t(), torch.ones(2, 3, dtype=torch.float64), torch.ones(3)):
+    for t in (
+        part,
+        first_numbers().reshape(3, 2).t(),
+        torch.ones(2, 3, dtype=torch.float64),
+        torch.ones(3),
+    ):
         expected = t.expand(2, 3).tolist()
         held = [t]
         del t

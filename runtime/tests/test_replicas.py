@@ -1,4 +1,6 @@
-"""Replicas of one process: collectives in whole programs, values and streams of each replica, and deadlocks."""
+"""Replicas of one process: collectives in whole programs, values and streams of each replica, and
+deadlocks.
+"""
 
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
@@ -17,7 +19,9 @@ GROUPS = ["00", "0000", "0101", "0011", "00000000", "01010101", "01230123", "010
 IRREGULAR = ["0110", "010212", "00010111", "01102332"]
 """Without a constant stride."""
 QUICK = ("0011", "01230123", "0110", "00010111")
-over_groups = pytest.mark.parametrize("digits", cases(GROUPS + IRREGULAR, lambda digits: digits in QUICK))
+over_groups = pytest.mark.parametrize(
+    "digits", cases(GROUPS + IRREGULAR, lambda digits: digits in QUICK)
+)
 
 
 @pytest.fixture(params=["engine", "interpreter"], autouse=True)
@@ -30,7 +34,9 @@ Build = Callable[..., Sequence[popxl.Tensor]]
 
 
 def run(replicas: int, build: Build, *inputs: np.ndarray) -> List[np.ndarray]:
-    """Outputs of a main graph that is ``build(ir, *loaded inputs)``; arrays are ``[replica, ...]``."""
+    """Outputs of a main graph that is ``build(ir, *loaded inputs)``; arrays are ``[replica,
+    ...]``.
+    """
     ir = popxl.Ir(replicas)
     given = {}
     with ir.main_graph:
@@ -64,7 +70,9 @@ def shard(x: np.ndarray, i: int, size: int) -> np.ndarray:
     return flat.reshape(size, -1)[i]
 
 
-def by_group(x: np.ndarray, groups: List[List[int]], fn: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
+def by_group(
+    x: np.ndarray, groups: List[List[int]], fn: Callable[[np.ndarray, int], np.ndarray]
+) -> np.ndarray:
     """``fn(the group's arrays, position in the group)`` for each replica."""
     return np.stack([fn(x[group], group.index(r)) for r, group in enumerate(groups)])
 
@@ -95,15 +103,23 @@ def test_every_collective_of_a_program_is_its_numpy_statement(digits: str) -> No
         ]
 
     x, groups = values(replicas, 3, 8), members(digits)
-    *reduced, written, piece, sliced, whole, concat, stacked, slice_, after = run(replicas, build, x)
+    *reduced, written, piece, sliced, whole, concat, stacked, slice_, after = run(
+        replicas, build, x
+    )
     for found, fn in zip(reduced, REDUCE.values()):
-        np.testing.assert_allclose(found, by_group(x, groups, lambda g, i: fn(g)), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            found, by_group(x, groups, lambda g, i: fn(g)), rtol=1e-5, atol=1e-6
+        )
     sums = by_group(x, groups, lambda g, i: g.sum(0))
     np.testing.assert_allclose(written, 2 * sums, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(piece, by_group(x, groups, lambda g, i: shard(g.sum(0), i, size)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        piece, by_group(x, groups, lambda g, i: shard(g.sum(0), i, size)), rtol=1e-5, atol=1e-6
+    )
     np.testing.assert_array_equal(sliced, by_group(x, groups, lambda g, i: shard(g[i], i, size)))
     np.testing.assert_allclose(whole, sums, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(concat, by_group(x, groups, lambda g, i: np.concatenate(list(g), 1)))
+    np.testing.assert_array_equal(
+        concat, by_group(x, groups, lambda g, i: np.concatenate(list(g), 1))
+    )
     np.testing.assert_array_equal(stacked, by_group(x, groups, lambda g, i: g))
     parts = by_group(x, groups, lambda g, i: np.split(g[i], size, 1)[i])
     np.testing.assert_array_equal(slice_, parts[:, :, 0] if size == 8 else parts)
@@ -121,7 +137,9 @@ REDUCE: Dict[Any, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def test_additions_come_in_one_order_whatever_the_group(runner: str) -> None:
-    """A binary tree over positions: strided and dense groups of the same values give the same bits."""
+    """A binary tree over positions: strided and dense groups of the same values give the same
+    bits.
+    """
 
     def build(ir: popxl.Ir, x: popxl.Tensor, y: popxl.Tensor) -> Sequence[popxl.Tensor]:
         return [
@@ -146,11 +164,15 @@ GRADIENTS: Dict[str, Tuple[Callable[[popxl.Tensor, Any], popxl.Tensor], Gradient
     ),
     "slice": (
         lambda x, g: collectives.replicated_slice(x, 1, g),
-        lambda x, dy, gs, n: by_group(dy.reshape(*x.shape[:2], -1), gs, lambda d, i: np.concatenate(list(d), 1)),
+        lambda x, dy, gs, n: by_group(
+            dy.reshape(*x.shape[:2], -1), gs, lambda d, i: np.concatenate(list(d), 1)
+        ),
     ),
     "sharded_slice": (
         lambda x, g: collectives.replica_sharded_slice(x, g),
-        lambda x, dy, gs, n: by_group(dy, gs, lambda d, i: np.concatenate(list(d))[:16].reshape(2, 8)),
+        lambda x, dy, gs, n: by_group(
+            dy, gs, lambda d, i: np.concatenate(list(d))[:16].reshape(2, 8)
+        ),
     ),
     "identical_inputs": (
         lambda x, g: tensor_parallel.replicated_all_reduce_identical_inputs(x, group=g),
@@ -181,7 +203,11 @@ def test_gradients_of_collectives_are_as_documented(name: str, digits: str) -> N
         call = ops.call_with_info(graph, x)
         return ops.call(info.graph, dy, inputs_dict=info.inputs_dict(call))
 
-    shape = {"all_gather": (2 * size, 8), "slice": (2, 8 // size), "sharded_slice": (16 // size,)}.get(name, (2, 8))
+    shape = {
+        "all_gather": (2 * size, 8),
+        "slice": (2, 8 // size),
+        "sharded_slice": (16 // size,),
+    }.get(name, (2, 8))
     shape = (2,) if name == "slice" and size == 8 else shape
     dy = values(replicas, *shape, seed=1)
     (found,) = run(replicas, build, x, dy)
@@ -231,7 +257,9 @@ def test_each_replica_has_its_remote_rows() -> None:
         data = np.array([[1, 2], [3, 4]], np.float32)
         v = popxl.remote_variable(data, buffer, 1, replica_grouping=groups)
         x = ops.remote_load(buffer, 1)
-        ops.remote_store(buffer, 1, collectives.replicated_all_reduce(x, "add", ir.replica_grouping(1, 2)))
+        ops.remote_store(
+            buffer, 1, collectives.replicated_all_reduce(x, "add", ir.replica_grouping(1, 2))
+        )
     with popxl.Session(ir) as session:
         session.run()
         np.testing.assert_array_equal(session.get_tensor_data(v), np.tile(data.sum(0), (2, 1)))
@@ -262,7 +290,9 @@ def test_collectives_meet_in_calls_and_loops() -> None:
     np.testing.assert_allclose(found, np.tile(expected, (4, 1)), rtol=1e-5)
 
 
-def conditional_program(ir: popxl.Ir, flag: popxl.Tensor, x: popxl.Tensor, group: Any) -> Sequence[popxl.Tensor]:
+def conditional_program(
+    ir: popxl.Ir, flag: popxl.Tensor, x: popxl.Tensor, group: Any
+) -> Sequence[popxl.Tensor]:
     """Reduces over a group where the flag is set."""
 
     def together(t: popxl.Tensor) -> popxl.Tensor:
@@ -278,7 +308,9 @@ def conditional_program(ir: popxl.Ir, flag: popxl.Tensor, x: popxl.Tensor, group
 def test_groups_may_take_different_branches_around_their_own_collective() -> None:
     x = values(4, 3)
     flags = np.array([True, True, False, False])
-    (found,) = run(4, lambda ir, f, t: conditional_program(ir, f, t, ir.replica_grouping(1, 2)), flags, x)
+    (found,) = run(
+        4, lambda ir, f, t: conditional_program(ir, f, t, ir.replica_grouping(1, 2)), flags, x
+    )
     np.testing.assert_allclose(found, np.stack([x[0] + x[1], x[0] + x[1], -x[2], -x[3]]), rtol=1e-6)
 
 
@@ -299,8 +331,15 @@ def test_replicas_of_a_group_that_disagree_are_an_error_that_names_them() -> Non
 
 
 def test_replicas_that_have_ended_are_named() -> None:
-    with pytest.raises(GraphError, match=r"replica 0 waits at .*replicated_all_reduce.*; replicas \[1\] have ended"):
-        run(2, lambda ir, f, t: conditional_program(ir, f, t, None), np.array([True, False]), values(2, 3))
+    with pytest.raises(
+        GraphError, match=r"replica 0 waits at .*replicated_all_reduce.*; replicas \[1\] have ended"
+    ):
+        run(
+            2,
+            lambda ir, f, t: conditional_program(ir, f, t, None),
+            np.array([True, False]),
+            values(2, 3),
+        )
 
 
 def test_a_session_goes_on_after_a_deadlock() -> None:
@@ -320,7 +359,9 @@ def test_a_session_goes_on_after_a_deadlock() -> None:
 
 def test_collectives_of_one_replica_change_nothing() -> None:
     def build(ir: popxl.Ir, x: popxl.Tensor) -> Sequence[popxl.Tensor]:
-        piece = collectives.replicated_reduce_scatter(x, configure_output_for_replicated_tensor_sharding=True)
+        piece = collectives.replicated_reduce_scatter(
+            x, configure_output_for_replicated_tensor_sharding=True
+        )
         group = ir.replica_grouping(1, 1)
         return [
             collectives.replicated_all_reduce(x, "mean", group),

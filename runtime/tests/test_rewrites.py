@@ -1,4 +1,6 @@
-"""Fusion: each rule finds its pattern, gives the interpreter's numbers, and leaves alone what it must not touch."""
+"""Fusion: each rule finds its pattern, gives the interpreter's numbers, and leaves alone what it
+must not touch.
+"""
 
 import re
 from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
@@ -33,8 +35,12 @@ def fused_steps(engine: Engine) -> Set[str]:
     return set(re.findall(r"k_fused_(\w+?)_*_\d+\w*\(", engine.program.source.text()))
 
 
-def observe(build: Callable[[popxl.Ir], Sequence[Tensor]], interpret: bool, runs: int = 1, **options: Any) -> Any:
-    """(every output and variable after some runs, the engine) of a program whose main graph is ``build(ir)``."""
+def observe(
+    build: Callable[[popxl.Ir], Sequence[Tensor]], interpret: bool, runs: int = 1, **options: Any
+) -> Any:
+    """(every output and variable after some runs, the engine) of a program whose main graph is
+    ``build(ir)``.
+    """
     ir = popxl.Ir()
     with ir.main_graph:
         streams = []
@@ -46,13 +52,19 @@ def observe(build: Callable[[popxl.Ir], Sequence[Tensor]], interpret: bool, runs
     for run in range(runs):
         outputs = {s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in streams}
         engine.run({}, outputs)
-        values.update({f"output {i} of run {run}": (outputs[s], s.dtype) for i, s in enumerate(streams)})
+        values.update(
+            {f"output {i} of run {run}": (outputs[s], s.dtype) for i, s in enumerate(streams)}
+        )
     values.update({v.name: (engine.read(v), v.dtype) for v in ir.main_graph.variables})
     return values, engine
 
 
 def check(
-    build: Callable[[popxl.Ir], Sequence[Tensor]], dtype: popxl.dtype, runs: int = 1, scale: float = 1, **options: Any
+    build: Callable[[popxl.Ir], Sequence[Tensor]],
+    dtype: popxl.dtype,
+    runs: int = 1,
+    scale: float = 1,
+    **options: Any,
 ) -> Set[str]:
     """Compare engine and interpreter; returns the names of the fused steps."""
     expected, _ = observe(build, True, runs)
@@ -63,7 +75,8 @@ def check(
     return fused_steps(engine)
 
 
-# Patterns. Each is a function of its operands that calls ``between(n, *intermediates)`` where other ops may come.
+# Patterns. Each is a function of its operands that calls ``between(n, *intermediates)`` where other
+# ops may come.
 
 Between = Callable[..., None]
 
@@ -94,13 +107,17 @@ def transposed_product(between: Between, x: Tensor, w: Tensor) -> Tensor:
     return y.T
 
 
-def accumulated_product(between: Between, accumulator: Tensor, x: Tensor, dy: Tensor, count: Tensor) -> Tensor:
+def accumulated_product(
+    between: Between, accumulator: Tensor, x: Tensor, dy: Tensor, count: Tensor
+) -> Tensor:
     g = x.T @ dy
     between(g)
     return var_updates.accumulate_mean_(accumulator, g, count)
 
 
-def accumulated_rows(between: Between, accumulator: Tensor, dy: Tensor, ids: Tensor, count: Tensor) -> Tensor:
+def accumulated_rows(
+    between: Between, accumulator: Tensor, dy: Tensor, ids: Tensor, count: Tensor
+) -> Tensor:
     g = ops.indexing.gather_grad(dy, ids, accumulator.shape, 0, True)
     between(g)
     return var_updates.accumulate_mean_(accumulator, g, count)
@@ -127,7 +144,13 @@ def adam(between: Between, var: Tensor, grad: Tensor, m: Tensor, v: Tensor, step
 
 
 def guarded_adam(
-    between: Between, var: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, condition: Tensor
+    between: Between,
+    var: Tensor,
+    grad: Tensor,
+    m: Tensor,
+    v: Tensor,
+    step: Tensor,
+    condition: Tensor,
 ) -> Tensor:
     kept = [ops.identity(t) for t in (var, m, v)]
     between(*kept)
@@ -147,11 +170,20 @@ PATTERNS: Dict[str, Tuple[Callable[..., Tensor], str, Dict[str, np.ndarray]]] = 
     # name: (pattern, fused step, operands)
     "bias": (bias, "linear", {"x": normal(4, 6), "w": normal(6, 5), "b": normal(5)}),
     "bias_first": (bias_first, "linear", {"x": normal(4, 6), "w": normal(6, 5), "b": normal(5)}),
-    "scores": (scores, "scores", {"q": normal(2, 3, 4, 8), "k": normal(2, 3, 8, 4), "mask": normal(4, 4)}),
+    "scores": (
+        scores,
+        "scores",
+        {"q": normal(2, 3, 4, 8), "k": normal(2, 3, 8, 4), "mask": normal(4, 4)},
+    ),
     "accumulated_product": (
         accumulated_product,
         "accumulate_product",
-        {"accumulator": normal(6, 6), "x": normal(6, 6, seed=1), "dy": normal(6, 6, seed=2), "count": np.float32(2)},
+        {
+            "accumulator": normal(6, 6),
+            "x": normal(6, 6, seed=1),
+            "dy": normal(6, 6, seed=2),
+            "count": np.float32(2),
+        },
     ),
     "accumulated_rows": (
         accumulated_rows,
@@ -176,7 +208,11 @@ PATTERNS: Dict[str, Tuple[Callable[..., Tensor], str, Dict[str, np.ndarray]]] = 
     ),
 }
 GUARDED = {
-    taken: (guarded_adam, "adamw_where", {**PATTERNS["adam"][2], "condition": np.array(taken == "taken")})
+    taken: (
+        guarded_adam,
+        "adamw_where",
+        {**PATTERNS["adam"][2], "condition": np.array(taken == "taken")},
+    )
     for taken in ("taken", "skipped")
 }
 PATTERNS.update({f"adam, {taken}": pattern for taken, pattern in GUARDED.items()})
@@ -193,21 +229,30 @@ def element_type(name: str, value: np.ndarray, dtype: popxl.dtype) -> popxl.dtyp
     return popxl.float32 if name in FLOAT32 else dtype
 
 
-def program(name: str, dtype: popxl.dtype, disturb: Callable[..., List[Tensor]], among_outputs: bool = False) -> Any:
+def program(
+    name: str, dtype: popxl.dtype, disturb: Callable[..., List[Tensor]], among_outputs: bool = False
+) -> Any:
     """A pattern in a called graph whose operands are variables by reference.
 
-    ``disturb(place, operands, intermediates)`` is called between the pattern's ops; what it returns are more outputs.
+    ``disturb(place, operands, intermediates)`` is called between the pattern's ops; what it returns
+    are more outputs.
     """
     pattern, _, data = PATTERNS[name]
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
-        variables = {n: popxl.variable(a, element_type(n, a, dtype), name=n) for n, a in data.items()}
+        variables = {
+            n: popxl.variable(a, element_type(n, a, dtype), name=n) for n, a in data.items()
+        }
         graph = ir.create_empty_graph("pattern")
         with graph:
-            inputs = {n: popxl.graph_input(v.shape, v.dtype, n, by_ref=True) for n, v in variables.items()}
+            inputs = {
+                n: popxl.graph_input(v.shape, v.dtype, n, by_ref=True) for n, v in variables.items()
+            }
             more: List[Tensor] = []
             places = iter(range(100))
-            result = pattern(lambda *made: more.extend(disturb(next(places), inputs, made)), **inputs)
+            result = pattern(
+                lambda *made: more.extend(disturb(next(places), inputs, made)), **inputs
+            )
             popxl.graph_output(result + 0.0)
             for t in more:
                 popxl.graph_output(t)
@@ -218,7 +263,9 @@ def program(name: str, dtype: popxl.dtype, disturb: Callable[..., List[Tensor]],
 
 @both_types
 @patterns
-def test_each_rule_finds_its_pattern_and_gives_the_interpreters_numbers(name: str, dtype: popxl.dtype) -> None:
+def test_each_rule_finds_its_pattern_and_gives_the_interpreters_numbers(
+    name: str, dtype: popxl.dtype
+) -> None:
     assert check(program(name, dtype, lambda *_: []), dtype, runs=3, scale=4) == {PATTERNS[name][1]}
 
 
@@ -281,7 +328,11 @@ def test_an_operand_that_is_read_in_between_has_the_value_of_that_place(name: st
 @pytest.mark.parametrize("weight", [popxl.float32, popxl.bfloat16], ids=lambda d: d.name)
 @pytest.mark.parametrize(
     "m_type, v_type",
-    [(popxl.bfloat16, popxl.bfloat16), (popxl.float16, popxl.float32), (popxl.float32, popxl.bfloat16)],
+    [
+        (popxl.bfloat16, popxl.bfloat16),
+        (popxl.float16, popxl.float32),
+        (popxl.float32, popxl.bfloat16),
+    ],
     ids=lambda d: d.name,
 )
 def test_adam_is_one_step_whatever_the_types_of_its_moments(
@@ -320,8 +371,12 @@ def test_operands_may_be_transposed_views(name: str) -> None:
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         operands = {}
         for n, a in data.items():
-            order = (*range(a.ndim - 2), a.ndim - 1, a.ndim - 2) if a.ndim > 1 else tuple(range(a.ndim))
-            v = popxl.variable(np.ascontiguousarray(a.transpose(order)), element_type(n, a, popxl.float32), name=n)
+            order = (
+                (*range(a.ndim - 2), a.ndim - 1, a.ndim - 2) if a.ndim > 1 else tuple(range(a.ndim))
+            )
+            v = popxl.variable(
+                np.ascontiguousarray(a.transpose(order)), element_type(n, a, popxl.float32), name=n
+            )
             operands[n] = v.transpose_(order) if a.ndim > 1 else v
         return [pattern(lambda *_: None, **operands) + 0.0]
 
@@ -374,7 +429,9 @@ def training(dtype: popxl.dtype) -> Callable[[popxl.Ir], Sequence[Tensor]]:
             return ops.nll_loss(ops.softmax(self.head(y + x), axis=-1), labels, reduction="mean")
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
-        ids = [popxl.variable(np.array(a, np.int32)) for a in ([1, 4, 1, 0, 7, 10], [2, 2, 2, 9, 3, 5])]
+        ids = [
+            popxl.variable(np.array(a, np.int32)) for a in ([1, 4, 1, 0, 7, 10], [2, 2, 2, 9, 3, 5])
+        ]
         np.random.seed(0)
         facts, graph = Net().create_graph(ids[0], ids[0])
         variables = facts.init()
@@ -412,18 +469,32 @@ def test_an_update_on_condition_that_the_addons_build_is_one_step() -> None:
         for norm in (2.0, np.inf, 0.25):
             norm = popxl.variable(np.float32(norm))
             gradient = popxl.variable(normal(4, 6, seed=1)) * norm
-            step.bind(state).call(w, gradient, popxl.variable(np.float32(1e-2)), norm, ops.isfinite(norm))
+            step.bind(state).call(
+                w, gradient, popxl.variable(np.float32(1e-2)), norm, ops.isfinite(norm)
+            )
         return [w, *state.values_flat()]
 
     assert check(build, popxl.float32, runs=2, scale=4) == {"adamw_where"}
 
 
 @pytest.mark.parametrize(
-    "dtype", cases([popxl.float32, popxl.bfloat16], lambda dtype: dtype is popxl.bfloat16, ["float32", "bfloat16"])
+    "dtype",
+    cases(
+        [popxl.float32, popxl.bfloat16],
+        lambda dtype: dtype is popxl.bfloat16,
+        ["float32", "bfloat16"],
+    ),
 )
 def test_a_training_step_built_by_the_addons_is_fused_and_right(dtype: popxl.dtype) -> None:
     found = check(training(dtype), dtype, runs=3, scale=20)
-    assert found == {"linear", "scores", "accumulate_product", "accumulate_rows", "accumulate_sum", "adamw"}
+    assert found == {
+        "linear",
+        "scores",
+        "accumulate_product",
+        "accumulate_rows",
+        "accumulate_sum",
+        "adamw",
+    }
 
 
 # Logits that are widened for their cross entropy
@@ -458,7 +529,9 @@ def loss_and_gradient(dtype: popxl.dtype, twist: str) -> Callable[[popxl.Ir], Se
     return build
 
 
-@pytest.mark.parametrize("dtype", [popxl.float16, popxl.bfloat16, popxl.float32], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    "dtype", [popxl.float16, popxl.bfloat16, popxl.float32], ids=lambda d: d.name
+)
 @pytest.mark.parametrize(
     "twist, left",
     [
@@ -471,7 +544,9 @@ def loss_and_gradient(dtype: popxl.dtype, twist: str) -> Callable[[popxl.Ir], Se
         ("gradient is written", 2),
     ],
 )
-def test_logits_that_are_widened_for_their_loss_stay_narrow(dtype: popxl.dtype, twist: str, left: int) -> None:
+def test_logits_that_are_widened_for_their_loss_stay_narrow(
+    dtype: popxl.dtype, twist: str, left: int
+) -> None:
     build = loss_and_gradient(dtype, twist)
     expected, _ = observe(build, True)
     found, engine = observe(build, False, rewrites=["narrow_logits"])
@@ -500,7 +575,9 @@ def means_in_a_loop(kind: str, twist: str, times: int) -> Callable[[popxl.Ir], S
             if kind == "product":
                 var_updates.accumulate_mean_(total, x.T @ dy, count)
             elif kind == "rows":
-                var_updates.accumulate_mean_(total, ops.indexing.gather_grad(dy, ids, total.shape, 0, True), count)
+                var_updates.accumulate_mean_(
+                    total, ops.indexing.gather_grad(dy, ids, total.shape, 0, True), count
+                )
             else:
                 var_updates.accumulate_mean_(total, ops.concat([dy, dy[:1]]), count)
             if twist != "counted before":
@@ -521,9 +598,13 @@ def means_in_a_loop(kind: str, twist: str, times: int) -> Callable[[popxl.Ir], S
 
 
 @pytest.mark.parametrize("kind", ["product", "rows", "mean"])
-@pytest.mark.parametrize("twist", ["", "counted before", "read before", "counter is not zero", "read between"])
+@pytest.mark.parametrize(
+    "twist", ["", "counted before", "read before", "counter is not zero", "read between"]
+)
 @pytest.mark.parametrize("times", [1, 3])
-def test_accumulators_are_cleared_only_where_their_zeros_are_read(times: int, kind: str, twist: str) -> None:
+def test_accumulators_are_cleared_only_where_their_zeros_are_read(
+    times: int, kind: str, twist: str
+) -> None:
     build = means_in_a_loop(kind, twist, times)
     expected, _ = observe(build, True)
     torch.use_deterministic_algorithms(True)  # memory that is not cleared holds NaN
@@ -548,7 +629,10 @@ def test_rules_are_switched_off_by_name(monkeypatch: Any) -> None:
     monkeypatch.setenv("POPXL_REWRITES", "-all")
     assert fused_steps(observe(build, False)[1]) == set()
     monkeypatch.setenv("POPXL_REWRITES", "-fast")
-    with pytest.raises(ValueError, match=f"POPXL_REWRITES: got fast; expected '-name' for some of {list(REWRITES)[0]}"):
+    with pytest.raises(
+        ValueError,
+        match=f"POPXL_REWRITES: got fast; expected '-name' for some of {list(REWRITES)[0]}",
+    ):
         observe(build, False)
 
 
@@ -558,7 +642,9 @@ def test_rules_are_switched_off_by_name(monkeypatch: Any) -> None:
 def repeated(between: Callable[[Tensor, Tensor], None], again: Callable[[Tensor], Tensor]) -> Any:
     """A number made from a variable in one graph and, after something in between, in another."""
 
-    def make(name: str, formula: Callable[[Tensor], Tensor]) -> Callable[[popxl.Ir, Tensor], Tensor]:
+    def make(
+        name: str, formula: Callable[[Tensor], Tensor]
+    ) -> Callable[[popxl.Ir, Tensor], Tensor]:
         def call(ir: popxl.Ir, x: Tensor) -> Tensor:
             graph = ir.create_empty_graph(name)
             with graph:
@@ -612,8 +698,12 @@ def test_a_number_that_is_computed_again_from_the_same_is_computed_once(name: st
     build = repeated(between, again)
     expected, _ = observe(build, True)
     found, engine = observe(build, False)
-    assert {n: v.tolist() for n, (v, _) in found.items()} == {n: v.tolist() for n, (v, _) in expected.items()}
-    assert engine.program is not None and engine.program.source.text().count(" = k_maximum_") == times
+    assert {n: v.tolist() for n, (v, _) in found.items()} == {
+        n: v.tolist() for n, (v, _) in expected.items()
+    }
+    assert (
+        engine.program is not None and engine.program.source.text().count(" = k_maximum_") == times
+    )
 
 
 @pytest.mark.parametrize("factors", [(0.0, -0.0), (1, True), (2.0, 3.0)], ids=str)

@@ -42,7 +42,9 @@ def called(monkeypatch):
         for instance, answer in answers.items():
             if answer is not None:
                 store.set(f"is at/{instance}", json.dumps(answer))
-        found = RollCall(store, 0, [f"process {100 + i} on host{i}" for i in range(1 + len(answers))])
+        found = RollCall(
+            store, 0, [f"process {100 + i} on host{i}" for i in range(1 + len(answers))]
+        )
         try:
             return found.call()
         finally:
@@ -53,8 +55,8 @@ def called(monkeypatch):
 
 def test_those_that_do_not_wait_are_named_after_those_that_do(called):
     assert called({1: (False, "a.py:3 in f"), 2: None, 3: (True, "at a barrier")}) == (
-        "Instance 3 waits, too: at a barrier. Instance 1 (process 101 on host1) does not wait: it is at a.py:3 in f. "
-        "Instance 2 (process 102 on host2) does not answer."
+        "Instance 3 waits, too: at a barrier. Instance 1 (process 101 on host1) does not wait: "
+        "it is at a.py:3 in f. Instance 2 (process 102 on host2) does not answer."
     )
 
 
@@ -72,7 +74,10 @@ def test_of_many_instances_a_few_are_named(called):
 
 
 def test_where_nobody_keeps_the_answers_any_more_no_instance_answers(called):
-    assert called({1: (True, "at a barrier")}, Cut()) == "Instance 1 (process 101 on host1) does not answer."
+    assert (
+        called({1: (True, "at a barrier")}, Cut())
+        == "Instance 1 (process 101 on host1) does not answer."
+    )
 
 
 def test_an_instance_that_is_asked_says_what_it_waits_for_or_where_its_program_is(monkeypatch):

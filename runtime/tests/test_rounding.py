@@ -1,4 +1,6 @@
-"""Stochastic rounding of updates: between the neighbours, without bias, the same for the same seed."""
+"""Stochastic rounding of updates: between the neighbours, without bias, the same for the same
+seed.
+"""
 
 from itertools import count
 
@@ -30,13 +32,16 @@ def neighbours(x: float, dtype: torch.dtype) -> tuple[float, float]:
 
 @over_types
 @pytest.mark.parametrize("x", NUMBERS)
-def test_stochastic_rounding_gives_a_neighbour_and_is_unbiased(x: float, dtype: torch.dtype) -> None:
+def test_stochastic_rounding_gives_a_neighbour_and_is_unbiased(
+    x: float, dtype: torch.dtype
+) -> None:
     wide = torch.full((TRIALS,), x, dtype=torch.float32)
     exact = float(wide[0])
     rounded = round_to(dtype, wide, seed(1)).double()
     low, high = neighbours(exact, dtype)
     assert set(rounded.tolist()) <= {low, high}
-    # The number of times that it goes up is binomial: six standard deviations, and 2**-13 for the bits of the draws.
+    # The number of times that it goes up is binomial: six standard deviations, and 2**-13 for the
+    # bits of the draws.
     chance = (exact - low) / (high - low)
     spread = 6 * (chance * (1 - chance) / TRIALS) ** 0.5 + 2**-13
     assert abs(float((rounded == high).double().mean()) - chance) <= spread
@@ -44,7 +49,17 @@ def test_stochastic_rounding_gives_a_neighbour_and_is_unbiased(x: float, dtype: 
 
 @over_types
 def test_stochastic_rounding_keeps_what_the_type_holds(dtype: torch.dtype) -> None:
-    held = torch.tensor([0.0, 1.0, -1.5, 2.0**-24, -(2.0**-14), 65504.0 if dtype == torch.float16 else 2.0**127, 3.0])
+    held = torch.tensor(
+        [
+            0.0,
+            1.0,
+            -1.5,
+            2.0**-24,
+            -(2.0**-14),
+            65504.0 if dtype == torch.float16 else 2.0**127,
+            3.0,
+        ]
+    )
     for n in range(50):
         assert torch.equal(round_to(dtype, held, seed(n)).float(), held)
     special = round_to(dtype, torch.tensor([float("inf"), -float("inf"), float("nan")]), seed(0))
@@ -74,8 +89,12 @@ def test_without_a_seed_rounding_is_to_nearest(dtype: torch.dtype) -> None:
 
 @pytest.mark.slow
 @over_types
-def test_small_updates_are_not_lost_when_they_are_rounded_stochastically(dtype: torch.dtype) -> None:
-    """A thousand steps, each a twentieth of the spacing of bfloat16 at one: rounding to nearest would lose them all."""
+def test_small_updates_are_not_lost_when_they_are_rounded_stochastically(
+    dtype: torch.dtype,
+) -> None:
+    """A thousand steps, each a twentieth of the spacing of bfloat16 at one: rounding to nearest
+    would lose them all.
+    """
     step, steps = 2.0**-7 / 20, 1000
     delta = torch.full((4096,), step)
     weight = torch.ones(4096, dtype=dtype)
@@ -107,7 +126,9 @@ UPDATES = {
 
 @over_types
 @pytest.mark.parametrize("name", sorted(UPDATES))
-def test_every_update_of_16_bits_follows_the_seed_and_wider_ones_do_not(name: str, dtype: torch.dtype) -> None:
+def test_every_update_of_16_bits_follows_the_seed_and_wider_ones_do_not(
+    name: str, dtype: torch.dtype
+) -> None:
     rng = np.random.default_rng(0)
     t, X = (torch.from_numpy(rng.normal(size=400).astype(np.float32)) for _ in range(2))
 
@@ -121,7 +142,12 @@ def test_every_update_of_16_bits_follows_the_seed_and_wider_ones_do_not(name: st
 
 
 def test_leaving_the_context_restores_rounding_to_nearest() -> None:
-    with pytest.raises(RuntimeError, match="inside"), Updates.rounded_stochastically(lambda: seed(0)):
+    with (
+        pytest.raises(RuntimeError, match="inside"),
+        Updates.rounded_stochastically(lambda: seed(0)),
+    ):
         raise RuntimeError("inside")
     t = torch.zeros(100, dtype=torch.bfloat16)
-    assert torch.equal(update(t, torch.full((100,), 1.003)), torch.full((100,), 1.003).to(torch.bfloat16))
+    assert torch.equal(
+        update(t, torch.full((100,), 1.003)), torch.full((100,), 1.003).to(torch.bfloat16)
+    )

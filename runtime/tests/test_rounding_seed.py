@@ -42,7 +42,9 @@ from rounding_programs import (
 both = pytest.mark.parametrize("interpret", ["0", "1"])
 
 
-def built(program: Program, words: Sequence[int] = SEEDS[0], stochastic: bool = True) -> Tuple[popxl.Ir, Variable]:
+def built(
+    program: Program, words: Sequence[int] = SEEDS[0], stochastic: bool = True
+) -> Tuple[popxl.Ir, Variable]:
     ir = new_ir(stochastic=stochastic)
     with ir.main_graph:
         v = popxl.variable(np.ones(SIZE, np.float32), popxl.bfloat16, name="v")
@@ -51,7 +53,9 @@ def built(program: Program, words: Sequence[int] = SEEDS[0], stochastic: bool = 
     return ir, v
 
 
-def after(program: Program, words: Sequence[int] = SEEDS[0], runs: int = 1, count: int = 0) -> np.ndarray:
+def after(
+    program: Program, words: Sequence[int] = SEEDS[0], runs: int = 1, count: int = 0
+) -> np.ndarray:
     """The variable after some runs, the first of which has the given number."""
     ir, v = built(program, words)
     with popxl.Session(ir) as session:
@@ -71,7 +75,9 @@ def test_the_engine_rounds_as_the_interpreter_does(program: Program, monkeypatch
 
 @both
 @pytest.mark.parametrize("program", [p for p in PROGRAMS if p is not beside_others])
-def test_bits_follow_from_the_seed_and_not_from_the_run(program: Program, interpret: str, monkeypatch: Any) -> None:
+def test_bits_follow_from_the_seed_and_not_from_the_run(
+    program: Program, interpret: str, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("POPXL_INTERPRET", interpret)
     expected = after(program)
     np.testing.assert_array_equal(after(program, count=5), expected)
@@ -88,7 +94,9 @@ def drawn(*places: int) -> np.ndarray:
 
 
 @both
-def test_a_seed_stands_where_else_the_place_in_the_run_stands(interpret: str, monkeypatch: Any) -> None:
+def test_a_seed_stands_where_else_the_place_in_the_run_stands(
+    interpret: str, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("POPXL_INTERPRET", interpret)
     words = [int(n) for n in SEEDS[0]]
 
@@ -97,7 +105,9 @@ def test_a_seed_stands_where_else_the_place_in_the_run_stands(interpret: str, mo
 
     seed, run = of_seed(words), of_run(7)
     np.testing.assert_array_equal(after(once), drawn(enter(seed, (0,)), enter(seed, (1,))))
-    np.testing.assert_array_equal(after(unseeded, count=7), drawn(enter(run, (0,)), enter(run, (1,))))
+    np.testing.assert_array_equal(
+        after(unseeded, count=7), drawn(enter(run, (0,)), enter(run, (1,)))
+    )
     assert of_seed(words) != of_seed(words[::-1])
     assert as_seed(of_seed(words)) != tuple(words)
 
@@ -124,7 +134,9 @@ def test_the_innermost_seed_counts() -> None:
 
 
 @both
-def test_steps_in_one_run_in_several_runs_and_elsewhere_give_the_same_bits(interpret: str, monkeypatch: Any) -> None:
+def test_steps_in_one_run_in_several_runs_and_elsewhere_give_the_same_bits(
+    interpret: str, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("POPXL_INTERPRET", interpret)
     expected = after(in_a_loop)
     np.testing.assert_array_equal(after(saving, runs=3), expected)
@@ -178,8 +190,12 @@ def test_a_profiled_run_gives_the_same_bits() -> None:
 # Fused updates
 
 
-def adamw(shards: bool, steps: int, runs: int, weight: popxl.dtype, moments: popxl.dtype) -> List[np.ndarray]:
-    """A variable and its moments after some runs of some steps of AdamW each, with a seed split off for each step."""
+def adamw(
+    shards: bool, steps: int, runs: int, weight: popxl.dtype, moments: popxl.dtype
+) -> List[np.ndarray]:
+    """A variable and its moments after some runs of some steps of AdamW each, with a seed split off
+    for each step.
+    """
     data, gradient = np.random.default_rng(0).normal(size=(2, 70_003)).astype(np.float32)
     ir = new_ir(4 if shards else 1)
     with ir.main_graph:
@@ -204,9 +220,15 @@ def adamw(shards: bool, steps: int, runs: int, weight: popxl.dtype, moments: pop
             outside = {own: mine}
             inputs: Dict[popxl.Tensor, popxl.Tensor] = {}
             named = {step.args[name]: t for name, t in state.to_dict().items()}
-            for inner, t in {step.graph.inputs[0]: target, step.graph.inputs[1]: given, **named}.items():
+            for inner, t in {
+                step.graph.inputs[0]: target,
+                step.graph.inputs[1]: given,
+                **named,
+            }.items():
                 by_ref = inner in step.graph._by_ref_inputs
-                outside[inner] = popxl.graph_input(t.shape, t.dtype, t.name, by_ref, t.meta_shape or None)
+                outside[inner] = popxl.graph_input(
+                    t.shape, t.dtype, t.name, by_ref, t.meta_shape or None
+                )
                 inputs[outside[inner]] = t
             ops.call(step.graph, inputs_dict=outside)
             popxl.graph_output(following)
@@ -216,17 +238,24 @@ def adamw(shards: bool, steps: int, runs: int, weight: popxl.dtype, moments: pop
     with popxl.Session(ir) as session:
         for _ in range(runs):
             session.run()
-        return [session.get_tensor_data(t) for t in (v, found["first_order"], found["second_order"])]
+        return [
+            session.get_tensor_data(t) for t in (v, found["first_order"], found["second_order"])
+        ]
 
 
-weights = pytest.mark.parametrize("weight", [popxl.bfloat16, popxl.float32], ids=["bfloat16", "float32"])
+weights = pytest.mark.parametrize(
+    "weight", [popxl.bfloat16, popxl.float32], ids=["bfloat16", "float32"]
+)
 
 
 @weights
 def test_fused_updates_draw_from_the_seed(weight: popxl.dtype, monkeypatch: Any) -> None:
     monkeypatch.setattr("popxl_engine.rewrites.adam.CHUNK", 640)
     expected = adamw(False, 3, 1, weight, popxl.bfloat16)
-    for other in (adamw(False, 1, 3, weight, popxl.bfloat16), adamw(True, 3, 1, weight, popxl.bfloat16)):
+    for other in (
+        adamw(False, 1, 3, weight, popxl.bfloat16),
+        adamw(True, 3, 1, weight, popxl.bfloat16),
+    ):
         for a, b in zip(expected, other):
             np.testing.assert_array_equal(a, b)
 
@@ -239,9 +268,11 @@ def test_fused_moments_round_as_the_interpreter_rounds_them(
     fused = adamw(shards, 2, 1, weight, popxl.bfloat16)
     monkeypatch.setenv("POPXL_INTERPRET", "1")
     plain = adamw(shards, 2, 1, weight, popxl.bfloat16)
-    # Sums that differ in the last bit of float32 are rounded apart once in some 2**13; other draws, every third.
+    # Sums that differ in the last bit of float32 are rounded apart once in some 2**13; other draws,
+    # every third.
     assert all((a != b).mean() < 1e-3 for a, b in zip(fused[1:], plain[1:]))
-    # Unfused, what is subtracted from a weight of 16 bits has 16 bits itself: half a unit of it is rounded apart, too.
+    # Unfused, what is subtracted from a weight of 16 bits has 16 bits itself: half a unit of it is
+    # rounded apart, too.
     assert weight is popxl.float32 or (fused[0] != plain[0]).mean() < 1e-2
 
 
@@ -265,7 +296,9 @@ def test_a_gradient_with_accumulators_keeps_the_seed() -> None:
     with ir.main_graph:
         x = popxl.TensorSpec((SIZE,), popxl.bfloat16)
         _, graph = Scaled().create_graph(x, seed_spec())
-        _, accumulating = autodiff_with_accumulation(graph, graph.args.tensors, [graph.graph.outputs[0]], [])
+        _, accumulating = autodiff_with_accumulation(
+            graph, graph.args.tensors, [graph.graph.outputs[0]], []
+        )
     seed = accumulating.graph.rounding_seed
     assert seed is not None
     assert seed in accumulating.graph.inputs
@@ -282,13 +315,17 @@ def test_the_text_of_a_graph_names_the_seed() -> None:
 
 
 def refused(says: str, make: Callable[[popxl.Graph], Any], error: type = ValueError) -> None:
-    def fn(x: popxl.TensorByRef, words: popxl.TensorByRef, seed: popxl.Tensor, number: popxl.Tensor) -> None:
+    def fn(
+        x: popxl.TensorByRef, words: popxl.TensorByRef, seed: popxl.Tensor, number: popxl.Tensor
+    ) -> None:
         add_little(x)
 
     ir = new_ir()
     with ir.main_graph:
         popxl.variable(1) + 1
-        graph = ir.create_graph(fn, popxl.TensorSpec((4,), popxl.bfloat16), seed_spec(), seed_spec(), seed_spec())
+        graph = ir.create_graph(
+            fn, popxl.TensorSpec((4,), popxl.bfloat16), seed_spec(), seed_spec(), seed_spec()
+        )
         with pytest.raises(error, match=says):
             make(graph)
     assert graph.rounding_seed is None
@@ -330,5 +367,7 @@ def test_verify_finds_a_seed_that_has_become_a_reference() -> None:
     ir, _ = built(once)
     (graph,) = (g for g in ir.graphs if g.rounding_seed is not None)
     graph._by_ref_inputs.add(graph.inputs[1])
-    with pytest.raises(GraphError, match="verify: got %seed as the seed that graph .* rounds from; expected one"):
+    with pytest.raises(
+        GraphError, match="verify: got %seed as the seed that graph .* rounds from; expected one"
+    ):
         extensions.verify(ir)

@@ -55,9 +55,13 @@ def test_equal_extremes_share_the_gradient_as_in_torch(reduction, start):
 
 def test_of_elements_that_share_a_place_the_last_one_is_kept_and_gets_the_gradient():
     data, dy = np.arange(1.0, 6.0), np.array([10.0, 20.0, 30.0])
-    (result,) = evaluate(lambda t: ops.scatter_reduce(t, popxl.constant(ROWS), "none", axis_size=3), data)
+    (result,) = evaluate(
+        lambda t: ops.scatter_reduce(t, popxl.constant(ROWS), "none", axis_size=3), data
+    )
     np.testing.assert_array_equal(result, [4, 0, 5])
-    (given,) = gradients(lambda t: ops.scatter_reduce(t, popxl.constant(ROWS), "none", axis_size=3), dy, data)
+    (given,) = gradients(
+        lambda t: ops.scatter_reduce(t, popxl.constant(ROWS), "none", axis_size=3), dy, data
+    )
     np.testing.assert_array_equal(given, [0, 0, 0, 10, 30])
     zero = np.zeros(3)
     placed = lambda t, v: ops.scatter(t, popxl.constant(ROWS), v)  # noqa: E731
@@ -79,7 +83,9 @@ def test_indices_outside_are_an_error_when_they_are_used(index, reduction):
 
 def test_an_index_outside_its_group_does_not_read_the_next_one():
     t = np.arange(12.0).reshape(2, 3, 2)
-    (result,) = evaluate(lambda x, i: ops.groupedgather(x, i, 1, 2), t, np.array([[3], [-1]], np.int32))
+    (result,) = evaluate(
+        lambda x, i: ops.groupedgather(x, i, 1, 2), t, np.array([[3], [-1]], np.int32)
+    )
     np.testing.assert_array_equal(result, [t[0, 2:], t[1, :1]])
 
 
@@ -92,9 +98,14 @@ def test_one_group_is_no_group(group_size):
 
 def test_scattering_in_groups_adds_no_op_for_each_group():
     ir = popxl.Ir()
-    data, indices = popxl.TensorSpec((4, 6, 3), popxl.float32), popxl.TensorSpec((4, 6), popxl.int32)
+    data, indices = (
+        popxl.TensorSpec((4, 6, 3), popxl.float32),
+        popxl.TensorSpec((4, 6), popxl.int32),
+    )
     graph = ir.create_graph(
-        lambda t, i: ops.grouped_scatter_reduce(t, i, "sum", axis=1, axis_size=2, group_size=4), data, indices
+        lambda t, i: ops.grouped_scatter_reduce(t, i, "sum", axis=1, axis_size=2, group_size=4),
+        data,
+        indices,
     )
     assert [op.definition.name for op in graph.ops] == ["reshape", "scatter_reduce"]
     assert graph.outputs[0].shape == (4, 2, 3)

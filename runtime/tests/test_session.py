@@ -20,7 +20,9 @@ def test_a_program_without_ops_is_refused() -> None:
 
 def test_an_unknown_device_is_refused() -> None:
     ir, _, _ = counter()
-    with pytest.raises(ValueError, match="got device_desc 'gpu'; expected one of ipu_hw, ipu_model, cpu"):
+    with pytest.raises(
+        ValueError, match="got device_desc 'gpu'; expected one of ipu_hw, ipu_model, cpu"
+    ):
         popxl.Session(ir, "gpu")
 
 
@@ -59,7 +61,9 @@ def test_blocks_nest_and_only_the_outermost_acts() -> None:
     assert not session.is_attached
 
 
-@pytest.mark.parametrize("call", ["run", "run_with_outputs", "weights_to_host", "weights_from_host"])
+@pytest.mark.parametrize(
+    "call", ["run", "run_with_outputs", "weights_to_host", "weights_from_host"]
+)
 def test_outside_a_block_calls_are_refused(call: str) -> None:
     ir, _, _ = counter()
     with pytest.raises(ValueError, match="outside `with session:`"):
@@ -195,7 +199,11 @@ def test_state_that_is_kept_once_is_never_copied_and_there_is_nothing_to_go_back
     else:
         extensions.keep_state_once(ir)
     session = popxl.Session(ir)
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="after a run.*state exists once"), session:
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(RuntimeError, match="after a run.*state exists once"),
+        session,
+    ):
         patch.setattr(session._engine, "read", None)
         session.weights_from_host()
         session.run()
@@ -261,7 +269,9 @@ def test_remote_variables_of_a_second_session_are_the_hosts() -> None:
 # Streams
 
 
-@pytest.mark.parametrize("value", [3.5, np.float64(3.5), [3.5], np.array([[3.5]]), torch.tensor(3.5), np.float16(3.5)])
+@pytest.mark.parametrize(
+    "value", [3.5, np.float64(3.5), [3.5], np.array([[3.5]]), torch.tensor(3.5), np.float16(3.5)]
+)
 def test_a_scalar_stream_takes_any_single_number(value: Any) -> None:
     ir, into, out = echo()
     with popxl.Session(ir) as session:
@@ -270,9 +280,12 @@ def test_a_scalar_stream_takes_any_single_number(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "transfers, replication, shape", [(1, 1, (2,)), (3, 1, (3, 2)), (1, 4, (4, 2)), (3, 4, (3, 4, 2))]
+    "transfers, replication, shape",
+    [(1, 1, (2,)), (3, 1, (3, 2)), (1, 4, (4, 2)), (3, 4, (3, 4, 2))],
 )
-def test_transfers_and_replicas_come_in_front(transfers: int, replication: int, shape: Tuple[int, ...]) -> None:
+def test_transfers_and_replicas_come_in_front(
+    transfers: int, replication: int, shape: Tuple[int, ...]
+) -> None:
     ir, into, out = echo((2,), popxl.int32, transfers, replication)
     data = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     with popxl.Session(ir) as session:
@@ -324,7 +337,10 @@ def test_a_read_only_output_is_refused() -> None:
     ir, into, out = echo((2,))
     given = np.zeros(2, np.float32)
     given.flags.writeable = False
-    with popxl.Session(ir) as session, pytest.raises(ValueError, match="got a read-only output array"):
+    with (
+        popxl.Session(ir) as session,
+        pytest.raises(ValueError, match="got a read-only output array"),
+    ):
         session.run_with_outputs({into: [1, 2]}, {out: given})
 
 
@@ -337,7 +353,8 @@ def test_64_bit_inputs_are_narrowed_unless_that_is_forbidden(dtype: popxl.dtype,
         result = session.run({into: np.array([1, 2], wide)})[out]
         assert result.tolist() == [1, 2] and result.dtype == dtype.as_numpy()
         with pytest.raises(
-            ValueError, match=f"got {np.dtype(wide)} data for input stream 'words'.*downcast_inputs=True"
+            ValueError,
+            match=f"got {np.dtype(wide)} data for input stream 'words'.*downcast_inputs=True",
         ):
             session.run({into: np.array([1, 2], wide)}, downcast_inputs=False)
 
@@ -384,7 +401,10 @@ def test_more_loads_than_transfers_are_an_error_that_names_the_stream() -> None:
         ops.host_load(into)
         out = popxl.d2h_stream((), popxl.float32)
         ops.host_store(out, ops.host_load(into))
-    with popxl.Session(ir) as session, pytest.raises(RuntimeError, match="stream 'words'.*ir.num_host_transfers"):
+    with (
+        popxl.Session(ir) as session,
+        pytest.raises(RuntimeError, match="stream 'words'.*ir.num_host_transfers"),
+    ):
         session.run({into: 1})
 
 

@@ -1,4 +1,6 @@
-"""A session's variables: on the host and on the device, of groups of replicas, sharded, remote, in files."""
+"""A session's variables: on the host and on the device, of groups of replicas, sharded, remote, in
+files.
+"""
 
 from pathlib import Path
 from typing import Any, Tuple
@@ -31,7 +33,11 @@ def test_constants_and_variables_are_read_together() -> None:
         x = ops.host_store(popxl.d2h_stream(v.shape, v.dtype), v)
     session = popxl.Session(ir)
     values = session.get_tensors_data([v, c])
-    assert values[v].tolist() == [0, 1, 2] and values[c].tolist() == [[1.5]] and values[c].dtype == np.float16
+    assert (
+        values[v].tolist() == [0, 1, 2]
+        and values[c].tolist() == [[1.5]]
+        and values[c].dtype == np.float16
+    )
     with pytest.raises(TypeError, match="expected a Variable or Constant"):
         session.get_tensor_data(x)
 
@@ -133,7 +139,9 @@ def test_replicas_that_came_to_differ_get_the_hosts_value_when_it_is_uploaded() 
     for go_back in (False, True):
         with session:
             start = session.get_tensor_data(v)
-            assert session.run({into: np.arange(1, 5)})[out].tolist() == [start + n for n in (1, 2, 3, 4)]
+            assert session.run({into: np.arange(1, 5)})[out].tolist() == [
+                start + n for n in (1, 2, 3, 4)
+            ]
             if go_back:
                 session.weights_from_host()
                 assert session.run({into: np.zeros(4)})[out].tolist() == [start] * 4
@@ -163,7 +171,9 @@ def test_a_sharded_variable_is_whole_on_the_host(shape: Tuple[int, ...], shard_o
     groups = ir.replica_grouping(stride=2)  # two groups of four
     data = np.arange(2 * np.prod(shape), dtype=np.float32).reshape(2, *shape)
     with ir.main_graph, popxl.in_sequence():
-        v, piece = popxl.replica_sharded_variable(data, replica_grouping=groups, shard_over=shard_over, name="v")
+        v, piece = popxl.replica_sharded_variable(
+            data, replica_grouping=groups, shard_over=shard_over, name="v"
+        )
         assert piece.meta_shape == shape
         ops.var_updates.accumulate_(piece, popxl.constant(np.ones(piece.shape, np.float32)))
         out = popxl.d2h_stream(piece.shape, piece.dtype)
@@ -203,7 +213,9 @@ def test_sharded_remote_variables_are_whole_on_the_host() -> None:
 
 @pytest.mark.parametrize("elements, shard_over", [(9, None), (9, 2), (3, None), (3, 2), (3, 1)])
 @pytest.mark.parametrize("made_for_it", [True, False])
-def test_slots_of_a_sharded_remote_variable_are_padded(elements: int, shard_over: Any, made_for_it: bool) -> None:
+def test_slots_of_a_sharded_remote_variable_are_padded(
+    elements: int, shard_over: Any, made_for_it: bool
+) -> None:
     ir = popxl.Ir(4)
     data, over = np.arange(1, elements + 1, dtype=np.float32), shard_over or 4
     with ir.main_graph:
@@ -231,20 +243,27 @@ def test_slots_that_no_cut_of_the_group_fills_are_refused() -> None:
         buffer = popxl.remote_buffer((3,), popxl.float32)
         popxl.remote_replica_sharded_variable(np.zeros(8, np.float32), buffer, name="v")
         ops.init((), popxl.float32)
-    with pytest.raises(ValueError, match=r"%v: float32\[8\], for groups of 4 replicas, .* slots of float32\[3\]"):
+    with pytest.raises(
+        ValueError, match=r"%v: float32\[8\], for groups of 4 replicas, .* slots of float32\[3\]"
+    ):
         popxl.Session(ir)
 
 
 @pytest.mark.parametrize("replicas", [8, 16])
 @pytest.mark.parametrize("over_all", [False, True], ids=["over the refinement", "over the group"])
-def test_shards_of_a_group_without_a_constant_stride_gather_to_the_whole_again(replicas: int, over_all: bool) -> None:
+def test_shards_of_a_group_without_a_constant_stride_gather_to_the_whole_again(
+    replicas: int, over_all: bool
+) -> None:
     ir = popxl.Ir(replicas)
     with ir.main_graph, popxl.in_sequence():
-        groups = ir.replica_grouping(stride=2, group_size=2).transpose()  # 0 1 4 5 .. and 2 3 6 7 ..
+        # 0 1 4 5 .. and 2 3 6 7 ..
+        groups = ir.replica_grouping(stride=2, group_size=2).transpose()
         assert not groups.is_const and groups.groups[0][:4] == [0, 1, 4, 5]
         data = np.arange(2 * 24, dtype=np.float32).reshape(2, 24)
         held = groups if over_all else groups.const_rg
-        v, piece = popxl.replica_sharded_variable(data, replica_grouping=groups, shard_over=held.group_size)
+        v, piece = popxl.replica_sharded_variable(
+            data, replica_grouping=groups, shard_over=held.group_size
+        )
         ops.var_updates.accumulate_(piece, popxl.constant(np.ones(piece.shape, np.float32)))
         out = popxl.d2h_stream((24,), popxl.float32)
         ops.host_store(out, collectives.replicated_all_gather(piece, group=held))
@@ -256,7 +275,9 @@ def test_shards_of_a_group_without_a_constant_stride_gather_to_the_whole_again(r
 # Files
 
 
-def memmap_program(path: Path, mode: str, remote: bool, replication: int = 1) -> Tuple[popxl.Ir, Any]:
+def memmap_program(
+    path: Path, mode: str, remote: bool, replication: int = 1
+) -> Tuple[popxl.Ir, Any]:
     """A program that adds one to a variable whose host value is a file."""
     ir = popxl.Ir(replication)
     file: np.ndarray = np.memmap(path, np.float32, "w+", shape=(2,))
@@ -281,7 +302,9 @@ def on_disk(path: Path) -> list:
 
 
 @pytest.mark.parametrize("remote, replication", [(False, 1), (True, 1), (True, 2)])
-def test_a_file_has_the_new_values_when_the_session_is_left(tmp_path: Path, remote: bool, replication: int) -> None:
+def test_a_file_has_the_new_values_when_the_session_is_left(
+    tmp_path: Path, remote: bool, replication: int
+) -> None:
     ir, v = memmap_program(tmp_path / "v", "r+", remote, replication)
     session = popxl.Session(ir)
     with session:
@@ -312,7 +335,9 @@ def test_a_file_is_left_alone_without_weights_to_host_on_exit(tmp_path: Path, re
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_a_file_is_that_of_the_last_download_when_an_exception_leaves_the_block(tmp_path: Path, remote: bool) -> None:
+def test_a_file_is_that_of_the_last_download_when_an_exception_leaves_the_block(
+    tmp_path: Path, remote: bool
+) -> None:
     ir, v = memmap_program(tmp_path / "v", "r+", remote)
     session = popxl.Session(ir)
     with pytest.raises(KeyError), session:

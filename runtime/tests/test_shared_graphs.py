@@ -1,4 +1,6 @@
-"""Graphs that are not inlined: one block for each way to use them, with the interpreter's numbers."""
+"""Graphs that are not inlined: one block for each way to use them, with the interpreter's
+numbers.
+"""
 
 import re
 from typing import Any, Sequence
@@ -24,12 +26,18 @@ def nothing_is_inlined(monkeypatch: Any) -> None:
 
 
 def functions(text: str) -> "list[str]":
-    """The innermost names of the functions that graphs were made of: theirs have their tests' in front."""
-    return [name.rsplit("_", 1)[-1] for name in re.findall(r"^def block_\d+_(\w+)", text, re.MULTILINE)]
+    """The innermost names of the functions that graphs were made of: theirs have their tests' in
+    front.
+    """
+    return [
+        name.rsplit("_", 1)[-1] for name in re.findall(r"^def block_\d+_(\w+)", text, re.MULTILINE)
+    ]
 
 
 @pytest.mark.parametrize(("count", "expected"), [(MOST, ["main"]), (MOST + 1, ["half", "main"])])
-def test_a_graph_that_is_called_very_often_is_one_function(count: int, expected: "list[str]") -> None:
+def test_a_graph_that_is_called_very_often_is_one_function(
+    count: int, expected: "list[str]"
+) -> None:
     def half(t: Tensor) -> Tensor:
         return t * 0.5 + 1.0
 
@@ -65,7 +73,9 @@ def test_a_graph_counts_where_its_callers_are_inlined() -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_inlined")
-@pytest.mark.parametrize("dtype", [popxl.float32, popxl.int32], ids=["floats", "integers on the host"])
+@pytest.mark.parametrize(
+    "dtype", [popxl.float32, popxl.int32], ids=["floats", "integers on the host"]
+)
 def test_random_programs_give_the_interpreters_numbers(dtype: popxl.dtype) -> None:
     for program in corpus(30):
         assert differences(*program, dtype=dtype) == []
@@ -117,7 +127,9 @@ def test_the_same_variable_given_twice_by_reference_is_written_through_both() ->
 
         x, y = popxl.variable([1.0, 2.0], name="x"), popxl.variable([3.0, 4.0], name="y")
         graph = ir.create_graph(body, x, y, x)
-        return [ops.call(graph, *given)[0] for given in ((x, y, y), (x, x, y), (y, x, x), (y, y, x))]
+        return [
+            ops.call(graph, *given)[0] for given in ((x, y, y), (x, x, y), (y, x, x), (y, y, x))
+        ]
 
     assert functions(source(prepare(build))) == ["body", "body", "main"]
     both(build)
@@ -134,7 +146,10 @@ def test_views_of_one_variable_given_in_another_order_are_not_confused() -> None
         first = ops.reshape_(ops.slice_(x, 0, 1, axis=0), (3,))
         second = ops.reshape_(ops.slice_(x, 1, 2, axis=0), (3,))
         graph = ir.create_graph(body, first, second)
-        return [ops.call(graph, *given)[0] for given in ((first, second), (second, first), (first, second))]
+        return [
+            ops.call(graph, *given)[0]
+            for given in ((first, second), (second, first), (first, second))
+        ]
 
     both(build)
 
@@ -179,7 +194,9 @@ def test_counters_and_rows_stay_on_the_host() -> None:
     assert functions(text) == ["body", "body", "main"]  # the last call's counter is not read
     assert "to_device" not in text and "host_add" in text
     found = both(build)
-    assert [found[1][key] for key in sorted(found[1])][:4] == [[2.0 * (row + 1)] * 4 for row in range(4)]
+    assert [found[1][key] for key in sorted(found[1])][:4] == [
+        [2.0 * (row + 1)] * 4 for row in range(4)
+    ]
 
 
 @pytest.mark.usefixtures("nothing_is_inlined")
@@ -195,7 +212,9 @@ def test_updates_are_rounded_as_the_interpreter_rounds_them() -> None:
         graph = ir.create_graph(update, w, by)
         return [ops.call(graph, w, by)[0] for _ in range(3)]
 
-    engines = [prepare(build, interpret, enableStochasticRounding=True) for interpret in (False, True)]
+    engines = [
+        prepare(build, interpret, enableStochasticRounding=True) for interpret in (False, True)
+    ]
     assert engines[0].program is not None and functions(engines[0].program.source.text())
     first, second = ([run(engine), run(engine)] for engine in engines)
     assert first == second
@@ -234,6 +253,13 @@ def test_what_a_called_block_does_counts_for_the_phase_that_calls_it() -> None:
         assert nanoseconds[name]["load"] > 0 and nanoseconds[name]["collectives"] > 0
         spans = [s for s in found.spans if s.name.split(".")[-1] == name]
         assert len(spans) == 2  # one for each replica
-        inside = [s for s in found.spans if s.lane == "load" and s.replica == 0 and spans[0].begin <= s.begin]
-        assert len([s for s in inside if s.end <= next(p.end for p in spans if p.replica == 0)]) >= loads
+        inside = [
+            s
+            for s in found.spans
+            if s.lane == "load" and s.replica == 0 and spans[0].begin <= s.begin
+        ]
+        assert (
+            len([s for s in inside if s.end <= next(p.end for p in spans if p.replica == 0)])
+            >= loads
+        )
     assert sum(s.lane == "load" for s in found.spans) == 6

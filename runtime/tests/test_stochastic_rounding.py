@@ -1,4 +1,6 @@
-"""Programs whose 16-bit updates are rounded stochastically: without bias, and the same bits wherever they are made."""
+"""Programs whose 16-bit updates are rounded stochastically: without bias, and the same bits
+wherever they are made.
+"""
 
 import random
 from typing import Any, Dict, List, Tuple
@@ -24,12 +26,17 @@ def new_ir(replicas: int = 1, stochastic: bool = True) -> popxl.Ir:
 
 
 def adding(
-    stochastic: bool = True, dtype: popxl.dtype = popxl.bfloat16, size: int = 4096, replicas: int = 1
+    stochastic: bool = True,
+    dtype: popxl.dtype = popxl.bfloat16,
+    size: int = 4096,
+    replicas: int = 1,
 ) -> Tuple[popxl.Ir, popxl.tensor.Variable]:
     """A program that adds a little to every element of a variable of ones."""
     ir = new_ir(replicas, stochastic)
     with ir.main_graph:
-        v = popxl.variable(np.ones(size, np.float32), dtype, name="v", retrieval_mode="all_replicas")
+        v = popxl.variable(
+            np.ones(size, np.float32), dtype, name="v", retrieval_mode="all_replicas"
+        )
         var_updates.accumulate_(v, popxl.constant(np.full(size, SMALL, np.float32)))
     return ir, v
 
@@ -47,7 +54,8 @@ def after(ir: popxl.Ir, v: Any, runs: int, count: int = 0) -> np.ndarray:
 def test_many_small_updates_add_up_to_their_sum(dtype: popxl.dtype) -> None:
     runs, size = 64, 4096
     values = after(*adding(dtype=dtype, size=size), runs)
-    # Each update moves an element by one unit with probability SMALL / unit: the variance of a run is SMALL * unit.
+    # Each update moves an element by one unit with probability SMALL / unit: the variance of a run
+    # is SMALL * unit.
     unit = 2.0**-7 if dtype is popxl.bfloat16 else 2.0**-10
     error = np.sqrt(runs * SMALL * unit / size)
     assert abs(values.astype(np.float64).mean() - (1 + runs * SMALL)) < 4 * error
@@ -105,7 +113,9 @@ def test_updates_of_one_run_draw_apart_also_in_loops_and_calls() -> None:
 
 
 @pytest.mark.parametrize("interpret", ["0", "1"])
-def test_rows_updated_in_a_loop_without_operands_draw_anew_each_time(interpret: str, monkeypatch: Any) -> None:
+def test_rows_updated_in_a_loop_without_operands_draw_anew_each_time(
+    interpret: str, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("POPXL_INTERPRET", interpret)
     ir = new_ir()
     with ir.main_graph, popxl.in_sequence():
@@ -163,7 +173,9 @@ def sharded(kind: str, shape: Tuple[int, ...], runs: int = 2) -> np.ndarray:
             var_updates.accumulate_(part, piece)
         else:
             buffer = popxl.replica_sharded_buffer(data.shape, popxl.bfloat16, groups)
-            v = popxl.remote_replica_sharded_variable(data, buffer, 0, popxl.bfloat16, replica_grouping=groups)
+            v = popxl.remote_replica_sharded_variable(
+                data, buffer, 0, popxl.bfloat16, replica_grouping=groups
+            )
             part = ops.remote_load(buffer, 0)
             var_updates.accumulate_(part, piece)
             ops.remote_store(buffer, 0, part)
@@ -205,10 +217,17 @@ def observe(steps: Any, graphs: Any, replicas: int, interpret: bool) -> List[Dic
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_engine_and_interpreter_round_alike(replicas: int) -> None:
     draw = random.Random(11)
-    kinds = KINDS + ("add_", "load_change_store", "repeat", "conditional") * 3 + COLLECTIVES * (replicas > 1)
+    kinds = (
+        KINDS
+        + ("add_", "load_change_store", "repeat", "conditional") * 3
+        + COLLECTIVES * (replicas > 1)
+    )
 
     def steps(n: int) -> Any:
-        return [(draw.choice(kinds), draw.randrange(32), draw.randrange(32), draw.randrange(32)) for _ in range(n)]
+        return [
+            (draw.choice(kinds), draw.randrange(32), draw.randrange(32), draw.randrange(32))
+            for _ in range(n)
+        ]
 
     rounded = 0
     for _ in range(40):
@@ -230,7 +249,9 @@ def adamw_program(
     stochastic: bool = True,
     **options: Any,
 ) -> Tuple[popxl.Ir, List[popxl.tensor.Variable]]:
-    """A step of AdamW on a variable, whole or in shards; (variable, first moment, second moment)."""
+    """A step of AdamW on a variable, whole or in shards; (variable, first moment, second
+    moment).
+    """
     data = np.random.default_rng(0).normal(size=gradient.shape).astype(np.float32)
     ir = new_ir(replicas, stochastic)
     with ir.main_graph:
@@ -240,7 +261,8 @@ def adamw_program(
             given = collectives.replica_sharded_slice(given)
         else:
             v = target = popxl.variable(data, weight)
-        # float16 has no second moment for the smallest gradients; epsilon keeps their updates small.
+        # float16 has no second moment for the smallest gradients; epsilon keeps their updates
+        # small.
         chosen = {"lr": 1e-3, "eps": 1e-2, "loss_scaling": 2.0, **options}
         facts, step = AdamOptimizerStep().create_graph(
             target, given, first_order_dtype=moments, second_order_dtype=moments, **chosen
@@ -252,7 +274,8 @@ def adamw_program(
 
 def adamw(shards: bool, moments: popxl.dtype, weight: popxl.dtype) -> List[np.ndarray]:
     """The variable and its moments after three steps."""
-    gradient = np.random.default_rng(1).normal(size=70_003)  # longer than a period of the noise, and uneven
+    # longer than a period of the noise, and uneven
+    gradient = np.random.default_rng(1).normal(size=70_003)
     ir, variables = adamw_program(4 if shards else 1, shards, gradient, weight, moments)
     with popxl.Session(ir) as session:
         for _ in range(3):
@@ -273,7 +296,9 @@ narrow_moments = over_types("moments", popxl.bfloat16, popxl.float16)
 
 
 @over_types("moments", popxl.float32, popxl.bfloat16, popxl.float16)
-def test_fused_adamw_draws_for_shards_what_it_draws_for_the_whole(moments: popxl.dtype, monkeypatch: Any) -> None:
+def test_fused_adamw_draws_for_shards_what_it_draws_for_the_whole(
+    moments: popxl.dtype, monkeypatch: Any
+) -> None:
     monkeypatch.setattr("popxl_engine.rewrites.adam.CHUNK", 640)
     whole = adamw(False, moments, popxl.bfloat16)
     for expected, found in zip(whole, adamw(True, moments, popxl.bfloat16)):
@@ -282,7 +307,10 @@ def test_fused_adamw_draws_for_shards_what_it_draws_for_the_whole(moments: popxl
 
 def steps_apart(a: np.ndarray, b: np.ndarray, dtype: popxl.dtype) -> np.ndarray:
     """How many numbers of a type two of them are apart, for numbers of one sign."""
-    bits = (x.astype(np.float32).view(np.int32) >> 16 if dtype is popxl.bfloat16 else x.view(np.int16) for x in (a, b))
+    bits = (
+        x.astype(np.float32).view(np.int32) >> 16 if dtype is popxl.bfloat16 else x.view(np.int16)
+        for x in (a, b)
+    )
     first, second = (x.astype(np.int64) for x in bits)
     return np.abs(first - second)
 
@@ -298,14 +326,19 @@ def test_moments_round_as_the_interpreter_rounds_them(
     plain = adamw(shards, moments, weight)
     for found, expected in zip(fused[1:], plain[1:]):
         apart = steps_apart(found, expected, moments)
-        # Sums that differ in the last bit of float32 are rounded apart once in some 2**13; other draws, every third.
+        # Sums that differ in the last bit of float32 are rounded apart once in some 2**13; other
+        # draws, every third.
         assert apart.max() <= 1 and apart.mean() < 1e-3
-    tolerance = {"rtol": 1e-6, "atol": 1e-5} if weight is popxl.float32 else {"rtol": 2**-6, "atol": 2**-8}
+    tolerance = (
+        {"rtol": 1e-6, "atol": 1e-5} if weight is popxl.float32 else {"rtol": 2**-6, "atol": 2**-8}
+    )
     np.testing.assert_allclose(fused[0], plain[0], **tolerance)
 
 
 @both_weights
-def test_the_compiled_kernel_rounds_moments_as_the_plain_one_does(weight: popxl.dtype, monkeypatch: Any) -> None:
+def test_the_compiled_kernel_rounds_moments_as_the_plain_one_does(
+    weight: popxl.dtype, monkeypatch: Any
+) -> None:
     compiled = adamw(False, popxl.bfloat16, weight)
     monkeypatch.setattr("popxl_engine.rewrites.adam.native.updates", lambda *tensors: False)
     monkeypatch.setattr("popxl_engine.rewrites.adam.CHUNK", 1000)
@@ -325,7 +358,12 @@ def test_a_second_moment_falls_as_beta2_says_only_if_it_is_rounded_stochasticall
     runs, beta2, size = 60, 0.9999 if moments is popxl.float16 else 0.999, 4096
     ended = {}
     for stochastic in (True, False):
-        options = {"beta2": beta2, "stochastic": stochastic, "moments": moments, "weight": popxl.float32}
+        options = {
+            "beta2": beta2,
+            "stochastic": stochastic,
+            "moments": moments,
+            "weight": popxl.float32,
+        }
         ir, (_, _, second) = adamw_program(1, False, np.zeros(size), **options)
         with popxl.Session(ir) as session:
             session.write_variable_data(second, np.ones(size, second.dtype.as_numpy()))

@@ -1,4 +1,6 @@
-"""Squares summed up where a product stores its gradient: exact numbers, and only those of the last write."""
+"""Squares summed up where a product stores its gradient: exact numbers, and only those of the last
+write.
+"""
 
 from typing import Any, List, Sequence
 
@@ -28,7 +30,10 @@ FUSED = "accumulate_product_squares"
     "rows, inner, columns",
     [
         *((1, 1, 1), (33, 70, 17), (64, 1025, 65)),
-        *(pytest.param(*size, marks=pytest.mark.slow) for size in ((31, 2047, 40), (200, 3, 96), (700, 40, 900))),
+        *(
+            pytest.param(*size, marks=pytest.mark.slow)
+            for size in ((31, 2047, 40), (200, 3, 96), (700, 40, 900))
+        ),
     ],
 )
 def test_squares_of_what_tiles_store_are_those_in_float64_for_any_threads(
@@ -57,7 +62,12 @@ def test_squares_of_what_tiles_store_are_those_in_float64_for_any_threads(
 @needs_tiles
 @pytest.mark.parametrize(
     "rows, inner, columns",
-    [(40, 40, 64), (40, 1056, 64), (4160, 40, 1024), pytest.param(4160, 40, 1010, marks=pytest.mark.slow)],
+    [
+        (40, 40, 64),
+        (40, 1056, 64),
+        (4160, 40, 1024),
+        pytest.param(4160, 40, 1010, marks=pytest.mark.slow),
+    ],
 )
 def test_a_total_that_passes_the_caches_where_it_may_is_the_same(
     rows: int,
@@ -66,8 +76,12 @@ def test_a_total_that_passes_the_caches_where_it_may_is_the_same(
     threads: Any,
 ) -> None:
     lhs, rhs = matrix(rows, inner, True, 1), matrix(inner, columns, False, 2)
-    for step, before in ((0.0, torch.full((rows, columns + 3), float("nan"))), (1.0, random(rows, columns + 3))):
-        alone = accumulate_product_(before.clone()[:, 1:-2], lhs, rhs, step)  # at addresses that must not
+    for step, before in (
+        (0.0, torch.full((rows, columns + 3), float("nan"))),
+        (1.0, random(rows, columns + 3)),
+    ):
+        # at addresses that must not
+        alone = accumulate_product_(before.clone()[:, 1:-2], lhs, rhs, step)
         for count in (1, 2):
             threads(count)
             total, squares = accumulate_product_squares_(before[:, 1:-2].clone(), lhs, rhs, step)
@@ -78,7 +92,9 @@ def test_a_total_that_passes_the_caches_where_it_may_is_the_same(
 
 @needs_tiles
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_squares_overflow_like_the_total_and_know_nothing_of_what_is_beside_it(value: float) -> None:
+def test_squares_overflow_like_the_total_and_know_nothing_of_what_is_beside_it(
+    value: float,
+) -> None:
     lhs, rhs = matrix(40, 33, True, 1).abs(), matrix(33, 17, False, 2).abs()
     whole = torch.full((40, 64), float("nan"))
     _, squares = accumulate_product_squares_(whole[:, 3:20], lhs, rhs, 0.0)
@@ -89,7 +105,9 @@ def test_squares_overflow_like_the_total_and_know_nothing_of_what_is_beside_it(v
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_squares_of_products_that_tiles_do_not_take_are_those_of_the_result(dtype: torch.dtype) -> None:
+def test_squares_of_products_that_tiles_do_not_take_are_those_of_the_result(
+    dtype: torch.dtype,
+) -> None:
     lhs, rhs = random(6, 40, dtype=dtype)[:, ::2], random(20, 5, dtype=dtype, seed=1)
     assert not native.adds_product(torch.zeros(6, 5), lhs, rhs)
     total, squares = accumulate_product_squares_(torch.zeros(6, 5), lhs, rhs, 0.0)
@@ -101,12 +119,17 @@ def test_squares_of_products_that_tiles_do_not_take_are_those_of_the_result(dtyp
 
 
 def norm(twist: str = "", dtype: popxl.dtype = popxl.float32, times: int = 1) -> Any:
-    """A gradient's mean over runs of a loop, and the sum of its squares; with a twist that the rule must see."""
+    """A gradient's mean over runs of a loop, and the sum of its squares; with a twist that the rule
+    must see.
+    """
     wide = dtype if twist == "narrow" else popxl.float32
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         x, dy = (popxl.variable(normal(5, n, seed=n), dtype, name=f"v{n}") for n in (6, 4))
-        total, count = popxl.variable(normal(6, 4), wide, name="total"), popxl.variable(2.0, name="count")
+        total, count = (
+            popxl.variable(normal(6, 4), wide, name="total"),
+            popxl.variable(2.0, name="count"),
+        )
 
         def body(total: Ref, count: Ref, x: Tensor, dy: Tensor) -> List[Tensor]:
             var_updates.accumulate_mean_(total, x.T @ dy, count)
@@ -129,7 +152,9 @@ def norm(twist: str = "", dtype: popxl.dtype = popxl.float32, times: int = 1) ->
             ops.repeat(ir.create_graph(increase, total), 2, total)
         if twist == "before":
             return first
-        of = {"a part": lambda: ops.slice_(total, 1, 5), "another": lambda: total * 2.0}.get(twist, lambda: total)()
+        of = {"a part": lambda: ops.slice_(total, 1, 5), "another": lambda: total * 2.0}.get(
+            twist, lambda: total
+        )()
         squares = {"an axis": {"axis": 0}, "kept axes": {"keepdims": True}}.get(twist, {})
         after = [ops.sumsquare(of, **squares)]
         if twist == "written afterwards":
@@ -147,7 +172,9 @@ def increase(t: Ref) -> List[Tensor]:
 
 
 @both_types
-@pytest.mark.parametrize("twist", ["", "both sides", "in the loop", "two products", "written afterwards", "twice"])
+@pytest.mark.parametrize(
+    "twist", ["", "both sides", "in the loop", "two products", "written afterwards", "twice"]
+)
 def test_squares_are_summed_up_by_the_last_product(twist: str, dtype: popxl.dtype) -> None:
     left = {"accumulate_product"} if twist == "two products" else set()
     assert check(norm(twist, dtype), dtype, runs=2) == {FUSED, *left}
@@ -155,7 +182,16 @@ def test_squares_are_summed_up_by_the_last_product(twist: str, dtype: popxl.dtyp
 
 @pytest.mark.parametrize(
     "twist",
-    ["before", "written", "written in a view", "written in a loop", "a part", "another", "an axis", "kept axes"],
+    [
+        "before",
+        "written",
+        "written in a view",
+        "written in a loop",
+        "a part",
+        "another",
+        "an axis",
+        "kept axes",
+    ],
 )
 def test_other_squares_stay(twist: str) -> None:
     assert check(norm(twist), popxl.float32, runs=2) == {"accumulate_product"}
@@ -177,7 +213,10 @@ def test_squares_after_several_runs_of_a_loop_stay() -> None:
 
 def test_an_accumulator_may_be_a_view_that_is_written_later() -> None:
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
-        whole, x = popxl.variable(normal(6, 9), name="whole"), popxl.variable(normal(5, 6), name="x")
+        whole, x = (
+            popxl.variable(normal(6, 9), name="whole"),
+            popxl.variable(normal(5, 6), name="x"),
+        )
         part = ops.slice_(whole, 2, 6, axis=1)
         var_updates.accumulate_mean_(part, x.T @ x[:, :4], popxl.constant(1.0))
         squares = ops.sumsquare(part)

@@ -110,7 +110,8 @@ def test_garbage_is_neither_read_further_nor_answered(keeper, tmp_path, number):
             stranger.sendall(text)
         if text.startswith(wire.MAGIC) and len(text) > len(wire.MAGIC):
             with contextlib.suppress(ConnectionResetError):
-                assert len(wire.receive_exactly(stranger, 2 * wire.NONCE)) == 64  # its challenge, and its own proof
+                # its challenge, and its own proof
+                assert len(wire.receive_exactly(stranger, 2 * wire.NONCE)) == 64
         check_open(keeper)
         stranger.settimeout(10)
         assert says_nothing_more(stranger)
@@ -197,19 +198,26 @@ LISTENERS = {
     "random bytes": lambda said: os.urandom(64),
     "what it was told": lambda said: (said * 2)[len(wire.MAGIC) :][: 2 * wire.NONCE],
     "the proof of another secret": lambda said: (
-        bytes(32) + wire._proof(b"another secret, not ours", b"listens", said[len(wire.MAGIC) :], bytes(32))
+        bytes(32)
+        + wire._proof(b"another secret, not ours", b"listens", said[len(wire.MAGIC) :], bytes(32))
     ),
 }
 
 
 @pytest.mark.parametrize("what", LISTENERS)
 def test_a_listener_that_does_not_know_the_secret_is_told_nothing(what):
-    with listens(LISTENERS[what]) as listener, pytest.raises(wire.Stranger, match="does not know this run's secret"):
+    with (
+        listens(LISTENERS[what]) as listener,
+        pytest.raises(wire.Stranger, match="does not know this run's secret"),
+    ):
         member(listener.getsockname())
 
 
 def test_a_listener_that_ends_connections_is_one_that_cannot_be_reached():
-    with listens(lambda said: b"") as listener, pytest.raises(wire.Unreachable, match="ended the connection"):
+    with (
+        listens(lambda said: b"") as listener,
+        pytest.raises(wire.Unreachable, match="ended the connection"),
+    ):
         member(listener.getsockname(), seconds=0.2)
     with pytest.raises(wire.Unreachable, match="Connection refused"):
         member(("127.0.0.1", free_port()), seconds=0.2)
@@ -236,7 +244,9 @@ for path in sys.argv[1:]:
 def as_other(*paths):
     """What becomes of another user's connections."""
     command = [sys.executable, "-I", "-S", "-c", AS_OTHER, *map(str, paths)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True
+    ).stdout.split()
 
 
 @needs_root
@@ -263,7 +273,9 @@ def test_a_socket_in_a_folder_with_a_long_name_can_be_met_at(tmp_path):
     kept.close()
 
 
-STAYS = RANKED + "import popdist; popdist.init(); from popxl.extensions import gather; gather(rank); "
+STAYS = (
+    RANKED + "import popdist; popdist.init(); from popxl.extensions import gather; gather(rank); "
+)
 STAYS += "open(os.path.join(os.environ['NOTES'], f'{os.getpid()}'), 'w').close(); "
 STAYS += "print(os.environ.get('POPDIST_MEETING'), flush=True)\n"
 STAYS += "while not os.path.exists(os.environ['NOTES'] + '/end'): time.sleep(0.05)\n"
@@ -302,7 +314,9 @@ def test_a_run_on_one_machine_listens_at_no_port_and_no_other_user_can_enter_its
     try:
         wait_for(tmp_path, 2)
         folder = Path(process.stdout.readline().strip())
-        assert folder.stat().st_mode & 0o777 == 0o700 and folder.parent.stat().st_mode & 0o777 == 0o700
+        assert (
+            folder.stat().st_mode & 0o777 == 0o700 and folder.parent.stat().st_mode & 0o777 == 0o700
+        )
         assert ports_of([process.pid, *os.listdir(tmp_path)]) == set()
         sockets = [path for path in folder.iterdir() if path.is_socket()]
         assert {path.name for path in sockets} == {"store", "0", "1"}
@@ -316,8 +330,16 @@ def test_a_run_on_one_machine_listens_at_no_port_and_no_other_user_can_enter_its
 
 @pytest.mark.multi
 def test_instances_that_no_launcher_started_listen_at_no_port_either(tmp_path):
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NOTES": str(tmp_path)}
-    started = [subprocess.Popen([sys.executable, "-c", STAYS], env=environment(**shared, RANK=r)) for r in "01"]
+    shared = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "NOTES": str(tmp_path),
+    }
+    started = [
+        subprocess.Popen([sys.executable, "-c", STAYS], env=environment(**shared, RANK=r))
+        for r in "01"
+    ]
     try:
         wait_for(tmp_path, 2)
         assert ports_of(process.pid for process in started) == set()
@@ -328,12 +350,22 @@ def test_instances_that_no_launcher_started_listen_at_no_port_either(tmp_path):
 
 @pytest.mark.multi
 def test_a_second_run_with_one_address_is_refused_in_words(tmp_path):
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NOTES": str(tmp_path)}
-    started = [subprocess.Popen([sys.executable, "-c", STAYS], env=environment(**shared, RANK=r)) for r in "01"]
+    shared = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "NOTES": str(tmp_path),
+    }
+    started = [
+        subprocess.Popen([sys.executable, "-c", STAYS], env=environment(**shared, RANK=r))
+        for r in "01"
+    ]
     try:
         wait_for(tmp_path, 2)
         command = [sys.executable, "-c", "import popdist; popdist.init()"]
-        second = subprocess.run(command, env=environment(**shared, RANK="0"), capture_output=True, text=True)
+        second = subprocess.run(
+            command, env=environment(**shared, RANK="0"), capture_output=True, text=True
+        )
     finally:
         (tmp_path / "end").touch()
     assert "which is in use; expected a free port" in second.stderr.splitlines()[-1]
@@ -341,21 +373,33 @@ def test_a_second_run_with_one_address_is_refused_in_words(tmp_path):
 
 
 @needs_root
-def test_a_folder_that_another_user_has_made_first_is_refused_in_words_and_poprun_takes_another(tmp_path):
+def test_a_folder_that_another_user_has_made_first_is_refused_in_words_and_poprun_takes_another(
+    tmp_path,
+):
     tmp_path.chmod(0o1777)
     planted = tmp_path / f"popdist-{os.getuid()}"
     planted.mkdir()
     os.chown(planted, OTHER, OTHER)
-    shared = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TMPDIR": str(tmp_path)}
+    shared = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+        "TMPDIR": str(tmp_path),
+    }
     command = [sys.executable, "-c", "import popdist; popdist.init()"]
     done = subprocess.run(command, env=environment(**shared), capture_output=True, text=True)
     says = f"MeetingError: popdist: the instances cannot meet ({planted} belongs to another user)."
     assert done.stderr.splitlines()[-1].endswith(says)
-    ended = launch(["--num-instances", 2], ["-c", "import popdist; popdist.init()"], TMPDIR=str(tmp_path))
+    ended = launch(
+        ["--num-instances", 2], ["-c", "import popdist; popdist.init()"], TMPDIR=str(tmp_path)
+    )
     assert (ended.code, ended.said) == (0, "") and not list(planted.iterdir())
 
 
-def test_folders_of_runs_that_were_killed_are_removed_by_the_next_and_others_stay(tmp_path, monkeypatch):
+def test_folders_of_runs_that_were_killed_are_removed_by_the_next_and_others_stay(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(meeting.tempfile, "tempdir", str(tmp_path))
     base = tmp_path / f"popdist-{os.getuid()}"
     with meeting.new_folder() as first:
@@ -421,11 +465,17 @@ def test_strangers_at_every_port_of_a_run_neither_end_nor_change_it(tmp_path):
 @pytest.mark.multi
 def test_machines_with_different_secrets_do_not_meet_and_say_how_they_can():
     begin = time.monotonic()
-    impatient = "import sys, popdist.exchange; popdist.exchange.JOIN_SECONDS = 3; from popdist import launcher; "
+    impatient = (
+        "import sys, popdist.exchange; popdist.exchange.JOIN_SECONDS = 3; from popdist import "
+        "launcher; "
+    )
     impatient += "sys.exit(launcher.main(sys.argv[1:]))"
     port, machines = free_port(), []
     for index, secret in enumerate((SECRET, b"another one, not ours")):
-        options = f"--num-instances 2 --nnodes 2 --rdzv-endpoint 127.0.0.1:{port} --node-rank {index} true".split()
+        options = (
+            f"--num-instances 2 --nnodes 2 --rdzv-endpoint 127.0.0.1:{port} --node-rank {index} "
+            "true"
+        ).split()
         variables = environment(POPDIST_SECRET=secret.decode())
         command = [sys.executable, "-c", impatient, *options]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -460,7 +510,9 @@ def test_the_first_run_makes_a_secret_that_the_next_one_finds(no_secret):
 
 def test_processes_that_make_a_secret_at_once_agree_on_one(no_secret):
     program = "from popdist import meeting; print(meeting.find_secret())"
-    started = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(4)]
+    started = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(4)
+    ]
     assert len({process.communicate(timeout=60)[0] for process in started}) == 1
 
 
@@ -497,12 +549,19 @@ def test_a_secret_that_others_can_know_or_have_made_is_refused(no_secret, change
         meeting.find_secret()
 
 
-def test_secrets_from_the_environment_are_neither_short_nor_missing(no_secret, monkeypatch, tmp_path):
+def test_secrets_from_the_environment_are_neither_short_nor_missing(
+    no_secret, monkeypatch, tmp_path
+):
     monkeypatch.setenv(meeting.SECRET_FILE, str(tmp_path / "none"))
-    with pytest.raises(meeting.MeetingError, match="POPDIST_SECRET_FILE: got .*, which is not there; expected a file"):
+    with pytest.raises(
+        meeting.MeetingError,
+        match="POPDIST_SECRET_FILE: got .*, which is not there; expected a file",
+    ):
         meeting.find_secret()
     monkeypatch.setenv(meeting.SECRET, "x" * 15)
-    with pytest.raises(meeting.MeetingError, match="POPDIST_SECRET: got 15 bytes; expected a secret of 16 to 4096"):
+    with pytest.raises(
+        meeting.MeetingError, match="POPDIST_SECRET: got 15 bytes; expected a secret of 16 to 4096"
+    ):
         meeting.find_secret()
     monkeypatch.setenv(meeting.TRUST, "1")
     assert meeting.find_secret() == b""
@@ -517,5 +576,7 @@ def test_nothing_in_the_repository_unpickles_or_evaluates():
         inside = path.relative_to(root).parts
         if inside[0].startswith(".") or "tests" in inside or inside[0] == "benchmarks":
             continue
-        found += [f"{path}: {line}" for line in path.read_text().splitlines() if pattern.search(line)]
+        found += [
+            f"{path}: {line}" for line in path.read_text().splitlines() if pattern.search(line)
+        ]
     assert [line for line in found if "allow_pickle=False" not in line] == []

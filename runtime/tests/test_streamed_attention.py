@@ -1,6 +1,8 @@
-"""Attention without probabilities: the textbook's numbers, the interpreter's in programs, and what must keep them.
+"""Attention without probabilities: the textbook's numbers, the interpreter's in programs, and what
+must keep them.
 
-The rule is for GPUs, and its kernels for processors serve here: which kernel a GPU takes is seen on fake tensors.
+The rule is for GPUs, and its kernels for processors serve here: which kernel a GPU takes is seen on
+fake tensors.
 """
 
 import math
@@ -34,7 +36,10 @@ from test_fused_attention import error, hiding, normal, textbook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NOT_STREAMED = [name for name in HAS_KERNELS if name != "streamed_attention"]
-EVERY = [*(name for name in (*REWRITES, *BLOCK_REWRITES) if name not in NOT_STREAMED), "streamed_attention"]
+EVERY = [
+    *(name for name in (*REWRITES, *BLOCK_REWRITES) if name not in NOT_STREAMED),
+    "streamed_attention",
+]
 """Of a GPU."""
 SHAPES = [(2, 3, 64, 32), (1, 2, 40, 24), (1, 1, 1, 8), (4, 1, 33, 96)]
 """Batch, heads, queries and keys, size of a head."""
@@ -65,11 +70,15 @@ def run_kernels(tensors: Sequence[torch.Tensor], scale: float) -> List[torch.Ten
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("how", ["heads within rows", "off a boundary", "turned"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_results_and_gradients_are_the_textbooks(shape: Tuple[int, ...], how: str, dtype: torch.dtype) -> None:
+def test_results_and_gradients_are_the_textbooks(
+    shape: Tuple[int, ...], how: str, dtype: torch.dtype
+) -> None:
     tensors = [lying(normal(dtype, *shape, seed=seed), how) for seed in range(4)]
     scale, mask = 0.7 / math.sqrt(shape[3]), hiding(shape[2], shape[2], shape[2], dtype)
     _, *expected = textbook(tensors, mask, scale, None)
-    for name, one, other in zip(("y", "query", "key", "value"), run_kernels(tensors, scale), expected):
+    for name, one, other in zip(
+        ("y", "query", "key", "value"), run_kernels(tensors, scale), expected
+    ):
         assert one.dtype is dtype
         if other.any():
             assert error(one, other) < (1e-6 if dtype is torch.float32 else 0.012), name
@@ -78,12 +87,16 @@ def test_results_and_gradients_are_the_textbooks(shape: Tuple[int, ...], how: st
 def test_a_gradient_that_is_one_number_everywhere_is_read_right() -> None:
     *tensors, dy = (normal(torch.float32, 2, 2, 8, 8, seed=seed) for seed in range(4))
     one = torch.ones(()).expand(dy.shape)
-    for found, expected in zip(run_kernels([*tensors, one], 0.3), run_kernels([*tensors, one.clone()], 0.3)):
+    for found, expected in zip(
+        run_kernels([*tensors, one], 0.3), run_kernels([*tensors, one.clone()], 0.3)
+    ):
         assert torch.equal(found, expected)
 
 
 class Calls(TorchDispatchMode):
-    """Notes which of torch's operations are called, and what they are told about the order of sums."""
+    """Notes which of torch's operations are called, and what they are told about the order of
+    sums.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +129,8 @@ def test_on_a_gpu_rows_are_read_and_written_where_they_lie_and_sums_have_one_ord
     with fake_gpu():
         qkv = torch.empty(batch, sequence, 3 * heads * width, dtype=dtype)
         rows = [
-            t.view(batch, sequence, heads, width) for t in (*qkv.split(heads * width, 2), torch.empty_like(qkv))[:3]
+            t.view(batch, sequence, heads, width)
+            for t in (*qkv.split(heads * width, 2), torch.empty_like(qkv))[:3]
         ]
         query, key, value = (t.transpose(1, 2) for t in rows)
         dy = torch.empty(batch, sequence, heads, width, dtype=dtype).transpose(1, 2)
@@ -136,12 +150,18 @@ def test_on_a_gpu_rows_are_read_and_written_where_they_lie_and_sums_have_one_ord
 
 @pytest.mark.parametrize("setting", [(False, False), (True, True), (True, False)], ids=str)
 def test_what_the_user_says_about_the_order_of_sums_is_so_again(setting: Tuple[bool, bool]) -> None:
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     torch.use_deterministic_algorithms(setting[0], warn_only=setting[1])
     try:
         with pytest.raises(ZeroDivisionError), streamed_attention._one_order():
             _ = 1 / 0
-        now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        now = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
         assert now == setting and torch.utils.deterministic.fill_uninitialized_memory
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
@@ -160,8 +180,12 @@ def numbers(*shape: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def observe(build: Build, **options: Any) -> Tuple[List[Tuple[np.ndarray, popxl.dtype]], Dict[str, int]]:
-    """(outputs, how often each fused kernel of attention stands in the program) of a main graph ``build(ir)``."""
+def observe(
+    build: Build, **options: Any
+) -> Tuple[List[Tuple[np.ndarray, popxl.dtype]], Dict[str, int]]:
+    """(outputs, how often each fused kernel of attention stands in the program) of a main graph
+    ``build(ir)``.
+    """
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
         streams_ = []
@@ -176,7 +200,9 @@ def observe(build: Build, **options: Any) -> Tuple[List[Tuple[np.ndarray, popxl.
         if engine.program is None
         else re.findall(r"k_fused_(\w*attention\w*?)_\d+\w*\(", engine.program.source.text())
     )
-    return [(outputs[s], s.dtype) for s in streams_], {name: names.count(name) for name in sorted(set(names))}
+    return [(outputs[s], s.dtype) for s in streams_], {
+        name: names.count(name) for name in sorted(set(names))
+    }
 
 
 NEAR = {popxl.float32: 2e-6, popxl.bfloat16: 0.016, popxl.float16: 0.002}
@@ -193,14 +219,21 @@ def counts_of(build: Build) -> Dict[str, int]:
     return counts
 
 
-def attend(x: Tensor, w: Tensor, heads: int, mask: np.ndarray, seed: Any = None, scale: float = 0.3) -> Tensor:
-    """[batch, sequence, width] -> the same: attention to queries, keys and values that one product makes."""
+def attend(
+    x: Tensor, w: Tensor, heads: int, mask: np.ndarray, seed: Any = None, scale: float = 0.3
+) -> Tensor:
+    """[batch, sequence, width] -> the same: attention to queries, keys and values that one product
+    makes.
+    """
     batch, sequence, width = x.shape
     qkv = x.reshape((-1, width)) @ w
     query, key, value = (
-        t.reshape((batch, sequence, heads, width // heads)).transpose((0, 2, 1, 3)) for t in ops.split(qkv, 3, axis=1)
+        t.reshape((batch, sequence, heads, width // heads)).transpose((0, 2, 1, 3))
+        for t in ops.split(qkv, 3, axis=1)
     )
-    shares = ops.softmax(query @ key.transpose((0, 1, 3, 2)) * scale + popxl.constant(mask, x.dtype, "mask"), axis=-1)
+    shares = ops.softmax(
+        query @ key.transpose((0, 1, 3, 2)) * scale + popxl.constant(mask, x.dtype, "mask"), axis=-1
+    )
     if seed is not None:
         shares = ops.dropout(shares, seed, 0.2)
     return (shares @ value).transpose((0, 2, 1, 3)).reshape(x.shape)
@@ -223,7 +256,9 @@ def training(
         return attend(x, w, heads, causal(shape[1]) if mask is None else mask, key)
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
-        w = popxl.variable(numbers(shape[2], 3 * shape[2], seed=1) / math.sqrt(shape[2]), dtype, name="w")
+        w = popxl.variable(
+            numbers(shape[2], 3 * shape[2], seed=1) / math.sqrt(shape[2]), dtype, name="w"
+        )
         total = popxl.variable(np.zeros(w.shape, np.float32), dtype, name="total")
         x, dy = (popxl.variable(numbers(*shape, seed=i), dtype) for i in (2, 3))
         graph = ir.create_graph(layer, x, w)
@@ -238,7 +273,9 @@ def training(
             return [call.outputs[0], dx]
 
         if is_loop:
-            y, dx = ops.repeat(ir.create_graph(step, x, dy, w, total), micro_batches, x, dy, w, total)
+            y, dx = ops.repeat(
+                ir.create_graph(step, x, dy, w, total), micro_batches, x, dy, w, total
+            )
             return [y, dx, total]
         results = []
         for _ in range(micro_batches):
@@ -250,20 +287,33 @@ def training(
 
 
 @pytest.mark.parametrize(
-    "dtype", cases([popxl.float32, popxl.bfloat16], lambda dtype: dtype is popxl.bfloat16, ["float32", "bfloat16"])
+    "dtype",
+    cases(
+        [popxl.float32, popxl.bfloat16],
+        lambda dtype: dtype is popxl.bfloat16,
+        ["float32", "bfloat16"],
+    ),
 )
 @pytest.mark.parametrize("recomputing", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("is_loop", [False, True], ids=["in a row", "in a loop"])
 @pytest.mark.parametrize(
     "shape, heads",
-    [((2, 6, 16), 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in (((1, 33, 8), 1), ((3, 16, 96), 4)))],
+    [
+        ((2, 6, 16), 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (((1, 33, 8), 1), ((3, 16, 96), 4))
+        ),
+    ],
     ids=str,
 )
 def test_programs_have_the_interpreters_numbers(
     shape: Tuple[int, ...], heads: int, is_loop: bool, recomputing: bool, dtype: popxl.dtype
 ) -> None:
     count = 3
-    build = training(dtype, shape, heads, micro_batches=count, is_loop=is_loop, recomputing=recomputing)
+    build = training(
+        dtype, shape, heads, micro_batches=count, is_loop=is_loop, recomputing=recomputing
+    )
     times = 1 if is_loop else count
     expected = {"streamed_attention": times * (1 + recomputing), "streamed_attention_grad": times}
     assert counts_of(build) == expected
@@ -288,8 +338,12 @@ def test_a_mask_that_is_not_causal_stays(mask: np.ndarray) -> None:
     assert set(counts_of(training(popxl.float32, mask=np.nan_to_num(mask, neginf=-1e9)))) == STAYS
 
 
-@pytest.mark.parametrize("hidden", cases([-1e4, -65504.0, np.finfo(np.float32).min], lambda hidden: hidden == -1e4))
-@pytest.mark.parametrize("dtype", [popxl.float32, popxl.bfloat16, popxl.float16], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    "hidden", cases([-1e4, -65504.0, np.finfo(np.float32).min], lambda hidden: hidden == -1e4)
+)
+@pytest.mark.parametrize(
+    "dtype", [popxl.float32, popxl.bfloat16, popxl.float16], ids=lambda d: d.name
+)
 def test_a_finite_mask_hides_as_well(hidden: float, dtype: popxl.dtype) -> None:
     if dtype is popxl.float16:
         hidden = max(hidden, -65504.0)
@@ -306,10 +360,16 @@ def by_hand(twist: str) -> Build:
     """Attention and its gradient in one graph, with a twist that the rule must see."""
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
-        query, key, value, dy, other = (popxl.variable(numbers(2, 2, 6, 8, seed=i)) for i in range(5))
+        query, key, value, dy, other = (
+            popxl.variable(numbers(2, 2, 6, 8, seed=i)) for i in range(5)
+        )
         mask = popxl.constant(causal(4 if twist == "fewer queries" else 6)[:, -6:])
         if twist == "fewer queries":
-            query, dy, mask = query[:, :, :4], dy[:, :, :4], popxl.constant(np.zeros((4, 6), np.float32))
+            query, dy, mask = (
+                query[:, :, :4],
+                dy[:, :, :4],
+                popxl.constant(np.zeros((4, 6), np.float32)),
+            )
         shares = ops.softmax(query @ key.transpose((0, 1, 3, 2)) * 0.3 + mask, axis=-1)
         y = shares @ value
         results = [y]
@@ -332,10 +392,18 @@ def by_hand(twist: str) -> Build:
         if twist == "key is changed":
             ops.add_(key, key)
         at = other if twist == "another value" else value
-        d = softmax_grad(dy @ at.transpose((0, 1, 3, 2)), shares, -1) * (0.4 if twist == "another scale" else 0.3)
+        d = softmax_grad(dy @ at.transpose((0, 1, 3, 2)), shares, -1) * (
+            0.4 if twist == "another scale" else 0.3
+        )
         d_query = d @ (other if twist == "another key" else key)
         asked = other[:, :, : query.shape[2]] if twist == "another query" else query
-        return [*results, d_query, asked.transpose((0, 1, 3, 2)) @ d, shares.transpose((0, 1, 3, 2)) @ dy, key + 0.0]
+        return [
+            *results,
+            d_query,
+            asked.transpose((0, 1, 3, 2)) @ d,
+            shares.transpose((0, 1, 3, 2)) @ dy,
+            key + 0.0,
+        ]
 
     return build
 
@@ -360,7 +428,9 @@ def test_what_others_see_or_change_stays(twist: str) -> None:
 def test_an_op_is_rewritten_everywhere_or_nowhere(is_seen: bool) -> None:
     def layer(x: Tensor, w: Tensor) -> List[Tensor]:
         query = (x @ w).reshape((1, 1, 6, 8))
-        shares = ops.softmax(query @ query.transpose((0, 1, 3, 2)) * 0.3 + popxl.constant(causal(6)), axis=-1)
+        shares = ops.softmax(
+            query @ query.transpose((0, 1, 3, 2)) * 0.3 + popxl.constant(causal(6)), axis=-1
+        )
         return [(shares @ query).reshape(x.shape), shares]
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
@@ -384,12 +454,18 @@ def test_the_rule_is_for_gpus_and_can_be_switched_off(monkeypatch: Any) -> None:
     assert streams(CUDA) and "streamed_attention" in enabled_rewrites(CUDA)
     assert "streamed_attention" not in enabled_rewrites()
     assert observe(training(popxl.float32))[1].keys() == {"attention_alone", "attention_grad_rows"}
-    monkeypatch.setenv("POPXL_REWRITES", ",".join(f"-{name}" for name in ("streamed_attention", *NOT_STREAMED)))
+    monkeypatch.setenv(
+        "POPXL_REWRITES", ",".join(f"-{name}" for name in ("streamed_attention", *NOT_STREAMED))
+    )
     assert enabled_rewrites(CUDA) == enabled_rewrites() == EVERY[:-1]
 
 
-@pytest.mark.parametrize("capability, expected", [((7, 5), False), ((8, 0), True), ((9, 0), True)], ids=str)
-def test_a_gpu_without_the_kernels_keeps_the_probabilities(capability: Any, expected: bool, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    "capability, expected", [((7, 5), False), ((8, 0), True), ((9, 0), True)], ids=str
+)
+def test_a_gpu_without_the_kernels_keeps_the_probabilities(
+    capability: Any, expected: bool, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert streams(CUDA) is expected
@@ -404,7 +480,12 @@ def program_of(build: Build) -> popxl.Ir:
 
 
 @pytest.mark.parametrize(
-    "dtype", cases([popxl.float32, popxl.bfloat16], lambda dtype: dtype is popxl.bfloat16, ["float32", "bfloat16"])
+    "dtype",
+    cases(
+        [popxl.float32, popxl.bfloat16],
+        lambda dtype: dtype is popxl.bfloat16,
+        ["float32", "bfloat16"],
+    ),
 )
 def test_a_plan_for_a_gpu_needs_no_memory_for_probabilities(
     dtype: popxl.dtype, monkeypatch: pytest.MonkeyPatch
@@ -416,12 +497,20 @@ def test_a_plan_for_a_gpu_needs_no_memory_for_probabilities(
     assert here - there > 0.5 * batch * heads * sequence**2 * dtype.itemsize
     block = fused_program(ir.main_graph, device=CUDA)
     optimise(block)
-    assert not any(value.spec.shape[-2:] == (sequence, sequence) for i in block.instrs for value in i.outputs)
-    assert not any(c.shape == (sequence, sequence) for c in block.constants), "nothing reads the mask"
+    assert not any(
+        value.spec.shape[-2:] == (sequence, sequence) for i in block.instrs for value in i.outputs
+    )
+    assert not any(c.shape == (sequence, sequence) for c in block.constants), (
+        "nothing reads the mask"
+    )
 
 
-@pytest.mark.skipif(native.library() is None, reason="no C++ compiler: plans for processors see the plain kernels")
-def test_a_plan_for_a_gpu_does_not_see_the_processors_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    native.library() is None, reason="no C++ compiler: plans for processors see the plain kernels"
+)
+def test_a_plan_for_a_gpu_does_not_see_the_processors_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     called: List[str] = []
     monkeypatch.setattr(native, "call", lambda name, *_: called.append(name))
     ir = program_of(training(popxl.float32, seed=True))
@@ -432,7 +521,9 @@ def test_a_plan_for_a_gpu_does_not_see_the_processors_kernels(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("dtype, parts", [(torch.bfloat16, 132 // 4), (torch.float32, 0)], ids=str)
-def test_a_rehearsal_counts_what_flash_takes_to_add_in_one_order(dtype: torch.dtype, parts: int) -> None:
+def test_a_rehearsal_counts_what_flash_takes_to_add_in_one_order(
+    dtype: torch.dtype, parts: int
+) -> None:
     shape = (2, 2, 100, 80)  # in tiles: 128 rows, 96 columns
     with torch.device("meta"), LiveBytes() as live:
         tensors = [torch.empty(shape, dtype=dtype) for _ in range(4)]
@@ -445,5 +536,7 @@ def test_a_rehearsal_counts_what_flash_takes_to_add_in_one_order(dtype: torch.dt
 
 
 def test_a_plan_for_a_device_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="plan: got device 'auto'; expected one of cpu, cuda. Name one of them."):
+    with pytest.raises(
+        ValueError, match="plan: got device 'auto'; expected one of cpu, cuda. Name one of them."
+    ):
         plan(program_of(training(popxl.float32)), device="auto")

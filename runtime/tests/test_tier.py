@@ -1,4 +1,6 @@
-"""Rows in files: the contents are right whatever is fetched, moved and written meanwhile, and waiting is short."""
+"""Rows in files: the contents are right whatever is fetched, moved and written meanwhile, and
+waiting is short.
+"""
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ ROWS = 12
 
 
 def random_program(seed):
-    """Steps of a run as (what, row) and their events: rows are taken, held over others, changed and stored."""
+    """Steps of a run as (what, row) and their events: rows are taken, held over others, changed and
+    stored.
+    """
     random = np.random.default_rng(seed)
     steps, events, held = [], [], []
     for _ in range(60):
@@ -28,7 +32,11 @@ def random_program(seed):
         elif row in held or what in ("hold", "give back"):
             continue
         else:
-            events += {"read": [(row, LOAD)], "change": [(row, LOAD), (row, STORE)], "replace": [(row, STORE)]}[what]
+            events += {
+                "read": [(row, LOAD)],
+                "change": [(row, LOAD), (row, STORE)],
+                "replace": [(row, STORE)],
+            }[what]
         steps.append((str(what), row))
     return [*steps, *(("give back", row) for row in held)], events
 
@@ -115,7 +123,9 @@ def test_transfers_hide_behind_work_where_the_two_balance(look_ahead, least, mos
     count, memory, compute = 50, 4, 0.015
     moved = 2 * (count - memory + 2)  # a run finds two rows where the one before has left them
     bandwidth = BLOCK * moved / (count * compute)
-    rows = Rows([1] * count, memory, sweep(count), look_ahead=look_ahead, bandwidth=bandwidth, clock=clock)
+    rows = Rows(
+        [1] * count, memory, sweep(count), look_ahead=look_ahead, bandwidth=bandwidth, clock=clock
+    )
     for _ in range(3):
         begin, transfers = clock.perf_counter(), rows.link.seconds
         with rows.run():
@@ -189,7 +199,9 @@ def test_a_run_that_was_given_up_leaves_the_next_one_whole():
 def test_more_in_use_than_there_is_memory_for_is_an_error():
     rows = Rows([2, 2, 2], 5)
     with rows.borrowed(0), rows.borrowed(1):
-        with pytest.raises(RemoteMemoryError, match="of which 16384 are in use, for a row of 8192; expected room"):
+        with pytest.raises(
+            RemoteMemoryError, match="of which 16384 are in use, for a row of 8192; expected room"
+        ):
             rows.cache.borrow(rows.rows[2])
     with rows.borrowed(2):
         pass
@@ -222,7 +234,10 @@ def test_a_course_knows_the_uses_of_a_row_before_and_after_any_time():
 
 def test_what_a_row_is_worth_follows_from_the_course_wherever_it_is_looked_from():
     random = np.random.default_rng(4)
-    events = [(int(row), bool(store)) for row, store in zip(random.integers(0, 9, 60), random.integers(0, 2, 60))]
+    events = [
+        (int(row), bool(store))
+        for row, store in zip(random.integers(0, 9, 60), random.integers(0, 2, 60))
+    ]
     rows = Rows(random.integers(1, 5, 10), 12, events, look_ahead=False)
     cache, course = rows.cache, rows.cache.course
     for time_ in [*range(60, 130), 3, 200, *random.integers(0, 500, 200)]:
@@ -244,7 +259,9 @@ def test_an_arena_takes_the_neighbours_that_are_missed_least():
     assert arena.find(3 * BLOCK, {**worths, "c": None}.get, 0) == (0, 2)
     assert arena.find(3 * BLOCK, worths.get, 7) is None
     assert arena.give((1, 4), 3 * BLOCK, "e", ["write"]).nbytes == 3 * BLOCK
-    assert arena.extents[-1].after == ["write"], "what is left over of a row's memory may still be read"
+    assert arena.extents[-1].after == ["write"], (
+        "what is left over of a row's memory may still be read"
+    )
     assert [(e.start, e.size, e.row) for e in arena.extents] == [
         (0, 2 * BLOCK, "a"), (2 * BLOCK, 3 * BLOCK, "e"), (5 * BLOCK, BLOCK, None)
     ]  # fmt: skip
@@ -259,7 +276,10 @@ def test_memory_that_is_there_but_not_in_one_piece_serves_too():
         with rows.borrowed(8) as large:
             assert (large == 80).all() and rows.rows[8].is_apart
             assert (one == 1).all() and (three == 3).all() and (five == 5).all()
-            with rows.borrowed(0) as zero, pytest.raises(RemoteMemoryError, match="of which 32768 are in use"):
+            with (
+                rows.borrowed(0) as zero,
+                pytest.raises(RemoteMemoryError, match="of which 32768 are in use"),
+            ):
                 assert (zero == 0).all()
                 rows.cache.borrow(rows.rows[2])
     for number in (*range(8), 8):
@@ -275,6 +295,8 @@ def test_large_rows_lie_side_by_side_and_leave_room_for_each_other():
         arena.give(arena.find(BLOCK, lambda row: None, 0), BLOCK, number, [])
     worths = {4: 60, 5: 60, 6: 60, 7: 60}
     for name in "abc":
-        window = arena.find(4 * BLOCK, lambda row: worths.get(row, 50) if isinstance(row, int) else None, 0)
+        window = arena.find(
+            4 * BLOCK, lambda row: worths.get(row, 50) if isinstance(row, int) else None, 0
+        )
         arena.give(window, 4 * BLOCK, name, [])
     assert [e.row for e in arena.extents] == ["a", "b", "c"]

@@ -1,4 +1,6 @@
-"""The files that rows are in: they give back what they took, and say what is wrong with a disk or a folder."""
+"""The files that rows are in: they give back what they took, and say what is wrong with a disk or a
+folder.
+"""
 
 import errno
 import fcntl
@@ -28,19 +30,27 @@ def test_a_file_gives_back_what_it_took(direct, tmp_path):
 
 def test_a_folder_that_takes_no_file_is_an_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(RemoteMemoryError, match="below: got 'Not a directory' while making a file; expected a folder"):
+    with pytest.raises(
+        RemoteMemoryError,
+        match="below: got 'Not a directory' while making a file; expected a folder",
+    ):
         FileStore(str(tmp_path / "file" / "below"), BLOCK)
 
 
 def test_a_disk_without_the_space_is_an_error_before_anything_runs(tmp_path):
     statistics = os.statvfs(tmp_path)
     too_much = statistics.f_frsize * statistics.f_blocks + 2**40
-    with pytest.raises(RemoteMemoryError, match="while reserving .* bytes for remote memory; expected that much space"):
+    with pytest.raises(
+        RemoteMemoryError,
+        match="while reserving .* bytes for remote memory; expected that much space",
+    ):
         FileStore(str(tmp_path), too_much)
 
 
 class Refusing:
-    """Functions of `os` on a file system that knows some ways only: a flag or a call fails with an error number."""
+    """Functions of `os` on a file system that knows some ways only: a flag or a call fails with an
+    error number.
+    """
 
     def __init__(self, monkeypatch, **errors):
         for name, (error, applies) in errors.items():
@@ -69,7 +79,9 @@ def asks_for_direct(file, command, *value):
 def test_a_file_system_without_unnamed_files_and_direct_transfers_serves_too(
     direct_error, tmp_path, monkeypatch, caplog
 ):
-    Refusing(monkeypatch, open=(errno.EOPNOTSUPP, is_unnamed), fcntl=(direct_error, asks_for_direct))
+    Refusing(
+        monkeypatch, open=(errno.EOPNOTSUPP, is_unnamed), fcntl=(direct_error, asks_for_direct)
+    )
     for _ in range(2):
         store = FileStore(str(tmp_path), 4 * BLOCK)
         data = torch.arange(2 * BLOCK).to(torch.uint8)
@@ -85,7 +97,10 @@ def test_a_file_system_without_unnamed_files_and_direct_transfers_serves_too(
 
 def test_a_file_system_that_is_read_only_is_an_error_in_its_words(tmp_path, monkeypatch):
     Refusing(monkeypatch, open=(errno.EROFS, lambda *_: True))
-    with pytest.raises(RemoteMemoryError, match="got 'Read-only file system' while making a file; expected a folder"):
+    with pytest.raises(
+        RemoteMemoryError,
+        match="got 'Read-only file system' while making a file; expected a folder",
+    ):
         FileStore(str(tmp_path), BLOCK)
 
 
@@ -107,11 +122,15 @@ MOUNTED = r"""22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
         ("/far/quick", "tmpfs", "lies in memory (tmpfs)"),
     ],
 )
-def test_folders_on_other_machines_and_in_memory_are_told_of(folder, kind, words, tmp_path, monkeypatch, caplog):
+def test_folders_on_other_machines_and_in_memory_are_told_of(
+    folder, kind, words, tmp_path, monkeypatch, caplog
+):
     mounts = tmp_path / "mountinfo"
     mounts.write_text(MOUNTED)
     assert store_module.file_system(folder, mounts) == kind
     assert store_module.file_system(folder, tmp_path / "nothing") == "unknown"
     monkeypatch.setattr(store_module, "file_system", lambda folder: kind)
     store_module.tell_of_slow_ways.__wrapped__(folder, True)
-    assert [record.message.startswith(f"{folder}: {words}") for record in caplog.records] == [True] * bool(words)
+    assert [record.message.startswith(f"{folder}: {words}") for record in caplog.records] == [
+        True
+    ] * bool(words)

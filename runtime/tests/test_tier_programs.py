@@ -1,4 +1,5 @@
-"""Rows that come and go under harder programs: memory just enough, rows apart from the arena, runs that are given up.
+"""Rows that come and go under harder programs: memory just enough, rows apart from the arena, runs
+that are given up.
 
 And a device that fails, or that still writes to memory which it gives.
 """
@@ -18,7 +19,8 @@ KINDS = ("read", "change", "replace", "copy", "hold", "hold", "give back", "chan
 
 
 class Program:
-    """A random program over rows of several sizes, and the memory that it needs: what is in use at a time.
+    """A random program over rows of several sizes, and the memory that it needs: what is in use at
+    a time.
 
     Steps are (what, row, another row), events those of their loads and stores.
     """
@@ -31,12 +33,24 @@ class Program:
             if what in ("give back", "change what is held"):
                 if not held:
                     continue
-                row = held.pop(other % len(held)) if what == "give back" else held[other % len(held)]
-            elif row in held or what == "copy" and (other in held or other == row) or what == "hold" and len(held) > 2:
+                row = (
+                    held.pop(other % len(held)) if what == "give back" else held[other % len(held)]
+                )
+            elif (
+                row in held
+                or what == "copy"
+                and (other in held or other == row)
+                or what == "hold"
+                and len(held) > 2
+            ):
                 continue
             held += [row] * (what == "hold")
-            self.events += [(other if what == "copy" else row, LOAD)] * (what in ("copy", "read", "change", "hold"))
-            self.events += [(row, STORE)] * (what in ("change", "replace", "copy", "change what is held"))
+            self.events += [(other if what == "copy" else row, LOAD)] * (
+                what in ("copy", "read", "change", "hold")
+            )
+            self.events += [(row, STORE)] * (
+                what in ("change", "replace", "copy", "change what is held")
+            )
             self.steps.append((str(what), row, other))
         self.steps += [("give back", row, 0) for row in held]
 
@@ -46,7 +60,9 @@ class Program:
         held, most = set(), 0
         for what, row, other in self.steps:
             held.discard(row) if what == "give back" else held.add(row)
-            most = max(most, sum(self.blocks[r] for r in held | ({other} if what == "copy" else set())))
+            most = max(
+                most, sum(self.blocks[r] for r in held | ({other} if what == "copy" else set()))
+            )
             if what not in ("hold", "give back", "change what is held"):
                 held.discard(row)
         return most
@@ -144,15 +160,28 @@ class Run:
 @pytest.mark.slow
 @pytest.mark.parametrize("with_course, look_ahead", [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("is_late", [False, True])
-def test_programs_with_memory_just_enough_read_what_they_stored_whatever_is_given_up(is_late, with_course, look_ahead):
+def test_programs_with_memory_just_enough_read_what_they_stored_whatever_is_given_up(
+    is_late, with_course, look_ahead
+):
     was_apart = 0
     for seed in range(1, 4):
         random = np.random.default_rng(seed)
         program = Program(random)
-        device, link = Late(0.0003) if is_late else None, {"latency": 0.0003, "bandwidth": BLOCK / 0.0002}
+        device, link = (
+            Late(0.0003) if is_late else None,
+            {"latency": 0.0003, "bandwidth": BLOCK / 0.0002},
+        )
         events = program.events if with_course else None
         memory = max(*program.blocks, program.needed)
-        rows = Rows(program.blocks, memory, events, look_ahead=look_ahead, device=device, duplex=True, **link)
+        rows = Rows(
+            program.blocks,
+            memory,
+            events,
+            look_ahead=look_ahead,
+            device=device,
+            duplex=True,
+            **link,
+        )
         run = Run(rows, program)
         for until in (None, int(random.integers(len(program.steps))), None):
             run.run(until)

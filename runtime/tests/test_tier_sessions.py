@@ -1,4 +1,6 @@
-"""Sessions whose rows are in files, or outside a small device: the same bits, within their memory, nothing left."""
+"""Sessions whose rows are in files, or outside a small device: the same bits, within their memory,
+nothing left.
+"""
 
 import gc
 import os
@@ -11,7 +13,12 @@ import pytest
 import torch
 from popxl import ops
 from popxl.errors import RemoteMemoryError
-from popxl.extensions import device_needs, file_traffic, keep_remote_memory_in_files, limit_device_memory
+from popxl.extensions import (
+    device_needs,
+    file_traffic,
+    keep_remote_memory_in_files,
+    limit_device_memory,
+)
 from popxl_engine.machine.tier import BLOCK
 from popxl_engine.machine.tier import cache as cache_module
 from quick import cases
@@ -24,7 +31,9 @@ def program(replicas=1):
     ir = popxl.Ir(replication=replicas)
     with ir.main_graph, popxl.in_sequence():
         random = np.random.default_rng(3)
-        buffers = [popxl.remote_buffer(SHAPE, dtype, ENTRIES) for dtype in (popxl.float32, popxl.float16)]
+        buffers = [
+            popxl.remote_buffer(SHAPE, dtype, ENTRIES) for dtype in (popxl.float32, popxl.float16)
+        ]
         variables = [
             popxl.remote_variable(random.normal(size=SHAPE).astype(b.tensor_dtype.as_numpy()), b, i)
             for b in buffers
@@ -67,28 +76,37 @@ def results(memory=None, folder=None, replicas=1, runs=3, device_memory=None):
     return [found[v] for v in variables], file_traffic(session)
 
 
-INTERPRETED = pytest.mark.parametrize("interpret", cases(["0", "1"], lambda interpret: interpret == "0"))
+INTERPRETED = pytest.mark.parametrize(
+    "interpret", cases(["0", "1"], lambda interpret: interpret == "0")
+)
 
 
 @INTERPRETED
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("memory", cases([70_000, 120_000, 10**7], lambda memory: memory == 70_000))
-def test_a_program_gives_the_same_bits_with_its_rows_in_files(memory, replicas, interpret, tmp_path, monkeypatch):
+def test_a_program_gives_the_same_bits_with_its_rows_in_files(
+    memory, replicas, interpret, tmp_path, monkeypatch
+):
     monkeypatch.setenv("POPXL_INTERPRET", interpret)
     expected, none = results(replicas=replicas)
     got, traffic = results(memory * replicas, tmp_path, replicas)
     for a, b in zip(expected, got):
         np.testing.assert_array_equal(a, b)
     assert none is None
-    assert (traffic.reads > 0) == (traffic.writes > 0) == (traffic.file_bytes > 0) == (memory < 10**7)
+    assert (
+        (traffic.reads > 0) == (traffic.writes > 0) == (traffic.file_bytes > 0) == (memory < 10**7)
+    )
     assert traffic.memory_bytes <= memory * replicas
-    assert traffic.read_bytes % BLOCK == 0 and traffic.file_bytes <= 2 * ENTRIES * 4 * BLOCK * replicas
+    assert (
+        traffic.read_bytes % BLOCK == 0 and traffic.file_bytes <= 2 * ENTRIES * 4 * BLOCK * replicas
+    )
 
 
 @INTERPRETED
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize(
-    "memory, with_files", [(120_000, False), (120_000, True), pytest.param(10**7, False, marks=pytest.mark.slow)]
+    "memory, with_files",
+    [(120_000, False), (120_000, True), pytest.param(10**7, False, marks=pytest.mark.slow)],
 )
 def test_a_program_gives_the_same_bits_on_a_device_with_less_memory(
     memory, with_files, replicas, interpret, tmp_path, monkeypatch
@@ -98,12 +116,16 @@ def test_a_program_gives_the_same_bits_on_a_device_with_less_memory(
     got, traffic = results(*files, replicas=replicas, device_memory=memory * replicas)
     for a, b in zip(results(replicas=replicas)[0], got):
         np.testing.assert_array_equal(a, b)
-    assert (traffic.reads > 0) == (traffic.writes > 0) == (traffic.file_bytes > 0) == (memory < 10**7)
+    assert (
+        (traffic.reads > 0) == (traffic.writes > 0) == (traffic.file_bytes > 0) == (memory < 10**7)
+    )
     assert traffic.memory_bytes <= memory * replicas
 
 
 def test_a_device_memory_that_does_not_hold_what_is_in_use_says_how_much_does():
-    with pytest.raises(RemoteMemoryError, match=r"got 20000 bytes of cpu; expected at least \d+: (\d+) .* mixing") as e:
+    with pytest.raises(
+        RemoteMemoryError, match=r"got 20000 bytes of cpu; expected at least \d+: (\d+) .* mixing"
+    ) as e:
         results(device_memory=20_000)
     enough = int(str(e.value).split("at least ")[1].split(":")[0])
     got, traffic = results(device_memory=enough)
@@ -129,7 +151,9 @@ def test_no_program_needs_more_memory_than_all_its_rows_take():
 
 @pytest.mark.parametrize("memory", [0, -5, True, 0.0, 1.5, "2"])
 def test_a_device_memory_that_is_neither_bytes_nor_a_share_is_refused(memory):
-    with pytest.raises(ValueError, match="expected a number of bytes, at least 1, or a share as a float above 0"):
+    with pytest.raises(
+        ValueError, match="expected a number of bytes, at least 1, or a share as a float above 0"
+    ):
         limit_device_memory(popxl.Ir(), memory)
 
 
@@ -143,7 +167,9 @@ def test_looking_ahead_can_be_switched_off_by_name(tmp_path, monkeypatch):
 
 
 def test_a_memory_that_does_not_hold_what_is_in_use_says_how_much_does(tmp_path):
-    with pytest.raises(RemoteMemoryError, match=r"got 20000 bytes .*; expected at least (\d+) .* in phase mixing") as e:
+    with pytest.raises(
+        RemoteMemoryError, match=r"got 20000 bytes .*; expected at least (\d+) .* in phase mixing"
+    ) as e:
         results(20_000, tmp_path)
     enough = int(str(e.value).split("at least ")[1].split()[0])
     got, _ = results(enough, tmp_path)
@@ -200,7 +226,9 @@ def test_rows_whose_numbers_are_in_a_variable_are_fetched_when_they_are_asked_fo
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
         buffer = popxl.remote_buffer(SHAPE, popxl.float32, ENTRIES)
-        rows = [popxl.remote_variable(np.full(SHAPE, i, np.float32), buffer, i) for i in range(ENTRIES)]
+        rows = [
+            popxl.remote_variable(np.full(SHAPE, i, np.float32), buffer, i) for i in range(ENTRIES)
+        ]
         n = popxl.variable(0, popxl.int32)
         t = ops.remote_load(buffer, n)
         ops.remote_store(buffer, n, t + 10)

@@ -1,4 +1,6 @@
-"""Sessions of one process share its memory for rows: together never more than the limit, and the same bits."""
+"""Sessions of one process share its memory for rows: together never more than the limit, and the
+same bits.
+"""
 
 import gc
 import weakref
@@ -82,7 +84,9 @@ def test_sessions_that_take_turns_have_the_limit_together_and_compute_what_each_
 
 
 @KINDS
-def test_a_session_without_memory_is_read_and_written_where_its_rows_are(kind, tmp_path, monkeypatch):
+def test_a_session_without_memory_is_read_and_written_where_its_rows_are(
+    kind, tmp_path, monkeypatch
+):
     first, variables = limited(kind, tmp_path)
     before = run_and_read(first, variables, 1)
     taken = Taken(monkeypatch)
@@ -100,7 +104,9 @@ def test_a_session_without_memory_is_read_and_written_where_its_rows_are(kind, t
 
 
 @KINDS
-def test_a_session_in_a_block_gives_its_memory_to_one_that_runs_meanwhile(kind, tmp_path, monkeypatch):
+def test_a_session_in_a_block_gives_its_memory_to_one_that_runs_meanwhile(
+    kind, tmp_path, monkeypatch
+):
     (session, variables), (other, others) = (limited(kind, tmp_path) for _ in range(2))
     alone = [run_and_read(*limited("", tmp_path), runs) for runs in (1, 4)]
     taken = Taken(monkeypatch)
@@ -123,10 +129,14 @@ def test_sessions_for_which_there_is_room_together_keep_their_rows_in_memory(kin
             run_and_read(session, variables, 1)
     assert [file_traffic(session).written_bytes for session, _ in sessions] == [0, 0]
     assert all(session._engine.machine.caches[0].traffic.reads == 0 for session, _ in sessions)
-    assert not any(m.is_parked for b in sharing.BUDGETS.values() for s in b._alive() for m in s.memories)
+    assert not any(
+        m.is_parked for b in sharing.BUDGETS.values() for s in b._alive() for m in s.memories
+    )
 
 
-def test_rows_that_all_fit_wait_in_a_file_while_another_session_has_the_memory(tmp_path, monkeypatch):
+def test_rows_that_all_fit_wait_in_a_file_while_another_session_has_the_memory(
+    tmp_path, monkeypatch
+):
     rows = ENTRIES * (64 * 48 * 4 + 8192)
     expected = run_and_read(*limited("", tmp_path), 2)
     taken = Taken(monkeypatch)
@@ -171,7 +181,9 @@ def test_a_disk_that_fails_while_a_session_gives_its_memory_up_is_told(tmp_path,
     (cache,) = session._engine.machine.caches
 
     def fails(start, data):
-        raise RemoteMemoryError("disk: got 'Input/output error' while writing; expected a disk that works.")
+        raise RemoteMemoryError(
+            "disk: got 'Input/output error' while writing; expected a disk that works."
+        )
 
     monkeypatch.setattr(cache.store, "write", fails)
     with pytest.raises(RemoteMemoryError, match="Input/output error"):

@@ -1,4 +1,6 @@
-"""The contract of autodiff: connections, names, what it appends to the forward graph, and what it refuses."""
+"""The contract of autodiff: connections, names, what it appends to the forward graph, and what it
+refuses.
+"""
 
 from typing import Any, Tuple
 
@@ -47,13 +49,17 @@ def op_names(graph: popxl.Graph) -> list:
 # Connections
 
 
-def test_inputs_are_provided_gradients_then_forward_values_and_outputs_the_required_gradients(ir: popxl.Ir) -> None:
+def test_inputs_are_provided_gradients_then_forward_values_and_outputs_the_required_gradients(
+    ir: popxl.Ir,
+) -> None:
     graph = graph_of(ir, linear, X, W, B)
     x, w, b = graph.inputs
     info = autodiff(graph)
     assert kinds(info) == ((GRAD, "tanh"), (FWD, "x"), (FWD, "w"), (FWD, "tanh"))
     assert info.inputs == (graph.outputs[0], x, w, graph.outputs[0])
-    assert info.outputs == (x, w, b) and all(c.connection_type is GRAD for c in info.expected_outputs)
+    assert info.outputs == (x, w, b) and all(
+        c.connection_type is GRAD for c in info.expected_outputs
+    )
     assert info.forward_graph is graph and len(info.graph.inputs) == 4
     assert [t.spec for t in info.graph.outputs] == [X, W, B]
     assert graph.outputs == info.inputs[:1]  # its output is all that was needed beyond the inputs
@@ -64,7 +70,8 @@ def test_outputs_follow_grads_required(ir: popxl.Ir) -> None:
     x, _, b = graph.inputs
     info = autodiff(graph, grads_required=[b, x])
     assert info.outputs == (b, x)
-    assert "x" not in [name for kind, name in kinds(info)]  # only the gradient of w needs the value of x
+    # only the gradient of w needs the value of x
+    assert "x" not in [name for kind, name in kinds(info)]
 
 
 def test_gradients_are_named_after_forward_tensors(ir: popxl.Ir) -> None:
@@ -75,7 +82,9 @@ def test_gradients_are_named_after_forward_tensors(ir: popxl.Ir) -> None:
     assert all(t.id.startswith(info.graph.name) for t in info.graph.outputs)
 
 
-def test_gradient_graph_is_named_after_the_forward_graph_whatever_scope_is_open(ir: popxl.Ir) -> None:
+def test_gradient_graph_is_named_after_the_forward_graph_whatever_scope_is_open(
+    ir: popxl.Ir,
+) -> None:
     with ir.main_graph, popxl.name_scope("block"):
         graph = ir.create_graph(linear, X, W, B)
         info = autodiff(graph)
@@ -101,7 +110,9 @@ def test_explicit_provided_gradients_are_all_kept_in_order(ir: popxl.Ir) -> None
 
 
 @pytest.mark.parametrize("outer", [False, True], ids=["called", "called by another graph"])
-def test_a_tensor_that_is_returned_twice_gets_the_sum_of_both_gradients(ir: popxl.Ir, outer: bool) -> None:
+def test_a_tensor_that_is_returned_twice_gets_the_sum_of_both_gradients(
+    ir: popxl.Ir, outer: bool
+) -> None:
     graph = inner = graph_of(ir, lambda x: (y := ops.sin(x), y), X)
     if outer:  # with the inner gradient handed in, whose inputs are one for each of the two
         graph = graph_of(ir, lambda x: ops.call(inner, x), X)
@@ -150,7 +161,9 @@ def test_connections_are_equal_by_kind_and_tensor(ir: popxl.Ir) -> None:
     assert info.expected_outputs == again.expected_outputs
     assert info.expected_outputs.index(again.expected_outputs[2]) == 2
     assert len({*info.expected_outputs, *again.expected_outputs}) == 3
-    assert ExpectedConnection.of_value(graph.inputs[0]) != ExpectedConnection.of_gradient(graph.inputs[0])
+    assert ExpectedConnection.of_value(graph.inputs[0]) != ExpectedConnection.of_gradient(
+        graph.inputs[0]
+    )
 
 
 def test_records_cannot_be_constructed() -> None:
@@ -258,7 +271,9 @@ def test_only_ops_on_the_way_to_required_gradients_are_made(ir: popxl.Ir) -> Non
 
 
 def test_seeds_of_dropout_are_values_that_the_gradient_takes(ir: popxl.Ir) -> None:
-    graph = graph_of(ir, lambda x, seed: ops.dropout(x, seed, p=0.5), X, TensorSpec((2,), popxl.uint32))
+    graph = graph_of(
+        ir, lambda x, seed: ops.dropout(x, seed, p=0.5), X, TensorSpec((2,), popxl.uint32)
+    )
     info = autodiff(graph, grads_required=[graph.inputs[0]])
     assert (FWD, "seed") in kinds(info) and len(graph.outputs) == 1
     seed = torch.tensor([3, 7], dtype=torch.uint32)
@@ -294,19 +309,29 @@ def test_called_graphs_are_differentiated_once_and_called_again(ir: popxl.Ir) ->
 def test_a_supplied_gradient_is_used_as_it_is(ir: popxl.Ir) -> None:
     inner = graph_of(ir, chain, X)
     by_hand = graph_of(ir, lambda dy: ops.mul(dy, popxl.constant(3.0, popxl.float32)), X)
-    connections = [ExpectedConnection.of_gradient(inner.outputs[0])], [ExpectedConnection.of_gradient(inner.inputs[0])]
+    connections = (
+        [ExpectedConnection.of_gradient(inner.outputs[0])],
+        [ExpectedConnection.of_gradient(inner.inputs[0])],
+    )
     supplied = GradGraphInfo.make(by_hand, inner, *connections)
     graph = graph_of(ir, lambda x: ops.call(inner, x)[0], X)
     info = autodiff(graph, called_graphs_grad_info={inner: supplied})
     assert len(inner.outputs) == 1
-    assert torch.equal(gradients(ir, graph, info, [torch.ones(2, 3)], [torch.ones(2, 3)])[0], torch.full((2, 3), 3.0))
+    assert torch.equal(
+        gradients(ir, graph, info, [torch.ones(2, 3)], [torch.ones(2, 3)])[0],
+        torch.full((2, 3), 3.0),
+    )
 
 
-def test_a_supplied_gradient_that_lacks_an_input_is_an_error_when_it_is_needed(ir: popxl.Ir) -> None:
+def test_a_supplied_gradient_that_lacks_an_input_is_an_error_when_it_is_needed(
+    ir: popxl.Ir,
+) -> None:
     inner = graph_of(ir, linear, X, W, B)
     supplied = autodiff(inner, grads_required=[inner.inputs[1]])
     graph = graph_of(ir, lambda *ts: ops.call(inner, *ts)[0], X, W, B)
-    info = autodiff(graph, grads_required=[graph.inputs[1]], called_graphs_grad_info={inner: supplied})
+    info = autodiff(
+        graph, grads_required=[graph.inputs[1]], called_graphs_grad_info={inner: supplied}
+    )
     assert info.outputs == (graph.inputs[1],)
     with pytest.raises(GraphError, match="called_graphs_grad_info to return the gradient of %x"):
         autodiff(graph, grads_required=[graph.inputs[0]], called_graphs_grad_info={inner: supplied})
@@ -317,7 +342,9 @@ def test_gradients_of_called_graphs_ask_only_for_outputs_that_are_used(ir: popxl
     autodiff(inner)  # appends an output that the caller never uses
     graph = graph_of(ir, lambda x: ops.call(inner, x)[0], X)
     infos = autodiff(graph, return_all_grad_graphs=True)
-    assert [c.fwd_tensor for c in infos[inner].expected_inputs if c.connection_type is GRAD] == [inner.outputs[0]]
+    assert [c.fwd_tensor for c in infos[inner].expected_inputs if c.connection_type is GRAD] == [
+        inner.outputs[0]
+    ]
 
 
 def test_gradients_are_mapped_to_the_callers_tensors(ir: popxl.Ir) -> None:
@@ -328,8 +355,12 @@ def test_gradients_are_mapped_to_the_callers_tensors(ir: popxl.Ir) -> None:
         fwd = ops.call_with_info(graph, x, w, b)
         bwd = ops.call_with_info(info.graph, fwd.outputs[0], inputs_dict=info.inputs_dict(fwd))
         assert info.fwd_graph_ins_to_grad_parent_outs(bwd) == dict(zip(graph.inputs, bwd.outputs))
-        assert info.fwd_parent_ins_to_grad_parent_outs(fwd, bwd) == dict(zip((x, w, b), bwd.outputs))
-        with pytest.raises(TypeError, match="expected the CallSiteInfo of a call of 'linear_subgraph"):
+        assert info.fwd_parent_ins_to_grad_parent_outs(fwd, bwd) == dict(
+            zip((x, w, b), bwd.outputs)
+        )
+        with pytest.raises(
+            TypeError, match="expected the CallSiteInfo of a call of 'linear_subgraph"
+        ):
             info.inputs_dict(bwd)
 
 
@@ -363,16 +394,21 @@ for declared in (rough, rough_view, rough_view_):  # the table lists the product
     del OPS[declared.definition.name]
 
 
-def test_an_op_without_a_gradient_on_the_way_is_an_error_that_names_op_rule_and_file(ir: popxl.Ir) -> None:
+def test_an_op_without_a_gradient_on_the_way_is_an_error_that_names_op_rule_and_file(
+    ir: popxl.Ir,
+) -> None:
     graph = graph_of(ir, lambda x, w: (rough(x), ops.exp(w)), X, W)
     with pytest.raises(
-        popart_exception, match=r"%x: .*'rough_for_tests' is declared not differentiable .*rough_for_tests.vjp in .*py"
+        popart_exception,
+        match=r"%x: .*'rough_for_tests' is declared not differentiable .*rough_for_tests.vjp in .*py",
     ):
         autodiff(graph)
     assert autodiff(graph, grads_required=[graph.inputs[1]]).outputs == (graph.inputs[1],)
 
 
-def test_an_op_without_a_gradient_is_an_error_however_far_it_is_from_the_input(ir: popxl.Ir) -> None:
+def test_an_op_without_a_gradient_is_an_error_however_far_it_is_from_the_input(
+    ir: popxl.Ir,
+) -> None:
     graph = graph_of(ir, lambda x: ops.sin(rough(ops.reshape(ops.exp(x), (3, 2)))), X)
     with pytest.raises(GraphError, match=r"%x: .*'rough_for_tests' is declared not differentiable"):
         autodiff(graph)
@@ -387,7 +423,9 @@ def test_a_view_form_has_a_gradient_if_its_op_has(ir: popxl.Ir) -> None:
         autodiff(graph)
 
 
-def test_an_op_without_a_gradient_in_a_called_graph_only_matters_where_it_is_needed(ir: popxl.Ir) -> None:
+def test_an_op_without_a_gradient_in_a_called_graph_only_matters_where_it_is_needed(
+    ir: popxl.Ir,
+) -> None:
     inner = graph_of(ir, lambda x, y: ops.add(rough(x), y), X, X)
     graph = graph_of(ir, lambda x, y: ops.call(inner, x, y)[0], X, X)
     x, y = graph.inputs
@@ -403,7 +441,10 @@ def test_detach_stops_the_search_for_gradients(ir: popxl.Ir) -> None:
 
 def test_integers_have_no_gradient(ir: popxl.Ir) -> None:
     graph = graph_of(ir, lambda x, i: ops.gather(x, i), X, TensorSpec((4,), popxl.int32))
-    with pytest.raises(popart_exception, match=r"%i: int32\[4\] .*in grads_required; expected a floating-point tensor"):
+    with pytest.raises(
+        popart_exception,
+        match=r"%i: int32\[4\] .*in grads_required; expected a floating-point tensor",
+    ):
         autodiff(graph)
     assert autodiff(graph, grads_required=graph.inputs[:1]).outputs == graph.inputs[:1]
 
@@ -428,14 +469,18 @@ def test_writing_in_place_is_refused_and_views_are_allowed(ir: popxl.Ir) -> None
     with pytest.raises(popart_exception, match="expected no op that writes in place"):
         autodiff(graph_of(ir, calls, X))
     views = graph_of(ir, lambda x: ops.concat_([ops.reshape_(x, (3, 2)), ops.transpose_(x)]), X)
-    [dx] = gradients(ir, views, autodiff(views), [torch.rand(2, 3)], [torch.arange(12.0).reshape(6, 2)])
+    [dx] = gradients(
+        ir, views, autodiff(views), [torch.rand(2, 3)], [torch.arange(12.0).reshape(6, 2)]
+    )
     dy = torch.arange(12.0).reshape(6, 2)
     assert torch.equal(dx, dy[:3].reshape(2, 3) + dy[3:].T)
 
 
 def test_foreign_tensors_and_the_main_graph_are_refused(ir: popxl.Ir) -> None:
     graph, other = graph_of(ir, chain, X), graph_of(ir, chain, X)
-    with pytest.raises(ValueError, match="in grads_required; expected a tensor of graph 'chain_subgraph\\(0\\)'"):
+    with pytest.raises(
+        ValueError, match="in grads_required; expected a tensor of graph 'chain_subgraph\\(0\\)'"
+    ):
         autodiff(graph, grads_required=other.inputs)
     with pytest.raises(ValueError, match="in grads_provided; expected a tensor of graph"):
         autodiff(graph, grads_provided=other.outputs)
@@ -462,11 +507,14 @@ def test_a_rule_that_returns_another_shape_is_named(ir: popxl.Ir) -> None:
     rough.definition.vjp = lambda dy, y, t: ops.sum(dy, axis=0)
     try:
         with pytest.raises(
-            GraphError, match=r"got float32\[3\] from the gradient rule of rough_for_tests .*expected float32\[2, 3\]"
+            GraphError,
+            match=r"got float32\[3\] from the gradient rule of rough_for_tests .*expected float32\[2, 3\]",
         ):
             autodiff(graph_of(ir, lambda x: rough(x), X))
         rough.definition.vjp = lambda dy, y, t: (dy, dy)
-        with pytest.raises(GraphError, match="got 2 gradients from the rule of op 'rough_for_tests'"):
+        with pytest.raises(
+            GraphError, match="got 2 gradients from the rule of op 'rough_for_tests'"
+        ):
             autodiff(graph_of(ir, lambda x: rough(x), X))
     finally:
         rough.definition.vjp = original

@@ -81,7 +81,9 @@ def test_calls_are_cloned_as_calls_and_grow_with_the_graph() -> None:
     with ir.main_graph:
         inner = ir.create_graph(lambda x: ops.sin(ops.sin(x)), X)
         outer = ir.create_graph(lambda x: ops.call(inner, x), X)
-        copy = ir.create_graph(lambda x: clone_ops(outer, {outer.inputs[0]: x})[outer.outputs[0]], X)
+        copy = ir.create_graph(
+            lambda x: clone_ops(outer, {outer.inputs[0]: x})[outer.outputs[0]], X
+        )
     autodiff(inner)
     verify(ir)
     assert [len(g.ops[0].outputs) for g in (outer, copy)] == [2, 2]

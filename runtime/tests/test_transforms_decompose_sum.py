@@ -17,7 +17,9 @@ X = TensorSpec((3,), popxl.float32)
 def test_sums_of_gradients_are_chains_and_the_graph_is_returned() -> None:
     ir = popxl.Ir()
     with ir.main_graph:
-        graph = ir.create_graph(lambda x: reduce(ops.add, [ops.sin(x), ops.exp(x), ops.tanh(x), ops.mul(x, x)]), X)
+        graph = ir.create_graph(
+            lambda x: reduce(ops.add, [ops.sin(x), ops.exp(x), ops.tanh(x), ops.mul(x, x)]), X
+        )
     info = autodiff(graph)
     listing = to_text(info.graph)
     assert decompose_sum(info.graph) is info.graph

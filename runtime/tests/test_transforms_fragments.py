@@ -27,7 +27,10 @@ def kept_in_a_row(store=True, slot=0):
         else:
             with _execution_context(FROM_HOST):
                 state = ops.remote_load(buffer, 0)
-        inputs, outputs = popxl.h2d_stream((2,), popxl.float32), popxl.d2h_stream((2,), popxl.float32)
+        inputs, outputs = (
+            popxl.h2d_stream((2,), popxl.float32),
+            popxl.d2h_stream((2,), popxl.float32),
+        )
         ops.add_(state.reshape_((1, 2)), ops.host_load(inputs).reshape((1, 2)))
         ops.host_store(outputs, state)
     return ir, inputs, outputs, variable
@@ -79,7 +82,10 @@ def test_a_fragment_may_call_graphs_and_write_to_what_it_makes():
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
         buffer = popxl.remote_buffer((2,), popxl.float32, 2)
-        rows = [popxl.remote_variable(START, buffer, 0), popxl.remote_variable(0 * START, buffer, 1)]
+        rows = [
+            popxl.remote_variable(START, buffer, 0),
+            popxl.remote_variable(0 * START, buffer, 1),
+        ]
 
         def double(t: popxl.TensorByRef):
             ops.add_(t, t)
@@ -113,7 +119,9 @@ def rows_that_move(ir, where, folder):
 
 @pytest.mark.parametrize("where", ["files", "host"])
 def test_fragments_find_rows_that_move(where, tmp_path):
-    """One reads rows that runs left, of which each run replaces the contents, and stores one that a run loads."""
+    """One reads rows that runs left, of which each run replaces the contents, and stores one that a
+    run loads.
+    """
 
     def results(where):
         ir = popxl.Ir()
@@ -144,7 +152,11 @@ def test_fragments_find_rows_that_move(where, tmp_path):
 
     plain = results("memory")
     # the row that the last run left, 7 more than its n, and twice that n; then six rows
-    assert plain[0] == 100 * (1 + 7 + 2) + 6 * 3 + 15 and plain[2] == 100 * (3 + 7 + 6) + 6 * 4 + 15 and plain[4] == 8
+    assert (
+        plain[0] == 100 * (1 + 7 + 2) + 6 * 3 + 15
+        and plain[2] == 100 * (3 + 7 + 6) + 6 * 4 + 15
+        and plain[4] == 8
+    )
     assert results(where) == plain
 
 
@@ -162,7 +174,9 @@ def both(request, monkeypatch):
     monkeypatch.setenv("POPXL_INTERPRET", request.param)
 
 
-@pytest.mark.parametrize("arguments", [{"store": False}, {"slot": 1}], ids=["never stored", "stored elsewhere"])
+@pytest.mark.parametrize(
+    "arguments", [{"store": False}, {"slot": 1}], ids=["never stored", "stored elsewhere"]
+)
 def test_state_that_came_with_the_weights_is_kept_until_they_come_again(both, arguments):
     ir, inputs, outputs, variable = kept_in_a_row(**arguments)
     one = {inputs: np.ones(2, np.float32)}
@@ -182,7 +196,9 @@ def test_what_a_fragment_does_is_done_once_for_each_upload(both, replicas):
     ir = popxl.Ir(replicas)
     with ir.main_graph, popxl.in_sequence():
         buffer = popxl.remote_buffer((2,), popxl.float32, 2)
-        row, other = (popxl.remote_variable(data, buffer, i) for i, data in enumerate((START, 0 * START)))
+        row, other = (
+            popxl.remote_variable(data, buffer, i) for i, data in enumerate((START, 0 * START))
+        )
         uploads = popxl.variable(0, popxl.int32)
 
         def count(n: popxl.TensorByRef):
@@ -240,7 +256,10 @@ def test_what_would_differ_if_it_ran_with_every_run_is_refused():
         with _execution_context(TO_HOST):
             ops.add_(state, state)
 
-    refused(counts, "got a write to a tensor that was made elsewhere by .*; expected ops that give the same")
+    refused(
+        counts,
+        "got a write to a tensor that was made elsewhere by .*; expected ops that give the same",
+    )
 
     def writes_to_a_constant(ir, buffer):
         with _execution_context(FROM_HOST):
@@ -253,7 +272,10 @@ def test_what_would_differ_if_it_ran_with_every_run_is_refused():
         with _execution_context(TO_HOST):
             ops.remote_store(buffer, popxl.constant(0), state * 2.0)
 
-    refused(stores_what_the_program_loads, "got a store to a slot that .*remote_load.* of the program loads by")
+    refused(
+        stores_what_the_program_loads,
+        "got a store to a slot that .*remote_load.* of the program loads by",
+    )
 
     def uses_the_program(ir, buffer):
         made = popxl.variable(START) + 1.0

@@ -1,11 +1,23 @@
-"""Gradients by autodiff equal torch's: operands reused or broadcast, views, calls, conditionals, repeats."""
+"""Gradients by autodiff equal torch's: operands reused or broadcast, views, calls, conditionals,
+repeats.
+"""
 
 from typing import Any, List
 
 import popxl
 import pytest
 import torch
-from gradient_programs import CALLS, PLAIN, Popxl, Program, Torch, gradients, run, sample_inputs, spec
+from gradient_programs import (
+    CALLS,
+    PLAIN,
+    Popxl,
+    Program,
+    Torch,
+    gradients,
+    run,
+    sample_inputs,
+    spec,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from popxl import ops
@@ -13,7 +25,9 @@ from popxl.extensions import verify
 from popxl.transforms import autodiff
 
 NUMBERS = st.integers(0, 7)
-STEPS = st.lists(st.tuples(st.sampled_from(PLAIN + CALLS), NUMBERS, NUMBERS), min_size=1, max_size=6)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(PLAIN + CALLS), NUMBERS, NUMBERS), min_size=1, max_size=6
+)
 PROGRAMS = st.builds(Program, STEPS, st.lists(STEPS, max_size=3))
 
 
@@ -30,7 +44,9 @@ def check(program: Program, flag: bool = True, last: int = 3) -> None:
     info: Any = autodiff(graph, grads_required=graph.inputs[:2])
     verify(ir)
     values = sample_inputs()
-    provided = [torch.linspace(-1, 2, t.nelms, dtype=torch.float64).reshape(t.shape) for t in outputs]
+    provided = [
+        torch.linspace(-1, 2, t.nelms, dtype=torch.float64).reshape(t.shape) for t in outputs
+    ]
     results = gradients(ir, graph, info, [*values, torch.tensor(flag)], provided)
     verify(ir)
 
@@ -38,7 +54,9 @@ def check(program: Program, flag: bool = True, last: int = 3) -> None:
     pool = run(Torch(), program, leaves, flag)[-last:]
     loss = sum((t * dy).sum() for t, dy in zip(pool, provided))
     expected = (
-        torch.autograd.grad(loss, leaves, materialize_grads=True, allow_unused=True) if loss.requires_grad else None
+        torch.autograd.grad(loss, leaves, materialize_grads=True, allow_unused=True)
+        if loss.requires_grad
+        else None
     )
     for i, (leaf, result) in enumerate(zip(leaves, results)):
         reference = torch.zeros_like(leaf) if expected is None else expected[i]
@@ -97,12 +115,16 @@ def test_bodies_that_call_graphs_recompute_what_those_calls_gained() -> None:
     check(Program([("conditional", 0, 0), ("call", 1, 1)], functions))
 
 
-def test_every_carried_value_of_a_loop_passes_gradients_even_where_its_last_value_is_unused() -> None:
+def test_every_carried_value_of_a_loop_passes_gradients_even_where_its_last_value_is_unused() -> (
+    None
+):
     functions = ((("mul", 0, 1), ("tanh", 1, 0)),)
     check(Program([("repeat", 0, 3), ("total", 1, 0)], functions), last=1)
 
 
-def differentiate_and_run(fn: Any, values: List[torch.Tensor], provided: List[torch.Tensor]) -> List[torch.Tensor]:
+def differentiate_and_run(
+    fn: Any, values: List[torch.Tensor], provided: List[torch.Tensor]
+) -> List[torch.Tensor]:
     """Gradients of all inputs of a graph function, for gradients of its outputs."""
     ir = popxl.Ir()
     with ir.main_graph:
@@ -130,7 +152,9 @@ def test_one_tensor_for_two_inputs_of_a_branch_or_a_call_sums_both_gradients() -
     def twice(x: popxl.Tensor) -> Any:
         ir = popxl.gcg().ir
         product = ir.create_graph(lambda a, b: ops.mul(ops.sin(a), b), x, x)
-        either = ops.conditional(ops.greater(ops.sum(x), ops.sum(ops.negate(x))), product, product, [x, x], [x, x])
+        either = ops.conditional(
+            ops.greater(ops.sum(x), ops.sum(ops.negate(x))), product, product, [x, x], [x, x]
+        )
         return ops.add(either[0], ops.call(product, x, x)[0])
 
     x = torch.rand(3, dtype=torch.float64)

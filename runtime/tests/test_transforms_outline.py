@@ -36,12 +36,19 @@ def run(graph: popxl.Graph, *values: torch.Tensor) -> None:
 def test_moved_ops_write_to_the_tensors_they_wrote_to_before(graph: popxl.Graph) -> None:
     body, inputs = outline(graph, graph.ops, "body")
     verify(body)
-    assert graph.ops == () and body.outputs == () and {t.name for t in inputs} == {"x", "y", "total"}
-    assert set(body.inputs) == set(inputs) == body._by_ref_inputs and set(inputs.values()) <= set(graph.inputs)
+    assert (
+        graph.ops == () and body.outputs == () and {t.name for t in inputs} == {"x", "y", "total"}
+    )
+    assert set(body.inputs) == set(inputs) == body._by_ref_inputs and set(inputs.values()) <= set(
+        graph.inputs
+    )
     with graph:
         ops.repeat(body, 2, inputs_dict=inputs)
     verify(graph.ir)
-    x, y = torch.rand(2, 3, generator=torch.manual_seed(0)), torch.rand(2, 3, generator=torch.manual_seed(1))
+    x, y = (
+        torch.rand(2, 3, generator=torch.manual_seed(0)),
+        torch.rand(2, 3, generator=torch.manual_seed(1)),
+    )
     total = torch.zeros(2, 3)
     run(graph, x, y, total)
     torch.testing.assert_close(total, 2 * (torch.tanh(2 * x) * torch.exp(2 * x) + y))
@@ -52,9 +59,16 @@ def test_moved_ops_and_tensors_keep_their_identity_names_and_lines(graph: popxl.
     names = [t.name for op in moved for t in op.outputs]
     body, _ = outline(graph, moved, "body")
     assert body.ops == moved and [t.name for op in body.ops for t in op.outputs] == names
-    assert [line for line in to_text(body).splitlines()[1:] if "=" in line] == [line for line in before if "=" in line]
+    assert [line for line in to_text(body).splitlines()[1:] if "=" in line] == [
+        line for line in before if "=" in line
+    ]
     assert all(t in body and t not in graph for op in moved for t in op.outputs)
-    with graph, pytest.raises(GraphError, match="from graph 'body_subgraph.*; expected a tensor of the current graph"):
+    with (
+        graph,
+        pytest.raises(
+            GraphError, match="from graph 'body_subgraph.*; expected a tensor of the current graph"
+        ),
+    ):
         ops.exp(moved[0].outputs[0])
 
 
@@ -75,13 +89,17 @@ def test_some_of_the_ops_may_move() -> None:
         kept = len(main.ops)
         ops.add_(v, ops.exp(one))
         body, inputs = outline(main, main.ops[kept:], "body")
-        assert [op.definition.name for op in body.ops] == ["exp", "add_"] and set(inputs.values()) == {v, one}
+        assert [op.definition.name for op in body.ops] == ["exp", "add_"] and set(
+            inputs.values()
+        ) == {v, one}
         ops.call(body, inputs_dict=inputs)
         verify(main.ir)
 
 
 def test_tensors_that_share_storage_outside_share_it_inside() -> None:
-    """v, a view of it, and the result of writing to it in place: one input, and every write is seen by all."""
+    """v, a view of it, and the result of writing to it in place: one input, and every write is seen
+    by all.
+    """
     with popxl.Ir().main_graph as main, popxl.in_sequence():
         v = popxl.variable(np.zeros((2, 3), np.float32), name="v")
         row = ops.slice_(v, 0, 1, axis=0).reshape_((3,))
@@ -103,9 +121,13 @@ def test_ops_whose_results_are_needed_outside_or_earlier_stay() -> None:
     with popxl.Ir().main_graph as main:
         graph = main.ir.create_graph(lambda x: ops.exp(ops.sin(x)), X)
         sin, exp = graph.ops
-        with pytest.raises(GraphError, match="which the outputs of graph .* needs, among the results to move"):
+        with pytest.raises(
+            GraphError, match="which the outputs of graph .* needs, among the results to move"
+        ):
             outline(graph, [sin, exp], "body")
-        with pytest.raises(GraphError, match="got %sin, which %exp = exp.* needs, among the results"):
+        with pytest.raises(
+            GraphError, match="got %sin, which %exp = exp.* needs, among the results"
+        ):
             outline(graph, [sin], "body")
         x = popxl.variable(np.zeros(3, np.float32))
         first = ops.exp(x)

@@ -1,4 +1,6 @@
-"""Attention without probabilities: its result in the same bits, and only where nobody reads what is not there."""
+"""Attention without probabilities: its result in the same bits, and only where nobody reads what is
+not there.
+"""
 
 import math
 from typing import Any, List, Sequence, Tuple
@@ -30,7 +32,8 @@ def test_the_result_alone_has_the_same_bits(
     batch, heads, queries, keys, width = shape
     seeds = math.gcd(seeds, batch)
     query, key, value = (
-        normal(dtype, batch, heads, n, width, seed=i, is_nested=True) for i, n in enumerate((queries, keys, keys))
+        normal(dtype, batch, heads, n, width, seed=i, is_nested=True)
+        for i, n in enumerate((queries, keys, keys))
     )
     seed = torch.arange(5, 5 + 2 * seeds).to(torch.uint32).reshape(seeds, 2) if seeds else None
     mask = hiding(queries, keys, keys, dtype)
@@ -40,14 +43,23 @@ def test_the_result_alone_has_the_same_bits(
     torch.testing.assert_close(found, attention(*operands)[-1], rtol=0, atol=0, equal_nan=True)
 
 
-TWISTS = ["", "shares are copied", "shares are given", "shares are read", "shares are written", "shares are stored"]
+TWISTS = [
+    "",
+    "shares are copied",
+    "shares are given",
+    "shares are read",
+    "shares are written",
+    "shares are stored",
+]
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("twist", TWISTS)
 def test_probabilities_are_left_out_where_nobody_reads_them(twist: str, p: float) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> List[Tensor]:
-        shares = ops.softmax(q @ k.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(MASK[:4, :4]), axis=-1)
+        shares = ops.softmax(
+            q @ k.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(MASK[:4, :4]), axis=-1
+        )
         y = (ops.dropout(shares, popxl.constant([3, 4], popxl.uint32), p) if p else shares) @ v
         if twist == "shares are read":
             return [y, ops.sum(shares)]
@@ -77,7 +89,9 @@ def test_probabilities_are_left_out_where_nobody_reads_them(twist: str, p: float
 @pytest.mark.parametrize("is_read", [False, True])
 def test_a_loop_gives_probabilities_where_somebody_reads_them(is_read: bool) -> None:
     def body(before: Tensor, q: Tensor, k: Tensor, v: Tensor) -> List[Tensor]:
-        shares = ops.softmax(q @ k.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(MASK[:4, :4]), axis=-1)
+        shares = ops.softmax(
+            q @ k.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(MASK[:4, :4]), axis=-1
+        )
         y = shares @ v
         return [shares if is_read else before, y]
 

@@ -19,7 +19,9 @@ def inner(x: popxl.Tensor, total: popxl.TensorByRef) -> popxl.Tensor:
 
 
 def program() -> popxl.Ir:
-    """Variables, constants, calls by reference, repeats, conditionals, streams, remote rows, gradients."""
+    """Variables, constants, calls by reference, repeats, conditionals, streams, remote rows,
+    gradients.
+    """
     ir = popxl.Ir()
     with ir.main_graph:
         x = ops.host_load(popxl.h2d_stream((2, 3), popxl.float32))
@@ -138,7 +140,10 @@ DAMAGE = [
     (use_before_definition, "expected one that is made before it is used"),
     (missing_op, "got output %sin__1 of graph .* expected a tensor that an op there makes"),
     (missing_input, "got 1 inputs for graph 'inner_subgraph\\(0\\)'"),
-    (wrong_input, r"%flat: float32\[6\] for input %x of graph 'inner_subgraph\(0\)' .* expected float32\[2, 3\]"),
+    (
+        wrong_input,
+        r"%flat: float32\[6\] for input %x of graph 'inner_subgraph\(0\)' .* expected float32\[2, 3\]",
+    ),
     (
         operands_that_do_not_fit,
         r"%add = add_\(%total, %x\) of graph .* operands that the op accepts \(add: .*broadcast",

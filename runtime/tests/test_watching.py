@@ -1,4 +1,6 @@
-"""`extensions.find_not_finite`: which tensor first stopped being finite, in which phase and round, on which replica."""
+"""`extensions.find_not_finite`: which tensor first stopped being finite, in which phase and round,
+on which replica.
+"""
 
 from typing import Any, Callable, List, Sequence
 
@@ -12,7 +14,9 @@ SPEC = popxl.TensorSpec((3,), popxl.float32)
 HUGE = np.array([1.0, 2.0, 3e38], np.float32)
 
 
-def found_in(build: Callable[[popxl.Ir], Sequence[popxl.Tensor]], replicas: int = 1) -> List[extensions.NotFinite]:
+def found_in(
+    build: Callable[[popxl.Ir], Sequence[popxl.Tensor]], replicas: int = 1
+) -> List[extensions.NotFinite]:
     """What is found in a program's run, which gives the same numbers as one that is not watched."""
     ir = popxl.Ir(replication=replicas)
     with ir.main_graph, popxl.in_sequence(True):
@@ -46,13 +50,17 @@ def phase(n: popxl.Tensor, x: popxl.Tensor) -> Any:
 
 def test_the_round_of_every_loop_around_the_op_is_told():
     def build(ir):
-        n, x = popxl.constant(0, popxl.int32), popxl.variable(np.array([1.0, 1e-3, 3e32], np.float32))
+        n, x = (
+            popxl.constant(0, popxl.int32),
+            popxl.variable(np.array([1.0, 1e-3, 3e32], np.float32)),
+        )
         graph = ir.create_graph(phase, n, x)
         return ops.repeat(graph, 3, n, x)
 
     (found,) = found_in(build)
     assert (found.replica, found.value, found.op) == (0, "inf", "mul")
-    assert found.phase == "phase" and dict(found.loops) == {"phase": 1, "grow": 2}  # 3e32 * 10 ** 7 is too much
+    # 3e32 * 10 ** 7 is too much
+    assert found.phase == "phase" and dict(found.loops) == {"phase": 1, "grow": 2}
     assert found.where.rsplit(":", 1)[0].endswith("test_watching.py")
 
 
@@ -62,7 +70,11 @@ def test_finite_numbers_and_masks_are_left_alone():
         mask = popxl.constant(np.array([0.0, -np.inf, 0.0], np.float32))
         return [
             ops.softmax(x + mask, axis=-1),
-            ops.where(ops.greater(x, popxl.constant(np.float32(2.0))), popxl.constant(np.float32(np.inf)), x),
+            ops.where(
+                ops.greater(x, popxl.constant(np.float32(2.0))),
+                popxl.constant(np.float32(np.inf)),
+                x,
+            ),
         ]
 
     assert found_in(build) == []
@@ -94,12 +106,17 @@ def test_an_op_that_writes_is_told_only_if_what_it_wrote_to_was_finite():
 
 def test_the_replica_that_was_first_comes_first():
     def build(ir):
-        x = popxl.variable(np.stack([HUGE / 1e3, HUGE]), replica_grouping=ir.replica_grouping(group_size=1))
+        x = popxl.variable(
+            np.stack([HUGE / 1e3, HUGE]), replica_grouping=ir.replica_grouping(group_size=1)
+        )
         return [collectives.replicated_all_reduce(x * 2.0)]
 
     first, second = found_in(build, replicas=2)
     assert (first.replica, first.op, first.value) == (1, "mul", "inf")
-    assert (second.replica, second.op) == (0, "replicated_all_reduce") and first.order < second.order
+    assert (second.replica, second.op) == (
+        0,
+        "replicated_all_reduce",
+    ) and first.order < second.order
 
 
 def test_an_interpreted_session_is_not_watched(monkeypatch):

@@ -1,4 +1,6 @@
-"""A cache over a link of known speed in place of a disk, and the same rows in plain memory to compare with."""
+"""A cache over a link of known speed in place of a disk, and the same rows in plain memory to
+compare with.
+"""
 
 import heapq
 import queue
@@ -18,7 +20,8 @@ LOAD, STORE = False, True
 
 
 class Link:
-    """Memory behind a link: one transfer at a time, each takes latency + bytes / bandwidth, slept and not computed.
+    """Memory behind a link: one transfer at a time, each takes latency + bytes / bandwidth, slept
+    and not computed.
 
     Args:
         duplex: one transfer at a time each way.
@@ -29,7 +32,9 @@ class Link:
 
     is_direct = True
 
-    def __init__(self, nbytes, bandwidth=float("inf"), latency=0.0, duplex=False, fails_at=None, clock=time):
+    def __init__(
+        self, nbytes, bandwidth=float("inf"), latency=0.0, duplex=False, fails_at=None, clock=time
+    ):
         self.memory, self.duplex, self.clock = torch.zeros(nbytes, dtype=torch.uint8), duplex, clock
         self.bandwidth, self.latency, self.fails_at = bandwidth, latency, fails_at
         self.transfers, self.seconds, self.is_closed = 0, 0.0, False
@@ -60,8 +65,9 @@ class Link:
 
 
 class Clock:
-    """Time that passes only while the program and all threads of caches sleep or wait: however busy the machine is,
-    what they compute takes none. It stands for the modules `threading` and `time` where caches use them.
+    """Time that passes only while the program and all threads of caches sleep or wait: however busy
+    the machine is, what they compute takes none. It stands for the modules `threading` and `time`
+    where caches use them.
     """
 
     RLock = staticmethod(threading.RLock)
@@ -83,7 +89,9 @@ class Clock:
         woken.wait()
 
     def rest(self):
-        """A thread sleeps or waits. If it is the last one, it is now when the first sleeper wakes."""
+        """A thread sleeps or waits. If it is the last one, it is now when the first sleeper
+        wakes.
+        """
         with self.lock:
             self.awake -= 1
             if not self.awake and self._sleepers:
@@ -105,7 +113,9 @@ class Clock:
 
 
 class Waiting:
-    """A condition of `Clock`: threads that are notified are awake before anybody else comes to rest."""
+    """A condition of `Clock`: threads that are notified are awake before anybody else comes to
+    rest.
+    """
 
     def __init__(self, lock, clock):
         self.condition, self.clock, self.waiting = threading.Condition(lock), clock, []
@@ -129,7 +139,8 @@ class Waiting:
 
 
 class Late(Processor):
-    """A device that does in order, and later, what it is asked for, as a GPU does: each request takes some seconds.
+    """A device that does in order, and later, what it is asked for, as a GPU does: each request
+    takes some seconds.
 
     In memory that it gives, it has still to do what it was asked for there before.
     """
@@ -184,10 +195,21 @@ class Rows:
     """Rows of so many blocks each, in a cache with memory for so many blocks."""
 
     def __init__(
-        self, blocks, memory, events=None, carries=None, rules=ALL_RULES, look_ahead=True, device=None, **link
+        self,
+        blocks,
+        memory,
+        events=None,
+        carries=None,
+        rules=ALL_RULES,
+        look_ahead=True,
+        device=None,
+        **link,
     ):
         starts = np.cumsum([0, *blocks]) * BLOCK
-        self.rows = [Row(i, int(starts[i]), n * BLOCK, carries is None or i in carries) for i, n in enumerate(blocks)]
+        self.rows = [
+            Row(i, int(starts[i]), n * BLOCK, carries is None or i in carries)
+            for i, n in enumerate(blocks)
+        ]
         self.link = Link(int(starts[-1]), **link)
         course = Course(events, [row.size for row in self.rows]) if events else None
         self.device = device or Prompt()

@@ -13,10 +13,14 @@ TOLERANCE: Dict[popxl.dtype, Tuple[float, float]] = {
     popxl.float8_143: (0, 0),  # only made by one rounding, and moved
     popxl.float8_152: (0, 0),
 }
-"""(relative, absolute): some ten units in the last place of numbers around one. Other dtypes agree exactly."""
+"""(relative, absolute): some ten units in the last place of numbers around one. Other dtypes agree
+exactly.
+"""
 
 FINITE_DIFFERENCES = (1e-6, 1e-7)
-"""For central differences with steps of 1e-5 in float64: their own error is 1e-9 where third derivatives are 100."""
+"""For central differences with steps of 1e-5 in float64: their own error is 1e-9 where third
+derivatives are 100.
+"""
 
 
 def assert_close(
@@ -27,9 +31,13 @@ def assert_close(
     rtol: Optional[float] = None,
     atol: Optional[float] = None,
 ) -> None:
-    """Arrays of one shape agree within ``dtype``'s tolerance; NaN and infinities must be in the same places."""
+    """Arrays of one shape agree within ``dtype``'s tolerance; NaN and infinities must be in the
+    same places.
+    """
     actual, expected = np.asarray(actual), np.asarray(expected)
-    assert actual.shape == expected.shape, f"{what}: shape {actual.shape}, expected {expected.shape}"
+    assert actual.shape == expected.shape, (
+        f"{what}: shape {actual.shape}, expected {expected.shape}"
+    )
     if not dtype.is_floating_point:
         np.testing.assert_array_equal(actual, expected, err_msg=what)
         return

@@ -1,4 +1,6 @@
-"""Ways to multiply bfloat16: as this CPU has it, and as CPUs with AMX, with dot products or with neither."""
+"""Ways to multiply bfloat16: as this CPU has it, and as CPUs with AMX, with dot products or with
+neither.
+"""
 
 import os
 import platform
@@ -9,7 +11,13 @@ from typing import Callable, Iterator
 import pytest
 import torch
 from popxl_engine import native
-from popxl_engine.native.library import _are_tiles_refused, _functions, _has_tiles, _library, library
+from popxl_engine.native.library import (
+    _are_tiles_refused,
+    _functions,
+    _has_tiles,
+    _library,
+    library,
+)
 
 needs_tiles = pytest.mark.skipif(not _has_tiles(), reason="no tiles: torch multiplies")
 

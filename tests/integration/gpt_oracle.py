@@ -1,4 +1,6 @@
-"""What the application is compared with: Hugging Face's GPT-2 in float64, weights at random everywhere."""
+"""What the application is compared with: Hugging Face's GPT-2 in float64, weights at random
+everywhere.
+"""
 
 import dataclasses
 
@@ -14,7 +16,9 @@ transformers = Later("transformers")
 
 
 def small(**values: object) -> Config:
-    """A configuration of a GPT that is small and has no two sizes alike; no clipping, decay or dropout unless given."""
+    """A configuration of a GPT that is small and has no two sizes alike; no clipping, decay or
+    dropout unless given.
+    """
     defaults: dict[str, object] = {
         "layers": 2,
         "hidden_size": 24,
@@ -32,17 +36,23 @@ def small(**values: object) -> Config:
 
 
 def random_weights(model: Model, seed: int = 0) -> "dict[str, np.ndarray]":
-    """Whole tensors by our names. Biases are not zero and gains not one, which would hide mistakes."""
+    """Whole tensors by our names. Biases are not zero and gains not one, which would hide
+    mistakes.
+    """
     generator = np.random.default_rng(seed)
     weights = {}
     for name, parameter in model_table(model).items():
         values = generator.standard_normal(parameter.shape).astype(np.float32)
-        weights[name] = values * np.float32(0.15) + np.float32(1.0 if parameter.role.value == "gain" else 0.0)
+        weights[name] = values * np.float32(0.15) + np.float32(
+            1.0 if parameter.role.value == "gain" else 0.0
+        )
     return weights
 
 
 def random_batch(config: Config, seed: int = 1) -> "tuple[np.ndarray, np.ndarray]":
-    """Words and labels, int [global_batch_size, sequence]; unrelated, so that no shift goes unseen."""
+    """Words and labels, int [global_batch_size, sequence]; unrelated, so that no shift goes
+    unseen.
+    """
     generator = np.random.default_rng(seed)
     shape = (config.training.global_batch_size, config.model.sequence_length)
     words, labels = (generator.integers(0, config.model.vocabulary_size, shape) for _ in range(2))
@@ -83,11 +93,15 @@ class Expected:
     """By Hugging Face's names."""
 
 
-def expect(model: Model, weights: "dict[str, np.ndarray]", words: np.ndarray, labels: np.ndarray) -> Expected:
+def expect(
+    model: Model, weights: "dict[str, np.ndarray]", words: np.ndarray, labels: np.ndarray
+) -> Expected:
     """Loss, logits and gradients of a batch, int [B, S] each."""
     gpt = hugging_face(model, weights)
     logits = gpt(input_ids=torch.from_numpy(words)).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(labels).flatten())
+    loss = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), torch.from_numpy(labels).flatten()
+    )
     loss.backward()
     gradients = {name: p.grad.numpy() for name, p in gpt.named_parameters() if p.grad is not None}
     return Expected(loss.item(), logits.detach().numpy(), gradients)

@@ -1,4 +1,6 @@
-"""Runs of the training program from random weights: the gradients of one step, and steps of training."""
+"""Runs of the training program from random weights: the gradients of one step, and steps of
+training.
+"""
 
 import numpy as np
 import popxl_addons as addons
@@ -24,36 +26,48 @@ TRAINED = small(
     warmup_steps=0,
     max_norm=0.5,
 )
-"""A run in which everything is at work that could tell one run from another: dropout, rounding at random, clipping."""
+"""A run in which everything is at work that could tell one run from another: dropout, rounding at
+random, clipping.
+"""
 
 
 def run_job(*words: object) -> None:
-    """The training job with a command line, in this process: where no fresh one is claimed, that is most of the time.
+    """The training job with a command line, in this process: where no fresh one is claimed, that is
+    most of the time.
 
-    Once for each folder, which is locked until the process ends. Tests of how processes start, fail and end start some.
+    Once for each folder, which is locked until the process ends. Tests of how processes start, fail
+    and end start some.
     """
     assert main([str(word) for word in words]) == 0
 
 
 def gradients_of(config: Config, seed: int = 0) -> "tuple[float, dict[str, np.ndarray], float]":
-    """Loss, whole gradients under Hugging Face's names, and gradient norm of one step of the program."""
+    """Loss, whole gradients under Hugging Face's names, and gradient norm of one step of the
+    program.
+    """
     session = pretraining(config)
     write_whole_weights(session, config, random_weights(config.model, seed).items())
     words, labels = random_batch(config)
     with session:
         (result,) = run_steps(session, config, words, labels, [0.0])
-    gradients = {hugging_face_name(name): array for name, array in read_gradients(session, config).items()}
+    gradients = {
+        hugging_face_name(name): array for name, array in read_gradients(session, config).items()
+    }
     return result.loss, gradients, result.gradient_norm
 
 
-def worst_distance(got: "dict[str, np.ndarray]", expected: "dict[str, np.ndarray]") -> "tuple[float, str]":
+def worst_distance(
+    got: "dict[str, np.ndarray]", expected: "dict[str, np.ndarray]"
+) -> "tuple[float, str]":
     """The largest distance over Hugging Face's tensors, and whose it is."""
     assert got.keys() == expected.keys()
     return max((distance(got[name], array), name) for name, array in expected.items())
 
 
 def batches(config: Config, seed: int = 5) -> "list[tuple[np.ndarray, np.ndarray]]":
-    """A text that can be learned, cut at random places: words and labels, int [batch, sequence] each."""
+    """A text that can be learned, cut at random places: words and labels, int [batch, sequence]
+    each.
+    """
     generator = np.random.default_rng(seed)
     size, sequence = config.training.global_batch_size, config.model.sequence_length
     text = np.cumsum(generator.integers(0, 3, 4000)) % config.model.vocabulary_size
@@ -78,7 +92,9 @@ def train_session(config: Config) -> "tuple[list[StepResult], addons.TaskSession
     data, iterations, results = batches(config), config.execution.device_iterations, []
     with session:
         for first in range(0, config.training.steps, iterations):
-            words, labels = (np.concatenate(part) for part in zip(*data[first : first + iterations]))
+            words, labels = (
+                np.concatenate(part) for part in zip(*data[first : first + iterations])
+            )
             rates = [learning_rate(config.training, first + i) for i in range(iterations)]
             results += run_steps(session, config, words, labels, rates)
     return results, session

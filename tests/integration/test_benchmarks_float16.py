@@ -21,4 +21,7 @@ def test_both_types_start_from_one_loss_and_are_compared():
     assert figures["sizes"] == sizes
     for program in figures["programs"].values():
         assert program["float16"]["loss"] == pytest.approx(program["float32"]["loss"], rel=2e-2)
-        assert program["ratio"] == program["float16"]["cpu_seconds"] / program["float32"]["cpu_seconds"]
+        assert (
+            program["ratio"]
+            == program["float16"]["cpu_seconds"] / program["float32"]["cpu_seconds"]
+        )

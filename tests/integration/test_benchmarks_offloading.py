@@ -1,4 +1,6 @@
-"""The baselines that offload take plain PyTorch's steps, and the benchmark holds the phased step to them."""
+"""The baselines that offload take plain PyTorch's steps, and the benchmark holds the phased step to
+them.
+"""
 
 import importlib.util
 import json
@@ -18,9 +20,13 @@ from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraini
 offloading, hugging_face_gpt = Later("benchmarks.offloading"), Later("benchmarks.hugging_face_gpt")
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = {"layers": 2, "hidden_size": 24, "heads": 3, "sequence_length": 10, "vocabulary_size": 37}
-TRAINING = PlainTraining(steps=9, learning_rate=1e-2, schedule="linear", weight_decay=0.1, max_norm=0.05)
+TRAINING = PlainTraining(
+    steps=9, learning_rate=1e-2, schedule="linear", weight_decay=0.1, max_norm=0.05
+)
 ACCUMULATION = 3
-HERE = [peer for peer in train_step.PEERS if peer == "FSDP2" or importlib.util.find_spec("deepspeed")]
+HERE = [
+    peer for peer in train_step.PEERS if peer == "FSDP2" or importlib.util.find_spec("deepspeed")
+]
 """DeepSpeed is no requirement; where it is installed, it is held to the same."""
 
 
@@ -32,14 +38,20 @@ def group():
 
 
 def losses(make, model: str, **options) -> list[float]:
-    """Six steps from random parameters, gains and biases too; clipping must be active for them to mean something."""
+    """Six steps from random parameters, gains and biases too; clipping must be active for them to
+    mean something.
+    """
     torch.manual_seed(0)
-    gpt = (PlainGPT if model == "PlainGPT" else hugging_face_gpt.HuggingFaceGPT)(PlainModel(**SIZES))
+    gpt = (PlainGPT if model == "PlainGPT" else hugging_face_gpt.HuggingFaceGPT)(
+        PlainModel(**SIZES)
+    )
     with torch.no_grad():
         for p in gpt.parameters():
             p.copy_(torch.randn_like(p) * 0.2)
     trainer = make(gpt, TRAINING, **options)
-    steps = torch.randint(0, 37, (6, ACCUMULATION, 2, 11), generator=torch.Generator().manual_seed(1))
+    steps = torch.randint(
+        0, 37, (6, ACCUMULATION, 2, 11), generator=torch.Generator().manual_seed(1)
+    )
     found = [trainer.step([(ids[:, :-1], ids[:, 1:]) for ids in step]) for step in steps]
     assert trainer.gradient_norm > TRAINING.max_norm
     return found
@@ -49,7 +61,8 @@ def losses(make, model: str, **options) -> list[float]:
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("model", ["PlainGPT", "HuggingFaceGPT"])
 @pytest.mark.parametrize("peer", HERE)
-@pytest.mark.filterwarnings("ignore:.*deprecated")  # DeepSpeed calls what PyTorch has given other names
+# DeepSpeed calls what PyTorch has given other names
+@pytest.mark.filterwarnings("ignore:.*deprecated")
 def test_a_peer_that_offloads_takes_the_steps_of_plain_pytorch(peer, model):
     make, options = offloading.TRAINERS[peer], {"compiled": False, "accumulation": ACCUMULATION}
     expected = losses(PlainTrainer, model)
@@ -67,7 +80,13 @@ def test_the_bar_compares_what_recomputes_with_what_offloads():
         return train_step.offloading_verdict(train_step.compare(found, 10)[1])
 
     rest = {"eager": 0.1, "phased": 0.2}
-    assert verdict(**rest, FSDP2=5.0, DeepSpeed_compiled=2.2, phased_recomputing=1.5, phased_wide_recomputing=1.0) == {
+    assert verdict(
+        **rest,
+        FSDP2=5.0,
+        DeepSpeed_compiled=2.2,
+        phased_recomputing=1.5,
+        phased_wide_recomputing=1.0,
+    ) == {
         "speed_ratio": 2.2,
         "cpu_ratio": 2.2,
         "memory_ratio": 1.0,
@@ -82,12 +101,37 @@ def test_train_step_goes_on_without_a_peer_that_does_not_import(tmp_path):
     (tmp_path / "deepspeed.py").write_text('raise ImportError("no compiler")')
     paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     flags = [part for name, value in SIZES.items() for part in (f"--{name}", str(value))]
-    command = [sys.executable, "benchmarks/train_step.py", *flags, "--rounds", "1", "--warmup", "1", "--offloading"]
-    command += ["--dtypes", "float32", "--variants", "eager", "FSDP2", "DeepSpeed", "phased, recomputing"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+    command = [
+        sys.executable,
+        "benchmarks/train_step.py",
+        *flags,
+        "--rounds",
+        "1",
+        "--warmup",
+        "1",
+        "--offloading",
+    ]
+    command += [
+        "--dtypes",
+        "float32",
+        "--variants",
+        "eager",
+        "FSDP2",
+        "DeepSpeed",
+        "phased, recomputing",
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
+    )
     assert done.returncode == 0, done.stderr
-    assert "goes on without DeepSpeed (ImportError: no compiler). Try: pip install deepspeed" in done.stderr
-    assert "bar: phased and recomputing at least 2.0x the speed of the fastest that offloads" in done.stdout
+    assert (
+        "goes on without DeepSpeed (ImportError: no compiler). Try: pip install deepspeed"
+        in done.stderr
+    )
+    assert (
+        "bar: phased and recomputing at least 2.0x the speed of the fastest that offloads"
+        in done.stdout
+    )
     figures = json.loads(done.stdout.strip().splitlines()[-1])["dtypes"]["float32"]
     assert figures["variants"].keys() == {"eager", "FSDP2", "phased, recomputing"}
     assert figures["offloading_bar"]["speed_ratio"] > 0

@@ -1,4 +1,6 @@
-"""The phased variants of the benchmarks measure what they say: the same model, data and loss as the plain loop."""
+"""The phased variants of the benchmarks measure what they say: the same model, data and loss as the
+plain loop.
+"""
 
 import json
 import subprocess
@@ -33,7 +35,9 @@ def plain_like(run: PhasedRun | PhasedSteps, training: PlainTraining) -> PlainTr
     gpt = PlainGPT(PlainModel(**SIZES, vocabulary_size=model.vocabulary_size))
     weights = read_weights(run.session, run.config)
     names = {name: hugging_face_name(name).removeprefix("transformer.") for name in weights}
-    gpt.load_state_dict({names[name]: torch.from_numpy(np.array(array)) for name, array in weights.items()})
+    gpt.load_state_dict(
+        {names[name]: torch.from_numpy(np.array(array)) for name, array in weights.items()}
+    )
     return PlainTrainer(gpt, training)
 
 
@@ -46,7 +50,9 @@ def test_losses_follow_the_plain_loop_and_validation_covers_every_window(text):
         ids, labels = (torch.from_numpy(part) for part in next(batches))
         assert run.step(1)["loss"] == pytest.approx(plain.step([(ids, labels)]), rel=1e-4)
     windows = [torch.from_numpy(part) for part in text.validation_windows(SIZES["sequence_length"])]
-    assert len(windows[0]) % BATCH, "the last batch must be a short one for this test to mean something"
+    assert len(windows[0]) % BATCH, (
+        "the last batch must be a short one for this test to mean something"
+    )
     assert run.finish()["validation_loss"] == pytest.approx(plain.evaluate([windows]), rel=1e-4)
 
 
@@ -63,10 +69,14 @@ def test_train_step_gives_both_the_same_micro_batches(widening):
         "recomputation": True,
     }
     phased = PhasedSteps(options, Batches(options))
-    plain = plain_like(phased, PlainTraining(steps=9, learning_rate=1e-4, weight_decay=0.1, max_norm=1.0))
+    plain = plain_like(
+        phased, PlainTraining(steps=9, learning_rate=1e-4, weight_decay=0.1, max_norm=1.0)
+    )
     batches = Batches(options)
     for _ in range(3):
-        micro_batches = [(torch.from_numpy(ids), torch.from_numpy(labels)) for ids, labels in batches.next()]
+        micro_batches = [
+            (torch.from_numpy(ids), torch.from_numpy(labels)) for ids, labels in batches.next()
+        ]
         assert phased.step(1)["loss"] == pytest.approx(plain.step(micro_batches), rel=1e-4)
 
 
@@ -81,5 +91,9 @@ def test_train_step_holds_the_phased_step_to_its_bar():
     figures = json.loads(done.stdout.strip().splitlines()[-1])["dtypes"]["bfloat16"]
     phased = [figures["variants"][name] for name in ("phased", "phased, wide")]
     plain = figures["variants"]["eager"]["speed_ratio"]
-    assert figures["bar"]["speed_ratio"] == max(variant["speed_ratio"] for variant in phased) / plain > 0
+    assert (
+        figures["bar"]["speed_ratio"]
+        == max(variant["speed_ratio"] for variant in phased) / plain
+        > 0
+    )
     assert figures["bar"]["memory_ratio"] > 0

@@ -1,4 +1,6 @@
-"""The benchmark of layouts: it runs, in one process and in several, and all layouts do the same work."""
+"""The benchmark of layouts: it runs, in one process and in several, and all layouts do the same
+work.
+"""
 
 import json
 import subprocess
@@ -17,7 +19,17 @@ SIZES = {"layers": 1, "hidden_size": 16, "heads": 2, "sequence_length": 8, "voca
 @pytest.mark.multi
 def test_layouts_in_one_process_and_in_several_are_measured_beside_the_single_replica():
     flags = [part for name, value in SIZES.items() for part in (f"--{name}", str(value))]
-    command = [sys.executable, "benchmarks/replicas.py", *flags, "--batch", "8", "--rounds", "1", "--warmup", "1"]
+    command = [
+        sys.executable,
+        "benchmarks/replicas.py",
+        *flags,
+        "--batch",
+        "8",
+        "--rounds",
+        "1",
+        "--warmup",
+        "1",
+    ]
     command += ["--layouts", "8 x 1 x 1", "1 x 1 x 2 in 2 processes"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -27,7 +39,9 @@ def test_layouts_in_one_process_and_in_several_are_measured_beside_the_single_re
     layouts = figures["layouts"]
     assert layouts.keys() == {"1 x 1 x 1", "8 x 1 x 1", "1 x 1 x 2 in 2 processes"}
     assert layouts["1 x 1 x 1"]["collectives_share"] < 0.01 and layouts["1 x 1 x 1"]["ratio"] == 1
-    assert all(0 < layouts[name]["collectives_share"] < 1 for name in layouts if name != "1 x 1 x 1")
+    assert all(
+        0 < layouts[name]["collectives_share"] < 1 for name in layouts if name != "1 x 1 x 1"
+    )
     assert figures["overhead"] == layouts["8 x 1 x 1"]["ratio"]
     assert str(ROOT) not in last
 

@@ -1,4 +1,6 @@
-"""The scripts for machines with a GPU, run on the processor, with no packages beyond torch, numpy and pyyaml."""
+"""The scripts for machines with a GPU, run on the processor, with no packages beyond torch, numpy
+and pyyaml.
+"""
 
 import json
 import shlex
@@ -17,14 +19,18 @@ sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 SMALL = (
-    "--layers 2 --hidden_size 32 --heads 2 --sequence_length 8 --vocabulary_size 37 --batch 4 --micro_batch 2 "
-    "--rounds 1 --warmup 1 --link_bytes 65536 --dtype float32"
+    "--layers 2 --hidden_size 32 --heads 2 --sequence_length 8 --vocabulary_size 37 --batch 4 "
+    "--micro_batch 2 --rounds 1 --warmup 1 --link_bytes 65536 --dtype float32"
 )
 
 
 def script(words):
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT, *shlex.split(words)], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", WITHOUT, *shlex.split(words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
@@ -40,7 +46,10 @@ def test_the_checks_for_a_gpu_hold_on_a_processor():
 @pytest.mark.multi
 def test_a_check_that_there_is_not_is_refused():
     done = script("tests/gpu_checks.py --device cpu --only rows 'rows that are nowhere'")
-    assert done.returncode == 2 and "got 'rows that are nowhere'; expected a part of a check's name" in done.stderr
+    assert (
+        done.returncode == 2
+        and "got 'rows that are nowhere'; expected a part of a check's name" in done.stderr
+    )
 
 
 @pytest.mark.multi
@@ -59,7 +68,10 @@ def test_a_check_that_fails_is_told_and_ends_with_1(tmp_path):
 @pytest.mark.parametrize("name", ["tests/gpu_checks.py", "benchmarks/gpu.py"])
 def test_a_gpu_that_is_not_there_ends_with_2_and_what_to_do(name):
     done = script(f"{name} --device cuda:99")
-    assert done.returncode == 2 and "expected a GPU that is there. Use 'cpu', or install" in done.stderr
+    assert (
+        done.returncode == 2
+        and "expected a GPU that is there. Use 'cpu', or install" in done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 

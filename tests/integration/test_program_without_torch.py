@@ -1,4 +1,6 @@
-"""The whole GPT program is built by the API alone: neither torch nor the engine is needed before a session runs it."""
+"""The whole GPT program is built by the API alone: neither torch nor the engine is needed before a
+session runs it.
+"""
 
 import subprocess
 import sys

@@ -1,6 +1,8 @@
-"""Torture: what the program promises under kills, errors, damage, full disks and signals, tried out at random.
+"""Torture: what the program promises under kills, errors, damage, full disks and signals, tried out
+at random.
 
-`make torture` spends minutes on it (`python -m tests.torture --help`); `make test` tries a small share.
-To add a kind, write a file with a `Torture` and put it into the list of `kinds.py`; `application.py` has runs of the
-training job to do it to, `calls.py` has system calls that fail, and `judge.py` has the judges.
+`make torture` spends minutes on it (`python -m tests.torture --help`); `make test` tries a small
+share. To add a kind, write a file with a `Torture` and put it into the list of `kinds.py`;
+`application.py` has runs of the training job to do it to, `calls.py` has system calls that fail,
+and `judge.py` has the judges.
 """

@@ -1,4 +1,6 @@
-"""`python -m tests.torture --minutes 10`: tortures for a while. `--kind NAME --case N` repeats one trial."""
+"""`python -m tests.torture --minutes 10`: tortures for a while. `--kind NAME --case N` repeats one
+trial.
+"""
 
 import argparse
 import os
@@ -16,20 +18,27 @@ def main() -> int:
     names = [kind.name for kind in KINDS]
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="time to spend, over all kinds")
-    parser.add_argument("--seed", type=int, help="decides the cases that are tried; a random one by default")
-    parser.add_argument("--kind", choices=names, action="append", help="only this kind; may be given again")
+    parser.add_argument(
+        "--seed", type=int, help="decides the cases that are tried; a random one by default"
+    )
+    parser.add_argument(
+        "--kind", choices=names, action="append", help="only this kind; may be given again"
+    )
     parser.add_argument("--case", type=int, help="only this case, of one kind")
     parser.add_argument("--json", type=Path, help="file for what came out")
     parser.add_argument(
         "--full", action="store_true", default=os.environ.get("FULL") == "1",
         help="every case where their number is limited, however long it takes (also with FULL=1)",
     )  # fmt: skip
-    parser.add_argument("--verbose", action="store_true", help="a line for each trial, not only for broken promises")
+    parser.add_argument(
+        "--verbose", action="store_true", help="a line for each trial, not only for broken promises"
+    )
     given = parser.parse_args()
     kinds = [kind for kind in KINDS if given.kind is None or kind.name in given.kind]
     if given.case is not None and len(kinds) != 1:
         parser.error("--case: give one --kind, too")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process and no file system stays behind
+    # so that no process and no file system stays behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Workshop() as shop:
         if given.case is not None:
             tally = Tally(kinds[0], is_verbose=True)
@@ -37,9 +46,13 @@ def main() -> int:
             return report([tally], None, given.json)
         seed = random.randrange(2**32) if given.seed is None else given.seed
         print(
-            f"{given.minutes:g} minutes of torture: {', '.join(kind.name for kind in kinds)}; --seed {seed}", flush=True
+            f"{given.minutes:g} minutes of torture: {', '.join(kind.name for kind in kinds)}; "
+            f"--seed {seed}",
+            flush=True,
         )
-        tallies = spend(given.minutes, kinds, seed, shop, is_full=given.full, is_verbose=given.verbose)
+        tallies = spend(
+            given.minutes, kinds, seed, shop, is_full=given.full, is_verbose=given.verbose
+        )
         return report(tallies, seed, given.json)
 
 

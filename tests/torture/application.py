@@ -1,4 +1,6 @@
-"""Small runs of the training job, as processes: undisturbed ones to compare with, and ones to torture."""
+"""Small runs of the training job, as processes: undisturbed ones to compare with, and ones to
+torture.
+"""
 
 import os
 import random
@@ -19,7 +21,14 @@ import numpy as np
 
 from data import example
 from data.records import RecordWriter
-from tests.torture.judge import Broken, Undisturbed, check_words, checkpoints_of, others_in, state_of
+from tests.torture.judge import (
+    Broken,
+    Undisturbed,
+    check_words,
+    checkpoints_of,
+    others_in,
+    state_of,
+)
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "demo/pretraining.py"
@@ -56,7 +65,14 @@ MODES = {
         Mode("memmap", has_rows=True),
         Mode("host_memory", {"host_memory": "256KiB"}, has_rows=True),
         Mode("iterations", {"device_iterations": 3}),
-        Mode("rounding", {"precision": "bfloat16", "stochastic_rounding": "true", "moment_precision": "bfloat16"}),
+        Mode(
+            "rounding",
+            {
+                "precision": "bfloat16",
+                "stochastic_rounding": "true",
+                "moment_precision": "bfloat16",
+            },
+        ),
     )
 }
 
@@ -69,7 +85,13 @@ class Program:
         name, value = self._mark.split("=")
         folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / "output.txt"
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", name: value, **environment}
+        variables = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            name: value,
+            **environment,
+        }
         with open(self._log, "w") as log:
             self.process = subprocess.Popen(
                 words, stdout=log, stderr=subprocess.STDOUT, env=variables, start_new_session=True
@@ -85,7 +107,9 @@ class Program:
         found = []
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
-                if entry.name.isdigit() and self._mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                if entry.name.isdigit() and self._mark.encode() in (
+                    entry / "environ"
+                ).read_bytes().split(b"\0"):
                     found.append(int(entry.name))
         return sorted(found, key=lambda number: (number != self.process.pid, number))
 
@@ -100,7 +124,9 @@ class Program:
                 os.kill(member, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for the end of all its processes. Returns the first one's exit code; raises Broken where one hangs."""
+        """Wait for the end of all its processes. Returns the first one's exit code; raises Broken
+        where one hangs.
+        """
         until = time.monotonic() + SECONDS
         try:
             code = self.process.wait(SECONDS)
@@ -160,14 +186,22 @@ class Workshop:
             shutil.rmtree(self._trials.pop(), ignore_errors=True)
 
     def start(
-        self, mode: Mode, folder: Path, environment: "Optional[Mapping[str, str]]" = None, **settings: object
+        self,
+        mode: Mode,
+        folder: Path,
+        environment: "Optional[Mapping[str, str]]" = None,
+        **settings: object,
     ) -> Program:
         """Start the training job, or let it go on, in `folder`/runs/run."""
         given = {
             **SETTINGS, "run_folder": folder / "runs", "input_files": self.tokens, "validation_files": self.tokens,
             **({"memmap_dir": folder / "rows"} if mode.has_rows else {}), **mode.settings, **settings,
         }  # fmt: skip
-        flags = [word for name, value in given.items() for word in (f"--{name.replace('__', '.')}", str(value))]
+        flags = [
+            word
+            for name, value in given.items()
+            for word in (f"--{name.replace('__', '.')}", str(value))
+        ]
         launcher = [sys.executable, "-m", "popdist.launcher", "--num-replicas", mode.instances]
         launcher += ["--num-instances", mode.instances, *mode.launcher]
         words = [*(launcher if mode.instances > 1 else []), sys.executable, SCRIPT, *flags]
@@ -210,10 +244,15 @@ class Workshop:
         return folder
 
 
-def wait_for(moment: str, program: Program, run: Path, undisturbed: Undisturbed, choice: random.Random) -> None:
+def wait_for(
+    moment: str, program: Program, run: Path, undisturbed: Undisturbed, choice: random.Random
+) -> None:
     """Wait until a run is in the middle of something, or has ended."""
     begun, steps = time.monotonic(), steps_in(run)
-    left, a_step = set((run / "checkpoints").glob(".step_*")), 0.3 * (undisturbed.seconds - undisturbed.start) / STEPS
+    left, a_step = (
+        set((run / "checkpoints").glob(".step_*")),
+        0.3 * (undisturbed.seconds - undisturbed.start) / STEPS,
+    )
     goal, metrics = choice.randrange(min(steps, STEPS - 1) + 1, STEPS + 1), run / "metrics.jsonl"
     before = metrics.stat().st_mtime_ns if metrics.exists() else 0
 
@@ -245,4 +284,6 @@ def steps_in(run: Path) -> int:
 def last_line(text: str) -> str:
     """The last line that is not empty, or an error's."""
     lines = [line for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if line.startswith("error")), lines[-1] if lines else "no output")[:300]
+    return next(
+        (line for line in lines if line.startswith("error")), lines[-1] if lines else "no output"
+    )[:300]

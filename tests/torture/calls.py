@@ -1,4 +1,6 @@
-"""System calls that are counted, fail or end the process: the library of calls.c, and its settings."""
+"""System calls that are counted, fail or end the process: the library of calls.c, and its
+settings.
+"""
 
 import subprocess
 from dataclasses import dataclass
@@ -18,9 +20,17 @@ class Call:
 
 
 def settings(
-    shop: Workshop, below: Path, *, at: int = 0, action: "str | int" = "", onward: bool = False, log: str = ""
+    shop: Workshop,
+    below: Path,
+    *,
+    at: int = 0,
+    action: "str | int" = "",
+    onward: bool = False,
+    log: str = "",
 ):
-    """Environment of a process in which the call number `at`, from 1, on files below a folder meets an action."""
+    """Environment of a process in which the call number `at`, from 1, on files below a folder meets
+    an action.
+    """
     return {
         "LD_PRELOAD": str(shop.shared("calls.so", lambda: build(shop.folder))),
         "TORTURE_FOLDER": str(below),
@@ -35,7 +45,20 @@ def build(folder: Path) -> Path:
     """Compile the library into a folder."""
     library = folder / "calls.so"
     subprocess.run(
-        ["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"], check=True
+        [
+            "cc",
+            "-O1",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-shared",
+            "-fPIC",
+            "-o",
+            library,
+            SOURCE,
+            "-ldl",
+        ],
+        check=True,
     )
     return library
 

@@ -26,7 +26,10 @@ def trial(case: int, shop: Workshop) -> str:
     try:
         if what in KEPT:
             return f"{what} {without_folder(what, choice, shop)}"
-        return f"{what} {full_disk(choice, shop) if what == 'full disk' else failing_calls(what, choice, shop)}"
+        return (
+            f"{what} "
+            f"{full_disk(choice, shop) if what == 'full disk' else failing_calls(what, choice, shop)}"
+        )
     except Broken as error:
         raise Broken(f"{what}: {error}") from error
 
@@ -36,7 +39,10 @@ def failing_calls(what: str, choice: random.Random, shop: Workshop) -> str:
     action = {"full": errno.ENOSPC, "read-only": errno.EROFS, "slow": "slow"}[what]
     folder, at = shop.fresh(), choice.randrange(1, CALLS)
     return ends_and_goes_on(
-        f"from call {at} on", folder, shop, calls.settings(shop, folder / "runs", at=at, action=action, onward=True)
+        f"from call {at} on",
+        folder,
+        shop,
+        calls.settings(shop, folder / "runs", at=at, action=action, onward=True),
     )
 
 
@@ -54,7 +60,9 @@ def full_disk(choice: random.Random, shop: Workshop) -> str:
 def mounted(folder: Path, kibibytes: int) -> Iterator[bool]:
     """Mount a file system of a size; gives whether it could be."""
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "torture", folder], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "torture", folder],
+        capture_output=True,
+        check=False,
     )
     try:
         yield done.returncode == 0
@@ -64,7 +72,11 @@ def mounted(folder: Path, kibibytes: int) -> Iterator[bool]:
 
 
 def ends_and_goes_on(
-    told: str, folder: Path, shop: Workshop, environment: "dict[str, str]", larger: "Path | None" = None
+    told: str,
+    folder: Path,
+    shop: Workshop,
+    environment: "dict[str, str]",
+    larger: "Path | None" = None,
 ) -> str:
     """Run on a bad disk, judge, mend the disk, go on, judge."""
     run, undisturbed = folder / "runs/run", shop.undisturbed(SINGLE)
@@ -83,7 +95,11 @@ def ends_and_goes_on(
 
 def without_folder(what: str, choice: random.Random, shop: Workshop) -> str:
     """The run's folder goes away while it runs: it says so, or its end is nevertheless there."""
-    folder, moment, undisturbed = shop.fresh(), choice.choice(MOMENTS[1:-1]), shop.undisturbed(SINGLE)
+    folder, moment, undisturbed = (
+        shop.fresh(),
+        choice.choice(MOMENTS[1:-1]),
+        shop.undisturbed(SINGLE),
+    )
     run = folder / "runs/run"
     with shop.start(SINGLE, folder) as program:
         wait_for(moment, program, run, undisturbed, choice)
@@ -110,7 +126,11 @@ def take_away(what: str, run: Path, program: Program) -> None:
     if what == "renamed":
         run.rename(run.with_name("away"))
     else:
-        shutil.rmtree(run / "checkpoints" if what == "deleted checkpoints" else run, ignore_errors=True)
+        shutil.rmtree(
+            run / "checkpoints" if what == "deleted checkpoints" else run, ignore_errors=True
+        )
 
 
-DISKS = Torture("disks", "A bad disk or a lost folder ends a run in words, or costs nothing.", trial)
+DISKS = Torture(
+    "disks", "A bad disk or a lost folder ends a run in words, or costs nothing.", trial
+)

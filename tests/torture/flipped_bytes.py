@@ -17,7 +17,9 @@ from tests.torture.application import Mode, Workshop
 from tests.torture.judge import Broken, checkpoints_of
 from tests.torture.torture import Torture
 
-SMALL = Mode("small", {"layers": 1, "hidden_size": 6, "checkpoint.every": 1, "steps": 2, "warmup_steps": 0})
+SMALL = Mode(
+    "small", {"layers": 1, "hidden_size": 6, "checkpoint.every": 1, "steps": 2, "warmup_steps": 0}
+)
 
 
 @dataclass
@@ -33,11 +35,19 @@ class Loaded:
     expected: "dict[str, Any]"
 
     def load(self, checkpoint: Path) -> "dict[str, Any]":
-        """Load a checkpoint. Returns the whole state then: step, data, and the bytes of every variable."""
+        """Load a checkpoint. Returns the whole state then: step, data, and the bytes of every
+        variable.
+        """
         saved = SavedRun(checkpoint, self.config)
         saved.restore(self.session)
-        state = {name: self.session.get_tensor_data(v) for name, v in self.session.state.to_dict().items()}
-        return {"position": saved.position, **{name: np.asarray(array).tobytes() for name, array in state.items()}}
+        state = {
+            name: self.session.get_tensor_data(v)
+            for name, v in self.session.state.to_dict().items()
+        }
+        return {
+            "position": saved.position,
+            **{name: np.asarray(array).tobytes() for name, array in state.items()},
+        }
 
 
 def prepare(shop: Workshop) -> Loaded:
@@ -45,7 +55,10 @@ def prepare(shop: Workshop) -> Loaded:
     shop.finish(SMALL, folder)
     first, second = checkpoints_of(folder / "runs/run")
     config, _ = parse_command_line(
-        ["--config", str(folder / "runs/run/config.yml")], program="torture", default="tiny", options=Options
+        ["--config", str(folder / "runs/run/config.yml")],
+        program="torture",
+        default="tiny",
+        options=Options,
     )
     files = [(path, path.read_bytes()) for path in sorted(second.iterdir())]
     loaded = Loaded(config, pretraining(config), first, second, files, {})
@@ -65,11 +78,14 @@ def trial(case: int, shop: Workshop) -> str:
         if place < len(content):
             break
         place -= len(content)
-    byte = content[place] ^ (1 << choice.randrange(8) if choice.random() < 0.5 else choice.randrange(1, 256))
+    byte = content[place] ^ (
+        1 << choice.randrange(8) if choice.random() < 0.5 else choice.randrange(1, 256)
+    )
     told = f"{path.name} byte {place} {content[place]:#04x} -> {byte:#04x}"
     logging.disable()
     try:
-        loaded.load(loaded.first)  # so that what the damaged one does not give is not what it should give
+        # so that what the damaged one does not give is not what it should give
+        loaded.load(loaded.first)
         path.write_bytes(content[:place] + bytes([byte]) + content[place + 1 :])
         found = loaded.load(loaded.second)
     except UserError as error:

@@ -41,7 +41,9 @@ def trial(case: int, shop: Workshop) -> str:
         if (code == 0) != (fault == "pause"):
             raise Broken(f"ended with exit code {code}")
         if fault == "death" and f"instance {instance}" not in output:
-            raise Broken(f"ended with exit code {code} and did not say that it was instance {instance}")
+            raise Broken(
+                f"ended with exit code {code} and did not say that it was instance {instance}"
+            )
         shop.finish(POPRUN, folder)
         check_end(run, undisturbed)
     except Broken as error:

@@ -1,4 +1,6 @@
-"""Judges: a run's state is that of a run that nothing disturbs, and a run that ends early says why."""
+"""Judges: a run's state is that of a run that nothing disturbs, and a run that ends early says
+why.
+"""
 
 import hashlib
 import json
@@ -35,20 +37,34 @@ def state_of(checkpoint: Path) -> "dict[str, str]":
     """Hashes of a checkpoint's tensors, and its numbers. Raises Broken where it is not whole."""
     try:
         manifest = json.loads((checkpoint / "checkpoint.json").read_text())
-        hashes = {name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() for name in manifest["files"]}
+        hashes = {
+            name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
+            for name in manifest["files"]
+        }
     except (OSError, ValueError, KeyError) as error:
-        raise Broken(f"{checkpoint.name} carries a checkpoint's name and is not whole: {error!r}") from error
-    return {**hashes, **{name: str(manifest.get(name)) for name in ("step", "seed", "rounding_seed")}}
+        raise Broken(
+            f"{checkpoint.name} carries a checkpoint's name and is not whole: {error!r}"
+        ) from error
+    return {
+        **hashes,
+        **{name: str(manifest.get(name)) for name in ("step", "seed", "rounding_seed")},
+    }
 
 
 def others_in(run: Path) -> "set[str]":
-    """Names of what is in a run's folder beside checkpoints and the picture, which is drawn last."""
+    """Names of what is in a run's folder beside checkpoints and the picture, which is drawn
+    last.
+    """
     names = {str(path.relative_to(run)) for path in run.rglob("*")}
-    return {name for name in names if not name.startswith("checkpoints/step_") and name != "loss.png"}
+    return {
+        name for name in names if not name.startswith("checkpoints/step_") and name != "loss.png"
+    }
 
 
 def check_checkpoints(run: Path, undisturbed: Undisturbed) -> "list[Path]":
-    """Every folder with a checkpoint's name is whole and holds what it holds in the undisturbed run."""
+    """Every folder with a checkpoint's name is whole and holds what it holds in the undisturbed
+    run.
+    """
     found = checkpoints_of(run)
     for checkpoint in found:
         if state_of(checkpoint) != undisturbed.states.get(checkpoint.name):
@@ -57,7 +73,9 @@ def check_checkpoints(run: Path, undisturbed: Undisturbed) -> "list[Path]":
 
 
 def check_end(run: Path, undisturbed: Undisturbed, *, is_tidy: bool = True) -> None:
-    """The run has come to its end as if nothing had disturbed it; `is_tidy`: and has left nothing else behind."""
+    """The run has come to its end as if nothing had disturbed it; `is_tidy`: and has left nothing
+    else behind.
+    """
     last = max(undisturbed.states)
     if last not in [checkpoint.name for checkpoint in check_checkpoints(run, undisturbed)]:
         raise Broken(f"{last}, the last checkpoint, is missing")

@@ -3,7 +3,15 @@
 import random
 import signal
 
-from tests.torture.application import MODES, MOMENTS, Program, Workshop, last_line, steps_in, wait_for
+from tests.torture.application import (
+    MODES,
+    MOMENTS,
+    Program,
+    Workshop,
+    last_line,
+    steps_in,
+    wait_for,
+)
 from tests.torture.judge import Broken, check_checkpoints, check_end
 from tests.torture.torture import Torture
 
@@ -19,8 +27,13 @@ def trial(case: int, shop: Workshop) -> str:
             who = kill(program, choice)
             code, output = program.wait(), program.output
         if code not in (0, -signal.SIGKILL) and mode.instances == 1:
-            raise Broken(f"could not go on after {', '.join(told)}: exit code {code}: {last_line(output)}")
-        told.append(f"{who} during {'resume' if moment == 'start' and begun else moment} after step {steps_in(run)}")
+            raise Broken(
+                f"could not go on after {', '.join(told)}: exit code {code}: {last_line(output)}"
+            )
+        told.append(
+            f"{who} during {'resume' if moment == 'start' and begun else moment} after step "
+            f"{steps_in(run)}"
+        )
         check_checkpoints(run, undisturbed)
     shop.finish(mode, folder)
     check_end(run, undisturbed)

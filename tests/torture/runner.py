@@ -42,7 +42,8 @@ def one_trial(tally: Tally, case: int, shop: Workshop) -> None:
         told, reason = tally.torture.trial(case, shop), None
     except Broken as error:
         reason = str(error)
-    except Exception as error:  # of the torture itself, or of the product in this process: both are to be looked at
+    # of the torture itself, or of the product in this process: both are to be looked at
+    except Exception as error:
         reason = f"unexpected {error!r}"
         traceback.print_exc()
     finally:
@@ -60,7 +61,9 @@ def one_trial(tally: Tally, case: int, shop: Workshop) -> None:
 
 
 def order(tally: Tally, shop: Workshop, choice: random.Random) -> Iterator[int]:
-    """The cases of a kind in the order of their trials: each once where they are limited, else without end."""
+    """The cases of a kind in the order of their trials: each once where they are limited, else
+    without end.
+    """
     if tally.torture.cases is None:
         while True:
             yield choice.randrange(2**32)
@@ -69,7 +72,13 @@ def order(tally: Tally, shop: Workshop, choice: random.Random) -> Iterator[int]:
 
 
 def spend(
-    minutes: float, kinds: "Sequence[Torture]", seed: int, shop: Workshop, *, is_full: bool, is_verbose: bool = False
+    minutes: float,
+    kinds: "Sequence[Torture]",
+    seed: int,
+    shop: Workshop,
+    *,
+    is_full: bool,
+    is_verbose: bool = False,
 ) -> "list[Tally]":
     """Try kinds in turn, the one with the least time first, until the time is spent or Ctrl-C.
 
@@ -77,7 +86,10 @@ def spend(
         is_full: afterwards try what is left of the kinds whose cases are limited.
     """
     tallies = [Tally(kind, is_verbose) for kind in kinds]
-    left = {tally.torture.name: order(tally, shop, random.Random(f"{seed} {tally.torture.name}")) for tally in tallies}
+    left = {
+        tally.torture.name: order(tally, shop, random.Random(f"{seed} {tally.torture.name}"))
+        for tally in tallies
+    }
     until, stopped = time.monotonic() + 60 * minutes, False
     while left and not stopped:
         if time.monotonic() > until:
@@ -86,7 +98,10 @@ def spend(
                     del left[tally.torture.name]
             if not left:
                 break
-        tally = min((tally for tally in tallies if tally.torture.name in left), key=lambda tally: tally.seconds)
+        tally = min(
+            (tally for tally in tallies if tally.torture.name in left),
+            key=lambda tally: tally.seconds,
+        )
         begin = time.monotonic()
         try:
             case = next(left[tally.torture.name])
@@ -120,5 +135,7 @@ def report(tallies: "Sequence[Tally]", seed: Optional[int], path: Optional[Path]
         print(f"written to {path}")
     for tally in tallies:
         for found in tally.broken:
-            print(f"BROKEN {tally.torture.name} {found['case']}: {found['reason']}", file=sys.stderr)
+            print(
+                f"BROKEN {tally.torture.name} {found['case']}: {found['reason']}", file=sys.stderr
+            )
     return 1 if broken else 0

@@ -1,6 +1,8 @@
-"""SIGKILL before every call of a save that changes files, in the middle of every write, and an error from each.
+"""SIGKILL before every call of a save that changes files, in the middle of every write, and an
+error from each.
 
-Calls that safetensors makes without the C library (the renaming of a file inside the hidden folder) are not counted.
+Calls that safetensors makes without the C library (the renaming of a file inside the hidden folder)
+are not counted.
 """
 
 import errno
@@ -25,10 +27,17 @@ def plan(shop: Workshop) -> "list[tuple[int, calls.Call, str]]":
     with shop.start(SINGLE, folder, environment, **SETTINGS) as program:
         code = program.wait()
         if code != 0:
-            raise Broken(f"a save with counted calls ended with exit code {code}: {last_line(program.output)}")
+            raise Broken(
+                f"a save with counted calls ended with exit code {code}: "
+                f"{last_line(program.output)}"
+            )
     found = []
     for number, call in enumerate(calls.read_log(folder / "calls"), start=1):
-        actions = ["kill", "EIO"] + ["tear"] * (call.name == "write") + ["ENOSPC"] * (call.name in NEEDS_SPACE)
+        actions = (
+            ["kill", "EIO"]
+            + ["tear"] * (call.name == "write")
+            + ["ENOSPC"] * (call.name in NEEDS_SPACE)
+        )
         found += [(number, call, action) for action in actions]
     return found
 
@@ -59,7 +68,9 @@ def trial(case: int, shop: Workshop) -> str:
 
 
 def judge(code: int, output: str, error: "Optional[int]") -> None:
-    """A process that was killed has not ended otherwise; one that met an error ended in words, or went on."""
+    """A process that was killed has not ended otherwise; one that met an error ended in words, or
+    went on.
+    """
     if error is not None:
         check_words(code, output)
     elif code not in (0, -9):

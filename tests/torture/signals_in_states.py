@@ -1,4 +1,6 @@
-"""Signals in all states of a run, to one process, to a launcher, and to a launcher and its instances at once."""
+"""Signals in all states of a run, to one process, to a launcher, and to a launcher and its
+instances at once.
+"""
 
 import itertools
 import os
@@ -6,7 +8,15 @@ import random
 import signal
 from contextlib import suppress
 
-from tests.torture.application import MODES, MOMENTS, Program, Workshop, last_line, steps_in, wait_for
+from tests.torture.application import (
+    MODES,
+    MOMENTS,
+    Program,
+    Workshop,
+    last_line,
+    steps_in,
+    wait_for,
+)
 from tests.torture.judge import Broken, check_checkpoints, check_end, check_no_traceback
 from tests.torture.torture import Torture
 
@@ -28,13 +38,22 @@ def trial(case: int, shop: Workshop) -> str:
             send(number, to, program)
             code, output = program.wait(), program.output
         saved = check_checkpoints(run, undisturbed)
-        may_die = moment in ("start", "end")  # before there is anything to save, and when all is saved
+        # before there is anything to save, and when all is saved
+        may_die = moment in ("start", "end")
         check_no_traceback(code, output)
         if was_alive:
             judge(number, code, output, may_die)
-        if number == signal.SIGUSR1 and moment == "training" and len(saved) <= len(at_fixed_steps()):
+        if (
+            number == signal.SIGUSR1
+            and moment == "training"
+            and len(saved) <= len(at_fixed_steps())
+        ):
             raise Broken("nothing was saved beside what is saved anyway")
-        if code == 128 + number and steps_in(run) and (not saved or int(saved[-1].name[5:]) != steps_in(run)):
+        if (
+            code == 128 + number
+            and steps_in(run)
+            and (not saved or int(saved[-1].name[5:]) != steps_in(run))
+        ):
             raise Broken(f"{steps_in(run)} steps were done, and the last is not saved")
         shop.finish(mode, folder, **SETTINGS)
         check_end(run, undisturbed)

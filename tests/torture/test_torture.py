@@ -11,7 +11,14 @@ import pytest
 
 from tests.torture import calls
 from tests.torture.application import MODES, Workshop
-from tests.torture.judge import Broken, Undisturbed, check_checkpoints, check_end, check_words, state_of
+from tests.torture.judge import (
+    Broken,
+    Undisturbed,
+    check_checkpoints,
+    check_end,
+    check_words,
+    state_of,
+)
 from tests.torture.kinds import KINDS
 from tests.torture.runner import report, spend
 from tests.torture.torture import Torture
@@ -66,7 +73,13 @@ def test_every_case_is_tried_once_and_a_broken_one_is_told_with_its_command(shop
 def test_one_seed_gives_the_same_cases_in_the_same_order(shop, capsys):
     def tried(seed):
         order = []
-        spend(0, [Torture("", "", lambda case, shop: order.append(case), lambda shop: 50)], seed, shop, is_full=True)
+        spend(
+            0,
+            [Torture("", "", lambda case, shop: order.append(case), lambda shop: 50)],
+            seed,
+            shop,
+            is_full=True,
+        )
         return order
 
     assert tried(1) == tried(1) != tried(2)
@@ -77,7 +90,10 @@ def test_a_trial_that_fails_itself_counts_as_broken(shop, capsys):
     def trial(case, shop):
         return [][case]
 
-    assert report(spend(0, [Torture("", "", trial, lambda shop: 1)], 0, shop, is_full=True), 0, None) == 1
+    assert (
+        report(spend(0, [Torture("", "", trial, lambda shop: 1)], 0, shop, is_full=True), 0, None)
+        == 1
+    )
 
 
 def test_nothing_broken_is_exit_code_0(shop, capsys):
@@ -113,14 +129,22 @@ def test_each_call_that_changes_something_is_counted(shop, tmp_path):
     assert changes(shop, tmp_path, log=str(tmp_path / "log")).returncode == 0
     found = calls.read_log(tmp_path / "log")
     assert [call.name for call in found] == NAMES
-    assert [call.path for call in found[:2]] == [str(tmp_path / "below/a"), str(tmp_path / "below/a/file")]
+    assert [call.path for call in found[:2]] == [
+        str(tmp_path / "below/a"),
+        str(tmp_path / "below/a/file"),
+    ]
 
 
 @pytest.mark.parametrize("number", range(1, len(NAMES) + 1))
 def test_the_nth_call_ends_the_process_before_it_is_made(number, shop, tmp_path):
     assert changes(shop, tmp_path, at=number, action="kill").returncode == -signal.SIGKILL
     there = sorted(path.name for path in (tmp_path / "below").rglob("*"))
-    assert there == [[], ["a"], ["a", "file"], ["a", "file"], ["a", "file"], ["a", "other"], ["a"]][number - 1]
+    assert (
+        there
+        == [[], ["a"], ["a", "file"], ["a", "file"], ["a", "file"], ["a", "other"], ["a"]][
+            number - 1
+        ]
+    )
 
 
 @pytest.mark.parametrize("number", range(1, len(NAMES) + 1))
@@ -142,7 +166,9 @@ def write_run(folder):
     checkpoint = folder / "checkpoints/step_00000002"
     checkpoint.mkdir(parents=True)
     (checkpoint / "head.safetensors").write_bytes(b"weights")
-    (checkpoint / "checkpoint.json").write_text(json.dumps({"files": {"head.safetensors": {}}, "step": 2, "seed": 1}))
+    (checkpoint / "checkpoint.json").write_text(
+        json.dumps({"files": {"head.safetensors": {}}, "step": 2, "seed": 1})
+    )
     (folder / "metrics.jsonl").write_text("{}\n")
     return folder
 
@@ -152,7 +178,9 @@ def run(tmp_path):
     """A folder of a run, and what an undisturbed one leaves."""
     checkpoint = write_run(tmp_path / "run") / "checkpoints/step_00000002"
     states = {checkpoint.name: state_of(checkpoint)}
-    return tmp_path / "run", Undisturbed(tmp_path, "{}\n", states, {"metrics.jsonl", "checkpoints"}, 1.0, 2.0)
+    return tmp_path / "run", Undisturbed(
+        tmp_path, "{}\n", states, {"metrics.jsonl", "checkpoints"}, 1.0, 2.0
+    )
 
 
 DAMAGES = {

@@ -14,7 +14,8 @@ class Torture:
     name: str
     promise: str
     trial: Callable[[int, Workshop], str]
-    """Does the trial of a case, which decides all that is left to chance in it, and judges it. Returns what it did.
+    """Does the trial of a case, which decides all that is left to chance in it, and judges it.
+    Returns what it did.
 
     Raises Broken.
     """

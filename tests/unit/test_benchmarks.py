@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from benchmarks import building, harness, train_step
-from benchmarks.harness import BenchmarkError, Measurement, Variant, VariantProcess, machine, measure, table
+from benchmarks.harness import (
+    BenchmarkError,
+    Measurement,
+    Variant,
+    VariantProcess,
+    machine,
+    measure,
+    table,
+)
 from benchmarks.shakespeare import BATCH, Characters
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -54,7 +62,13 @@ def variant(tmp_path, name: str, **options) -> Variant:
 
 
 def test_variants_alternate_and_turn_round(script, tmp_path):
-    measured = measure(script, [variant(tmp_path, "a"), variant(tmp_path, "b")], rounds=3, warmup=1, steps_per_round=2)
+    measured = measure(
+        script,
+        [variant(tmp_path, "a"), variant(tmp_path, "b")],
+        rounds=3,
+        warmup=1,
+        steps_per_round=2,
+    )
     assert (tmp_path / "log").read_text() == "aabbbbaaaabbbbaa"
     assert [m.name for m in measured] == ["a", "b"]
     assert all(len(m.seconds) == 3 and m.finish == {"total": 8} for m in measured)
@@ -63,14 +77,19 @@ def test_variants_alternate_and_turn_round(script, tmp_path):
 
 @pytest.mark.slow
 def test_seconds_are_per_step(script, tmp_path):
-    (slow,) = measure(script, [variant(tmp_path, "a", sleep=0.02)], rounds=3, warmup=1, steps_per_round=4)
+    (slow,) = measure(
+        script, [variant(tmp_path, "a", sleep=0.02)], rounds=3, warmup=1, steps_per_round=4
+    )
     assert 0.02 <= slow.median < 0.04
 
 
 @pytest.mark.slow
 def test_peak_memory_is_the_process_own(script, tmp_path):
     small, large = measure(
-        script, [variant(tmp_path, "a"), variant(tmp_path, "b", bytes=200 << 20)], rounds=1, warmup=1
+        script,
+        [variant(tmp_path, "a"), variant(tmp_path, "b", bytes=200 << 20)],
+        rounds=1,
+        warmup=1,
     )
     assert (200 << 20) * 0.95 < large.peak_bytes - small.peak_bytes < (200 << 20) * 1.05
 
@@ -78,7 +97,9 @@ def test_peak_memory_is_the_process_own(script, tmp_path):
 @pytest.mark.slow
 def test_a_variant_that_dies_is_named_with_its_last_words(script, tmp_path):
     with pytest.raises(BenchmarkError, match=r"(?s)variant 'b' died with exit code 1.*out of luck"):
-        measure(script, [variant(tmp_path, "a"), variant(tmp_path, "b", fail_at=2)], rounds=3, warmup=1)
+        measure(
+            script, [variant(tmp_path, "a"), variant(tmp_path, "b", fail_at=2)], rounds=3, warmup=1
+        )
 
 
 def test_a_variant_that_the_system_kills_between_two_steps_is_named(script, tmp_path):
@@ -91,10 +112,14 @@ def test_a_variant_that_the_system_kills_between_two_steps_is_named(script, tmp_
     process.stop()
 
 
-def test_variants_that_memory_will_not_do_for_are_refused_before_they_step(script, tmp_path, monkeypatch):
+def test_variants_that_memory_will_not_do_for_are_refused_before_they_step(
+    script, tmp_path, monkeypatch
+):
     free = iter([5 << 30, 2 << 30, 2 << 30])
     monkeypatch.setattr(harness, "free_bytes", lambda: next(free))
-    with pytest.raises(BenchmarkError, match="variant 'b' would need about 3.00 GiB more .* but 2.00 GiB are free"):
+    with pytest.raises(
+        BenchmarkError, match="variant 'b' would need about 3.00 GiB more .* but 2.00 GiB are free"
+    ):
         measure(script, [variant(tmp_path, "a"), variant(tmp_path, "b")], rounds=1, warmup=0)
     assert (tmp_path / "log").read_text() == "a"
 
@@ -121,9 +146,17 @@ def test_median_and_spread_over_rounds():
 
 def test_bars_look_at_speed_and_memory():
     def verdict(speed: float, memory: float) -> bool:
-        times = {"seconds": (1.0,), "cpu_seconds": (1.0,), "stepping_bytes": 1, "steps": ({"loss": 1.0},), "finish": {}}
+        times = {
+            "seconds": (1.0,),
+            "cpu_seconds": (1.0,),
+            "stepping_bytes": 1,
+            "steps": ({"loss": 1.0},),
+            "finish": {},
+        }
         plain = Measurement(name="eager", peak_bytes=100, **times)
-        phased = Measurement(name="phased", peak_bytes=int(100 * memory), **{**times, "seconds": (1.0 / speed,)})
+        phased = Measurement(
+            name="phased", peak_bytes=int(100 * memory), **{**times, "seconds": (1.0 / speed,)}
+        )
         slow = Measurement(name="compiled", peak_bytes=10, **{**times, "seconds": (9.0,)})
         return train_step.verdict(train_step.compare([slow, plain, phased], 10)[1])["met"]
 
@@ -133,24 +166,46 @@ def test_bars_look_at_speed_and_memory():
 
 
 def test_without_a_baseline_nothing_is_met():
-    times = {"seconds": (1.0,), "cpu_seconds": (1.0,), "stepping_bytes": 1, "steps": ({"loss": 1.0},), "finish": {}}
+    times = {
+        "seconds": (1.0,),
+        "cpu_seconds": (1.0,),
+        "stepping_bytes": 1,
+        "steps": ({"loss": 1.0},),
+        "finish": {},
+    }
     alone = Measurement(name="phased", peak_bytes=100, **times)
     assert train_step.verdict(train_step.compare([alone], 10)[1]) is None
 
 
 def test_a_variant_that_there_is_not_is_refused(capsys):
-    arguments = argparse.Namespace(**train_step.SHAPES["gpt2"], dropout=0.0, wide=False, more=False, variants=["fast"])
+    arguments = argparse.Namespace(
+        **train_step.SHAPES["gpt2"], dropout=0.0, wide=False, more=False, variants=["fast"]
+    )
     with pytest.raises(SystemExit) as stopped:
         train_step.variants_of(arguments, "float32")
-    assert stopped.value.code == 2 and "got fast; expected some of: eager;" in capsys.readouterr().err
+    assert (
+        stopped.value.code == 2 and "got fast; expected some of: eager;" in capsys.readouterr().err
+    )
 
 
 def test_table_aligns_its_columns():
-    assert table(["name", "n"], [["a", "10"], ["long", "9"]]) == "name   n\n----  --\na     10\nlong   9"
+    assert (
+        table(["name", "n"], [["a", "10"], ["long", "9"]])
+        == "name   n\n----  --\na     10\nlong   9"
+    )
 
 
 def test_machine_has_no_names_of_hosts_or_people():
-    assert set(machine()) == {"processor", "cores", "vector", "memory_gib", "load", "threads", "torch", "python"}
+    assert set(machine()) == {
+        "processor",
+        "cores",
+        "vector",
+        "memory_gib",
+        "load",
+        "threads",
+        "torch",
+        "python",
+    }
 
 
 def test_text_is_cut_and_windows_cover_the_validation_part(tmp_path):
@@ -170,7 +225,11 @@ def test_missing_text_is_the_users_mistake(tmp_path):
     command = [sys.executable, "benchmarks/shakespeare.py", "--text", str(tmp_path / "none.txt")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "none.txt" in done.stderr and "--text FILE" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        "none.txt" in done.stderr
+        and "--text FILE" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 OF_SMALL_MODELS = """
@@ -189,11 +248,19 @@ sys.exit(overhead.main())
 @pytest.mark.multi
 def test_overhead_tells_every_figure_that_has_a_bar(monkeypatch):
     monkeypatch.setenv("POPXL_NATIVE", "0")  # nothing is compiled
-    done = subprocess.run([sys.executable, "-c", OF_SMALL_MODELS, str(ROOT)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", OF_SMALL_MODELS, str(ROOT)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.strip().splitlines()[-1])
-    assert figures["bars"].keys() <= figures["found"].keys() and figures["ops"].keys() == {"add", "mul", "matmul"}
-    assert figures["met"] == all(figures["found"][name] <= bar for name, bar in figures["bars"].items())
+    assert figures["bars"].keys() <= figures["found"].keys() and figures["ops"].keys() == {
+        "add",
+        "mul",
+        "matmul",
+    }
+    assert figures["met"] == all(
+        figures["found"][name] <= bar for name, bar in figures["bars"].items()
+    )
     assert 0 < figures["found"]["build, s"] < figures["found"]["cold start, s"]
 
 
@@ -203,7 +270,9 @@ def test_building_tells_what_each_part_costs_and_how_it_grows(monkeypatch, capsy
     monkeypatch.setattr(sys, "argv", ["building.py", "--rounds", "1"])
     assert building.main() == 0
     *shown, last = capsys.readouterr().out.strip().splitlines()
-    assert any(line.startswith("flat, ops") for line in shown) and any(line.startswith("growth: ") for line in shown)
+    assert any(line.startswith("flat, ops") for line in shown) and any(
+        line.startswith("growth: ") for line in shown
+    )
     figures = json.loads(last)
     assert [of["size"] for of in figures["found"]["nested"]] == [1, 2]
     assert all(of[part] > 0 for of in figures["found"]["calls"] for part in building.PARTS)
@@ -218,7 +287,13 @@ def test_growth_is_read_from_the_two_largest_programs():
 
 @pytest.mark.multi
 def test_train_step_prints_a_table_and_ends_with_json():
-    sizes = {"layers": 1, "hidden_size": 16, "heads": 2, "sequence_length": 8, "vocabulary_size": 30}
+    sizes = {
+        "layers": 1,
+        "hidden_size": 16,
+        "heads": 2,
+        "sequence_length": 8,
+        "vocabulary_size": 30,
+    }
     flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
     command = [sys.executable, "benchmarks/train_step.py", *flags, "--rounds", "1", "--warmup", "1"]
     command += ["--dtypes", "float32", "--variants", "eager"]

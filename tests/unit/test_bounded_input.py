@@ -1,4 +1,6 @@
-"""Files and values that are made to take all time and memory: each is refused in one line, at once."""
+"""Files and values that are made to take all time and memory: each is refused in one line, at
+once.
+"""
 
 import os
 import resource
@@ -23,20 +25,33 @@ MEMORY = 2**29
 
 BOMBS = {
     "aliases of aliases": (
-        "a: &a [x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi")),
+        "a: &a [x]\n"
+        + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi")),
         "line 2: got an alias (*a); expected values. Write them out. Correct the file.",
     ),
     "merges of merges": ("a: &a {x: 1}\nb: &b {<<: [*a, *a]}\n", "line 2: got an alias"),
     "itself": ("a: &a [*a]\n", "line 1: got an alias"),
-    "20,000 keys": ("".join(f"key{i}: 1\n" for i in range(20_000)), "line 501: got more than 500 settings"),
+    "20,000 keys": (
+        "".join(f"key{i}: 1\n" for i in range(20_000)),
+        "line 501: got more than 500 settings",
+    ),
     "20,000 keys in a section": (
         "training: {" + ", ".join(f"key{i}: 1" for i in range(20_000)) + "}",
         "line 1: got more than 500 settings",
     ),
-    "deep lists": ("name: " + "[" * 30_000, "line 1: got more than 16 mappings and lists inside each other"),
-    "deep mappings": ("{a: " * 30_000, "line 1: got more than 16 mappings and lists inside each other"),
+    "deep lists": (
+        "name: " + "[" * 30_000,
+        "line 1: got more than 16 mappings and lists inside each other",
+    ),
+    "deep mappings": (
+        "{a: " * 30_000,
+        "line 1: got more than 16 mappings and lists inside each other",
+    ),
     "deep blocks": ("".join(" " * i + "a:\n" for i in range(300)), "got more than 16 mappings"),
-    "a number of many parts": ("name: 1" + ":1" * 100_000, "got a text of 200001 characters; expected at most 4096"),
+    "a number of many parts": (
+        "name: 1" + ":1" * 100_000,
+        "got a text of 200001 characters; expected at most 4096",
+    ),
     "a large file": ("#" * (2**20 + 1), "More than 1048576 bytes"),
 }
 
@@ -75,7 +90,9 @@ def test_a_configuration_of_ordinary_size_is_read(tmp_path):
     assert read_yaml(file) == {"data": {"input_files": files}}
 
 
-@pytest.mark.parametrize("leaf", ["layers", "global_batch_size", "learning_rate", "seed", "warmup_steps", "every"])
+@pytest.mark.parametrize(
+    "leaf", ["layers", "global_batch_size", "learning_rate", "seed", "warmup_steps", "every"]
+)
 @pytest.mark.parametrize("number", [10**400, -(10**400)])
 def test_numbers_beyond_64_bits_are_refused(leaf, number):
     with pytest.raises(ConfigError) as error:
@@ -105,8 +122,15 @@ def test_the_least_number_beyond_64_bits_is_refused():
         (12, 13, "12"),
     ],
 )
-def test_a_widening_that_does_not_divide_even_a_huge_batch_is_told_of_at_once(batch, widening, uses):
-    flags = [f"--global_batch_size={batch}", f"--widening={widening}", "--data_parallel=1", "--micro_batch_size=1"]
+def test_a_widening_that_does_not_divide_even_a_huge_batch_is_told_of_at_once(
+    batch, widening, uses
+):
+    flags = [
+        f"--global_batch_size={batch}",
+        f"--widening={widening}",
+        "--data_parallel=1",
+        "--micro_batch_size=1",
+    ]
     with pytest.raises(ConfigError) as error:
         parse_command_line(flags, program="p", default="tiny")
     assert f"widening: got {widening}; expected a divisor" in str(error.value)
@@ -117,7 +141,9 @@ def test_20000_unknown_flags_are_counted_and_the_first_ones_named():
     with pytest.raises(ConfigError) as error:
         parse_command_line([f"--flag{i}=1" for i in range(20_000)], program="p", default="tiny")
     lines = str(error.value).splitlines()
-    assert "20000 problems" in lines[0] and lines[-1] == "  ... and 19950 more." and len(lines) == 52
+    assert (
+        "20000 problems" in lines[0] and lines[-1] == "  ... and 19950 more." and len(lines) == 52
+    )
 
 
 def make_pipe(path):
@@ -165,9 +191,17 @@ def test_no_more_is_read_than_may_be(tmp_path):
 @pytest.mark.slow
 def test_training_with_an_endless_tokenizer_ends_with_one_line():
     root = Path(__file__).parents[2]
-    command = [sys.executable, "demo/pretraining.py", "--config", "tiny", "--tokenizer", "/dev/zero"]
+    command = [
+        sys.executable,
+        "demo/pretraining.py",
+        "--config",
+        "tiny",
+        "--tokenizer",
+        "/dev/zero",
+    ]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr == (
-        "error: --tokenizer: got /dev/zero: Not a plain file; expected a readable tokenizer.json. Check the path.\n"
+        "error: --tokenizer: got /dev/zero: Not a plain file; expected a readable "
+        "tokenizer.json. Check the path.\n"
     )

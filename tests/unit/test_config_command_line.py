@@ -35,7 +35,13 @@ def other_value(leaf: config.Leaf):
         return not leaf.default
     if leaf.kind is str:
         return {"device": "cuda:1"}.get(leaf.name, "word")
-    special = {"validate_every": 2, "hidden_size": 128, "feed_forward_size": 128, "max_positions": 16, "heads": 8}
+    special = {
+        "validate_every": 2,
+        "hidden_size": 128,
+        "feed_forward_size": 128,
+        "max_positions": 16,
+        "heads": 8,
+    }
     special |= {
         "sequence_length": 16,
         "epsilon": 0.5,
@@ -51,12 +57,19 @@ def other_value(leaf: config.Leaf):
     return 2 if leaf.kind is int else 0.5
 
 
-KINDS = {(leaf.kind, leaf.optional, leaf.is_list, bool(leaf.choices)): leaf for leaf in config.leaves()}
+KINDS = {
+    (leaf.kind, leaf.optional, leaf.is_list, bool(leaf.choices)): leaf for leaf in config.leaves()
+}
 """A leaf of each kind."""
 
 
 @pytest.mark.parametrize(
-    "leaf", cases(config.leaves(), lambda leaf: leaf in KINDS.values(), [leaf.path for leaf in config.leaves()])
+    "leaf",
+    cases(
+        config.leaves(),
+        lambda leaf: leaf in KINDS.values(),
+        [leaf.path for leaf in config.leaves()],
+    ),
 )
 def test_every_leaf_is_a_flag_in_every_spelling(leaf):
     value = other_value(leaf)
@@ -65,7 +78,11 @@ def test_every_leaf_is_a_flag_in_every_spelling(leaf):
     extra += " --global_batch_size 64" if leaf.section == "execution" else ""
     extra += " --memmap_dir there" if leaf.name == "host_memory" else ""
     extra += " --stochastic_rounding" if leaf.name == "moment_precision" else ""
-    spellings = [f"--{leaf.name} {word}", f"--{leaf.path} {word}", f"--{leaf.name.replace('_', '-')} {word}"]
+    spellings = [
+        f"--{leaf.name} {word}",
+        f"--{leaf.path} {word}",
+        f"--{leaf.name.replace('_', '-')} {word}",
+    ]
     if not leaf.is_list:
         spellings.append(f"--{leaf.name}={word}")
     for spelling in spellings:
@@ -98,7 +115,9 @@ def test_booleans_are_switched_on_and_off():
 
 
 def test_none_stands_for_no_value():
-    assert parse("--config demo --max_positions 256 --max_positions none").model.max_positions is None
+    assert (
+        parse("--config demo --max_positions 256 --max_positions none").model.max_positions is None
+    )
     assert parse("--memmap_dir none").execution.memmap_dir is None
     assert parse("--input_files a b --input_files none").data.input_files == ()
 
@@ -124,13 +143,24 @@ def test_memory_may_have_a_unit(text, count):
 
 @pytest.mark.parametrize(
     "text, amount",
-    [("20GiB", 20 * 2**30), ("1", 1), ("0.5", 0.5), ("50%", 0.5), ("100%", 1.0), ("1.0", 1.0), ("auto", None)],
+    [
+        ("20GiB", 20 * 2**30),
+        ("1", 1),
+        ("0.5", 0.5),
+        ("50%", 0.5),
+        ("100%", 1.0),
+        ("1.0", 1.0),
+        ("auto", None),
+    ],
 )
 def test_memory_of_a_device_may_be_a_share_of_it(text, amount):
     found = parse(f"--device_memory {text}").execution.device_memory
     from_file = config.from_mapping({"execution": {"device_memory": text}}).execution.device_memory
     assert found == from_file == amount and type(found) is type(from_file) is type(amount)
-    assert config.from_mapping({"execution": {"device_memory": amount}}).execution.device_memory == amount
+    assert (
+        config.from_mapping({"execution": {"device_memory": amount}}).execution.device_memory
+        == amount
+    )
 
 
 def test_lists_take_every_word_up_to_the_next_flag():
@@ -140,7 +170,9 @@ def test_lists_take_every_word_up_to_the_next_flag():
 
 
 def test_a_negative_number_is_a_value_and_no_flag():
-    assert problems("--weight_decay -1") == ("--weight_decay: got -1.0; expected a number, at least 0.",)
+    assert problems("--weight_decay -1") == (
+        "--weight_decay: got -1.0; expected a number, at least 0.",
+    )
 
 
 MISTAKES = [
@@ -171,7 +203,10 @@ def test_mistakes_are_told_with_their_fix(line, words):
 
 
 def test_problems_of_flags_values_and_combinations_are_told_together():
-    places = [p.split(":")[0] for p in problems("--layer 3 --heads x --global_batch_size 30 --micro_batch_size 8 word")]
+    places = [
+        p.split(":")[0]
+        for p in problems("--layer 3 --heads x --global_batch_size 30 --micro_batch_size 8 word")
+    ]
     assert places == ["--layer", "--heads", "word", "global_batch_size"]
 
 
@@ -187,7 +222,10 @@ class Options:
 
 def test_a_program_may_have_flags_of_its_own():
     found, options = config.parse_command_line(
-        ["--plan", "--iterations", "5", "--layers", "3"], program="program", default="tiny", options=Options
+        ["--plan", "--iterations", "5", "--layers", "3"],
+        program="program",
+        default="tiny",
+        options=Options,
     )
     assert found.model.layers == 3
     assert options == Options(plan=True, iterations=5)
@@ -206,7 +244,14 @@ def test_help_shows_every_flag_with_its_docstring(capsys):
 
 
 def test_every_field_has_a_docstring_that_is_a_sentence():
-    for record in (config.Model, config.Training, config.Data, config.Execution, config.Checkpoint, config.Logging):
+    for record in (
+        config.Model,
+        config.Training,
+        config.Data,
+        config.Execution,
+        config.Checkpoint,
+        config.Logging,
+    ):
         docs = field_docstrings(record)
         assert list(docs) == [field for field in record.__slots__]
         assert all(doc[0].isupper() and doc.endswith(".") for doc in docs.values())
@@ -227,13 +272,19 @@ print("fine")
 
 def test_a_users_mistake_ends_the_process_with_code_2_and_no_traceback():
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "--layers", "0"], capture_output=True, text=True, cwd=ROOT, timeout=20
+        [sys.executable, "-c", PROGRAM, "--layers", "0"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=20,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: --layers: got 0; expected a whole number, at least 1.\n"
 
 
-def test_a_mistake_of_the_program_is_one_line_and_its_traceback_a_file(capsys, tmp_path, monkeypatch):
+def test_a_mistake_of_the_program_is_one_line_and_its_traceback_a_file(
+    capsys, tmp_path, monkeypatch
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(SystemExit) as stop, config.exit_on_user_error():
         1 / 0

@@ -33,8 +33,17 @@ def test_presets_have_the_published_sizes(
 ):
     found = config.preset(name)
     model, execution = found.model, found.execution
-    assert (model.layers, model.hidden_size, model.heads, model.sequence_length) == (layers, hidden, heads, sequence)
-    assert (execution.data_parallel, execution.tensor_parallel_1, execution.tensor_parallel_2) == replicas
+    assert (model.layers, model.hidden_size, model.heads, model.sequence_length) == (
+        layers,
+        hidden,
+        heads,
+        sequence,
+    )
+    assert (
+        execution.data_parallel,
+        execution.tensor_parallel_1,
+        execution.tensor_parallel_2,
+    ) == replicas
     assert (found.training.global_batch_size, found.training.loss_scaling) == (batch, loss_scaling)
     assert model.attention_serialisation == serialisation
     assert model.vocabulary_size == 50257
@@ -56,7 +65,11 @@ def test_derived_values_follow_from_the_leaves():
     assert found.gradient_accumulation == 128 // 4
     assert found.execution.replication_factor == 256
     assert found.tokens_per_step == 128 * 2048
-    assert (found.model.positions, found.model.feed_forward, found.model.head_size) == (2048, 4 * 12288, 128)
+    assert (found.model.positions, found.model.feed_forward, found.model.head_size) == (
+        2048,
+        4 * 12288,
+        128,
+    )
     given = config.override(found, max_positions=4096, feed_forward_size=64)
     assert (given.model.positions, given.model.feed_forward) == (4096, 64)
 
@@ -82,14 +95,22 @@ def test_inheritance_goes_through_any_number_of_presets(tmp_path):
         "b: {inherits: a, model: {layers: 3}}\n"
         "c: {inherits: b, training: {steps: 5}}",
     )
-    assert preset_mapping("c", file) == {"name": "c", "model": {"layers": 3, "heads": 2}, "training": {"steps": 5}}
+    assert preset_mapping("c", file) == {
+        "name": "c",
+        "model": {"layers": 3, "heads": 2},
+        "training": {"steps": 5},
+    }
 
 
 @pytest.mark.parametrize(
     "text, wanted, words",
     [
         ("a: {inherits: b}\nb: {inherits: a}", "a", "preset 'a' inherits from itself: a -> b -> a"),
-        ("big: {}\na: {inherits: bgi}", "a", "preset 'a' inherits: unknown preset 'bgi'. Did you mean 'big'?"),
+        (
+            "big: {}\na: {inherits: bgi}",
+            "a",
+            "preset 'a' inherits: unknown preset 'bgi'. Did you mean 'big'?",
+        ),
         ("tiny: {}\nother: {}", "tinny", "--config: unknown preset 'tinny'. Did you mean 'tiny'?"),
         ("tiny: {}\nother: {}", "xyz", "Known are tiny, other."),
         ("a: 3", "a", "preset 'a': got 3; expected sections of settings"),

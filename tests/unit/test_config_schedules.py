@@ -10,7 +10,12 @@ STEPS, WARMUP, HIGH, LOW = 100, 10, 1e-3, 1e-4
 
 
 def training(schedule: str, **values) -> Training:
-    settings = {"steps": STEPS, "warmup_steps": WARMUP, "learning_rate": HIGH, "minimum_learning_rate": LOW}
+    settings = {
+        "steps": STEPS,
+        "warmup_steps": WARMUP,
+        "learning_rate": HIGH,
+        "minimum_learning_rate": LOW,
+    }
     return Training(schedule=schedule, **{**settings, **values})
 
 
@@ -19,30 +24,42 @@ def test_warm_up_rises_in_equal_steps_to_the_highest_rate(schedule):
     rates = [learning_rate(training(schedule), step) for step in range(WARMUP + 1)]
     assert rates[0] == pytest.approx(HIGH / (WARMUP + 1))
     assert rates[-1] == HIGH
-    assert [b - a for a, b in zip(rates, rates[1:])] == pytest.approx([HIGH / (WARMUP + 1)] * WARMUP)
+    assert [b - a for a, b in zip(rates, rates[1:])] == pytest.approx(
+        [HIGH / (WARMUP + 1)] * WARMUP
+    )
 
 
 def test_constant_stays():
-    assert {learning_rate(training("constant"), step) for step in range(WARMUP, 2 * STEPS)} == {HIGH}
+    assert {learning_rate(training("constant"), step) for step in range(WARMUP, 2 * STEPS)} == {
+        HIGH
+    }
 
 
 def test_linear_is_a_straight_line_to_the_lowest_rate():
     for step in range(WARMUP, STEPS):
-        expected = HIGH * (STEPS - step) / (STEPS - WARMUP) + LOW * (step - WARMUP) / (STEPS - WARMUP)
+        expected = HIGH * (STEPS - step) / (STEPS - WARMUP) + LOW * (step - WARMUP) / (
+            STEPS - WARMUP
+        )
         assert learning_rate(training("linear"), step) == pytest.approx(expected, rel=1e-12)
 
 
 def test_cosine_is_half_a_cosine_to_the_lowest_rate():
     for step in range(WARMUP, STEPS):  # Loshchilov & Hutter 2017, equation 5
-        expected = LOW + (HIGH - LOW) / 2 * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP)))
+        expected = LOW + (HIGH - LOW) / 2 * (
+            1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP))
+        )
         assert learning_rate(training("cosine"), step) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_the_lowest_rate_is_kept_after_the_end(schedule):
-    assert [learning_rate(training(schedule), step) for step in (STEPS, STEPS + 1, 10 * STEPS)] == [LOW] * 3
+    assert [learning_rate(training(schedule), step) for step in (STEPS, STEPS + 1, 10 * STEPS)] == [
+        LOW
+    ] * 3
 
 
 def test_a_run_may_be_warm_up_alone_or_have_none():
-    assert learning_rate(training("cosine", warmup_steps=STEPS), STEPS - 1) == pytest.approx(HIGH * STEPS / (STEPS + 1))
+    assert learning_rate(training("cosine", warmup_steps=STEPS), STEPS - 1) == pytest.approx(
+        HIGH * STEPS / (STEPS + 1)
+    )
     assert learning_rate(training("cosine", warmup_steps=0), 0) == HIGH

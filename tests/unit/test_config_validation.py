@@ -8,58 +8,109 @@ REFUSALS = [
     ({"layers": 0}, "layers: got 0; expected a whole number, at least 1."),
     ({"layers": 2.0}, "layers: got 2.0; expected a whole number, at least 1."),
     ({"layers": True}, "layers: got True; expected a whole number"),
-    ({"layers": "3"}, "layers: got '3'; expected a whole number, at least 1. Write it without quotes."),
+    (
+        {"layers": "3"},
+        "layers: got '3'; expected a whole number, at least 1. Write it without quotes.",
+    ),
     ({"layers": None}, "layers: got None; expected a whole number"),
     ({"dropout": 1.0}, "dropout: got 1.0; expected a number, at least 0 and below 1."),
     ({"dropout": float("nan")}, "dropout: got nan; expected a number"),
     ({"learning_rate": 0.0}, "learning_rate: got 0.0; expected a number, more than 0."),
     ({"learning_rate": float("inf")}, "learning_rate: got inf; expected a number, more than 0."),
-    ({"precision": "float64"}, "precision: got 'float64'; expected one of float32, float16, bfloat16."),
+    (
+        {"precision": "float64"},
+        "precision: got 'float64'; expected one of float32, float16, bfloat16.",
+    ),
     ({"recomputation": 1}, "recomputation: got 1; expected true or false."),
-    ({"seed": 2**32}, "seed: got 4294967296; expected a whole number, at least 0 and below 4294967296."),
+    (
+        {"seed": 2**32},
+        "seed: got 4294967296; expected a whole number, at least 0 and below 4294967296.",
+    ),
     ({"input_files": "a.tfrecord"}, "input_files: got 'a.tfrecord'; expected a list of texts."),
     ({"input_files": ["a", 3]}, "input_files: got ['a', 3]; expected a list of texts."),
     ({"memmap_dir": ""}, "memmap_dir: got ''; expected text, or none."),
-    ({"device": "tpu"}, "device: got 'tpu'; expected auto, cpu, cuda or cuda:N. Give one of these."),
+    (
+        {"device": "tpu"},
+        "device: got 'tpu'; expected auto, cpu, cuda or cuda:N. Give one of these.",
+    ),
     (
         {"device_memory": 0},
-        "device_memory: got 0; expected a whole number of bytes, or with a unit (KiB, MiB, GiB, TiB)",
+        (
+            "device_memory: got 0; expected a whole number of bytes, or with a unit (KiB, MiB, "
+            "GiB, TiB)"
+        ),
     ),
     *(
         (
             {"device_memory": value},
-            f"device_memory: got {value!r}; expected a whole number of bytes, or with a unit (KiB, MiB, GiB, TiB), a "
-            "share such as 0.5 or 50%, auto, or none.",
+            f"device_memory: got {value!r}; expected a whole number of bytes, or with a unit "
+            "(KiB, MiB, GiB, TiB), a share such as 0.5 or 50%, auto, or none.",
         )
         for value in (1.5, 0.0, -0.5, float("nan"), "half", "%", True)
     ),
     ({"device_memory": "150%"}, "device_memory: got 1.5; expected a whole number of bytes"),
-    ({"host_memory": 0}, "host_memory: got 0; expected a whole number of bytes, or with a unit (KiB, MiB, GiB, TiB)"),
-    ({"host_memory": "2 miles", "memmap_dir": "there"}, "host_memory: got '2 miles'; expected a whole number of bytes"),
-    ({"host_memory": "2GB", "memmap_dir": "there"}, "host_memory: got '2GB'; expected a whole number of bytes"),
-    ({"host_memory": 2**30}, "host_memory: got 1073741824 while memmap_dir is none; expected a folder for what does"),
-    ({"moment_precision": "float16"}, "moment_precision: got 'float16'; expected one of float32, bfloat16."),
+    (
+        {"host_memory": 0},
+        "host_memory: got 0; expected a whole number of bytes, or with a unit (KiB, MiB, GiB, TiB)",
+    ),
+    (
+        {"host_memory": "2 miles", "memmap_dir": "there"},
+        "host_memory: got '2 miles'; expected a whole number of bytes",
+    ),
+    (
+        {"host_memory": "2GB", "memmap_dir": "there"},
+        "host_memory: got '2GB'; expected a whole number of bytes",
+    ),
+    (
+        {"host_memory": 2**30},
+        "host_memory: got 1073741824 while memmap_dir is none; expected a folder for what does",
+    ),
+    (
+        {"moment_precision": "float16"},
+        "moment_precision: got 'float16'; expected one of float32, bfloat16.",
+    ),
     (
         {"moment_precision": "bfloat16"},
-        "moment_precision: got bfloat16 while stochastic_rounding is false; expected true, for what a step adds",
+        (
+            "moment_precision: got bfloat16 while stochastic_rounding is false; expected true, "
+            "for what a step adds"
+        ),
     ),
     ({"name": "a/b"}, "name: got 'a/b'; expected a name for a folder."),
     ({"name": ".."}, "name: got '..'; expected a name for a folder."),
-    ({"hidden_size": 66}, "hidden_size: got 66; expected a multiple of heads = 4. Use 64 or 68, or change heads."),
-    ({"tensor_parallel_1": 3}, "heads: got 4; expected a multiple of tensor_parallel_1 = 3. Use 3 or 6"),
-    ({"tensor_parallel_2": 3}, "hidden_size: got 64; expected a multiple of tensor_parallel_2 = 3. Use 63 or 66"),
+    (
+        {"hidden_size": 66},
+        "hidden_size: got 66; expected a multiple of heads = 4. Use 64 or 68, or change heads.",
+    ),
+    (
+        {"tensor_parallel_1": 3},
+        "heads: got 4; expected a multiple of tensor_parallel_1 = 3. Use 3 or 6",
+    ),
+    (
+        {"tensor_parallel_2": 3},
+        "hidden_size: got 64; expected a multiple of tensor_parallel_2 = 3. Use 63 or 66",
+    ),
     (
         {"feed_forward_size": 66, "tensor_parallel_1": 4},
         "feed_forward_size: got 66; expected a multiple of tensor_parallel_1 = 4. Use 64 or 68",
     ),
-    ({"attention_serialisation": 3}, "sequence_length: got 8; expected a multiple of attention_serialisation = 3."),
+    (
+        {"attention_serialisation": 3},
+        "sequence_length: got 8; expected a multiple of attention_serialisation = 3.",
+    ),
     (
         {"max_positions": 4},
-        "sequence_length: got 8; expected at most max_positions = 4. Shorten the sequence or raise max_positions.",
+        (
+            "sequence_length: got 8; expected at most max_positions = 4. Shorten the sequence or "
+            "raise max_positions."
+        ),
     ),
     (
         {"global_batch_size": 30, "data_parallel": 4, "micro_batch_size": 2},
-        "global_batch_size: got 30; expected a multiple of data_parallel * micro_batch_size = 8. Use 24 or 32.",
+        (
+            "global_batch_size: got 30; expected a multiple of data_parallel * micro_batch_size "
+            "= 8. Use 24 or 32."
+        ),
     ),
     (
         {"micro_batch_size": 16},
@@ -68,17 +119,32 @@ REFUSALS = [
     ({"widening": 0}, "widening: got 0; expected a whole number, at least 1."),
     (
         {"widening": 3},
-        "widening: got 3; expected a divisor of the micro-batches per step, global_batch_size / (data_parallel * "
-        "micro_batch_size) = 4. Use 2 or 4.",
+        "widening: got 3; expected a divisor of the micro-batches per step, global_batch_size / "
+        "(data_parallel * micro_batch_size) = 4. Use 2 or 4.",
     ),
     ({"widening": 8}, "(data_parallel * micro_batch_size) = 4. Use 4."),
     ({"widening": 2, "micro_batch_size": 4}, "(data_parallel * micro_batch_size) = 1. Use 1."),
-    ({"minimum_learning_rate": 1.0}, "minimum_learning_rate: got 1; expected at most learning_rate = 0.001."),
+    (
+        {"minimum_learning_rate": 1.0},
+        "minimum_learning_rate: got 1; expected at most learning_rate = 0.001.",
+    ),
     ({"warmup_steps": 21}, "warmup_steps: got 21; expected at most steps = 20."),
-    ({"device_iterations": 3}, "steps: got 20; expected a multiple of device_iterations = 3. Use 18 or 21"),
-    ({"device_iterations": 2, "validate_every": 5}, "validate_every: got 5; expected a multiple of device_iterations"),
-    ({"device_iterations": 2, "every": 5}, "every: got 5; expected a multiple of device_iterations = 2. Use 4 or 6"),
-    ({"validation_files": ("a",)}, "validation_files: got files while input_files is empty; expected both or none"),
+    (
+        {"device_iterations": 3},
+        "steps: got 20; expected a multiple of device_iterations = 3. Use 18 or 21",
+    ),
+    (
+        {"device_iterations": 2, "validate_every": 5},
+        "validate_every: got 5; expected a multiple of device_iterations",
+    ),
+    (
+        {"device_iterations": 2, "every": 5},
+        "every: got 5; expected a multiple of device_iterations = 2. Use 4 or 6",
+    ),
+    (
+        {"validation_files": ("a",)},
+        "validation_files: got files while input_files is empty; expected both or none",
+    ),
     (
         {"input_files": ("a",), "validate_every": 5},
         "validation_files: got none; expected files, for validate_every is 5.",
@@ -87,7 +153,9 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize("values, words", REFUSALS, ids=[" ".join(values) for values, _ in REFUSALS])
+@pytest.mark.parametrize(
+    "values, words", REFUSALS, ids=[" ".join(values) for values, _ in REFUSALS]
+)
 def test_refusals_say_what_was_given_expected_and_how_to_fix_it(values, words):
     with pytest.raises(config.ConfigError) as caught:
         config.preset("tiny", **values)
@@ -100,7 +168,10 @@ SLIPS = [
         {"execution": {"micro_batch": 2}},
         "config.execution: unknown key 'micro_batch'. Did you mean 'micro_batch_size'?",
     ),
-    ({"execution": {"layers": 2}}, "config.execution: unknown key 'layers'. It belongs to config.model."),
+    (
+        {"execution": {"layers": 2}},
+        "config.execution: unknown key 'layers'. It belongs to config.model.",
+    ),
     ({"layers": 2}, "config: unknown key 'layers'. It belongs to config.model."),
     ({"modle": {}}, "config: unknown key 'modle'. Did you mean 'model'?"),
     ({"model": 3}, "config.model: got 3; expected settings by name."),
@@ -130,7 +201,10 @@ def test_every_problem_is_told_at_once():
 def test_a_wrong_leaf_is_not_blamed_on_others():
     with pytest.raises(config.ConfigError) as caught:
         config.preset("tiny", heads="three", global_batch_size=0)
-    assert [problem.split(":")[0] for problem in caught.value.problems] == ["heads", "global_batch_size"]
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        "heads",
+        "global_batch_size",
+    ]
     with pytest.raises(config.ConfigError) as caught:
         config.preset("tiny", heads=0, micro_batch_size=0, device_iterations=0)
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
@@ -146,14 +220,16 @@ def test_the_number_of_replicas_that_were_started_must_fit():
     with pytest.raises(config.ConfigError) as caught:
         config.validate(found, replicas=8)
     assert (
-        "replicas: got 8 from the launcher; expected data_parallel * tensor_parallel_1 * tensor_parallel_2 = "
-        in str(caught.value)
-    )
+        "replicas: got 8 from the launcher; expected data_parallel * tensor_parallel_1 * "
+        "tensor_parallel_2 = "
+    ) in str(caught.value)
     assert "2 * 2 * 1 = 4" in str(caught.value)
 
 
 def test_configurations_built_in_python_are_checked_too():
-    broken = config.Config(model=config.Model(layers=-1), training=config.Training(global_batch_size=0))
+    broken = config.Config(
+        model=config.Model(layers=-1), training=config.Training(global_batch_size=0)
+    )
     with pytest.raises(config.ConfigError) as caught:
         config.validate(broken)
     assert len(caught.value.problems) == 2

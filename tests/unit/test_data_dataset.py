@@ -28,7 +28,9 @@ def write(path, rows, feature="input_ids", kind="int"):
 
 
 def rows(count, first=0):
-    return [[(first + row + token) % VOCABULARY for token in range(LENGTH + 1)] for row in range(count)]
+    return [
+        [(first + row + token) % VOCABULARY for token in range(LENGTH + 1)] for row in range(count)
+    ]
 
 
 def flip(path, byte):
@@ -47,12 +49,18 @@ def test_samples_are_the_records_of_all_files_in_order_of_name(tmp_path):
     write(tmp_path / "b.tfrecord", rows(3, first=10))
     write(tmp_path / "a.tfrecord", rows(5))
     write(tmp_path / "c.tfrecord", rows(1, first=50))
-    for files in (tmp_path, str(tmp_path / "*.tfrecord"), [tmp_path / "c.tfrecord", tmp_path / "[ab].tfrecord"]):
+    for files in (
+        tmp_path,
+        str(tmp_path / "*.tfrecord"),
+        [tmp_path / "c.tfrecord", tmp_path / "[ab].tfrecord"],
+    ):
         dataset = TokenDataset(files, LENGTH, VOCABULARY)
         assert len(dataset) == 9
         expected = rows(5) + rows(3, first=10) + rows(1, first=50)
         assert dataset.read(np.arange(9)).tolist() == expected
-        assert dataset.read(np.array([8, 0, 5, 0])).tolist() == [expected[sample] for sample in (8, 0, 5, 0)]
+        assert dataset.read(np.array([8, 0, 5, 0])).tolist() == [
+            expected[sample] for sample in (8, 0, 5, 0)
+        ]
         assert dataset.read(np.array([3])).dtype == np.int32
         dataset.close()
 
@@ -81,14 +89,19 @@ def test_refused_files_are_left_as_they_are(tmp_path):
     before = path.read_bytes()
     with pytest.raises(DataError):
         TokenDataset(path, LENGTH, VOCABULARY)
-    assert [found.name for found in tmp_path.iterdir()] == ["a.tfrecord"] and path.read_bytes() == before
+    assert [found.name for found in tmp_path.iterdir()] == [
+        "a.tfrecord"
+    ] and path.read_bytes() == before
 
 
 def test_longer_records_are_cut_and_the_log_says_so(tmp_path, caplog):
     write(tmp_path / "a.tfrecord", [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 12]])
     dataset = TokenDataset(tmp_path, LENGTH, VOCABULARY)
     assert dataset.read(np.arange(2)).tolist() == [[1, 2, 3, 4, 5], [8, 9, 10, 11, 12]]
-    assert "up to 7 tokens, the model uses the first 5" in caplog.text and "--sequence_length 4" in caplog.text
+    assert (
+        "up to 7 tokens, the model uses the first 5" in caplog.text
+        and "--sequence_length 4" in caplog.text
+    )
 
 
 def test_the_fingerprint_names_the_data_wherever_it_lies(tmp_path):
@@ -103,13 +116,28 @@ def test_the_fingerprint_names_the_data_wherever_it_lies(tmp_path):
 @pytest.mark.parametrize(
     ("content", "feature", "kind", "words"),
     [
-        (rows(2) + [[1, 2, 3, 4]], "input_ids", "int", "record 2: got 4 tokens; expected at least 5"),
+        (
+            rows(2) + [[1, 2, 3, 4]],
+            "input_ids",
+            "int",
+            "record 2: got 4 tokens; expected at least 5",
+        ),
         ([[1, 2, 3, 4]], "input_ids", "int", "--sequence_length 4"),
         ([[]], "input_ids", "int", "record 0: got 0 tokens"),
-        (rows(1) + [[0, 1, 2, 100, 4]], "input_ids", "int", r"record 1: got token id 100; expected 0 to 99"),
+        (
+            rows(1) + [[0, 1, 2, 100, 4]],
+            "input_ids",
+            "int",
+            r"record 1: got token id 100; expected 0 to 99",
+        ),
         ([[0, 1, -7, 3, 4]], "input_ids", "int", "record 0: got token id -7; expected 0 to 99"),
         ([[2**31 + 5, 1, 2, 3, 4]], "input_ids", "int", "record 0: got token id 2147483653"),
-        (rows(1), "tokens", "int", r"record 0: got no feature 'input_ids' \(features found: 'tokens'\)"),
+        (
+            rows(1),
+            "tokens",
+            "int",
+            r"record 0: got no feature 'input_ids' \(features found: 'tokens'\)",
+        ),
         ([[0.5] * 5], "input_ids", "float", "record 0: got feature 'input_ids' of type float"),
     ],
 )
@@ -125,7 +153,9 @@ def test_a_flipped_bit_of_small_data_is_found_when_it_is_opened(tmp_path, record
     path = write(tmp_path / "a.tfrecord", rows(6))
     frame = path.stat().st_size // 6
     flip(path, record * frame + frame // 2)
-    with pytest.raises(DataError, match=rf"a.tfrecord, record {record}: got data with checksum .* damaged"):
+    with pytest.raises(
+        DataError, match=rf"a.tfrecord, record {record}: got data with checksum .* damaged"
+    ):
         TokenDataset(path, LENGTH, VOCABULARY)
 
 
@@ -155,7 +185,9 @@ def test_a_truncated_file_is_refused_with_and_without_index(tmp_path, spared):
     TokenDataset(path, LENGTH, VOCABULARY)  # Makes the index.
     path.write_bytes(path.read_bytes()[:-spared])
     for _ in range(2):
-        with pytest.raises(DataError, match=r"a.tfrecord, record 5: got \d+ bytes before the file ends.*cut off"):
+        with pytest.raises(
+            DataError, match=r"a.tfrecord, record 5: got \d+ bytes before the file ends.*cut off"
+        ):
             TokenDataset(path, LENGTH, VOCABULARY)
         index_path(path).unlink(missing_ok=True)
 
@@ -190,7 +222,9 @@ def test_the_description_beside_the_files_is_checked_against_the_model(tmp_path)
     description = tmp_path / "dataset.json"
     description.write_text(json.dumps({"vocabulary_size": 100, "tokenizer": "tokenizer.json"}))
     assert TokenDataset(tmp_path, LENGTH, 100).info["tokenizer"] == "tokenizer.json"
-    with pytest.raises(DataError, match="dataset.json: got data with vocabulary_size 100; expected at most.* 99"):
+    with pytest.raises(
+        DataError, match="dataset.json: got data with vocabulary_size 100; expected at most.* 99"
+    ):
         TokenDataset(tmp_path, LENGTH, 99)
     for content in ("{", "[]", '{"vocabulary_size": "many"}'):
         description.write_text(content)
@@ -213,7 +247,9 @@ def prepared(folder, counts):
 def open_files(folder):
     """Numbers of the token files that this process has open."""
     names = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    return {int(path.stem.split("-")[1]) for path in folder.glob("*.tfrecord") if str(path) in names}
+    return {
+        int(path.stem.split("-")[1]) for path in folder.glob("*.tfrecord") if str(path) in names
+    }
 
 
 def test_each_instance_opens_its_share_of_the_files_and_others_when_it_reads_them(tmp_path):
@@ -253,10 +289,15 @@ def test_a_file_with_other_records_than_the_description_says_is_named(tmp_path):
     description = tmp_path / "dataset.json"
     description.write_text(description.read_text().replace('"records": 2', '"records": 7'))
     dataset = TokenDataset(tmp_path, LENGTH, VOCABULARY, instance=0, instances=2)
-    with pytest.raises(DataError, match="train-1.tfrecord: got 2 records; expected the 7 that dataset.json"):
+    with pytest.raises(
+        DataError, match="train-1.tfrecord: got 2 records; expected the 7 that dataset.json"
+    ):
         dataset.read(np.array([4]))
 
 
 def test_importing_the_room_loads_neither_tokenizers_nor_torch():
-    script = "import sys, data; sys.exit(any(name in sys.modules for name in ('tokenizers', 'torch', 'tfrecord')))"
+    script = (
+        "import sys, data; sys.exit(any(name in sys.modules for name in ('tokenizers', 'torch', "
+        "'tfrecord')))"
+    )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

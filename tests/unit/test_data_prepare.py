@@ -37,7 +37,9 @@ def quiet(line):
 
 def documents(count):
     """Documents of different lengths, each told from the others by its number."""
-    return [f"{number} " + " ".join(WORDS[: 1 + number % len(WORDS)]) + "\n" for number in range(count)]
+    return [
+        f"{number} " + " ".join(WORDS[: 1 + number % len(WORDS)]) + "\n" for number in range(count)
+    ]
 
 
 def write_documents(folder, count=60):
@@ -101,7 +103,10 @@ def test_prepared_documents_are_the_given_ones_shuffled_and_held_out_once(tmp_pa
         found.append(texts_of(tokens, tokenizer))
         # What is left out at the end is less than a record: at most a few short documents.
         assert described["documents"] - 8 <= len(found[-1]) <= described["documents"]
-    assert (info["splits"]["train"]["documents"], info["splits"]["validation"]["documents"]) == (48, 12)
+    assert (info["splits"]["train"]["documents"], info["splits"]["validation"]["documents"]) == (
+        48,
+        12,
+    )
     whole = [text for split in found for text in split[:-1]]
     assert len(set(whole)) == len(whole) and set(whole) <= set(documents(60))
     assert whole != sorted(whole, key=lambda text: int(text.split()[0]))
@@ -110,7 +115,9 @@ def test_prepared_documents_are_the_given_ones_shuffled_and_held_out_once(tmp_pa
 
 
 @pytest.mark.slow
-def test_the_result_depends_on_input_and_seed_and_not_on_workers_buckets_or_call(tmp_path, monkeypatch):
+def test_the_result_depends_on_input_and_seed_and_not_on_workers_buckets_or_call(
+    tmp_path, monkeypatch
+):
     source = text_source([str(write_documents(tmp_path / "text"))])
     for name, changes, workers in (("a", {}, 1), ("b", {}, 2), ("d", {"seed": 1}, 1)):
         prepare(source, tmp_path / name, settings(**changes), workers=workers, report=quiet)
@@ -119,7 +126,10 @@ def test_the_result_depends_on_input_and_seed_and_not_on_workers_buckets_or_call
     prepare(source, tmp_path / "c", settings(), report=quiet)
     a, b, c, d = (contents(tmp_path / name) for name in "abcd")
     assert a == b == c
-    assert a["tokenizer.json"] == d["tokenizer.json"] and a["train-00000.tfrecord"] != d["train-00000.tfrecord"]
+    assert (
+        a["tokenizer.json"] == d["tokenizer.json"]
+        and a["train-00000.tfrecord"] != d["train-00000.tfrecord"]
+    )
 
 
 def test_shards_hold_the_same_records_as_one_file(tmp_path):
@@ -127,8 +137,12 @@ def test_shards_hold_the_same_records_as_one_file(tmp_path):
     prepare(source, tmp_path / "one", settings(), report=quiet)
     info = prepare(source, tmp_path / "many", settings(shard_bytes=200), report=quiet)
     names = [file["name"] for file in info["splits"]["train"]["files"]]
-    assert len(names) > 5 and names == sorted(path.name for path in (tmp_path / "many").glob("train-*.tfrecord"))
-    assert np.array_equal(read_split(tmp_path / "one", "train")[0], read_split(tmp_path / "many", "train")[0])
+    assert len(names) > 5 and names == sorted(
+        path.name for path in (tmp_path / "many").glob("train-*.tfrecord")
+    )
+    assert np.array_equal(
+        read_split(tmp_path / "one", "train")[0], read_split(tmp_path / "many", "train")[0]
+    )
     dataset = TokenDataset(tmp_path / "many/train-*.tfrecord", 8, 300)
     assert len(dataset) == info["splits"]["train"]["records"]
 
@@ -142,8 +156,13 @@ def test_a_second_call_reuses_and_a_different_one_refuses_unless_told(tmp_path):
     assert prepare(text_source([str(text)]), out, settings(), report=lines.append) == first
     assert "is there already" in lines[0] and snapshot(out) == before
     (text / "new.txt").write_text("one more document that nobody has seen\n")
-    for source, changes in ((text_source([str(text)]), {}), (text_source([str(text)]), {"seed": 1})):
-        with pytest.raises(DataError, match="out: got data prepared from other input, .*--overwrite"):
+    for source, changes in (
+        (text_source([str(text)]), {}),
+        (text_source([str(text)]), {"seed": 1}),
+    ):
+        with pytest.raises(
+            DataError, match="out: got data prepared from other input, .*--overwrite"
+        ):
             prepare(source, out, settings(**changes), report=quiet)
     assert snapshot(out) == before
     prepare(text_source([str(text)]), out, settings(), overwrite=True, report=quiet)
@@ -190,7 +209,10 @@ def test_an_existing_tokenizer_is_used_and_must_end_documents(tmp_path):
     for name in ("tokenizer.json", "train-00000.tfrecord", "validation-00000.tfrecord"):
         assert contents(tmp_path / "given")[name] == contents(tmp_path / "trained")[name]
     content = tokenizer.read_text()
-    for bad, words in ((content.replace(END_OF_TEXT, "<s>"), "got no token"), ("{}", "expected a tokenizer.json")):
+    for bad, words in (
+        (content.replace(END_OF_TEXT, "<s>"), "got no token"),
+        ("{}", "expected a tokenizer.json"),
+    ):
         tokenizer.write_text(bad)
         with pytest.raises(DataError, match=words):
             prepare(source, tmp_path / "bad", given, report=quiet)
@@ -242,8 +264,12 @@ def test_tokenising_reads_no_further_ahead_than_a_few_batches(monkeypatch):
 
 @hypothesis.settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(0, 3), st.integers(1, 2000))
-def test_the_shuffle_keeps_every_document_and_its_order_needs_no_memory(lengths, seed, bucket_bytes):
-    given_documents = [np.full(length, number, dtype=np.uint32) for number, length in enumerate(lengths)]
+def test_the_shuffle_keeps_every_document_and_its_order_needs_no_memory(
+    lengths, seed, bucket_bytes
+):
+    given_documents = [
+        np.full(length, number, dtype=np.uint32) for number, length in enumerate(lengths)
+    ]
     orders = []
     for buckets, buffer in ((2**40, 2**40), (bucket_bytes, 50)):
         with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
@@ -272,7 +298,9 @@ def test_the_shuffle_keeps_every_document_and_its_order_needs_no_memory(lengths,
 )
 def test_text_files_are_cut_into_documents(tmp_path, kind, limit, expected):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\ntwo\r\n\n\nthree\nfour")
-    found = list(text_source([str(tmp_path / "a.txt")], documents=kind, document_bytes=limit).documents())
+    found = list(
+        text_source([str(tmp_path / "a.txt")], documents=kind, document_bytes=limit).documents()
+    )
     assert "".join(found).replace("\n", "") == "onetwothreefour"
     assert [text for text in found if text.strip()] == [text for text in expected if text.strip()]
 
@@ -287,7 +315,14 @@ def test_folders_and_globs_give_each_file_once_without_hidden_ones(tmp_path):
 
 
 def test_the_standard_library_is_read_once_per_file_without_installed_packages(tmp_path):
-    for name in ("os.py", "json/decoder.py", "json/copy.py", "site-packages/torch.py", "__pycache__/x.py", "notes.txt"):
+    for name in (
+        "os.py",
+        "json/decoder.py",
+        "json/copy.py",
+        "site-packages/torch.py",
+        "__pycache__/x.py",
+        "notes.txt",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f'"""Docstring of {name}."""\n')
     (tmp_path / "json/copy.py").write_text((tmp_path / "os.py").read_text())
@@ -305,10 +340,25 @@ def test_the_standard_library_is_read_once_per_file_without_installed_packages(t
 
 @pytest.mark.multi
 def test_the_demo_command_prepares_what_the_model_can_train_on(tmp_path):
-    arguments = ("stdlib", "--max_bytes", 300_000, "--sequence_length", 32, "--vocabulary_size", 400)
+    arguments = (
+        "stdlib",
+        "--max_bytes",
+        300_000,
+        "--sequence_length",
+        32,
+        "--vocabulary_size",
+        400,
+    )
     outputs = [tmp_path / "one", tmp_path / "two"]
     first = run(*arguments, "--output", outputs[0], "--workers", 2, cwd=tmp_path)
-    second = run(*arguments, "--output", outputs[1], "--workers", 1, env={**os.environ, "PYTHONHASHSEED": "7"})
+    second = run(
+        *arguments,
+        "--output",
+        outputs[1],
+        "--workers",
+        1,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert contents(outputs[0]) == contents(outputs[1])
     assert "train: " in first.stdout and first.stderr == ""
@@ -335,14 +385,24 @@ def corrupt(path):
         (["text", "none-*.txt"], "text files: got 'none-*.txt', which matches no file"),
         (["text", "binary.txt"], "binary.txt: got bytes that are not UTF-8"),
         (["text", "one.txt"], "validation: got 1 document(s); expected at least 2"),
-        pytest.param(["text", "one.txt", "--validation", "0"], "train: got 1 document(s) of", marks=pytest.mark.slow),
+        pytest.param(
+            ["text", "one.txt", "--validation", "0"],
+            "train: got 1 document(s) of",
+            marks=pytest.mark.slow,
+        ),
         (["text", "empty.txt", "--validation", "0"], "train: got 0 document(s) of 0 tokens"),
         (["text", "text", "--sequence_length", "0"], "sequence_length: got 0; expected at least 1"),
-        (["text", "text", "--vocabulary_size", "100"], "vocabulary_size: got 100; expected at least 257"),
+        (
+            ["text", "text", "--vocabulary_size", "100"],
+            "vocabulary_size: got 100; expected at least 257",
+        ),
         (["text", "text", "--validation", "1.5"], "validation: got 1.5; expected a share from 0"),
         (["text", "text", "--tokenizer", "none.json"], "none.json: got no such file"),
         (["text", "text", "--tokenizer", "one.txt"], "one.txt: got 'expected value"),
-        (["text", "text", "--tokenizer", "a.json", "--vocabulary_size", "300"], "expected one of the two"),
+        (
+            ["text", "text", "--tokenizer", "a.json", "--vocabulary_size", "300"],
+            "expected one of the two",
+        ),
         (["text", "text", "--workers", "0"], "workers: got 0; expected 1 to 1024"),
         (["text", "text", "--document_bytes", "0"], "document_bytes: got 0"),
         (["text", "text", "--output", "text"], "text: got something not made by data/prepare.py"),
@@ -358,7 +418,9 @@ def corrupt(path):
         ([], "the following arguments are required"),
     ],
 )
-def test_mistakes_end_with_code_two_one_message_and_no_change(tmp_path, monkeypatch, capsys, arguments, words):
+def test_mistakes_end_with_code_two_one_message_and_no_change(
+    tmp_path, monkeypatch, capsys, arguments, words
+):
     monkeypatch.chdir(tmp_path)
     write_documents(tmp_path / "text", 5)
     (tmp_path / "one.txt").write_text("One document.")
@@ -376,20 +438,30 @@ def test_mistakes_end_with_code_two_one_message_and_no_change(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["text", "none.txt"], ["text", "--worker", "1", "."], ["check", SCRIPT]])
+@pytest.mark.parametrize(
+    "arguments", [["text", "none.txt"], ["text", "--worker", "1", "."], ["check", SCRIPT]]
+)
 def test_mistakes_in_a_real_process_show_no_traceback(tmp_path, arguments):
     start = time.monotonic()
     result = run(*arguments, cwd=tmp_path)
-    assert result.returncode == 2 and "error: " in result.stderr and "Traceback" not in result.stderr
+    assert (
+        result.returncode == 2 and "error: " in result.stderr and "Traceback" not in result.stderr
+    )
     assert time.monotonic() - start < 2
 
 
 @pytest.mark.slow
 def test_a_disk_that_is_full_is_one_message_and_leaves_nothing(tmp_path):
     write_documents(tmp_path / "text", 400)
-    limited = f"ulimit -f 8; exec '{sys.executable}' '{SCRIPT}' text text --vocabulary_size 300 --sequence_length 8"
+    limited = (
+        f"ulimit -f 8; exec '{sys.executable}' '{SCRIPT}' text text --vocabulary_size 300 "
+        "--sequence_length 8"
+    )
     result = subprocess.run(
-        ["bash", "-c", f"{limited} --workers 1 --output out"], cwd=tmp_path, capture_output=True, text=True
+        ["bash", "-c", f"{limited} --workers 1 --output out"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert result.returncode == 2, result.stderr
     assert (
@@ -404,7 +476,9 @@ def test_a_disk_that_is_full_is_one_message_and_leaves_nothing(tmp_path):
 def test_a_killed_preparation_leaves_nothing_that_counts_and_the_next_clears_it(tmp_path):
     arguments = ["stdlib", "--output", str(tmp_path / "out"), "--workers", "1"]
     small = ("--vocabulary_size", 300, "--sequence_length", 16, "--validation", 0)
-    with subprocess.Popen([sys.executable, str(SCRIPT), *arguments], stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, str(SCRIPT), *arguments], stdout=subprocess.DEVNULL
+    ) as process:
         try:
             deadline = time.monotonic() + 30
             while not list(tmp_path.glob(".out.partial-*")) and time.monotonic() < deadline:
@@ -416,7 +490,9 @@ def test_a_killed_preparation_leaves_nothing_that_counts_and_the_next_clears_it(
             process.kill()
     assert beside.returncode == 0, beside.stderr
     assert len(partial) == 1 and sorted(tmp_path.iterdir()) == sorted([*partial, tmp_path / "out"])
-    again = run("stdlib", "--output", tmp_path / "out", "--max_bytes", 50_000, *small, "--overwrite")
+    again = run(
+        "stdlib", "--output", tmp_path / "out", "--max_bytes", 50_000, *small, "--overwrite"
+    )
     assert again.returncode == 0 and list(tmp_path.iterdir()) == [tmp_path / "out"]
 
 

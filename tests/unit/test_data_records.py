@@ -1,4 +1,6 @@
-"""TFRecord framing and the wire format of examples, against the `tfrecord` package in both directions."""
+"""TFRecord framing and the wire format of examples, against the `tfrecord` package in both
+directions.
+"""
 
 import struct
 
@@ -44,10 +46,15 @@ def test_encoded_examples_are_what_protobuf_reads(rows):
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20), st.dictionaries(st.text(max_size=4), IDS, max_size=3))
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20),
+    st.dictionaries(st.text(max_size=4), IDS, max_size=3),
+)
 def test_decode_reads_what_protobuf_writes_among_other_features(ids, others):
     features = {name: (value, "int") for name, value in others.items() if name != "input_ids"}
-    payload = serialised(**features, weight=([0.5], "float"), text=([b"a"], "byte"), input_ids=(ids, "int"))
+    payload = serialised(
+        **features, weight=([0.5], "float"), text=([b"a"], "byte"), input_ids=(ids, "int")
+    )
     assert example.decode(payload, "here").tolist() == ids
 
 
@@ -57,7 +64,9 @@ def test_decode_reads_values_that_are_not_packed():
     entry = b"\x0a\x09input_ids\x12" + bytes([len(feature)]) + feature
     features = b"\x0a" + bytes([len(entry)]) + entry
     payload = b"\x0a" + bytes([len(features)]) + features
-    assert list(example_pb2.Example.FromString(payload).features.feature["input_ids"].int64_list.value) == [5, 6, 7]
+    assert list(
+        example_pb2.Example.FromString(payload).features.feature["input_ids"].int64_list.value
+    ) == [5, 6, 7]
     assert example.decode(memoryview(payload), "here").tolist() == [5, 6, 7]
 
 
@@ -88,7 +97,8 @@ def test_decode_names_what_it_found_instead_of_ids(features, words):
 
 def test_masked_crc_is_the_published_formula():
     crc = crc32c.crc32c(b"123456789")
-    assert crc == 0xE3069283  # The check value of CRC-32C in RFC 3720, appendix B.4, for these digits.
+    # The check value of CRC-32C in RFC 3720, appendix B.4, for these digits.
+    assert crc == 0xE3069283
     assert masked_crc(b"123456789") == (((crc >> 15) | ((crc << 17) % 2**32)) + 0xA282EAD8) % 2**32
 
 
@@ -96,7 +106,9 @@ def test_the_tfrecord_package_reads_our_files_with_our_index(tmp_path):
     rows = np.arange(60).reshape(12, 5) * 1000
     path = tmp_path / "ours.tfrecord"
     write_ours(path, rows)
-    records = tfrecord.tfrecord_loader(str(path), str(index_path(path)), {"input_ids": "int"}, shard=(0, 1))
+    records = tfrecord.tfrecord_loader(
+        str(path), str(index_path(path)), {"input_ids": "int"}, shard=(0, 1)
+    )
     assert np.array_equal([record["input_ids"] for record in records], rows)
     create_index(str(path), str(tmp_path / "theirs.tfindex"))
     assert index_path(path).read_text() == (tmp_path / "theirs.tfindex").read_text()
@@ -112,16 +124,22 @@ def test_we_read_files_of_the_tfrecord_package(tmp_path, index):
     file = RecordFile(path)
     opened = file.open()
     assert file.has_index == (index == "theirs")
-    assert [example.decode(file.payload(opened, record), "").tolist() for record in range(len(file))] == rows
+    assert [
+        example.decode(file.payload(opened, record), "").tolist() for record in range(len(file))
+    ] == rows
 
 
-@pytest.mark.parametrize("content", ["", "junk", "0", "0 x\n", "0 20\n20 99999999999999999999999\n", "5 20\n"])
+@pytest.mark.parametrize(
+    "content", ["", "junk", "0", "0 x\n", "0 20\n20 99999999999999999999999\n", "5 20\n"]
+)
 def test_an_index_that_does_not_fit_is_refused_and_without_it_made_again(tmp_path, content):
     path = tmp_path / "a.tfrecord"
     write_ours(path, [[1, 2], [3, 4]])
     right = index_path(path).read_text()
     index_path(path).write_text(content)
-    with pytest.raises(DataError, match="a.tfindex: got an index .*expected 2 records.*delete the index"):
+    with pytest.raises(
+        DataError, match="a.tfindex: got an index .*expected 2 records.*delete the index"
+    ):
         RecordFile(path)
     index_path(path).unlink()
     file = RecordFile(path)
@@ -135,7 +153,9 @@ def test_a_file_cut_off_between_records_is_found_by_its_index(tmp_path):
     path = tmp_path / "a.tfrecord"
     write_ours(path, [[1, 2], [3, 4]])
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(DataError, match="expected 1 records in .* bytes. Restore a.tfrecord if records are missing"):
+    with pytest.raises(
+        DataError, match="expected 1 records in .* bytes. Restore a.tfrecord if records are missing"
+    ):
         RecordFile(path)
 
 
@@ -175,7 +195,9 @@ def test_a_file_cut_off_anywhere_but_between_records_is_refused(tmp_path, with_i
         index_path(path).unlink()
     for size in set(range(1, len(content))) - starts:
         path.write_bytes(content[:size])
-        with pytest.raises(DataError, match=r"a.tfrecord, record [01]: got \d+ bytes before the file ends"):
+        with pytest.raises(
+            DataError, match=r"a.tfrecord, record [01]: got \d+ bytes before the file ends"
+        ):
             RecordFile(path)
 
 
@@ -184,7 +206,9 @@ def test_an_index_with_other_boundaries_is_named(tmp_path):
     write_ours(path, [[7, 8], [1, 2]])
     size = path.stat().st_size
     index_path(path).write_text(f"0 {size}\n")
-    with pytest.raises(DataError, match=r"a.tfrecord, record 0: got a record of .*delete the .tfindex file"):
+    with pytest.raises(
+        DataError, match=r"a.tfrecord, record 0: got a record of .*delete the .tfindex file"
+    ):
         RecordFile(path).verify()
 
 
@@ -194,8 +218,14 @@ def test_an_index_with_other_boundaries_is_named(tmp_path):
         (lambda path: None, "no such file"),
         (lambda path: path.write_bytes(b""), "an empty file"),
         (lambda path: path.mkdir(), "Is a directory"),
-        (lambda path: path.write_text("no TFRecord at all, but some text"), "record 0: got a length with checksum"),
-        (lambda path: path.write_bytes(struct.pack("<Q", 4)), "record 0: got 8 bytes before the file ends"),
+        (
+            lambda path: path.write_text("no TFRecord at all, but some text"),
+            "record 0: got a length with checksum",
+        ),
+        (
+            lambda path: path.write_bytes(struct.pack("<Q", 4)),
+            "record 0: got 8 bytes before the file ends",
+        ),
     ],
 )
 def test_files_that_are_no_records_are_refused(tmp_path, make, words):

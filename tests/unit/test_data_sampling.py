@@ -1,4 +1,6 @@
-"""The order of samples: permutations, the split over instances, resuming anywhere, the prefetching loader."""
+"""The order of samples: permutations, the split over instances, resuming anywhere, the prefetching
+loader.
+"""
 
 import threading
 import time
@@ -45,7 +47,9 @@ def test_permute_sends_a_position_to_one_place_however_it_is_asked(size, key, da
     positions = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20)))
     together = permute(positions, size, key)
     assert np.all((together >= 0) & (together < size))
-    assert together.tolist() == [int(permute(np.array([position]), size, key)[0]) for position in positions]
+    assert together.tolist() == [
+        int(permute(np.array([position]), size, key)[0]) for position in positions
+    ]
 
 
 @pytest.mark.slow
@@ -66,7 +70,8 @@ def test_neighbours_do_not_stay_neighbours():
 
 
 def test_mix_is_splitmix64():
-    # First outputs of SplitMix64 seeded with 1234567, as published with the algorithm's reference code.
+    # First outputs of SplitMix64 seeded with 1234567, as published with the algorithm's reference
+    # code.
     golden = 0x9E3779B97F4A7C15
     inputs = [(1234567 + golden * (draw + 1) - 1) % 2**64 for draw in range(3)]
     assert mix(np.array(inputs, dtype=np.uint64)).tolist() == [
@@ -89,12 +94,16 @@ def test_keys_depend_on_every_part_and_the_order():
     seed=st.integers(0, 5),
     shuffle=st.booleans(),
 )
-def test_the_stream_shows_every_sample_once_per_epoch_and_loses_no_tail(samples, batch, seed, shuffle):
+def test_the_stream_shows_every_sample_once_per_epoch_and_loses_no_tail(
+    samples, batch, seed, shuffle
+):
     sampler = BatchSampler(samples=samples, global_batch_size=batch, seed=seed, shuffle=shuffle)
     steps = -(-3 * samples // batch)
     stream = np.concatenate([sampler.indices(step) for step in range(steps)])
     for epoch in range(3):
-        assert sorted(stream[epoch * samples : (epoch + 1) * samples].tolist()) == list(range(samples))
+        assert sorted(stream[epoch * samples : (epoch + 1) * samples].tolist()) == list(
+            range(samples)
+        )
     if not shuffle:
         assert np.array_equal(stream, np.arange(steps * batch) % samples)
 
@@ -118,11 +127,15 @@ def test_epochs_and_seeds_are_ordered_differently():
     samples=st.integers(1, 30),
     step=st.integers(0, 1000),
 )
-def test_instances_together_read_the_global_batch_in_order(instances, accumulation, share, samples, step):
+def test_instances_together_read_the_global_batch_in_order(
+    instances, accumulation, share, samples, step
+):
     shape = {"samples": samples, "global_batch_size": instances * accumulation * share, "seed": 3}
     whole = BatchSampler(**shape).indices(step)
     parts = [
-        BatchSampler(**shape, instance=i, instances=instances, accumulation_steps=accumulation).indices(step)
+        BatchSampler(
+            **shape, instance=i, instances=instances, accumulation_steps=accumulation
+        ).indices(step)
         for i in range(instances)
     ]
     joined = np.concatenate([part.reshape(accumulation, share) for part in parts], axis=1)

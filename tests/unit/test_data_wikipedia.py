@@ -25,7 +25,10 @@ def page(title, text, ns=0, redirect=""):
 
 
 def dump(path, pages, compress=True):
-    head = '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11">\n<siteinfo></siteinfo>\n'
+    head = (
+        '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" '
+        'version="0.11">\n<siteinfo></siteinfo>\n'
+    )
     content = (head + "\n".join(pages) + "\n</mediawiki>\n").encode()
     path.write_bytes(bz2.compress(content) if compress else content)
     return path
@@ -46,9 +49,17 @@ def test_articles_come_in_order_with_their_titles_and_nothing_else_does(tmp_path
 
 
 def test_a_dump_of_several_bz2_streams_is_read_to_its_end(tmp_path):
-    path = dump(tmp_path / "wiki.xml", [page(f"T{number}", "x" * 50) for number in range(20)], compress=False)
+    path = dump(
+        tmp_path / "wiki.xml",
+        [page(f"T{number}", "x" * 50) for number in range(20)],
+        compress=False,
+    )
     content = path.read_bytes()
-    path.write_bytes(b"".join(bz2.compress(content[start : start + 500]) for start in range(0, len(content), 500)))
+    path.write_bytes(
+        b"".join(
+            bz2.compress(content[start : start + 500]) for start in range(0, len(content), 500)
+        )
+    )
     assert len(list(wikipedia_source(path).documents())) == 20
 
 
@@ -56,7 +67,10 @@ def test_a_dump_of_several_bz2_streams_is_read_to_its_end(tmp_path):
 def test_reading_takes_no_more_memory_for_a_longer_dump(tmp_path):
     peaks = []
     for pages in (200, 2000):
-        path = dump(tmp_path / f"{pages}.xml.bz2", (page(f"T{number}", "words " * 300) for number in range(pages)))
+        path = dump(
+            tmp_path / f"{pages}.xml.bz2",
+            (page(f"T{number}", "words " * 300) for number in range(pages)),
+        )
         tracemalloc.start()
         count = sum(1 for _ in wikipedia_source(path).documents())
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -74,18 +88,30 @@ def test_reading_takes_no_more_memory_for_a_longer_dump(tmp_path):
             "a link, a named one, a Alien: Covenant film",
         ),
         ("[[File:x.jpg|thumb|A [[cat]] in a [[hat|tall hat]]]]After", "After"),
-        ("Text[[Category:Cats]][[de:Katze]] [[:Category:Cats|see]] [[:Category:Dogs]]", "Text see Category:Dogs"),
+        (
+            "Text[[Category:Cats]][[de:Katze]] [[:Category:Cats|see]] [[:Category:Dogs]]",
+            "Text see Category:Dogs",
+        ),
         ("before{{Infobox|a={{nested|{{deep}}}}\n|b=[[x]]}}after", "beforeafter"),
         ("stray }} and {{open stay", "stray }} and {{open stay"),
         ("one {{open {{closed}} two", "one {{open two"),
         ("top\n{| class=x\n|-\n| cell\n{| \n| inner\n|}\n|}\nend", "top\n\nend"),
-        ("fact<ref name='a'>[http://x.org Source]</ref> more<ref name='a' /> text", "fact more text"),
+        (
+            "fact<ref name='a'>[http://x.org Source]</ref> more<ref name='a' /> text",
+            "fact more text",
+        ),
         ("x<!-- hidden\n -->y<br/>z<math>a^2</math>", "xyz"),
         ("[https://example.org Example site] and [http://bare.org]", "Example site and"),
-        ("== Title ==\nText\n=== Sub ===\n* one\n** two\n# three\n: four", "Title\nText\nSub\none\ntwo\nthree\nfour"),
+        (
+            "== Title ==\nText\n=== Sub ===\n* one\n** two\n# three\n: four",
+            "Title\nText\nSub\none\ntwo\nthree\nfour",
+        ),
         ("a&nbsp;b &amp;lt; &ndash; __NOTOC__", "a b &lt; –"),
         ("a\n\n\n\n  \n b", "a\n\n b"),
-        ("plain text: with - signs, 1 < 2 and it's fine", "plain text: with - signs, 1 < 2 and it's fine"),
+        (
+            "plain text: with - signs, 1 < 2 and it's fine",
+            "plain text: with - signs, 1 < 2 and it's fine",
+        ),
     ],
 )
 def test_markup_becomes_text(markup, text):
@@ -100,7 +126,10 @@ def test_stripping_ends_and_keeps_words_outside_of_markup(parts):
 
 
 def test_a_dump_becomes_token_files_with_clean_text(tmp_path):
-    pages = [page(f"Title {number}", f"'''Bold''' [[a|word]] {{{{box}}}} number {number}.") for number in range(50)]
+    pages = [
+        page(f"Title {number}", f"'''Bold''' [[a|word]] {{{{box}}}} number {number}.")
+        for number in range(50)
+    ]
     source = wikipedia_source(dump(tmp_path / "wiki.xml.bz2", pages))
     infos = [
         prepare(
@@ -113,17 +142,29 @@ def test_a_dump_becomes_token_files_with_clean_text(tmp_path):
         for workers in (1, 2)
     ]
     assert infos[0] == infos[1]
-    assert len(TokenDataset(tmp_path / "1/train-*.tfrecord", 8, 300)) == infos[0]["splits"]["train"]["records"]
+    assert (
+        len(TokenDataset(tmp_path / "1/train-*.tfrecord", 8, 300))
+        == infos[0]["splits"]["train"]["records"]
+    )
     assert "box" not in (tmp_path / "1/tokenizer.json").read_text()
 
 
 @pytest.mark.parametrize("compress", cases([True, False], lambda compress: not compress))
 def test_a_dump_that_is_cut_off_or_damaged_is_named(tmp_path, compress):
-    texts = [" ".join(str(number * 7919 % 10007) for number in range(start, start + 400)) for start in range(400)]
-    path = dump(tmp_path / "wiki.xml", [page(f"T{number}", text) for number, text in enumerate(texts)], compress)
+    texts = [
+        " ".join(str(number * 7919 % 10007) for number in range(start, start + 400))
+        for start in range(400)
+    ]
+    path = dump(
+        tmp_path / "wiki.xml",
+        [page(f"T{number}", text) for number, text in enumerate(texts)],
+        compress,
+    )
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match=r"wiki.xml: got damaged data after article \d+ .*Download it again"):
+    with pytest.raises(
+        DataError, match=r"wiki.xml: got damaged data after article \d+ .*Download it again"
+    ):
         list(wikipedia_source(path).documents())
     damaged = bytearray(content)
     damaged[len(content) // 2 : len(content) // 2 + 9] = b"\x00" * 9

@@ -1,4 +1,6 @@
-"""What the processes of a run compare before they start. Whole runs of it are in `test_processes.py`."""
+"""What the processes of a run compare before they start. Whole runs of it are in
+`test_processes.py`.
+"""
 
 import pytest
 
@@ -8,12 +10,23 @@ from execution.instances import code_hashes
 
 
 @pytest.mark.parametrize(
-    "name", ["execution/phases.py", "popxl_engine/native/kernels.cpp", "version of torch", "version of numpy"]
+    "name",
+    [
+        "execution/phases.py",
+        "popxl_engine/native/kernels.cpp",
+        "version of torch",
+        "version of numpy",
+    ],
 )
 def test_other_code_in_a_process_is_named(name, monkeypatch):
     ours = code_hashes()
     theirs = {**ours, name: "another"}
     assert name in ours
-    monkeypatch.setattr(instances, "gather", lambda own, count, patiently: [("text", ours), ("text", theirs)])
-    with pytest.raises(UserError, match=rf"got another {name} in instance 1 than in instance 0 \(1 files or versions"):
+    monkeypatch.setattr(
+        instances, "gather", lambda own, count, patiently: [("text", ours), ("text", theirs)]
+    )
+    with pytest.raises(
+        UserError,
+        match=rf"got another {name} in instance 1 than in instance 0 \(1 files or versions",
+    ):
         instances._check_same("text", ours, 2)

@@ -1,4 +1,6 @@
-"""Runs that cannot fit are refused; those of which a machine holds only a part are judged by that part."""
+"""Runs that cannot fit are refused; those of which a machine holds only a part are judged by that
+part.
+"""
 
 from pathlib import Path
 
@@ -8,7 +10,9 @@ from config import UserError, preset
 from execution import memory
 
 
-@pytest.mark.parametrize("instances, here, fits", [(1, 1, False), (2, 1, True), (2, 2, False), (4, 2, True)])
+@pytest.mark.parametrize(
+    "instances, here, fits", [(1, 1, False), (2, 1, True), (2, 2, False), (4, 2, True)]
+)
 def test_the_processes_of_one_machine_share_its_memory(
     instances: int, here: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,5 +37,7 @@ def test_the_files_memory_of_all_processes_of_a_machine_is_judged_together(
     if fits:
         memory.check_memory(config, here)
     else:
-        with pytest.raises(UserError, match="of /sys/fs/cgroup/job/memory.max, over 2 processes here"):
+        with pytest.raises(
+            UserError, match="of /sys/fs/cgroup/job/memory.max, over 2 processes here"
+        ):
             memory.check_memory(config, here)

@@ -1,4 +1,6 @@
-"""The plain PyTorch model and loop are held to Hugging Face's GPT-2, torch.optim and the textbook formulas."""
+"""The plain PyTorch model and loop are held to Hugging Face's GPT-2, torch.optim and the textbook
+formulas.
+"""
 
 import math
 
@@ -49,16 +51,20 @@ def test_loss_logits_and_every_gradient_equal_hugging_face(attention, gelu):
     gradients = {name: p.grad for name, p in oracle.transformer.named_parameters()}
     assert gradients.keys() == dict(gpt.named_parameters()).keys()
     for name, p in gpt.named_parameters():
-        assert torch.linalg.vector_norm(p.grad - gradients[name]) <= 1e-6 * torch.linalg.vector_norm(gradients[name]), (
-            name
-        )
+        assert torch.linalg.vector_norm(
+            p.grad - gradients[name]
+        ) <= 1e-6 * torch.linalg.vector_norm(gradients[name]), name
 
 
 def test_fresh_parameters_have_the_stated_spread():
-    gpt = PlainGPT(PlainModel(layers=8, hidden_size=64, heads=2, sequence_length=64, vocabulary_size=500))
+    gpt = PlainGPT(
+        PlainModel(layers=8, hidden_size=64, heads=2, sequence_length=64, vocabulary_size=500)
+    )
     for name, p in gpt.named_parameters():
         if p.ndim == 2:
-            assert p.std().item() == pytest.approx(0.02 / math.sqrt(16) if "c_proj" in name else 0.02, rel=0.05), name
+            assert p.std().item() == pytest.approx(
+                0.02 / math.sqrt(16) if "c_proj" in name else 0.02, rel=0.05
+            ), name
         else:
             assert torch.all(p == (1.0 if name.endswith("weight") else 0.0)), name
 
@@ -66,7 +72,9 @@ def test_fresh_parameters_have_the_stated_spread():
 def test_weight_decay_reaches_matrices_and_embeddings_only():
     gpt = PlainGPT(PlainModel(**SIZES))
     names = {id(p): name for name, p in gpt.named_parameters()}
-    decayed, spared = ([names[id(p)] for p in group["params"]] for group in gpt.parameter_groups(0.1))
+    decayed, spared = (
+        [names[id(p)] for p in group["params"]] for group in gpt.parameter_groups(0.1)
+    )
     assert sorted(decayed + spared) == sorted(names.values())
     assert all("ln_" in name or name.endswith("bias") for name in spared)
     assert not any("ln_" in name or name.endswith("bias") for name in decayed)
@@ -76,7 +84,9 @@ def test_formula_adamw_equals_the_one_of_torch():
     def train(make) -> list[torch.Tensor]:
         torch.manual_seed(3)
         p = torch.nn.Parameter(torch.randn(7, 5, dtype=torch.float64))
-        optimizer = make([{"params": [p], "weight_decay": 0.3}], lr=0.05, betas=(0.8, 0.95), eps=1e-3)
+        optimizer = make(
+            [{"params": [p], "weight_decay": 0.3}], lr=0.05, betas=(0.8, 0.95), eps=1e-3
+        )
         for _ in range(10):
             p.grad = torch.randn_like(p)
             optimizer.step()
@@ -113,20 +123,29 @@ def test_accumulation_equals_one_large_batch():
     trainer.optimizer.zero_grad()
     whole = tuple(torch.cat(part) for part in zip(*parts))
     assert trainer.gradients([whole]) == pytest.approx(loss, rel=1e-6)
-    torch.testing.assert_close(accumulated, [p.grad for p in gpt.parameters()], rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(
+        accumulated, [p.grad for p in gpt.parameters()], rtol=1e-8, atol=1e-10
+    )
 
 
 def test_clipping_scales_to_the_maximum_and_counts_the_tied_weight_once():
     gpt = randomised(PlainModel(**SIZES)).double()
-    trainer = PlainTrainer(gpt, PlainTraining(steps=1, learning_rate=0.0, max_norm=0.25), fast=False)
+    trainer = PlainTrainer(
+        gpt, PlainTraining(steps=1, learning_rate=0.0, max_norm=0.25), fast=False
+    )
     trainer.step(tokens(2))
     norm = math.sqrt(sum(p.grad.square().sum().item() for p in gpt.parameters()))
     assert norm == pytest.approx(0.25) and trainer.gradient_norm > 0.25
-    assert sum(p.numel() for p in gpt.parameters()) == 37 * 24 + 10 * 24 + 2 * (12 * 24 * 24 + 13 * 24) + 2 * 24
+    assert (
+        sum(p.numel() for p in gpt.parameters())
+        == 37 * 24 + 10 * 24 + 2 * (12 * 24 * 24 + 13 * 24) + 2 * 24
+    )
 
 
 def test_schedule_warms_up_peaks_and_ends_at_the_minimum():
-    training = PlainTraining(steps=11, learning_rate=1.0, minimum_learning_rate=0.1, schedule="cosine", warmup_steps=4)
+    training = PlainTraining(
+        steps=11, learning_rate=1.0, minimum_learning_rate=0.1, schedule="cosine", warmup_steps=4
+    )
     rates = [training.learning_rate_at(step) for step in range(11)]
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert rates[7] == pytest.approx(0.55) and rates[10] == pytest.approx(0.1)
@@ -138,7 +157,9 @@ def test_bfloat16_follows_float32():
     losses = []
     for dtype in (torch.float32, torch.bfloat16):
         trainer = PlainTrainer(
-            randomised(PlainModel(**SIZES)), PlainTraining(steps=10, learning_rate=1e-3), dtype=dtype
+            randomised(PlainModel(**SIZES)),
+            PlainTraining(steps=10, learning_rate=1e-3),
+            dtype=dtype,
         )
         losses.append([trainer.step(tokens(2)) for _ in range(10)])
     assert losses[1] == pytest.approx(losses[0], rel=0.02)

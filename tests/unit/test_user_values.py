@@ -9,7 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from config import ConfigError, UserError, exit_on_user_error, from_mapping, leaves, load, preset, to_yaml
+from config import (
+    ConfigError,
+    UserError,
+    exit_on_user_error,
+    from_mapping,
+    leaves,
+    load,
+    preset,
+    to_yaml,
+)
 from config.plain_files import open_plain
 from config.texts import path_text, user_path
 from config.yaml_files import read_yaml
@@ -54,7 +63,9 @@ def test_a_scalar_that_is_no_number_is_refused_in_one_line(scalar, tmp_path):
 
 
 @pytest.mark.parametrize("leaf", leaves(), ids=lambda leaf: leaf.name)
-@pytest.mark.parametrize("scalar", ["[[]]", "{a: 1}", "1" * 5000, "!!float .", "2024-02-30", '"\\0"', "1e400"])
+@pytest.mark.parametrize(
+    "scalar", ["[[]]", "{a: 1}", "1" * 5000, "!!float .", "2024-02-30", '"\\0"', "1e400"]
+)
 def test_every_setting_takes_any_scalar_or_refuses_it_by_name(leaf, scalar, tmp_path):
     line = f"{leaf.name}: {scalar}\n"
     (tmp_path / "a.yml").write_text(f"{leaf.section}:\n  {line}" if leaf.section else line)
@@ -79,7 +90,9 @@ TEXTS = {
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize(
-    "leaf", [leaf for leaf in leaves() if leaf.kind is str and not leaf.choices], ids=lambda x: x.name
+    "leaf",
+    [leaf for leaf in leaves() if leaf.kind is str and not leaf.choices],
+    ids=lambda x: x.name,
 )
 def test_texts_that_no_file_and_no_output_takes_are_refused_by_name(leaf, text):
     value = [text] if leaf.is_list else text
@@ -89,18 +102,25 @@ def test_texts_that_no_file_and_no_output_takes_are_refused_by_name(leaf, text):
     assert len(str(error.value)) < 600 and str(error.value).isprintable()
 
 
-@pytest.mark.parametrize("leaf", [leaf for leaf in leaves() if leaf.is_path], ids=lambda leaf: leaf.name)
+@pytest.mark.parametrize(
+    "leaf", [leaf for leaf in leaves() if leaf.is_path], ids=lambda leaf: leaf.name
+)
 def test_paths_begin_in_home_folders_that_there_are(leaf, monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
 
     def given(text):
         values = {leaf.name: [text] if leaf.is_list else text, "validate_every": 0}
-        config = preset("tiny", **values, **({"input_files": ["x"]} if leaf.name == "validation_files" else {}))
+        config = preset(
+            "tiny", **values, **({"input_files": ["x"]} if leaf.name == "validation_files" else {})
+        )
         found = getattr(getattr(config, leaf.section), leaf.name)
         return found[0] if leaf.is_list else found
 
     assert given("~/a b") == "/home/somebody/a b" and given("./~nosuchuser") == "./~nosuchuser"
-    for text, says in (("~nosuchuser/x", "no home folder ~nosuchuser"), ("y/" + "x" * 300, "a name of 300 bytes")):
+    for text, says in (
+        ("~nosuchuser/x", "no home folder ~nosuchuser"),
+        ("y/" + "x" * 300, "a name of 300 bytes"),
+    ):
         with pytest.raises(ConfigError, match=f"{leaf.name}: got .*{says}"):
             given(text)
 
@@ -123,7 +143,9 @@ def test_paths_of_other_programs_are_refused_alike():
         user_path("input files", "~nosuchuser/x")
 
 
-@pytest.mark.parametrize("make, says", [(Path.mkdir, "Is a directory"), (os.mkfifo, "Not a plain file")])
+@pytest.mark.parametrize(
+    "make, says", [(Path.mkdir, "Is a directory"), (os.mkfifo, "Not a plain file")]
+)
 def test_only_plain_files_are_opened(make, says, tmp_path):
     make(tmp_path / "a")
     with pytest.raises(OSError, match=says):
@@ -139,13 +161,20 @@ def test_a_model_of_more_layers_than_any_is_refused_by_that_setting():
 
 def test_numbers_beyond_float32_are_refused():
     assert preset("tiny", weight_decay=3.4e38).training.weight_decay == 3.4e38
-    with pytest.raises(ConfigError, match="^weight_decay: got 1e[+]39; expected .* float32 holds no more than 3.4e38"):
+    with pytest.raises(
+        ConfigError,
+        match="^weight_decay: got 1e[+]39; expected .* float32 holds no more than 3.4e38",
+    ):
         preset("tiny", weight_decay=1e39)
 
 
 def test_a_state_beyond_any_disk_is_refused_whatever_holds_it(tmp_path):
-    config = preset("tiny", layers=60_000, hidden_size=2**30, memmap_dir=str(tmp_path), host_memory=1)
-    with pytest.raises(UserError, match="memory: got tiny with a state of .* expected at most 1.00 PiB"):
+    config = preset(
+        "tiny", layers=60_000, hidden_size=2**30, memmap_dir=str(tmp_path), host_memory=1
+    )
+    with pytest.raises(
+        UserError, match="memory: got tiny with a state of .* expected at most 1.00 PiB"
+    ):
         check_memory(config, 1)
     assert LARGEST_STATE == 2**50
 
@@ -180,15 +209,39 @@ def test_a_model_whose_logits_are_not_finite_writes_nothing(monkeypatch):
 
 
 FAILURES = {
-    "OSError of a file": ("open('nowhere/x')", 2, "error: nowhere/x: got 'No such file or directory'; expected a path"),
+    "OSError of a file": (
+        "open('nowhere/x')",
+        2,
+        "error: nowhere/x: got 'No such file or directory'; expected a path",
+    ),
     "folder": ("open('.')", 2, "error: .: got 'Is a directory'; expected a path that can be used."),
-    "name that is not UTF-8": ("open(b'nowhere\\xff')", 2, "error: nowhere\\udcff: got 'No such file or directory'"),
+    "name that is not UTF-8": (
+        "open(b'nowhere\\xff')",
+        2,
+        "error: nowhere\\udcff: got 'No such file or directory'",
+    ),
     "long name": ("open('x' * 300)", 2, "got 'File name too long'; expected a path"),
-    "full disk": ("open('/dev/full', 'w', 1).write('x\\n')", 2, "error: output: got 'No space left on device'"),
+    "full disk": (
+        "open('/dev/full', 'w', 1).write('x\\n')",
+        2,
+        "error: output: got 'No space left on device'",
+    ),
     "memory": ("import numpy; numpy.empty(2**57)", 2, "error: memory: got 'Unable to allocate"),
-    "more than all memory": ("import numpy; numpy.empty(2**60)", 2, "error: memory: got 'array is too big"),
-    "memory without a reason": ("raise MemoryError", 2, "error: memory: got 'no more'; expected enough"),
-    "mistake of ours": ("{}['x']", 70, "internal error: KeyError at <string>:4: 'x'; expected none. This is a mistake"),
+    "more than all memory": (
+        "import numpy; numpy.empty(2**60)",
+        2,
+        "error: memory: got 'array is too big",
+    ),
+    "memory without a reason": (
+        "raise MemoryError",
+        2,
+        "error: memory: got 'no more'; expected enough",
+    ),
+    "mistake of ours": (
+        "{}['x']",
+        70,
+        "internal error: KeyError at <string>:4: 'x'; expected none. This is a mistake",
+    ),
     "endless recursion": (
         "f = lambda: f(); f()",
         70,
@@ -199,7 +252,11 @@ FAILURES = {
         70,
         "internal error: RuntimeError at <string>:4: a; expected",
     ),
-    "no exception": ("raise type('Panic', (BaseException,), {})('x')", 70, "internal error: Panic at <string>:4: x;"),
+    "no exception": (
+        "raise type('Panic', (BaseException,), {})('x')",
+        70,
+        "internal error: Panic at <string>:4: x;",
+    ),
     "names of no encoding": ("print('\\udcffä')", 0, ""),
     "Ctrl-C": ("raise KeyboardInterrupt", 130, "stopped."),
     "a code": ("sys.exit(7)", 7, ""),
@@ -207,11 +264,21 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("streams", ["", ">&-", "<&- >&- 2>err 3<&-"], ids=["open", "no stdout", "neither nor"])
+@pytest.mark.parametrize(
+    "streams", ["", ">&-", "<&- >&- 2>err 3<&-"], ids=["open", "no stdout", "neither nor"]
+)
 def test_any_failure_ends_in_one_line_whatever_the_streams_are(failure, streams, tmp_path):
     body, code, says = FAILURES[failure]
-    program = f"import sys\nfrom config import exit_on_user_error\nwith exit_on_user_error():\n    {body}\n"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "PYTHONIOENCODING": "ascii"}
+    program = (
+        "import sys\nfrom config import exit_on_user_error\nwith exit_on_user_error():\n    "
+        f"{body}\n"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TMPDIR": str(tmp_path),
+        "PYTHONIOENCODING": "ascii",
+    }
     done = subprocess.run(
         ["bash", "-c", f'exec "$0" -c "$1" {streams}', sys.executable, program],
         capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=30,

@@ -29,7 +29,9 @@ def test_si_has_three_figures_and_a_prefix(value, unit, text):
     assert si(value, unit) == text
 
 
-@pytest.mark.parametrize("count, text", [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (3 * 2**30, "3.00 GiB")])
+@pytest.mark.parametrize(
+    "count, text", [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (3 * 2**30, "3.00 GiB")]
+)
 def test_bytes_have_binary_prefixes(count, text):
     assert bytes_text(count) == text
 
@@ -67,7 +69,9 @@ def test_without_the_extension_bfloat16_is_refused_and_the_rest_works(monkeypatc
 
 def test_sessions_on_processors_are_expected_where_this_popxl_can(monkeypatch):
     expected = []
-    monkeypatch.setattr(runtime, "extensions", SimpleNamespace(expect_session=lambda: expected.append("one")))
+    monkeypatch.setattr(
+        runtime, "extensions", SimpleNamespace(expect_session=lambda: expected.append("one"))
+    )
     runtime.expect_session("cuda:1")
     assert not expected
     runtime.expect_session("auto")
@@ -98,9 +102,16 @@ def root_logger():
 
 @pytest.mark.parametrize(
     "name, is_leader, level",
-    [("debug", True, "DEBUG"), ("info", False, "WARNING"), ("ERROR", False, "ERROR"), (None, True, "INFO")],
+    [
+        ("debug", True, "DEBUG"),
+        ("info", False, "WARNING"),
+        ("ERROR", False, "ERROR"),
+        (None, True, "INFO"),
+    ],
 )
-def test_the_environment_sets_the_log_level_and_followers_are_quiet(monkeypatch, root_logger, name, is_leader, level):
+def test_the_environment_sets_the_log_level_and_followers_are_quiet(
+    monkeypatch, root_logger, name, is_leader, level
+):
     if name is None:
         monkeypatch.delenv("MODEL_LOG_LEVEL", raising=False)
     else:

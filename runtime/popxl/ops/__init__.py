@@ -1,10 +1,10 @@
 """One paragraph per op, in family files. May import the core.
 
-Every op raises a TypeError for an operand that is no tensor, and a GraphError (a ValueError) for one of another graph
-than the current one. What else it refuses stands in its own documentation.
+Every op raises a TypeError for an operand that is no tensor, and a GraphError (a ValueError) for
+one of another graph than the current one. What else it refuses stands in its own documentation.
 
-To add an op: declare it in its family file here, write the kernel of the same name in ``popxl_engine/kernels``, and
-add a line to ``runtime/tests/samples``.
+To add an op: declare it in its family file here, write the kernel of the same name in
+``popxl_engine/kernels``, and add a line to ``runtime/tests/samples``.
 """
 
 import sys
@@ -32,11 +32,27 @@ from popxl.ops.arithmetic import (
 )
 from popxl.ops.call import CallSiteInfo, call, call_with_info
 from popxl.ops.casting import cast, pow2scale_cast_from_fp8, pow2scale_cast_to_fp8
-from popxl.ops.comparison import equal, greater, isfinite, isinf, isnan, logical_and, logical_not, logical_or
+from popxl.ops.comparison import (
+    equal,
+    greater,
+    isfinite,
+    isinf,
+    isnan,
+    logical_and,
+    logical_not,
+    logical_or,
+)
 from popxl.ops.conditional import ConditionalSiteInfo, conditional, conditional_with_info
 from popxl.ops.convolution import conv, conv_transpose
 from popxl.ops.convolution_pow2scaled import conv_pow2scaled, conv_transpose_pow2scaled
-from popxl.ops.creation import code_copy, init, io_tile_copy, ipu_copy, print_tensor, remote_code_load
+from popxl.ops.creation import (
+    code_copy,
+    init,
+    io_tile_copy,
+    ipu_copy,
+    print_tensor,
+    remote_code_load,
+)
 from popxl.ops.elementwise import (
     ceil,
     cos,
@@ -127,7 +143,9 @@ from popxl.values import Operators, OpTable
 
 
 def _name_modules() -> None:
-    """In PopXL each op has a module of its name, from which programs import it: here the one that its family is in."""
+    """In PopXL each op has a module of its name, from which programs import it: here the one that
+    its family is in.
+    """
     for package in (sys.modules[__name__], collectives, var_updates):
         for name, op in vars(package).items():
             family = getattr(op, "__module__", "") if callable(op) else ""

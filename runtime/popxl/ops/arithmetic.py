@@ -1,4 +1,6 @@
-"""Elementwise arithmetic: ops of two tensors that broadcast against each other, and ops of a tensor and numbers."""
+"""Elementwise arithmetic: ops of two tensors that broadcast against each other, and ops of a tensor
+and numbers.
+"""
 
 from typing import Any, Optional, Tuple, Union
 
@@ -48,7 +50,8 @@ def _fmod_vjp(dy: Tensor, y: Tensor, lhs: Tensor, rhs: Tensor) -> Grads:
 
 
 def _host_div(lhs: Any, rhs: Any) -> Any:
-    with np.errstate(divide="raise", over="ignore"):  # the lowest integer / -1 is itself, as in other ops that overflow
+    # the lowest integer / -1 is itself, as in other ops that overflow
+    with np.errstate(divide="raise", over="ignore"):
         return (lhs - np.fmod(lhs, rhs)) // rhs
 
 
@@ -70,9 +73,19 @@ fmod = binary(
     "real numbers",
 )
 
-negate: Any = unary("negate", "Elementwise -t.", lambda dy, y, t: negate(dy), host=np.negative, takes="numbers")
-abs = unary("abs", "Elementwise absolute value.", lambda dy, y, t: mul(dy, sign(t)), host=np.abs, takes="real numbers")
-sign: Any = unary("sign", "Elementwise -1, 0 or 1.", lambda dy, y, t: None, host=np.sign, takes="real numbers")
+negate: Any = unary(
+    "negate", "Elementwise -t.", lambda dy, y, t: negate(dy), host=np.negative, takes="numbers"
+)
+abs = unary(
+    "abs",
+    "Elementwise absolute value.",
+    lambda dy, y, t: mul(dy, sign(t)),
+    host=np.abs,
+    takes="real numbers",
+)
+sign: Any = unary(
+    "sign", "Elementwise -1, 0 or 1.", lambda dy, y, t: None, host=np.sign, takes="real numbers"
+)
 
 
 # Powers
@@ -91,14 +104,17 @@ def _pow(t: Tensor, e: Scalar) -> TensorSpec:
 def pow(t: Tensor, e: Union[float, int, TensorLike]) -> Tensor:
     """Elementwise power t**e.
 
-    Shapes: t [a], e a number, or an array or tensor [b] of t's dtype -> [broadcast(a, b)], t's dtype.
+    Shapes: t [a], e a number, or an array or tensor [b] of t's dtype -> [broadcast(a, b)], t's
+        dtype.
     Raises:
         DTypeError: if e is a tensor of another dtype.
         ShapeError: if the shapes do not broadcast.
     """
     exponent: Any = e
     if isinstance(t, Tensor):
-        is_number = isinstance(e, (int, float)) and not isinstance(e, bool) and t.dtype.is_floating_point
+        is_number = (
+            isinstance(e, (int, float)) and not isinstance(e, bool) and t.dtype.is_floating_point
+        )
         exponent = float(exponent) if is_number else t._ensure_tensor(e)
     return _pow(t, exponent)
 
@@ -139,7 +155,8 @@ def _named(ts: Tuple[Tensor, ...]) -> Any:
 
 @op(host=lambda *ts: np.maximum.reduce(np.broadcast_arrays(*ts)))
 def maximum(*ts: Tensor) -> TensorSpec:
-    """Elementwise maximum of several tensors. Where several are largest they share the gradient evenly.
+    """Elementwise maximum of several tensors. Where several are largest they share the gradient
+    evenly.
 
     Shapes: each [a_i], real numbers of one dtype -> [broadcast of all].
     Raises:
@@ -241,9 +258,9 @@ clip_grad.cost(elementwise_cost)
 
 
 @op(
-    host=lambda t, increment, modulus: np.fmod(t + np.asarray(increment, t.dtype), np.asarray(modulus, t.dtype)).astype(
-        t.dtype
-    )
+    host=lambda t, increment, modulus: np.fmod(
+        t + np.asarray(increment, t.dtype), np.asarray(modulus, t.dtype)
+    ).astype(t.dtype)
 )
 def increment_mod(t: Tensor, increment: float, modulus: float) -> TensorSpec:
     """Elementwise (t + increment) % modulus, with the remainder's sign that of the sum, as `fmod`.
@@ -273,7 +290,9 @@ def _scaled_add_spec(name: str, X: Tensor, Y: Tensor, a: Scalar, b: Scalar) -> T
     check_scalar(name, "a", a)
     check_scalar(name, "b", b)
     if X.shape != Y.shape:
-        raise ShapeError(f"{name}: got X {X.spec} and Y {Y.spec}; expected equal shapes. Reshape one operand.")
+        raise ShapeError(
+            f"{name}: got X {X.spec} and Y {Y.spec}; expected equal shapes. Reshape one operand."
+        )
     return X.spec
 
 
@@ -281,7 +300,8 @@ def _scaled_add_spec(name: str, X: Tensor, Y: Tensor, a: Scalar, b: Scalar) -> T
 def scaled_add(X: Tensor, Y: Tensor, a: Scalar = 1.0, b: Scalar = 1.0) -> TensorSpec:
     """Elementwise a * X + b * Y, in float32 for 16-bit types.
 
-    Shapes: X and Y [s], numbers of one dtype; a and b numbers or tensors of one element -> [s], X's dtype.
+    Shapes: X and Y [s], numbers of one dtype; a and b numbers or tensors of one element -> [s], X's
+        dtype.
     Raises:
         ShapeError: if X and Y differ in shape, or a or b has several elements.
         DTypeError: from sessions, if X and Y differ in dtype, or are not real numbers.
@@ -298,11 +318,17 @@ def _times(dy: Tensor, factor: Scalar) -> Tensor:
 
 
 def _scalar_grad(dy: Tensor, t: Tensor, factor: Scalar) -> Optional[Tensor]:
-    return cast_if_needed(sum_to(mul(dy, t), factor.shape), factor.dtype) if isinstance(factor, Tensor) else None
+    return (
+        cast_if_needed(sum_to(mul(dy, t), factor.shape), factor.dtype)
+        if isinstance(factor, Tensor)
+        else None
+    )
 
 
 @scaled_add.vjp
-def scaled_add_vjp(dy: Tensor, y: Tensor, X: Tensor, Y: Tensor, a: Scalar, b: Scalar) -> Tuple[Optional[Tensor], ...]:
+def scaled_add_vjp(
+    dy: Tensor, y: Tensor, X: Tensor, Y: Tensor, a: Scalar, b: Scalar
+) -> Tuple[Optional[Tensor], ...]:
     """dy scaled by each factor; for factors that are tensors, the sum of dy times the operand."""
     return _times(dy, a), _times(dy, b), _scalar_grad(dy, X, a), _scalar_grad(dy, Y, b)
 
@@ -315,9 +341,11 @@ def scaled_add_cost(y: Tensor, X: Tensor, Y: Tensor, a: Scalar, b: Scalar) -> Co
 
 @op(writes=("X",), differentiable=False, names="scaled_add__{X}")
 def scaled_add_(X: Tensor, Y: Tensor, a: Scalar = 1.0, b: Scalar = 1.0) -> TensorSpec:
-    """Set X to a * X + b * Y and return it. The sum is computed in the wider type and rounded to X's once.
+    """Set X to a * X + b * Y and return it. The sum is computed in the wider type and rounded to
+    X's once.
 
-    Shapes: X and Y [s], numbers; Y may be of another width than X; a and b numbers or tensors of one element -> [s].
+    Shapes: X and Y [s], numbers; Y may be of another width than X; a and b numbers or tensors of
+        one element -> [s].
     Raises:
         ShapeError: if X and Y differ in shape, or a or b has several elements.
         DTypeError: from sessions, if X or Y is not real numbers.

@@ -1,4 +1,6 @@
-"""Broadcasting and its inverse. Not in PopXL's API: gradients of broadcasts and reductions are built from these."""
+"""Broadcasting and its inverse. Not in PopXL's API: gradients of broadcasts and reductions are
+built from these.
+"""
 
 from typing import Tuple
 
@@ -29,20 +31,24 @@ def broadcast_to(t: Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...] = 
         fits = False
     if not fits:
         raise ShapeError(
-            f"broadcast_to: got t {t.spec} with new axes {list(new_axes)} and shape {list(shape)}; expected t to "
-            f"broadcast to that shape."
+            f"broadcast_to: got t {t.spec} with new axes {list(new_axes)} and shape "
+            f"{list(shape)}; expected t to broadcast to that shape."
         )
     return TensorSpec(shape, t.dtype, t.meta_shape if tuple(shape) == t.shape else ())
 
 
 @broadcast_to.vjp
-def broadcast_to_vjp(dy: Tensor, y: Tensor, t: Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...]) -> Tensor:
+def broadcast_to_vjp(
+    dy: Tensor, y: Tensor, t: Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...]
+) -> Tensor:
     """Sum over the repeats."""
     return sum_to(dy, t.shape, new_axes)
 
 
 @broadcast_to.cost
-def broadcast_to_cost(y: Tensor, t: Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...]) -> Cost:
+def broadcast_to_cost(
+    y: Tensor, t: Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...]
+) -> Cost:
     """Moves data only."""
     return Cost()
 
@@ -56,7 +62,8 @@ def positions_along(shape: Tuple[int, ...], axis: int) -> Tensor:
 
 @op(name="sum_to")
 def _sum_to(t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...] = ()) -> TensorSpec:
-    """Sum a tensor to a shape that broadcasts to its own: the inverse of `broadcast_to`. 16-bit types sum in float32.
+    """Sum a tensor to a shape that broadcasts to its own: the inverse of `broadcast_to`. 16-bit
+    types sum in float32.
 
     Shapes: t [a] -> shape, t's dtype.
     Args:
@@ -66,12 +73,16 @@ def _sum_to(t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...] = ()) ->
 
 
 def sum_to(t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...] = ()) -> Tensor:
-    """Sum ``t`` to ``shape``, undoing a broadcast; ``t`` itself where there was none. See `broadcast_to`."""
+    """Sum ``t`` to ``shape``, undoing a broadcast; ``t`` itself where there was none. See
+    `broadcast_to`.
+    """
     return t if t.shape == tuple(shape) else _sum_to(t, tuple(shape), dropped)
 
 
 @_sum_to.vjp
-def sum_to_vjp(dy: Tensor, y: Tensor, t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...]) -> Tensor:
+def sum_to_vjp(
+    dy: Tensor, y: Tensor, t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...]
+) -> Tensor:
     """Repeat the gradient along the summed axes."""
     return broadcast_to(dy, t.shape, dropped)
 

@@ -1,4 +1,6 @@
-"""Calling graphs: `call`, `repeat` and `conditional`, and the records that link a call with its graph."""
+"""Calling graphs: `call`, `repeat` and `conditional`, and the records that link a call with its
+graph.
+"""
 
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -16,7 +18,11 @@ def _call(graph: Graph, inputs: Tuple[Any, ...]) -> Tuple[TensorSpec, ...]:
     return tuple(t.spec for t in graph.outputs)
 
 
-@op(name="repeat", effects=("control",), names=lambda graph, repeat_count, inputs: output_names(graph))
+@op(
+    name="repeat",
+    effects=("control",),
+    names=lambda graph, repeat_count, inputs: output_names(graph),
+)
 def _repeat(graph: Graph, repeat_count: int, inputs: Tuple[Any, ...]) -> Tuple[TensorSpec, ...]:
     """Run a graph repeat_count times, its outputs becoming its first inputs."""
     return tuple(t.spec for t in graph.outputs)
@@ -28,7 +34,9 @@ def output_names(graph: Graph) -> List[str]:
 
 
 class CallSiteInfo:
-    """Links a call or repeat with the graph it calls. Inputs and outputs are live: autodiff may add outputs."""
+    """Links a call or repeat with the graph it calls. Inputs and outputs are live: autodiff may add
+    outputs.
+    """
 
     def __init__(self, subgraph_op: Op) -> None:
         self._op = subgraph_op
@@ -80,7 +88,8 @@ class CallSiteInfo:
             if inner is graph_tensor:
                 return outer
         raise ValueError(
-            f"graph_to_parent: got %{graph_tensor.name}; expected an input or output of graph '{graph.name}'."
+            f"graph_to_parent: got %{graph_tensor.name}; expected an input or output of graph "
+            f"'{graph.name}'."
         )
 
     def _parents(self, graph_tensors: Sequence[Tensor]) -> Dict[Tensor, Tensor]:
@@ -95,11 +104,15 @@ class CallSiteInfo:
             if outer is parent_tensor:
                 return inner
         raise ValueError(
-            f"parent_to_graph: got %{parent_tensor.name}; expected an input of the call of '{self.called_graph.name}'."
+            f"parent_to_graph: got %{parent_tensor.name}; expected an input of the call of "
+            f"'{self.called_graph.name}'."
         )
 
-    def set_parent_input_modified(self, parent_tensor: Tensor, infer_modified_regions: bool = False) -> None:
-        """Declare that this call writes to that input, as a TensorByRef annotation does for every call of the graph.
+    def set_parent_input_modified(
+        self, parent_tensor: Tensor, infer_modified_regions: bool = False
+    ) -> None:
+        """Declare that this call writes to that input, as a TensorByRef annotation does for every
+        call of the graph.
 
         Raises:
             ValueError: a tensor that feeds no input of the graph.
@@ -135,9 +148,9 @@ def _operand(name: str, target: Tensor, given: Any) -> Tensor:
     check_operand(name, target.name, value, get_current_context().graph)
     if value.shape != target.shape or value.dtype is not target.dtype:
         raise GraphError(
-            f"{name}: got %{value.name}: {value.spec} for input %{target.name}: {target.spec} of graph "
-            f"'{target._graph.name}'; expected the same shape and dtype. Reshape or cast it, or build the graph for "
-            "this spec."
+            f"{name}: got %{value.name}: {value.spec} for input %{target.name}: {target.spec} of "
+            f"graph '{target._graph.name}'; expected the same shape and dtype. Reshape or cast "
+            "it, or build the graph for this spec."
         )
     return value
 
@@ -149,7 +162,8 @@ def match_inputs(
     inputs_dict: Optional[Mapping[Tensor, Any]],
     check_inputs: bool = True,
 ) -> Tuple[Tensor, ...]:
-    """The caller's tensor for each input of the graph: positional from the first, the others by the graph's tensor.
+    """The caller's tensor for each input of the graph: positional from the first, the others by the
+    graph's tensor.
 
     Raises:
         ValueError: too many or too few inputs, an input given twice, or a key that is no input.
@@ -158,21 +172,27 @@ def match_inputs(
     positional = _flat(inputs)
     if len(positional) > len(graph.inputs):
         raise ValueError(
-            f"{name}: got {len(positional)} inputs for graph '{graph.name}'; expected at most {len(graph.inputs)}."
+            f"{name}: got {len(positional)} inputs for graph '{graph.name}'; expected at most "
+            f"{len(graph.inputs)}."
         )
     values: Dict[Tensor, Any] = dict(zip(graph.inputs, positional))
     for key, value in (inputs_dict or {}).items():
         if not isinstance(key, Tensor) or key not in graph._inputs:
-            raise ValueError(f"{name}: got key {key!r} in inputs_dict; expected an input of graph '{graph.name}'.")
+            raise ValueError(
+                f"{name}: got key {key!r} in inputs_dict; expected an input of graph "
+                f"'{graph.name}'."
+            )
         if key in values:
-            raise ValueError(f"{name}: got input %{key.name} of graph '{graph.name}' twice; expected it once.")
+            raise ValueError(
+                f"{name}: got input %{key.name} of graph '{graph.name}' twice; expected it once."
+            )
         values[key] = value
     missing = [t for t in graph.inputs if t not in values]
     if missing and check_inputs:
         raise ValueError(
-            f"{name}: got no value for {', '.join(f'%{t.name}: {t.spec}' for t in missing)} of graph '{graph.name}'; "
-            f"expected all {len(graph.inputs)} inputs. Pass them in order, or in inputs_dict keyed by the graph's "
-            "tensors."
+            f"{name}: got no value for {', '.join(f'%{t.name}: {t.spec}' for t in missing)} of "
+            f"graph '{graph.name}'; expected all {len(graph.inputs)} inputs. Pass them in order, "
+            "or in inputs_dict keyed by the graph's tensors."
         )
     return tuple(_operand(name, t, values[t]) for t in graph.inputs if t in values)
 
@@ -182,11 +202,13 @@ def _check_callable(name: str, graph: Graph) -> None:
     if not isinstance(graph, Graph):
         raise TypeError(f"{name}: got {type(graph).__name__}; expected a Graph from create_graph.")
     if graph.ir is not context.ir:
-        raise GraphError(f"{name}: got graph '{graph.name}' of another Ir; expected one of Ir {context.ir.id}.")
+        raise GraphError(
+            f"{name}: got graph '{graph.name}' of another Ir; expected one of Ir {context.ir.id}."
+        )
     if graph in context._graphs:
         raise GraphError(
-            f"{name}: got graph '{graph.name or 'main'}', which is being built; expected another: graphs are not "
-            "recursive."
+            f"{name}: got graph '{graph.name or 'main'}', which is being built; expected another: "
+            "graphs are not recursive."
         )
 
 
@@ -200,8 +222,8 @@ def call_with_info(
 
     Shapes: inputs and outputs of the graph's own shapes and dtypes.
     Raises:
-        ValueError: too many or too few inputs (``check_inputs=False`` permits missing ones), a foreign tensor, an input
-            twice, another shape or dtype.
+        ValueError: too many or too few inputs (``check_inputs=False`` permits missing ones), a
+            foreign tensor, an input twice, another shape or dtype.
         TypeError: a value that is not convertible.
     """
     _check_callable("call", graph)
@@ -218,13 +240,15 @@ def call(
 
     Shapes: inputs and outputs of the graph's own shapes and dtypes.
 
-    Inputs fill the graph's inputs from the first (lists are flattened, numbers become constants); ``inputs_dict`` gives
-    the others, keyed by the graph's own tensors. By-reference inputs see the graph's writes, others never do.
+    Inputs fill the graph's inputs from the first (lists are flattened, numbers become constants);
+    ``inputs_dict`` gives the others, keyed by the graph's own tensors. By-reference inputs see the
+    graph's writes, others never do.
 
     Returns:
         The outputs, always a tuple, those that autodiff appended included.
     Raises:
-        ValueError: too many or too few inputs, a foreign tensor, an input twice, another shape or dtype.
+        ValueError: too many or too few inputs, a foreign tensor, an input twice, another shape or
+            dtype.
         TypeError: a value that is not convertible, or a graph that is none.
     """
     return call_with_info(graph, *inputs, inputs_dict=inputs_dict).outputs
@@ -246,19 +270,23 @@ def repeat_with_info(
         raise ValueError(f"repeat: got repeat_count {repeat_count}; expected 0 or more.")
     if len(graph.outputs) > len(graph.inputs):
         raise ValueError(
-            f"repeat: got graph '{graph.name}' with {len(graph.outputs)} outputs and {len(graph.inputs)} inputs; "
-            "expected no more outputs than inputs, because the outputs become the first inputs of the next iteration."
+            f"repeat: got graph '{graph.name}' with {len(graph.outputs)} outputs and "
+            f"{len(graph.inputs)} inputs; expected no more outputs than inputs, because the "
+            "outputs become the first inputs of the next iteration."
         )
     for result, first in zip(graph.outputs, graph.inputs):
         if result.shape != first.shape or result.dtype is not first.dtype:
             raise GraphError(
-                f"repeat: got output %{result.name}: {result.spec} for input %{first.name}: {first.spec} of graph "
-                f"'{graph.name}'; expected the same shape and dtype, because it becomes that input in the next "
-                "iteration."
+                f"repeat: got output %{result.name}: {result.spec} for input %{first.name}: "
+                f"{first.spec} of graph '{graph.name}'; expected the same shape and dtype, "
+                "because it becomes that input in the next iteration."
             )
     matched = match_inputs("repeat", graph, inputs, inputs_dict, check_inputs)
     return CallSiteInfo(
-        emit(_repeat.definition, {"graph": graph, "repeat_count": int(repeat_count), "inputs": matched})
+        emit(
+            _repeat.definition,
+            {"graph": graph, "repeat_count": int(repeat_count), "inputs": matched},
+        )
     )
 
 
@@ -270,10 +298,11 @@ def repeat(
 ) -> Tuple[Tensor, ...]:
     """Run a graph repeat_count times.
 
-    Shapes: inputs and outputs of the graph's own shapes and dtypes; its first outputs have those of its first inputs.
+    Shapes: inputs and outputs of the graph's own shapes and dtypes; its first outputs have those of
+        its first inputs.
 
-    Its N outputs become its first N inputs of the next iteration; other inputs keep the caller's value, except that
-    writes to by-reference ones accumulate.
+    Its N outputs become its first N inputs of the next iteration; other inputs keep the caller's
+    value, except that writes to by-reference ones accumulate.
 
     Returns:
         The outputs of the last iteration; the first N inputs when the count is 0.

@@ -13,21 +13,25 @@ from popxl.values import Tensor, TensorSpec
 
 @op(host=lambda t, data_type: t.astype(data_type.as_numpy()), names="{t}_{data_type.name}")
 def cast(t: Tensor, data_type: dtype) -> TensorSpec:
-    """Convert the element type: floating point to the nearest, or truncated towards zero if the target is an integer.
+    """Convert the element type: floating point to the nearest, or truncated towards zero if the
+    target is an integer.
 
     Shapes: t [a], any dtype but float8 -> [a] of data_type.
     Raises:
-        DTypeError: for a float8 type on either side, which pow2scale_cast_to_fp8 and pow2scale_cast_from_fp8 convert;
-            from sessions, from complex numbers to others.
+        DTypeError: for a float8 type on either side, which pow2scale_cast_to_fp8 and
+            pow2scale_cast_from_fp8 convert; from sessions, from complex numbers to others.
     """
     for what, given in (("t", t.dtype), ("data_type", data_type)):
         if given in FORMATS:
             raise DTypeError(
-                f"cast: got {what} {given.name}; expected a type of 16 bits or more. Use the pow2scale_cast ops for "
-                f"float8."
+                f"cast: got {what} {given.name}; expected a type of 16 bits or more. Use the "
+                "pow2scale_cast ops for float8."
             )
     if t.dtype.is_complex and not data_type.is_complex:
-        error = f"cast: got t {t.spec} and data_type {data_type.name}; expected a complex type for complex numbers."
+        error = (
+            f"cast: got t {t.spec} and data_type {data_type.name}; expected a complex type for "
+            "complex numbers."
+        )
         refuse_to_execute(DTypeError(f"{error} Their imaginary part has no place in another."))
     return TensorSpec(t.shape, data_type, t.meta_shape)
 
@@ -57,7 +61,8 @@ WIDE = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> TensorSpec:
     """``t * 2**log2_scale``, rounded once to the nearest float8, ties to the even code.
 
-    Numbers beyond the type's largest (240 or 57344) become the largest, infinities too. NaN stays NaN.
+    Numbers beyond the type's largest (240 or 57344) become the largest, infinities too. NaN stays
+    NaN.
 
     Shapes: t [a], 16 or 32 bits wide; log2_scale [], int32 -> [a] of data_type.
     Args:
@@ -70,9 +75,13 @@ def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> Te
     """
     name = "pow2scale_cast_to_fp8"
     if t.dtype not in WIDE:
-        raise DTypeError(f"{name}: got t {t.spec}; expected float16, bfloat16 or float32. Cast it with ops.cast.")
+        raise DTypeError(
+            f"{name}: got t {t.spec}; expected float16, bfloat16 or float32. Cast it with ops.cast."
+        )
     if data_type not in FORMATS:
-        raise DTypeError(f"{name}: got data_type {data_type}; expected popxl.float8_143 or popxl.float8_152.")
+        raise DTypeError(
+            f"{name}: got data_type {data_type}; expected popxl.float8_143 or popxl.float8_152."
+        )
     check_log2_scale(name, log2_scale)
     return TensorSpec(t.shape, data_type, t.meta_shape)
 
@@ -92,7 +101,9 @@ def pow2scale_cast_from_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> 
     name = "pow2scale_cast_from_fp8"
     check_float8(name, t=t)
     if data_type not in WIDE:
-        raise DTypeError(f"{name}: got data_type {data_type}; expected popxl.float16, bfloat16 or float32.")
+        raise DTypeError(
+            f"{name}: got data_type {data_type}; expected popxl.float16, bfloat16 or float32."
+        )
     check_log2_scale(name, log2_scale)
     return TensorSpec(t.shape, data_type, t.meta_shape)
 

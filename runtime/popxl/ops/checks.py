@@ -1,6 +1,8 @@
-"""What op declarations share: checks of operands, axes and broadcasting, and constructors of elementwise families.
+"""What op declarations share: checks of operands, axes and broadcasting, and constructors of
+elementwise families.
 
-As in PopXL, building a program does not ask which numbers an op computes with: checks of that refuse to execute it.
+As in PopXL, building a program does not ask which numbers an op computes with: checks of that
+refuse to execute it.
 """
 
 import sys
@@ -19,7 +21,9 @@ Axis = Optional[Union[int, Iterable[int]]]
 
 
 def refuse_to_execute(error: Exception) -> None:
-    """Note why the op that is being added cannot be executed: it is built, and sessions raise this error."""
+    """Note why the op that is being added cannot be executed: it is built, and sessions raise this
+    error.
+    """
     context = get_current_context()
     context.refusal = context.refusal or error
 
@@ -28,7 +32,9 @@ def check_numeric(name: str, **tensors: Tensor) -> None:
     """Refuse to execute unless every tensor holds numbers (bool does not count)."""
     for parameter, t in tensors.items():
         if not (t.dtype.is_int or t.dtype.is_floating_point or t.dtype.is_complex) or _is_float8(t):
-            refuse_to_execute(DTypeError(f"{name}: got {parameter} {t.spec}; expected numbers. {_cast_of(t)}"))
+            refuse_to_execute(
+                DTypeError(f"{name}: got {parameter} {t.spec}; expected numbers. {_cast_of(t)}")
+            )
 
 
 def check_real(name: str, **tensors: Tensor) -> None:
@@ -41,7 +47,10 @@ def check_not_complex(name: str, **tensors: Tensor) -> None:
     """Refuse to execute if a tensor is complex, for ops that ask which element is larger."""
     for parameter, t in tensors.items():
         if t.dtype.is_complex:
-            error = f"{name}: got {parameter} {t.spec}; expected real numbers. Complex ones are not ordered."
+            error = (
+                f"{name}: got {parameter} {t.spec}; expected real numbers. Complex ones are not "
+                "ordered."
+            )
             refuse_to_execute(DTypeError(error))
 
 
@@ -49,7 +58,10 @@ def check_floating(name: str, **tensors: Tensor) -> None:
     """Refuse to execute unless every tensor is floating point of 16 bits or more."""
     for parameter, t in tensors.items():
         if not t.dtype.is_floating_point or _is_float8(t):
-            error = f"{name}: got {parameter} {t.spec}; expected floating point of 16 bits or more. {_cast_of(t)}"
+            error = (
+                f"{name}: got {parameter} {t.spec}; expected floating point of 16 bits or more. "
+                f"{_cast_of(t)}"
+            )
             refuse_to_execute(DTypeError(error))
 
 
@@ -70,17 +82,24 @@ def _cast_of(t: Tensor) -> str:
 
 
 def check_not_float8(name: str, **tensors: Tensor) -> None:
-    """Refuse to execute if a tensor is float8, which only casts and scaled products compute with."""
+    """Refuse to execute if a tensor is float8, which only casts and scaled products compute
+    with.
+    """
     for parameter, t in tensors.items():
         if _is_float8(t):
-            error = f"{name}: got {parameter} {t.spec}; expected another type than float8. {_cast_of(t)}"
+            error = (
+                f"{name}: got {parameter} {t.spec}; expected another type than float8. "
+                f"{_cast_of(t)}"
+            )
             refuse_to_execute(DTypeError(error))
 
 
 def check_indices(name: str, parameter: str, indices: Tensor) -> None:
     """Refuse to execute unless ``indices`` are integers."""
     if not indices.dtype.is_int:
-        error = f"{name}: got {parameter} {indices.spec}; expected integers. Cast them to popxl.int32."
+        error = (
+            f"{name}: got {parameter} {indices.spec}; expected integers. Cast them to popxl.int32."
+        )
         refuse_to_execute(DTypeError(error))
 
 
@@ -89,17 +108,21 @@ def check_float8(name: str, **tensors: Tensor) -> None:
     for parameter, t in tensors.items():
         if not _is_float8(t):
             raise DTypeError(
-                f"{name}: got {parameter} {t.spec}; expected float8_143 or float8_152. Cast it with "
-                "ops.pow2scale_cast_to_fp8."
+                f"{name}: got {parameter} {t.spec}; expected float8_143 or float8_152. Cast it "
+                "with ops.pow2scale_cast_to_fp8."
             )
 
 
 def check_log2_scale(name: str, log2_scale: Tensor) -> None:
     """DTypeError or ShapeError unless ``log2_scale`` is a scalar of int32."""
     if log2_scale.dtype is not dtypes.int32:
-        raise DTypeError(f"{name}: got log2_scale {log2_scale.spec}; expected int32. Cast it with ops.cast.")
+        raise DTypeError(
+            f"{name}: got log2_scale {log2_scale.spec}; expected int32. Cast it with ops.cast."
+        )
     if log2_scale.shape:
-        raise ShapeError(f"{name}: got log2_scale {log2_scale.spec}; expected a scalar, shape []. Reshape it.")
+        raise ShapeError(
+            f"{name}: got log2_scale {log2_scale.spec}; expected a scalar, shape []. Reshape it."
+        )
 
 
 def check_same_dtype(name: str, **tensors: Tensor) -> None:
@@ -109,7 +132,9 @@ def check_same_dtype(name: str, **tensors: Tensor) -> None:
 
 
 def check_computes_in_one_dtype(name: str, **tensors: Tensor) -> None:
-    """Refuse to execute unless all tensors have one dtype, where the first one's is the result's anyway."""
+    """Refuse to execute unless all tensors have one dtype, where the first one's is the result's
+    anyway.
+    """
     if error := _unequal(name, tensors):
         refuse_to_execute(error)
 
@@ -118,7 +143,9 @@ def _unequal(name: str, tensors: Mapping[str, Tensor]) -> Optional[DTypeError]:
     if len({t.dtype for t in tensors.values()}) <= 1:
         return None
     given = ", ".join(f"{parameter} {t.spec}" for parameter, t in tensors.items())
-    return DTypeError(f"{name}: got {given}; expected equal dtypes. Cast one operand with ops.cast.")
+    return DTypeError(
+        f"{name}: got {given}; expected equal dtypes. Cast one operand with ops.cast."
+    )
 
 
 def check_scalar(name: str, parameter: str, value: Any) -> None:
@@ -126,11 +153,13 @@ def check_scalar(name: str, parameter: str, value: Any) -> None:
     if isinstance(value, Tensor):
         if value.nelms != 1:
             raise ShapeError(
-                f"{name}: got {parameter} {value.spec}; expected a number or a tensor of one element. Reduce it first."
+                f"{name}: got {parameter} {value.spec}; expected a number or a tensor of one "
+                "element. Reduce it first."
             )
     elif not isinstance(value, (int, float, np.number)):
         raise DTypeError(
-            f"{name}: got {parameter} = {type(value).__name__}; expected a number or a tensor of one element."
+            f"{name}: got {parameter} = {type(value).__name__}; expected a number or a tensor "
+            "of one element."
         )
 
 
@@ -141,13 +170,15 @@ def broadcast_shape(name: str, **tensors: Tensor) -> Tuple[int, ...]:
     except ValueError:
         given = " and ".join(f"{parameter} {t.spec}" for parameter, t in tensors.items())
         raise ShapeError(
-            f"{name}: got {given}; expected shapes that broadcast: equal, or 1, from the last axis. Reshape one "
-            f"operand."
+            f"{name}: got {given}; expected shapes that broadcast: equal, or 1, from the last "
+            "axis. Reshape one operand."
         ) from None
 
 
 def broadcast_spec(name: str, **tensors: Tensor) -> TensorSpec:
-    """Spec of an elementwise result: broadcast shape, common dtype, and an operand's meta_shape if it is a shard."""
+    """Spec of an elementwise result: broadcast shape, common dtype, and an operand's meta_shape if
+    it is a shard.
+    """
     check_same_dtype(name, **tensors)
     shape = broadcast_shape(name, **tensors)
     first = next(iter(tensors.values()))
@@ -158,15 +189,22 @@ def broadcast_spec(name: str, **tensors: Tensor) -> TensorSpec:
 def normalise_axis(name: str, t: Tensor, axis: int) -> int:
     """``axis`` counted from the front. ShapeError if ``t`` has no such axis."""
     if not -t.rank <= axis < t.rank:
-        raise ShapeError(f"{name}: got axis {axis} for t {t.spec}; expected {-t.rank} <= axis < {t.rank}.")
+        raise ShapeError(
+            f"{name}: got axis {axis} for t {t.spec}; expected {-t.rank} <= axis < {t.rank}."
+        )
     return int(axis) % t.rank
 
 
 def normalise_axes(name: str, t: Tensor, axis: Axis) -> Tuple[int, ...]:
-    """The axes that ``axis`` names, ascending: all of them for None. ShapeError for an unknown or repeated axis."""
+    """The axes that ``axis`` names, ascending: all of them for None. ShapeError for an unknown or
+    repeated axis.
+    """
     if axis is None:
         return tuple(range(t.rank))
-    axes = [normalise_axis(name, t, a) for a in ((axis,) if isinstance(axis, (int, np.integer)) else axis)]
+    axes = [
+        normalise_axis(name, t, a)
+        for a in ((axis,) if isinstance(axis, (int, np.integer)) else axis)
+    ]
     if len(set(axes)) != len(axes):
         raise ShapeError(f"{name}: got axis {axis} for t {t.spec}; expected each axis once.")
     return tuple(sorted(axes))
@@ -204,7 +242,8 @@ def unary(
         f"Raises:\n    DTypeError: from sessions, if t is not {takes}."
     )
     result = op(host=host)(fn)
-    result.definition.file = family.f_code.co_filename  # the family's, where its rules are to be found
+    # the family's, where its rules are to be found
+    result.definition.file = family.f_code.co_filename
     result.vjp(vjp)
     result.cost(lambda y, t: Cost(flops=flops * y.nelms))
     return result
@@ -231,12 +270,13 @@ def binary(
     family = sys._getframe(1)
     fn.__name__, fn.__module__ = name, family.f_globals["__name__"]
     fn.__doc__ = (
-        f"{doc}\n\nShapes: lhs [a], rhs [b], {takes} of one dtype -> [broadcast(a, b)], the same dtype.\n"
-        f"Raises:\n    DTypeError: if the dtypes differ; from sessions, if they are not {takes}.\n"
-        "    ShapeError: if the shapes do not broadcast."
+        f"{doc}\n\nShapes: lhs [a], rhs [b], {takes} of one dtype -> [broadcast(a, b)], the same "
+        "dtype.\nRaises:\n    DTypeError: if the dtypes differ; from sessions, if they are not "
+        f"{takes}.\n    ShapeError: if the shapes do not broadcast."
     )
     result = op(host=host)(fn)
-    result.definition.file = family.f_code.co_filename  # the family's, where its rules are to be found
+    # the family's, where its rules are to be found
+    result.definition.file = family.f_code.co_filename
     result.vjp(vjp)
     result.cost(elementwise_cost)
     return result

@@ -55,9 +55,9 @@ def _logical(name: str, doc: str, host: Any) -> OpFunction[..., Tensor]:
 
     fn.__name__, fn.__module__ = name, __name__
     fn.__doc__ = (
-        f"{doc} Numbers are true where they are not zero.\n\nShapes: lhs [a], rhs [b], any dtypes but float8 -> "
-        f"[broadcast(a, b)], bool.\n"
-        "Raises:\n    ShapeError: if the shapes do not broadcast.\n    DTypeError: from sessions, if one is float8."
+        f"{doc} Numbers are true where they are not zero.\n\nShapes: lhs [a], rhs [b], any dtypes "
+        "but float8 -> [broadcast(a, b)], bool.\nRaises:\n    ShapeError: if the shapes do not "
+        "broadcast.\n    DTypeError: from sessions, if one is float8."
     )
     return op(differentiable=False, host=host)(fn)
 

@@ -12,16 +12,26 @@ from popxl.ops.utils import check_in_graph
 from popxl.values import Tensor, TensorSpec
 
 
-@op(name="conditional", effects=("control",), names=lambda then_branch, **_: output_names(then_branch))
+@op(
+    name="conditional",
+    effects=("control",),
+    names=lambda then_branch, **_: output_names(then_branch),
+)
 def _conditional(
-    cond: Tensor, then_branch: Graph, else_branch: Graph, then_inputs: Tuple[Any, ...], else_inputs: Tuple[Any, ...]
+    cond: Tensor,
+    then_branch: Graph,
+    else_branch: Graph,
+    then_inputs: Tuple[Any, ...],
+    else_inputs: Tuple[Any, ...],
 ) -> Tuple[TensorSpec, ...]:
     """Run then_branch where cond is true, else_branch otherwise."""
     return tuple(t.spec for t in then_branch.outputs)
 
 
 class ConditionalSiteInfo(CallSiteInfo):
-    """Links a conditional with its two graphs. Parent inputs: the condition, then's inputs, else's inputs."""
+    """Links a conditional with its two graphs. Parent inputs: the condition, then's inputs, else's
+    inputs.
+    """
 
     def __init__(self, subgraph_op: Op) -> None:
         super().__init__(subgraph_op)
@@ -41,10 +51,14 @@ class ConditionalSiteInfo(CallSiteInfo):
         return len(self._op.arguments["then_inputs"]), len(self._op.arguments["else_inputs"])
 
     def is_parent_index_in_then_branch(self, idx: int) -> bool:
-        """Whether the parent's input belongs to the then branch. IndexError if it belongs to neither."""
+        """Whether the parent's input belongs to the then branch. IndexError if it belongs to
+        neither.
+        """
         then, other = self._sizes()
         if not 1 <= idx <= then + other:
-            raise IndexError(f"conditional site: got input index {idx}; expected 1 <= index <= {then + other}.")
+            raise IndexError(
+                f"conditional site: got input index {idx}; expected 1 <= index <= {then + other}."
+            )
         return idx <= then
 
     def graph_to_parent_input_index(self, idx: int, then_branch: bool = True) -> int:
@@ -52,7 +66,8 @@ class ConditionalSiteInfo(CallSiteInfo):
         then, other = self._sizes()
         if not 0 <= idx < (then if then_branch else other):
             raise IndexError(
-                f"conditional site: got branch input {idx}; expected less than {then if then_branch else other}."
+                f"conditional site: got branch input {idx}; expected less than "
+                f"{then if then_branch else other}."
             )
         return 1 + idx if then_branch else 1 + then + idx
 
@@ -68,14 +83,19 @@ class ConditionalSiteInfo(CallSiteInfo):
     def parent_to_graph_output_index(self, idx: int, then_branch: bool = True) -> int:
         """Branch's index of an output: the same in both. IndexError if invalid."""
         if not 0 <= idx < len(self.outputs):
-            raise IndexError(f"conditional site: got output index {idx}; expected less than {len(self.outputs)}.")
+            raise IndexError(
+                f"conditional site: got output index {idx}; expected less than {len(self.outputs)}."
+            )
         return idx
 
     def _pairs(self) -> List[Tuple[Tensor, Tensor]]:
         a = self._op.arguments
         return [
             pair
-            for graph, inputs in ((a["then_branch"], a["then_inputs"]), (a["else_branch"], a["else_inputs"]))
+            for graph, inputs in (
+                (a["then_branch"], a["then_inputs"]),
+                (a["else_branch"], a["else_inputs"]),
+            )
             for pair in (*zip(graph.inputs, inputs), *zip(graph.outputs, self.outputs))
         ]
 
@@ -85,7 +105,8 @@ class ConditionalSiteInfo(CallSiteInfo):
             if inner is graph_tensor:
                 return outer
         raise ValueError(
-            f"graph_to_parent: got %{graph_tensor.name}; expected an input or output of one of the branches."
+            f"graph_to_parent: got %{graph_tensor.name}; expected an input or output of one "
+            "of the branches."
         )
 
     def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:
@@ -93,13 +114,17 @@ class ConditionalSiteInfo(CallSiteInfo):
         for inner, outer in self._pairs():
             if outer is parent_tensor and outer not in self.outputs:
                 return inner
-        raise ValueError(f"parent_to_graph: got %{parent_tensor.name}; expected an input of one of the branches.")
+        raise ValueError(
+            f"parent_to_graph: got %{parent_tensor.name}; expected an input of one of the branches."
+        )
 
-    def set_parent_input_modified(self, parent_tensor: Tensor, infer_modified_regions: bool = True) -> None:
+    def set_parent_input_modified(
+        self, parent_tensor: Tensor, infer_modified_regions: bool = True
+    ) -> None:
         """By-reference inputs of conditionals do not exist. NotImplementedError."""
         raise NotImplementedError(
-            "conditional: got an input to be written; expected none: branches take no input by reference. Return the "
-            "new value instead."
+            "conditional: got an input to be written; expected none: branches take no input by "
+            "reference. Return the new value instead."
         )
 
 
@@ -124,15 +149,20 @@ def conditional_with_info(
     _check_callable("conditional", else_branch)
     if then_branch._by_ref_inputs or else_branch._by_ref_inputs:
         raise NotImplementedError(
-            "conditional: got a branch with by-reference inputs; expected none. Return the new value instead."
+            "conditional: got a branch with by-reference inputs; expected none. Return the "
+            "new value instead."
         )
     _check_branches(cond, then_branch, else_branch)
     arguments = {
         "cond": cond,
         "then_branch": then_branch,
         "else_branch": else_branch,
-        "then_inputs": match_inputs("conditional", then_branch, _seq(then_inputs), then_inputs_dict, check_inputs),
-        "else_inputs": match_inputs("conditional", else_branch, _seq(else_inputs), else_inputs_dict, check_inputs),
+        "then_inputs": match_inputs(
+            "conditional", then_branch, _seq(then_inputs), then_inputs_dict, check_inputs
+        ),
+        "else_inputs": match_inputs(
+            "conditional", else_branch, _seq(else_inputs), else_inputs_dict, check_inputs
+        ),
     }
     return ConditionalSiteInfo(emit(_conditional.definition, arguments))
 
@@ -147,7 +177,8 @@ def _check_branches(cond: Tensor, then_branch: Graph, else_branch: Graph) -> Non
         raise ValueError(f"conditional: got condition {cond!r}; expected a scalar tensor.")
     if cond.dtype is not dtypes.bool:
         raise TypeError(
-            f"conditional: got condition %{cond.name}: {cond.spec}; expected a bool scalar. Compare or cast it."
+            f"conditional: got condition %{cond.name}: {cond.spec}; expected a bool scalar. "
+            "Compare or cast it."
         )
     if len(then_branch.outputs) != len(else_branch.outputs):
         raise ValueError(
@@ -157,7 +188,8 @@ def _check_branches(cond: Tensor, then_branch: Graph, else_branch: Graph) -> Non
     for a, b in zip(then_branch.outputs, else_branch.outputs):
         if a.spec != b.spec:
             raise GraphError(
-                f"conditional: got outputs %{a.name}: {a.spec} and %{b.name}: {b.spec}; expected equal specs."
+                f"conditional: got outputs %{a.name}: {a.spec} and %{b.name}: {b.spec}; "
+                "expected equal specs."
             )
 
 
@@ -172,7 +204,8 @@ def conditional(
 ) -> Tuple[Tensor, ...]:
     """Run then_branch where the bool scalar is true, else_branch otherwise.
 
-    Shapes: cond [], bool; inputs of each branch as it has them -> outputs, of one spec in both branches.
+    Shapes: cond [], bool; inputs of each branch as it has them -> outputs, of one spec in both
+        branches.
     Raises:
         TypeError: the condition is no tensor, or not bool.
         ValueError: the branches have different numbers of outputs, or inputs do not match.

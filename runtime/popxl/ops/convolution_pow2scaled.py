@@ -1,11 +1,19 @@
-"""Convolutions of float8 tensors with a scale. Products are exact, sums are float32, the result is rounded once."""
+"""Convolutions of float8 tensors with a scale. Products are exact, sums are float32, the result is
+rounded once.
+"""
 
 from typing import Any, List, Optional
 
 from popxl import dtypes
 from popxl.opdef import Cost, op
 from popxl.ops.checks import check_float8, check_log2_scale
-from popxl.ops.convolution import Windows, conv_cost, conv_transpose_cost, conv_transpose_windows, conv_windows
+from popxl.ops.convolution import (
+    Windows,
+    conv_cost,
+    conv_transpose_cost,
+    conv_transpose_windows,
+    conv_windows,
+)
 from popxl.ops.windows import Numbers, PadType
 from popxl.values import Tensor, TensorSpec
 
@@ -36,10 +44,14 @@ def _conv_transpose_pow2scaled(
     available_memory_proportions: Optional[List[float]],
     enable_conv_dithering: Optional[List[int]],
 ) -> TensorSpec:
-    """The transpose of the scaled convolution with these windows; `conv_transpose_pow2scaled` documents it."""
+    """The transpose of the scaled convolution with these windows; `conv_transpose_pow2scaled`
+    documents it.
+    """
     check_float8("conv_transpose_pow2scaled", t=t, weight=weight)
     check_log2_scale("conv_transpose_pow2scaled", log2_scale)
-    return TensorSpec((t.shape[0], weight.shape[1] * groups, *(w.size for w in windows)), dtypes.float16)
+    return TensorSpec(
+        (t.shape[0], weight.shape[1] * groups, *(w.size for w in windows)), dtypes.float16
+    )
 
 
 @_conv_pow2scaled.cost
@@ -70,9 +82,11 @@ def conv_pow2scaled(
     available_memory_proportions: Optional[List[float]] = None,
     enable_conv_dithering: Optional[List[int]] = None,
 ) -> Tensor:
-    """`conv` of float8 tensors times ``2**log2_scale``, accumulated in float32 and rounded once to float16.
+    """`conv` of float8 tensors times ``2**log2_scale``, accumulated in float32 and rounded once to
+    float16.
 
-    Shapes: as for `conv`; t and weight float8, of one or both types; log2_scale [], int32 -> float16.
+    Shapes: as for `conv`; t and weight float8, of one or both types; log2_scale [], int32 ->
+        float16.
     Args:
         log2_scale: from -32 to 31; another value is a ValueError when the program runs.
         stride, padding, dilation, groups, pad_type: as for `conv`.
@@ -81,8 +95,12 @@ def conv_pow2scaled(
         ShapeError, ValueError: as `conv`, or if the scale is not a scalar.
         DTypeError: if an operand is not float8, or the scale is not int32.
     """
-    windows = conv_windows("conv_pow2scaled", t, weight, stride, padding, dilation, groups, pad_type)
-    return _conv_pow2scaled(t, weight, log2_scale, windows, groups, available_memory_proportions, enable_conv_dithering)
+    windows = conv_windows(
+        "conv_pow2scaled", t, weight, stride, padding, dilation, groups, pad_type
+    )
+    return _conv_pow2scaled(
+        t, weight, log2_scale, windows, groups, available_memory_proportions, enable_conv_dithering
+    )
 
 
 def conv_transpose_pow2scaled(
@@ -99,21 +117,32 @@ def conv_transpose_pow2scaled(
     available_memory_proportions: Optional[List[float]] = None,
     enable_conv_dithering: Optional[List[int]] = None,
 ) -> Tensor:
-    """`conv_transpose` of float8 tensors times ``2**log2_scale``, accumulated in float32 and rounded once to float16.
+    """`conv_transpose` of float8 tensors times ``2**log2_scale``, accumulated in float32 and
+    rounded once to float16.
 
-    Shapes: as for `conv_transpose`; t and weight float8, of one or both types; log2_scale [], int32 -> float16.
+    Shapes: as for `conv_transpose`; t and weight float8, of one or both types; log2_scale [], int32
+        -> float16.
     Args:
         log2_scale: from -32 to 31; another value is a ValueError when the program runs.
-        stride, padding, dilation, groups, pad_type, output_padding, output_shape: as for `conv_transpose`.
+        stride, padding, dilation, groups, pad_type, output_padding, output_shape: as for
+            `conv_transpose`.
         available_memory_proportions, enable_conv_dithering: kept; have no effect here.
     Raises:
         ShapeError, ValueError: as `conv_transpose`, or if the scale is not a scalar.
         DTypeError: if an operand is not float8, or the scale is not int32.
     """
     windows = conv_transpose_windows(
-        "conv_transpose_pow2scaled", t, weight, stride, padding, dilation, groups, pad_type, output_padding,
+        "conv_transpose_pow2scaled",
+        t,
+        weight,
+        stride,
+        padding,
+        dilation,
+        groups,
+        pad_type,
+        output_padding,
         output_shape,
-    )  # fmt: skip
+    )
     return _conv_transpose_pow2scaled(
         t, weight, log2_scale, windows, groups, available_memory_proportions, enable_conv_dithering
     )

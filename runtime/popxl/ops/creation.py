@@ -16,7 +16,11 @@ FloatFormat = Literal["auto", "fixed", "scientific", "none"]
 
 
 def _init_on_host(
-    shape: Iterable[int], dtype: dtypes.dtype, name: Optional[str], init_type: str, meta_shape: Optional[Iterable[int]]
+    shape: Iterable[int],
+    dtype: dtypes.dtype,
+    name: Optional[str],
+    init_type: str,
+    meta_shape: Optional[Iterable[int]],
 ) -> np.ndarray:
     return np.zeros(tuple(shape), dtype.as_numpy())
 
@@ -33,7 +37,8 @@ def init(
     init_type: Union[Literal["zero"], Literal["undef"]] = "zero",
     meta_shape: Optional[Iterable[int]] = None,
 ) -> TensorSpec:
-    """A new tensor, made afresh on every execution: zeros, or undefined contents that the program overwrites.
+    """A new tensor, made afresh on every execution: zeros, or undefined contents that the program
+    overwrites.
 
     Shapes: -> shape, of dtype.
     Args:
@@ -87,7 +92,9 @@ def io_tile_copy(t: Tensor) -> Tensor:
     return y
 
 
-@op(name="ipu_copy", views=("t",), host=lambda t, destination, source: t, names="{t}_c{destination}")
+@op(
+    name="ipu_copy", views=("t",), host=lambda t, destination, source: t, names="{t}_c{destination}"
+)
 def _ipu_copy(t: Tensor, destination: int, source: int) -> TensorSpec:
     """The same value on another virtual device."""
     return t.spec
@@ -119,7 +126,8 @@ def ipu_copy(t: Tensor, destination: int, source: Optional[int] = None) -> Tenso
             source = t.ipu
         except UndefinedValue:
             raise ValueError(
-                f"ipu_copy: got %{t.name}, whose device is not known; expected source. Pass source=."
+                f"ipu_copy: got %{t.name}, whose device is not known; expected source. Pass "
+                "source=."
             ) from None
     y: Tensor = _ipu_copy(t, destination, source)
     assert y._op is not None
@@ -143,12 +151,17 @@ def _print_tensor(
     close_bracket: str,
 ) -> TensorSpec:
     """The same value, printed; `print_tensor` documents it."""
-    for name, text in (("separator", separator), ("open_bracket", open_bracket), ("close_bracket", close_bracket)):
+    for name, text in (
+        ("separator", separator),
+        ("open_bracket", open_bracket),
+        ("close_bracket", close_bracket),
+    ):
         if len(text) != 1:
             raise ValueError(f"print_tensor: got {name} {text!r}; expected one character.")
     if float_format not in ("auto", "fixed", "scientific", "none"):
         raise ValueError(
-            f"print_tensor: got float_format {float_format!r}; expected 'auto', 'fixed', 'scientific' or 'none'."
+            f"print_tensor: got float_format {float_format!r}; expected 'auto', 'fixed', "
+            "'scientific' or 'none'."
         )
     return t.spec
 
@@ -181,12 +194,13 @@ def print_tensor(
     open_bracket: str = "[",
     close_bracket: str = "]",
 ) -> Tensor:
-    """Print a value to stderr whenever it is computed, on every replica, and return it for use downstream.
+    """Print a value to stderr whenever it is computed, on every replica, and return it for use
+    downstream.
 
     Shapes: t [a], any dtype -> [a], t's dtype.
     Args:
-        title: what the value is called in print; default: ``print_`` and the tensor's name. The gradient's has
-            ``_gradient`` at its end.
+        title: what the value is called in print; default: ``print_`` and the tensor's name. The
+            gradient's has ``_gradient`` at its end.
         print_self: whether to print the value.
         print_gradient: whether to print the value's gradient when that is computed.
         summarise_threshold: print only the edges of tensors with more elements than this.
@@ -194,14 +208,25 @@ def print_tensor(
         max_line_width: characters.
         digits: digits after the decimal point.
     Raises:
-        ValueError: unless separator and brackets are one character each, or for another float_format.
+        ValueError: unless separator and brackets are one character each, or for another
+            float_format.
     """
     if title is None and isinstance(t, Tensor):
         title = f"print_{t.name}"
     result: Tensor = _print_tensor(
-        t, title, print_self, print_gradient, summarise_threshold, edge_items, max_line_width, digits, float_format,
-        separator, open_bracket, close_bracket,
-    )  # fmt: skip
+        t,
+        title,
+        print_self,
+        print_gradient,
+        summarise_threshold,
+        edge_items,
+        max_line_width,
+        digits,
+        float_format,
+        separator,
+        open_bracket,
+        close_bracket,
+    )
     return result
 
 
@@ -214,10 +239,13 @@ def remote_code_load(graph: Graph, destination: CODE_LOCATION) -> None:
     """
     if graph is get_current_graph():
         raise ValueError(
-            f"remote_code_load: got the current graph '{graph.name or 'main'}'; expected a graph to be called from it."
+            f"remote_code_load: got the current graph '{graph.name or 'main'}'; expected a "
+            "graph to be called from it."
         )
     if destination != "executable":
-        raise NotImplementedError(f"remote_code_load: got destination {destination!r}; expected 'executable'.")
+        raise NotImplementedError(
+            f"remote_code_load: got destination {destination!r}; expected 'executable'."
+        )
 
 
 def code_copy(graph: Graph, source: CODE_LOCATION, destination: CODE_LOCATION) -> None:

@@ -13,7 +13,9 @@ TRANSCENDENTAL = 8
 
 
 def _grad_op(name: str, doc: str, flops: int) -> OpFunction[..., Tensor]:
-    """An op ``(dy, at) -> gradient`` of an elementwise function, whose derivative is a function of ``at``."""
+    """An op ``(dy, at) -> gradient`` of an elementwise function, whose derivative is a function of
+    ``at``.
+    """
 
     def fn(dy: Tensor, at: Tensor) -> TensorSpec:
         check_floating(name, dy=dy, at=at)
@@ -34,7 +36,9 @@ swish_grad = _grad_op("swish_grad", "Gradient of swish from its operand.", 2 * T
 
 exp = unary("exp", "Elementwise e**t.", lambda dy, y, t: mul(dy, y), flops=TRANSCENDENTAL)
 exp_ = inplace(exp, "t")
-log = unary("log", "Elementwise natural logarithm.", lambda dy, y, t: div(dy, t), flops=TRANSCENDENTAL)
+log = unary(
+    "log", "Elementwise natural logarithm.", lambda dy, y, t: div(dy, t), flops=TRANSCENDENTAL
+)
 log2 = unary(
     "log2",
     "Elementwise logarithm to base 2.",
@@ -42,11 +46,21 @@ log2 = unary(
     flops=TRANSCENDENTAL,
 )
 sqrt = unary("sqrt", "Elementwise square root.", lambda dy, y, t: div(scale(dy, 0.5), y))
-sin = unary("sin", "Elementwise sine, t in radians.", lambda dy, y, t: mul(dy, cos(t)), flops=TRANSCENDENTAL)
-cos: Any = unary(
-    "cos", "Elementwise cosine, t in radians.", lambda dy, y, t: negate(mul(dy, sin(t))), flops=TRANSCENDENTAL
+sin = unary(
+    "sin", "Elementwise sine, t in radians.", lambda dy, y, t: mul(dy, cos(t)), flops=TRANSCENDENTAL
 )
-tanh = unary("tanh", "Elementwise hyperbolic tangent.", lambda dy, y, t: tanh_grad(dy, y), flops=TRANSCENDENTAL)
+cos: Any = unary(
+    "cos",
+    "Elementwise cosine, t in radians.",
+    lambda dy, y, t: negate(mul(dy, sin(t))),
+    flops=TRANSCENDENTAL,
+)
+tanh = unary(
+    "tanh",
+    "Elementwise hyperbolic tangent.",
+    lambda dy, y, t: tanh_grad(dy, y),
+    flops=TRANSCENDENTAL,
+)
 ceil = unary("ceil", "Elementwise smallest integer not below t.", lambda dy, y, t: None)
 floor = unary("floor", "Elementwise largest integer not above t.", lambda dy, y, t: None)
 
@@ -67,5 +81,7 @@ geluerf = unary(
     flops=2 * TRANSCENDENTAL,
 )
 geluerf_ = inplace(geluerf, "t")
-swish = unary("swish", "Elementwise t * sigmoid(t).", lambda dy, y, t: swish_grad(dy, t), flops=TRANSCENDENTAL)
+swish = unary(
+    "swish", "Elementwise t * sigmoid(t).", lambda dy, y, t: swish_grad(dy, t), flops=TRANSCENDENTAL
+)
 swish_ = inplace(swish, "t")

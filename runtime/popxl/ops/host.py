@@ -24,8 +24,8 @@ def host_load(h2d_stream: HostToDeviceStream, name: Optional[str] = None) -> Ten
     """
     if not isinstance(h2d_stream, HostToDeviceStream):
         raise TypeError(
-            f"host_load: got {type(h2d_stream).__name__}; expected a HostToDeviceStream. Make one with "
-            "popxl.h2d_stream."
+            f"host_load: got {type(h2d_stream).__name__}; expected a HostToDeviceStream. Make one "
+            "with popxl.h2d_stream."
         )
     return h2d_stream.spec
 
@@ -41,13 +41,14 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
     """
     if not isinstance(d2h_stream, DeviceToHostStream):
         raise TypeError(
-            f"host_store: got {type(d2h_stream).__name__}; expected a DeviceToHostStream. Make one with "
-            "popxl.d2h_stream."
+            f"host_store: got {type(d2h_stream).__name__}; expected a DeviceToHostStream. Make "
+            "one with popxl.d2h_stream."
         )
     if t.shape != d2h_stream.shape or t.dtype is not d2h_stream.dtype:
         raise ShapeError(
-            f"host_store: got t {t.spec} for stream {d2h_stream.tensor_id}: {d2h_stream.spec}; expected the stream's "
-            "shape and dtype. Reshape or cast t, or make the stream of t's spec."
+            f"host_store: got t {t.spec} for stream {d2h_stream.tensor_id}: {d2h_stream.spec}; "
+            "expected the stream's shape and dtype. Reshape or cast t, or make the stream of t's "
+            "spec."
         )
 
 

@@ -1,4 +1,6 @@
-"""Ops that read or write elements at positions which are computed: gather, scatter, dynamic slices, choices."""
+"""Ops that read or write elements at positions which are computed: gather, scatter, dynamic slices,
+choices.
+"""
 
 from typing import Any, Iterable, List, Optional, Tuple
 
@@ -35,7 +37,11 @@ def scalar(value: float, dtype: dtypes.dtype) -> Constant:
 
 
 def _gather_on_host(
-    t: np.ndarray, indices: np.ndarray, axis: int, available_memory_proportion: Proportion, zero_OOR: bool
+    t: np.ndarray,
+    indices: np.ndarray,
+    axis: int,
+    available_memory_proportion: Proportion,
+    zero_OOR: bool,
 ) -> np.ndarray:
     indices, size = indices.astype(np.int64), t.shape[axis]
     taken = np.take(t, indices.clip(0, size - 1), axis)
@@ -60,8 +66,8 @@ def gather(
     Shapes: t [a.., n, b..], any dtype; indices [i..], integers -> [a.., i.., b..], t's dtype.
     Args:
         available_memory_proportion: without effect here.
-        zero_OOR: indices outside [0, n) give zeros and get no gradient. Without it PopXL leaves open what they give;
-            here they stand for the nearest index inside, 0 or n - 1.
+        zero_OOR: indices outside [0, n) give zeros and get no gradient. Without it PopXL leaves
+            open what they give; here they stand for the nearest index inside, 0 or n - 1.
     Raises:
         ShapeError: for an axis that t lacks.
         DTypeError: from sessions, for indices that are no integers.
@@ -72,8 +78,11 @@ def gather(
 
 
 @op
-def gather_grad(dy: Tensor, indices: Tensor, shape: Tuple[int, ...], axis: int, zero_OOR: bool) -> TensorSpec:
-    """Zeros of ``shape`` with dy's slices added at the indices along an axis: gather's gradient. Not in PopXL's API.
+def gather_grad(
+    dy: Tensor, indices: Tensor, shape: Tuple[int, ...], axis: int, zero_OOR: bool
+) -> TensorSpec:
+    """Zeros of ``shape`` with dy's slices added at the indices along an axis: gather's gradient.
+    Not in PopXL's API.
 
     Slices that share an index are added in the order of the indices; 16-bit types add in float32.
     """
@@ -96,7 +105,13 @@ def gather_vjp(
 
 @gather_grad.vjp
 def gather_grad_vjp(
-    d: Tensor, y: Tensor, dy: Tensor, indices: Tensor, shape: Tuple[int, ...], axis: int, zero_OOR: bool
+    d: Tensor,
+    y: Tensor,
+    dy: Tensor,
+    indices: Tensor,
+    shape: Tuple[int, ...],
+    axis: int,
+    zero_OOR: bool,
 ) -> Tuple[Tensor, None]:
     """Gather."""
     return gather(d, indices, axis, None, zero_OOR), None
@@ -131,26 +146,35 @@ def tied_gather(
 # Elements by index
 
 
-def _check_elementwise(name: str, t: Tensor, indices: Tensor, values_shape: Tuple[int, ...], axis: int) -> int:
+def _check_elementwise(
+    name: str, t: Tensor, indices: Tensor, values_shape: Tuple[int, ...], axis: int
+) -> int:
     check_indices(name, "indices", indices)
     axis = normalise_axis(name, t, axis)
-    fits = indices.rank == t.rank and all(i <= n for a, (i, n) in enumerate(zip(indices.shape, t.shape)) if a != axis)
+    fits = indices.rank == t.rank and all(
+        i <= n for a, (i, n) in enumerate(zip(indices.shape, t.shape)) if a != axis
+    )
     if not fits or values_shape != indices.shape:
         raise ShapeError(
-            f"{name}: got t {t.spec}, indices {indices.spec} and values of shape {list(values_shape)} on axis {axis}; "
-            "expected indices and values of one shape, of t's rank and no longer than t except on that axis."
+            f"{name}: got t {t.spec}, indices {indices.spec} and values of shape "
+            f"{list(values_shape)} on axis {axis}; expected indices and values of one shape, of "
+            "t's rank and no longer than t except on that axis."
         )
     return axis
 
 
 @op
 def scatter(
-    t: Tensor, indices: Tensor, values: Tensor, axis: int = 0, available_memory_proportion: Optional[float] = None
+    t: Tensor,
+    indices: Tensor,
+    values: Tensor,
+    axis: int = 0,
+    available_memory_proportion: Optional[float] = None,
 ) -> TensorSpec:
     """A copy of t with values written along an axis, element by element, as torch.scatter does.
 
-    ``result[.., indices[.., i, ..], ..] = values[.., i, ..]``. Where indices repeat, one of the values is
-    kept, on CPUs the last, and it alone gets a gradient.
+    ``result[.., indices[.., i, ..], ..] = values[.., i, ..]``. Where indices repeat, one of the
+    values is kept, on CPUs the last, and it alone gets a gradient.
 
     Shapes: t [a], indices [b], integers, values [b], t's dtype -> [a].
     Raises:
@@ -182,20 +206,26 @@ def scatter_vjp(
 
 @op
 def take_along_axis(t: Tensor, indices: Tensor, axis: int) -> TensorSpec:
-    """Elements of t along an axis, as numpy.take_along_axis: t [a], indices [b] -> [b]. Not in PopXL's API."""
+    """Elements of t along an axis, as numpy.take_along_axis: t [a], indices [b] -> [b]. Not in
+    PopXL's API.
+    """
     _check_elementwise("take_along_axis", t, indices, indices.shape, axis)
     return TensorSpec(indices.shape, t.dtype)
 
 
 @take_along_axis.vjp
-def take_along_axis_vjp(dy: Tensor, y: Tensor, t: Tensor, indices: Tensor, axis: int) -> Tuple[Tensor, None]:
+def take_along_axis_vjp(
+    dy: Tensor, y: Tensor, t: Tensor, indices: Tensor, axis: int
+) -> Tuple[Tensor, None]:
     """Add the gradient where the elements came from."""
     return add_along_axis(dy, indices, t.shape, axis), None
 
 
 @op
 def add_along_axis(dy: Tensor, indices: Tensor, shape: Tuple[int, ...], axis: int) -> TensorSpec:
-    """Zeros of ``shape`` with dy's elements added along an axis: take_along_axis's gradient. Not in PopXL's API."""
+    """Zeros of ``shape`` with dy's elements added along an axis: take_along_axis's gradient. Not in
+    PopXL's API.
+    """
     return TensorSpec(shape, dy.dtype)
 
 
@@ -214,7 +244,12 @@ add_along_axis.cost(gather_grad_cost)
 
 @op
 def topk(
-    t: Tensor, k: int, axis: int, largest: bool, sorted: bool, available_memory_proportion: Optional[float] = None
+    t: Tensor,
+    k: int,
+    axis: int,
+    largest: bool,
+    sorted: bool,
+    available_memory_proportion: Optional[float] = None,
 ) -> Tuple[TensorSpec, TensorSpec]:
     """The k largest (or smallest) values along an axis, and their int32 positions.
 
@@ -228,14 +263,21 @@ def topk(
     check_real("topk", t=t)
     axis = normalise_axis("topk", t, axis)
     if not 1 <= k <= t.shape[axis]:
-        raise ShapeError(f"topk: got k {k} for axis {axis} of t {t.spec}; expected 1 <= k <= {t.shape[axis]}.")
+        raise ShapeError(
+            f"topk: got k {k} for axis {axis} of t {t.spec}; expected 1 <= k <= {t.shape[axis]}."
+        )
     shape = (*t.shape[:axis], k, *t.shape[axis + 1 :])
     return TensorSpec(shape, t.dtype), TensorSpec(shape, dtypes.int32)
 
 
 @topk.vjp
 def topk_vjp(
-    dy: Tuple[Tensor, None], y: Tuple[Tensor, Tensor], t: Tensor, k: int, axis: int, *attributes: Any
+    dy: Tuple[Tensor, None],
+    y: Tuple[Tensor, Tensor],
+    t: Tensor,
+    k: int,
+    axis: int,
+    *attributes: Any,
 ) -> Tensor:
     """The values' gradient, where they came from."""
     return add_along_axis(dy[0], y[1], t.shape, axis)
@@ -254,7 +296,8 @@ def topk_cost(y: Any, t: Tensor, *attributes: Any) -> Cost:
 def where(condition: Tensor, lhs: Tensor, rhs: Tensor) -> TensorSpec:
     """lhs where the condition holds (is not zero), rhs elsewhere; all three broadcast.
 
-    Shapes: condition [a], any dtype; lhs [b] and rhs [c] of one dtype -> [broadcast(a, b, c)], that dtype.
+    Shapes: condition [a], any dtype; lhs [b] and rhs [c] of one dtype -> [broadcast(a, b, c)], that
+        dtype.
     Raises:
         DTypeError: if lhs and rhs differ in dtype.
         ShapeError: if the shapes do not broadcast.
@@ -266,10 +309,16 @@ def where(condition: Tensor, lhs: Tensor, rhs: Tensor) -> TensorSpec:
 
 
 @where.vjp
-def where_vjp(dy: Tensor, y: Tensor, condition: Tensor, lhs: Tensor, rhs: Tensor) -> Tuple[None, Tensor, Tensor]:
+def where_vjp(
+    dy: Tensor, y: Tensor, condition: Tensor, lhs: Tensor, rhs: Tensor
+) -> Tuple[None, Tensor, Tensor]:
     """The gradient goes to the side that was taken."""
     zero = scalar(0, dy.dtype)
-    return None, sum_to(where(condition, dy, zero), lhs.shape), sum_to(where(condition, zero, dy), rhs.shape)
+    return (
+        None,
+        sum_to(where(condition, dy, zero), lhs.shape),
+        sum_to(where(condition, zero, dy), rhs.shape),
+    )
 
 
 @where.cost
@@ -286,15 +335,17 @@ def _onehot(t: Tensor, num_classes: int, values: Tensor, axis: int) -> TensorSpe
         raise ShapeError(f"onehot: got values {values.spec}; expected a tensor of two: [off, on].")
     if not -t.rank - 1 <= axis <= t.rank or num_classes < 1:
         raise ShapeError(
-            f"onehot: got axis {axis} and num_classes {num_classes} for t {t.spec}; expected {-t.rank - 1} <= axis <= "
-            f"{t.rank} and at least one class."
+            f"onehot: got axis {axis} and num_classes {num_classes} for t {t.spec}; expected "
+            f"{-t.rank - 1} <= axis <= {t.rank} and at least one class."
         )
     axis %= t.rank + 1
     return TensorSpec((*t.shape[:axis], num_classes, *t.shape[axis:]), values.dtype)
 
 
 @_onehot.vjp
-def onehot_vjp(dy: Tensor, y: Tensor, t: Tensor, num_classes: int, values: Tensor, axis: int) -> Tuple[None, Tensor]:
+def onehot_vjp(
+    dy: Tensor, y: Tensor, t: Tensor, num_classes: int, values: Tensor, axis: int
+) -> Tuple[None, Tensor]:
     """``on`` gets the sum over the hot positions, ``off`` that over the others."""
     off_on = make_constant(np.array([0, 1], dy.dtype.as_numpy()), dy.dtype, None)
     hot = sum_to(mul(dy, _onehot(t, num_classes, off_on, axis)), (1,) * dy.rank)
@@ -309,10 +360,11 @@ def onehot_cost(y: Tensor, *arguments: Any) -> Cost:
 
 
 def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
-    """One-hot along a new axis: values[1] at position t, values[0] elsewhere; positions outside are nowhere hot.
+    """One-hot along a new axis: values[1] at position t, values[0] elsewhere; positions outside are
+    nowhere hot.
 
-    Shapes: t [a.., b..], integers; num_classes, a constant; values [2], any dtype -> [a.., classes, b..], values'
-        dtype.
+    Shapes: t [a.., b..], integers; num_classes, a constant; values [2], any dtype -> [a.., classes,
+        b..], values' dtype.
     Raises:
         ShapeError: for values of another shape, or an axis outside -rank - 1 .. rank.
         ValueError: if num_classes is not a constant: the result's shape depends on it.
@@ -320,8 +372,8 @@ def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
     """
     if not isinstance(num_classes, Constant) or num_classes.nelms != 1:
         raise GraphError(
-            f"onehot: got num_classes {num_classes!r}; expected a constant of one element: it decides the result's "
-            "shape."
+            f"onehot: got num_classes {num_classes!r}; expected a constant of one element: it "
+            "decides the result's shape."
         )
     return _onehot(t, int(num_classes.host_value.reshape(-1)[0]), values, axis)
 
@@ -329,7 +381,9 @@ def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
 # Slices at a position that is computed
 
 
-def _check_dynamic(name: str, t: Tensor, index: Tensor, axes: Iterable[int], sizes: Iterable[int]) -> Tuple[int, ...]:
+def _check_dynamic(
+    name: str, t: Tensor, index: Tensor, axes: Iterable[int], sizes: Iterable[int]
+) -> Tuple[int, ...]:
     """The shape of the slice."""
     check_indices(name, "index", index)
     where_ = [normalise_axis(name, t, a) for a in axes]
@@ -337,8 +391,9 @@ def _check_dynamic(name: str, t: Tensor, index: Tensor, axes: Iterable[int], siz
     fits = len(set(where_)) == len(where_) == len(lengths) == index.nelms and index.rank <= 1
     if not fits or any(not 1 <= n <= t.shape[a] for a, n in zip(where_, lengths)):
         raise ShapeError(
-            f"{name}: got index {index.spec}, axes {where_} and sizes {lengths} for t {t.spec}; expected one index, "
-            "one axis and one size for each axis that is sliced, and sizes no longer than it."
+            f"{name}: got index {index.spec}, axes {where_} and sizes {lengths} for t {t.spec}; "
+            "expected one index, one axis and one size for each axis that is sliced, and sizes "
+            "no longer than it."
         )
     shape = list(t.shape)
     for a, n in zip(where_, lengths):
@@ -347,8 +402,11 @@ def _check_dynamic(name: str, t: Tensor, index: Tensor, axes: Iterable[int], siz
 
 
 @op(views=("t",))
-def dynamic_slice(t: Tensor, index: Tensor, axes: List[int], sizes: List[int], no_overlap: bool) -> TensorSpec:
-    """The slice of ``sizes`` along ``axes`` that starts at a position read when the program runs; other axes are whole.
+def dynamic_slice(
+    t: Tensor, index: Tensor, axes: List[int], sizes: List[int], no_overlap: bool
+) -> TensorSpec:
+    """The slice of ``sizes`` along ``axes`` that starts at a position read when the program runs;
+    other axes are whole.
 
     Shapes: t [a]; index [axes], integers -> sizes on those axes, t's dtype.
     Args:
@@ -362,7 +420,12 @@ def dynamic_slice(t: Tensor, index: Tensor, axes: List[int], sizes: List[int], n
 
 @op
 def dynamic_update(
-    t: Tensor, index: Tensor, t_update: Tensor, axes: Iterable[int], sizes: Iterable[int], no_overlap: bool
+    t: Tensor,
+    index: Tensor,
+    t_update: Tensor,
+    axes: Iterable[int],
+    sizes: Iterable[int],
+    no_overlap: bool,
 ) -> TensorSpec:
     """A copy of t in which the slice that `dynamic_slice` would read is replaced by t_update.
 
@@ -374,7 +437,10 @@ def dynamic_update(
     check_computes_in_one_dtype("dynamic_update", t=t, t_update=t_update)
     shape = _check_dynamic("dynamic_update", t, index, axes, sizes)
     if t_update.shape != shape:
-        error = f"dynamic_update: got t_update {t_update.spec}; expected the slice's shape {list(shape)}. Reshape it."
+        error = (
+            f"dynamic_update: got t_update {t_update.spec}; expected the slice's shape "
+            f"{list(shape)}. Reshape it."
+        )
         refuse_to_execute(ShapeError(error))
     return t.spec
 
@@ -384,7 +450,13 @@ dynamic_update_ = inplace(dynamic_update, "t")
 
 @dynamic_slice.vjp
 def dynamic_slice_vjp(
-    dy: Tensor, y: Tensor, t: Tensor, index: Tensor, axes: List[int], sizes: List[int], no_overlap: bool
+    dy: Tensor,
+    y: Tensor,
+    t: Tensor,
+    index: Tensor,
+    axes: List[int],
+    sizes: List[int],
+    no_overlap: bool,
 ) -> Tuple[Tensor, None]:
     """Zeros with the gradient in place of the slice."""
     return dynamic_update(zeros(t.spec), index, dy, axes, sizes, no_overlap), None
@@ -392,7 +464,14 @@ def dynamic_slice_vjp(
 
 @dynamic_update.vjp
 def dynamic_update_vjp(
-    dy: Tensor, y: Tensor, t: Tensor, index: Tensor, t_update: Tensor, axes: Any, sizes: Any, no_overlap: bool
+    dy: Tensor,
+    y: Tensor,
+    t: Tensor,
+    index: Tensor,
+    t_update: Tensor,
+    axes: Any,
+    sizes: Any,
+    no_overlap: bool,
 ) -> Tuple[Tensor, None, Tensor]:
     """The gradient outside the slice for t, inside it for t_update."""
     outside = dynamic_update(dy, index, zeros(t_update.spec), axes, sizes, no_overlap)
@@ -409,6 +488,8 @@ dynamic_update.cost(moves_data)
 
 
 @dynamic_update_.cost
-def dynamic_update_in_place_cost(y: Tensor, t: Tensor, index: Tensor, t_update: Tensor, *attributes: Any) -> Cost:
+def dynamic_update_in_place_cost(
+    y: Tensor, t: Tensor, index: Tensor, t_update: Tensor, *attributes: Any
+) -> Cost:
     """Reads and writes the slice."""
     return Cost(bytes=2 * t_update.spec.nbytes)

@@ -11,12 +11,14 @@ from popxl.values import Tensor
 def lamb_square(t: Tensor) -> Tensor:
     """Sum of squares in float32: the squared norm that LAMB's trust ratio is made of.
 
-    Of a tensor that is sharded over all replicas it is the sum over all shards, the same on every replica.
+    Of a tensor that is sharded over all replicas it is the sum over all shards, the same on every
+    replica.
+
     Shapes: t [a], floating point -> [], float32.
     Raises:
         DTypeError: from sessions, if t is not floating point.
-        ShapeError: a shard that may be one of fewer pieces than there are replicas, because its shape does not say
-            which replicas hold the others.
+        ShapeError: a shard that may be one of fewer pieces than there are replicas, because its
+            shape does not say which replicas hold the others.
     """
     local: Tensor = reductions.lamb_square(t)
     whole, replicas = math.prod(t.meta_shape), t.ir.replication_factor
@@ -25,8 +27,9 @@ def lamb_square(t: Tensor) -> Tensor:
     pieces = [n for n in range(1, replicas + 1) if replicas % n == 0 and -(-whole // n) == t.nelms]
     if pieces != [replicas]:
         raise ShapeError(
-            f"lamb_square: got %{t.name}: {t.spec}, a shard of {list(t.meta_shape)}; expected one of {replicas} "
-            "shards, one on each replica, or a whole tensor. Sum the squares of the shard with ops.sumsquare, and "
-            "add them with ops.collectives.replicated_all_reduce over the group that holds the shards."
+            f"lamb_square: got %{t.name}: {t.spec}, a shard of {list(t.meta_shape)}; expected one "
+            f"of {replicas} shards, one on each replica, or a whole tensor. Sum the squares of "
+            "the shard with ops.sumsquare, and add them with "
+            "ops.collectives.replicated_all_reduce over the group that holds the shards."
         )
     return replicated_all_reduce(local, "add")

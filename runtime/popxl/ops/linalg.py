@@ -22,7 +22,9 @@ from popxl.values import Tensor, TensorSpec
 
 
 def _matrix_shapes(lhs: Tensor, rhs: Tensor) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
-    """Both shapes with at least two axes, as numpy.matmul treats vectors: a row on the left, a column on the right."""
+    """Both shapes with at least two axes, as numpy.matmul treats vectors: a row on the left, a
+    column on the right.
+    """
     left = (1, *lhs.shape) if lhs.rank == 1 else lhs.shape
     right = (*rhs.shape, 1) if rhs.rank == 1 else rhs.shape
     return left, right
@@ -36,12 +38,15 @@ def _product_shape(name: str, lhs: Tensor, rhs: Tensor) -> Tuple[int, ...]:
     left, right = _matrix_shapes(lhs, rhs)
     if left[-1] != right[-2]:
         raise ShapeError(
-            f"{given}; expected lhs's last axis equal to rhs's second-to-last. Transpose or reshape one operand."
+            f"{given}; expected lhs's last axis equal to rhs's second-to-last. Transpose or "
+            "reshape one operand."
         )
     try:
         batch = np.broadcast_shapes(left[:-2], right[:-2])
     except ValueError:
-        raise ShapeError(f"{given}; expected leading axes that broadcast: equal, or 1. Reshape one operand.") from None
+        raise ShapeError(
+            f"{given}; expected leading axes that broadcast: equal, or 1. Reshape one operand."
+        ) from None
     rows = () if lhs.rank == 1 else (left[-2],)
     columns = () if rhs.rank == 1 else (right[-1],)
     return (*batch, *rows, *columns)
@@ -61,9 +66,14 @@ def _matmul(
     shape = _product_shape("matmul", lhs, rhs)
     lhs.ir._pb_ir.getSessionOptions().check()
     if partials_type not in (None, dtypes.float16, dtypes.float32):
-        raise ValueError(f"matmul: got partials_type {partials_type!r}; expected float16 or float32.")
+        raise ValueError(
+            f"matmul: got partials_type {partials_type!r}; expected float16 or float32."
+        )
     if output_type is not None and output_type.is_floating_point != lhs.dtype.is_floating_point:
-        error = f"matmul: got output_type {output_type.name} for lhs {lhs.spec}; expected a dtype of the same kind."
+        error = (
+            f"matmul: got output_type {output_type.name} for lhs {lhs.spec}; expected a dtype of "
+            "the same kind."
+        )
         refuse_to_execute(DTypeError(error))
     return TensorSpec(shape, output_type or lhs.dtype)
 
@@ -75,21 +85,24 @@ def matmul(
     output_type: Optional[dtype] = None,
     partials_type: Optional[dtype] = None,
 ) -> Tensor:
-    """Matrix product over the last two axes, leading axes broadcast; 16-bit types accumulate in float32.
+    """Matrix product over the last two axes, leading axes broadcast; 16-bit types accumulate in
+    float32.
 
-    Floating-point operands of two types are multiplied in the wider one, float16 and bfloat16 in float32, and the
-    result is rounded once.
+    Floating-point operands of two types are multiplied in the wider one, float16 and bfloat16 in
+    float32, and the result is rounded once.
 
-    Shapes: lhs [..., m, k], rhs [..., k, n], numbers -> [..., m, n]. A vector on the left is a row, one on the right a
-    column, and the result lacks that axis.
+    Shapes: lhs [..., m, k], rhs [..., k, n], numbers -> [..., m, n]. A vector on the left is a row,
+    one on the right a column, and the result lacks that axis.
     Args:
         available_memory_proportion: kept; has no effect here.
         output_type: dtype of the result; default: lhs's.
-        partials_type: float16 or float32; kept, accumulation is always in float32 or wider. So is the session option
-            ``partialsTypeMatMuls``, its default.
+        partials_type: float16 or float32; kept, accumulation is always in float32 or wider. So is
+            the session option ``partialsTypeMatMuls``, its default.
     Raises:
-        ShapeError: if the inner axes differ, the leading axes do not broadcast, or an operand is a scalar.
-        DTypeError: from sessions, if the dtypes differ and are not both floating point, or are bool.
+        ShapeError: if the inner axes differ, the leading axes do not broadcast, or an operand is a
+            scalar.
+        DTypeError: from sessions, if the dtypes differ and are not both floating point, or are
+            bool.
         ValueError: for another partials_type, or an unknown value of the session option.
     """
     if _are_two_widths(lhs, rhs):
@@ -124,7 +137,9 @@ def matmul_vjp(
     output_type: Optional[dtype],
     partials_type: Optional[dtype],
 ) -> Tuple[Tensor, Tensor]:
-    """dy @ rhs^T and lhs^T @ dy, summed over what was broadcast; one large product where rhs is a matrix."""
+    """dy @ rhs^T and lhs^T @ dy, summed over what was broadcast; one large product where rhs is a
+    matrix.
+    """
     dy = cast_if_needed(dy, lhs.dtype)
     left, right = _matrix_shapes(lhs, rhs)
     batch = np.broadcast_shapes(left[:-2], right[:-2])
@@ -149,11 +164,16 @@ def matmul_cost(y: Tensor, lhs: Tensor, rhs: Tensor, *options: object) -> Cost:
 
 @op(differentiable=False)
 def matmul_pow2scaled(
-    lhs: Tensor, rhs: Tensor, log2_scale: Tensor, available_memory_proportion: Optional[float] = None
+    lhs: Tensor,
+    rhs: Tensor,
+    log2_scale: Tensor,
+    available_memory_proportion: Optional[float] = None,
 ) -> TensorSpec:
-    """Matrix product of float8 tensors times ``2**log2_scale``, accumulated in float32 and rounded once to float16.
+    """Matrix product of float8 tensors times ``2**log2_scale``, accumulated in float32 and rounded
+    once to float16.
 
-    Shapes: as for `matmul`; lhs and rhs float8, of one or both types; log2_scale [], int32 -> float16.
+    Shapes: as for `matmul`; lhs and rhs float8, of one or both types; log2_scale [], int32 ->
+        float16.
     Args:
         log2_scale: from -32 to 31; another value is a ValueError when the program runs.
         available_memory_proportion: kept; has no effect here.

@@ -16,8 +16,9 @@ def _loss_spec(name: str, probs: Tensor, labels: Tensor, reduction: str) -> Tens
     check_indices(name, "labels", labels)
     if probs.rank < 1 or labels.nelms != math.prod(probs.shape[:-1]):
         raise ShapeError(
-            f"{name}: got probs {probs.spec} and labels {labels.spec}; expected {math.prod(probs.shape[:-1])} labels, "
-            "one for each row of classes, in any shape. Reshape one of them."
+            f"{name}: got probs {probs.spec} and labels {labels.spec}; expected "
+            f"{math.prod(probs.shape[:-1])} labels, one for each row of classes, in any shape. "
+            "Reshape one of them."
         )
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{name}: got reduction {reduction!r}; expected 'mean', 'sum' or 'none'.")
@@ -32,10 +33,11 @@ def nll_loss(
     reduction: REDUCTION_TYPE = "mean",
     log_prob: bool = False,
 ) -> TensorSpec:
-    """-log(p[label]), with probabilities floored at 1e-7 (float16: 6.1e-5): loss and gradient stay finite.
+    """-log(p[label]), with probabilities floored at 1e-7 (float16: 6.1e-5): loss and gradient stay
+    finite.
 
-    Shapes: probs [..., classes], floating point; labels of any shape with one element for each row of classes, in
-    order, integers in [0, classes) -> [] or, for "none", labels' shape.
+    Shapes: probs [..., classes], floating point; labels of any shape with one element for each row
+    of classes, in order, integers in [0, classes) -> [] or, for "none", labels' shape.
     Args:
         ignore_index: label of rows that count neither for the loss nor for the mean.
         reduction: "mean" over the rows that count (0 if none does), "sum", or "none".
@@ -50,7 +52,13 @@ def nll_loss(
 
 @nll_loss.vjp
 def nll_loss_vjp(
-    dy: Tensor, y: Tensor, probs: Tensor, labels: Tensor, ignore_index: Optional[int], reduction: str, log_prob: bool
+    dy: Tensor,
+    y: Tensor,
+    probs: Tensor,
+    labels: Tensor,
+    ignore_index: Optional[int],
+    reduction: str,
+    log_prob: bool,
 ) -> Tuple[Optional[Tensor], None]:
     """-1 / p at the labels; labels have no gradient."""
     return nll_loss_grad(dy, probs, labels, ignore_index, reduction, log_prob), None
@@ -58,9 +66,16 @@ def nll_loss_vjp(
 
 @op(differentiable=False)
 def nll_loss_grad(
-    dy: Tensor, probs: Tensor, labels: Tensor, ignore_index: Optional[int], reduction: str, log_prob: bool
+    dy: Tensor,
+    probs: Tensor,
+    labels: Tensor,
+    ignore_index: Optional[int],
+    reduction: str,
+    log_prob: bool,
 ) -> TensorSpec:
-    """Gradient of `nll_loss` for probs: -1 / max(p, floor) at the labels, scaled as the reduction; 0 elsewhere."""
+    """Gradient of `nll_loss` for probs: -1 / max(p, floor) at the labels, scaled as the reduction;
+    0 elsewhere.
+    """
     return probs.spec
 
 
@@ -72,21 +87,25 @@ def nll_loss_with_softmax_grad(
     ignore_index: Optional[int] = None,
     reduction: REDUCTION_TYPE = "mean",
 ) -> Tuple[TensorSpec, ...]:
-    """The loss, and its gradient for the logits of which probs is the softmax: (p - onehot(label)) * loss_grad.
+    """The loss, and its gradient for the logits of which probs is the softmax: (p - onehot(label))
+    * loss_grad.
 
     Shapes: probs and labels as for `nll_loss` -> (loss as of `nll_loss`, gradient of probs' shape).
     Args:
-        loss_grad: gradient of the loss: a number, a tensor of one element, or for "none" a tensor of labels' shape.
-        ignore_index: label of rows whose loss and gradient are zero, and that do not count for the mean.
-        reduction: "mean" over the rows that count, "sum", or "none"; the gradient is scaled likewise.
+        loss_grad: gradient of the loss: a number, a tensor of one element, or for "none" a tensor
+            of labels' shape.
+        ignore_index: label of rows whose loss and gradient are zero, and that do not count for the
+            mean.
+        reduction: "mean" over the rows that count, "sum", or "none"; the gradient is scaled
+            likewise.
     Raises:
         ShapeError, DTypeError, ValueError: as `nll_loss`, and for a loss_grad of another shape.
     """
     loss = _loss_spec("nll_loss_with_softmax_grad", probs, labels, reduction)
     if isinstance(loss_grad, Tensor) and loss_grad.nelms != 1 and loss_grad.shape != loss.shape:
         raise ShapeError(
-            f"nll_loss_with_softmax_grad: got loss_grad {loss_grad.spec}; expected a number, one element, or the "
-            f"loss's shape {list(loss.shape)}."
+            f"nll_loss_with_softmax_grad: got loss_grad {loss_grad.spec}; expected a number, one "
+            f"element, or the loss's shape {list(loss.shape)}."
         )
     return loss, probs.spec
 
@@ -96,14 +115,18 @@ def nll_loss_cost(y: Tensor, probs: Tensor, labels: Tensor, *options: Any) -> Co
     """A logarithm per row; of probs only the labels' entries are read."""
     rows = labels.nelms
     return Cost(
-        flops=9 * rows, bytes=rows * (probs.dtype.itemsize + labels.dtype.itemsize) + y.nelms * y.dtype.itemsize
+        flops=9 * rows,
+        bytes=rows * (probs.dtype.itemsize + labels.dtype.itemsize) + y.nelms * y.dtype.itemsize,
     )
 
 
 @nll_loss_grad.cost
 def nll_loss_grad_cost(y: Tensor, dy: Tensor, probs: Tensor, labels: Tensor, *options: Any) -> Cost:
     """A quotient per row; the result is written whole."""
-    return Cost(flops=2 * labels.nelms, bytes=y.nelms * y.dtype.itemsize + labels.nelms * labels.dtype.itemsize)
+    return Cost(
+        flops=2 * labels.nelms,
+        bytes=y.nelms * y.dtype.itemsize + labels.nelms * labels.dtype.itemsize,
+    )
 
 
 @nll_loss_with_softmax_grad.cost

@@ -41,16 +41,22 @@ softmax_grad.cost(lambda dt, dy, y, axis: Cost(flops=4 * dt.nelms))
 
 
 def _check_channels(name: str, t: Tensor, **parameters: Tensor) -> None:
-    """Operands of one floating-point type, and parameters of one value for each of ``t``'s channels (axis 1)."""
+    """Operands of one floating-point type, and parameters of one value for each of ``t``'s channels
+    (axis 1).
+    """
     check_floating(name, t=t)
     check_computes_in_one_dtype(name, t=t, **parameters)
     if t.rank < 2:
-        raise ShapeError(f"{name}: got t {t.spec}; expected samples and channels, [n, c, ...]. Reshape it to (1, -1).")
+        raise ShapeError(
+            f"{name}: got t {t.spec}; expected samples and channels, [n, c, ...]. Reshape it "
+            "to (1, -1)."
+        )
     for parameter, value in parameters.items():
         if value.shape != (t.shape[1],):
             raise ShapeError(
-                f"{name}: got {parameter} {value.spec} for t {t.spec}; expected one value for each channel, "
-                f"[{t.shape[1]}]. Put the normalised axis second: reshape t to [samples, channels]."
+                f"{name}: got {parameter} {value.spec} for t {t.spec}; expected one value for "
+                f"each channel, [{t.shape[1]}]. Put the normalised axis second: reshape t to "
+                "[samples, channels]."
             )
 
 
@@ -64,8 +70,8 @@ def layer_norm(t: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-05) -> T
     """Normalise each sample to zero mean and unit variance, then scale and shift its channels.
 
     It is `group_norm` with one group.
-    Shapes: t [n, c, ...], weight and bias [c], one floating-point type -> t's shape. A t [n, c] has its rows
-    normalised.
+    Shapes: t [n, c, ...], weight and bias [c], one floating-point type -> t's shape. A t [n, c] has
+    its rows normalised.
     Args:
         eps: added to the variance, in the units of t squared.
     Raises:
@@ -82,15 +88,20 @@ Grads = Tuple[Optional[Tensor], ...]
 
 
 @layer_norm.vjp
-def layer_norm_vjp(dy: Tensor, y: Tensor, t: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Grads:
+def layer_norm_vjp(
+    dy: Tensor, y: Tensor, t: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> Grads:
     """One op; it computes the statistics again."""
     dt, dweight, dbias = group_norm_grad(dy, t, weight, 1, eps)
     return dt, dweight, dbias
 
 
 @op
-def group_norm(t: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float = 1e-05) -> TensorSpec:
-    """Normalise groups of each sample's channels to zero mean and unit variance, then scale and shift the channels.
+def group_norm(
+    t: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float = 1e-05
+) -> TensorSpec:
+    """Normalise groups of each sample's channels to zero mean and unit variance, then scale and
+    shift the channels.
 
     Shapes: t [n, c, ...], weight and bias [c], one floating-point type -> t's shape.
     Args:
@@ -105,7 +116,8 @@ def group_norm(t: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: fl
     _check_positive("group_norm", "eps", eps)
     if num_groups < 1 or t.shape[1] % num_groups:
         raise ShapeError(
-            f"group_norm: got num_groups {num_groups} for t {t.spec}; expected a divisor of {t.shape[1]} channels."
+            f"group_norm: got num_groups {num_groups} for t {t.spec}; expected a divisor of "
+            f"{t.shape[1]} channels."
         )
     return t.spec
 
@@ -120,7 +132,9 @@ def group_norm_vjp(
 
 
 @op(differentiable=False)
-def group_norm_grad(dy: Tensor, t: Tensor, weight: Tensor, num_groups: int, eps: float) -> Tuple[TensorSpec, ...]:
+def group_norm_grad(
+    dy: Tensor, t: Tensor, weight: Tensor, num_groups: int, eps: float
+) -> Tuple[TensorSpec, ...]:
     """Gradients of `group_norm` for t, weight and bias."""
     return t.spec, weight.spec, weight.spec
 
@@ -132,7 +146,13 @@ group_norm_grad.cost(lambda grads, dy, t, weight, num_groups, eps: Cost(flops=16
 
 @op
 def batch_norm_inference(
-    t: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, epsilon: float = 1e-05, momentum: float = 0.9
+    t: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    epsilon: float = 1e-05,
+    momentum: float = 0.9,
 ) -> TensorSpec:
     """Normalise channels by given statistics: (t - mean) / sqrt(var + epsilon) * scale + bias.
 

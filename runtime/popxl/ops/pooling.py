@@ -1,4 +1,6 @@
-"""Pooling: one number from the elements in each window, over any number of spatial axes. Padding does not count."""
+"""Pooling: one number from the elements in each window, over any number of spatial axes. Padding
+does not count.
+"""
 
 import math
 from typing import Any, Callable, Literal, Optional, Tuple
@@ -7,7 +9,15 @@ from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
 from popxl.ops.checks import check_floating
 from popxl.ops.shape import slice_grad
-from popxl.ops.windows import Numbers, PadType, Window, per_axis, resolve_padding, slide, spatial_sizes
+from popxl.ops.windows import (
+    Numbers,
+    PadType,
+    Window,
+    per_axis,
+    resolve_padding,
+    slide,
+    spatial_sizes,
+)
 from popxl.values import Tensor, TensorSpec
 
 Windows = Tuple[Window, ...]
@@ -26,7 +36,9 @@ def _average_pool(t: Tensor, windows: Windows) -> TensorSpec:
 
 @op
 def average_pool_grad(dy: Tensor, windows: Windows) -> TensorSpec:
-    """Gradient of `average_pool`: each window's gradient to its elements, in equal shares. Not in PopXL's API."""
+    """Gradient of `average_pool`: each window's gradient to its elements, in equal shares. Not in
+    PopXL's API.
+    """
     return TensorSpec((*dy.shape[:2], *(w.size for w in windows)), dy.dtype)
 
 
@@ -38,7 +50,9 @@ def _max_pool(t: Tensor, windows: Windows) -> TensorSpec:
 
 @op(differentiable=False)
 def max_pool_grad(dy: Tensor, t: Tensor, windows: Windows) -> TensorSpec:
-    """Gradient of `max_pool`: each window's gradient to the first of its largest elements. Not in PopXL's API."""
+    """Gradient of `max_pool`: each window's gradient to the first of its largest elements. Not in
+    PopXL's API.
+    """
     return t.spec
 
 
@@ -86,8 +100,9 @@ def _pool(
     for axis, window in enumerate(found):
         if window.fewest == 0:
             raise ShapeError(
-                f"{name}: got a window without any element of t {t.spec} on spatial axis {axis}; expected at least one "
-                "in each, because padding does not count. Use less padding, or a larger kernel."
+                f"{name}: got a window without any element of t {t.spec} on spatial axis {axis}; "
+                "expected at least one in each, because padding does not count. Use less "
+                "padding, or a larger kernel."
             )
     y = pool(t, found)
     if not any(map(any, around)):
@@ -104,17 +119,18 @@ _ARGUMENTS = """
     Args:
         kernel_size: elements of a window, for each spatial axis.
         stride: elements from one window to the next; None: 1, not kernel_size.
-        padding: places around t that windows may cover: the begins of all spatial axes, then the ends; None: 0. They
-            hold nothing: padding neither wins nor counts.
+        padding: places around t that windows may cover: the begins of all spatial axes, then the
+            ends; None: 0. They hold nothing: padding neither wins nor counts.
         out_pads: zeros around the result, as padding; None: 0.
         dilation: elements from one point of a window to the next; None: 1.
         in_dilations: places from one of t's elements to the next, with padding in between; None: 1.
-        auto_pad: 'not_set': as padding says; 'valid': none; 'same_upper' or 'same_lower': as much as makes y =
-            ceil(x / stride), halves on both sides, the odd one behind or before.
-        ceil_mode: whether a last window may reach beyond the end of the padding, if it starts before.{more}
+        auto_pad: 'not_set': as padding says; 'valid': none; 'same_upper' or 'same_lower': as much
+            as makes y = ceil(x / stride), halves on both sides, the odd one behind or before.
+        ceil_mode: whether a last window may reach beyond the end of the padding, if it starts
+            before.{more}
     Raises:
-        ShapeError: if an argument has not one number for each axis, both padding and an auto_pad are given, or a window
-            would hold no element.
+        ShapeError: if an argument has not one number for each axis, both padding and an auto_pad
+            are given, or a window would hold no element.
         DTypeError: from sessions, if t is not floating point.
         ValueError: for another auto_pad{or_}.
     """
@@ -133,9 +149,18 @@ def average_pool(
 ) -> Tensor:
     """The mean of the elements in each window."""
     return _pool(
-        "average_pool", _average_pool, t, kernel_size, out_pads, auto_pad,
-        stride=stride, padding=padding, dilation=dilation, spacing=in_dilations, ceil_mode=ceil_mode,
-    )  # fmt: skip
+        "average_pool",
+        _average_pool,
+        t,
+        kernel_size,
+        out_pads,
+        auto_pad,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        spacing=in_dilations,
+        ceil_mode=ceil_mode,
+    )
 
 
 def max_pool(
@@ -150,17 +175,31 @@ def max_pool(
     ceil_mode: bool = False,
     storage_order: Literal["row", "column"] = "row",
 ) -> Tensor:
-    """The largest element in each window. Of equal ones the first, in row-major order, gets the gradient."""
+    """The largest element in each window. Of equal ones the first, in row-major order, gets the
+    gradient.
+    """
     if storage_order not in ("row", "column"):
-        raise ValueError(f"max_pool: got storage_order = {storage_order!r}; expected 'row' or 'column'.")
+        raise ValueError(
+            f"max_pool: got storage_order = {storage_order!r}; expected 'row' or 'column'."
+        )
     return _pool(
-        "max_pool", _max_pool, t, kernel_size, out_pads, auto_pad,
-        stride=stride, padding=padding, dilation=dilation, spacing=in_dilations, ceil_mode=ceil_mode,
-    )  # fmt: skip
+        "max_pool",
+        _max_pool,
+        t,
+        kernel_size,
+        out_pads,
+        auto_pad,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        spacing=in_dilations,
+        ceil_mode=ceil_mode,
+    )
 
 
 average_pool.__doc__ = f"{average_pool.__doc__}\n{_ARGUMENTS.format(more='', or_='')}"
 max_pool.__doc__ = f"{max_pool.__doc__}\n" + _ARGUMENTS.format(
-    more="\n        storage_order: order of the maxima's positions, which are not returned: without effect here.",
+    more="\n        storage_order: order of the maxima's positions, which are not returned: "
+    "without effect here.",
     or_=" or storage_order",
 )

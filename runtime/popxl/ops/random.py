@@ -1,6 +1,7 @@
 """Random ops: pure functions of a (2,) uint32 seed tensor, by the generator in `popxl.generator`.
 
-Beyond PopXL, dropout and the ops that make seeds take stacked seeds, uint32 [n, 2]: see `popxl.extensions.stack_seeds`.
+Beyond PopXL, dropout and the ops that make seeds take stacked seeds, uint32 [n, 2]: see
+`popxl.extensions.stack_seeds`.
 """
 
 import math
@@ -23,21 +24,29 @@ def check_seed(name: str, parameter: str, seed: Tensor) -> None:
     """ShapeError (a ValueError) unless ``seed`` is uint32 [2]."""
     if seed.shape != (2,) or seed.dtype is not dtypes.uint32:
         raise ShapeError(
-            f"{name}: got {parameter} {seed.spec}; expected uint32[2]. Make seeds with popxl.create_seeds, and split "
-            "them with ops.split_random_seed."
+            f"{name}: got {parameter} {seed.spec}; expected uint32[2]. Make seeds with "
+            "popxl.create_seeds, and split them with ops.split_random_seed."
         )
 
 
 def check_seeds(name: str, parameter: str, seeds: Tensor) -> None:
-    """ShapeError (a ValueError) unless ``seeds`` is one seed or stacked seeds: uint32 [2] or [n, 2]."""
-    if len(seeds.shape) != 2 or seeds.shape[1] != 2 or not seeds.shape[0] or seeds.dtype is not dtypes.uint32:
+    """ShapeError (a ValueError) unless ``seeds`` is one seed or stacked seeds: uint32 [2] or [n,
+    2].
+    """
+    if (
+        len(seeds.shape) != 2
+        or seeds.shape[1] != 2
+        or not seeds.shape[0]
+        or seeds.dtype is not dtypes.uint32
+    ):
         check_seed(name, parameter, seeds)
 
 
 def _check_rate(name: str, parameter: str, rate: float) -> None:
     if not 0 <= rate < 1:
         raise ValueError(
-            f"{name}: got {parameter} {rate}; expected 0 <= {parameter} < 1, the share of elements to drop."
+            f"{name}: got {parameter} {rate}; expected 0 <= {parameter} < 1, the share of "
+            "elements to drop."
         )
 
 
@@ -45,13 +54,15 @@ def _check_rate(name: str, parameter: str, rate: float) -> None:
 def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> TensorSpec:
     """Zero elements with probability p and multiply the others by 1 / (1 - p).
 
-    An element stays when its 32-bit draw, read as an int32, is at least p * 2**32 - 2**31, rounded to an integer. The
-    draw depends on the seed and the element's row-major index alone, so the same seed drops the same elements again.
-    Of stacked seeds each drops its own of n equal parts of t's first axis, as if that part were the whole tensor.
+    An element stays when its 32-bit draw, read as an int32, is at least p * 2**32 - 2**31, rounded
+    to an integer. The draw depends on the seed and the element's row-major index alone, so the same
+    seed drops the same elements again. Of stacked seeds each drops its own of n equal parts of t's
+    first axis, as if that part were the whole tensor.
 
     Shapes: t [a], floating point; seed_tensor [2] or [n, 2], uint32 -> [a], t's dtype.
     Raises:
-        ValueError: p outside [0, 1), a seed of another shape or dtype, or more seeds than equal parts.
+        ValueError: p outside [0, 1), a seed of another shape or dtype, or more seeds than equal
+            parts.
         DTypeError: from sessions, if t is not floating point.
     """
     check_floating("dropout", t=t)
@@ -59,15 +70,17 @@ def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> TensorSpec:
     parts = seed_tensor.nelms // 2
     if len(seed_tensor.shape) == 2 and (not t.shape or t.shape[0] % parts):
         raise ShapeError(
-            f"dropout: got t {t.spec} and {parts} stacked seeds; expected a first axis of t that is a multiple of "
-            f"{parts}. Give one seed for each of its equal parts."
+            f"dropout: got t {t.spec} and {parts} stacked seeds; expected a first axis of t that "
+            f"is a multiple of {parts}. Give one seed for each of its equal parts."
         )
     _check_rate("dropout", "p", p)
     return t.spec
 
 
 @dropout.vjp
-def dropout_vjp(dy: Tensor, y: Tensor, t: Tensor, seed_tensor: Tensor, p: float) -> Tuple[Tensor, None]:
+def dropout_vjp(
+    dy: Tensor, y: Tensor, t: Tensor, seed_tensor: Tensor, p: float
+) -> Tuple[Tensor, None]:
     """Drop the same elements of the gradient: the mask is made again from the seed."""
     return dropout(dy, seed_tensor, p), None
 
@@ -79,12 +92,16 @@ def dropout_cost(y: Tensor, t: Tensor, seed_tensor: Tensor, p: float) -> Cost:
 
 
 @op(random=True)
-def shaped_dropout(t: Tensor, seed_tensor: Tensor, shape: Iterable[int], ratio: float) -> TensorSpec:
-    """Dropout with a mask of ``shape`` that broadcasts to t: elements that share a mask element stay or go together.
+def shaped_dropout(
+    t: Tensor, seed_tensor: Tensor, shape: Iterable[int], ratio: float
+) -> TensorSpec:
+    """Dropout with a mask of ``shape`` that broadcasts to t: elements that share a mask element
+    stay or go together.
 
     Shapes: t [a], floating point; seed_tensor [2], uint32 -> [a], t's dtype.
     Raises:
-        ValueError: ratio outside [0, 1), a seed of another shape or dtype, or a shape that does not broadcast to t's.
+        ValueError: ratio outside [0, 1), a seed of another shape or dtype, or a shape that does not
+            broadcast to t's.
         DTypeError: from sessions, if t is not floating point.
     """
     check_floating("shaped_dropout", t=t)
@@ -96,7 +113,8 @@ def shaped_dropout(t: Tensor, seed_tensor: Tensor, shape: Iterable[int], ratio: 
         fits = False
     if not fits:
         raise ShapeError(
-            f"shaped_dropout: got shape {list(shape)} for t {t.spec}; expected a shape that broadcasts to t's."
+            f"shaped_dropout: got shape {list(shape)} for t {t.spec}; expected a shape that "
+            "broadcasts to t's."
         )
     return t.spec
 
@@ -110,7 +128,9 @@ def shaped_dropout_vjp(
 
 
 @shaped_dropout.cost
-def shaped_dropout_cost(y: Tensor, t: Tensor, seed_tensor: Tensor, shape: Iterable[int], ratio: float) -> Cost:
+def shaped_dropout_cost(
+    y: Tensor, t: Tensor, seed_tensor: Tensor, shape: Iterable[int], ratio: float
+) -> Cost:
     """A draw and a comparison per mask element, a product per element."""
     return Cost(flops=(INTEGER_OPERATIONS_PER_DRAW + 1) * math.prod(shape) + y.nelms)
 
@@ -118,7 +138,10 @@ def shaped_dropout_cost(y: Tensor, t: Tensor, seed_tensor: Tensor, shape: Iterab
 def _check_drawn(name: str, seed_tensor: Tensor, data_type: dtype) -> None:
     check_seed(name, "seed_tensor", seed_tensor)
     if not data_type.is_floating_point or data_type.itemsize == 1:
-        error = f"{name}: got dtype {data_type.name}; expected floating point of 16 bits or more. Cast the result."
+        error = (
+            f"{name}: got dtype {data_type.name}; expected floating point of 16 bits or more. "
+            "Cast the result."
+        )
         refuse_to_execute(DTypeError(error))
 
 
@@ -153,8 +176,8 @@ def random_normal(
 ) -> TensorSpec:
     """Draw from the normal distribution with this mean and standard deviation.
 
-    Box and Muller's transform (1958, doi:10.1214/aoms/1177706645) of the draws of elements 2i and 2i + 1, in float64;
-    no value is further than 6.7 standard deviations from the mean.
+    Box and Muller's transform (1958, doi:10.1214/aoms/1177706645) of the draws of elements 2i and
+    2i + 1, in float64; no value is further than 6.7 standard deviations from the mean.
 
     Shapes: seed_tensor [2], uint32 -> shape, of dtype.
     Raises:
@@ -185,7 +208,8 @@ def create_random_seed(seed: Tensor, modifier: Tensor) -> TensorSpec:
 
     Different modifiers of one seed always give different seeds. Of stacked seeds each is modified.
 
-    Shapes: seed [2] or [n, 2], uint32; modifier [] or [1], an integer (taken modulo 2**32) -> seed's.
+    Shapes: seed [2] or [n, 2], uint32; modifier [] or [1], an integer (taken modulo 2**32) ->
+        seed's.
     Raises:
         ValueError: a seed of another shape or dtype, or a modifier that is not one integer.
     """

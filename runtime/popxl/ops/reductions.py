@@ -13,7 +13,15 @@ from popxl.errors import ShapeError
 from popxl.opdef import Cost, OpFunction, op
 from popxl.ops.arithmetic import div, mul, scale, sign, sub
 from popxl.ops.broadcasting import broadcast_to
-from popxl.ops.checks import OPERANDS, Axis, check_floating, check_numeric, check_real, normalise_axes, normalise_axis
+from popxl.ops.checks import (
+    OPERANDS,
+    Axis,
+    check_floating,
+    check_numeric,
+    check_real,
+    normalise_axes,
+    normalise_axis,
+)
 from popxl.ops.elementwise import exp
 from popxl.values import Tensor, TensorSpec
 
@@ -35,7 +43,9 @@ def extremum_grad(dy: Tensor, y: Tensor, t: Tensor, axis: Axis, keepdims: bool) 
 
 @op(differentiable=False)
 def prod_grad(dy: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> TensorSpec:
-    """Gradient of `prod`: dy times the product of the other elements, right also where some are 0."""
+    """Gradient of `prod`: dy times the product of the other elements, right also where some are
+    0.
+    """
     return t.spec
 
 
@@ -96,8 +106,16 @@ def _spread(d: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> Tensor:
 
 
 def _aligned(d: Tensor, t: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """A reduced tensor with size-1 axes where it was reduced, so that it broadcasts against ``t``."""
-    return d if keepdims else broadcast_to(d, _reduced("reduction", t, axis, True).shape, _new_axes(t, axis, keepdims))
+    """A reduced tensor with size-1 axes where it was reduced, so that it broadcasts against
+    ``t``.
+    """
+    return (
+        d
+        if keepdims
+        else broadcast_to(
+            d, _reduced("reduction", t, axis, True).shape, _new_axes(t, axis, keepdims)
+        )
+    )
 
 
 def _count(t: Tensor, axis: Axis) -> int:
@@ -163,7 +181,9 @@ l1 = _reduction(
     lambda dy, y, t, axis, keepdims: mul(sign(t), _aligned(dy, t, axis, keepdims)),
     flops=2,
 )
-l2 = _reduction("l2", "Square root of the sum of squares. Its gradient is 0 where the sum is.", _l2_vjp, flops=2)
+l2 = _reduction(
+    "l2", "Square root of the sum of squares. Its gradient is 0 where the sum is.", _l2_vjp, flops=2
+)
 sumsquare = _reduction(
     "sumsquare",
     "Sum of squares.",
@@ -175,7 +195,9 @@ logsum = _reduction(
     "Natural logarithm of the sum.",
     lambda dy, y, t, axis, keepdims: _spread(div(dy, exp(y)), t, axis, keepdims),
 )
-logsumexp = _reduction("logsumexp", "Natural logarithm of the sum of e**t, without overflow.", _logsumexp_vjp, flops=9)
+logsumexp = _reduction(
+    "logsumexp", "Natural logarithm of the sum of e**t, without overflow.", _logsumexp_vjp, flops=9
+)
 median = _reduction(
     "median",
     "Median: of an even number of elements the lower of the two in the middle.",
@@ -271,7 +293,8 @@ cumsum_grad.cost(lambda y, dy, dim: Cost(flops=dy.nelms))
 
 @op(differentiable=False)
 def lamb_square(t: Tensor) -> TensorSpec:
-    """Sum of the squares of this replica's elements in float32. `popxl.ops.lamb` adds those of other shards.
+    """Sum of the squares of this replica's elements in float32. `popxl.ops.lamb` adds those of
+    other shards.
 
     Shapes: t [a], floating point -> [], float32.
     Raises:
@@ -291,11 +314,13 @@ lamb_square.cost(lambda y, t: Cost(flops=2 * t.nelms))
 def histogram(t: Tensor, levels: List[float], absolute_of_input: bool) -> TensorSpec:
     """How many elements lie between levels.
 
-    Bin 0 counts those below levels[0], bin i those from levels[i - 1] to below levels[i], the last bin the rest.
+    Bin 0 counts those below levels[0], bin i those from levels[i - 1] to below levels[i], the last
+    bin the rest.
 
     Shapes: t [a], floating point -> [len(levels) + 1], uint32.
     Args:
-        levels: bounds of the bins, rounded to t's dtype when they are compared. NaN counts above them all.
+        levels: bounds of the bins, rounded to t's dtype when they are compared. NaN counts above
+            them all.
         absolute_of_input: count absolute values.
     Raises:
         ValueError: unless each level is larger than the one before.
@@ -303,7 +328,9 @@ def histogram(t: Tensor, levels: List[float], absolute_of_input: bool) -> Tensor
     """
     check_floating("histogram", t=t)
     if any(not low < high for low, high in zip(levels, levels[1:])):
-        raise ValueError(f"histogram: got levels {list(levels)}; expected each larger than the one before.")
+        raise ValueError(
+            f"histogram: got levels {list(levels)}; expected each larger than the one before."
+        )
     return TensorSpec((len(levels) + 1,), dtypes.uint32)
 
 

@@ -8,7 +8,13 @@ from popxl.opdef import Cost, op
 from popxl.ops.arithmetic import div
 from popxl.ops.broadcasting import broadcast_to, positions_along
 from popxl.ops.casting import cast
-from popxl.ops.checks import check_indices, check_numeric, check_real, check_same_dtype, normalise_axis
+from popxl.ops.checks import (
+    check_indices,
+    check_numeric,
+    check_real,
+    check_same_dtype,
+    normalise_axis,
+)
 from popxl.ops.comparison import equal, greater
 from popxl.ops.indexing import gather, gather_cost, gather_grad_cost, scalar, take_along_axis, where
 from popxl.ops.shape import reshape
@@ -32,7 +38,9 @@ def _scatter_reduce(
     axis: int,
     axis_size: int,
 ) -> TensorSpec:
-    """Combine elements that share an index; `scatter_reduce` documents it. Indices broadcast to data's shape."""
+    """Combine elements that share an index; `scatter_reduce` documents it. Indices broadcast to
+    data's shape.
+    """
     (check_real if reduction in ("max", "min") else check_numeric)("scatter_reduce", data=data)
     check_indices("scatter_reduce", "indices", indices)
     return TensorSpec((*data.shape[:axis], axis_size, *data.shape[axis + 1 :]), data.dtype)
@@ -40,9 +48,17 @@ def _scatter_reduce(
 
 @_scatter_reduce.vjp
 def scatter_reduce_vjp(
-    dy: Tensor, y: Tensor, data: Tensor, indices: Tensor, initial_values: Optional[Tensor], reduction: str, *at: int
+    dy: Tensor,
+    y: Tensor,
+    data: Tensor,
+    indices: Tensor,
+    initial_values: Optional[Tensor],
+    reduction: str,
+    *at: int,
 ) -> Gradients:
-    """Each slot's gradient goes to what made its value; largest (smallest) ones that are equal share it evenly."""
+    """Each slot's gradient goes to what made its value; largest (smallest) ones that are equal
+    share it evenly.
+    """
     every = broadcast_to(indices, data.shape) if indices.shape != data.shape else indices
     zero = scalar(0, dy.dtype)
 
@@ -57,10 +73,16 @@ def scatter_reduce_vjp(
         nobody = broadcast_to(scalar(-1, dtypes.int32), y.shape)
         last = _scatter_reduce(places, every, nobody, "max", *at)
         kept = where(equal(of_slots(last), places), of_slots(dy), zero)
-        return kept, None, None if initial_values is None else where(greater(last, nobody), zero, dy)
+        return (
+            kept,
+            None,
+            None if initial_values is None else where(greater(last, nobody), zero, dy),
+        )
     chosen = equal(data, of_slots(y))
     first = None if initial_values is None else equal(initial_values, y)
-    count = _scatter_reduce(cast(chosen, dy.dtype), every, None if first is None else cast(first, dy.dtype), "sum", *at)
+    count = _scatter_reduce(
+        cast(chosen, dy.dtype), every, None if first is None else cast(first, dy.dtype), "sum", *at
+    )
     share = div(dy, where(count, count, scalar(1, dy.dtype)))
     given = where(chosen, of_slots(share), zero)
     return given, None, None if first is None else where(first, share, zero)
@@ -68,7 +90,12 @@ def scatter_reduce_vjp(
 
 @_scatter_reduce.cost
 def scatter_reduce_cost(
-    y: Tensor, data: Tensor, indices: Tensor, initial_values: Optional[Tensor], reduction: str, *at: int
+    y: Tensor,
+    data: Tensor,
+    indices: Tensor,
+    initial_values: Optional[Tensor],
+    reduction: str,
+    *at: int,
 ) -> Cost:
     """One operation per element of data, or none where elements only move."""
     return Cost(flops=0 if reduction == "none" else data.nelms)
@@ -84,14 +111,16 @@ def scatter_reduce(
     enable_index_broadcast: int = True,
     available_memory_proportion: Optional[float] = None,
 ) -> Tensor:
-    """Combine what shares an index: slot k along an axis is the reduction of all data whose index is k.
+    """Combine what shares an index: slot k along an axis is the reduction of all data whose index
+    is k.
 
-    Shapes: data [a.., n, b..], numbers; indices, integers in [0, size): [n] for slices, or data's shape for elements;
-        initial_values [a.., size, b..] -> [a.., size, b..], data's dtype.
+    Shapes: data [a.., n, b..], numbers; indices, integers in [0, size): [n] for slices, or data's
+        shape for elements; initial_values [a.., size, b..] -> [a.., size, b..], data's dtype.
     Args:
-        reduction: "sum", "max", "min", or "none": the last one along the axis stays. 16-bit types add in float32.
-        initial_values: takes part in every slot's reduction; under "none" it stays where no index says k. Without it
-            slots that no index names are 0.
+        reduction: "sum", "max", "min", or "none": the last one along the axis stays. 16-bit types
+            add in float32.
+        initial_values: takes part in every slot's reduction; under "none" it stays where no index
+            says k. Without it slots that no index names are 0.
         axis: the axis of data that the indices are for.
         axis_size: size; default: that of initial_values.
         enable_index_broadcast: also take indices of data's rank that broadcast to its shape.
@@ -99,11 +128,19 @@ def scatter_reduce(
     Raises:
         ValueError: neither initial_values nor axis_size, or another reduction.
         ShapeError: indices or initial values that do not fit data, or an axis that it lacks.
-        DTypeError: initial values of another dtype; from sessions, indices that are no integers, or data that the
-            reduction does not take.
+        DTypeError: initial values of another dtype; from sessions, indices that are no integers, or
+            data that the reduction does not take.
     """
     return _reduced(
-        "scatter_reduce", data, indices, reduction, initial_values, axis, axis_size, 1, enable_index_broadcast
+        "scatter_reduce",
+        data,
+        indices,
+        reduction,
+        initial_values,
+        axis,
+        axis_size,
+        1,
+        enable_index_broadcast,
     )
 
 
@@ -118,20 +155,30 @@ def grouped_scatter_reduce(
     enable_index_broadcast: bool = True,
     available_memory_proportion: Optional[float] = None,
 ) -> Tensor:
-    """`scatter_reduce` in each group by itself: for several groups, axis 0 of all tensors counts the groups.
+    """`scatter_reduce` in each group by itself: for several groups, axis 0 of all tensors counts
+    the groups.
 
-    Shapes: data [group_size, a.., n, b..]; indices [group_size, n] for slices, or data's shape for elements;
-        initial_values [group_size, a.., size, b..] -> [group_size, a.., size, b..], data's dtype.
+    Shapes: data [group_size, a.., n, b..]; indices [group_size, n] for slices, or data's shape for
+        elements; initial_values [group_size, a.., size, b..] -> [group_size, a.., size, b..],
+        data's dtype.
     Args:
         axis: the axis of data, its groups counted in, that the indices are for.
         group_size: number of groups; 1: there is no axis for them.
     Raises: as `scatter_reduce`, and:
-        ShapeError: data or indices whose first axis is not the groups', or the groups' axis as axis.
+        ShapeError: data or indices whose first axis is not the groups', or the groups' axis as
+            axis.
     """
     return _reduced(
-        "grouped_scatter_reduce", data, indices, reduction, initial_values, axis, axis_size, group_size,
+        "grouped_scatter_reduce",
+        data,
+        indices,
+        reduction,
+        initial_values,
+        axis,
+        axis_size,
+        group_size,
         enable_index_broadcast,
-    )  # fmt: skip
+    )
 
 
 def _reduced(
@@ -149,7 +196,10 @@ def _reduced(
     for parameter, t in (("data", data), ("indices", indices)):
         _check_tensor(name, parameter, t)
     if reduction not in REDUCTIONS:
-        raise ValueError(f"{name}: got reduction {reduction!r}; expected one of {', '.join(map(repr, REDUCTIONS))}.")
+        raise ValueError(
+            f"{name}: got reduction {reduction!r}; expected one of "
+            f"{', '.join(map(repr, REDUCTIONS))}."
+        )
     axis = normalise_axis(name, data, axis)
     _check_groups(name, "data", data, indices, axis, group_size)
     size = _size(name, data, initial_values, axis, axis_size)
@@ -160,30 +210,40 @@ def _reduced(
 def _check_tensor(name: str, parameter: str, t: Any) -> None:
     if not isinstance(t, Tensor):
         raise TypeError(
-            f"{name}: got {parameter} = {type(t).__name__}; expected a popxl.Tensor. Make a constant with "
-            "popxl.constant(...) first."
+            f"{name}: got {parameter} = {type(t).__name__}; expected a popxl.Tensor. Make a "
+            "constant with popxl.constant(...) first."
         )
 
 
-def _check_groups(name: str, parameter: str, t: Tensor, indices: Tensor, axis: int, group_size: int) -> None:
+def _check_groups(
+    name: str, parameter: str, t: Tensor, indices: Tensor, axis: int, group_size: int
+) -> None:
     """ShapeError unless there is one group, or both tensors have the groups as their first axis."""
     if group_size == 1:
         return
-    if group_size < 1 or t.shape[:1] != (group_size,) or indices.shape[:1] != (group_size,) or axis == 0:
+    if (
+        group_size < 1
+        or t.shape[:1] != (group_size,)
+        or indices.shape[:1] != (group_size,)
+        or axis == 0
+    ):
         raise ShapeError(
-            f"{name}: got {parameter} {t.spec}, indices {indices.spec}, axis {axis} and group_size {group_size}; "
-            f"expected a group_size of at least 1, the groups as first axis of {parameter} and indices, and another "
-            "axis than theirs. Axes are counted with the groups'."
+            f"{name}: got {parameter} {t.spec}, indices {indices.spec}, axis {axis} and "
+            f"group_size {group_size}; expected a group_size of at least 1, the groups as first "
+            f"axis of {parameter} and indices, and another axis than theirs. Axes are counted "
+            "with the groups'."
         )
 
 
-def _size(name: str, data: Tensor, initial_values: Optional[Tensor], axis: int, axis_size: Optional[int]) -> int:
+def _size(
+    name: str, data: Tensor, initial_values: Optional[Tensor], axis: int, axis_size: Optional[int]
+) -> int:
     """Slots along the axis."""
     if initial_values is None:
         if axis_size is None:
             raise ValueError(
-                f"{name}: got neither initial_values nor axis_size; expected one of them, which decides the result's "
-                "shape."
+                f"{name}: got neither initial_values nor axis_size; expected one of them, which "
+                "decides the result's shape."
             )
         if axis_size < 1:
             raise ShapeError(f"{name}: got axis_size {axis_size}; expected at least 1.")
@@ -194,25 +254,30 @@ def _size(name: str, data: Tensor, initial_values: Optional[Tensor], axis: int, 
     wanted = None if size is None else (*data.shape[:axis], size, *data.shape[axis + 1 :])
     if initial_values.shape != wanted or axis_size not in (None, size):
         raise ShapeError(
-            f"{name}: got initial_values {initial_values.spec} and axis_size {axis_size} for data {data.spec}; "
-            f"expected data's shape but for axis {axis}, where it is axis_size if that is given."
+            f"{name}: got initial_values {initial_values.spec} and axis_size {axis_size} for data "
+            f"{data.spec}; expected data's shape but for axis {axis}, where it is axis_size if "
+            "that is given."
         )
     assert size is not None
     return size
 
 
-def _per_element(name: str, data: Tensor, indices: Tensor, axis: int, grouped: bool, broadcast: bool) -> Tensor:
+def _per_element(
+    name: str, data: Tensor, indices: Tensor, axis: int, grouped: bool, broadcast: bool
+) -> Tensor:
     """The indices with data's rank, on every axis of data's size or 1."""
     per_slice = (*data.shape[:grouped], data.shape[axis])
     if indices.shape == per_slice and indices.shape != data.shape:
         shape = [n if a == axis or (grouped and a == 0) else 1 for a, n in enumerate(data.shape)]
         return reshape(indices, tuple(shape))
     ones = {1} if broadcast else set()
-    if indices.rank != data.rank or any(i not in {n, *ones} for i, n in zip(indices.shape, data.shape)):
+    if indices.rank != data.rank or any(
+        i not in {n, *ones} for i, n in zip(indices.shape, data.shape)
+    ):
         raise ShapeError(
-            f"{name}: got indices {indices.spec} for data {data.spec} on axis {axis}; expected shape "
-            f"{list(per_slice)}, one for each slice, or {list(data.shape)}, one for each element"
-            f"{', with 1 where they repeat' if broadcast else ''}."
+            f"{name}: got indices {indices.spec} for data {data.spec} on axis {axis}; expected "
+            f"shape {list(per_slice)}, one for each slice, or {list(data.shape)}, one for each "
+            f"element{', with 1 where they repeat' if broadcast else ''}."
         )
     return indices
 
@@ -228,7 +293,9 @@ def _groupedgather(t: Tensor, indices: Tensor, axis: int, zero_OOR: bool) -> Ten
 
 
 @op
-def groupedgather_grad(dy: Tensor, indices: Tensor, shape: Tuple[int, ...], axis: int, zero_OOR: bool) -> TensorSpec:
+def groupedgather_grad(
+    dy: Tensor, indices: Tensor, shape: Tuple[int, ...], axis: int, zero_OOR: bool
+) -> TensorSpec:
     """`gather_grad` in each group by itself: groupedgather's gradient. Not in PopXL's API."""
     return TensorSpec(shape, dy.dtype)
 
@@ -243,7 +310,13 @@ def groupedgather_vjp(
 
 @groupedgather_grad.vjp
 def groupedgather_grad_vjp(
-    d: Tensor, y: Tensor, dy: Tensor, indices: Tensor, shape: Tuple[int, ...], axis: int, zero_OOR: bool
+    d: Tensor,
+    y: Tensor,
+    dy: Tensor,
+    indices: Tensor,
+    shape: Tuple[int, ...],
+    axis: int,
+    zero_OOR: bool,
 ) -> Tuple[Tensor, None]:
     """Gather."""
     return _groupedgather(d, indices, axis, zero_OOR), None
@@ -261,10 +334,11 @@ def groupedgather(
     available_memory_proportion: Optional[float] = None,
     zero_OOR: bool = False,
 ) -> Tensor:
-    """`gather` in each group by itself: for several groups, axis 0 of t and of the indices counts the groups.
+    """`gather` in each group by itself: for several groups, axis 0 of t and of the indices counts
+    the groups.
 
-    Shapes: t [group_size, a.., n, b..], any dtype; indices [group_size, i..], integers -> [group_size, a.., i.., b..],
-        t's dtype.
+    Shapes: t [group_size, a.., n, b..], any dtype; indices [group_size, i..], integers ->
+        [group_size, a.., i.., b..], t's dtype.
     Args:
         axis: the axis of t, its groups counted in, to take slices of.
         group_size: number of groups; 1 or None: there is no axis for them.

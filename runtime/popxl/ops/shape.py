@@ -1,4 +1,6 @@
-"""Ops that rearrange elements. Out-of-place forms give independent values; the forms in ``_`` are views."""
+"""Ops that rearrange elements. Out-of-place forms give independent values; the forms in ``_`` are
+views.
+"""
 
 import math
 from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
@@ -27,14 +29,22 @@ def moves_data(y: Any, *arguments: Any, **options: Any) -> Cost:
 def resolve_shape(name: str, t: Tensor, shape: Iterable[int]) -> Tuple[int, ...]:
     """``shape`` with its one -1 filled in. ShapeError unless t's elements fill it."""
     if not isinstance(shape, Iterable):
-        raise TypeError(f"{name}: got shape {shape!r} for t {t.spec}; expected a list or tuple of sizes.")
+        raise TypeError(
+            f"{name}: got shape {shape!r} for t {t.spec}; expected a list or tuple of sizes."
+        )
     given = tuple(int(n) for n in shape)
     if any(n < -1 or n == 0 for n in given) or given.count(-1) > 1:
-        raise ShapeError(f"{name}: got shape {list(given)} for t {t.spec}; expected positive sizes and at most one -1.")
+        raise ShapeError(
+            f"{name}: got shape {list(given)} for t {t.spec}; expected positive sizes and at "
+            "most one -1."
+        )
     known = math.prod(n for n in given if n != -1)
     result = tuple(t.nelms // known if n == -1 else n for n in given)
     if math.prod(result) != t.nelms:
-        raise ShapeError(f"{name}: got shape {list(given)} for t {t.spec}; expected a shape of {t.nelms} elements.")
+        raise ShapeError(
+            f"{name}: got shape {list(given)} for t {t.spec}; expected a shape of {t.nelms} "
+            "elements."
+        )
     return result
 
 
@@ -82,20 +92,24 @@ def flatten_(t: Tensor) -> Tensor:
 
 
 def resolve_permutation(t: Tensor, permutation: Optional[Iterable[int]]) -> Tuple[int, ...]:
-    """The permutation, axes counted from the front; reversed for None. ShapeError unless each axis is there once."""
+    """The permutation, axes counted from the front; reversed for None. ShapeError unless each axis
+    is there once.
+    """
     if permutation is None:
         return tuple(reversed(range(t.rank)))
     axes = tuple(normalise_axis("transpose", t, a) for a in permutation)
     if sorted(axes) != list(range(t.rank)):
         raise ShapeError(
-            f"transpose: got permutation {list(axes)} for t {t.spec}; expected each of its {t.rank} axes once."
+            f"transpose: got permutation {list(axes)} for t {t.spec}; expected each of its "
+            f"{t.rank} axes once."
         )
     return axes
 
 
 @op(views=("t",), host=lambda t, permutation: np.transpose(t, permutation), names="{t}_T")
 def transpose(t: Tensor, permutation: Optional[Tuple[int, ...]] = None) -> TensorSpec:
-    """Permute the axes: axis i of the result is axis ``permutation[i]`` of t; by default they are reversed.
+    """Permute the axes: axis i of the result is axis ``permutation[i]`` of t; by default they are
+    reversed.
 
     Shapes: t [a], any dtype -> t's sizes in the new order, t's dtype.
     Raises:
@@ -105,7 +119,9 @@ def transpose(t: Tensor, permutation: Optional[Tuple[int, ...]] = None) -> Tenso
 
 
 @transpose.vjp
-def transpose_vjp(dy: Tensor, y: Tensor, t: Tensor, permutation: Optional[Tuple[int, ...]]) -> Tensor:
+def transpose_vjp(
+    dy: Tensor, y: Tensor, t: Tensor, permutation: Optional[Tuple[int, ...]]
+) -> Tensor:
     """Permute back."""
     return transpose(dy, tuple(int(a) for a in np.argsort(resolve_permutation(t, permutation))))
 
@@ -115,13 +131,16 @@ transpose_ = alias(transpose)
 
 
 def resolve_squeezed(t: Tensor, axes: Optional[Iterable[int]]) -> Tuple[int, ...]:
-    """The axes to drop, ascending: all of size 1 for None. ShapeError for one that is longer, missing or repeated."""
+    """The axes to drop, ascending: all of size 1 for None. ShapeError for one that is longer,
+    missing or repeated.
+    """
     if axes is None:
         return tuple(a for a, n in enumerate(t.shape) if n == 1)
     result = normalise_axes("squeeze", t, tuple(axes))
     if any(t.shape[a] != 1 for a in result):
         raise ShapeError(
-            f"squeeze: got axes {list(result)} for t {t.spec}; expected axes of size 1. Slice longer ones first."
+            f"squeeze: got axes {list(result)} for t {t.spec}; expected axes of size 1. Slice "
+            "longer ones first."
         )
     return result
 
@@ -156,14 +175,18 @@ def _as_list(value: Any) -> Optional[List[Any]]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def resolve_slices(shape: Sequence[int], start: Any, stop: Any, step: Any, axis: Any) -> Tuple[builtin_slice, ...]:
+def resolve_slices(
+    shape: Sequence[int], start: Any, stop: Any, step: Any, axis: Any
+) -> Tuple[builtin_slice, ...]:
     """One Python slice per axis of ``shape`` from `slice`'s arguments.
 
     Raises:
-        ShapeError: lists of different lengths, more entries than axes, an axis that is missing or named twice, or a
-            step of 0.
+        ShapeError: lists of different lengths, more entries than axes, an axis that is missing or
+            named twice, or a step of 0.
     """
-    what = f"slice: got start={start}, stop={stop}, step={step}, axis={axis} for shape {list(shape)}"
+    what = (
+        f"slice: got start={start}, stop={stop}, step={step}, axis={axis} for shape {list(shape)}"
+    )
     given = [_as_list(v) for v in (start, stop, step, axis)]
     lengths = {len(v) for v in given if v is not None}
     if len(lengths) > 1:
@@ -188,15 +211,19 @@ def _slice_on_host(t: np.ndarray, start: Any, stop: Any, step: Any, axis: Any) -
 
 @op(name="slice", views=("t",), host=_slice_on_host)
 def _slice(
-    t: Tensor, start: SliceArgument = None, stop: SliceArgument = None, step: SliceArgument = None, axis: Ints = None
+    t: Tensor,
+    start: SliceArgument = None,
+    stop: SliceArgument = None,
+    step: SliceArgument = None,
+    axis: Ints = None,
 ) -> TensorSpec:
     """The static slice; `slice` documents it."""
     slices = resolve_slices(t.shape, start, stop, step, axis)
     shape = tuple(len(range(*s.indices(n))) for s, n in zip(slices, t.shape))
     if 0 in shape:
         raise ShapeError(
-            f"slice: got start={start}, stop={stop}, step={step}, axis={axis} for t {t.spec}; expected at least one "
-            f"element on every axis, but the result has shape {list(shape)}."
+            f"slice: got start={start}, stop={stop}, step={step}, axis={axis} for t {t.spec}; "
+            f"expected at least one element on every axis, but the result has shape {list(shape)}."
         )
     return TensorSpec(shape, t.dtype)
 
@@ -210,8 +237,9 @@ def slice(
 ) -> Tensor:
     """Select elements by position, as Python slices do.
 
-    Negative positions count from the end, a negative step reverses. Entry i of the lists is for axis ``axis[i]``;
-    without ``axis``, for axis i. None entries mean the whole axis. Without start, stop and step the result is t itself.
+    Negative positions count from the end, a negative step reverses. Entry i of the lists is for
+    axis ``axis[i]``; without ``axis``, for axis i. None entries mean the whole axis. Without start,
+    stop and step the result is t itself.
 
     Shapes: t [a], any dtype -> on each axis the number of elements selected, t's dtype.
     Raises:
@@ -239,22 +267,38 @@ def slice_(
 
 @op
 def slice_grad(
-    dy: Tensor, shape: Tuple[int, ...], start: SliceArgument, stop: SliceArgument, step: SliceArgument, axis: Ints
+    dy: Tensor,
+    shape: Tuple[int, ...],
+    start: SliceArgument,
+    stop: SliceArgument,
+    step: SliceArgument,
+    axis: Ints,
 ) -> TensorSpec:
-    """Put dy where `slice` with these arguments took it from, into zeros of ``shape``. Not in PopXL's API."""
+    """Put dy where `slice` with these arguments took it from, into zeros of ``shape``. Not in
+    PopXL's API.
+    """
     return TensorSpec(shape, dy.dtype)
 
 
 @slice_grad.vjp
 def slice_grad_vjp(
-    dy: Tensor, y: Tensor, given: Tensor, shape: Tuple[int, ...], start: Any, stop: Any, step: Any, axis: Any
+    dy: Tensor,
+    y: Tensor,
+    given: Tensor,
+    shape: Tuple[int, ...],
+    start: Any,
+    stop: Any,
+    step: Any,
+    axis: Any,
 ) -> Tensor:
     """Slice the gradient."""
     return _slice(dy, start, stop, step, axis)
 
 
 @_slice.vjp
-def slice_vjp(dy: Tensor, y: Tensor, t: Tensor, start: Any, stop: Any, step: Any, axis: Any) -> Tensor:
+def slice_vjp(
+    dy: Tensor, y: Tensor, t: Tensor, start: Any, stop: Any, step: Any, axis: Any
+) -> Tensor:
     """Zeros around the gradient."""
     return slice_grad(dy, t.shape, start, stop, step, axis)
 
@@ -275,7 +319,8 @@ def subsample(t: Tensor, strides: Union[int, Iterable[int]]) -> Tensor:
     steps = tuple(strides) if isinstance(strides, Iterable) else (strides,) * t.rank
     if len(steps) > t.rank or any(s < 1 for s in steps):
         raise ShapeError(
-            f"subsample: got strides {steps} for t {t.spec}; expected at most {t.rank} numbers of at least 1."
+            f"subsample: got strides {steps} for t {t.spec}; expected at most {t.rank} "
+            "numbers of at least 1."
         )
     return _slice(t, None, None, steps, None)
 
@@ -284,19 +329,27 @@ def subsample(t: Tensor, strides: Union[int, Iterable[int]]) -> Tensor:
 
 
 def resolve_splits(t: Tensor, splits: Union[int, Sequence[int]], axis: int) -> Tuple[int, ...]:
-    """The length of each piece. ShapeError unless they fill the axis, TypeError for another kind of splits."""
+    """The length of each piece. ShapeError unless they fill the axis, TypeError for another kind of
+    splits.
+    """
     size = t.shape[normalise_axis("split", t, axis)]
     if isinstance(splits, (int, np.integer)):
         if splits < 1 or size % splits:
-            raise ShapeError(f"split: got splits {splits} for axis {axis} of t {t.spec}; expected a divisor of {size}.")
+            raise ShapeError(
+                f"split: got splits {splits} for axis {axis} of t {t.spec}; expected a "
+                f"divisor of {size}."
+            )
         return (size // splits,) * int(splits)
     if not isinstance(splits, Iterable):
-        raise TypeError(f"split: got splits {splits!r} for t {t.spec}; expected a whole number or a list of lengths.")
+        raise TypeError(
+            f"split: got splits {splits!r} for t {t.spec}; expected a whole number or a list "
+            "of lengths."
+        )
     lengths = tuple(int(n) for n in splits)
     if sum(lengths) != size or any(n < 1 for n in lengths):
         raise ShapeError(
-            f"split: got splits {list(lengths)} for axis {axis} of t {t.spec}; expected positive lengths that add up "
-            f"to {size}."
+            f"split: got splits {list(lengths)} for axis {axis} of t {t.spec}; expected positive "
+            f"lengths that add up to {size}."
         )
     return lengths
 
@@ -321,7 +374,9 @@ def split(t: Tensor, splits: Union[int, List[int]], axis: int = 0) -> List[Tenso
 
 
 @split.vjp
-def split_vjp(dy: List[Tensor], y: List[Tensor], t: Tensor, splits: Union[int, List[int]], axis: int) -> Tensor:
+def split_vjp(
+    dy: List[Tensor], y: List[Tensor], t: Tensor, splits: Union[int, List[int]], axis: int
+) -> Tensor:
     """Join the gradients."""
     return concat(dy, axis)
 
@@ -344,15 +399,19 @@ def concat(ts: Iterable[Tensor], axis: int = 0) -> TensorSpec:
     for t in tensors:
         if not isinstance(t, Tensor):
             raise TypeError(
-                f"concat: got {type(t).__name__} in ts; expected tensors. Make a constant with popxl.constant(...)."
+                f"concat: got {type(t).__name__} in ts; expected tensors. Make a constant "
+                "with popxl.constant(...)."
             )
     check_same_dtype("concat", **{f"ts[{i}]": t for i, t in enumerate(tensors)})
     first = tensors[0]
     axis = normalise_axis("concat", first, axis)
     for t in tensors:
-        if t.rank != first.rank or any(n != m for a, (n, m) in enumerate(zip(t.shape, first.shape)) if a != axis):
+        if t.rank != first.rank or any(
+            n != m for a, (n, m) in enumerate(zip(t.shape, first.shape)) if a != axis
+        ):
             raise ShapeError(
-                f"concat: got {first.spec} and {t.spec} for axis {axis}; expected equal sizes on all other axes."
+                f"concat: got {first.spec} and {t.spec} for axis {axis}; expected equal sizes "
+                "on all other axes."
             )
     total = sum(t.shape[axis] for t in tensors)
     return TensorSpec((*first.shape[:axis], total, *first.shape[axis + 1 :]), first.dtype)
@@ -371,7 +430,11 @@ concat_ = alias(concat)
 # The same elements
 
 
-@op(views=("t",), host=lambda t, output_name: t, names=lambda t, output_name: [output_name or "identity"])
+@op(
+    views=("t",),
+    host=lambda t, output_name: t,
+    names=lambda t, output_name: [output_name or "identity"],
+)
 def identity(t: Tensor, output_name: Optional[str] = None) -> TensorSpec:
     """A copy of a tensor, called ``output_name`` if that is given. Also known as `rename`.
 

@@ -10,7 +10,13 @@ from popxl.ops.checks import normalise_axis
 from popxl.placement import check_one_place
 from popxl.values import Tensor
 
-__all__ = ["cast_if_needed", "check_in_graph", "check_tensor_ipu_and_tile_set", "dtype", "handle_negative_axis"]
+__all__ = [
+    "cast_if_needed",
+    "check_in_graph",
+    "check_tensor_ipu_and_tile_set",
+    "dtype",
+    "handle_negative_axis",
+]
 
 
 def check_in_graph(graph: Graph, *args: Tensor, **tensors: Tensor) -> None:
@@ -24,12 +30,14 @@ def check_in_graph(graph: Graph, *args: Tensor, **tensors: Tensor) -> None:
     for name, t in given.items():
         if not isinstance(t, Tensor):
             raise TypeError(
-                f"check_in_graph: got {name} = {type(t).__name__}; expected a popxl.Tensor. Make a constant of it."
+                f"check_in_graph: got {name} = {type(t).__name__}; expected a popxl.Tensor. "
+                "Make a constant of it."
             )
         if t not in graph:
             raise ValueError(
-                f"check_in_graph: got {name} = %{t.name} from graph '{t._graph.name or 'main'}'; expected a tensor of "
-                f"graph '{graph.name or 'main'}'. Pass it in as a graph input."
+                f"check_in_graph: got {name} = %{t.name} from graph '{t._graph.name or 'main'}'; "
+                f"expected a tensor of graph '{graph.name or 'main'}'. Pass it in as a graph "
+                "input."
             )
 
 

@@ -1,10 +1,8 @@
 """Updates of variables and accumulators in place, and the update that Adam and its relatives apply.
 
-Every update is computed in float32 for 16-bit tensors, and rounded once to the type of the tensor it changes; with the
-session
-option ``enableStochasticRounding`` that rounding is stochastic. The other operand may be of another width. Factors are
-numbers
-or tensors of one element.
+Every update is computed in float32 for 16-bit tensors, and rounded once to the type of the tensor
+it changes; with the session option ``enableStochasticRounding`` that rounding is stochastic. The
+other operand may be of another width. Factors are numbers or tensors of one element.
 """
 
 from typing import Any, Mapping, Optional, Union
@@ -15,7 +13,14 @@ from popxl.context import get_current_graph
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
 from popxl.ops.arithmetic import add_
-from popxl.ops.checks import check_floating, check_indices, check_numeric, check_real, check_scalar, normalise_axis
+from popxl.ops.checks import (
+    check_floating,
+    check_indices,
+    check_numeric,
+    check_real,
+    check_scalar,
+    normalise_axis,
+)
 from popxl.ops.utils import check_in_graph
 from popxl.values import Tensor, TensorSpec, make_constant
 
@@ -29,7 +34,9 @@ def _update(name: str, t: Tensor, X: Tensor, **factors: Any) -> TensorSpec:
 
 def _updated(name: str, t: Tensor, X: Tensor, **factors: Any) -> TensorSpec:
     if t.shape != X.shape:
-        raise ShapeError(f"{name}: got t {t.spec} and X {X.spec}; expected equal shapes. Reshape one of them.")
+        raise ShapeError(
+            f"{name}: got t {t.spec} and X {X.spec}; expected equal shapes. Reshape one of them."
+        )
     for parameter, value in factors.items():
         if value is not None:
             check_scalar(name, parameter, value)
@@ -90,7 +97,8 @@ def accumulate_moving_average_(t: Tensor, X: Tensor, f: Scalar) -> TensorSpec:
 
 @op(writes=("t",), differentiable=False, names="accumulate_moving_avg_square__{t}")
 def accumulate_moving_average_square_(t: Tensor, X: Tensor, f: Scalar) -> TensorSpec:
-    """Exponential moving average of squares: t = f * t + (1 - f) * X**2. X takes the wider type before it is squared.
+    """Exponential moving average of squares: t = f * t + (1 - f) * X**2. X takes the wider type
+    before it is squared.
 
     Shapes: t and X [s], floating point -> [s].
     Raises:
@@ -129,9 +137,15 @@ def accumulator_zero_(t: Tensor) -> TensorSpec:
 
 @op(writes=("t",), differentiable=False, names="sparse_accumulate__{t}")
 def sparse_accumulate_(
-    t: Tensor, X: Tensor, indices: Tensor, axis: int = 0, f: Optional[Scalar] = None, W: Optional[Tensor] = None
+    t: Tensor,
+    X: Tensor,
+    indices: Tensor,
+    axis: int = 0,
+    f: Optional[Scalar] = None,
+    W: Optional[Tensor] = None,
 ) -> TensorSpec:
-    """Add slices to where they belong: t[indices] += f * X along an axis, as the gradient of a gather needs it.
+    """Add slices to where they belong: t[indices] += f * X along an axis, as the gradient of a
+    gather needs it.
 
     Indices that occur several times add up.
     Shapes: t [..., n, ...] with n at axis, indices [i], X as t with i in place of n -> t's shape.
@@ -148,8 +162,8 @@ def sparse_accumulate_(
     expected = (*t.shape[:axis], *indices.shape, *t.shape[axis + 1 :])
     if X.shape != expected:
         raise ShapeError(
-            f"sparse_accumulate_: got X {X.spec} for t {t.spec} and indices {indices.spec}; expected X of shape "
-            f"{list(expected)}."
+            f"sparse_accumulate_: got X {X.spec} for t {t.spec} and indices {indices.spec}; "
+            f"expected X of shape {list(expected)}."
         )
     if f is not None:
         check_scalar("sparse_accumulate_", "f", f)
@@ -198,15 +212,20 @@ def weight_decay_is_required(weight_decay: Union[None, float, Tensor]) -> bool:
     return isinstance(weight_decay, Tensor) or bool(weight_decay)
 
 
-def _moments(name: str, first: Tensor, second: Tensor, weight: Optional[Tensor], **factors: Any) -> TensorSpec:
+def _moments(
+    name: str, first: Tensor, second: Tensor, weight: Optional[Tensor], **factors: Any
+) -> TensorSpec:
     check_floating(
-        name, acc_first_order=first, acc_second_order=second, **({} if weight is None else {"weight": weight})
+        name,
+        acc_first_order=first,
+        acc_second_order=second,
+        **({} if weight is None else {"weight": weight}),
     )
     for parameter, other in (("acc_second_order", second), ("weight", weight)):
         if other is not None and other.shape != first.shape:
             raise ShapeError(
-                f"{name}: got acc_first_order {first.spec} and {parameter} {other.spec}; expected equal shapes. Make "
-                "the optimizer's state in the weight's shape."
+                f"{name}: got acc_first_order {first.spec} and {parameter} {other.spec}; expected "
+                "equal shapes. Make the optimizer's state in the weight's shape."
             )
     for parameter, value in factors.items():
         if value is not None:
@@ -225,7 +244,9 @@ def _adam_updater(
     beta2: Optional[Scalar],
     epsilon: Scalar,
 ) -> TensorSpec:
-    """`adam_updater` without its write: ``time_step`` is the number of this step, or None for no bias correction."""
+    """`adam_updater` without its write: ``time_step`` is the number of this step, or None for no
+    bias correction.
+    """
     return _moments(
         "adam_updater",
         acc_first_order,
@@ -273,12 +294,17 @@ def _next_step(time_step: Tensor) -> Tensor:
     return add_(time_step, one)
 
 
-def _decayed_weight(name: str, weight: Optional[Tensor], weight_decay: Optional[Scalar]) -> Optional[Tensor]:
+def _decayed_weight(
+    name: str, weight: Optional[Tensor], weight_decay: Optional[Scalar]
+) -> Optional[Tensor]:
     """The weight if it decays, else None. ValueError if it is missing."""
     if not weight_decay_is_required(weight_decay):
         return None
     if weight is None:
-        raise ValueError(f"{name}: got weight_decay without weight; expected the weight that decays. Pass weight=.")
+        raise ValueError(
+            f"{name}: got weight_decay without weight; expected the weight that decays. Pass "
+            "weight=."
+        )
     return weight
 
 
@@ -296,22 +322,24 @@ def adam_updater(
 
     It is m / (1 - β1**s) / (sqrt(v / (1 - β2**s)) + ε) + weight_decay * weight.
 
-    Shapes: both moments and weight [a], floating point -> [a], weight's dtype if it decays, else the first moment's.
+    Shapes: both moments and weight [a], floating point -> [a], weight's dtype if it decays, else
+        the first moment's.
     Args:
-        time_step: tensor of one element with the number of steps done. One is added to it in place, before it is used
-            as s. None: no bias correction, both divisors are 1.
+        time_step: tensor of one element with the number of steps done. One is added to it in place,
+            before it is used as s. None: no bias correction, both divisors are 1.
         weight_decay: decoupled from the gradient; None or 0: none.
     Raises:
         ValueError: for weight_decay without weight, or time_step without both betas.
         ShapeError: if the shapes differ, or a factor has several elements.
         DTypeError: from sessions, if a moment or the weight is not floating point.
-    Source: Kingma and Ba 2014, arXiv:1412.6980, algorithm 1; Loshchilov and Hutter 2017, arXiv:1711.05101, for the
-    decay.
+    Source: Kingma and Ba 2014, arXiv:1412.6980, algorithm 1; Loshchilov and Hutter 2017,
+    arXiv:1711.05101, for the decay.
     """
     decayed = _decayed_weight("adam_updater", weight, weight_decay)
     if time_step is not None and (beta1 is None or beta2 is None):
         raise ValueError(
-            "adam_updater: got time_step without both betas; expected beta1 and beta2 for the bias correction."
+            "adam_updater: got time_step without both betas; expected beta1 and beta2 for "
+            "the bias correction."
         )
     step = None if time_step is None else _next_step(time_step)
     decay = weight_decay if decayed is not None else None
@@ -329,14 +357,17 @@ def lamb_updater(
     beta2: Optional[Scalar] = None,
     epsilon: Scalar = 1e-07,
 ) -> Tensor:
-    """LAMB's update before its trust ratio, which `adam_var_update` applies: the same as `adam_updater`.
+    """LAMB's update before its trust ratio, which `adam_var_update` applies: the same as
+    `adam_updater`.
 
     Shapes, arguments and errors: as for `adam_updater`.
     Raises:
         ValueError: for weight_decay without weight, or time_step without both betas.
     Source: You et al. 2019, arXiv:1904.00962, algorithm 2.
     """
-    return adam_updater(acc_first_order, acc_second_order, weight, time_step, weight_decay, beta1, beta2, epsilon)
+    return adam_updater(
+        acc_first_order, acc_second_order, weight, time_step, weight_decay, beta1, beta2, epsilon
+    )
 
 
 def adamax_updater(
@@ -348,7 +379,8 @@ def adamax_updater(
     beta1: Scalar = 0.9,
     epsilon: Scalar = 1e-07,
 ) -> Tensor:
-    """AdaMax's update: m / (1 - β1**s) / (v + ε) + weight_decay * weight, where v is a decayed maximum.
+    """AdaMax's update: m / (1 - β1**s) / (v + ε) + weight_decay * weight, where v is a decayed
+    maximum.
 
     Shapes, arguments and errors: as for `adam_updater`, but time_step is needed.
     Raises:
@@ -357,7 +389,10 @@ def adamax_updater(
     """
     decayed = _decayed_weight("adamax_updater", weight, weight_decay)
     if time_step is None:
-        raise ValueError("adamax_updater: got no time_step; expected a tensor of one element that counts the steps.")
+        raise ValueError(
+            "adamax_updater: got no time_step; expected a tensor of one element that counts "
+            "the steps."
+        )
     decay = weight_decay if decayed is not None else None
     step = _next_step(time_step)
     return _adamax_updater(acc_first_order, acc_second_order, decayed, step, decay, beta1, epsilon)
@@ -382,16 +417,23 @@ def create_adamupdater(
         ins: tensors that must be of the current graph; the operands are those given by name.
         mode: also an enumeration member of that name.
     Raises:
-        ValueError: for another mode, a tensor of another graph, and what the mode's function refuses.
+        ValueError: for another mode, a tensor of another graph, and what the mode's function
+            refuses.
     """
     check_in_graph(get_current_graph(), **{f"ins[{i}]": t for i, t in ins.items()})
     kind = str(getattr(mode, "name", mode)).lower()
     if kind not in ("adam", "lamb", "adamax"):
-        raise ValueError(f"create_adamupdater: got mode {mode!r}; expected 'adam', 'lamb' or 'adamax'.")
+        raise ValueError(
+            f"create_adamupdater: got mode {mode!r}; expected 'adam', 'lamb' or 'adamax'."
+        )
     if kind == "adamax":
         first = 0.9 if beta1 is None else beta1
-        return adamax_updater(acc_first_order, acc_second_order, weight, time_step, weight_decay, first, epsilon)
-    return adam_updater(acc_first_order, acc_second_order, weight, time_step, weight_decay, beta1, beta2, epsilon)
+        return adamax_updater(
+            acc_first_order, acc_second_order, weight, time_step, weight_decay, first, epsilon
+        )
+    return adam_updater(
+        acc_first_order, acc_second_order, weight, time_step, weight_decay, beta1, beta2, epsilon
+    )
 
 
 @op(writes=("t",), differentiable=False, names="updated__{t}")
@@ -406,8 +448,8 @@ def adam_var_update(
     """Apply an update in place, scaled by LAMB's trust ratio: t -= learning_rate * ratio * x.
 
     ratio = min(sqrt(r1), max_weight_norm) / sqrt(r2), or 1 where r1, r2 or max_weight_norm is zero.
-    Shapes: t and x [s], floating point; r1 and r2 tensors of one element: the squared norms of t and x, as of
-    `lamb_square` -> [s].
+    Shapes: t and x [s], floating point; r1 and r2 tensors of one element: the squared norms of t
+    and x, as of `lamb_square` -> [s].
     Args:
         learning_rate: 1 if it is None.
         max_weight_norm: no limit if it is None.
@@ -416,7 +458,15 @@ def adam_var_update(
     Source: You et al. 2019, arXiv:1904.00962, algorithm 2.
     """
     check_floating("adam_var_update", t=t, x=x)
-    return _update("adam_var_update", t, x, r1=r1, r2=r2, learning_rate=learning_rate, max_weight_norm=max_weight_norm)
+    return _update(
+        "adam_var_update",
+        t,
+        x,
+        r1=r1,
+        r2=r2,
+        learning_rate=learning_rate,
+        max_weight_norm=max_weight_norm,
+    )
 
 
 adam_var_update.cost(lambda y, *arguments: Cost(flops=3 * y.nelms))

@@ -1,8 +1,10 @@
-"""Writes in place whose order nothing fixes: PopXL refuses such programs when a Session is made, and so do we.
+"""Writes in place whose order nothing fixes: PopXL refuses such programs when a Session is made,
+and so do we.
 
-Two accesses of one storage, at least one of them a write, are ambiguous if neither has to run before the other: by the
-data that ops hand on, or by `in_sequence`. Ops run in the order in which they were made, so that a program has a result
-anyhow; it is not the one that another schedule would give.
+Two accesses of one storage, at least one of them a write, are ambiguous if neither has to run
+before the other: by the data that ops hand on, or by `in_sequence`. Ops run in the order in which
+they were made, so that a program has a result anyhow; it is not the one that another schedule would
+give.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +28,9 @@ STEPS_PER_OPERAND = 16
 """Upper limit of the work of one check, for each op, operand and result of the graph."""
 
 WIDEST_JOIN = 64
-"""A view of more tensors than this counts as storage of its own, so that views of views do not grow without limit."""
+"""A view of more tensors than this counts as storage of its own, so that views of views do not grow
+without limit.
+"""
 
 
 class Region(NamedTuple):
@@ -58,12 +62,14 @@ class Recent:
 def check_ambiguity(ir: Ir, steps: Optional[Steps] = None) -> None:
     """Refuse a program with writes in place whose order nothing fixes.
 
-    Linear in the program: a graph takes at most `STEPS_PER_OPERAND` steps for each of its ops, operands and results,
-    whatever the graphs that it calls, each of which is looked at once. One pass finds which storage is written; only
-    its accesses are looked at further. As creation order is one of the valid orders, the accesses of a storage are all
-    ordered if each write comes after the write before it and after the reads in between, and each read after the last
-    write: every access is in at most two such pairs. `OpOrder` decides most pairs in constant time and searches for the
-    others. Where the steps of a graph do not suffice, what is not decided passes.
+    Linear in the program: a graph takes at most `STEPS_PER_OPERAND` steps for each of its ops,
+    operands and results, whatever the graphs that it calls, each of which is looked at once. One
+    pass finds which storage is written; only its accesses are looked at further. As creation order
+    is one of the valid orders, the accesses of a storage are all ordered if each write comes after
+    the write before it and after the reads in between, and each read after the last
+    write: every access is in at most two such pairs. `OpOrder` decides most pairs in constant time
+    and searches for the others. Where the steps of a graph do not suffice, what is not decided
+    passes.
 
     Args:
         steps: counts the steps, over all graphs.
@@ -75,7 +81,12 @@ def check_ambiguity(ir: Ir, steps: Optional[Steps] = None) -> None:
     for graph in called_first(ir.main_graph):
         total.take(len(graph.ops))
         regions, writes = _find_storage(graph, changed)
-        roots = {region.root for ts in writes.values() for t in ts for region in regions.get(t) or (Region(t),)}
+        roots = {
+            region.root
+            for ts in writes.values()
+            for t in ts
+            for region in regions.get(t) or (Region(t),)
+        }
         changed[graph] = roots.intersection(graph.inputs)
         if roots:
             _check_graph(graph, _accesses(graph, roots, regions, writes), total)
@@ -96,9 +107,15 @@ def _check_graph(graph: Graph, accesses: List[Access], total: Steps) -> None:
 
 
 def _is_one_sequence(accesses: List[Access]) -> bool:
-    """Whether all of them are steps of one ordered block, as in a program that is built in sequence."""
+    """Whether all of them are steps of one ordered block, as in a program that is built in
+    sequence.
+    """
     block = accesses[0].op.sequence_block
-    return block is not None and block.is_ordered and all(a.op.sequence_block is block for a in accesses)
+    return (
+        block is not None
+        and block.is_ordered
+        and all(a.op.sequence_block is block for a in accesses)
+    )
 
 
 def _check_part(order: OpOrder, accesses: List[Access]) -> None:
@@ -112,7 +129,11 @@ def _check_part(order: OpOrder, accesses: List[Access]) -> None:
                 for before in _unchecked(known, access):
                     if not order.is_before(before.op, access.op):
                         _refuse(before, access)
-                if access.is_write and box != access.region.box and _overlap_is_all(box, access.region.box):
+                if (
+                    access.is_write
+                    and box != access.region.box
+                    and _overlap_is_all(box, access.region.box)
+                ):
                     del boxes[box]
         mine = boxes.setdefault(access.region.box, Recent())
         if access.is_write:
@@ -151,7 +172,10 @@ def _find_storage(
 
 
 def _accesses(
-    graph: Graph, roots: Set[Tensor], regions: Dict[Tensor, Tuple[Region, ...]], writes: Dict[Op, Set[Tensor]]
+    graph: Graph,
+    roots: Set[Tensor],
+    regions: Dict[Tensor, Tuple[Region, ...]],
+    writes: Dict[Op, Set[Tensor]],
 ) -> List[Access]:
     """Every access of some storage, in the order of the ops. What makes a view reads nothing."""
     accesses: List[Access] = []
@@ -164,12 +188,16 @@ def _accesses(
                 if t in roots and t not in viewed:
                     accesses.append(Access(op, t, Region(t), t in written))
             elif t not in viewed:
-                accesses += [Access(op, t, region, t in written) for region in found if region.root in roots]
+                accesses += [
+                    Access(op, t, region, t in written) for region in found if region.root in roots
+                ]
     return accesses
 
 
 def _written(op: Op, changed: Dict[Graph, Set[Tensor]]) -> Set[Tensor]:
-    """Operands that the op really changes: for calls those that the called graph takes by reference and changes."""
+    """Operands that the op really changes: for calls those that the called graph takes by reference
+    and changes.
+    """
     if not op.called():
         return set(op.written)
     return {
@@ -180,7 +208,9 @@ def _written(op: Op, changed: Dict[Graph, Set[Tensor]]) -> Set[Tensor]:
     }
 
 
-def _regions_of_result(result: Tensor, regions: Dict[Tensor, Tuple[Region, ...]]) -> Tuple[Region, ...]:
+def _regions_of_result(
+    result: Tensor, regions: Dict[Tensor, Tuple[Region, ...]]
+) -> Tuple[Region, ...]:
     """Where a result that aliases operands is; () for one with storage of its own."""
     sources = aliased(result)
     if len(sources) > 1:
@@ -207,7 +237,9 @@ def _sliced(op: Op, region: Region) -> Box:
 
 
 def _overlap(one: Box, other: Box) -> bool:
-    return one is None or other is None or all(a < d and c < b for (a, b), (c, d) in zip(one, other))
+    return (
+        one is None or other is None or all(a < d and c < b for (a, b), (c, d) in zip(one, other))
+    )
 
 
 def _overlap_is_all(inner: Box, outer: Box) -> bool:
@@ -220,11 +252,12 @@ def _overlap_is_all(inner: Box, outer: Box) -> bool:
 def _refuse(before: Access, access: Access) -> None:
     graph, t = access.op.graph, access.region.root
     raise popart_exception(
-        f"Inplacing ambiguity detected. Session: got %{t.name}: {t.spec} of graph '{graph.name or 'main'}', which "
-        f"{_described(before)} and {_described(access)}; expected an order of the two, but nothing says which comes "
-        "first. Put both into `with popxl.in_sequence():`, let one use the result of the other, or use the "
-        "out-of-place form of the write. With the session option enableInplaceAmbiguityChecking = False they run in "
-        "the order in which they were made."
+        f"Inplacing ambiguity detected. Session: got %{t.name}: {t.spec} of graph "
+        f"'{graph.name or 'main'}', which {_described(before)} and {_described(access)}; expected "
+        "an order of the two, but nothing says which comes first. Put both into `with "
+        "popxl.in_sequence():`, let one use the result of the other, or use the out-of-place "
+        "form of the write. With the session option enableInplaceAmbiguityChecking = False they "
+        "run in the order in which they were made."
     )
 
 

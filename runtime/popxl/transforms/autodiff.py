@@ -1,4 +1,6 @@
-"""Reverse-mode differentiation, graph to graph. The forward graph gains the intermediates it needs as outputs."""
+"""Reverse-mode differentiation, graph to graph. The forward graph gains the intermediates it needs
+as outputs.
+"""
 
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
@@ -17,8 +19,8 @@ __all__ = ["ExpectedConnection", "ExpectedConnectionType", "GradGraphInfo", "aut
 
 PREFIX = "Gradient___"
 INDEX = (
-    "expected a floating-point tensor, or one that values are computed of: an index, a label or a seed has no gradient."
-    " Name the tensors you want in grads_required."
+    "expected a floating-point tensor, or one that values are computed of: an index, a label or "
+    "a seed has no gradient. Name the tensors you want in grads_required."
 )
 
 
@@ -29,24 +31,26 @@ def autodiff(
     called_graphs_grad_info: Optional[Mapping[Graph, GradGraphInfo]] = None,
     return_all_grad_graphs: bool = False,
 ) -> Union[GradGraphInfo, Dict[Graph, GradGraphInfo]]:
-    """Make a graph's gradient graph. Appends intermediates it needs to the forward graph's outputs and to its calls.
+    """Make a graph's gradient graph. Appends intermediates it needs to the forward graph's outputs
+    and to its calls.
 
-    The gradient graph takes the gradients of ``grads_provided``, in order, then forward values; it returns those of
-    ``grads_required``, in order. The body of a repeat or conditional cannot get more outputs; its intermediates are
-    recomputed.
+    The gradient graph takes the gradients of ``grads_provided``, in order, then forward values; it
+    returns those of ``grads_required``, in order. The body of a repeat or conditional cannot get
+    more outputs; its intermediates are recomputed.
 
     Args:
-        grads_provided: tensors whose gradients come in; default: the floating-point outputs but those appended earlier,
-            and integer outputs that are made of integers in grads_required. Gradients of a tensor that is in it twice
-            add up.
-        grads_required: tensors whose gradients are wanted; default: all inputs. Where no gradient arrives, it is zeros.
-            Gradients of integers are integers; ops whose gradients they do not have cannot be executed.
+        grads_provided: tensors whose gradients come in; default: the floating-point outputs but
+            those appended earlier, and integer outputs that are made of integers in grads_required.
+            Gradients of a tensor that is in it twice add up.
+        grads_required: tensors whose gradients are wanted; default: all inputs. Where no gradient
+            arrives, it is zeros. Gradients of integers are integers; ops whose gradients they do
+            not have cannot be executed.
         called_graphs_grad_info: gradients of called graphs to use instead of differentiating them.
         return_all_grad_graphs: return ``{graph: GradGraphInfo}`` for this graph and those it calls.
     Raises:
-        GraphError: a required gradient that does not exist (of an index, or of an op without a gradient on the way), an
-            op that writes in place, a tensor of another graph, or a called graph whose gradient is written by hand and
-            not given.
+        GraphError: a required gradient that does not exist (of an index, or of an op without a
+            gradient on the way), an op that writes in place, a tensor of another graph, or a called
+            graph whose gradient is written by hand and not given.
     """
     if graph is graph.main_graph:
         raise GraphError(
@@ -69,11 +73,15 @@ def autodiff(
 def _check(what: str, tensors: Iterable[Tensor], graph: Graph) -> None:
     for t in tensors:
         if not isinstance(t, Tensor) or t._graph is not graph:
-            raise GraphError(f"autodiff: got {t!r} in {what}; expected a tensor of graph '{graph.name}'.")
+            raise GraphError(
+                f"autodiff: got {t!r} in {what}; expected a tensor of graph '{graph.name}'."
+            )
 
 
 def influenced(graph: Graph, tensors: Iterable[Tensor]) -> Set[Tensor]:
-    """These, and what a graph computes of them: floating point, and of integers among them integers."""
+    """These, and what a graph computes of them: floating point, and of integers among them
+    integers.
+    """
     found = set(tensors)
     for op in graph.ops:
         operands = found.intersection(op.inputs)
@@ -91,14 +99,15 @@ def results_of(graph: Graph) -> List[Tensor]:
 def add_activation(graph: Graph, t: Tensor, expected: str) -> None:
     """Append a tensor that a gradient needs to a graph's outputs.
 
-    The body of a repeat or conditional can give its inputs alone: GraphError for others, saying what is ``expected``.
+    The body of a repeat or conditional can give its inputs alone: GraphError for others, saying
+    what is ``expected``.
     """
     if graph._is_body and t in graph.inputs:
         return
     if graph._is_body:
         raise GraphError(
-            f"autodiff: got {t._op!r} in graph '{graph.name}', the body of a repeat or conditional; expected "
-            f"{expected}. Load it outside and pass it in as an input."
+            f"autodiff: got {t._op!r} in graph '{graph.name}', the body of a repeat or "
+            f"conditional; expected {expected}. Load it outside and pass it in as an input."
         )
     graph._add_output(t)
     graph._activations.add(t)
@@ -118,7 +127,9 @@ class Differentiation:
         self.missing: Dict[Tensor, str] = {}
         """Forward tensors whose gradients cannot be produced, and why."""
         self.summaries = Summaries()
-        """Of forward graphs, which gain outputs but no ops here, and of gradient graphs that are ready."""
+        """Of forward graphs, which gain outputs but no ops here, and of gradient graphs that are
+        ready.
+        """
         self._with_integers = any(not t.dtype.is_floating_point for t in required)
         self._reached = reached_outputs(graph, provided, self.has_gradient)
 
@@ -127,12 +138,15 @@ class Differentiation:
         return self._with_integers or t.dtype.is_floating_point
 
     def info(self, graph: Graph) -> GradGraphInfo:
-        """The gradient of a called graph: from all outputs that one may reach, to all inputs that can have one."""
+        """The gradient of a called graph: from all outputs that one may reach, to all inputs that
+        can have one.
+        """
         if graph not in self.infos:
             if graph.needs_own_gradient:
                 raise GraphError(
-                    f"autodiff: got a call of graph '{graph.name}', whose gradient is written by hand; expected it in "
-                    "called_graphs_grad_info. Pass {graph: its gradient}, or call the module by call_module."
+                    f"autodiff: got a call of graph '{graph.name}', whose gradient is written by "
+                    "hand; expected it in called_graphs_grad_info. Pass {graph: its gradient}, "
+                    "or call the module by call_module."
                 )
             provided = [t for t in dict.fromkeys(graph.outputs) if t in self._reached[graph]]
             self.differentiate(graph, provided, None)
@@ -141,12 +155,15 @@ class Differentiation:
     def differentiate(
         self, graph: Graph, provided: Sequence[Tensor], required: Optional[Sequence[Tensor]]
     ) -> GradGraphInfo:
-        """Make and remember a gradient graph. ``required=None``: all inputs whose gradients can be produced."""
+        """Make and remember a gradient graph. ``required=None``: all inputs whose gradients can be
+        produced.
+        """
         write = self.summaries.first_write(graph)
         if write is not None:
             raise GraphError(
-                f"autodiff: got {write!r} in graph '{graph.name}', built at {write.where}; expected no op that writes "
-                "in place, because gradients need the values from before. Use the out-of-place form."
+                f"autodiff: got {write!r} in graph '{graph.name}', built at {write.where}; "
+                "expected no op that writes in place, because gradients need the values from "
+                "before. Use the out-of-place form."
             )
         self.infos[graph] = info = GradientBuilder(self, graph, provided, required).build()
         return info
@@ -155,7 +172,9 @@ class Differentiation:
 def reached_outputs(
     graph: Graph, provided: Iterable[Tensor], has_gradient: Callable[[Tensor], bool]
 ) -> Dict[Graph, Set[Tensor]]:
-    """For every graph called at any depth: its outputs that a gradient of ``provided`` may reach."""
+    """For every graph called at any depth: its outputs that a gradient of ``provided`` may
+    reach.
+    """
     result: Dict[Graph, Set[Tensor]] = {g: set() for g in reversed(called_first(graph))}
     result[graph].update(provided)
     for g in result:
@@ -168,22 +187,36 @@ def reached_outputs(
             everything = op.definition.name == "repeat"
             for called, _ in op.called():
                 pairs = zip(called.outputs, op.outputs)
-                result[called].update(i for i, o in pairs if has_gradient(i) and (everything or o in reached))
+                result[called].update(
+                    i for i, o in pairs if has_gradient(i) and (everything or o in reached)
+                )
     return result
 
 
 class GradientBuilder:
-    """Builds the gradient graph of one graph: walks its ops backwards, applies their rules, keeps what is needed."""
+    """Builds the gradient graph of one graph: walks its ops backwards, applies their rules, keeps
+    what is needed.
+    """
 
     def __init__(
-        self, run: Differentiation, forward: Graph, provided: Sequence[Tensor], required: Optional[Sequence[Tensor]]
+        self,
+        run: Differentiation,
+        forward: Graph,
+        provided: Sequence[Tensor],
+        required: Optional[Sequence[Tensor]],
     ) -> None:
         self.run, self.forward, self.provided = run, forward, provided
         self.everything = required is None
-        self.required = list(filter(run.has_gradient, forward.inputs)) if required is None else required
+        self.required = (
+            list(filter(run.has_gradient, forward.inputs)) if required is None else required
+        )
         self.active = influenced(forward, self.required)
-        self.available = set(forward.inputs) if forward._is_body else {*forward.inputs, *forward.outputs}
-        """Forward values that the gradient graph can be given without extending the forward graph."""
+        self.available = (
+            set(forward.inputs) if forward._is_body else {*forward.inputs, *forward.outputs}
+        )
+        """Forward values that the gradient graph can be given without extending the forward
+        graph.
+        """
         self.used = {t for op in forward.ops for t in op.inputs}
         self.gradients: Dict[Tensor, Tensor] = {}
         """Forward tensor -> the sum of its gradients so far."""
@@ -192,7 +225,9 @@ class GradientBuilder:
         self.clones: Dict[Op, Op] = {}
         """Forward op -> the same op in the gradient graph, where values are made again."""
         self.stand_ins: Dict[Tensor, Tensor] = {}
-        """Value in the gradient graph -> the forward tensor it stands for: an input if any op uses it in the end."""
+        """Value in the gradient graph -> the forward tensor it stands for: an input if any op uses
+        it in the end.
+        """
         self.named: Dict[Tensor, Tensor] = {}
         """Gradient -> the forward tensor after which it is named."""
         self._derivable: Dict[Tensor, bool] = {}
@@ -200,13 +235,18 @@ class GradientBuilder:
     def build(self) -> GradGraphInfo:
         """Make the graph; extend the forward graph's outputs with the values that it needs."""
         main = self.forward.main_graph
-        with main:  # the graph's name starts with the forward graph's, not with the scopes open here
-            self.graph = main.ir.create_empty_graph(f"{self.forward.name.rpartition('_subgraph(')[0]}_grad")
+        # the graph's name starts with the forward graph's, not with the scopes open here
+        with main:
+            self.graph = main.ir.create_empty_graph(
+                f"{self.forward.name.rpartition('_subgraph(')[0]}_grad"
+            )
         with self.graph:
             for t in self.provided:
                 gradient = self.graph._add_input(t.spec, PREFIX + t.name)
                 self.named[gradient] = t
-                self.gradients[t] = added(self.gradients[t], gradient) if t in self.gradients else gradient
+                self.gradients[t] = (
+                    added(self.gradients[t], gradient) if t in self.gradients else gradient
+                )
             if self.forward._is_body:
                 self._recompute()
             for op in reversed(self.forward.ops):
@@ -221,7 +261,10 @@ class GradientBuilder:
         return GradGraphInfo.make(
             self.graph,
             self.forward,
-            [*map(ExpectedConnection.of_gradient, self.provided), *map(ExpectedConnection.of_value, activations)],
+            [
+                *map(ExpectedConnection.of_gradient, self.provided),
+                *map(ExpectedConnection.of_value, activations),
+            ],
             map(ExpectedConnection.of_gradient, required),
         )
 
@@ -239,7 +282,8 @@ class GradientBuilder:
         with placed_like(op):
             for t, gradient in rule(self, op):
                 if blocked is not None and gradient is not None:
-                    self.block([t], blocked)  # prune removes what the rule made; it told us where gradients stop
+                    # prune removes what the rule made; it told us where gradients stop
+                    self.block([t], blocked)
                 else:
                     self._accumulate(op, t, gradient)
         for new in self.graph._ops[first:]:
@@ -256,14 +300,17 @@ class GradientBuilder:
             return
         if gradient.shape != t.shape or gradient.dtype is not t.dtype:
             raise GraphError(
-                f"autodiff: got {gradient.spec} from the gradient rule of {op.definition.name} ({op.definition.file}) "
-                f"for %{t.name}; expected {t.spec}, the operand's own shape and dtype."
+                f"autodiff: got {gradient.spec} from the gradient rule of {op.definition.name} "
+                f"({op.definition.file}) for %{t.name}; expected {t.spec}, the operand's own "
+                "shape and dtype."
             )
         known = self.gradients.get(t)
         self.gradients[t] = gradient if known is None else added(known, gradient)
 
     def gradient(self, t: Tensor) -> Optional[Tensor]:
-        """The whole gradient of a result of the op at hand, named after it; None if none reaches it."""
+        """The whole gradient of a result of the op at hand, named after it; None if none reaches
+        it.
+        """
         gradient = self.gradients.get(t)
         if gradient is not None and gradient._op is not None and gradient not in self.named:
             self.graph._rename(gradient, PREFIX + t.name)
@@ -291,8 +338,8 @@ class GradientBuilder:
     def why_missing(self, t: Tensor) -> str:
         """Why a called graph's gradient graph lacks the gradient of its tensor ``t``."""
         return self.run.missing.get(t) or (
-            f"expected the gradient graph given for '{t._graph.name}' in called_graphs_grad_info to return the "
-            f"gradient of %{t.name}."
+            f"expected the gradient graph given for '{t._graph.name}' in called_graphs_grad_info "
+            f"to return the gradient of %{t.name}."
         )
 
     def _producible(self) -> Sequence[Tensor]:
@@ -305,7 +352,8 @@ class GradientBuilder:
         for t in self.required:
             if t in missing:
                 raise GraphError(
-                    f"autodiff: got %{t.name}: {t.spec} of graph '{self.forward.name}' in grads_required; {missing[t]}"
+                    f"autodiff: got %{t.name}: {t.spec} of graph '{self.forward.name}' in "
+                    f"grads_required; {missing[t]}"
                 )
         return self.required
 
@@ -322,7 +370,9 @@ class GradientBuilder:
     # Forward values
 
     def value(self, t: Tensor) -> Tensor:
-        """A forward tensor's value in the gradient graph: given as an input, or made again where that costs nothing."""
+        """A forward tensor's value in the gradient graph: given as an input, or made again where
+        that costs nothing.
+        """
         views = [t]
         while views[-1] not in self.values and self._is_new_view(views[-1]):
             assert views[-1]._op is not None
@@ -347,18 +397,32 @@ class GradientBuilder:
     def _is_new_view(self, t: Tensor) -> bool:
         """Whether a value is made again that was not yet."""
         op = t._op
-        return op is not None and op not in self.clones and t not in self.available and self._is_cheap_view(op)
+        return (
+            op is not None
+            and op not in self.clones
+            and t not in self.available
+            and self._is_cheap_view(op)
+        )
 
     def _is_cheap_view(self, op: Op) -> bool:
-        """Whether it only rearranges a tensor that is available anyway, or one no larger than its results in use."""
+        """Whether it only rearranges a tensor that is available anyway, or one no larger than its
+        results in use.
+        """
         if not is_view(op):
             return False
         used = sum(t.nelms for t in op.outputs if t in self.used)
-        return self._is_derivable(op.inputs[0]) or op.inputs[0].nelms <= max(used, op.outputs[0].nelms)
+        return self._is_derivable(op.inputs[0]) or op.inputs[0].nelms <= max(
+            used, op.outputs[0].nelms
+        )
 
     def _is_derivable(self, t: Tensor) -> bool:
         views = []
-        while t not in self._derivable and t not in self.available and t._op is not None and is_view(t._op):
+        while (
+            t not in self._derivable
+            and t not in self.available
+            and t._op is not None
+            and is_view(t._op)
+        ):
             views.append(t)
             t = t._op.inputs[0]
         found = self._derivable.get(t, t in self.available or isinstance(t, Constant))
@@ -371,8 +435,13 @@ class GradientBuilder:
                 self.clones[op] = clone_op(op, self.value)
 
     def _start_after_reshapes(self) -> None:
-        """Take a value that is only rearranged, and reshaped in the end, as it is then: nobody does that twice."""
-        originals, outputs = {clone: op for op, clone in self.clones.items()}, set(self.graph.outputs)
+        """Take a value that is only rearranged, and reshaped in the end, as it is then: nobody does
+        that twice.
+        """
+        originals, outputs = (
+            {clone: op for op, clone in self.clones.items()},
+            set(self.graph.outputs),
+        )
         users: Dict[Tensor, List[Op]] = {}
         for op in self.graph.ops:
             for t in dict.fromkeys(op.inputs):
@@ -382,13 +451,19 @@ class GradientBuilder:
         for value, t in self.stand_ins.items():
             views: List[Op] = []
             count = 0
-            while t not in self.available and len(users.get(value, ())) == 1 and value not in outputs:
+            while (
+                t not in self.available and len(users.get(value, ())) == 1 and value not in outputs
+            ):
                 op = users[value][0]
                 if op not in originals or not is_view(op) or len(op.outputs) > 1:
                     break
                 value = op.outputs[0]
                 views.append(op)
-                count = len(views) if op.definition.name == "reshape" and value.nelms <= t.nelms else count
+                count = (
+                    len(views)
+                    if op.definition.name == "reshape" and value.nelms <= t.nelms
+                    else count
+                )
             if count:
                 starts.append((views[:count], originals[views[count - 1]].outputs[0]))
         remove_ops(self.graph, [op for views, _ in starts for op in views])
@@ -399,7 +474,9 @@ class GradientBuilder:
             self.stand_ins[end] = t
 
     def _connect(self) -> List[Tensor]:
-        """Turn used stand-ins into inputs, in the forward graph's order; returns their forward tensors."""
+        """Turn used stand-ins into inputs, in the forward graph's order; returns their forward
+        tensors.
+        """
         used = {t for op in self.graph.ops for t in op.inputs}.union(self.graph.outputs)
         activations = []
         for t in dict.fromkeys((*self.forward.inputs, *self.forward.tensors)):
@@ -416,9 +493,15 @@ class GradientBuilder:
 
     def _make_available(self, t: Tensor) -> None:
         if t not in self.available:
-            add_activation(self.forward, t, "values that can be computed again, because the gradient recomputes them")
+            add_activation(
+                self.forward,
+                t,
+                "values that can be computed again, because the gradient recomputes them",
+            )
 
 
 def is_view(op: Op) -> bool:
-    """Whether the op's only operand is one whose elements it rearranges, and nothing else happens: no collective."""
+    """Whether the op's only operand is one whose elements it rearranges, and nothing else happens:
+    no collective.
+    """
     return len(op.inputs) == 1 and op.viewed == op.inputs and not op.definition.effects

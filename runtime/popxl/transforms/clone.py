@@ -28,7 +28,8 @@ def placed_like(op: Op) -> Iterator[None]:
 
 
 def clone_op(op: Op, value: Callable[[Tensor], Tensor]) -> Op:
-    """Emit one op in the current graph on ``value(operand)`` for each operand, with its names and source line.
+    """Emit one op in the current graph on ``value(operand)`` for each operand, with its names and
+    source line.
 
     Outside any block of `in_sequence` it is ordered as the op is.
     """
@@ -54,11 +55,12 @@ def clone_constant(constant: Constant) -> Constant:
 def clone_ops(graph: Graph, mapping: Mapping[Tensor, Tensor]) -> Dict[Tensor, Tensor]:
     """Emit all ops of a graph again in the current graph; ``graph`` is left as it is.
 
-    The ops round from the current graph's seed, not from the graph's own (`popxl.extensions.round_from`).
+    The ops round from the current graph's seed, not from the graph's own
+    (`popxl.extensions.round_from`).
 
     Args:
-        mapping: the current graph's tensor for each input (and, for the main graph, each variable) that the ops use.
-            Constants are made anew unless they are in it.
+        mapping: the current graph's tensor for each input (and, for the main graph, each variable)
+            that the ops use. Constants are made anew unless they are in it.
     Returns:
         The current graph's tensor for every tensor that has one: the mapping, constants, results.
     Raises:
@@ -70,8 +72,9 @@ def clone_ops(graph: Graph, mapping: Mapping[Tensor, Tensor]) -> Dict[Tensor, Te
         if t not in values:
             if not isinstance(t, Constant):
                 raise GraphError(
-                    f"clone_ops: got no tensor for %{t.name}: {t.spec} of graph '{graph.name or 'main'}'; expected one "
-                    "for each input that its ops use. Add it to the mapping."
+                    f"clone_ops: got no tensor for %{t.name}: {t.spec} of graph "
+                    f"'{graph.name or 'main'}'; expected one for each input that its ops use. Add "
+                    "it to the mapping."
                 )
             values[t] = clone_constant(t)
         return values[t]
@@ -98,14 +101,20 @@ def remove_ops(graph: Graph, dead: Iterable[Op]) -> None:
 
 
 def prune(graph: Graph, summaries: Optional[Summaries] = None) -> None:
-    """Remove ops and constants that no output, by-reference input, variable or lasting effect needs.
+    """Remove ops and constants that no output, by-reference input, variable or lasting effect
+    needs.
 
     Args:
-        summaries: of the graphs that it calls, where they are known; nothing may be known of itself.
+        summaries: of the graphs that it calls, where they are known; nothing may be known of
+            itself.
     """
     known = summaries or Summaries()
     needed: Set[Tensor] = set(graph.outputs)
-    kept_storage = {root for t in (*graph.outputs, *graph._by_ref_inputs, *graph.variables) for root in known.roots(t)}
+    kept_storage = {
+        root
+        for t in (*graph.outputs, *graph._by_ref_inputs, *graph.variables)
+        for root in known.roots(t)
+    }
     dead = []
     for op in reversed(graph._ops):
         writes_needed = any(not kept_storage.isdisjoint(known.roots(t)) for t in known.modified(op))

@@ -1,4 +1,6 @@
-"""Gradients of the ops that call graphs: a call of the gradient graph, a conditional of two, a repeat backwards."""
+"""Gradients of the ops that call graphs: a call of the gradient graph, a conditional of two, a
+repeat backwards.
+"""
 
 from functools import reduce
 from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
@@ -29,21 +31,31 @@ def connect(
     value: Callable[[Tensor], Tensor],
     gradient: Callable[[Tensor], Tensor],
 ) -> List[Tensor]:
-    """Inputs for a gradient graph, from its forward tensors' values and whole gradients where it is called."""
+    """Inputs for a gradient graph, from its forward tensors' values and whole gradients where it is
+    called.
+    """
     inputs: List[Tensor] = []
     for i, connection in enumerate(info.expected_inputs):
         t = connection.fwd_tensor
         if connection.connection_type is ExpectedConnectionType.Fwd:
             inputs.append(value(t))
         else:  # a graph that adds several gradients of one tensor gets the whole as the first
-            inputs.append(context.zeros(t) if connection in info.expected_inputs[:i] else gradient(t))
+            inputs.append(
+                context.zeros(t) if connection in info.expected_inputs[:i] else gradient(t)
+            )
     return inputs
 
 
-def output_gradients(context: GradientContext, graph: Graph, outputs: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-    """From an output of a called graph to its gradient at the call with these results. It may be returned twice."""
+def output_gradients(
+    context: GradientContext, graph: Graph, outputs: Sequence[Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """From an output of a called graph to its gradient at the call with these results. It may be
+    returned twice.
+    """
     return lambda t: total(
-        context, t, (context.gradient(outer) for inner, outer in zip(graph.outputs, outputs) if inner is t)
+        context,
+        t,
+        (context.gradient(outer) for inner, outer in zip(graph.outputs, outputs) if inner is t),
     )
 
 
@@ -64,7 +76,11 @@ def call_gradients(context: GradientContext, op: Op) -> GradientPairs:
     graph: Graph = op.arguments["graph"]
     info = context.called_info(graph)
     site = CallSiteInfo(op)
-    values = [c.fwd_tensor for c in info.expected_inputs if c.connection_type is ExpectedConnectionType.Fwd]
+    values = [
+        c.fwd_tensor
+        for c in info.expected_inputs
+        if c.connection_type is ExpectedConnectionType.Fwd
+    ]
     parents = site._parents(values)
     inputs = connect(
         context,
@@ -81,7 +97,9 @@ def call_gradients(context: GradientContext, op: Op) -> GradientPairs:
 
 
 def conditional_gradients(context: GradientContext, op: Op) -> GradientPairs:
-    """A conditional of the branches' gradients. Each branch gives zeros for operands that only the other one uses."""
+    """A conditional of the branches' gradients. Each branch gives zeros for operands that only the
+    other one uses.
+    """
     sides = [(graph, inputs, context.called_info(graph)) for graph, inputs in op.called()]
     wanted: Dict[Tensor, bool] = {}
     for graph, inputs, info in sides:
@@ -94,26 +112,45 @@ def conditional_gradients(context: GradientContext, op: Op) -> GradientPairs:
     operands = [t for t, can in wanted.items() if can]
     if not operands:
         return
-    then_graph, else_graph = (_branch_gradients(context, g, inputs, info, operands) for g, inputs, info in sides)
-    then_inputs, else_inputs = (_branch_inputs(context, op, g, inputs, info) for g, inputs, info in sides)
+    then_graph, else_graph = (
+        _branch_gradients(context, g, inputs, info, operands) for g, inputs, info in sides
+    )
+    then_inputs, else_inputs = (
+        _branch_inputs(context, op, g, inputs, info) for g, inputs, info in sides
+    )
     condition = context.value(op.arguments["cond"])
-    yield from zip(operands, ops.conditional(condition, then_graph, else_graph, then_inputs, else_inputs))
+    yield from zip(
+        operands, ops.conditional(condition, then_graph, else_graph, then_inputs, else_inputs)
+    )
 
 
 def _branch_inputs(
     context: GradientContext, op: Op, graph: Graph, inputs: Sequence[Tensor], info: GradGraphInfo
 ) -> List[Tensor]:
     values = dict(zip(graph.inputs, inputs))
-    return connect(context, info, lambda t: context.value(values[t]), output_gradients(context, graph, op.outputs))
+    return connect(
+        context,
+        info,
+        lambda t: context.value(values[t]),
+        output_gradients(context, graph, op.outputs),
+    )
 
 
 def _branch_gradients(
-    context: GradientContext, graph: Graph, inputs: Sequence[Tensor], info: GradGraphInfo, operands: Sequence[Tensor]
+    context: GradientContext,
+    graph: Graph,
+    inputs: Sequence[Tensor],
+    info: GradGraphInfo,
+    operands: Sequence[Tensor],
 ) -> Graph:
-    """A graph with the gradient graph's inputs that returns one gradient for each of the conditional's operands."""
+    """A graph with the gradient graph's inputs that returns one gradient for each of the
+    conditional's operands.
+    """
     branch = new_graph("branch")
     with branch:
-        gradients = dict(zip(info.outputs, ops.call(info.graph, *[input_like(t) for t in info.graph.inputs])))
+        gradients = dict(
+            zip(info.outputs, ops.call(info.graph, *[input_like(t) for t in info.graph.inputs]))
+        )
         for operand in operands:
             fed = [inner for inner, outer in zip(graph.inputs, inputs) if outer is operand]
             graph_output(total(context, operand, [gradients[inner] for inner in fed]))
@@ -121,7 +158,8 @@ def _branch_gradients(
 
 
 def repeat_gradients(context: GradientContext, op: Op) -> GradientPairs:
-    """Run the loop again, keeping its carried inputs per iteration; then run the body's gradient backwards over them.
+    """Run the loop again, keeping its carried inputs per iteration; then run the body's gradient
+    backwards over them.
 
     Beyond PopXL, whose loops have no gradient.
     """
@@ -132,12 +170,17 @@ def repeat_gradients(context: GradientContext, op: Op) -> GradientPairs:
         return
     if context.has_transfers(body):
         raise GraphError(
-            f"autodiff: got {op!r}, built at {op.where}, whose body loads or stores; expected a body that can run "
-            "again, because the gradient of a loop recomputes it. Load before the loop and pass the values in."
+            f"autodiff: got {op!r}, built at {op.where}, whose body loads or stores; expected a "
+            "body that can run again, because the gradient of a loop recomputes it. Load before "
+            "the loop and pass the values in."
         )
     for t in op.inputs:
         if not t.dtype.is_floating_point:
-            context.block([t], f"expected a floating-point tensor as input of {op!r}: loops give integers no gradient.")
+            context.block(
+                [t],
+                f"expected a floating-point tensor as input of {op!r}: loops give integers no "
+                "gradient.",
+            )
     info = context.called_info(body)
     moving = [i for i in range(carried) if body.inputs[i].dtype.is_floating_point]
     floats = context.active.intersection(t for t in inputs if t.dtype.is_floating_point)
@@ -146,7 +189,11 @@ def repeat_gradients(context: GradientContext, op: Op) -> GradientPairs:
     if lacking:
         context.block(inputs, context.why_missing(lacking[0]))
         return
-    used = {c.fwd_tensor for c in info.expected_inputs if c.connection_type is ExpectedConnectionType.Fwd}
+    used = {
+        c.fwd_tensor
+        for c in info.expected_inputs
+        if c.connection_type is ExpectedConnectionType.Fwd
+    }
     stashed = [i for i in range(carried) if body.inputs[i] in used]
     stash = _stash_loop(body, count, stashed, [context.value(t) for t in inputs]) if stashed else []
     backwards, constants = _backward_body(context, op, info, moving, fixed, stashed)
@@ -162,8 +209,12 @@ def repeat_gradients(context: GradientContext, op: Op) -> GradientPairs:
     yield from zip((inputs[i] for i in (*moving, *fixed)), results)
 
 
-def _stash_loop(body: Graph, count: int, stashed: Sequence[int], inputs: Sequence[Tensor]) -> List[Tensor]:
-    """Run the loop, writing these inputs of every iteration to buffers [count, ...]. Returns the buffers."""
+def _stash_loop(
+    body: Graph, count: int, stashed: Sequence[int], inputs: Sequence[Tensor]
+) -> List[Tensor]:
+    """Run the loop, writing these inputs of every iteration to buffers [count, ...]. Returns the
+    buffers.
+    """
     carried = len(body.outputs)
     graph = new_graph("stash")
     with graph:
@@ -178,7 +229,10 @@ def _stash_loop(body: Graph, count: int, stashed: Sequence[int], inputs: Sequenc
             graph_output(ops.dynamic_update(buffer, iteration, row, [0], [1], True))
         graph_output(ops.add(iteration, constant(np.array([1]), dtypes.uint32)))
     empty = [
-        ops.init((count, *body.inputs[i].shape), body.inputs[i].dtype, f"stash_{body.inputs[i].name}") for i in stashed
+        ops.init(
+            (count, *body.inputs[i].shape), body.inputs[i].dtype, f"stash_{body.inputs[i].name}"
+        )
+        for i in stashed
     ]
     first = constant(np.array([0]), dtypes.uint32, "iteration")
     results = ops.repeat(graph, count, *inputs[:carried], *empty, first, *inputs[carried:])
@@ -200,8 +254,8 @@ def _backward_body(
 ) -> Tuple[Graph, List[int]]:
     """One iteration backwards, and which of the loop's inputs it takes as they are.
 
-    Inputs: gradients of the moving carried values, sums for the fixed ones, iteration + 1 [1]; buffers, constants.
-    The first three, with new values, are its outputs.
+    Inputs: gradients of the moving carried values, sums for the fixed ones, iteration + 1 [1];
+    buffers, constants. The first three, with new values, are its outputs.
     """
     body, count = op.arguments["graph"], op.arguments["repeat_count"]
     values: Dict[Tensor, Tensor] = {}
@@ -209,18 +263,28 @@ def _backward_body(
     with graph:
         gradients = [input_like(op.outputs[i]) for i in moving]
         sums = [input_like(op.inputs[i]) for i in fixed]
-        iteration = ops.sub(graph_input((1,), dtypes.uint32, "iteration"), constant(np.array([1]), dtypes.uint32))
+        iteration = ops.sub(
+            graph_input((1,), dtypes.uint32, "iteration"), constant(np.array([1]), dtypes.uint32)
+        )
         for i in stashed:
-            row = ops.dynamic_slice(input_like_stacked(body.inputs[i], count), iteration, [0], [1], True)
+            row = ops.dynamic_slice(
+                input_like_stacked(body.inputs[i], count), iteration, [0], [1], True
+            )
             values[body.inputs[i]] = ops.reshape(row, body.inputs[i].shape)
-        constants = [i for i, t in enumerate(body.inputs) if i >= len(body.outputs) and t in info.inputs]
+        constants = [
+            i for i, t in enumerate(body.inputs) if i >= len(body.outputs) and t in info.inputs
+        ]
         values.update((body.inputs[i], input_like(body.inputs[i])) for i in constants)
         by_position = dict(zip(moving, gradients))
         inputs = connect(
             context,
             info,
             values.__getitem__,
-            lambda t: total(context, t, (by_position.get(j) for j, inner in enumerate(body.outputs) if inner is t)),
+            lambda t: total(
+                context,
+                t,
+                (by_position.get(j) for j, inner in enumerate(body.outputs) if inner is t),
+            ),
         )
         results = dict(zip(info.outputs, ops.call(info.graph, *inputs)))
         for i in moving:
@@ -231,5 +295,9 @@ def _backward_body(
     return graph, constants
 
 
-CONTROL_RULES = {"call": call_gradients, "repeat": repeat_gradients, "conditional": conditional_gradients}
+CONTROL_RULES = {
+    "call": call_gradients,
+    "repeat": repeat_gradients,
+    "conditional": conditional_gradients,
+}
 """Gradient rules of these ops, by name."""

@@ -14,21 +14,28 @@ from popxl.values import Constant, Tensor
 
 UNSEEN = frozenset({"host", "print"})
 """Effects whose number of occurrences somebody sees."""
-FROM_HOST, TO_HOST = ExecutionContext.WeightsFromHostFragment, ExecutionContext.WeightsToHostFragment
+FROM_HOST, TO_HOST = (
+    ExecutionContext.WeightsFromHostFragment,
+    ExecutionContext.WeightsToHostFragment,
+)
 
 
 def arrange_fragments(ir: Ir) -> None:
-    """Reorder the main graph: first the ops of WeightsFromHostFragment, last those of WeightsToHostFragment.
+    """Reorder the main graph: first the ops of WeightsFromHostFragment, last those of
+    WeightsToHostFragment.
 
-    The first run once after each upload of the variables, before the next run. What they make, and others use, is kept
-    from run to run: in tensors like variables, to which it is copied. The last run with every run, so that a download
-    finds what they stored; that is the same as once where they change nothing but rows that only they use.
+    The first run once after each upload of the variables, before the next run. What they make, and
+    others use, is kept from run to run: in tensors like variables, to which it is copied. The last
+    run with every run, so that a download finds what they stored; that is the same as once where
+    they change nothing but rows that only they use.
 
     Raises:
         GraphError: an op for which that does not hold, or one that uses what is made later.
     """
     graph = ir.main_graph
-    parts = {context: [op for op in graph.ops if op.execution is context] for context in ExecutionContext}
+    parts = {
+        context: [op for op in graph.ops if op.execution is context] for context in ExecutionContext
+    }
     before, program, after = parts[FROM_HOST], parts[ExecutionContext.Normal], parts[TO_HOST]
     if not before and not after:
         return
@@ -36,7 +43,11 @@ def arrange_fragments(ir: Ir) -> None:
     for op in (*before, *after):
         if summaries.has_effect(op, UNSEEN):
             _fail(op, "a stream or a print", "ops that nobody sees run")
-        if any(isinstance(root, Constant) for t in summaries.modified(op) for root in summaries.roots(t)):
+        if any(
+            isinstance(root, Constant)
+            for t in summaries.modified(op)
+            for root in summaries.roots(t)
+        ):
             _fail(op, "a write to a constant", "a write to a variable or to what ops make")
     _check_repeatable(after, program, summaries)
     _check_order([before, program, after])
@@ -97,11 +108,15 @@ class Keeper:
 
 
 def _fail(op: Op, got: str, expected: str) -> None:
-    raise GraphError(f"{op.execution.name}: got {got} by {op!r}, built at {op.where}; expected {expected}.")
+    raise GraphError(
+        f"{op.execution.name}: got {got} by {op!r}, built at {op.where}; expected {expected}."
+    )
 
 
 def _check_repeatable(after: Sequence[Op], program: Sequence[Op], summaries: Summaries) -> None:
-    """GraphError unless running these ops with every run gives what running them at the end gives."""
+    """GraphError unless running these ops with every run gives what running them at the end
+    gives.
+    """
     made = {t for op in after for t in op.outputs}
     loads: Dict[object, List[Op]] = {}
     for load in _transfers(program):
@@ -109,12 +124,22 @@ def _check_repeatable(after: Sequence[Op], program: Sequence[Op], summaries: Sum
             loads.setdefault(load.arguments["remote_buffer"], []).append(load)
     for op in after:
         if any(not summaries.roots(t) <= made for t in summaries.modified(op)):
-            _fail(op, "a write to a tensor that was made elsewhere", "ops that give the same when they run again")
+            _fail(
+                op,
+                "a write to a tensor that was made elsewhere",
+                "ops that give the same when they run again",
+            )
         for store in _transfers([op]):
             slot = _slot(store.arguments["offset"])
-            for load in loads.get(store.arguments["remote_buffer"], ()) if not store.outputs else ():
+            for load in (
+                loads.get(store.arguments["remote_buffer"], ()) if not store.outputs else ()
+            ):
                 if None in (slot, other := _slot(load.arguments["offset"])) or slot == other:
-                    _fail(op, f"a store to a slot that {load!r} of the program loads", "a slot of its own")
+                    _fail(
+                        op,
+                        f"a store to a slot that {load!r} of the program loads",
+                        "a slot of its own",
+                    )
 
 
 def _transfers(ops: Iterable[Op]) -> List[Op]:
@@ -133,7 +158,11 @@ def _check_order(parts: Sequence[List[Op]]) -> None:
         for op in part:
             for t in op.inputs:
                 if t in later:
-                    _fail(op, f"a use of %{t.name}", "a tensor that is made before the weights travel this way")
+                    _fail(
+                        op,
+                        f"a use of %{t.name}",
+                        "a tensor that is made before the weights travel this way",
+                    )
 
 
 def _slot(offset: object) -> object:

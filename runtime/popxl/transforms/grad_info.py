@@ -17,16 +17,23 @@ class ExpectedConnectionType(Enum):
 
 
 class ExpectedConnection:
-    """What an input or output of a gradient graph stands for. Equal by kind and tensor. TypeError on construction."""
+    """What an input or output of a gradient graph stands for. Equal by kind and tensor. TypeError
+    on construction.
+    """
 
     _fwd_tensor: Tensor
     _connection_type: ExpectedConnectionType
 
     def __init__(self) -> None:
-        raise TypeError("ExpectedConnection: got a constructor call; expected the connections of a GradGraphInfo.")
+        raise TypeError(
+            "ExpectedConnection: got a constructor call; expected the connections of a "
+            "GradGraphInfo."
+        )
 
     @classmethod
-    def make(cls, connection_type: ExpectedConnectionType, fwd_tensor: Tensor) -> "ExpectedConnection":
+    def make(
+        cls, connection_type: ExpectedConnectionType, fwd_tensor: Tensor
+    ) -> "ExpectedConnection":
         """For transforms: a connection of this kind."""
         self = cls.__new__(cls)
         self._connection_type, self._fwd_tensor = connection_type, fwd_tensor
@@ -68,7 +75,8 @@ class ExpectedConnection:
 class GradGraphInfo:
     """A gradient graph, the forward graph it belongs to, and what its inputs and outputs stand for.
 
-    TypeError on construction; transforms that make gradient graphs by hand use ``GradGraphInfo.make``.
+    TypeError on construction; transforms that make gradient graphs by hand use
+    ``GradGraphInfo.make``.
     """
 
     _graph: Graph
@@ -77,7 +85,10 @@ class GradGraphInfo:
     _expected_outputs: Tuple[ExpectedConnection, ...]
 
     def __init__(self) -> None:
-        raise TypeError("GradGraphInfo: got a constructor call; expected the result of popxl.transforms.autodiff.")
+        raise TypeError(
+            "GradGraphInfo: got a constructor call; expected the result of "
+            "popxl.transforms.autodiff."
+        )
 
     @classmethod
     def make(
@@ -87,18 +98,23 @@ class GradGraphInfo:
         expected_inputs: Iterable[ExpectedConnection],
         expected_outputs: Iterable[ExpectedConnection],
     ) -> "GradGraphInfo":
-        """Connections belong to the graph's first inputs and outputs, in order; it may have more of both."""
+        """Connections belong to the graph's first inputs and outputs, in order; it may have more of
+        both.
+        """
         self = cls.__new__(cls)
         self._graph, self._forward_graph = graph, forward_graph
-        self._expected_inputs, self._expected_outputs = tuple(expected_inputs), tuple(expected_outputs)
+        self._expected_inputs, self._expected_outputs = (
+            tuple(expected_inputs),
+            tuple(expected_outputs),
+        )
         for what, connections, tensors in (
             ("inputs", self._expected_inputs, graph.inputs),
             ("outputs", self._expected_outputs, graph.outputs),
         ):
             if len(connections) > len(tensors):
                 raise GraphError(
-                    f"GradGraphInfo: got {len(connections)} expected {what} for graph '{graph.name}'; expected at most "
-                    f"its {len(tensors)}."
+                    f"GradGraphInfo: got {len(connections)} expected {what} for graph "
+                    f"'{graph.name}'; expected at most its {len(tensors)}."
                 )
         return self
 
@@ -133,7 +149,8 @@ class GradGraphInfo:
         return tuple(c.fwd_tensor for c in self._expected_outputs)
 
     def inputs_dict(self, fwd_call_info: CallSiteInfo) -> Dict[Tensor, Tensor]:
-        """{input of the gradient graph: the caller's tensor} for every forward value, at one call of the forward graph.
+        """{input of the gradient graph: the caller's tensor} for every forward value, at one call
+        of the forward graph.
 
         Raises:
             TypeError: the call is of another graph.
@@ -147,8 +164,12 @@ class GradGraphInfo:
         outer = fwd_call_info._parents(tuple(values.values()))
         return {t: outer[value] for t, value in values.items()}
 
-    def fwd_graph_ins_to_grad_parent_outs(self, grad_call_info: CallSiteInfo) -> Dict[Tensor, Tensor]:
-        """{forward graph's tensor: its gradient in the caller} at one call of the gradient graph."""
+    def fwd_graph_ins_to_grad_parent_outs(
+        self, grad_call_info: CallSiteInfo
+    ) -> Dict[Tensor, Tensor]:
+        """{forward graph's tensor: its gradient in the caller} at one call of the gradient
+        graph.
+        """
         self._check_call(grad_call_info, self._graph, "fwd_graph_ins_to_grad_parent_outs")
         return dict(zip(self.outputs, grad_call_info.outputs))
 
@@ -158,7 +179,8 @@ class GradGraphInfo:
         """{caller's input of the forward call: its gradient in the caller}.
 
         Raises:
-            GraphError: the forward call was given one tensor twice: its gradient is the sum of two outputs.
+            GraphError: the forward call was given one tensor twice: its gradient is the sum of two
+                outputs.
         """
         self._check_call(fwd_call_info, self._forward_graph, "fwd_parent_ins_to_grad_parent_outs")
         result: Dict[Tensor, Tensor] = {}
@@ -166,9 +188,9 @@ class GradGraphInfo:
             outer = fwd_call_info.graph_to_parent(inner)
             if outer in result:
                 raise GraphError(
-                    f"fwd_parent_ins_to_grad_parent_outs: got %{outer.name} for two inputs of graph "
-                    f"'{self._forward_graph.name}'; expected each tensor once. Use fwd_graph_ins_to_grad_parent_outs "
-                    "and add the two gradients."
+                    f"fwd_parent_ins_to_grad_parent_outs: got %{outer.name} for two inputs of "
+                    f"graph '{self._forward_graph.name}'; expected each tensor once. Use "
+                    "fwd_graph_ins_to_grad_parent_outs and add the two gradients."
                 )
             result[outer] = gradient
         return result
@@ -176,9 +198,18 @@ class GradGraphInfo:
     def _check_call(self, call_info: Any, graph: Graph, where: str) -> None:
         if not isinstance(call_info, CallSiteInfo) or call_info.called_graph is not graph:
             called = getattr(call_info, "called_graph", None)
-            got = f"a call of '{called.name}'" if isinstance(called, Graph) else type(call_info).__name__
-            raise TypeError(f"{where}: got {got}; expected the CallSiteInfo of a call of '{graph.name}'.")
+            got = (
+                f"a call of '{called.name}'"
+                if isinstance(called, Graph)
+                else type(call_info).__name__
+            )
+            raise TypeError(
+                f"{where}: got {got}; expected the CallSiteInfo of a call of '{graph.name}'."
+            )
 
     def __repr__(self) -> str:
         inputs, outputs = list(self._expected_inputs), list(self._expected_outputs)
-        return f"GradGraphInfo[graph='{self._graph.name}', expected_inputs={inputs}, expected_outputs={outputs}]"
+        return (
+            f"GradGraphInfo[graph='{self._graph.name}', expected_inputs={inputs}, "
+            f"expected_outputs={outputs}]"
+        )

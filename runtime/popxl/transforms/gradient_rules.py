@@ -1,4 +1,6 @@
-"""How a gradient passes back through one op: by the rule that the op declares, or, for calls, by gradient graphs."""
+"""How a gradient passes back through one op: by the rule that the op declares, or, for calls, by
+gradient graphs.
+"""
 
 import re
 from typing import Any, Callable, Iterable, Iterator, List, Optional, Protocol, Set, Tuple, Union
@@ -47,7 +49,9 @@ class GradientContext(Protocol):
 
 
 def added(sum_: Tensor, gradient: Tensor) -> Tensor:
-    """The sum of two gradients of one tensor, where the first is: uses on several devices give one on each."""
+    """The sum of two gradients of one tensor, where the first is: uses on several devices give one
+    on each.
+    """
     here, there = place_of(sum_), place_of(gradient)
     if here.ipu is not None and there.ipu is not None and here.ipu != there.ipu:
         gradient = ops.ipu_copy(gradient, here.ipu, there.ipu)
@@ -61,15 +65,18 @@ GradientRule = Callable[[GradientContext, Op], GradientPairs]
 
 
 def rule_for(op: Op) -> Union[GradientRule, str]:
-    """The op's gradient rule; where there is none, the second half of an error message that says so."""
+    """The op's gradient rule; where there is none, the second half of an error message that says
+    so.
+    """
     definition = op.definition
     declared = definition.base if definition.alias and definition.base else definition
     if declared.vjp is not None:
         return declared_rule
     absent = "has none yet" if declared.differentiable else "is declared not differentiable"
     return (
-        f"expected a gradient rule for every op on the way, but op '{declared.name}' {absent} ({op!r}, built at "
-        f"{op.where}). Declare {declared.name}.vjp in {declared.file}, or detach its operand."
+        f"expected a gradient rule for every op on the way, but op '{declared.name}' {absent} "
+        f"({op!r}, built at {op.where}). Declare {declared.name}.vjp in {declared.file}, or "
+        "detach its operand."
     )
 
 
@@ -77,27 +84,37 @@ def declared_rule(context: GradientContext, op: Op) -> GradientPairs:
     """Apply the rule that the op declares."""
     definition = op.definition
     form = result_form(definition)
-    arguments = {name: map_tensors(argument, context.value) for name, argument in op.arguments.items()}
+    arguments = {
+        name: map_tensors(argument, context.value) for name, argument in op.arguments.items()
+    }
     args, kwargs = call_arguments(definition, arguments)
     y = form([context.value(t) for t in op.outputs])
     has_gradient = [t.dtype.is_floating_point or t in context.active for t in op.outputs]
-    dys: List[Any] = [context.gradient_or_zeros(t) if has else None for t, has in zip(op.outputs, has_gradient)]
+    dys: List[Any] = [
+        context.gradient_or_zeros(t) if has else None for t, has in zip(op.outputs, has_gradient)
+    ]
     assert definition.vjp is not None
     result = definition.vjp(form(dys), y, *args, **kwargs)
     entries = (result,) if result is None or isinstance(result, Tensor) else tuple(result)
     parameters = tensor_parameters(definition)
     if len(entries) != len(parameters):
         raise GraphError(
-            f"autodiff: got {len(entries)} gradients from the rule of op '{definition.name}' ({definition.file}); "
-            f"expected one, or None, for each of {', '.join(parameters)}."
+            f"autodiff: got {len(entries)} gradients from the rule of op '{definition.name}' "
+            f"({definition.file}); expected one, or None, for each of {', '.join(parameters)}."
         )
     for parameter, entry in zip(parameters, entries):
         yield from _pairs(op.arguments[parameter], entry)
 
 
 def tensor_parameters(definition: OpDefinition) -> List[str]:
-    """Parameters that may hold tensors, going by their annotations: the rule returns one entry for each."""
-    return [n for n, p in definition.signature.parameters.items() if re.search(r"\bTensor\b", str(p.annotation))]
+    """Parameters that may hold tensors, going by their annotations: the rule returns one entry for
+    each.
+    """
+    return [
+        n
+        for n, p in definition.signature.parameters.items()
+        if re.search(r"\bTensor\b", str(p.annotation))
+    ]
 
 
 def _pairs(operand: Any, entry: Any) -> Iterator[Tuple[Tensor, Optional[Tensor]]]:

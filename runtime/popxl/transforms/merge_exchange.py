@@ -9,7 +9,9 @@ from popxl.transforms.storage import TRANSFERS
 
 
 def _exchanges(ops: List[Op]) -> int:
-    """How many exchanges the transfers among ``ops`` need: those that do not depend on each other share one."""
+    """How many exchanges the transfers among ``ops`` need: those that do not depend on each other
+    share one.
+    """
     depth: Dict[Op, int] = {}
     for op in ops:
         before = max((depth.get(t._op, 0) for t in op.inputs if t._op is not None), default=0)
@@ -30,7 +32,8 @@ def _recorded() -> Iterator[List[Op]]:
 
 @contextmanager
 def merge_exchange() -> Iterator[None]:
-    """Treat the host and remote transfers made inside as one exchange, as far as they do not depend on each other.
+    """Treat the host and remote transfers made inside as one exchange, as far as they do not depend
+    on each other.
 
     Accepted for PopXL programs: transfers run as early as their operands allow with or without it.
     """
@@ -43,13 +46,15 @@ def io_tile_exchange(verify_overlap: bool = True) -> Iterator[None]:
     """`io_tiles`, `merge_exchange` and ``in_sequence(False)`` together.
 
     Raises:
-        RuntimeError: with ``verify_overlap``, transfers made inside depend on each other and cannot be one exchange.
+        RuntimeError: with ``verify_overlap``, transfers made inside depend on each other and cannot
+            be one exchange.
     """
     with _recorded() as made, io_tiles(), merge_exchange(), in_sequence(False):
         yield
     exchanges = _exchanges(made)
     if verify_overlap and exchanges > 1:
         raise RuntimeError(
-            f"io_tile_exchange: got transfers that need {exchanges} exchanges, because some depend on others; expected "
-            "one. Move the dependent ones out of the context, or pass verify_overlap=False."
+            f"io_tile_exchange: got transfers that need {exchanges} exchanges, because some "
+            "depend on others; expected one. Move the dependent ones out of the context, or pass "
+            "verify_overlap=False."
         )

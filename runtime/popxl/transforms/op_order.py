@@ -1,4 +1,6 @@
-"""Which ops of a graph have to run before which others: by the data that they hand on, and by `in_sequence`."""
+"""Which ops of a graph have to run before which others: by the data that they hand on, and by
+`in_sequence`.
+"""
 
 from dataclasses import dataclass, field
 from typing import Dict, Iterable, List, Optional, Sequence
@@ -25,12 +27,14 @@ class Steps:
 class OpOrder:
     """The order that ops of one graph are bound to.
 
-    Nodes are the ops, in the order given, and the ends of unordered steps of a sequence; an edge leads to each from
-    what it directly waits for. Every edge leads forward, and there are at most as many as operands and twice the ops.
-    Three things decide whether one node comes before another without a search: the length of the longest way to each;
-    a tree of the last edges of these ways (in it: before); and a numbering by depth-first search (not nested: not
-    before; Yildirim and others 2010, GRAIL, doi 10.14778/1920841.1920879). A chain of layers with its gradient, and
-    everything in one sequence, are a path of the tree, so that a search from elsewhere ends when it comes to that path.
+    Nodes are the ops, in the order given, and the ends of unordered steps of a sequence; an edge
+    leads to each from what it directly waits for. Every edge leads forward, and there are at most
+    as many as operands and twice the ops. Three things decide whether one node comes before another
+    without a search: the length of the longest way to each; a tree of the last edges of these ways
+    (in it: before); and a numbering by depth-first search (not nested: not before; Yildirim and
+    others 2010, GRAIL, doi 10.14778/1920841.1920879). A chain of layers with its gradient, and
+    everything in one sequence, are a path of the tree, so that a search from elsewhere ends when it
+    comes to that path.
     """
 
     def __init__(self, ops: Sequence[Op], steps: Steps) -> None:
@@ -49,7 +53,9 @@ class OpOrder:
         steps.take(2 * (len(self._before) + sum(map(len, self._before))))
 
     def is_before(self, one: Op, other: Op) -> bool:
-        """Whether ``one`` has to run before ``other``, which is listed later. True, too, where the steps run out."""
+        """Whether ``one`` has to run before ``other``, which is listed later. True, too, where the
+        steps run out.
+        """
         a, b = self._nodes[one], self._nodes[other]
         self.steps.take()
         if self._is_in_tree(a, b):
@@ -86,7 +92,9 @@ class OpOrder:
         return nested and a < b and self._level[a] < self._level[b]
 
     def _number_tree(self) -> None:
-        """Number the tree's nodes so that those below a node follow it: ``first``, and how many there are: ``size``."""
+        """Number the tree's nodes so that those below a node follow it: ``first``, and how many
+        there are: ``size``.
+        """
         parents: List[int] = []
         level: List[int] = []
         for before in self._before:
@@ -105,7 +113,9 @@ class OpOrder:
                 following[parent] += self._size[node]
 
     def _number_depth_first(self) -> None:
-        """``rank``: in the order in which a depth-first search leaves nodes; ``low``: the least that a node reaches."""
+        """``rank``: in the order in which a depth-first search leaves nodes; ``low``: the least
+        that a node reaches.
+        """
         number = len(self._before)
         self._rank = [-1] * number
         seen, left = [False] * number, 0
@@ -123,7 +133,9 @@ class OpOrder:
                     pending.append((n, iter(self._after[n])))
         self._low = list(self._rank)
         for node in reversed(range(number)):
-            self._low[node] = min(self._low[node], min((self._low[n] for n in self._after[node]), default=number))
+            self._low[node] = min(
+                self._low[node], min((self._low[n] for n in self._after[node]), default=number)
+            )
 
 
 class _End:
@@ -147,8 +159,8 @@ class _Open:
 class _Edges:
     """Finds what each op directly waits for.
 
-    The order inside a block is that of its ops as they are given: transforms may have removed, copied or moved some
-    since they were made.
+    The order inside a block is that of its ops as they are given: transforms may have removed,
+    copied or moved some since they were made.
     """
 
     def __init__(self) -> None:
@@ -187,7 +199,9 @@ class _Edges:
         while [o.block for o in self._open] != chain[: len(self._open)]:
             self._leave()
         for inner in chain[len(self._open) :]:
-            self._open.append(_Open(inner, self._open[-1].last if self._open else self._last.get(inner)))
+            self._open.append(
+                _Open(inner, self._open[-1].last if self._open else self._last.get(inner))
+            )
 
     def _leave(self) -> None:
         left = self._open.pop()

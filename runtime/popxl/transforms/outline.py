@@ -12,16 +12,18 @@ from popxl.values import Constant, Tensor
 
 
 def outline(graph: Graph, ops: Iterable[Op], name: str) -> Tuple[Graph, Dict[Tensor, Tensor]]:
-    """Changes the graph: moves ops, in the order given, and their results into a new graph without outputs.
+    """Changes the graph: moves ops, in the order given, and their results into a new graph without
+    outputs.
 
-    What they use from outside becomes a by-reference input; constants, and views of outside tensors, are made anew.
-    Nothing calls the new graph yet. The moved tensors belong to it from then on, so that using one in ``graph`` is
-    refused as that of any other graph's.
+    What they use from outside becomes a by-reference input; constants, and views of outside
+    tensors, are made anew. Nothing calls the new graph yet. The moved tensors belong to it from
+    then on, so that using one in ``graph`` is refused as that of any other graph's.
 
     Returns:
         (the new graph, {its input: the tensor of ``graph`` that it stands for}).
     Raises:
-        GraphError: ``graph`` still needs a moved result, or an op would run before one that makes its operand.
+        GraphError: ``graph`` still needs a moved result, or an op would run before one that makes
+            its operand.
     """
     moved = list(ops)
     _check(graph, moved)
@@ -53,21 +55,24 @@ def _check(graph: Graph, moved: List[Op]) -> None:
     for t, user in (*staying, *((t, "the outputs") for t in graph.outputs)):
         if t in made_by:
             raise GraphError(
-                f"outline: got %{t.name}, which {user} of graph '{graph.name or 'main'}' needs, among the results to "
-                "move; expected results that only moved ops use. Move what uses it too, or write it to a variable."
+                f"outline: got %{t.name}, which {user} of graph '{graph.name or 'main'}' needs, "
+                "among the results to move; expected results that only moved ops use. Move what "
+                "uses it too, or write it to a variable."
             )
     seen: Set[Op] = set()
     for op in moved:
         for t in op.inputs:
             if t in made_by and made_by[t] not in seen:
                 raise GraphError(
-                    f"outline: got {op!r}, built at {op.where}, before the op that makes %{t.name}; expected it after."
+                    f"outline: got {op!r}, built at {op.where}, before the op that makes "
+                    f"%{t.name}; expected it after."
                 )
         seen.add(op)
 
 
 def _stand_in(t: Tensor, values: Dict[Tensor, Tensor]) -> Tensor:
-    """What the current graph uses in place of an outside tensor; ``values`` holds all of them, by tensor.
+    """What the current graph uses in place of an outside tensor; ``values`` holds all of them, by
+    tensor.
 
     Tensors that share storage must share it inside too, so of each storage only the owner comes in.
     """
@@ -79,7 +84,9 @@ def _stand_in(t: Tensor, values: Dict[Tensor, Tensor]) -> Tensor:
         elif owners := aliased(t):
             values[t] = _stand_in(owners[0], values)
         else:
-            values[t] = graph_input(t.shape, t.dtype, t.name, by_ref=True, meta_shape=t.meta_shape or None)
+            values[t] = graph_input(
+                t.shape, t.dtype, t.name, by_ref=True, meta_shape=t.meta_shape or None
+            )
     return values[t]
 
 

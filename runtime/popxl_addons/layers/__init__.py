@@ -1,4 +1,5 @@
-"""Layers: one file each, a module with its variables and, where torch has the layer, a mapping from its weights.
+"""Layers: one file each, a module with its variables and, where torch has the layer, a mapping from
+its weights.
 
 torch itself is never imported: its layers are only read.
 """

@@ -14,13 +14,16 @@ from popxl_addons.utils import WeightsDict
 
 
 class Conv2D(Module):
-    """`ops.conv` with ``weight`` [out, in / groups, rows, columns] (truncated normal, 0.02) and ``bias`` [out] (zero).
+    """`ops.conv` with ``weight`` [out, in / groups, rows, columns] (truncated normal, 0.02) and
+    ``bias`` [out] (zero).
 
     Args:
         kernel_size: (rows, columns), or one number for both.
         strides, dilations, groups: as in `ops.conv`.
-        paddings: (top, left, bottom, right), or a pad type of `ops.conv`: "valid", "same_upper", "same_lower".
-        available_memory_proportions, partials_types, enable_conv_dithering: kept; have no effect here.
+        paddings: (top, left, bottom, right), or a pad type of `ops.conv`: "valid", "same_upper",
+            "same_lower".
+        available_memory_proportions, partials_types, enable_conv_dithering: kept; have no effect
+            here.
         replica_grouping: replicas that share the variables; default: all.
     """
 
@@ -40,7 +43,9 @@ class Conv2D(Module):
     ) -> None:
         super().__init__()
         self.out_channels = out_channels
-        self.kernel_size = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
+        self.kernel_size = (
+            (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
+        )
         self.strides = strides
         self.paddings = paddings
         self.dilations = dilations
@@ -52,16 +57,26 @@ class Conv2D(Module):
         self.replica_grouping = replica_grouping
 
     def build(self, x: Tensor) -> Tensor:
-        """Shapes: ``[n, in, h, w] -> [n, out, h', w']``. ValueError for another rank, or what `ops.conv` refuses."""
+        """Shapes: ``[n, in, h, w] -> [n, out, h', w']``. ValueError for another rank, or what
+        `ops.conv` refuses.
+        """
         if x.rank != 4:
             raise ValueError(
-                f"Conv2D: got x {x.spec}; expected four axes [n, channels, rows, columns]. Reshape it first."
+                f"Conv2D: got x {x.spec}; expected four axes [n, channels, rows, columns]. "
+                "Reshape it first."
             )
         shape = (self.out_channels, x.shape[1] // self.groups, *self.kernel_size)
         self.weight = self.add_variable_input(
-            "weight", lambda: truncated_normal(shape), x.dtype, replica_grouping=self.replica_grouping
+            "weight",
+            lambda: truncated_normal(shape),
+            x.dtype,
+            replica_grouping=self.replica_grouping,
         )
-        padding = {"pad_type": self.paddings} if isinstance(self.paddings, str) else {"padding": self.paddings}
+        padding = (
+            {"pad_type": self.paddings}
+            if isinstance(self.paddings, str)
+            else {"padding": self.paddings}
+        )
         y = ops.conv(
             x,
             self.weight,
@@ -75,13 +90,18 @@ class Conv2D(Module):
         )
         if self.bias:
             self.b = self.add_variable_input(
-                "bias", lambda: np.zeros(self.out_channels), x.dtype, replica_grouping=self.replica_grouping
+                "bias",
+                lambda: np.zeros(self.out_channels),
+                x.dtype,
+                replica_grouping=self.replica_grouping,
             )
             y = y + ops.reshape(self.b, (-1, 1, 1))
         return y
 
     @staticmethod
-    def torch_mapping(variables: NamedTensors, nn_layer: Any, dtype: popxl.dtype = popxl.float32) -> WeightsDict:
+    def torch_mapping(
+        variables: NamedTensors, nn_layer: Any, dtype: popxl.dtype = popxl.float32
+    ) -> WeightsDict:
         """``{variable: host weight}`` from a torch convolution, whose weight has the same form."""
         weights = WeightsDict({variables.weight: to_numpy(nn_layer.weight, dtype)})
         if nn_layer.bias is not None:

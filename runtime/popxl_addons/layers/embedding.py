@@ -15,8 +15,9 @@ ROW_MULTIPLE = 16
 class Embedding(Module):
     """Rows of ``weight`` [vocab, hidden] by index.
 
-    With a grouping of n > 1 groups, each group holds one slice of `get_vocab_shard_size` rows. Indices are then
-    relative to the slice's first row (`get_offsets`), and those outside it give zeros.
+    With a grouping of n > 1 groups, each group holds one slice of `get_vocab_shard_size` rows.
+    Indices are then relative to the slice's first row (`get_offsets`), and those outside it give
+    zeros.
 
     Args:
         axis: the table's axis that indices select from.
@@ -42,7 +43,9 @@ class Embedding(Module):
 
     @staticmethod
     def get_vocab_shard_size(vocab_size: int, n_shards: int) -> int:
-        """Rows of one slice: ceil(vocab_size / n_shards), in multiples of 16; a whole table is not padded."""
+        """Rows of one slice: ceil(vocab_size / n_shards), in multiples of 16; a whole table is not
+        padded.
+        """
         if n_shards == 1:
             return vocab_size
         rows = -(-vocab_size // n_shards)
@@ -51,7 +54,9 @@ class Embedding(Module):
     @staticmethod
     def get_offsets(vocab_size: int, n_shards: int) -> np.ndarray:
         """First row of each slice: int32 [n_shards]."""
-        return (np.arange(n_shards) * Embedding.get_vocab_shard_size(vocab_size, n_shards)).astype(np.int32)
+        return (np.arange(n_shards) * Embedding.get_vocab_shard_size(vocab_size, n_shards)).astype(
+            np.int32
+        )
 
     def build(self, indices: Tensor) -> Tensor:
         """Look up: ``[...] -> [..., hidden]``."""
@@ -59,6 +64,9 @@ class Embedding(Module):
         if self.axis % 2:
             shape = shape[::-1]
         self.weight = self.add_variable_input(
-            "weight", lambda: truncated_normal(shape), self.dtype, replica_grouping=self.replica_grouping
+            "weight",
+            lambda: truncated_normal(shape),
+            self.dtype,
+            replica_grouping=self.replica_grouping,
         )
         return ops.gather(self.weight, indices, axis=self.axis, zero_OOR=self.n_shards > 1)

@@ -13,7 +13,8 @@ from popxl_addons.utils import WeightsDict
 
 
 class GroupNorm(Module):
-    """Groups of each sample's channels to mean 0 and variance 1, times ``weight`` (ones) plus ``bias`` (zeros).
+    """Groups of each sample's channels to mean 0 and variance 1, times ``weight`` (ones) plus
+    ``bias`` (zeros).
 
     Args:
         num_groups: how many equal groups of neighbouring channels.
@@ -35,19 +36,28 @@ class GroupNorm(Module):
         self.eps = eps
 
     def build(self, x: Tensor) -> Tensor:
-        """Shapes: ``[n, channels, ...] -> [n, channels, ...]``. ValueError for what `ops.group_norm` refuses."""
+        """Shapes: ``[n, channels, ...] -> [n, channels, ...]``. ValueError for what
+        `ops.group_norm` refuses.
+        """
         if x.rank < 2:
             raise ValueError(
-                f"GroupNorm: got x {x.spec}; expected two axes or more [n, channels, ...]. Reshape it first."
+                f"GroupNorm: got x {x.spec}; expected two axes or more [n, channels, ...]. "
+                "Reshape it first."
             )
         channels = x.shape[1]
         grouping = self.replica_grouping
-        self.weight = self.add_variable_input("weight", lambda: np.ones(channels), x.dtype, replica_grouping=grouping)
-        self.bias = self.add_variable_input("bias", lambda: np.zeros(channels), x.dtype, replica_grouping=grouping)
+        self.weight = self.add_variable_input(
+            "weight", lambda: np.ones(channels), x.dtype, replica_grouping=grouping
+        )
+        self.bias = self.add_variable_input(
+            "bias", lambda: np.zeros(channels), x.dtype, replica_grouping=grouping
+        )
         return ops.group_norm(x, self.weight, self.bias, self.num_groups, self.eps)
 
     @staticmethod
-    def torch_mapping(variables: NamedTensors, nn_layer: Any, dtype: popxl.dtype = popxl.float32) -> WeightsDict:
+    def torch_mapping(
+        variables: NamedTensors, nn_layer: Any, dtype: popxl.dtype = popxl.float32
+    ) -> WeightsDict:
         """``{variable: host weight}`` from a torch group norm."""
         return WeightsDict(
             {

@@ -16,19 +16,21 @@ from popxl_addons.utils import WeightsDict
 
 METRICS = {"amax": fp8_amax_scale, "mse": fp8_mse_scale}
 LOWEST, HIGHEST = -15, 16
-"""Scales of operands: the product's is the negative of the sum of two, and must lie between -32 and 31."""
+"""Scales of operands: the product's is the negative of the sum of two, and must lie between -32 and
+31.
+"""
 
 
 class LinearFP8(Module):
     """``x @ weight + bias`` with the variables of `Linear`, whose products are of float8 tensors.
 
-    x and the weight are cast to float8_143, the gradient to float8_152, each with a scale of its own that the product
-    takes back. Products are float16 and then cast to x's dtype. The gradient is that of the exact product at the
-    rounded operands, which are kept for it.
+    x and the weight are cast to float8_143, the gradient to float8_152, each with a scale of its
+    own that the product takes back. Products are float16 and then cast to x's dtype. The gradient
+    is that of the exact product at the rounded operands, which are kept for it.
 
     Args:
-        scale_metric: where scales come from: "amax" (`fp8_amax_scale`), "mse" (`fp8_mse_scale`) or "manual_scale".
-            Scales are clipped to -15 .. 16.
+        scale_metric: where scales come from: "amax" (`fp8_amax_scale`), "mse" (`fp8_mse_scale`) or
+            "manual_scale". Scales are clipped to -15 .. 16.
         scale: the log2 scale of all operands with "manual_scale", from -15 to 16.
         replica_grouping: replicas that share the variables; default: all.
     Raises:
@@ -46,11 +48,13 @@ class LinearFP8(Module):
         super().__init__()
         if scale_metric not in (*METRICS, "manual_scale"):
             raise ValueError(
-                f"LinearFP8: got scale_metric {scale_metric!r}; expected {', '.join(map(repr, METRICS))} or "
-                "'manual_scale'."
+                f"LinearFP8: got scale_metric {scale_metric!r}; expected "
+                f"{', '.join(map(repr, METRICS))} or 'manual_scale'."
             )
         if not LOWEST <= scale <= HIGHEST:
-            raise ValueError(f"LinearFP8: got scale {scale}; expected {LOWEST} <= scale <= {HIGHEST}.")
+            raise ValueError(
+                f"LinearFP8: got scale {scale}; expected {LOWEST} <= scale <= {HIGHEST}."
+            )
         self.out_features = out_features
         self.bias = bias
         self.scale_metric = scale_metric
@@ -61,7 +65,10 @@ class LinearFP8(Module):
         """Shapes: ``[..., in] -> [..., out]``, float16, bfloat16 or float32."""
         shape = (x.shape[-1], self.out_features)
         self.weight = self.add_variable_input(
-            "weight", lambda: truncated_normal(shape), x.dtype, replica_grouping=self.replica_grouping
+            "weight",
+            lambda: truncated_normal(shape),
+            x.dtype,
+            replica_grouping=self.replica_grouping,
         )
         x_codes, x_scale = self._narrow(x, dtypes.float8_143)
         weight_codes, weight_scale = self._narrow(self.weight, dtypes.float8_143)
@@ -70,18 +77,25 @@ class LinearFP8(Module):
         y = _product(x_codes, weight_codes, x_scale + weight_scale, x.dtype)
         if self.bias:
             self.b = self.add_variable_input(
-                "bias", lambda: np.zeros(self.out_features), x.dtype, replica_grouping=self.replica_grouping
+                "bias",
+                lambda: np.zeros(self.out_features),
+                x.dtype,
+                replica_grouping=self.replica_grouping,
             )
             y = y + self.b
         return y
 
     def build_grad(self, dLdy: Tensor) -> Optional[Tensor]:  # type: ignore[override]
-        """Shapes: ``[..., out] -> [..., in]``; the variables' gradients are set beside it. Only what is required."""
+        """Shapes: ``[..., out] -> [..., in]``; the variables' gradients are set beside it. Only
+        what is required.
+        """
         x, weight = self.aux["x"], self.aux["weight"]
         dy, dy_scale = self._narrow(dLdy, dtypes.float8_152)
         if "weight" in self.var_grad:
             rows, dy_rows = (t.reshape((-1, t.shape[-1])) for t in (x, dy))
-            self.var_grad["weight"] = _product(rows.T, dy_rows, self.aux["x_scale"] + dy_scale, dLdy.dtype)
+            self.var_grad["weight"] = _product(
+                rows.T, dy_rows, self.aux["x_scale"] + dy_scale, dLdy.dtype
+            )
         if "bias" in self.var_grad:
             self.var_grad["bias"] = ops.sum(dLdy, axis=range(dLdy.rank - 1))
         if not self.var_grad.inputs:
@@ -97,7 +111,9 @@ class LinearFP8(Module):
         return ops.pow2scale_cast_to_fp8(t, log2_scale, dtype), log2_scale
 
     @staticmethod
-    def torch_mapping(variables: NamedTensors, nn_layer: Any, dtype: popxl.dtype = popxl.float32) -> WeightsDict:
+    def torch_mapping(
+        variables: NamedTensors, nn_layer: Any, dtype: popxl.dtype = popxl.float32
+    ) -> WeightsDict:
         """``{variable: host weight}`` from a torch linear layer, as for `Linear`."""
         return Linear.torch_mapping(variables, nn_layer, dtype)
 

@@ -23,15 +23,18 @@ LEVELS_STD = ((LEVELS**2 - 1) / 12) ** 0.5
 
 
 class LinearGQ(Module):
-    """``x @ weight + bias`` with a weight [in, out] that is kept packed, and unpacked whenever it is used.
+    """``x @ weight + bias`` with a weight [in, out] that is kept packed, and unpacked whenever it
+    is used.
 
-    Variables: ``weight`` [a, groups, group_size/4], uint16; ``group_scale`` and ``group_bias`` [a, groups, 1]; ``bias``
-    [out]. Groups lie along the axis ``dim`` of [in, out]; a is the other axis. Fresh weights are random levels around
-    zero with a standard deviation of 0.02. The packed weight has no gradient; the other variables and x do.
+    Variables: ``weight`` [a, groups, group_size/4], uint16; ``group_scale`` and ``group_bias`` [a,
+    groups, 1]; ``bias`` [out]. Groups lie along the axis ``dim`` of [in, out]; a is the other axis.
+    Fresh weights are random levels around zero with a standard deviation of 0.02. The packed weight
+    has no gradient; the other variables and x do.
 
     Args:
         replica_grouping: replicas that share the variables; default: all.
-        group_size: elements that share a scale and a bias, a multiple of 4 that divides the axis; 0: the whole axis.
+        group_size: elements that share a scale and a bias, a multiple of 4 that divides the axis;
+            0: the whole axis.
         dim: the axis of [in, out] along which elements are grouped.
     Raises:
         ValueError: if built with a group size that does not fit.
@@ -59,14 +62,17 @@ class LinearGQ(Module):
         size = self.group_size or grouped
         if size % PACKED or grouped % size:
             raise ValueError(
-                f"LinearGQ: got group_size {self.group_size} for {grouped} elements on axis {self.dim} of a weight "
-                f"{list(shape)}; expected a multiple of {PACKED} that divides them."
+                f"LinearGQ: got group_size {self.group_size} for {grouped} elements on axis "
+                f"{self.dim} of a weight {list(shape)}; expected a multiple of {PACKED} that "
+                "divides them."
             )
         groups, grouping = (rows, grouped // size), self.replica_grouping
         step = INITIAL_STD / LEVELS_STD
         self.weight = self.add_variable_input(
             "weight",
-            lambda: np.random.randint(0, LEVELS**PACKED, (*groups, size // PACKED)).astype(np.uint16),
+            lambda: np.random.randint(0, LEVELS**PACKED, (*groups, size // PACKED)).astype(
+                np.uint16
+            ),
             popxl.uint16,
             replica_grouping=grouping,
         )
@@ -74,7 +80,10 @@ class LinearGQ(Module):
             "group_scale", lambda: np.full((*groups, 1), step), x.dtype, replica_grouping=grouping
         )
         self.group_bias = self.add_variable_input(
-            "group_bias", lambda: np.full((*groups, 1), -step * (LEVELS - 1) / 2), x.dtype, replica_grouping=grouping
+            "group_bias",
+            lambda: np.full((*groups, 1), -step * (LEVELS - 1) / 2),
+            x.dtype,
+            replica_grouping=grouping,
         )
         y = x @ group_quantize_decompress(self.weight, self.group_scale, self.group_bias, self.dim)
         if self.bias:
@@ -92,14 +101,17 @@ class LinearGQ(Module):
         group_size: int = 64,
         dim: int = -1,
     ) -> WeightsDict:
-        """``{variable: host weight}`` from a torch linear layer, whose weight is transposed and packed.
+        """``{variable: host weight}`` from a torch linear layer, whose weight is transposed and
+        packed.
 
         ``group_size`` and ``dim`` are the layer's.
         """
         weight = to_numpy(to_numpy(nn_layer.weight).T, dtype)
         size = group_size or weight.shape[dim]
         packed, scale, bias = group_quantize_compress_numpy(weight, size, dim)
-        weights = WeightsDict({variables.weight: packed, variables.group_scale: scale, variables.group_bias: bias})
+        weights = WeightsDict(
+            {variables.weight: packed, variables.group_scale: scale, variables.group_bias: bias}
+        )
         if nn_layer.bias is not None:
             weights[variables.bias] = to_numpy(nn_layer.bias, dtype)
         return weights

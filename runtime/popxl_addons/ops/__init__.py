@@ -1,4 +1,5 @@
-"""Ops of the add-ons: compositions of PopXL's, or PopXL's with another gradient. Those that are not here are imported.
+"""Ops of the add-ons: compositions of PopXL's, or PopXL's with another gradient. Those that are not
+here are imported.
 
 Each is a package with a module of the same name, which holds it: programs know both paths.
 """

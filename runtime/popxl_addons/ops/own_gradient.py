@@ -1,4 +1,6 @@
-"""Ops whose gradient differs from PopXL's: the same op, and with it the same kernel and cost, under another rule."""
+"""Ops whose gradient differs from PopXL's: the same op, and with it the same kernel and cost, under
+another rule.
+"""
 
 import dataclasses
 from typing import Any, Callable, Dict
@@ -10,7 +12,9 @@ Rule = Callable[[Tensor], Tensor]
 
 
 def with_gradient(op: OpFunction[..., Tensor], arguments: Dict[str, Any], rule: Rule) -> Tensor:
-    """Add a one-result op of one tensor to the current graph, with the gradient ``rule(dy) -> dx``."""
+    """Add a one-result op of one tensor to the current graph, with the gradient ``rule(dy) ->
+    dx``.
+    """
 
     def vjp(dy: Tensor, y: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return rule(dy)

@@ -8,8 +8,11 @@ from popxl.tensor import HostTensor
 from popxl.utils import to_numpy
 
 
-def host_load(t: HostTensor, dtype: popxl.dtype, name: str) -> Tuple[HostTensor, HostToDeviceStream, Tensor]:
-    """From sample data of one replica: (the data as ``dtype``, a new stream of its shape, the loaded tensor).
+def host_load(
+    t: HostTensor, dtype: popxl.dtype, name: str
+) -> Tuple[HostTensor, HostToDeviceStream, Tensor]:
+    """From sample data of one replica: (the data as ``dtype``, a new stream of its shape, the
+    loaded tensor).
 
     The tensor has the name; the stream, which is of the main graph, too, is ``<name>_stream``.
     """

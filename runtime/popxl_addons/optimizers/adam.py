@@ -43,19 +43,22 @@ class AdamOptimizerStep(Module):
         second_order_dtype: popxl.dtype = popxl.float32,
         update_if: Optional[Tensor] = None,
     ) -> None:
-        """One step. Hyper-parameters that are tensors or specs become inputs of the graph, in this order.
+        """One step. Hyper-parameters that are tensors or specs become inputs of the graph, in this
+        order.
 
         Args:
             var: the variable, by reference; a shard has state sharded the same way.
             replica_grouping: replicas that share the variable.
             first_order_dtype: element type of the first moment.
             loss_scaling: what the loss, and with it ``grad``, was multiplied by.
-            global_norm: L2 norm of all gradients, without the loss scaling; where it exceeds ``global_norm_max`` the
-                gradient is scaled down to that.
+            global_norm: L2 norm of all gradients, without the loss scaling; where it exceeds
+                ``global_norm_max`` the gradient is scaled down to that.
             second_order_dtype: element type of the second moment. 16 bits need the session option
-                ``enableStochasticRounding``: rounded to the nearest, a second moment in bfloat16 never falls where
-                beta2 is above 1 - 2**-9. float16 does not hold the squares of small gradients.
-            update_if: a bool scalar; where it is false, no bit of the variable and of its state changes.
+                ``enableStochasticRounding``: rounded to the nearest, a second moment in bfloat16
+                never falls where beta2 is above 1 - 2**-9. float16 does not hold the squares of
+                small gradients.
+            update_if: a bool scalar; where it is false, no bit of the variable and of its state
+                changes.
         Raises:
             AssertionError: a global norm without its maximum.
         """
@@ -88,16 +91,27 @@ class AdamOptimizerStep(Module):
                 ops.var_updates.copy_var_update_(t, ops.where(update_if, t, before))
 
     def _add_state(
-        self, name: str, var: Tensor, dtype: popxl.dtype, replica_grouping: Optional[ReplicaGrouping]
+        self,
+        name: str,
+        var: Tensor,
+        dtype: popxl.dtype,
+        replica_grouping: Optional[ReplicaGrouping],
     ) -> Tensor:
         """A moment: zeros of the variable's (unsharded) shape."""
         shape = var.meta_shape or var.shape
         zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
         if not var.meta_shape:
-            return self.add_variable_input(name, lambda: zeros, dtype, by_ref=True, replica_grouping=replica_grouping)
+            return self.add_variable_input(
+                name, lambda: zeros, dtype, by_ref=True, replica_grouping=replica_grouping
+            )
         shards = -(-ops.multiply_tuple(shape) // var.nelms)
         return self.add_replica_sharded_variable_input(
-            name, lambda: zeros, dtype, by_ref=True, replica_grouping=replica_grouping, shard_over=shards
+            name,
+            lambda: zeros,
+            dtype,
+            by_ref=True,
+            replica_grouping=replica_grouping,
+            shard_over=shards,
         )
 
 
@@ -113,8 +127,13 @@ def _gradient_scale(
     if global_norm is None:
         return unscaled
     assert global_norm_max is not None, (
-        "AdamOptimizerStep: got global_norm without global_norm_max; expected both. Pass the norm to clip at."
+        "AdamOptimizerStep: got global_norm without global_norm_max; expected both. Pass the "
+        "norm to clip at."
     )
-    limit = global_norm_max if isinstance(global_norm_max, Tensor) else popxl.constant(global_norm_max, popxl.float32)
+    limit = (
+        global_norm_max
+        if isinstance(global_norm_max, Tensor)
+        else popxl.constant(global_norm_max, popxl.float32)
+    )
     clip: Tensor = limit / ops.maximum(global_norm, limit)
     return clip if unscaled is None else clip * unscaled

@@ -28,7 +28,8 @@ def autodiff(
 ) -> GraphWithNamedArgs:
     """Appends what the gradient needs to the graph's outputs, and returns the gradient graph.
 
-    As `popxl.transforms.autodiff`, but from and to graphs with named variables. A module's own build_grad is preferred.
+    As `popxl.transforms.autodiff`, but from and to graphs with named variables. A module's own
+    build_grad is preferred.
     """
     if not isinstance(graph, GraphWithNamedArgs):
         graph = GraphWithNamedArgs(graph)
@@ -44,22 +45,25 @@ def autodiff_with_accumulation(
     replica_groupings: Optional[NamedReplicaGrouping] = None,
     accumulator_dtype: Optional[popxl.dtype] = None,
 ) -> Tuple[NamedVariableFactories, GraphWithNamedArgs]:
-    """Appends what the gradient needs to the graph's outputs; the gradient graph keeps running means of gradients.
+    """Appends what the gradient needs to the graph's outputs; the gradient graph keeps running
+    means of gradients.
 
-    Ensures: for each accumulated tensor the gradient graph has, instead of an output, a by-reference input
-    ``accum.<its name>``, and one more, the float32 scalar ``mean_accum_counter``. Every call does
-    ``accum = accum*c/(c+1) + gradient/(c+1)`` with c the counter, and then adds one to the counter. So after k calls
-    from zero each holds the mean of k gradients, and setting the counter to zero starts a new mean.
+    Ensures: for each accumulated tensor the gradient graph has, instead of an output, a
+    by-reference input ``accum.<its name>``, and one more, the float32 scalar
+    ``mean_accum_counter``. Every call does ``accum = accum*c/(c+1) + gradient/(c+1)`` with c the
+    counter, and then adds one to the counter. So after k calls from zero each holds the mean of k
+    gradients, and setting the counter to zero starts a new mean.
 
     Args:
         tensors_to_accumulate_grads: inputs of the graph, its variables in most cases.
         grads_required: tensors whose gradients come out, in this order.
         replica_groupings: of the accumulators, by variable name; default: all replicas.
-        accumulator_dtype: element type of the accumulators; default: each tensor's own, as in PopXL. float32 keeps
-        small
+        accumulator_dtype: element type of the accumulators; default: each tensor's own, as in
+        PopXL. float32 keeps small
             gradients that a 16-bit mean would lose.
     Returns:
-        (factories of the accumulators and the counter, starting at zero; the gradient graph with the same names).
+        (factories of the accumulators and the counter, starting at zero; the gradient graph with
+        the same names).
     """
     accumulated, required = tuple(tensors_to_accumulate_grads), tuple(grads_required or ())
     wanted = tuple(dict.fromkeys((*required, *accumulated)))
@@ -76,13 +80,18 @@ def autodiff_with_accumulation(
         accumulators: Dict[Tensor, List[Tensor]] = {}
         for t in accumulated:
             name = names.get(t, sanitise(t.name))
-            group = replica_groupings.get(name) if replica_groupings is not None and name in replica_groupings else None
+            group = (
+                replica_groupings.get(name)
+                if replica_groupings is not None and name in replica_groupings
+                else None
+            )
             factory = _zeros_like(t, f"accum.{name}", accumulator_dtype, group)
             factories._put(f"accum.{name}", factory)
             args._put(f"accum.{name}", factory.create_input())
             accumulators.setdefault(gradients[t], []).append(args[f"accum.{name}"])
         factories.insert(
-            COUNTER, VariableFactory(lambda: np.zeros((), np.float32), popxl.float32, COUNTER, by_ref=True)
+            COUNTER,
+            VariableFactory(lambda: np.zeros((), np.float32), popxl.float32, COUNTER, by_ref=True),
         )
         args.insert(COUNTER, factories[COUNTER].create_input())
         with popxl.in_sequence():  # every mean reads the counter before it counts
@@ -95,9 +104,14 @@ def autodiff_with_accumulation(
 
 
 def _emit_accumulating(
-    graph: popxl.Graph, values: Dict[Tensor, Tensor], accumulators: Dict[Tensor, List[Tensor]], counter: Tensor
+    graph: popxl.Graph,
+    values: Dict[Tensor, Tensor],
+    accumulators: Dict[Tensor, List[Tensor]],
+    counter: Tensor,
 ) -> None:
-    """Emit the graph's ops in the current graph, each gradient going into its accumulators as soon as it is there."""
+    """Emit the graph's ops in the current graph, each gradient going into its accumulators as soon
+    as it is there.
+    """
 
     def value(t: Tensor) -> Tensor:
         if t not in values:
@@ -131,8 +145,12 @@ def _zeros_like(
     return VariableFactory(lambda: zeros, dtype, name, True, group, shards)
 
 
-def remap_grad_info(grad_info: GradGraphInfo, forward_graph: popxl.Graph, backward_graph: popxl.Graph) -> GradGraphInfo:
-    """The same connections for transformed graphs whose inputs and outputs have the order of the original ones."""
+def remap_grad_info(
+    grad_info: GradGraphInfo, forward_graph: popxl.Graph, backward_graph: popxl.Graph
+) -> GradGraphInfo:
+    """The same connections for transformed graphs whose inputs and outputs have the order of the
+    original ones.
+    """
     old = grad_info.forward_graph
     new = dict(zip((*old.inputs, *old.outputs), (*forward_graph.inputs, *forward_graph.outputs)))
 

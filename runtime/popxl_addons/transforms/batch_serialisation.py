@@ -1,7 +1,7 @@
 """Run a graph once per micro-batch, with its inputs and outputs in streams and remote buffers.
 
-A buffer holds rows x steps slots, row after row: slot ``row * steps + step``. A row is a layer's place in a model whose
-layers share the graph; a step is a micro-batch.
+A buffer holds rows x steps slots, row after row: slot ``row * steps + step``. A row is a layer's
+place in a model whose layers share the graph; a step is a micro-batch.
 """
 
 from dataclasses import dataclass
@@ -57,34 +57,49 @@ def batch_serialise(
 ) -> BatchSerialResult:
     """A graph that runs ``graph`` once per step, loading and storing what is named.
 
-    Its inputs are the row (int32 scalar), the seed if there is one, and every input of ``graph`` that is neither loaded
-    nor the seed, in order. Step i sees the i-th seed split off; a handle's slot is ``(row + row_offset) * steps + i``.
-    Where the graph takes n stacked seeds (uint32 [n, 2], see `popxl.extensions.stack_seeds`), step i sees the seeds of
-    steps n * i to n * i + n - 1 of a graph that takes one.
+    Its inputs are the row (int32 scalar), the seed if there is one, and every input of ``graph``
+    that is neither loaded nor the seed, in order. Step i sees the i-th seed split off; a handle's
+    slot is ``(row + row_offset) * steps + i``. Where the graph takes n stacked seeds (uint32 [n,
+    2], see `popxl.extensions.stack_seeds`), step i sees the seeds of steps n * i to n * i + n - 1
+    of a graph that takes one.
 
     Args:
         load_handles: {input of graph: stream or buffer}.
-        store_streams, store_buffers: {tensor of graph: where it goes}; inputs that were loaded from a buffer stay
+        store_streams, store_buffers: {tensor of graph: where it goes}; inputs that were loaded from
+            a buffer stay
         there. seed_input: the input that is a random seed.
         rows: rows in the buffers, which grow to hold them.
-        io_mode: where the transfers run. Every mode gives the same values; the engine overlaps transfers by itself.
+        io_mode: where the transfers run. Every mode gives the same values; the engine overlaps
+            transfers by itself.
     Raises:
-        ValueError: rows < 1, another io_mode, "io" or "io_overlapped" without IO tiles, or a key that is not in the
-        graph.
+        ValueError: rows < 1, another io_mode, "io" or "io_overlapped" without IO tiles, or a key
+        that is not in the graph.
     """
     if io_mode not in ("compute", "io", "io_overlapped"):
-        raise ValueError(f"batch_serialise: got io_mode {io_mode!r}; expected 'compute', 'io' or 'io_overlapped'.")
+        raise ValueError(
+            f"batch_serialise: got io_mode {io_mode!r}; expected 'compute', 'io' or "
+            "'io_overlapped'."
+        )
     if io_mode != "compute" and graph.graph.ir._pb_ir.getSessionOptions().numIOTiles < 1:
         raise ValueError(
-            f"batch_serialise: got io_mode '{io_mode}' without IO tiles; expected at least one. Set "
-            "ir._pb_ir.getSessionOptions().numIOTiles, or use io_mode='compute'."
+            f"batch_serialise: got io_mode '{io_mode}' without IO tiles; expected at least one. "
+            "Set ir._pb_ir.getSessionOptions().numIOTiles, or use io_mode='compute'."
         )
     loads = {t: _as_load(handle) for t, handle in load_handles.items()}
     stores = {t: _as_store(handle) for t, handle in store_buffers.items()}
     if io_mode == "io_overlapped" and steps >= 2:
-        return batch_serialise_overlapped(graph, steps, loads, store_streams, stores, seed_input, rows)
+        return batch_serialise_overlapped(
+            graph, steps, loads, store_streams, stores, seed_input, rows
+        )
     return batch_serialise_non_overlapped(
-        graph, steps, loads, store_streams, stores, seed_input, rows, use_io_tiles=io_mode != "compute"
+        graph,
+        steps,
+        loads,
+        store_streams,
+        stores,
+        seed_input,
+        rows,
+        use_io_tiles=io_mode != "compute",
     )
 
 
@@ -97,17 +112,26 @@ def batch_serialise_overlapped(
     seed_input: Optional[Tensor] = None,
     rows: int = 1,
 ) -> BatchSerialResult:
-    """The "io_overlapped" form. The program is the same: the engine looks ahead of it and writes behind it.
+    """The "io_overlapped" form. The program is the same: the engine looks ahead of it and writes
+    behind it.
 
     Raises:
         ValueError: for fewer than two steps.
     """
     if steps < 2:
         raise ValueError(
-            f"batch_serialise_overlapped: got steps {steps}; expected at least 2, to have something to overlap."
+            f"batch_serialise_overlapped: got steps {steps}; expected at least 2, to have "
+            "something to overlap."
         )
     return batch_serialise_non_overlapped(
-        graph, steps, load_handles, store_streams, store_buffers, seed_input, rows, use_io_tiles=True
+        graph,
+        steps,
+        load_handles,
+        store_streams,
+        store_buffers,
+        seed_input,
+        rows,
+        use_io_tiles=True,
     )
 
 
@@ -122,7 +146,9 @@ def batch_serialise_non_overlapped(
     use_io_tiles: bool = False,
 ) -> BatchSerialResult:
     """The "compute" and "io" forms."""
-    _check_arguments(graph.graph, steps, rows, load_handles, [*store_streams, *store_buffers], seed_input)
+    _check_arguments(
+        graph.graph, steps, rows, load_handles, [*store_streams, *store_buffers], seed_input
+    )
     from_buffers = {t for t, handle in load_handles.items() if isinstance(handle, RemoteHandle)}
     plan = SerialPlan(
         graph.graph,
@@ -137,7 +163,9 @@ def batch_serialise_non_overlapped(
         _grow(handle, steps, rows)
     result, remap = repeat_steps(plan)
     named = {name: remap[t] for name, t in graph.args.to_dict().items() if t in remap}
-    return BatchSerialResult(GraphWithNamedArgs(result, NamedTensors.from_dict(named)), dict(plan.store_buffers), remap)
+    return BatchSerialResult(
+        GraphWithNamedArgs(result, NamedTensors.from_dict(named)), dict(plan.store_buffers), remap
+    )
 
 
 def batch_serialise_fwd_and_grad(
@@ -154,22 +182,29 @@ def batch_serialise_fwd_and_grad(
 ) -> Tuple[BatchSerialResult, BatchSerialResult]:
     """`batch_serialise` for a graph and its gradient, with the activations that connect them.
 
-    An activation is given by name where it is among ``named_inputs_for_grad_graph``, loaded again where the forward
-    graph loads it from a buffer, and otherwise stored by the forward graph in a buffer of its own.
+    An activation is given by name where it is among ``named_inputs_for_grad_graph``, loaded again
+    where the forward graph loads it from a buffer, and otherwise stored by the forward graph in a
+    buffer of its own.
 
     Args:
-        load_handles, store_streams, store_buffers: as for `batch_serialise`, for tensors of either graph. A grouping as
-            handle shards that activation's own buffer.
-        named_inputs_for_grad_graph: forward inputs that the gradient's caller passes by name, in most cases the
-        variables.
+        load_handles, store_streams, store_buffers: as for `batch_serialise`, for tensors of either
+            graph. A grouping as handle shards that activation's own buffer.
+        named_inputs_for_grad_graph: forward inputs that the gradient's caller passes by name, in
+        most cases the variables.
     Raises:
         ValueError: an incoming gradient without a load handle.
         RuntimeError: an activation that is neither input nor output of the forward graph.
     """
     fwd, grad = forward_graph.graph, gradient_graph.graph
     loads = {t: _as_load(handle) for t, handle in load_handles.items()}
-    groups = {t: handle for t, handle in store_buffers.items() if isinstance(handle, ReplicaGrouping)}
-    stores = {t: _as_store(handle) for t, handle in store_buffers.items() if not isinstance(handle, ReplicaGrouping)}
+    groups = {
+        t: handle for t, handle in store_buffers.items() if isinstance(handle, ReplicaGrouping)
+    }
+    stores = {
+        t: _as_store(handle)
+        for t, handle in store_buffers.items()
+        if not isinstance(handle, ReplicaGrouping)
+    }
     fwd_stores = {t: handle for t, handle in stores.items() if t in fwd}
     grad_loads = {t: handle for t, handle in loads.items() if t in grad}
     names = {t: name for name, t in named_inputs_for_grad_graph.to_dict().items()}
@@ -181,8 +216,8 @@ def batch_serialise_fwd_and_grad(
         if connection.connection_type == ExpectedConnectionType.FwdGrad:
             if t not in grad_loads:
                 raise ValueError(
-                    f"batch_serialise_fwd_and_grad: got no load handle for %{t.name}, the gradient of %{source.name}; "
-                    "expected one. Add it to load_handles."
+                    f"batch_serialise_fwd_and_grad: got no load handle for %{t.name}, the "
+                    f"gradient of %{source.name}; expected one. Add it to load_handles."
                 )
         elif t in grad_loads:
             continue
@@ -224,15 +259,18 @@ def _activation_handle(
     steps: int,
     rows: int,
 ) -> RemoteHandle:
-    """Where the gradient loads an activation from; a new buffer is added to what the forward graph stores."""
+    """Where the gradient loads an activation from; a new buffer is added to what the forward graph
+    stores.
+    """
     loaded = loads.get(source)
     if isinstance(loaded, RemoteHandle):
         return loaded
     if source not in fwd_stores:
         if source not in fwd.inputs and source not in fwd.outputs:
             raise RuntimeError(
-                f"batch_serialise_fwd_and_grad: got activation %{source.name}, which graph '{fwd.name}' does not give; "
-                "expected an input or output of it. Make the gradient by autodiff of this graph."
+                f"batch_serialise_fwd_and_grad: got activation %{source.name}, which graph "
+                f"'{fwd.name}' does not give; expected an input or output of it. Make the "
+                "gradient by autodiff of this graph."
             )
         group = groups.get(source)
         buffer = batch_serial_buffer(source, steps, rows, group)
@@ -265,14 +303,18 @@ def _check_arguments(
     seed: Optional[Tensor],
 ) -> None:
     if steps < 1 or rows < 1:
-        raise ValueError(f"batch_serialise: got steps {steps} and rows {rows}; expected at least 1 of each.")
+        raise ValueError(
+            f"batch_serialise: got steps {steps} and rows {rows}; expected at least 1 of each."
+        )
     for t in (*loaded, *([seed] if seed is not None else [])):
         if t not in graph or t not in graph.inputs:
             raise ValueError(
-                f"batch_serialise: got %{t.name} to load or as seed; expected an input of graph '{graph.name}'."
+                f"batch_serialise: got %{t.name} to load or as seed; expected an input of "
+                f"graph '{graph.name}'."
             )
     for t in stored:
         if t not in graph or not (t in graph.inputs or t in graph.outputs):
             raise ValueError(
-                f"batch_serialise: got %{t.name} to store; expected an input or output of graph '{graph.name}'."
+                f"batch_serialise: got %{t.name} to store; expected an input or output of "
+                f"graph '{graph.name}'."
             )

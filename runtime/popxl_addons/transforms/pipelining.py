@@ -1,8 +1,9 @@
 """Run a part of a graph once per micro-batch, written as the stages of a pipeline.
 
-On several devices a pipeline overlaps stage s of one micro-batch with stage s - 1 of the next. The numbers are those of
-the whole part run once per micro-batch, and that is how it runs here: a replica has one device, on which stages in turn
-take the same time and hold the activations of one micro-batch instead of one per stage.
+On several devices a pipeline overlaps stage s of one micro-batch with stage s - 1 of the next. The
+numbers are those of the whole part run once per micro-batch, and that is how it runs here: a
+replica has one device, on which stages in turn take the same time and hold the activations of one
+micro-batch instead of one per stage.
 """
 
 from contextlib import contextmanager
@@ -40,32 +41,43 @@ class StageContext:
     def stash_and_restore_tensor(self, t: Tensor, from_stage: Optional[int] = None) -> Tensor:
         """An earlier stage's tensor, for use in the current stage of the same micro-batch.
 
-        Here it is the tensor itself, or its copy to the virtual device that is current where that is another one.
+        Here it is the tensor itself, or its copy to the virtual device that is current where that
+        is another one.
 
         Args:
             from_stage: the stage whose value is meant; default: the one that made ``t``.
         Raises:
-            RuntimeError: outside a stage, no stage made ``t`` and none is given, or the stage comes later.
+            RuntimeError: outside a stage, no stage made ``t`` and none is given, or the stage comes
+                later.
         """
         where = "stash_and_restore_tensor"
         if self._current is None:
-            raise RuntimeError(f"{where}: got a call outside a stage; expected one inside `with pipeline.stage(i):`.")
+            raise RuntimeError(
+                f"{where}: got a call outside a stage; expected one inside `with "
+                "pipeline.stage(i):`."
+            )
         source = self._producers().get(t) if from_stage is None else from_stage
         if source is None:
             raise RuntimeError(
-                f"{where}: got %{t.name}, which no stage made; expected a result of an earlier stage. Pass from_stage=."
+                f"{where}: got %{t.name}, which no stage made; expected a result of an "
+                "earlier stage. Pass from_stage=."
             )
         if source > self._current:
             raise RuntimeError(
-                f"{where}: got %{t.name} of stage {source} in stage {self._current}; expected an earlier stage's."
+                f"{where}: got %{t.name} of stage {source} in stage {self._current}; expected "
+                "an earlier stage's."
             )
         here, there = get_current_context().ipu_id or DEFAULT_IPU, place_of(t).ipu
         return t if there is None or here == there else t.copy_to_ipu(here, there)
 
-    def stash_and_restore_activations(self, call_info: CallSiteInfo, grad_info: GradGraphInfo) -> Dict[Tensor, Tensor]:
-        """What a gradient graph needs of an earlier stage's call, as the ``inputs_dict`` of its own call.
+    def stash_and_restore_activations(
+        self, call_info: CallSiteInfo, grad_info: GradGraphInfo
+    ) -> Dict[Tensor, Tensor]:
+        """What a gradient graph needs of an earlier stage's call, as the ``inputs_dict`` of its own
+        call.
 
-        Results of stages are stashed; variables and whatever else was made outside the pipeline are given as they are.
+        Results of stages are stashed; variables and whatever else was made outside the pipeline are
+        given as they are.
         """
         made = self._producers()
         return {
@@ -78,8 +90,8 @@ class StageContext:
             return
         if self._current is None:
             raise RuntimeError(
-                f"pipelined_execution: got {op!r}, made at {op.where} outside a stage; expected every op of the "
-                "pipeline inside `with pipeline.stage(i):`."
+                f"pipelined_execution: got {op!r}, made at {op.where} outside a stage; expected "
+                "every op of the pipeline inside `with pipeline.stage(i):`."
             )
         self._stages[op] = self._current
 
@@ -91,22 +103,24 @@ class StageContext:
         stages = max(self._stages.values(), default=-1) + 1
         if steps < 2 * stages:
             raise ValueError(
-                f"pipelined_execution: got {steps} steps for {stages} stages; expected at least {2 * stages}: two per "
-                "stage."
+                f"pipelined_execution: got {steps} steps for {stages} stages; expected at least "
+                f"{2 * stages}: two per stage."
             )
         made = self._producers()
         for op, stage in self._stages.items():
             for t in op.inputs:
                 if made.get(t, 0) > stage:
                     raise ValueError(
-                        f"pipelined_execution: got {op!r}, made at {op.where} in stage {stage}, which uses %{t.name} "
-                        f"of stage {made[t]}; expected results of its own and of earlier stages."
+                        f"pipelined_execution: got {op!r}, made at {op.where} in stage {stage}, "
+                        f"which uses %{t.name} of stage {made[t]}; expected results of its own "
+                        "and of earlier stages."
                     )
 
 
 @contextmanager
 def pipelined_execution(steps: int) -> Iterator[StageContext]:
-    """Changes the current graph: what is built inside the block runs ``steps`` times, once per micro-batch.
+    """Changes the current graph: what is built inside the block runs ``steps`` times, once per
+    micro-batch.
 
         with addons.pipelined_execution(steps) as pipeline:
             with pipeline.stage(0), popxl.ipu(0):
@@ -114,8 +128,9 @@ def pipelined_execution(steps: int) -> Iterator[StageContext]:
             with pipeline.stage(1), popxl.ipu(1):
                 ...
 
-    Each time the stages run in order, streams advance, and what earlier times wrote to variables and other tensors from
-    outside is seen. The block's tensors cannot be used after it: store them, or write them to a variable.
+    Each time the stages run in order, streams advance, and what earlier times wrote to variables
+    and other tensors from outside is seen. The block's tensors cannot be used after it: store them,
+    or write them to a variable.
 
     Raises:
         RuntimeError: an op outside a stage.

@@ -11,19 +11,22 @@ from popxl_addons.utils import suffix_graph_name
 
 
 def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
-    """A gradient graph that first runs the forward graph, and takes from it what the given one takes from its caller.
+    """A gradient graph that first runs the forward graph, and takes from it what the given one
+    takes from its caller.
 
     Requires: ``grad_graph`` has a GradGraphInfo.
-    Ensures: besides the provided gradients it needs forward *inputs* only; its outputs, named arguments and
-    by-reference inputs are those of ``grad_graph``. Inputs: the provided gradients; forward inputs that the gradient
-    needed; the other forward inputs, by name; then the rest, the accumulators for one. Seeds are forward inputs, so
-    dropout repeats exactly.
+    Ensures: besides the provided gradients it needs forward *inputs* only; its outputs, named
+    arguments and by-reference inputs are those of ``grad_graph``. Inputs: the provided gradients;
+    forward inputs that the gradient needed; the other forward inputs, by name; then the rest, the
+    accumulators for one. Seeds are forward inputs, so dropout repeats exactly.
     """
     info = grad_graph.grad_graph_info
     forward, gradient = info.forward_graph, info.graph
     expected = list(zip(gradient.inputs, info.expected_inputs))
     provided = [(t, c) for t, c in expected if c.connection_type is ExpectedConnectionType.FwdGrad]
-    activations = [(t, c.fwd_tensor) for t, c in expected if c.connection_type is ExpectedConnectionType.Fwd]
+    activations = [
+        (t, c.fwd_tensor) for t, c in expected if c.connection_type is ExpectedConnectionType.Fwd
+    ]
     needed = [source for _, source in activations if source in forward.inputs]
     others = sorted((t for t in forward.inputs if t not in needed), key=lambda t: t.name)
 

@@ -18,12 +18,16 @@ class RemoteHandle:
     """Where a tensor is loaded from or stored to.
 
     Args:
-        row_offset: added to the row (int); or the row is a function of it; or None: the buffer has a single row.
+        row_offset: added to the row (int); or the row is a function of it; or None: the buffer has
+            a single row.
         shard_group: replicas over which a slot holds one shard each.
     """
 
     def __init__(
-        self, buffer: RemoteBuffer, row_offset: RowOffset = 0, shard_group: Optional[ReplicaGrouping] = None
+        self,
+        buffer: RemoteBuffer,
+        row_offset: RowOffset = 0,
+        shard_group: Optional[ReplicaGrouping] = None,
     ) -> None:
         self.buffer = buffer
         self.row_offset = row_offset
@@ -32,7 +36,11 @@ class RemoteHandle:
     @property
     def is_sharded(self) -> bool:
         """Whether slots hold shards."""
-        return self.shard_group is not None and self.shard_group.group_size > 1 and bool(self.buffer.meta_shape)
+        return (
+            self.shard_group is not None
+            and self.shard_group.group_size > 1
+            and bool(self.buffer.meta_shape)
+        )
 
     def __repr__(self) -> str:
         return f"RemoteHandle({self.buffer!r}, row_offset={self.row_offset})"
@@ -63,11 +71,17 @@ class SerialPlan:
 
 
 def repeat_steps(plan: SerialPlan) -> Tuple[popxl.Graph, Dict[Tensor, Tensor]]:
-    """The outer graph, and {original input: its input}. It finds each handle's first slot, then repeats one step."""
+    """The outer graph, and {original input: its input}. It finds each handle's first slot, then
+    repeats one step.
+    """
     ir, name = plan.graph.ir, plan.graph.name
     outer = ir.create_empty_graph(suffix_graph_name(name, "batch_serial"))
     body = ir.create_empty_graph(suffix_graph_name(name, "batch_serial_step"))
-    offsets = {_offset_key(handle): handle.row_offset for handle in plan.handles if handle.row_offset is not None}
+    offsets = {
+        _offset_key(handle): handle.row_offset
+        for handle in plan.handles
+        if handle.row_offset is not None
+    }
     with outer:
         row = popxl.graph_input((), popxl.int32, "row")
         seed = None if plan.seed is None else _first_seed(plan.graph, plan.seed)
@@ -92,7 +106,10 @@ def repeat_steps(plan: SerialPlan) -> Tuple[popxl.Graph, Dict[Tensor, Tensor]]:
 
 
 def _one_step(
-    plan: SerialPlan, carried: List[Tensor], inputs: Dict[Tensor, Tensor], firsts: Dict[Tuple[str, int], Tensor]
+    plan: SerialPlan,
+    carried: List[Tensor],
+    inputs: Dict[Tensor, Tensor],
+    firsts: Dict[Tuple[str, int], Tensor],
 ) -> List[Tensor]:
     """Load, call, store; returns what the next step starts from: the step's number and the seed."""
     step, *rest = carried
@@ -112,7 +129,9 @@ def _one_step(
             if isinstance(handle, RemoteHandle):
                 loaded = ops.remote_load(handle.buffer, slot(handle), t.name)
                 connections[t] = (
-                    replicated_all_gather(loaded, group=handle.shard_group) if handle.is_sharded else loaded
+                    replicated_all_gather(loaded, group=handle.shard_group)
+                    if handle.is_sharded
+                    else loaded
                 )
             else:
                 connections[t] = ops.host_load(handle, t.name)
@@ -138,7 +157,9 @@ def _first_seed(graph: popxl.Graph, seed: Tensor) -> Tensor:
 
 
 def _split_off(seed: Tensor, wanted: Tensor) -> Tuple[Tensor, Tensor]:
-    """The seed or stacked seeds for one step, split off one after the other, and what is left for the next step."""
+    """The seed or stacked seeds for one step, split off one after the other, and what is left for
+    the next step.
+    """
     found = []
     for _ in range(wanted.shape[0] if len(wanted.shape) == 2 else 1):
         own, seed = ops.split_random_seed(seed)

@@ -1,4 +1,6 @@
-"""Whether matrix products are planned together with their gradients: accepted, and without effect on this runtime."""
+"""Whether matrix products are planned together with their gradients: accepted, and without effect
+on this runtime.
+"""
 
 import logging
 

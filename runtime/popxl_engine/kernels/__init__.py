@@ -1,6 +1,8 @@
-"""One torch function per op, in the same family files as ``popxl/ops``. Importing this package registers them all.
+"""One torch function per op, in the same family files as ``popxl/ops``. Importing this package
+registers them all.
 
-To add a kernel: put ``@kernel("name")`` over a function with the op's own parameters, in the family's file.
+To add a kernel: put ``@kernel("name")`` over a function with the op's own parameters, in the
+family's file.
 """
 
 import importlib

@@ -14,7 +14,9 @@ Scalar = Union[float, torch.Tensor]
 
 
 def binary(fn: Binary) -> Binary:
-    """A kernel for every element type: unsigned integers without torch arithmetic go through int64."""
+    """A kernel for every element type: unsigned integers without torch arithmetic go through
+    int64.
+    """
 
     def run(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
         if lhs.dtype in LIMITED:
@@ -48,7 +50,9 @@ def remainder(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
 
 
 def without_minus_one(divisors: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-    """Integers with 1 in place of -1, and where that is; processors trap when they divide the lowest integer by -1."""
+    """Integers with 1 in place of -1, and where that is; processors trap when they divide the
+    lowest integer by -1.
+    """
     if not divisors.dtype.is_signed:
         return divisors, None
     is_minus_one = divisors == -1
@@ -84,7 +88,9 @@ def pow(t: torch.Tensor, e: Scalar) -> torch.Tensor:
 
 
 @kernel("pow_grad")
-def pow_grad(dy: torch.Tensor, t: torch.Tensor, e: torch.Tensor, y: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+def pow_grad(
+    dy: torch.Tensor, t: torch.Tensor, e: torch.Tensor, y: torch.Tensor
+) -> Tuple[torch.Tensor, ...]:
     """Gradients for base and exponent; the exponent's is 0 where the base is 0."""
     dt = dy * torch.where(e == 0, torch.zeros_like(y), e * torch.pow(t, e - 1))
     de = dy * torch.where(t == 0, torch.zeros_like(y), y * torch.log(t))
@@ -102,7 +108,9 @@ def maximum(*ts: torch.Tensor) -> torch.Tensor:
 
 
 @kernel("maximum_grad")
-def maximum_grad(dy: torch.Tensor, y: torch.Tensor, ts: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
+def maximum_grad(
+    dy: torch.Tensor, y: torch.Tensor, ts: Tuple[torch.Tensor, ...]
+) -> Tuple[torch.Tensor, ...]:
     """dy to the operands that equal the maximum, in equal shares."""
     largest = [t == y for t in ts]
     share = dy / torch.stack([m.expand(y.shape) for m in largest]).sum(0)
@@ -140,7 +148,9 @@ def increment_mod(t: torch.Tensor, increment: float, modulus: float) -> torch.Te
 
 
 def _factor(value: Scalar, like: torch.Tensor) -> Any:
-    """A factor ready to be multiplied with ``like``: a number, or a tensor without axes of like's dtype."""
+    """A factor ready to be multiplied with ``like``: a number, or a tensor without axes of like's
+    dtype.
+    """
     return value.reshape(()).to(like.dtype) if isinstance(value, torch.Tensor) else value
 
 
@@ -158,7 +168,11 @@ def weighted_sum(X: torch.Tensor, Y: torch.Tensor, a: Scalar, b: Scalar) -> torc
     X = widened(X)
     Y = Y.to(X.dtype)
     left = X if _is_one(a) else X * _factor(a, X)
-    return left.add(Y, alpha=b) if not isinstance(b, torch.Tensor) else torch.addcmul(left, Y, _factor(b, Y))
+    return (
+        left.add(Y, alpha=b)
+        if not isinstance(b, torch.Tensor)
+        else torch.addcmul(left, Y, _factor(b, Y))
+    )
 
 
 def _is_one(value: Scalar) -> bool:
@@ -170,7 +184,8 @@ def scaled_add_(X: torch.Tensor, Y: torch.Tensor, a: Scalar, b: Scalar) -> torch
     """X = a * X + b * Y."""
     if X.dtype in NARROW or not X.is_floating_point():
         return update(X, weighted_sum(X, Y, a, b))
-    Y, left = Y.to(X.dtype), X if _is_one(a) else X * _factor(a, X)  # Y may be X itself: no step may write X early
+    # Y may be X itself: no step may write X early
+    Y, left = Y.to(X.dtype), X if _is_one(a) else X * _factor(a, X)
     if isinstance(b, torch.Tensor):
         return torch.addcmul(left, Y, _factor(b, Y), out=X)
     return torch.add(left, Y, alpha=b, out=X)

@@ -9,7 +9,9 @@ from popxl_engine.kernels.registry import kernel
 
 
 @kernel("broadcast_to")
-def broadcast_to(t: torch.Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...]) -> torch.Tensor:
+def broadcast_to(
+    t: torch.Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...]
+) -> torch.Tensor:
     """t repeated to shape, in memory of its own."""
     for axis in new_axes:
         t = t.unsqueeze(axis)

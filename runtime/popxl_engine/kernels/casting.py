@@ -18,22 +18,26 @@ def power_of_two(log2_scale: torch.Tensor) -> torch.Tensor:
     """2**log2_scale in float32, exactly, made from its bits.
 
     Raises:
-        ValueError: for a scale out of range. On a GPU, which nobody waits for, its own RuntimeError.
+        ValueError: for a scale out of range. On a GPU, which nobody waits for, its own
+            RuntimeError.
     """
     if log2_scale.is_cuda:
         torch._assert_async(
-            (log2_scale >= SCALES.start) & (log2_scale < SCALES.stop), f"log2_scale: expected one of {SCALES}."
+            (log2_scale >= SCALES.start) & (log2_scale < SCALES.stop),
+            f"log2_scale: expected one of {SCALES}.",
         )
     elif int(log2_scale) not in SCALES:
         raise ValueError(
-            f"got log2_scale {int(log2_scale)}; expected {SCALES.start} <= log2_scale < {SCALES.stop}. Clip it with "
-            "ops.clip."
+            f"got log2_scale {int(log2_scale)}; expected {SCALES.start} <= log2_scale < "
+            f"{SCALES.stop}. Clip it with ops.clip."
         )
     return (log2_scale + 127).bitwise_left_shift_(23).view(torch.float32)
 
 
 @kernel("pow2scale_cast_to_fp8")
-def pow2scale_cast_to_fp8(t: torch.Tensor, log2_scale: torch.Tensor, data_type: dtypes.dtype) -> torch.Tensor:
+def pow2scale_cast_to_fp8(
+    t: torch.Tensor, log2_scale: torch.Tensor, data_type: dtypes.dtype
+) -> torch.Tensor:
     """Scaled in float32, where it is exact down to far below the smallest float8."""
     narrow = torch_dtype(data_type)
     largest = torch.finfo(narrow).max
@@ -41,6 +45,8 @@ def pow2scale_cast_to_fp8(t: torch.Tensor, log2_scale: torch.Tensor, data_type: 
 
 
 @kernel("pow2scale_cast_from_fp8")
-def pow2scale_cast_from_fp8(t: torch.Tensor, log2_scale: torch.Tensor, data_type: dtypes.dtype) -> torch.Tensor:
+def pow2scale_cast_from_fp8(
+    t: torch.Tensor, log2_scale: torch.Tensor, data_type: dtypes.dtype
+) -> torch.Tensor:
     """Scaled in float32, which holds the result exactly."""
     return t.to(torch.float32).mul_(power_of_two(log2_scale)).to(torch_dtype(data_type))

@@ -1,7 +1,7 @@
 """Collectives: from the list of every member's operand to the list of every member's result.
 
-What is the same for all members is one tensor (`SHARED`), which nobody may write to; alone in its group, a member gets
-a view of its operand.
+What is the same for all members is one tensor (`SHARED`), which nobody may write to; alone in its
+group, a member gets a view of its operand.
 """
 
 import math
@@ -26,16 +26,24 @@ PAIRWISE: Dict[str, Callable[..., torch.Tensor]] = {
     "and": torch.logical_and,
     "or": torch.logical_or,
 }
-WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, **dict.fromkeys(LIMITED, torch.int64)}
+WIDER = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    **dict.fromkeys(LIMITED, torch.int64),
+}
 """Types in which others are reduced."""
 
 
 PIECE = 2**16
-"""Elements that the processor reduces at a time: what they need beside the operands stays in its caches."""
+"""Elements that the processor reduces at a time: what they need beside the operands stays in its
+caches.
+"""
 
 
 def reduce(ts: Union[Tensors, Folding], op: str) -> torch.Tensor:
-    """Reduce by a binary tree over positions: ((0 1) (2 3)) ((4 5) 6). One operand alone is returned as it is."""
+    """Reduce by a binary tree over positions: ((0 1) (2 3)) ((4 5) 6). One operand alone is
+    returned as it is.
+    """
     if isinstance(ts, Folding):
         return after_reduction(ts.whole, ts.dtype, op, len(ts))
     if len(ts) == 1 and op != "square_add":
@@ -63,7 +71,9 @@ def by_tree(ts: Tensors, op: str) -> torch.Tensor:
 
 
 def pairing(name: str, op: str) -> Optional[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
-    """How two neighbours in the tree of a reduction become one, where its operands may come one after the other."""
+    """How two neighbours in the tree of a reduction become one, where its operands may come one
+    after the other.
+    """
     if name not in ("replicated_all_reduce", "replicated_reduce_scatter") or op == "square_add":
         return None
 
@@ -146,7 +156,11 @@ def replicated_all_gather(
 
 def as_whole(joined: torch.Tensor, output_shape: str, whole: Tuple[int, ...]) -> torch.Tensor:
     """Joined shards as the tensor that they are of; other tensors as they are."""
-    return joined.reshape(-1)[: math.prod(whole)].reshape(whole) if output_shape == "meta_shape" else joined
+    return (
+        joined.reshape(-1)[: math.prod(whole)].reshape(whole)
+        if output_shape == "meta_shape"
+        else joined
+    )
 
 
 @kernel("all_reduce")
@@ -163,7 +177,9 @@ def all_reduce_identical_inputs(ts: Tensors, ipus: Tuple[int, ...], op: str) -> 
 
 
 @kernel("all_reduce_identical_grad_inputs")
-def all_reduce_identical_grad_inputs(ts: Tensors, ipus: Tuple[int, ...], op: str) -> List[torch.Tensor]:
+def all_reduce_identical_grad_inputs(
+    ts: Tensors, ipus: Tuple[int, ...], op: str
+) -> List[torch.Tensor]:
     """The reduced tensor, once per device."""
     return all_reduce(ts, ipus, op)
 
@@ -193,15 +209,17 @@ class Team(Protocol):
 
 
 APART: Dict[str, Callable[..., torch.Tensor]] = {}
-"""Takes the group as the member sees it, then the op's parameters. Those that read only their own operand need no more
-of the group than its size and position."""
+"""Takes the group as the member sees it, then the op's parameters. Those that read only their own
+operand need no more of the group than its size and position."""
 HOW = {
     **dict.fromkeys(("add", "mean", "square_add"), "SUM"),
     "mul": "PRODUCT",
     **dict.fromkeys(("min", "and"), "MIN"),
     **dict.fromkeys(("max", "or"), "MAX"),
 }
-REDUCED = frozenset({torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64})
+REDUCED = frozenset(
+    {torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64}
+)
 """Types in which devices reduce; others are gathered."""
 
 
@@ -232,14 +250,22 @@ def all_reduce_apart(team: Team, t: torch.Tensor, op: str, group: Any) -> torch.
     brought = before_reduction(t, op)
     if brought.dtype not in REDUCED:
         return reduce(list(team.gather(t)), op)
-    whole = brought.clone(memory_format=torch.contiguous_format) if brought is t else brought.contiguous()
+    whole = (
+        brought.clone(memory_format=torch.contiguous_format)
+        if brought is t
+        else brought.contiguous()
+    )
     team.reduce(whole, HOW[op])
     return after_reduction(whole, t.dtype, op, team.size)
 
 
 @apart("replicated_reduce_scatter")
 def reduce_scatter_apart(
-    team: Team, t: torch.Tensor, op: str, group: Any, configure_output_for_replicated_tensor_sharding: bool
+    team: Team,
+    t: torch.Tensor,
+    op: str,
+    group: Any,
+    configure_output_for_replicated_tensor_sharding: bool,
 ) -> torch.Tensor:
     """The member's shard of the reduced tensor."""
     brought = before_reduction(t, op)

@@ -1,4 +1,6 @@
-"""Chains of elementwise steps on a GPU as one pass over memory, made by `torch.compile` where Triton is there."""
+"""Chains of elementwise steps on a GPU as one pass over memory, made by `torch.compile` where
+Triton is there.
+"""
 
 import logging
 import os
@@ -23,7 +25,10 @@ def compiles() -> bool:
     if os.environ.get("POPXL_COMPILE", "1") in ("", "0"):
         return False
     if not has_triton():
-        logger.info("kernels: got a torch without Triton; expected it on a GPU. Elementwise steps run one by one.")
+        logger.info(
+            "kernels: got a torch without Triton; expected it on a GPU. Elementwise steps "
+            "run one by one."
+        )
         return False
     return True
 
@@ -39,9 +44,11 @@ def _keep_code_private() -> None:
 
 
 def one_pass(fn: Function) -> Function:
-    """A function of tensors that is compiled for those on a GPU. Sizes may differ from call to call.
+    """A function of tensors that is compiled for those on a GPU. Sizes may differ from call to
+    call.
 
-    It returns new tensors, or writes to one at its end: where it cannot be compiled, the plain one begins again.
+    It returns new tensors, or writes to one at its end: where it cannot be compiled, the plain one
+    begins again.
     """
     fast: List[Callable[..., Any]] = []
 
@@ -58,8 +65,8 @@ def one_pass(fn: Function) -> Function:
             if not isinstance(error, torch._dynamo.exc.TorchDynamoException):
                 raise
             logger.warning(
-                "kernels: got '%s' while compiling %s; expected a C compiler and Python's headers. It runs in several "
-                "passes.",
+                "kernels: got '%s' while compiling %s; expected a C compiler and Python's "
+                "headers. It runs in several passes.",
                 *(str(error).strip().partition("\n")[0], fn.__name__),
             )
             fast[0] = fn

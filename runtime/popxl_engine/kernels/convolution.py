@@ -18,11 +18,15 @@ def exactly(t: torch.Tensor) -> AbstractContextManager[None]:
     """On a GPU: whole float32 products, and the same bits in every run."""
     if not t.is_cuda:
         return nullcontext()
-    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+    return torch.backends.cudnn.flags(
+        enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+    )
 
 
 def computed(
-    rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], first: torch.Tensor, second: torch.Tensor
+    rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    first: torch.Tensor,
+    second: torch.Tensor,
 ) -> torch.Tensor:
     """``rule`` on both tensors, in a type that accumulates in float32: GPUs do so by themselves."""
     with exactly(first):
@@ -37,7 +41,9 @@ def fits_torch(window: Window) -> bool:
 
 
 def padding_apart(windows: Windows) -> Optional[List[int]]:
-    """What torch's `pad` takes, last axis first, where its convolutions cannot pad by themselves."""
+    """What torch's `pad` takes, last axis first, where its convolutions cannot pad by
+    themselves.
+    """
     if all(map(fits_torch, windows)):
         return None
     return [amount for w in reversed(windows) for amount in (w.begin, w.end)]
@@ -46,7 +52,14 @@ def padding_apart(windows: Windows) -> Optional[List[int]]:
 def options(windows: Windows, groups: int) -> Tuple[Any, ...]:
     """What torch's convolutions take after their tensors."""
     padding = [0] * len(windows) if padding_apart(windows) else [w.begin for w in windows]
-    return [w.stride for w in windows], padding, [w.dilation for w in windows], False, [0] * len(windows), groups
+    return (
+        [w.stride for w in windows],
+        padding,
+        [w.dilation for w in windows],
+        False,
+        [0] * len(windows),
+        groups,
+    )
 
 
 def padded(t: torch.Tensor, windows: Windows) -> torch.Tensor:
@@ -95,19 +108,25 @@ def conv_transpose(
     def rule(t: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         convolved = shaped(t, [t.shape[0], weight.shape[1] * groups, *sizes])
         only = [True, False, False]
-        result = aten.convolution_backward(t, convolved, weight, None, *options(windows, groups), only)[0]
+        result = aten.convolution_backward(
+            t, convolved, weight, None, *options(windows, groups), only
+        )[0]
         return torch.nn.functional.pad(result, [-amount for amount in apart]) if apart else result
 
     return computed(rule, t, weight)
 
 
 @kernel("conv_weight_grad")
-def conv_weight_grad(t: torch.Tensor, dy: torch.Tensor, windows: Windows, groups: int) -> torch.Tensor:
+def conv_weight_grad(
+    t: torch.Tensor, dy: torch.Tensor, windows: Windows, groups: int
+) -> torch.Tensor:
     """Torch's gradient of the weights."""
     shape = [dy.shape[1], t.shape[1] // groups, *(w.kernel for w in windows)]
 
     def rule(t: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         weight, only = shaped(t, shape), [False, True, False]
-        return aten.convolution_backward(dy, padded(t, windows), weight, None, *options(windows, groups), only)[1]
+        return aten.convolution_backward(
+            dy, padded(t, windows), weight, None, *options(windows, groups), only
+        )[1]
 
     return computed(rule, t, dy)

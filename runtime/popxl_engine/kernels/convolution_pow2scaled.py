@@ -1,4 +1,6 @@
-"""Convolutions of float8 tensors with a scale: those of float32 tensors, where products of float8 are exact."""
+"""Convolutions of float8 tensors with a scale: those of float32 tensors, where products of float8
+are exact.
+"""
 
 import torch
 
@@ -33,5 +35,7 @@ def conv_transpose_pow2scaled(
     enable_conv_dithering: Hint,
 ) -> torch.Tensor:
     """Convolve transposed, then scale."""
-    wide = conv_transpose(t.to(torch.float32), weight.to(torch.float32), windows, groups, None, None, None)
+    wide = conv_transpose(
+        t.to(torch.float32), weight.to(torch.float32), windows, groups, None, None, None
+    )
     return (wide * power_of_two(log2_scale)).to(torch.float16)

@@ -13,7 +13,11 @@ from popxl_engine.kernels.registry import kernel
 
 @kernel("init")
 def init(
-    shape: Iterable[int], dtype: Dtype, name: Optional[str], init_type: str, meta_shape: Optional[Iterable[int]]
+    shape: Iterable[int],
+    dtype: Dtype,
+    name: Optional[str],
+    init_type: str,
+    meta_shape: Optional[Iterable[int]],
 ) -> torch.Tensor:
     """New memory on torch's current default device, zeroed if asked for."""
     make = torch.zeros if init_type == "zero" else torch.empty

@@ -8,7 +8,9 @@ from popxl_engine import native
 from popxl_engine.kernels.registry import kernel
 
 CHUNK = 1 << 20
-"""Logits handled at a time: their temporaries then stay in the cache, and wide copies of narrow logits stay small."""
+"""Logits handled at a time: their temporaries then stay in the cache, and wide copies of narrow
+logits stay small.
+"""
 LARGE_CHUNK = 1 << 25
 """The same on a GPU: few launches, each of which fills it; 128 MiB for each wide copy."""
 ALIGNED_ROWS = 8
@@ -38,13 +40,17 @@ def _inside(indices: torch.Tensor, classes: int) -> Tuple[torch.Tensor, torch.Te
 
 
 def pick(logits: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Each row's logit at its index, in float32 at least; zero where the index is none of the classes."""
+    """Each row's logit at its index, in float32 at least; zero where the index is none of the
+    classes.
+    """
     at, inside = _inside(indices, logits.shape[1])
     return torch.where(inside, logits.gather(1, at[:, None])[:, 0].to(wide_type(logits.dtype)), 0)
 
 
 @kernel("logsumexp_and_pick")
-def logsumexp_and_pick(logits: torch.Tensor, indices: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+def logsumexp_and_pick(
+    logits: torch.Tensor, indices: torch.Tensor
+) -> Tuple[torch.Tensor, torch.Tensor]:
     """Row by row, in float32 at least."""
     dtype = wide_type(logits.dtype)
     total = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)
@@ -61,7 +67,9 @@ def logsumexp_and_pick_grad(
     logits: torch.Tensor,
     indices: torch.Tensor,
 ) -> torch.Tensor:
-    """exp(logits - logsumexp) * d_logsumexp, plus d_picked at the index; zeros for rows of minus infinities."""
+    """exp(logits - logsumexp) * d_logsumexp, plus d_picked at the index; zeros for rows of minus
+    infinities.
+    """
     dtype = wide_type(logits.dtype)
     result = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     shift = torch.where(torch.isneginf(logsumexp), 0, logsumexp)[:, None]

@@ -1,4 +1,6 @@
-"""popxl's element types in torch and on the host, and those that torch stores but does not compute with."""
+"""popxl's element types in torch and on the host, and those that torch stores but does not compute
+with.
+"""
 
 from typing import Any, Dict
 
@@ -27,7 +29,9 @@ TORCH: Dict[dtypes.dtype, torch.dtype] = {
 }
 
 LIMITED = (torch.uint16, torch.uint32, torch.uint64)
-"""Types that torch stores without arithmetic: kernels compute in int64, which wraps to the same bits."""
+"""Types that torch stores without arithmetic: kernels compute in int64, which wraps to the same
+bits.
+"""
 
 FLOAT8: Dict[torch.dtype, dtypes.dtype] = {
     torch.float8_e4m3fnuz: dtypes.float8_143,
@@ -50,7 +54,9 @@ SIGNED = {
 
 
 def as_signed(t: torch.Tensor) -> torch.Tensor:
-    """The same bits in a type that torch can index, flip and fill, for kernels that only move elements."""
+    """The same bits in a type that torch can index, flip and fill, for kernels that only move
+    elements.
+    """
     return t.view(SIGNED[t.dtype]) if t.dtype in SIGNED else t
 
 
@@ -58,7 +64,9 @@ def from_numpy(array: np.ndarray) -> torch.Tensor:
     """A host array's memory as a tensor."""
     if array.dtype.names is None:
         return torch.from_numpy(array)
-    return torch.from_numpy(array.view(np.uint8)).view(torch_dtype(dtypes.dtype.as_dtype(array.dtype)))
+    return torch.from_numpy(array.view(np.uint8)).view(
+        torch_dtype(dtypes.dtype.as_dtype(array.dtype))
+    )
 
 
 def as_array(t: torch.Tensor) -> Any:

@@ -38,7 +38,9 @@ PIECE = 1 << 20
 
 
 def gelu(t: torch.Tensor) -> torch.Tensor:
-    """t * sigmoid(2u) with u = sqrt(2 / pi) * (t + 0.044715 t**3): the tanh form, whose sigmoid is quicker on CPUs."""
+    """t * sigmoid(2u) with u = sqrt(2 / pi) * (t + 0.044715 t**3): the tanh form, whose sigmoid is
+    quicker on CPUs.
+    """
     if t.is_cuda or t.dtype == torch.float64:
         return F.gelu(t, approximate="tanh")
     result = torch.empty(t.shape, dtype=t.dtype, device=t.device)

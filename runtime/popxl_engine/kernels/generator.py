@@ -1,7 +1,8 @@
-"""The random number generator of `popxl.generator` on torch: Squares64 in wrapping int64 arithmetic, the same bits.
+"""The random number generator of `popxl.generator` on torch: Squares64 in wrapping int64
+arithmetic, the same bits.
 
-Everything stays on the device of the seed, so that no kernel waits for it. Counters go through in blocks that fit a
-CPU's second-level cache: all rounds of a block run before the next block starts.
+Everything stays on the device of the seed, so that no kernel waits for it. Counters go through in
+blocks that fit a CPU's second-level cache: all rounds of a block run before the next block starts.
 """
 
 from typing import Callable, Iterator, Tuple, Union
@@ -14,7 +15,9 @@ from popxl_engine import native
 from popxl_engine.kernels import compiled
 
 CPU_BLOCK = 1 << 15
-"""Counters per block and thread on a CPU: six buffers of 256 KiB (3.5 ns per draw on one core; 5.5 at 2**13)."""
+"""Counters per block and thread on a CPU: six buffers of 256 KiB (3.5 ns per draw on one core; 5.5
+at 2**13).
+"""
 LARGE_BLOCK = 1 << 22
 """Counters per block elsewhere: few launches, 160 MiB of scratch memory at most."""
 MASK = 0xFFFFFFFF
@@ -63,8 +66,11 @@ def swap_halves(x: torch.Tensor, scratch: torch.Tensor) -> None:
     x.bitwise_left_shift_(32).bitwise_or_(scratch)
 
 
-def squares64(first: int, counters: int, key: Key, device: torch.device) -> Iterator[Tuple[int, torch.Tensor]]:
-    """Squares64 for ``counters`` counters from ``first``: yields (first counter, int64 outputs) block by block.
+def squares64(
+    first: int, counters: int, key: Key, device: torch.device
+) -> Iterator[Tuple[int, torch.Tensor]]:
+    """Squares64 for ``counters`` counters from ``first``: yields (first counter, int64 outputs)
+    block by block.
 
     A block is overwritten by the next one.
     """
@@ -101,7 +107,9 @@ def squares64(first: int, counters: int, key: Key, device: torch.device) -> Iter
 
 @compiled.one_pass
 def words_at_once(key: torch.Tensor, first: int, count: int) -> torch.Tensor:
-    """`squares64` of some counters as one expression, for compilers: key int64 scalar -> int64 [count]."""
+    """`squares64` of some counters as one expression, for compilers: key int64 scalar -> int64
+    [count].
+    """
 
     def swapped(x: torch.Tensor) -> torch.Tensor:
         return (x << 32) | ((x >> 32) & MASK)
@@ -130,16 +138,22 @@ def counters_of(count: int, offset: int) -> Tuple[int, int]:
 
 
 def blocks(
-    seed: torch.Tensor, count: int, device: torch.device, offset: int = 0, of_pairs: Pairs = _as_drawn
+    seed: torch.Tensor,
+    count: int,
+    device: torch.device,
+    offset: int = 0,
+    of_pairs: Pairs = _as_drawn,
 ) -> Iterator[Tuple[slice, torch.Tensor]]:
-    """The draws of elements offset .. offset + count - 1, block by block: yields (part of the result, its values).
+    """The draws of elements offset .. offset + count - 1, block by block: yields (part of the
+    result, its values).
 
     Args:
         seed: uint32 [2].
         device: where the draws are made.
         offset: index of the first element; for a shard, in the unsharded tensor.
-        of_pairs: from draws, int32 [n, 2] with the bits of the unsigned 32-bit draws of elements 2i and 2i + 1, to
-            values of the same shape; default: the draws themselves. Values are overwritten by the next block.
+        of_pairs: from draws, int32 [n, 2] with the bits of the unsigned 32-bit draws of elements 2i
+            and 2i + 1, to values of the same shape; default: the draws themselves. Values are
+            overwritten by the next block.
     """
     if not count:
         return
@@ -153,7 +167,9 @@ def blocks(
 
 
 def draws(seed: torch.Tensor, count: int, offset: int = 0) -> torch.Tensor:
-    """The draws as one tensor: seed uint32 [2] -> int32 [count], with the bits of the unsigned draws."""
+    """The draws as one tensor: seed uint32 [2] -> int32 [count], with the bits of the unsigned
+    draws.
+    """
     if count and is_native(seed):
         first, counters = counters_of(count, offset)
         words = torch.empty(counters, dtype=torch.int64, device=seed.device)
@@ -173,7 +189,9 @@ def murmur32(x: torch.Tensor) -> torch.Tensor:
 
 
 def child_seed(seed: torch.Tensor, modifier: torch.Tensor) -> torch.Tensor:
-    """The seed that a modifier makes of each seed: uint32 [..., 2], uint32 scalar -> uint32 [..., 2]."""
+    """The seed that a modifier makes of each seed: uint32 [..., 2], uint32 scalar -> uint32 [...,
+    2].
+    """
     first, second = seed.to(torch.int64).unbind(-1)
     keys = splitmix64(first)
     before = (second + modifier.to(torch.int64).reshape(()) + (keys & MASK)) & MASK

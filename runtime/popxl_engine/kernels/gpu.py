@@ -14,9 +14,13 @@ from popxl_engine.kernels.var_updates import is_plain, working
 
 @kernel("accumulate_mean_", device="cuda")
 def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tensor:
-    """t = t * step / (step + 1) + X / (step + 1); with step 0, what was there may be infinite or NaN."""
+    """t = t * step / (step + 1) + X / (step + 1); with step 0, what was there may be infinite or
+    NaN.
+    """
     old = working(t, t)
-    count = working(step.reshape(()), t) if isinstance(step, torch.Tensor) else old.new_full((), step)
+    count = (
+        working(step.reshape(()), t) if isinstance(step, torch.Tensor) else old.new_full((), step)
+    )
     if not is_plain(t):
         return update(t, _mean(old, X, count))
     are_flat = t.is_contiguous() and X.is_contiguous()  # then they are of one kind to the compiler
@@ -44,7 +48,9 @@ def mean_of(old: torch.Tensor, value: torch.Tensor, step: torch.Tensor) -> torch
 
 
 @kernel("logsumexp_and_pick", device="cuda")
-def logsumexp_and_pick(logits: torch.Tensor, indices: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+def logsumexp_and_pick(
+    logits: torch.Tensor, indices: torch.Tensor
+) -> Tuple[torch.Tensor, torch.Tensor]:
     """Many rows at a time, in float32 at least."""
     if not logits.numel():
         result: Tuple[torch.Tensor, torch.Tensor] = KERNELS["logsumexp_and_pick"](logits, indices)
@@ -69,18 +75,26 @@ def logsumexp_and_pick_grad(
     logits: torch.Tensor,
     indices: torch.Tensor,
 ) -> torch.Tensor:
-    """exp(logits - logsumexp) * d_logsumexp, plus d_picked at the index; zeros for rows of minus infinities."""
+    """exp(logits - logsumexp) * d_logsumexp, plus d_picked at the index; zeros for rows of minus
+    infinities.
+    """
     result = rows_on_boundaries(logits.shape[0], logits.shape[1], logits)
     shift = torch.where(torch.isneginf(logsumexp), 0, logsumexp)
     classes = indices.to(torch.int64)
     for rows in row_chunks(logits) if logits.numel() else ():
-        result[rows] = _logits_gradient(logits[rows], shift[rows], d_logsumexp[rows], d_picked[rows], classes[rows])
+        result[rows] = _logits_gradient(
+            logits[rows], shift[rows], d_logsumexp[rows], d_picked[rows], classes[rows]
+        )
     return result
 
 
 @one_pass
 def _logits_gradient(
-    logits: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, picked: torch.Tensor, classes: torch.Tensor
+    logits: torch.Tensor,
+    shift: torch.Tensor,
+    scale: torch.Tensor,
+    picked: torch.Tensor,
+    classes: torch.Tensor,
 ) -> torch.Tensor:
     """The gradient for some rows; what is none of the classes is picked nowhere."""
     shares = torch.exp(logits.to(shift.dtype) - shift[:, None]) * scale[:, None]

@@ -21,15 +21,23 @@ def _along(flags: torch.Tensor, axis: int, rank: int) -> torch.Tensor:
 
 @kernel("gather")
 def gather(
-    t: torch.Tensor, indices: torch.Tensor, axis: int, available_memory_proportion: Optional[float], zero_OOR: bool
+    t: torch.Tensor,
+    indices: torch.Tensor,
+    axis: int,
+    available_memory_proportion: Optional[float],
+    zero_OOR: bool,
 ) -> torch.Tensor:
-    """Select along the axis. Indices outside stand for the nearest one inside, or for zeros if asked for."""
+    """Select along the axis. Indices outside stand for the nearest one inside, or for zeros if
+    asked for.
+    """
     axis %= t.ndim
     source, flat = as_signed(t), indices.reshape(-1).to(torch.int64)
     taken = source.index_select(axis, flat.clamp(0, t.shape[axis] - 1))
     if zero_OOR:
         inside = _inside(flat, t.shape[axis])
-        taken = torch.where(_along(inside, axis, t.ndim), taken, torch.zeros((), dtype=taken.dtype, device=t.device))
+        taken = torch.where(
+            _along(inside, axis, t.ndim), taken, torch.zeros((), dtype=taken.dtype, device=t.device)
+        )
     return taken.view(t.dtype).reshape((*t.shape[:axis], *indices.shape, *t.shape[axis + 1 :]))
 
 
@@ -45,9 +53,15 @@ def gather_grad(
     slices = slices.to(total)
     if zero_OOR:
         inside = _inside(flat, shape[axis])
-        slices = torch.where(_along(inside, axis, len(shape)), slices, torch.zeros((), dtype=total, device=dy.device))
+        slices = torch.where(
+            _along(inside, axis, len(shape)), slices, torch.zeros((), dtype=total, device=dy.device)
+        )
     flat = flat.clamp(0, shape[axis] - 1)
-    return torch.zeros(tuple(shape), dtype=total, device=dy.device).index_add_(axis, flat, slices).to(dy.dtype)
+    return (
+        torch.zeros(tuple(shape), dtype=total, device=dy.device)
+        .index_add_(axis, flat, slices)
+        .to(dy.dtype)
+    )
 
 
 @kernel("scatter")
@@ -69,7 +83,9 @@ def take_along_axis(t: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.
 
 
 @kernel("add_along_axis")
-def add_along_axis(dy: torch.Tensor, indices: torch.Tensor, shape: Tuple[int, ...], axis: int) -> torch.Tensor:
+def add_along_axis(
+    dy: torch.Tensor, indices: torch.Tensor, shape: Tuple[int, ...], axis: int
+) -> torch.Tensor:
     """torch.scatter_add into zeros; 16-bit types in float32."""
     total = torch.float32 if dy.dtype in LOW_PRECISION else dy.dtype
     result = torch.zeros(tuple(shape), dtype=total, device=dy.device)
@@ -106,7 +122,9 @@ def onehot(t: torch.Tensor, num_classes: int, values: torch.Tensor, axis: int) -
     return torch.where(t.to(torch.int64).unsqueeze(axis) == classes, on, off).view(values.dtype)
 
 
-def _window(t: torch.Tensor, index: torch.Tensor, axes: Iterable[int], sizes: Iterable[int]) -> torch.Tensor:
+def _window(
+    t: torch.Tensor, index: torch.Tensor, axes: Iterable[int], sizes: Iterable[int]
+) -> torch.Tensor:
     """The view at a position that is read on the host. IndexError if it reaches beyond t."""
     for axis, start, size in zip(axes, map(int, index.reshape(-1)), sizes):
         if not 0 <= start <= t.shape[axis] - size:
@@ -128,7 +146,12 @@ def dynamic_slice(
 
 @kernel("dynamic_update_")
 def dynamic_update_(
-    t: torch.Tensor, index: torch.Tensor, t_update: torch.Tensor, axes: Any, sizes: Any, no_overlap: bool
+    t: torch.Tensor,
+    index: torch.Tensor,
+    t_update: torch.Tensor,
+    axes: Any,
+    sizes: Any,
+    no_overlap: bool,
 ) -> torch.Tensor:
     """Copy into the slice."""
     _window(t, index, axes, sizes).copy_(t_update)
@@ -137,7 +160,12 @@ def dynamic_update_(
 
 @kernel("dynamic_update")
 def dynamic_update(
-    t: torch.Tensor, index: torch.Tensor, t_update: torch.Tensor, axes: Any, sizes: Any, no_overlap: bool
+    t: torch.Tensor,
+    index: torch.Tensor,
+    t_update: torch.Tensor,
+    axes: Any,
+    sizes: Any,
+    no_overlap: bool,
 ) -> torch.Tensor:
     """A copy, then the slice."""
     return dynamic_update_(t.clone(), index, t_update, axes, sizes, no_overlap)

@@ -1,4 +1,6 @@
-"""Values between elements: weighted sums of a few of them, axis by axis. 16-bit types accumulate in float32."""
+"""Values between elements: weighted sums of a few of them, axis by axis. 16-bit types accumulate in
+float32.
+"""
 
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
@@ -37,10 +39,20 @@ def cubic(distance: torch.Tensor) -> torch.Tensor:
 
 
 def taps(
-    size: int, count: int, scale: float, mode: str, nearest_mode: str, coordinates: str, like: torch.Tensor
+    size: int,
+    count: int,
+    scale: float,
+    mode: str,
+    nearest_mode: str,
+    coordinates: str,
+    like: torch.Tensor,
 ) -> Iterator[Tap]:
-    """The elements along an axis that make each value. Positions are computed in float64, on the tensor's device."""
-    position = COORDINATES[coordinates](torch.arange(count, dtype=torch.float64, device=like.device), scale, size)
+    """The elements along an axis that make each value. Positions are computed in float64, on the
+    tensor's device.
+    """
+    position = COORDINATES[coordinates](
+        torch.arange(count, dtype=torch.float64, device=like.device), scale, size
+    )
     if mode == "nearest":
         yield NEAREST[nearest_mode](position).long().clamp(0, size - 1), like.new_ones(count)
         return
@@ -63,14 +75,20 @@ def along(axis: int, weight: torch.Tensor, rank: int) -> torch.Tensor:
 
 @kernel("interpolate")
 def interpolate(
-    t: torch.Tensor, scale_factor: Scales, mode: str, nearest_mode: str, coordinate_transformation_mode: str
+    t: torch.Tensor,
+    scale_factor: Scales,
+    mode: str,
+    nearest_mode: str,
+    coordinate_transformation_mode: str,
 ) -> torch.Tensor:
     """Select and weigh, axis by axis."""
     modes = mode, nearest_mode, coordinate_transformation_mode
     result = t if mode == "nearest" else widened(t)
     for axis, scale in scaled_axes(scale_factor):
         before, size = result, result.shape[axis]
-        result = result.new_zeros((*before.shape[:axis], int(size * scale), *before.shape[axis + 1 :]))
+        result = result.new_zeros(
+            (*before.shape[:axis], int(size * scale), *before.shape[axis + 1 :])
+        )
         for index, weight in taps(size, result.shape[axis], scale, *modes, like=result):
             result.addcmul_(before.index_select(axis, index), along(axis, weight, t.dim()))
     return result.clone() if result is t else result.to(t.dtype)
@@ -102,7 +120,8 @@ def interpolate_grad(
 def samples(
     low: torch.Tensor, high: torch.Tensor, bins: int, size: int, sampling_ratio: int
 ) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
-    """Along one axis, the elements that make each bin: (index [regions, bins], its weight) for each.
+    """Along one axis, the elements that make each bin: (index [regions, bins], its weight) for
+    each.
 
     Args:
         low, high: the regions' ends in elements of the axis [regions].
@@ -131,7 +150,8 @@ def sampled_rows(
     spatial_scale: float,
     sampling_ratio: int,
 ) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
-    """What makes each bin: (row of t as [n * h * w, c], its weight), [regions * rows * columns] and a size-1 axis.
+    """What makes each bin: (row of t as [n * h * w, c], its weight), [regions * rows * columns] and
+    a size-1 axis.
 
     Args:
         shape: t's.
@@ -160,7 +180,9 @@ def roi_align(
     flat = widened(t).permute(0, 2, 3, 1).reshape(-1, channels)
     result = flat.new_zeros((regions * output_size[0] * output_size[1], channels))
     if regions:
-        for row, weight in sampled_rows(t.shape, rois, batch_index, output_size, spatial_scale, sampling_ratio):
+        for row, weight in sampled_rows(
+            t.shape, rois, batch_index, output_size, spatial_scale, sampling_ratio
+        ):
             result.addcmul_(flat.index_select(0, row), weight)
     return result.view(regions, *output_size, channels).permute(0, 3, 1, 2).to(t.dtype).contiguous()
 
@@ -179,6 +201,8 @@ def roi_align_grad(
     flat = widened(dy).permute(0, 2, 3, 1).reshape(-1, channels)
     result = flat.new_zeros((n * height * width, channels))
     if len(rois):
-        for row, weight in sampled_rows(shape, rois, batch_index, dy.shape[2:], spatial_scale, sampling_ratio):
+        for row, weight in sampled_rows(
+            shape, rois, batch_index, dy.shape[2:], spatial_scale, sampling_ratio
+        ):
             result.index_add_(0, row, flat * weight)
     return result.view(n, height, width, channels).permute(0, 3, 1, 2).to(dy.dtype).contiguous()

@@ -15,7 +15,9 @@ from popxl_engine.kernels.rounding import NARROW
 
 @functools.cache
 def multiplies_natively(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies matrices of a 16-bit type as fast as float32; else torch falls back to slow loops."""
+    """Whether this CPU multiplies matrices of a 16-bit type as fast as float32; else torch falls
+    back to slow loops.
+    """
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
@@ -25,10 +27,14 @@ def multiplies_natively(dtype: torch.dtype) -> bool:
 def prefers_onednn() -> bool:
     """Whether float32 products of matrices are faster in oneDNN than in torch.mm.
 
-    MKL leaves AVX-512 alone on AMD's CPUs. Decided by the kind of CPU, not by measuring, so that the same machine gives
-    the same bits. Measured in benchmarks/NOTES.md, 2026-11-20: twice as fast.
+    MKL leaves AVX-512 alone on AMD's CPUs. Decided by the kind of CPU, not by measuring, so that
+    the same machine gives the same bits. Measured in benchmarks/NOTES.md, 2026-11-20: twice as
+    fast.
     """
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    if (
+        not hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        or torch.backends.cpu.get_cpu_capability() != "AVX512"
+    ):
         return False
     try:
         return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
@@ -37,32 +43,55 @@ def prefers_onednn() -> bool:
 
 
 SMALL = 4096
-"""Elements of a right operand below which oneDNN's preparations take longer than MKL's product of a few rows. The rows
-do not count: they may come in several parts, of the same bits."""
+"""Elements of a right operand below which oneDNN's preparations take longer than MKL's product of a
+few rows. The rows do not count: they may come in several parts, of the same bits."""
 
 
 def dense(t: torch.Tensor) -> torch.Tensor:
-    """A matrix whose rows or columns lie side by side: oneDNN multiplies by others a thousand times slower."""
-    return t if t.is_contiguous() or t.stride() == (1, t.shape[0]) or t.t().is_contiguous() else t.contiguous()
+    """A matrix whose rows or columns lie side by side: oneDNN multiplies by others a thousand times
+    slower.
+    """
+    return (
+        t
+        if t.is_contiguous() or t.stride() == (1, t.shape[0]) or t.t().is_contiguous()
+        else t.contiguous()
+    )
 
 
 BOUNDARY, WIDE = 16, 1024
-"""Bytes on which rows of a GPU's matrices of so many columns begin: its products read and write so much at once."""
+"""Bytes on which rows of a GPU's matrices of so many columns begin: its products read and write so
+much at once.
+"""
 
 
-def rows_on_boundaries(rows: int, columns: int, like: torch.Tensor, boundary: int = BOUNDARY) -> torch.Tensor:
-    """Memory for a matrix that products write or read so many bytes at a time, such as logits of 50257 classes."""
+def rows_on_boundaries(
+    rows: int, columns: int, like: torch.Tensor, boundary: int = BOUNDARY
+) -> torch.Tensor:
+    """Memory for a matrix that products write or read so many bytes at a time, such as logits of
+    50257 classes.
+    """
     unit = boundary // like.element_size() if columns >= WIDE else 1
-    return like.new_empty_strided((rows, columns), (-(-columns // unit) * unit, 1))  # a view would have two owners
+    # a view would have two owners
+    return like.new_empty_strided((rows, columns), (-(-columns // unit) * unit, 1))
 
 
-def matrix_product(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+def matrix_product(
+    lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor] = None
+) -> torch.Tensor:
     """lhs @ rhs + bias for floating-point matrices of one type: [m, k], [k, n], [n] -> [m, n]."""
     if not lhs.is_cuda:
         rhs = dense(rhs)
-    if lhs.dtype == torch.float32 and not lhs.is_cuda and prefers_onednn() and lhs.numel() and rhs.numel() >= SMALL:
+    if (
+        lhs.dtype == torch.float32
+        and not lhs.is_cuda
+        and prefers_onednn()
+        and lhs.numel()
+        and rhs.numel() >= SMALL
+    ):
         lhs = lhs.contiguous()  # oneDNN would do it inside, where plans of memory do not see it
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(lhs, rhs.t(), bias, "none", [], "")
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            lhs, rhs.t(), bias, "none", [], ""
+        )
         return result
     if bias is not None:
         return torch.addmm(bias, lhs, rhs)
@@ -73,11 +102,16 @@ def matrix_product(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Te
 
 def product(lhs: torch.Tensor, rhs: torch.Tensor, result: torch.dtype) -> torch.Tensor:
     """lhs @ rhs, accumulated in float32 or wider and rounded once to ``result``."""
-    if lhs.dtype in NARROW and (result != lhs.dtype or not (lhs.is_cuda or multiplies_natively(lhs.dtype))):
+    if lhs.dtype in NARROW and (
+        result != lhs.dtype or not (lhs.is_cuda or multiplies_natively(lhs.dtype))
+    ):
         return product(lhs.to(torch.float32), rhs.to(torch.float32), torch.float32).to(result)
     is_integer = not (lhs.is_floating_point() or lhs.is_complex())
-    if is_integer and lhs.is_cuda:  # CUDA has no integer matrix product; float64 is exact up to 2**53
-        wide = torch.matmul(lhs.to(torch.int64).to(torch.float64), rhs.to(torch.int64).to(torch.float64))
+    # CUDA has no integer matrix product; float64 is exact up to 2**53
+    if is_integer and lhs.is_cuda:
+        wide = torch.matmul(
+            lhs.to(torch.int64).to(torch.float64), rhs.to(torch.int64).to(torch.float64)
+        )
         return wide.to(torch.int64).to(result)
     if lhs.dtype in LIMITED:
         return torch.matmul(lhs.to(torch.int64), rhs.to(torch.int64)).to(result)
@@ -100,7 +134,10 @@ def matmul(
 
 @kernel("matmul_pow2scaled")
 def matmul_pow2scaled(
-    lhs: torch.Tensor, rhs: torch.Tensor, log2_scale: torch.Tensor, available_memory_proportion: Optional[float]
+    lhs: torch.Tensor,
+    rhs: torch.Tensor,
+    log2_scale: torch.Tensor,
+    available_memory_proportion: Optional[float],
 ) -> torch.Tensor:
     """(lhs @ rhs) * 2**log2_scale in float32, where products of float8 are exact."""
     wide = product(lhs.to(torch.float32), rhs.to(torch.float32), torch.float32)

@@ -13,10 +13,16 @@ def floor_of(dtype: torch.dtype) -> float:
     return 6.1e-5 if dtype == torch.float16 else 1e-7
 
 
-def rows(labels: torch.Tensor, probs: torch.Tensor, ignore_index: Optional[int]) -> Tuple[torch.Tensor, torch.Tensor]:
-    """(labels of probs' rows as indices with an axis at the end, which count); those that do not point at class 0."""
+def rows(
+    labels: torch.Tensor, probs: torch.Tensor, ignore_index: Optional[int]
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """(labels of probs' rows as indices with an axis at the end, which count); those that do not
+    point at class 0.
+    """
     index = labels.to(torch.int64).reshape(probs.shape[:-1])
-    counts = torch.ones_like(index, dtype=torch.bool) if ignore_index is None else index != ignore_index
+    counts = (
+        torch.ones_like(index, dtype=torch.bool) if ignore_index is None else index != ignore_index
+    )
     return torch.where(counts, index, torch.zeros_like(index)).unsqueeze(-1), counts
 
 
@@ -31,7 +37,9 @@ def reduced(losses: torch.Tensor, counts: torch.Tensor, reduction: str) -> torch
 def row_weights(
     dy: Union[float, torch.Tensor], counts: torch.Tensor, like: torch.Tensor, reduction: str
 ) -> torch.Tensor:
-    """The loss's gradient for each row: 0 where it does not count, divided by their number for a mean."""
+    """The loss's gradient for each row: 0 where it does not count, divided by their number for a
+    mean.
+    """
     if isinstance(dy, torch.Tensor):
         dy = dy.reshape(() if dy.numel() == 1 else counts.shape)
     weights = counts.to(widened(like).dtype) * dy
@@ -40,7 +48,11 @@ def row_weights(
 
 @kernel("nll_loss")
 def nll_loss(
-    probs: torch.Tensor, labels: torch.Tensor, ignore_index: Optional[int], reduction: str, log_prob: bool
+    probs: torch.Tensor,
+    labels: torch.Tensor,
+    ignore_index: Optional[int],
+    reduction: str,
+    log_prob: bool,
 ) -> torch.Tensor:
     """-log(p[label])."""
     index, counts = rows(labels, probs, ignore_index)

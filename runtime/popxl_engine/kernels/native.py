@@ -1,4 +1,6 @@
-"""Ops that `popxl_engine.native` computes on CPUs in one pass over memory; plain kernels do what it does not take."""
+"""Ops that `popxl_engine.native` computes on CPUs in one pass over memory; plain kernels do what it
+does not take.
+"""
 
 from typing import Any, Optional, Tuple
 
@@ -41,12 +43,16 @@ def dropout(t: torch.Tensor, seed_tensor: torch.Tensor, p: float) -> torch.Tenso
     result = torch.empty_like(t)
     for seed, values, kept in zip(*by_seed(seed_tensor, t, result)):
         seed_key = generator.key_here(seed)
-        native.call("dropout", (t.dtype,), values, kept, seed_key, threshold(p), 1 / (1 - p), values.numel())
+        native.call(
+            "dropout", (t.dtype,), values, kept, seed_key, threshold(p), 1 / (1 - p), values.numel()
+        )
     return result
 
 
 @kernel("logsumexp_and_pick", device="cpu")
-def logsumexp_and_pick(logits: torch.Tensor, indices: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+def logsumexp_and_pick(
+    logits: torch.Tensor, indices: torch.Tensor
+) -> Tuple[torch.Tensor, torch.Tensor]:
     """Row by row, in float32."""
     if not native.takes_rows(logits) or not logits.numel():
         result: Tuple[torch.Tensor, torch.Tensor] = KERNELS["logsumexp_and_pick"](logits, indices)
@@ -67,12 +73,19 @@ def logsumexp_and_pick_grad(
 ) -> torch.Tensor:
     """exp(logits - logsumexp) * d_logsumexp, plus d_picked at the index."""
     numbers = (d_logsumexp, d_picked, logsumexp)
-    if not native.takes_rows(logits) or not logits.numel() or any(t.dtype != torch.float32 for t in numbers):
+    if (
+        not native.takes_rows(logits)
+        or not logits.numel()
+        or any(t.dtype != torch.float32 for t in numbers)
+    ):
         return KERNELS["logsumexp_and_pick_grad"](d_logsumexp, d_picked, logsumexp, logits, indices)
     result = torch.empty_like(logits) if into is None else into
     scales, picked, totals = (t.contiguous() for t in numbers)
     wide = indices.to(torch.int64).contiguous()
-    factors, places = (logits, logits.stride(0), totals, scales, picked, wide), (result, result.stride(0))
+    factors, places = (
+        (logits, logits.stride(0), totals, scales, picked, wide),
+        (result, result.stride(0)),
+    )
     native.call("logsumexp_grad", (logits.dtype,), *factors, *places, *logits.shape)
     return result
 
@@ -97,8 +110,12 @@ def sum_to(t: torch.Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...]) ->
 
 
 @kernel("layer_norm", device="cpu")
-def layer_norm(t: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    """Of rows. PyTorch takes 1.3 to 2.4 times as long, and loses digits of rows that are far from zero."""
+def layer_norm(
+    t: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Of rows. PyTorch takes 1.3 to 2.4 times as long, and loses digits of rows that are far from
+    zero.
+    """
     if t.dim() != 2 or not t.numel() or not native.takes(t, weight, bias):
         return KERNELS["layer_norm"](t, weight, bias, eps)
     result = torch.empty_like(t)
@@ -110,10 +127,14 @@ def layer_norm(t: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
 def group_norm_grad(
     dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, num_groups: int, eps: float
 ) -> Tuple[torch.Tensor, ...]:
-    """Of one group, row by row. PyTorch adds up gradients of bfloat16 gains in bfloat16: 3 % off; here 0.2 %."""
+    """Of one group, row by row. PyTorch adds up gradients of bfloat16 gains in bfloat16: 3 % off;
+    here 0.2 %.
+    """
     plain = t.dim() != 2 or num_groups != 1 or not t.numel() or t.dtype != dy.dtype
     if plain or not native.takes(dy, t, weight):
-        result: Tuple[torch.Tensor, ...] = KERNELS["group_norm_grad"](dy, t, weight, num_groups, eps)
+        result: Tuple[torch.Tensor, ...] = KERNELS["group_norm_grad"](
+            dy, t, weight, num_groups, eps
+        )
         return result
     dt, gradients = torch.empty_like(t), torch.empty(2, t.shape[1], device=t.device)
     native.call("layer_norm_grad", (t.dtype,), dy, t, widened(weight), dt, gradients, eps, *t.shape)

@@ -25,7 +25,9 @@ def softmax_grad(dy: torch.Tensor, y: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def parameter(value: torch.Tensor) -> torch.Tensor:
-    """A weight or bias as torch wants it to keep statistics in float32: on CPUs it follows the parameters' type."""
+    """A weight or bias as torch wants it to keep statistics in float32: on CPUs it follows the
+    parameters' type.
+    """
     return value if value.is_cuda else widened(value)
 
 
@@ -35,7 +37,9 @@ def sizes(t: torch.Tensor) -> Tuple[int, int, int]:
 
 
 @kernel("layer_norm")
-def layer_norm(t: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+def layer_norm(
+    t: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> torch.Tensor:
     """Normalise samples."""
     if t.dim() == 2:
         return torch.native_layer_norm(t, [t.shape[1]], parameter(weight), parameter(bias), eps)[0]
@@ -43,9 +47,13 @@ def layer_norm(t: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
 
 
 @kernel("group_norm")
-def group_norm(t: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, num_groups: int, eps: float) -> torch.Tensor:
+def group_norm(
+    t: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, num_groups: int, eps: float
+) -> torch.Tensor:
     """Normalise groups of channels."""
-    return torch.native_group_norm(t.contiguous(), parameter(weight), parameter(bias), *sizes(t), num_groups, eps)[0]
+    return torch.native_group_norm(
+        t.contiguous(), parameter(weight), parameter(bias), *sizes(t), num_groups, eps
+    )[0]
 
 
 @kernel("group_norm_grad")
@@ -89,7 +97,12 @@ def batch_norm_inference(
 
 @kernel("batch_norm_inference_grad")
 def batch_norm_inference_grad(
-    dy: torch.Tensor, t: torch.Tensor, scale: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, epsilon: float
+    dy: torch.Tensor,
+    t: torch.Tensor,
+    scale: torch.Tensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    epsilon: float,
 ) -> Tuple[torch.Tensor, ...]:
     """Gradients for t, scale, bias, mean and var."""
     wide, rstd = widened(dy), (per_channel(var, t) + epsilon).rsqrt()

@@ -1,4 +1,6 @@
-"""Pooling, one axis after the other: both the maximum and the sum over a window are taken so. Sums are in float32."""
+"""Pooling, one axis after the other: both the maximum and the sum over a window are taken so. Sums
+are in float32.
+"""
 
 from typing import Iterator, List, Tuple
 
@@ -34,11 +36,15 @@ def positions(t: torch.Tensor, axis: int, window: Window, padding: float) -> tor
 def points(covered: torch.Tensor, axis: int, window: Window) -> Iterator[torch.Tensor]:
     """For each point of the window, what it meets at every place: views, disjoint elements each."""
     for start in range(0, window.span, window.dilation):
-        yield covered[along(axis, start, start + (window.count - 1) * window.stride + 1, window.stride)]
+        yield covered[
+            along(axis, start, start + (window.count - 1) * window.stride + 1, window.stride)
+        ]
 
 
 def axes_of(windows: Windows) -> List[Tuple[int, Window]]:
-    """(axis, window), last axis first, so that of equal maxima the first in row-major order is met first."""
+    """(axis, window), last axis first, so that of equal maxima the first in row-major order is met
+    first.
+    """
     return list(enumerate(windows, 2))[::-1]
 
 
@@ -99,7 +105,9 @@ def average_pool_grad(dy: torch.Tensor, windows: Windows) -> torch.Tensor:
 
 @kernel("max_pool_grad")
 def max_pool_grad(dy: torch.Tensor, t: torch.Tensor, windows: Windows) -> torch.Tensor:
-    """Each axis's maxima again; the first point that met one gets its gradient, and nothing is left for the others."""
+    """Each axis's maxima again; the first point that met one gets its gradient, and nothing is left
+    for the others.
+    """
     levels = [t]
     for axis, window in axes_of(windows):
         levels.append(largest(levels[-1], axis, window))

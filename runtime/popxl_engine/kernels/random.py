@@ -12,7 +12,9 @@ from popxl_engine.kernels.registry import kernel
 
 
 def threshold(p: float) -> int:
-    """p as the least int32 that is kept: a draw's bits, read as int32, are at least this with probability 1 - p."""
+    """p as the least int32 that is kept: a draw's bits, read as int32, are at least this with
+    probability 1 - p.
+    """
     return min(round(p * 2**32), 2**32 - 1) - 2**31
 
 
@@ -23,18 +25,24 @@ def dropout(t: torch.Tensor, seed_tensor: torch.Tensor, p: float) -> torch.Tenso
     result = torch.empty_like(flat)
     for seed, values, kept in zip(*by_seed(seed_tensor, flat, result)):
         for part, bits in generator.blocks(seed, values.numel(), t.device):
-            torch.mul(values[part], 1 / (1 - p), out=kept[part]).masked_fill_(bits < threshold(p), 0)
+            torch.mul(values[part], 1 / (1 - p), out=kept[part]).masked_fill_(
+                bits < threshold(p), 0
+            )
     return result.view(t.shape)
 
 
 def by_seed(seeds: torch.Tensor, *tensors: torch.Tensor) -> Tuple[Tuple[torch.Tensor, ...], ...]:
-    """The seeds of uint32 [2] or [n, 2], and for each tensor its n equal parts along the first axis."""
+    """The seeds of uint32 [2] or [n, 2], and for each tensor its n equal parts along the first
+    axis.
+    """
     each = seeds.reshape(-1, 2)
     return each.unbind(), *(t.tensor_split(len(each)) if len(each) > 1 else (t,) for t in tensors)
 
 
 @kernel("shaped_dropout")
-def shaped_dropout(t: torch.Tensor, seed_tensor: torch.Tensor, shape: Tuple[int, ...], ratio: float) -> torch.Tensor:
+def shaped_dropout(
+    t: torch.Tensor, seed_tensor: torch.Tensor, shape: Tuple[int, ...], ratio: float
+) -> torch.Tensor:
     """Scale, and zero where the mask says so."""
     dropped = torch.empty(math.prod(shape), dtype=torch.bool, device=t.device)
     for part, bits in generator.blocks(seed_tensor, dropped.numel(), t.device):
@@ -78,7 +86,9 @@ def random_normal(
     """Box-Muller on pairs of draws."""
     result = torch.empty(tuple(shape), dtype=torch_dtype(dtype))
     flat = result.view(-1)
-    for part, values in generator.blocks(seed_tensor, flat.numel(), result.device, of_pairs=_box_muller):
+    for part, values in generator.blocks(
+        seed_tensor, flat.numel(), result.device, of_pairs=_box_muller
+    ):
         flat[part] = values.mul_(std).add_(mean)
     return result
 
@@ -92,4 +102,6 @@ def create_random_seed(seed: torch.Tensor, modifier: torch.Tensor) -> torch.Tens
 @kernel("split_random_seed")
 def split_random_seed(seed: torch.Tensor, n: int) -> Tuple[torch.Tensor, ...]:
     """The children for modifiers 0 .. n - 1."""
-    return tuple(generator.child_seed(seed, torch.full((), i, device=seed.device)) for i in range(n))
+    return tuple(
+        generator.child_seed(seed, torch.full((), i, device=seed.device)) for i in range(n)
+    )

@@ -21,7 +21,9 @@ def axes_of(t: torch.Tensor, axis: Axis) -> Tuple[int, ...]:
 
 
 def reduction(name: str, fn: Reduction) -> None:
-    """Register a kernel from ``fn(t, axes, keepdims)``, which gets at least one axis (torch takes none for all)."""
+    """Register a kernel from ``fn(t, axes, keepdims)``, which gets at least one axis (torch takes
+    none for all).
+    """
 
     def run(t: torch.Tensor, axis: Axis, keepdims: bool) -> torch.Tensor:
         axes = axes_of(t, axis)
@@ -39,7 +41,9 @@ def merged(t: torch.Tensor, axes: Tuple[int, ...]) -> torch.Tensor:
     return t.permute(*kept, *axes).reshape([t.shape[a] for a in kept] + [-1])
 
 
-def aligned(d: torch.Tensor, t: torch.Tensor, axes: Tuple[int, ...], keepdims: bool) -> torch.Tensor:
+def aligned(
+    d: torch.Tensor, t: torch.Tensor, axes: Tuple[int, ...], keepdims: bool
+) -> torch.Tensor:
     """A reduced tensor with size-1 axes where ``t`` was reduced."""
     return d if keepdims else d.reshape([1 if a in axes else n for a, n in enumerate(t.shape)])
 
@@ -60,17 +64,25 @@ def logsum(t: torch.Tensor, axes: Tuple[int, ...], keepdims: bool) -> torch.Tens
 
 
 ROW = 1024
-"""Elements whose squares are added up at a time in the element type itself; the sums of rows are added in float64."""
+"""Elements whose squares are added up at a time in the element type itself; the sums of rows are
+added in float64.
+"""
 
 
 def sum_of_squares(t: torch.Tensor, axes: Tuple[int, ...], keepdims: bool) -> torch.Tensor:
-    """Sum of squares. That of a whole large tensor is taken row by row: one sum in float32 would lose three digits."""
+    """Sum of squares. That of a whole large tensor is taken row by row: one sum in float32 would
+    lose three digits.
+    """
     t = widened(t)
     if len(axes) < t.dim() or t.dtype != torch.float32 or t.numel() <= ROW or not t.is_contiguous():
         return t.square().sum(axes, keepdim=keepdims)
     flat = t.view(-1)
     whole = flat.numel() // ROW * ROW
-    total = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1).square().sum(dtype=torch.float64)
+    total = (
+        torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1)
+        .square()
+        .sum(dtype=torch.float64)
+    )
     total = (total + flat[whole:].square().sum(dtype=torch.float64)).to(t.dtype)
     return total.reshape([1] * t.dim() if keepdims else [])
 
@@ -81,15 +93,21 @@ reduction("prod", along_merged(lambda t: widened(t).prod(-1, dtype=widened(t).dt
 reduction("max", lambda t, axes, keepdims: t.amax(axes, keepdim=keepdims))
 reduction("min", lambda t, axes, keepdims: t.amin(axes, keepdim=keepdims))
 reduction("l1", lambda t, axes, keepdims: t.abs().sum(axes, keepdim=keepdims))
-reduction("l2", lambda t, axes, keepdims: torch.linalg.vector_norm(widened(t), 2, axes, keepdim=keepdims))
+reduction(
+    "l2", lambda t, axes, keepdims: torch.linalg.vector_norm(widened(t), 2, axes, keepdim=keepdims)
+)
 reduction("sumsquare", sum_of_squares)
 reduction("logsum", logsum)
-reduction("logsumexp", lambda t, axes, keepdims: torch.logsumexp(widened(t), axes, keepdim=keepdims))
+reduction(
+    "logsumexp", lambda t, axes, keepdims: torch.logsumexp(widened(t), axes, keepdim=keepdims)
+)
 reduction("median", along_merged(lambda t: t.median(-1).values))
 
 
 @kernel("extremum_grad")
-def extremum_grad(dy: torch.Tensor, y: torch.Tensor, t: torch.Tensor, axis: Axis, keepdims: bool) -> torch.Tensor:
+def extremum_grad(
+    dy: torch.Tensor, y: torch.Tensor, t: torch.Tensor, axis: Axis, keepdims: bool
+) -> torch.Tensor:
     """dy to the elements that equal y, in equal shares."""
     axes = axes_of(t, axis)
     chosen = t == aligned(y, t, axes, keepdims)

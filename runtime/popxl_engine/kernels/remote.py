@@ -16,12 +16,16 @@ def remote_load(
 
 
 @kernel("remote_load_")
-def remote_load_(replica: Any, remote_buffer: Any, offset: Union[int, torch.Tensor], t: torch.Tensor) -> torch.Tensor:
+def remote_load_(
+    replica: Any, remote_buffer: Any, offset: Union[int, torch.Tensor], t: torch.Tensor
+) -> torch.Tensor:
     """The slot's value, copied into t."""
     return t.copy_(replica.remote_load(remote_buffer, int(offset)))
 
 
 @kernel("remote_store")
-def remote_store(replica: Any, remote_buffer: Any, offset: Union[int, torch.Tensor], t: torch.Tensor) -> None:
+def remote_store(
+    replica: Any, remote_buffer: Any, offset: Union[int, torch.Tensor], t: torch.Tensor
+) -> None:
     """The slot becomes t."""
     replica.remote_store(remote_buffer, int(offset), [t])

@@ -1,4 +1,6 @@
-"""The one place where a wide result becomes a 16-bit weight: rounded to nearest, or stochastically."""
+"""The one place where a wide result becomes a 16-bit weight: rounded to nearest, or
+stochastically.
+"""
 
 from contextlib import contextmanager
 from functools import cached_property
@@ -17,17 +19,19 @@ PERIOD = 1 << 16
 
 
 class Noise:
-    """16 random bits for each element of a tensor, int16 from -32768 to 32767: a function of seed and index alone.
+    """16 random bits for each element of a tensor, int16 from -32768 to 32767: a function of seed
+    and index alone.
 
-    Element i gets 16 bits of draw (i mod PERIOD) div 2 (the lower half for even i), plus the lower 16 bits of draw
-    PERIOD / 2 + i div PERIOD, modulo 2**16. Each element's bits are uniform and new with every seed, which is what
-    rounding without bias needs, and a large tensor costs one period of draws. (The shift is Cranley and Patterson's
-    rotation, 1976, SIAM J. Numer. Anal. 13.)
+    Element i gets 16 bits of draw (i mod PERIOD) div 2 (the lower half for even i), plus the lower
+    16 bits of draw PERIOD / 2 + i div PERIOD, modulo 2**16. Each element's bits are uniform and new
+    with every seed, which is what rounding without bias needs, and a large tensor costs one period
+    of draws. (The shift is Cranley and Patterson's rotation, 1976, SIAM J. Numer. Anal. 13.)
 
     Args:
         seed: uint32 [2], on the device where the bits are needed.
         length: elements from index 0 on that bits may be asked for.
-        start: index in that tensor of the first element of the one that is updated; for a shard not zero.
+        start: index in that tensor of the first element of the one that is updated; for a shard not
+            zero.
     """
 
     def __init__(self, seed: torch.Tensor, length: int, start: int = 0) -> None:
@@ -44,7 +48,8 @@ class Noise:
         return key_here(self._seed)
 
     def parts(self, count: int, offset: int) -> Tuple[torch.Tensor, torch.Tensor]:
-        """What bits of elements offset .. offset + count - 1 are sums of: a period's, and each period's shift.
+        """What bits of elements offset .. offset + count - 1 are sums of: a period's, and each
+        period's shift.
 
         int16 [min(length, PERIOD)], and int16 for every period from that of element ``offset`` on.
         """
@@ -53,7 +58,9 @@ class Noise:
         return self._base, shifts
 
     def blocks(self, count: int, offset: int) -> Iterator[Tuple[slice, torch.Tensor]]:
-        """Bits of elements offset .. offset + count - 1, period by period: (part of these, its bits)."""
+        """Bits of elements offset .. offset + count - 1, period by period: (part of these, its
+        bits).
+        """
         base, shifts = self.parts(count, offset)
         first, end = offset // PERIOD, offset + count
         for shift, start in zip(shifts, range(first * PERIOD, end, PERIOD)):
@@ -61,24 +68,31 @@ class Noise:
             yield slice(low - offset, high - offset), base[low - start : high - start] + shift
 
     def bits(self, count: int, offset: int) -> torch.Tensor:
-        """Bits of elements offset .. offset + count - 1 at once, for a device that likes few large steps."""
+        """Bits of elements offset .. offset + count - 1 at once, for a device that likes few large
+        steps.
+        """
         base, shifts = self.parts(count, offset)
         begin = offset % PERIOD
         return (shifts[:, None] + base).view(-1)[begin : begin + count]
 
 
 def round_to(
-    dtype: torch.dtype, x: torch.Tensor, noise: Union[None, torch.Tensor, Noise] = None, offset: int = 0
+    dtype: torch.dtype,
+    x: torch.Tensor,
+    noise: Union[None, torch.Tensor, Noise] = None,
+    offset: int = 0,
 ) -> torch.Tensor:
     """Round float32 to a 16-bit type: to nearest, or with noise stochastically.
 
-    Stochastic rounding moves x to one of its two neighbours, with a probability in proportion to the distance from the
-    other: the expected result is x. Numbers that the type holds stay as they are, so do infinities and NaN.
+    Stochastic rounding moves x to one of its two neighbours, with a probability in proportion to
+    the distance from the other: the expected result is x. Numbers that the type holds stay as they
+    are, so do infinities and NaN.
 
     Args:
-        noise: a seed, uint32 [2] on x's device, or its `Noise`. Other types than float32 to 16 bits are rounded to
-            nearest all the same.
-        offset: index of x's first element in the tensor that the noise is for; for a shard not zero.
+        noise: a seed, uint32 [2] on x's device, or its `Noise`. Other types than float32 to 16 bits
+            are rounded to nearest all the same.
+        offset: index of x's first element in the tensor that the noise is for; for a shard not
+            zero.
     """
     if noise is None or dtype not in NARROW or x.dtype != torch.float32:
         return x.to(dtype)
@@ -95,10 +109,18 @@ def round_to(
 
 
 def _to_bfloat16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """bfloat16 is float32's upper half: random lower bits carry into it with the right probability."""
+    """bfloat16 is float32's upper half: random lower bits carry into it with the right
+    probability.
+    """
     lower = noise.to(torch.int32).add_(0x8000)
-    bits = lower.add_(x.view(torch.int32)).bitwise_right_shift_(16).to(torch.int16).view(torch.bfloat16)
-    if x.is_cuda or x.sum().isnan():  # some element may be NaN, whose payload must not carry into the sign
+    bits = (
+        lower.add_(x.view(torch.int32))
+        .bitwise_right_shift_(16)
+        .to(torch.int16)
+        .view(torch.bfloat16)
+    )
+    # some element may be NaN, whose payload must not carry into the sign
+    if x.is_cuda or x.sum().isnan():
         return torch.where(x.isnan(), x.to(torch.bfloat16), bits)
     return bits
 
@@ -113,21 +135,28 @@ def _to_float16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
 
 class Updates:
-    """Where in-place updates of 16-bit tensors get the seeds of their rounding; without, they round to nearest."""
+    """Where in-place updates of 16-bit tensors get the seeds of their rounding; without, they round
+    to nearest.
+    """
 
     next_seed: Optional[Callable[[], Tuple[torch.Tensor, int]]] = None
-    """Called once for each tensor that is updated: a seed, on any device, and the index of the tensor's first element
-    in the whole."""
+    """Called once for each tensor that is updated: a seed, on any device, and the index of the
+    tensor's first element in the whole."""
 
     @classmethod
     @contextmanager
-    def rounded_stochastically(cls, next_seed: Callable[[], torch.Tensor], start: int = 0) -> Iterator[None]:
-        """Inside, every update of a 16-bit tensor draws ``next_seed()``, uint32 [2], and rounds stochastically.
+    def rounded_stochastically(
+        cls, next_seed: Callable[[], torch.Tensor], start: int = 0
+    ) -> Iterator[None]:
+        """Inside, every update of a 16-bit tensor draws ``next_seed()``, uint32 [2], and rounds
+        stochastically.
 
-        The same program in the same order draws the same seeds: call it once for each run, with a counter for updates.
+        The same program in the same order draws the same seeds: call it once for each run, with a
+            counter for updates.
 
         Args:
-            start: index of an updated tensor's first element in the tensor that the seed is for; for a shard not zero.
+            start: index of an updated tensor's first element in the tensor that the seed is for;
+                for a shard not zero.
         """
         with cls.drawing(lambda: (next_seed(), start)):
             yield
@@ -148,7 +177,8 @@ def update_noise(t: torch.Tensor) -> Optional[Noise]:
     if t.dtype not in NARROW or Updates.next_seed is None:
         return None
     seed, start = Updates.next_seed()
-    return Noise(seed.to(t.device, non_blocking=True), start + t.numel(), start)  # nobody waits for a GPU
+    # nobody waits for a GPU
+    return Noise(seed.to(t.device, non_blocking=True), start + t.numel(), start)
 
 
 def update(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -159,9 +189,14 @@ def update(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def update_part(
-    t: torch.Tensor, value: torch.Tensor, noise: Optional[Noise], start: int, condition: Optional[torch.Tensor] = None
+    t: torch.Tensor,
+    value: torch.Tensor,
+    noise: Optional[Noise],
+    start: int,
+    condition: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
-    """As `update` for a part of a tensor whose first element has index ``start`` in it, with its noise.
+    """As `update` for a part of a tensor whose first element has index ``start`` in it, with its
+    noise.
 
     Where a condition, a bool scalar, is false, nothing changes.
     """

@@ -14,15 +14,25 @@ TORCH = {"sum": "sum", "max": "amax", "min": "amin"}
 
 def _wide(t: torch.Tensor) -> torch.Tensor:
     """In a type that torch reduces in: 16 bits add in float32."""
-    wide = torch.float32 if t.dtype in LOW_PRECISION else torch.int64 if t.dtype in LIMITED else t.dtype
+    wide = (
+        torch.float32
+        if t.dtype in LOW_PRECISION
+        else torch.int64
+        if t.dtype in LIMITED
+        else t.dtype
+    )
     return t.to(wide)
 
 
 def _last(data: torch.Tensor, index: torch.Tensor, start: torch.Tensor, axis: int) -> torch.Tensor:
-    """start, overwritten by the last element along the axis of each slot: the same on every device."""
+    """start, overwritten by the last element along the axis of each slot: the same on every
+    device.
+    """
     positions = torch.arange(data.shape[axis], device=data.device)
     positions = positions.view((-1,) + (1,) * (data.ndim - axis - 1)).expand(data.shape)
-    last = torch.full(start.shape, -1, device=data.device).scatter_reduce_(axis, index, positions, "amax")
+    last = torch.full(start.shape, -1, device=data.device).scatter_reduce_(
+        axis, index, positions, "amax"
+    )
     return torch.where(last >= 0, data.gather(axis, last.clamp(min=0)), start)
 
 
@@ -44,13 +54,18 @@ def scatter_reduce(
         start = initial_values
     if reduction == "none":
         return _last(as_signed(data), index, as_signed(start), axis).view(data.dtype)
-    takes_start = initial_values is not None or reduction == "sum"  # zeros change no sum, and torch is faster with them
-    total = _wide(start).scatter_reduce(axis, index, _wide(data), TORCH[reduction], include_self=takes_start)
+    # zeros change no sum, and torch is faster with them
+    takes_start = initial_values is not None or reduction == "sum"
+    total = _wide(start).scatter_reduce(
+        axis, index, _wide(data), TORCH[reduction], include_self=takes_start
+    )
     return total.to(data.dtype)
 
 
 @kernel("groupedgather")
-def groupedgather(t: torch.Tensor, indices: torch.Tensor, axis: int, zero_OOR: bool) -> torch.Tensor:
+def groupedgather(
+    t: torch.Tensor, indices: torch.Tensor, axis: int, zero_OOR: bool
+) -> torch.Tensor:
     """Group after group."""
     taken = [gather(group, i, axis - 1, None, zero_OOR) for group, i in zip(as_signed(t), indices)]
     return torch.stack(taken).view(t.dtype)
@@ -61,4 +76,6 @@ def groupedgather_grad(
     dy: torch.Tensor, indices: torch.Tensor, shape: Tuple[int, ...], axis: int, zero_OOR: bool
 ) -> torch.Tensor:
     """Group after group."""
-    return torch.stack([gather_grad(d, i, tuple(shape[1:]), axis - 1, zero_OOR) for d, i in zip(dy, indices)])
+    return torch.stack(
+        [gather_grad(d, i, tuple(shape[1:]), axis - 1, zero_OOR) for d, i in zip(dy, indices)]
+    )

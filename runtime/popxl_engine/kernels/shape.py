@@ -12,7 +12,8 @@ from popxl_engine.kernels.registry import kernel
 @kernel("reshape")
 def reshape(t: torch.Tensor, shape: Tuple[int, ...]) -> torch.Tensor:
     """A view of contiguous elements, else a copy."""
-    return t.reshape(*shape) if shape else t.reshape(())  # torch reads numbers faster than a tuple of them
+    # torch reads numbers faster than a tuple of them
+    return t.reshape(*shape) if shape else t.reshape(())
 
 
 @kernel("transpose")
@@ -29,7 +30,9 @@ def squeeze(t: torch.Tensor, axes: Optional[List[int]]) -> torch.Tensor:
 
 
 def select(t: torch.Tensor, slices: Sequence[slice]) -> Tuple[torch.Tensor, List[int]]:
-    """(view of the elements that Python slices name, axes on which it is in reverse): torch has no negative strides."""
+    """(view of the elements that Python slices name, axes on which it is in reverse): torch has no
+    negative strides.
+    """
     ascending, reversed_axes = [], []
     for axis, (s, size) in enumerate(zip(slices, t.shape)):
         start, stop, step = s.indices(size)
@@ -49,7 +52,9 @@ def slice_elements(t: torch.Tensor, start: Any, stop: Any, step: Any, axis: Any)
 
 
 @kernel("slice_grad")
-def slice_grad(dy: torch.Tensor, shape: Tuple[int, ...], start: Any, stop: Any, step: Any, axis: Any) -> torch.Tensor:
+def slice_grad(
+    dy: torch.Tensor, shape: Tuple[int, ...], start: Any, stop: Any, step: Any, axis: Any
+) -> torch.Tensor:
     """Zeros with dy in place."""
     result = torch.zeros(tuple(shape), dtype=dy.dtype, device=dy.device)
     view, reversed_axes = select(result, resolve_slices(shape, start, stop, step, axis))
@@ -82,11 +87,13 @@ def detach(t: torch.Tensor) -> torch.Tensor:
     return t
 
 
-# From a view that torch cannot give back to what it views: (operand, view's value, operand's number, the op's arguments
-# with shapes in place of tensors)
+# From a view that torch cannot give back to what it views: (operand, view's value, operand's
+# number, the op's arguments with shapes in place of tensors)
 
 
-def back_from_join(t: torch.Tensor, y: torch.Tensor, number: int, ts: Sequence[Tuple[int, ...]], axis: int) -> None:
+def back_from_join(
+    t: torch.Tensor, y: torch.Tensor, number: int, ts: Sequence[Tuple[int, ...]], axis: int
+) -> None:
     """To one of the joined tensors."""
     start = sum(shape[axis] for shape in ts[:number])
     as_signed(t).copy_(as_signed(y).narrow(axis, start, ts[number][axis]))
@@ -98,7 +105,14 @@ def back_from_shape(t: torch.Tensor, y: torch.Tensor, number: int, *_: Any) -> N
 
 
 def back_from_slice(
-    t: torch.Tensor, y: torch.Tensor, number: int, shape: Tuple[int, ...], start: Any, stop: Any, step: Any, axis: Any
+    t: torch.Tensor,
+    y: torch.Tensor,
+    number: int,
+    shape: Tuple[int, ...],
+    start: Any,
+    stop: Any,
+    step: Any,
+    axis: Any,
 ) -> None:
     """To the elements that were taken, in reverse too."""
     view, reversed_axes = select(as_signed(t), resolve_slices(shape, start, stop, step, axis))

@@ -8,7 +8,11 @@ from popxl_engine.kernels.rounding import widened
 
 @kernel("sparse_matmul")
 def sparse_matmul(
-    lhs: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, output_cols: int
+    lhs: torch.Tensor,
+    values: torch.Tensor,
+    rows: torch.Tensor,
+    columns: torch.Tensor,
+    output_cols: int,
 ) -> torch.Tensor:
     """torch's product of a sparse matrix, transposed, with lhs's rows as columns."""
     places = torch.stack([columns, rows]).to(torch.int64)
@@ -17,5 +21,7 @@ def sparse_matmul(
         result = others.new_empty(output_cols, others.shape[1])
     else:
         size = (output_cols, lhs.shape[-1])
-        result = torch.sparse_coo_tensor(places, widened(values), size, check_invariants=True) @ others
+        result = (
+            torch.sparse_coo_tensor(places, widened(values), size, check_invariants=True) @ others
+        )
     return result.T.reshape((*lhs.shape[:-1], output_cols)).to(lhs.dtype)

@@ -1,4 +1,6 @@
-"""Updates in place. 16-bit tensors are updated in float32 and rounded once, by `rounding.update`."""
+"""Updates in place. 16-bit tensors are updated in float32 and rounded once, by
+`rounding.update`.
+"""
 
 from typing import Any, Optional, Tuple, Union
 
@@ -11,12 +13,16 @@ Scalar = Union[float, torch.Tensor]
 
 
 def is_plain(t: torch.Tensor) -> bool:
-    """Whether torch's own in-place arithmetic gives the right result: floating point that is not 16 bits wide."""
+    """Whether torch's own in-place arithmetic gives the right result: floating point that is not 16
+    bits wide.
+    """
     return t.is_floating_point() and t.dtype not in NARROW
 
 
 def working(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """``t`` in the type in which ``like`` is updated: its own, float32 for 16 bits, float64 for integers."""
+    """``t`` in the type in which ``like`` is updated: its own, float32 for 16 bits, float64 for
+    integers.
+    """
     if not like.is_floating_point():
         return t.to(torch.float64)
     return t.to(torch.float32 if like.dtype in NARROW else like.dtype)
@@ -52,14 +58,18 @@ def accumulate_square_(t: torch.Tensor, X: torch.Tensor, f: Scalar) -> torch.Ten
 
 
 def shares(step: Any) -> Tuple[float, float]:
-    """The weights of the old mean and of the new value, for a count of values already in the mean."""
+    """The weights of the old mean and of the new value, for a count of values already in the
+    mean.
+    """
     count = float(step)
     return count / (count + 1), 1 / (count + 1)
 
 
 @kernel("accumulate_mean_")
 def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Scalar) -> torch.Tensor:
-    """t = t * step / (step + 1) + X / (step + 1); with step 0, what was there may be infinite or NaN."""
+    """t = t * step / (step + 1) + X / (step + 1); with step 0, what was there may be infinite or
+    NaN.
+    """
     step, value = factor(step), working(X, t)
     if isinstance(step, torch.Tensor):
         step = step.to(torch.float64)
@@ -71,7 +81,9 @@ def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Scalar) -> torch.Te
 
 
 def mix(t: torch.Tensor, value: torch.Tensor, old: Scalar, new: Scalar) -> torch.Tensor:
-    """t = old * t + new * value, where old + new is 1; value is in t's working type, and may be ``t`` itself."""
+    """t = old * t + new * value, where old + new is 1; value is in t's working type, and may be
+    ``t`` itself.
+    """
     if not is_plain(t):
         return update(t, working(t, t) * old + value * new)
     return t.lerp_(value, new.to(t.dtype) if isinstance(new, torch.Tensor) else new)
@@ -105,7 +117,12 @@ def accumulator_zero_(t: torch.Tensor) -> torch.Tensor:
 
 @kernel("sparse_accumulate_")
 def sparse_accumulate_(
-    t: torch.Tensor, X: torch.Tensor, indices: torch.Tensor, axis: int, f: Optional[Scalar], W: Optional[torch.Tensor]
+    t: torch.Tensor,
+    X: torch.Tensor,
+    indices: torch.Tensor,
+    axis: int,
+    f: Optional[Scalar],
+    W: Optional[torch.Tensor],
 ) -> torch.Tensor:
     """t[indices] += f * X along an axis; indices outside stand for the nearest one inside."""
     axis %= t.dim()
@@ -130,7 +147,9 @@ def correction(beta: Optional[Scalar], step: torch.Tensor) -> torch.Tensor:
     return 1 - torch.pow(base.to(torch.float64) if isinstance(base, torch.Tensor) else base, power)
 
 
-def with_decay(u: torch.Tensor, weight: Optional[torch.Tensor], weight_decay: Optional[Scalar]) -> torch.Tensor:
+def with_decay(
+    u: torch.Tensor, weight: Optional[torch.Tensor], weight_decay: Optional[Scalar]
+) -> torch.Tensor:
     """u + weight_decay * weight, in weight's type."""
     if weight is None or weight_decay is None:
         return u
@@ -200,4 +219,6 @@ def adam_var_update(
         usable &= limit != 0
         weight_norm = torch.minimum(weight_norm, limit)
     ratio = torch.where(usable, weight_norm / update_norm, torch.ones_like(update_norm))
-    return add_scaled(t, working(x, t), -ratio if learning_rate is None else -ratio * factor(learning_rate))
+    return add_scaled(
+        t, working(x, t), -ratio if learning_rate is None else -ratio * factor(learning_rate)
+    )

@@ -1,1 +1,3 @@
-"""Memory, remote rows, replicas, streams. May import torch and the nouns of popxl; knows no graphs and no ops."""
+"""Memory, remote rows, replicas, streams. May import torch and the nouns of popxl; knows no graphs
+and no ops.
+"""

@@ -1,6 +1,8 @@
-"""A member's way to its group where every replica has a process and a device of its own: the devices' collectives.
+"""A member's way to its group where every replica has a process and a device of its own: the
+devices' collectives.
 
-NCCL on GPUs. Any backend of `torch.distributed` with the same calls serves; Gloo has them for host tensors.
+NCCL on GPUs. Any backend of `torch.distributed` with the same calls serves; Gloo has them for host
+tensors.
 """
 
 import logging
@@ -16,7 +18,9 @@ from popxl_engine.machine.groups import make_group
 logger = logging.getLogger("popxl")
 
 BACKENDS: Dict[str, str] = {"cuda": "nccl"}
-"""device type -> what carries its collectives. Others exchange operands through host memory, see `fabric`."""
+"""device type -> what carries its collectives. Others exchange operands through host memory, see
+`fabric`.
+"""
 SINGLE = {
     "all_gather": ("all_gather_single", "all_gather_into_tensor"),
     "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
@@ -34,7 +38,9 @@ class Seat:
 
 @dataclass(frozen=True)
 class Communicator(Seat):
-    """The collectives of one group. All members call them in the same order, with operands of one shape and type."""
+    """The collectives of one group. All members call them in the same order, with operands of one
+    shape and type.
+    """
 
     group: Any
 
@@ -93,8 +99,12 @@ def shared_devices(homes: Sequence[Home]) -> Optional[str]:
     """
     types = {h.device_type: instance for instance, h in reversed(list(enumerate(homes)))}
     if len(types) > 1:
-        found = ", ".join(f"{kind!r} in instance {instance}" for kind, instance in sorted(types.items()))
-        raise RuntimeError(f"Session: got devices {found}; expected one type in all instances. Name it (device=).")
+        found = ", ".join(
+            f"{kind!r} in instance {instance}" for kind, instance in sorted(types.items())
+        )
+        raise RuntimeError(
+            f"Session: got devices {found}; expected one type in all instances. Name it (device=)."
+        )
     if homes[0].replicas > 1:
         return f"each instance runs {homes[0].replicas} replicas"
     first: Dict[str, int] = {}
@@ -107,7 +117,8 @@ def shared_devices(homes: Sequence[Home]) -> Optional[str]:
 def make_communicators(
     device: torch.device, local: Sequence[int], groups: Sequence[Tuple[int, ...]]
 ) -> Optional[Dict[Tuple[int, ...], Communicator]]:
-    """A communicator for each group that this process's replica is in; None where collectives go through the host.
+    """A communicator for each group that this process's replica is in; None where collectives go
+    through the host.
 
     Every process makes those of all groups, in the same order, before any of them is used.
 
@@ -124,8 +135,9 @@ def make_communicators(
     if reason is not None:
         if local[0] == 0:
             logger.warning(
-                "collectives: got replicas that share devices (%s); expected one for each, as %s needs. They go "
-                "through host memory. Start one instance for each GPU, with one replica (poprun --num-instances).",
+                "collectives: got replicas that share devices (%s); expected one for each, as %s "
+                "needs. They go through host memory. Start one instance for each GPU, with one "
+                "replica (poprun --num-instances).",
                 reason,
                 BACKENDS[device.type].upper(),
             )

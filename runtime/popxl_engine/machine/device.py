@@ -1,6 +1,7 @@
 """Where a process's tensors live and its kernels run: the machine's processor, or a GPU beside it.
 
-A GPU works behind the program: what it is asked for is done later, in order. A `Fence` is a point in that order.
+A GPU works behind the program: what it is asked for is done later, in order. A `Fence` is a point
+in that order.
 """
 
 import logging
@@ -36,7 +37,9 @@ class Memory(Protocol):
     """uint8 [n]."""
 
     def give_up(self, start: int, size: int) -> None:
-        """Let the system have a stretch until it is used again, where it takes it; the contents are lost."""
+        """Let the system have a stretch until it is used again, where it takes it; the contents are
+        lost.
+        """
 
 
 class Device(Protocol):
@@ -45,13 +48,16 @@ class Device(Protocol):
     where: torch.device
 
     def memory(self, nbytes: int) -> Memory:
-        """New memory, of which the device may still be asked for what it did there before: a `fence` says until when.
+        """New memory, of which the device may still be asked for what it did there before: a
+        `fence` says until when.
 
         RemoteMemoryError where there is not so much.
         """
 
     def window(self, memory: torch.Tensor, gone: Callable[[], None]) -> torch.Tensor:
-        """The same memory, uint8 [n], as a tensor with a storage of its own; calls ``gone`` with that one's end."""
+        """The same memory, uint8 [n], as a tensor with a storage of its own; calls ``gone`` with
+        that one's end.
+        """
 
     def fence(self) -> Optional[Fence]:
         """What the device has been asked for so far; None where all of it is done."""
@@ -81,17 +87,19 @@ class Pages:
 
     def __init__(self, nbytes: int):
         left = host_memory()
-        if nbytes > left.available:  # the system would end this process or another one, without a word
+        # the system would end this process or another one, without a word
+        if nbytes > left.available:
             raise RemoteMemoryError(
-                f"remote memory: got {nbytes} bytes of host memory to take; expected at most the {left.available} that "
-                f"are left of {left.total} ({left.limited_by}). Take less, or raise that limit."
+                f"remote memory: got {nbytes} bytes of host memory to take; expected at most the "
+                f"{left.available} that are left of {left.total} ({left.limited_by}). Take less, "
+                "or raise that limit."
             )
         try:
             self._map = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise RemoteMemoryError(
-                f"remote memory: got '{error.strerror}' for {nbytes} bytes of host memory; expected a system that has "
-                "them. Take less."
+                f"remote memory: got '{error.strerror}' for {nbytes} bytes of host memory; "
+                "expected a system that has them. Take less."
             ) from error
         with suppress(OSError):  # a system without them
             self._map.madvise(mmap.MADV_HUGEPAGE)
@@ -100,19 +108,23 @@ class Pages:
         self.bytes = torch.from_numpy(self._array[:nbytes])
 
     def lock(self, device: torch.device) -> None:
-        """Keep it where it is, so that a GPU reaches it at full speed; without, copies are slower and right."""
+        """Keep it where it is, so that a GPU reaches it at full speed; without, copies are slower
+        and right.
+        """
         start, nbytes = self.bytes.data_ptr(), self.bytes.numel()
         if not nbytes:
             return
         if code := int(torch.cuda.cudart().cudaHostRegister(start, nbytes, 0)):
             forget_error(device)
             logger.warning(
-                "remote memory: got CUDA error %s while page-locking %d bytes of host memory; expected a system that "
-                "allows it. Rows travel more slowly; raise the limit of locked memory (ulimit -l).",
+                "remote memory: got CUDA error %s while page-locking %d bytes of host memory; "
+                "expected a system that allows it. Rows travel more slowly; raise the limit of "
+                "locked memory (ulimit -l).",
                 *(code, nbytes),
             )
             return
-        # Before the system has it again: a GPU would go on with these pages at the same place of other memory.
+        # Before the system has it again: a GPU would go on with these pages at the same place of
+        # other memory.
         weakref.finalize(self._array, unlock, start, device).atexit = False
 
     def give_up(self, start: int, size: int) -> None:
@@ -171,8 +183,8 @@ class Slab:
         except torch.OutOfMemoryError as error:
             free, _ = torch.cuda.mem_get_info(device)
             raise RemoteMemoryError(
-                f"remote memory: got {nbytes} bytes for rows on {device}, which has {free} left; expected no more. "
-                "Take less device memory for rows."
+                f"remote memory: got {nbytes} bytes for rows on {device}, which has {free} left; "
+                "expected no more. Take less device memory for rows."
             ) from error
 
     def give_up(self, start: int, size: int) -> None:
@@ -204,7 +216,8 @@ class Stream:
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """See `Lane`."""
-        # A thread is on the first GPU; coming back to that from a stream of another one would take memory there.
+        # A thread is on the first GPU; coming back to that from a stream of another one would take
+        # memory there.
         with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
             into.copy_(source, non_blocking=True)
         self._stream.synchronize()
@@ -219,7 +232,13 @@ class Interface:
     @property
     def __cuda_array_interface__(self) -> Dict[str, Any]:
         start: Tuple[int, bool] = (self._memory.data_ptr(), False)
-        return {"shape": (self._memory.numel(),), "typestr": "|u1", "data": start, "strides": None, "version": 2}
+        return {
+            "shape": (self._memory.numel(),),
+            "typestr": "|u1",
+            "data": start,
+            "strides": None,
+            "version": 2,
+        }
 
 
 class Gpu:
@@ -260,7 +279,8 @@ class Gpu:
 def device_named(name: str) -> Device:
     """The device with a name: "cpu", "cuda", "cuda:1", or "auto", a GPU where there is one.
 
-    A process of several on one machine takes "cuda" as the GPU with its place among them (``LOCAL_RANK``).
+    A process of several on one machine takes "cuda" as the GPU with its place among them
+    (``LOCAL_RANK``).
 
     Raises:
         ValueError: an unknown name, or a GPU that is not there.
@@ -273,10 +293,12 @@ def device_named(name: str) -> Device:
         raise ValueError(f"device: got {name!r}; expected 'cpu', 'cuda', 'cuda:N' or 'auto'.")
     index = int(number) if number else int(os.environ.get("LOCAL_RANK", "0")) % max(count, 1)
     if index >= count:
-        found = f"{count} GPUs" if count else "no GPU" if torch.version.cuda else "a torch without CUDA"
+        found = (
+            f"{count} GPUs" if count else "no GPU" if torch.version.cuda else "a torch without CUDA"
+        )
         raise ValueError(
-            f"device: got {name!r} on a machine with {found}; expected a GPU that is there. Use 'cpu', or install "
-            "torch's CUDA build (README.md)."
+            f"device: got {name!r} on a machine with {found}; expected a GPU that is there. Use "
+            "'cpu', or install torch's CUDA build (README.md)."
         )
     return Gpu(torch.device("cuda", index))
 
@@ -288,6 +310,8 @@ def unlock(start: int, device: torch.device) -> None:
 
 
 def forget_error(device: torch.device) -> None:
-    """Forget the error of a call that has returned it: CUDA keeps it, and the next kernel would raise it."""
+    """Forget the error of a call that has returned it: CUDA keeps it, and the next kernel would
+    raise it.
+    """
     with suppress(RuntimeError):
         torch.ones((), device=device)

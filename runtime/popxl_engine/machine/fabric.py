@@ -1,11 +1,13 @@
 """Collectives over several processes: what members of a group in other processes contribute.
 
-Where each replica has a process and a GPU of its own, the GPUs' collectives serve (`communicator`). Elsewhere each
-process sends what its replicas bring to the processes that need it, through host memory, and runs the same kernel on
-the operands of all members in group order. So the numbers do not depend on which process a replica lives in.
+Where each replica has a process and a GPU of its own, the GPUs' collectives serve (`communicator`).
+Elsewhere each process sends what its replicas bring to the processes that need it, through host
+memory, and runs the same kernel on the operands of all members in group order. So the numbers do
+not depend on which process a replica lives in.
 
-Messages go from process to process, are posted as soon as a group's replicas in a process have arrived, and carry the
-place in the program and the group as their tag. So nobody waits for anything but the members of its own group.
+Messages go from process to process, are posted as soon as a group's replicas in a process have
+arrived, and carry the place in the program and the group as their tag. So nobody waits for anything
+but the members of its own group.
 """
 
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -23,7 +25,9 @@ HOST = torch.device("cpu")
 TAGS = 2**31
 """Tags of messages are below."""
 SPLIT_BYTES = 2**14
-"""Reductions from this size on are split over the processes of the group: one more message, each shorter."""
+"""Reductions from this size on are split over the processes of the group: one more message, each
+shorter.
+"""
 
 
 @dataclass(eq=False)
@@ -33,7 +37,9 @@ class Exchange:
     arrivals: Dict[int, Rendezvous]
     """Of the members in this process."""
     operands: List[Dict[int, torch.Tensor]]
-    """For each operand, every member's. Those of other processes are filled as far as this one needs them."""
+    """For each operand, every member's. Those of other processes are filled as far as this one
+    needs them.
+    """
     ranges: Dict[int, Tuple[int, int]]
     """Where each process reduces a range of the elements for all: that range, by process."""
     incoming: List[Tuple[torch.Tensor, List[torch.Tensor]]] = field(default_factory=list)
@@ -49,7 +55,9 @@ class Exchange:
         return next(iter(self.arrivals.values()))
 
     def parts(self, t: torch.Tensor, instance: int, readers: Sequence[int]) -> List[torch.Tensor]:
-        """The bytes of a member's contiguous operand that a process needs for its members, as views."""
+        """The bytes of a member's contiguous operand that a process needs for its members, as
+        views.
+        """
         flat, reads, members = t.reshape(-1).view(torch.uint8), self.first.reads, self.first.members
         if self.ranges:
             begin, end = self.ranges[instance]
@@ -60,7 +68,9 @@ class Exchange:
         return [flat[i * length : (i + 1) * length] for i in map(members.index, readers)]
 
     def wait(self) -> None:
-        """Wait until everything is received and sent, and put messages of several parts in their places."""
+        """Wait until everything is received and sent, and put messages of several parts in their
+        places.
+        """
         if self.transfers:
             exchange.connect().messages.wait(self.transfers, exchange.seconds())
         for message, targets in self.incoming:
@@ -102,20 +112,29 @@ class Fabric:
         return self.instance_of(self.local[0])
 
     def begin(self, arrivals: Dict[int, Rendezvous]) -> Exchange:
-        """Post what this process's members of a group bring, and what they need of the others. Waits for nothing."""
+        """Post what this process's members of a group bring, and what they need of the others.
+        Waits for nothing.
+        """
         first = next(iter(arrivals.values()))
         if self.communicators is not None:
             return Exchange(arrivals, [], {})
         operands = [
-            {m: a.operands[i].to(HOST).contiguous() for m, a in arrivals.items()} for i in range(len(first.operands))
+            {m: a.operands[i].to(HOST).contiguous() for m, a in arrivals.items()}
+            for i in range(len(first.operands))
         ]
         found = Exchange(arrivals, operands, self._ranges(first))
-        others = {other: members for other, members in self._homes(first).items() if other != self.instance}
+        others = {
+            other: members
+            for other, members in self._homes(first).items()
+            if other != self.instance
+        }
         with exchange.reaching_others(f"at {first.describe}", TransferError):
             for other, members in others.items():
                 self._receive_operands(found, other, members)
             for other, members in others.items():
-                pieces = [p for t in operands for m in arrivals for p in found.parts(t[m], other, members)]
+                pieces = [
+                    p for t in operands for m in arrivals for p in found.parts(t[m], other, members)
+                ]
                 if pieces:
                     self._send(found, other, pieces[0] if len(pieces) == 1 else torch.cat(pieces))
         return found
@@ -128,7 +147,9 @@ class Fabric:
         return dict(sorted(homes.items()))
 
     def _ranges(self, arrival: Rendezvous) -> Dict[int, Tuple[int, int]]:
-        """For large reductions: the elements that each process reduces for all, so that less travels."""
+        """For large reductions: the elements that each process reduces for all, so that less
+        travels.
+        """
         t = arrival.operands[0]
         if arrival.reads != "elements" or t.numel() * t.element_size() < SPLIT_BYTES:
             return {}
@@ -153,26 +174,32 @@ class Fabric:
 
     def _receive(self, found: Exchange, other: int, message: torch.Tensor) -> None:
         if message.numel():
-            found.transfers.append(self.messages.receive(other, self._tag(found.first), message.numpy()))
+            found.transfers.append(
+                self.messages.receive(other, self._tag(found.first), message.numpy())
+            )
 
     def _send(self, found: Exchange, other: int, message: torch.Tensor) -> None:
         if message.numel():
-            found.transfers.append(self.messages.send(other, self._tag(found.first), message.numpy()))
+            found.transfers.append(
+                self.messages.send(other, self._tag(found.first), message.numpy())
+            )
 
     def _tag(self, arrival: Rendezvous) -> int:
         """Groups of one place are disjoint, so that the first member tells them apart."""
         tag = arrival.number * self.replicas + arrival.members[0]
         if tag >= TAGS:
             raise OverflowError(
-                f"collectives: got place {arrival.number} of a program on {self.replicas} replicas; expected their "
-                f"product below {TAGS}. Repeat graphs instead of calling them."
+                f"collectives: got place {arrival.number} of a program on {self.replicas} "
+                f"replicas; expected their product below {TAGS}. Repeat graphs instead of calling "
+                "them."
             )
         return tag
 
     def finish(self, abroad: Dict[Tuple[int, ...], Exchange]) -> Dict[int, Any]:
         """Wait for one of the exchanges, take it out, and return its results by replica.
 
-        Where all are at one place of the program, the order is that of their groups; else the first that is done.
+        Where all are at one place of the program, the order is that of their groups; else the first
+        that is done.
         """
         exchanges = list(abroad.values())
         with exchange.reaching_others(lambda: _waits(exchanges), TransferError):
@@ -204,7 +231,11 @@ class Fabric:
 
     def _joined(self, found: Exchange) -> Dict[int, Any]:
         """Reduce this process's range of the elements, give it to the others, and take theirs."""
-        operand, members, (begin, end) = found.operands[0], found.first.members, found.ranges[self.instance]
+        operand, members, (begin, end) = (
+            found.operands[0],
+            found.first.members,
+            found.ranges[self.instance],
+        )
         own = next(iter(found.arrivals))
         pieces = [operand[m].reshape(-1)[begin:end] for m in members]
         whole = torch.empty_like(operand[own])
@@ -220,7 +251,9 @@ class Fabric:
         return dict.fromkeys(found.arrivals, whole.to(self.device))
 
     def _first_done(self, abroad: Dict[Tuple[int, ...], Exchange]) -> Tuple[int, ...]:
-        """Replicas here that took different branches: one group's end may be what another waits for, elsewhere."""
+        """Replicas here that took different branches: one group's end may be what another waits
+        for, elsewhere.
+        """
         if self._pool is None:
             self._pool = ThreadPoolExecutor(len(self.local), thread_name_prefix="fabric")
         waits_of = {}
@@ -230,8 +263,11 @@ class Fabric:
         done, _ = wait(waits_of, return_when=FIRST_COMPLETED)
         return min(waits_of[future] for future in done)
 
-    def broadcast(self, value: Optional[torch.Tensor], like: torch.Tensor, replica: int) -> torch.Tensor:
-        """A replica's tensor in every process. Collective; ``value`` where the replica lives, None elsewhere.
+    def broadcast(
+        self, value: Optional[torch.Tensor], like: torch.Tensor, replica: int
+    ) -> torch.Tensor:
+        """A replica's tensor in every process. Collective; ``value`` where the replica lives, None
+        elsewhere.
 
         Patient: one process may write what it has read to a disk meanwhile.
         """
@@ -244,4 +280,6 @@ class Fabric:
 
 def _waits(exchanges: Sequence[Exchange]) -> str:
     """Where this process's replicas wait, in words."""
-    return waits({member: arrival for found in exchanges for member, arrival in found.arrivals.items()})
+    return waits(
+        {member: arrival for found in exchanges for member, arrival in found.arrivals.items()}
+    )

@@ -1,8 +1,9 @@
-"""A reduction that begins before all of its operands are there, so that few of them are held at a time.
+"""A reduction that begins before all of its operands are there, so that few of them are held at a
+time.
 
-Replicas of one process come to a collective one after the other. Their operands are the leaves of a binary tree over
-positions; two nodes that stand beside each other become one, and are let go of. So of R operands of B bytes about
-log2(R) + 2 times B is held, and not R + 1 times.
+Replicas of one process come to a collective one after the other. Their operands are the leaves of a
+binary tree over positions; two nodes that stand beside each other become one, and are let go of. So
+of R operands of B bytes about log2(R) + 2 times B is held, and not R + 1 times.
 """
 
 from typing import Any, Callable, Dict, Sequence, Tuple
@@ -10,7 +11,9 @@ from typing import Any, Callable, Dict, Sequence, Tuple
 import torch
 
 FOLDED_BYTES = 2**24
-"""Operands from this size on are folded. Smaller ones wait for each other: together they are reduced faster."""
+"""Operands from this size on are folded. Smaller ones wait for each other: together they are
+reduced faster.
+"""
 
 Node = Tuple[int, int]
 """Level, from the leaves up, and position in it."""

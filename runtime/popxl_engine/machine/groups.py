@@ -1,7 +1,8 @@
 """torch's process groups, for the collectives of devices (NCCL), where they are used.
 
-They meet where the instances have met: on one machine by a file in the run's folder, on several by the run's store,
-which lets nobody in who does not know the secret. torch's own store would listen for everyone, and never starts here.
+They meet where the instances have met: on one machine by a file in the run's folder, on several by
+the run's store, which lets nobody in who does not know the secret. torch's own store would listen
+for everyone, and never starts here.
 """
 
 import atexit
@@ -54,7 +55,9 @@ class SharedStore(distributed.Store):
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         """Returns the value that the key has then."""
-        given = [each.encode() if isinstance(each, str) else bytes(each) for each in (expected, desired)]
+        given = [
+            each.encode() if isinstance(each, str) else bytes(each) for each in (expected, desired)
+        ]
         return self._client.replace(key, *given)
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -87,7 +90,9 @@ class SharedStore(distributed.Store):
 
 
 def make_group(instances: Sequence[int], backend: str) -> Any:
-    """A process group of some instances. Every instance calls this; those outside get a group that is of no use."""
+    """A process group of some instances. Every instance calls this; those outside get a group that
+    is of no use.
+    """
     wait = timedelta(seconds=exchange.seconds())
     with exchange.reaching_others("opening the devices' connections"):
         if not distributed.is_initialized():
@@ -112,6 +117,8 @@ def _initialise(backend: str, wait: timedelta) -> None:
 
 
 def _leave() -> None:
-    """Threads of the groups outlive what they use otherwise; where another instance is lost, closing would wait."""
+    """Threads of the groups outlive what they use otherwise; where another instance is lost,
+    closing would wait.
+    """
     if not exchange.has_lost():
         distributed.destroy_process_group()

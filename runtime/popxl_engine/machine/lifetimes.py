@@ -1,8 +1,10 @@
-"""When the contents of remote rows are over, so that they need no memory until they are written again.
+"""When the contents of remote rows are over, so that they need no memory until they are written
+again.
 
 A row's contents are over once nobody asks for them:
 
-- `written_first`: a run writes the row before it reads it, so that nothing passes from one run to the next;
+- `written_first`: a run writes the row before it reads it, so that nothing passes from one run to
+  the next;
 - `replaced`: the row's next use, in this run or the next one, is a store;
 - `readable`: what may be read between runs lasts until the next one begins.
 
@@ -36,10 +38,16 @@ class Lifetimes:
         numbered = [(numbers.setdefault(row, len(numbers)), stores) for row, stores in events]
         course = Course(numbered, [0] * len(numbers))
         self.over_before = [
-            row for row, number in numbers.items() if course.begins_with_store(number) or "written_first" not in rules
+            row
+            for row, number in numbers.items()
+            if course.begins_with_store(number) or "written_first" not in rules
         ]
         """Rows whose contents are over when a run begins."""
-        passing = {numbers[row] for row in self.over_before if row not in readable or "readable" not in rules}
+        passing = {
+            numbers[row]
+            for row in self.over_before
+            if row not in readable or "readable" not in rules
+        }
 
         def is_replaced(number: int, time: int) -> bool:
             return course.at(int(course.next_use(number, time + 1)))[1] or "replaced" not in rules
@@ -49,4 +57,6 @@ class Lifetimes:
             for time, (row, _) in enumerate(events)
             if numbers[row] in passing and is_replaced(numbers[row], time)
         }
-        """Rows whose contents are over after so many events of a run, the last of which takes that row."""
+        """Rows whose contents are over after so many events of a run, the last of which takes that
+        row.
+        """

@@ -1,4 +1,5 @@
-"""Replicas of one process in lockstep: generators that yield at collectives until their group is complete.
+"""Replicas of one process in lockstep: generators that yield at collectives until their group is
+complete.
 
 Members of a group that live in other processes are reached through the fabric.
 """
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 class Rendezvous:
     """One replica's arrival at a collective.
 
-    members: replicas of its group, in group order. operands: this replica's operands. combine: the kernel,
-    ``(list of each operand over the members) -> list of the members' results``. apart: the same as one member sees it,
-    ``(seat or communicator, operand) -> result``. place: which op of the program this is. number: that place's number,
-    the same in every process. reads: what a member's result depends on, see `Reads`. pair: two operands as one, for a
-    reduction whose operand the replica has given up, so that ``operands``, a list, alone holds it; see `folding`.
+    members: replicas of its group, in group order. operands: this replica's operands. combine: the
+    kernel, ``(list of each operand over the members) -> list of the members' results``. apart: the
+    same as one member sees it, ``(seat or communicator, operand) -> result``. place: which op of
+    the program this is. number: that place's number,
+    the same in every process. reads: what a member's result depends on, see `Reads`. pair: two
+    operands as one, for a reduction whose operand the replica has given up, so that ``operands``, a
+    list, alone holds it; see `folding`.
     """
 
     place: Any
@@ -38,8 +41,9 @@ class Rendezvous:
 
 
 Reads = ("all", "elements", "shard", "own")
-"""What of the members' operands member i's result depends on: everything; for each element the same elements, alike for
-all members; the i-th of as many flat pieces as there are members; only its own operand, so that it waits for nobody."""
+"""What of the members' operands member i's result depends on: everything; for each element the same
+elements, alike for all members; the i-th of as many flat pieces as there are members; only its own
+operand, so that it waits for nobody."""
 
 Foldings = Dict[Tuple[Any, Tuple[int, ...]], Folding]
 """Reductions that have begun, by place and group."""
@@ -87,7 +91,9 @@ def _next(program: Program, replica: int, value: Any) -> Rendezvous:
     return arrival
 
 
-def _fold(arrival: Rendezvous, replica: int, foldings: Foldings, fabric: "Optional[Fabric]") -> None:
+def _fold(
+    arrival: Rendezvous, replica: int, foldings: Foldings, fabric: "Optional[Fabric]"
+) -> None:
     """Begin, or go on with, a reduction whose operands are large and all come from this process."""
     if arrival.pair is None or not is_folded(arrival.operands):
         return
@@ -107,13 +113,18 @@ def _complete(
 ) -> Dict[int, Any]:
     """Results for every replica whose whole group waits at the same place.
 
-    Where that holds for a group's replicas in this process, and it has others, an exchange with those is begun.
+    Where that holds for a group's replicas in this process, and it has others, an exchange with
+    those is begun.
     """
     ready: Dict[int, Any] = {}
     for replica, arrival in waiting.items():
         if replica in ready or arrival.members in abroad:
             continue
-        here = arrival.members if fabric is None else tuple(m for m in arrival.members if m in fabric.local)
+        here = (
+            arrival.members
+            if fabric is None
+            else tuple(m for m in arrival.members if m in fabric.local)
+        )
         group = [waiting.get(member) for member in here]
         if any(other is None or other.place is not arrival.place for other in group):
             continue
@@ -134,13 +145,14 @@ def _deadlock(waiting: Dict[int, Rendezvous], ended: Dict[int, Any]) -> str:
         "collectives: got replicas that wait for each other at different places: "
         + waits(waiting)
         + done
-        + "; expected every replica of "
-        "a group to reach the same collective. Look for a conditional whose condition differs between replicas."
+        + "; expected every replica of a group to reach the same collective. Look for a "
+        "conditional whose condition differs between replicas."
     )
 
 
 def waits(waiting: Dict[int, Rendezvous]) -> str:
     """Where each replica waits, in words."""
     return "; ".join(
-        f"replica {r} waits at {a.describe} for replicas {list(a.members)}" for r, a in sorted(waiting.items())
+        f"replica {r} waits at {a.describe} for replicas {list(a.members)}"
+        for r, a in sorted(waiting.items())
     )

@@ -6,7 +6,18 @@ Reading is collective in a program over several processes: each needs what the o
 import weakref
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Callable, ContextManager, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Union
+from typing import (
+    Callable,
+    ContextManager,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Union,
+)
 
 import numpy as np
 import torch
@@ -22,11 +33,20 @@ from popxl_engine.machine.lifetimes import Lifetimes
 from popxl_engine.machine.mapped_files import watch
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import Replica, as_tensor
-from popxl_engine.machine.tier import Cache, MovingRows, Share, Tier, budget_of, make_moving_rows, shared_bytes
+from popxl_engine.machine.tier import (
+    Cache,
+    MovingRows,
+    Share,
+    Tier,
+    budget_of,
+    make_moving_rows,
+    shared_bytes,
+)
 
 
 class Machine:
-    """State of the replicas that this process runs. Variables move here from their host arrays, which are dropped.
+    """State of the replicas that this process runs. Variables move here from their host arrays,
+    which are dropped.
 
     Args:
         replicas: of this process.
@@ -66,18 +86,26 @@ class Machine:
         return share
 
     def _rows(
-        self, buffers: Sequence[RemoteBuffer], tier: Optional[Tier], replicas: int, share: Optional[Share]
+        self,
+        buffers: Sequence[RemoteBuffer],
+        tier: Optional[Tier],
+        replicas: int,
+        share: Optional[Share],
     ) -> Mapping[RemoteBuffer, Union[Rows, MovingRows]]:
         """A replica's remote memory."""
         if tier is None or share is None:
-            return {b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries) for b in buffers}
+            return {
+                b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries) for b in buffers
+            }
         rows, memory = make_moving_rows(tier, buffers, replicas)
         share.memories.append(memory)
         self.caches.append(memory.cache)
         return rows
 
     def turn(self) -> ContextManager[None]:
-        """Around what a program does: rows that come and go have their memory, which sessions of a process share."""
+        """Around what a program does: rows that come and go have their memory, which sessions of a
+        process share.
+        """
         return self._turn()
 
     @contextmanager
@@ -99,7 +127,9 @@ class Machine:
     def keep(self, tensor: Tensor) -> None:
         """Make room on the device for a tensor that is kept from run to run and is no variable."""
         for replica in self.replicas:
-            replica.state[tensor] = torch.zeros(tensor.shape, dtype=torch_dtype(tensor.dtype), device=self.device.where)
+            replica.state[tensor] = torch.zeros(
+                tensor.shape, dtype=torch_dtype(tensor.dtype), device=self.device.where
+            )
 
     def take_over(self, variable: Variable, adopt_file: bool = True) -> None:
         """Move a variable's host value into the replicas' memory.
@@ -111,7 +141,12 @@ class Machine:
             return
         if isinstance(data, np.memmap):
             watch(data)
-        if adopt_file and isinstance(data, np.memmap) and data.flags.writeable and self._adopt(variable, data):
+        if (
+            adopt_file
+            and isinstance(data, np.memmap)
+            and data.flags.writeable
+            and self._adopt(variable, data)
+        ):
             self.files.add(variable)
             return
         self.write(variable, data)
@@ -119,9 +154,19 @@ class Machine:
             variable.host_value = None
 
     def _adopt(self, variable: Variable, data: np.ndarray) -> bool:
-        """Use a memory-mapped file as the row itself, where one replica holds the whole value in the file's format."""
-        place, shared = variable.location_info, len(self.replicas) > 1 or variable.replica_grouping.group_size > 1
-        if place is None or place.shard_over > 1 or shared or variable.dtype.as_numpy() != data.dtype:
+        """Use a memory-mapped file as the row itself, where one replica holds the whole value in
+        the file's format.
+        """
+        place, shared = (
+            variable.location_info,
+            len(self.replicas) > 1 or variable.replica_grouping.group_size > 1,
+        )
+        if (
+            place is None
+            or place.shard_over > 1
+            or shared
+            or variable.dtype.as_numpy() != data.dtype
+        ):
             return False
         rows = self.replicas[0].rows[place.buffer]
         if not isinstance(rows, Rows):
@@ -129,7 +174,9 @@ class Machine:
         if str(variable.dtype.name) == "bfloat16":
             return False
         value = (
-            data[variable.replica_grouping.assignment[self.replicas[0].index]] if self._has_groups(variable) else data
+            data[variable.replica_grouping.assignment[self.replicas[0].index]]
+            if self._has_groups(variable)
+            else data
         )
         rows.adopt(place.offset, from_numpy(value))
         return True
@@ -139,9 +186,14 @@ class Machine:
         return variable.replica_grouping.num_groups > 1
 
     def write(self, variable: Variable, data: np.ndarray) -> None:
-        """Set a variable on every replica from an array of its `shape_on_host`, or from what `read` gave."""
+        """Set a variable on every replica from an array of its `shape_on_host`, or from what `read`
+        gave.
+        """
         assignment = variable.replica_grouping.assignment
-        by_replica = variable.retrieval_mode == "all_replicas" and data.shape == (len(assignment), *variable.shape)
+        by_replica = variable.retrieval_mode == "all_replicas" and data.shape == (
+            len(assignment),
+            *variable.shape,
+        )
         values = data if by_replica or self._has_groups(variable) else data[np.newaxis]
         for replica in self.replicas:
             value = values[replica.index if by_replica else assignment[replica.index]]
@@ -160,23 +212,31 @@ class Machine:
             return
         home: Tensor = variable.shard if variable.shard is not None else variable
         if home not in replica.state:
-            replica.state[home] = torch.empty(home.shape, dtype=torch_dtype(home.dtype), device=self.device.where)
+            replica.state[home] = torch.empty(
+                home.shape, dtype=torch_dtype(home.dtype), device=self.device.where
+            )
         replica.state[home].copy_(piece.reshape(home.shape))
 
     @staticmethod
     def _holders(variable: Variable, over: int, replica: int) -> List[int]:
-        """The replicas with which one holds a copy of a sharded variable's value, in the order of the pieces."""
+        """The replicas with which one holds a copy of a sharded variable's value, in the order of
+        the pieces.
+        """
         groups = shard_groups(variable.replica_grouping, over)
         return groups.groups[groups.assignment[replica]]
 
     def read(self, variable: Variable) -> np.ndarray:
-        """A variable's value as a host array: one per group, or with retrieval mode "all_replicas" one per replica.
+        """A variable's value as a host array: one per group, or with retrieval mode "all_replicas"
+        one per replica.
 
-        In a group the value is its first replica's, wherever that lives: every process must call this.
+        In a group the value is its first replica's, wherever that lives: every process must call
+        this.
         """
         grouping = variable.replica_grouping
         if variable.retrieval_mode == "all_replicas":
-            return np.stack([self._whole(variable, replica) for replica in range(len(grouping.assignment))])
+            return np.stack(
+                [self._whole(variable, replica) for replica in range(len(grouping.assignment))]
+            )
         values = [self._whole(variable, members[0]) for members in grouping.groups]
         return np.stack(values) if len(values) > 1 else values[0]
 

@@ -1,7 +1,8 @@
-"""Files that are memory: what becomes of a process when one of them is cut off, or its disk fails, while it is used.
+"""Files that are memory: what becomes of a process when one of them is cut off, or its disk fails,
+while it is used.
 
-Such an access has no error that code could return: the system sends the thread SIGBUS, which ends the process without a
-word. Here it ends in words instead, with exit code 2.
+Such an access has no error that code could return: the system sends the thread SIGBUS, which ends
+the process without a word. Here it ends in words instead, with exit code 2.
 """
 
 import ctypes
@@ -18,7 +19,9 @@ _handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
 
 def watch(array: np.memmap) -> None:
-    """Let the process end in words where the file under an array does not give what it had any more."""
+    """Let the process end in words where the file under an array does not give what it had any
+    more.
+    """
     if not _watched:
         libc = ctypes.CDLL(None)
         libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
@@ -29,7 +32,9 @@ def watch(array: np.memmap) -> None:
 
 @_handler
 def _on_bus_error(number: int) -> NoReturn:
-    """Runs in the thread that touched what is not there, which cannot go on: it says why, and ends the process."""
+    """Runs in the thread that touched what is not there, which cannot go on: it says why, and ends
+    the process.
+    """
     try:
         os.write(2, f"error: {message()}\n".encode("utf-8", "backslashreplace"))
     finally:
@@ -45,10 +50,12 @@ def message() -> str:
             continue
         if found < size:
             return (
-                f"{path}: got {found} bytes; expected the {size} that are mapped into memory. Another program cut the "
-                "file off while it was used: keep others out of the folder, and start again from a checkpoint."
+                f"{path}: got {found} bytes; expected the {size} that are mapped into memory. "
+                "Another program cut the file off while it was used: keep others out of the "
+                "folder, and start again from a checkpoint."
             )
     return (
-        f"mapped files: got a bus error; expected to read and write {', '.join(_watched) or 'them'}. "
-        "The disk may be failing: start again from a checkpoint, with another folder."
+        "mapped files: got a bus error; expected to read and write "
+        f"{', '.join(_watched) or 'them'}. The disk may be failing: start again from a "
+        "checkpoint, with another folder."
     )

@@ -1,4 +1,6 @@
-"""Remote memory of one replica: buffers of equal rows beside the device, in RAM or in memory-mapped files."""
+"""Remote memory of one replica: buffers of equal rows beside the device, in RAM or in memory-mapped
+files.
+"""
 
 import sys
 from typing import Dict, List, Optional, Sequence, Set
@@ -9,9 +11,9 @@ import torch
 class Rows:
     """The slots of one remote buffer on one replica.
 
-    A row has memory from when it is first written or asked for until its contents are over; one of zeros is only noted
-    until then. Its memory may be adopted: from the caller, who sees every change (a memory-mapped file), or from a
-    tensor that its owner gives up.
+    A row has memory from when it is first written or asked for until its contents are over; one of
+    zeros is only noted until then. Its memory may be adopted: from the caller, who sees every
+    change (a memory-mapped file), or from a tensor that its owner gives up.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, entries: int):
@@ -52,7 +54,9 @@ class Rows:
         return self.row(index) if found is None else found
 
     def store(self, index: int, t: torch.Tensor) -> None:
-        """Write a row. Storing a row into itself is free, and so are zeros at first. IndexError outside the buffer."""
+        """Write a row. Storing a row into itself is free, and so are zeros at first. IndexError
+        outside the buffer.
+        """
         row = self._rows.get(index)
         if row is None:
             check_index(index, self.entries)
@@ -80,7 +84,9 @@ class Rows:
             self.store(index, t)
 
     def give_up(self, index: int) -> None:
-        """Leave a row's memory to the tensors that still have it; from here on it is zeros. A caller's stays a row."""
+        """Leave a row's memory to the tensors that still have it; from here on it is zeros. A
+        caller's stays a row.
+        """
         if index not in self._callers:
             self._rows.pop(index, None)
             self._zeros.add(index)
@@ -90,8 +96,8 @@ def check_index(index: int, entries: int) -> None:
     """IndexError for a row that a buffer does not have."""
     if not 0 <= index < entries:
         raise IndexError(
-            f"remote buffer: got offset {index}; expected 0 <= offset < {entries} entries. Allocate the buffer with "
-            "more entries."
+            f"remote buffer: got offset {index}; expected 0 <= offset < {entries} entries. "
+            "Allocate the buffer with more entries."
         )
 
 
@@ -103,11 +109,17 @@ def copy_apart(row: torch.Tensor, t: torch.Tensor) -> None:
 
 def is_one_zero(t: torch.Tensor) -> bool:
     """Whether a tensor is one zero, without a sign, seen everywhere."""
-    return t.numel() > 1 and not any(t.stride()) and not t[(0,) * t.dim()].reshape(1).view(torch.uint8).any()
+    return (
+        t.numel() > 1
+        and not any(t.stride())
+        and not t[(0,) * t.dim()].reshape(1).view(torch.uint8).any()
+    )
 
 
 def unshared(held: List[torch.Tensor]) -> Optional[torch.Tensor]:
-    """The tensor in a list, if that alone has it, and it alone its memory: that may be used for something else."""
+    """The tensor in a list, if that alone has it, and it alone its memory: that may be used for
+    something else.
+    """
     return held[0] if _has_memory(held) else None
 
 
@@ -117,7 +129,8 @@ def is_alone(held: List[torch.Tensor]) -> bool:
 
 
 def _has_memory(held: List[torch.Tensor]) -> bool:
-    """Whether nobody else has the tensor in a list that a caller was given, nor any part of the memory that it is in.
+    """Whether nobody else has the tensor in a list that a caller was given, nor any part of the
+    memory that it is in.
 
     Memory that is not PyTorch's own, such as a numpy array's, always has another owner.
     """
@@ -125,4 +138,5 @@ def _has_memory(held: List[torch.Tensor]) -> bool:
     storage = held[0].untyped_storage()
     if references > 2 or not storage.resizable():  # the list's, and this call's
         return False
-    return bool(torch._C._storage_Use_Count(storage._cdata) <= 2)  # the tensor's, and our variable's
+    # the tensor's, and our variable's
+    return bool(torch._C._storage_Use_Count(storage._cdata) <= 2)

@@ -1,8 +1,10 @@
-"""Places in a run as single numbers, so that random draws depend on where they are made and on nothing else.
+"""Places in a run as single numbers, so that random draws depend on where they are made and on
+nothing else.
 
-A place is made by folding, from the outside in: the run's number, then for each call, branch or loop around it the
-position of that op in its graph (for loops the iteration too), then the position of the op itself; positions count
-only ops that draw. A graph with a seed (`popxl.extensions.round_from`) begins anew: its ops fold from the seed.
+A place is made by folding, from the outside in: the run's number, then for each call, branch or
+loop around it the position of that op in its graph (for loops the iteration too), then the position
+of the op itself; positions count only ops that draw. A graph with a seed
+(`popxl.extensions.round_from`) begins anew: its ops fold from the seed.
 """
 
 from typing import Iterable, Sequence, Tuple
@@ -13,7 +15,9 @@ MASK = 2**64 - 1
 RUNS = 0x9BDB62AD7D1F4C25
 """Keeps the places of runs apart from seeds that programs choose, which are small numbers."""
 SEEDS = 0x6A1F93D20C5B74E7
-"""Keeps what is drawn from a seed apart from what other ops draw from it, or from seeds that are split off it."""
+"""Keeps what is drawn from a seed apart from what other ops draw from it, or from seeds that are
+split off it.
+"""
 
 
 def enter(place: int, numbers: Iterable[int]) -> int:

@@ -1,4 +1,6 @@
-"""What one replica of this process owns: its variables, its remote rows, and its place in the streams of a run."""
+"""What one replica of this process owns: its variables, its remote rows, and its place in the
+streams of a run.
+"""
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +23,9 @@ Arrays = Mapping[Stream, torch.Tensor]
 
 @dataclass
 class Traffic:
-    """What a replica has moved since it was made, in bytes. A row stored to its own place counts, though it is free."""
+    """What a replica has moved since it was made, in bytes. A row stored to its own place counts,
+    though it is free.
+    """
 
     loads: int = 0
     loaded: int = 0
@@ -46,7 +50,9 @@ class Replica:
         self.state: Dict[Tensor, torch.Tensor] = {}
         """Variables, and shards of variables, that live on the device."""
         self.place = 0
-        """Where the program is: a number made from the run, and from the loops and branches that it is in."""
+        """Where the program is: a number made from the run, and from the loops and branches that it
+        is in.
+        """
         self.traffic = Traffic()
         self._inputs: Arrays = {}
         self._outputs: Arrays = {}
@@ -56,7 +62,9 @@ class Replica:
         """Loads and stores of rows in this run so far."""
 
     def begin(self, inputs: Arrays, outputs: Arrays, place: int = 0) -> None:
-        """Start a run: each stream's array is ``[transfers, *shape]`` for this replica; ``place`` numbers the run."""
+        """Start a run: each stream's array is ``[transfers, *shape]`` for this replica; ``place``
+        numbers the run.
+        """
         self._inputs, self._outputs, self._position = inputs, outputs, {}
         self.place = place
 
@@ -65,9 +73,9 @@ class Replica:
         array = arrays[stream]
         if position >= array.shape[0]:
             raise RuntimeError(
-                f"stream '{stream.tensor_id}': got transfer {position + 1} of a run whose arrays hold "
-                f"{array.shape[0]}; expected no more. Set ir.num_host_transfers to the number of loads and stores that "
-                "one run makes."
+                f"stream '{stream.tensor_id}': got transfer {position + 1} of a run whose arrays "
+                f"hold {array.shape[0]}; expected no more. Set ir.num_host_transfers to the "
+                "number of loads and stores that one run makes."
             )
         self._position[stream] = position + 1
         return array[position]
@@ -94,7 +102,8 @@ class Replica:
     def remote_store(self, buffer: RemoteBuffer, offset: int, held: List[torch.Tensor]) -> None:
         """Write row ``offset`` from the one tensor in a list, and take it out.
 
-        Storing a row into itself is free, and so is a tensor that only the list has: its memory becomes the row's.
+        Storing a row into itself is free, and so is a tensor that only the list has: its memory
+        becomes the row's.
         """
         rows, traffic = self.rows[buffer], self.traffic
         traffic.stores += 1
@@ -132,7 +141,9 @@ class Replica:
 
 
 def as_tensor(array: Any) -> torch.Tensor:
-    """A numpy array's memory as a tensor; a copy where the array is read-only or its strides are none of torch's."""
+    """A numpy array's memory as a tensor; a copy where the array is read-only or its strides are
+    none of torch's.
+    """
     if is_uniform(array):
         return as_tensor(array[(0,) * array.ndim]).expand(array.shape)
     array = np.asarray(array, order="C")

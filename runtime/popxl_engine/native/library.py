@@ -36,9 +36,10 @@ SIGNATURES = {
     "attend_grad": ("pnnn" * 4 + "pppf" + "pnnn" * 3 + "nnnnn" + "pnnfp", 1),
     "attend_grad_scratch": ("nnnn", 0),
 }
-"""Of each function: its parameters before the number of threads (pointers, sizes and numbers), and how many element
-types its name ends in. Those that end in `scratch` return a number of elements. `accumulate_product` and
-`multiply_add` are there on CPUs that multiply bfloat16: with AVX-512's dot products, or AMX."""
+"""Of each function: its parameters before the number of threads (pointers, sizes and numbers), and
+how many element types its name ends in. Those that end in `scratch` return a number of elements.
+`accumulate_product` and `multiply_add` are there on CPUs that multiply bfloat16: with AVX-512's dot
+products, or AMX."""
 
 
 _elsewhere = False
@@ -66,7 +67,8 @@ def _is_here(t: torch.Tensor) -> bool:
 
 
 def takes(*tensors: torch.Tensor) -> bool:
-    """Whether the library can work on these: there is one, and they are contiguous, of its types, and on a CPU.
+    """Whether the library can work on these: there is one, and they are contiguous, of its types,
+    and on a CPU.
 
     Tensors without memory pass too, so that plans see the memory that runs will use.
     """
@@ -85,11 +87,18 @@ def updates(*tensors: torch.Tensor) -> bool:
 
 def takes_rows(t: torch.Tensor) -> bool:
     """As `takes`, of a matrix whose rows need not follow one another."""
-    return takes(t) or t.stride(1) == 1 and _is_here(t) and t.dtype in SUFFIXES and library() is not None
+    return (
+        takes(t)
+        or t.stride(1) == 1
+        and _is_here(t)
+        and t.dtype in SUFFIXES
+        and library() is not None
+    )
 
 
 def attends(*tensors: torch.Tensor) -> bool:
-    """Whether `attend` and `attend_grad` can work on these: of one of the library's types, on a CPU.
+    """Whether `attend` and `attend_grad` can work on these: of one of the library's types, on a
+    CPU.
 
     Where the library multiplies bfloat16 with tiles, the system must let it.
     """
@@ -114,7 +123,9 @@ def multiplies(lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
 
 
 def adds_product(total: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
-    """Whether `accumulate_product` can add the product of matrices that the library `multiplies` to a float32 total."""
+    """Whether `accumulate_product` can add the product of matrices that the library `multiplies` to
+    a float32 total.
+    """
     return total.dtype == torch.float32 and total.stride(1) == 1 and multiplies(lhs, rhs)
 
 
@@ -125,7 +136,9 @@ def _has_tiles() -> bool:
 
 @functools.cache
 def _are_tiles_refused() -> bool:
-    """Whether the library has functions that use tiles, and the system does not let this process use them."""
+    """Whether the library has functions that use tiles, and the system does not let this process
+    use them.
+    """
     refuses = getattr(library(), "refuses_tiles", None)
     return refuses is not None and bool(refuses())
 
@@ -136,7 +149,8 @@ def call(name: str, dtypes: Tuple[torch.dtype, ...], *arguments: Any) -> None:
     Args:
         name: of the function in `SIGNATURES`.
         dtypes: the element types that its name ends in.
-        arguments: its parameters; tensors stand for their memory, None for no tensor. The first is a tensor.
+        arguments: its parameters; tensors stand for their memory, None for no tensor. The first is
+            a tensor.
     """
     if arguments[0].is_meta:
         return
@@ -163,7 +177,9 @@ def _functions() -> Dict[Any, Any]:
     for name, (kinds, types) in SIGNATURES.items():
         pointers = [i for i, kind in enumerate(kinds) if kind == "p"]
         for dtypes in itertools.product(SUFFIXES, repeat=types):
-            function = getattr(loaded, "_".join([name, *(SUFFIXES[dtype] for dtype in dtypes)]), None)
+            function = getattr(
+                loaded, "_".join([name, *(SUFFIXES[dtype] for dtype in dtypes)]), None
+            )
             if function is None:
                 continue
             function.argtypes = [*(KINDS[kind] for kind in kinds), ctypes.c_int]
@@ -174,7 +190,9 @@ def _functions() -> Dict[Any, Any]:
 
 @functools.cache
 def library() -> Optional[ctypes.CDLL]:
-    """The library, or None where it is switched off (``POPXL_NATIVE=0``) or cannot be built; waits for the compiler."""
+    """The library, or None where it is switched off (``POPXL_NATIVE=0``) or cannot be built; waits
+    for the compiler.
+    """
     with build.LOCK:
         return _library()
 

@@ -1,4 +1,6 @@
-"""Work and traffic of a lowered program, counted without running it: a loop's body once, times its repeats."""
+"""Work and traffic of a lowered program, counted without running it: a loop's body once, times its
+repeats.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, Tuple
@@ -46,7 +48,9 @@ class Costs:
 
 
 class Counter:
-    """Counts costs. ``dearer``: for each conditional, whether its first branch costs more; that one is counted."""
+    """Counts costs. ``dearer``: for each conditional, whether its first branch costs more; that one
+    is counted.
+    """
 
     def __init__(self) -> None:
         self.dearer: Dict[Op, bool] = {}

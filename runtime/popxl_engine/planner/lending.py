@@ -47,7 +47,9 @@ class Lender(Stage):
 
     def remote_store(self, buffer: RemoteBuffer, offset: int, held: List[torch.Tensor]) -> None:
         """A row that is not in use already is for a moment."""
-        self._note(0 if held[0].untyped_storage()._cdata in self._borrowed else self._nbytes(buffer))
+        self._note(
+            0 if held[0].untyped_storage()._cdata in self._borrowed else self._nbytes(buffer)
+        )
         super().remote_store(buffer, offset, held)
 
     def _note(self, more: int) -> None:
@@ -64,7 +66,9 @@ class InUse:
     phase: str
     """Where it needs most of these."""
     working: int
-    """Of everything else, at most: variables, constants, activations, what kernels need on the way."""
+    """Of everything else, at most: variables, constants, activations, what kernels need on the
+    way.
+    """
 
 
 def in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int], device: torch.device) -> InUse:
@@ -80,7 +84,9 @@ def in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int], device: torch.device) 
     optimise(block)
     counter = Counter()
     counter.count(block.instrs)
-    live, stages = rehearse(ir, lambda live, index: Lender(live, index, nbytes), False, counter.dearer, device)
+    live, stages = rehearse(
+        ir, lambda live, index: Lender(live, index, nbytes), False, counter.dearer, device
+    )
     (lender,) = stages
     assert isinstance(lender, Lender)
     phase = max(lender.peaks, key=lambda name: lender.peaks[name], default=MAIN)

@@ -7,14 +7,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 STAND_IN = 0.5
-"""Stands for numbers that only exist on a device: neither of those, 0 and 1, that kernels have shortcuts for."""
+"""Stands for numbers that only exist on a device: neither of those, 0 and 1, that kernels have
+shortcuts for.
+"""
 
 
 class LiveBytes(TorchDispatchMode):
     """While active, every tensor that an operation makes counts until its memory is given up.
 
-    Tensors are expected to be on the meta device: they have shapes and no memory. A number that a kernel asks of one
-    reads as `STAND_IN`, an integer as 0, a truth as False.
+    Tensors are expected to be on the meta device: they have shapes and no memory. A number that a
+    kernel asks of one reads as `STAND_IN`, an integer as 0, a truth as False.
     """
 
     def __init__(self) -> None:
@@ -63,7 +65,11 @@ class LiveBytes(TorchDispatchMode):
         self._note()
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[Any], args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+        self,
+        func: Any,
+        types: Sequence[Any],
+        args: Tuple[Any, ...] = (),
+        kwargs: Optional[Dict[str, Any]] = None,
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             dtype = args[0].dtype

@@ -19,10 +19,13 @@ from popxl_engine.planner.rehearsal import peak_bytes
 from popxl_engine.summaries import Summaries
 
 
-def make_plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device: str = "cpu") -> Plan:
+def make_plan(
+    ir: Ir, borrows_rows: bool = False, together: bool = False, device: str = "cpu"
+) -> Plan:
     """See `popxl.plan.plan`."""
     check_executable(ir)
-    block = Lowering().main(ir.main_graph)  # work and traffic are those of the program, before any fusion
+    # work and traffic are those of the program, before any fusion
+    block = Lowering().main(ir.main_graph)
     optimise(block)
     counter = Counter()
     costs: DefaultDict[str, Costs] = defaultdict(Costs)
@@ -34,24 +37,36 @@ def make_plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device
         reached[name] |= summary.loads | summary.stores
     peaks = peak_bytes(ir, borrows_rows, together, counter.dearer, torch.device(device))
     runs = runs_of(ir)
-    buffers = {b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries).nbytes for b in ir.remote_buffers}
+    buffers = {
+        b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries).nbytes
+        for b in ir.remote_buffers
+    }
     return Plan(
         replicas=ir.replication_factor,
         steps=steps_of_run(ir),
         phases=tuple(
-            _phase(name, runs[name], costs[name], peaks.get(name, 0), sum(buffers[b] for b in reached[name]))
+            _phase(
+                name,
+                runs[name],
+                costs[name],
+                peaks.get(name, 0),
+                sum(buffers[b] for b in reached[name]),
+            )
             for name in costs
         ),
         remote_memory_bytes=sum(buffers.values()),
         buffers={
-            f"{b.remote_buffer_id}: {b.entries} x {b.tensor_dtype.name}{list(b.tensor_shape)}": nbytes
+            f"{b.remote_buffer_id}: "
+            f"{b.entries} x {b.tensor_dtype.name}{list(b.tensor_shape)}": nbytes
             for b, nbytes in buffers.items()
         },
     )
 
 
 def _phase(name: str, runs: int, costs: Costs, peak: int, reached: int) -> Phase:
-    collectives: List[Tuple[Tuple[str, int, int], Tuple[int, int, int]]] = sorted(costs.collectives.items())
+    collectives: List[Tuple[Tuple[str, int, int], Tuple[int, int, int]]] = sorted(
+        costs.collectives.items()
+    )
     return Phase(
         name=name,
         runs=runs,

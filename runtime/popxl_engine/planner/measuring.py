@@ -11,7 +11,9 @@ from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.linalg import product
 
 WIDTHS = (512, 1024, 2048)
-"""Of the products' matrices: large enough to keep every core busy, small enough to be done in a moment."""
+"""Of the products' matrices: large enough to keep every core busy, small enough to be done in a
+moment.
+"""
 COPIED_BYTES = 1 << 26
 SECONDS = 0.25
 """How long each speed is measured."""
@@ -20,11 +22,14 @@ SECONDS = 0.25
 def measure(data_type: dtype = float32) -> Machine:
     """See `popxl.plan.measure`.
 
-    Replicas of one process share memory: a link is a copy. Remote rows are used where they lie: what a copy reads and
-    what it writes both count.
+    Replicas of one process share memory: a link is a copy. Remote rows are used where they lie:
+    what a copy reads and what it writes both count.
     """
     flops = max(_products(width, torch_dtype(data_type)) for width in WIDTHS)
-    source, target = torch.ones(COPIED_BYTES, dtype=torch.uint8), torch.ones(COPIED_BYTES, dtype=torch.uint8)
+    source, target = (
+        torch.ones(COPIED_BYTES, dtype=torch.uint8),
+        torch.ones(COPIED_BYTES, dtype=torch.uint8),
+    )
     copies = _per_second(lambda: target.copy_(source))
     return Machine(flops=flops, link=copies * COPIED_BYTES, remote=2 * copies * COPIED_BYTES)
 

@@ -1,7 +1,8 @@
 """Which instructions of a lowered program belong to which phase.
 
-A phase is a graph that the main graph calls or repeats. A graph whose rounds are steps is none, but what it calls: all
-that a main graph does, or a graph that calls several of the main graph's phases again.
+A phase is a graph that the main graph calls or repeats. A graph whose rounds are steps is none, but
+what it calls: all that a main graph does, or a graph that calls several of the main graph's phases
+again.
 """
 
 from typing import Dict, Iterator, Set, Tuple
@@ -34,7 +35,9 @@ def loops_of_steps(main: Graph) -> Set[Op]:
 
 
 def steps_of_run(ir: Ir) -> int:
-    """How many steps a run does: the main graph itself is one, where it does not only repeat one."""
+    """How many steps a run does: the main graph itself is one, where it does not only repeat
+    one.
+    """
 
     def steps(graph: Graph) -> int:
         inner = [op for op in graph.ops if op in loops]
@@ -59,7 +62,8 @@ def runs_of(ir: Ir) -> Dict[str, int]:
 
 
 def in_phases(ir: Ir, block: Block) -> Iterator[Tuple[str, Instr, int]]:
-    """The instructions that phases are made of, in order: each with its phase, and how often a run comes by.
+    """The instructions that phases are made of, in order: each with its phase, and how often a run
+    comes by.
 
     Loops of steps are left out, what they repeat is not. Copies go with what is before them.
     """
@@ -78,14 +82,20 @@ def in_phases(ir: Ir, block: Block) -> Iterator[Tuple[str, Instr, int]]:
                 path = instr.path
                 if instr.bodies and instr.source is not None:
                     path += f"/{short_name(instr.source.called()[0][0])}"
-                phase = next((name for inside, name in phases if f"{path}/".startswith(f"{inside}/")), MAIN)
+                phase = next(
+                    (name for inside, name in phases if f"{path}/".startswith(f"{inside}/")), MAIN
+                )
             yield phase, instr, times
 
     return of(block, 1)
 
 
-def _called(graph: Graph, loops: Set[Op], path: str = "", times: int = 1) -> Iterator[Tuple[str, str, int]]:
-    """Each call of a phase: its path, through the steps around it, its name, and how often a run makes it."""
+def _called(
+    graph: Graph, loops: Set[Op], path: str = "", times: int = 1
+) -> Iterator[Tuple[str, str, int]]:
+    """Each call of a phase: its path, through the steps around it, its name, and how often a run
+    makes it.
+    """
     for op in graph.ops:
         rounds = times * op.arguments.get("repeat_count", 1)
         for called, _ in op.called():

@@ -1,7 +1,8 @@
 """The compiled program run on tensors without memory, to see how much memory it would use.
 
-The very source that a run executes is executed here, so that what is a view, what is dropped when, and what kernels
-need on the way are those of a run. Loops run twice, for the second time starts with what the first one leaves.
+The very source that a run executes is executed here, so that what is a view, what is dropped when,
+and what kernels need on the way are those of a run. Loops run twice, for the second time starts
+with what the first one leaves.
 """
 
 import inspect
@@ -82,28 +83,34 @@ def rehearse(
     dearer: Mapping[Op, bool],
     device: torch.device,
 ) -> "Tuple[LiveBytes, List[Stage]]":
-    """Run a program on stages; returns the bytes that they counted, and the stages. Arguments as of `peak_bytes`."""
+    """Run a program on stages; returns the bytes that they counted, and the stages. Arguments as of
+    `peak_bytes`.
+    """
     block = fused_program(ir.main_graph, device=device)
     optimise(block)
     _mark_phases(ir, block)
     _shorten(block)
     if (count := instrs_run(block)) > LONGEST:
         raise GraphError(
-            f"plan: got a program whose rehearsal runs {count} instructions, because of calls in calls; expected at "
-            f"most {LONGEST}. Plan a part of it."
+            f"plan: got a program whose rehearsal runs {count} instructions, because of calls in "
+            f"calls; expected at most {LONGEST}. Plan a part of it."
         )
     rounds = bool(ir._pb_ir.getSessionOptions().enableStochasticRounding)
     generator = Generator(rounds=rounds, kernels=device.type)
     name = generator.function(block)
     with torch.device("meta"), native.elsewhere(device), LiveBytes() as live:
-        replicas = [make_stage(live, index) for index in range(ir.replication_factor if together else 1)]
+        replicas = [
+            make_stage(live, index) for index in range(ir.replication_factor if together else 1)
+        ]
         names = _props(generator, live, together, dearer)
         states = [_state(block) for _ in replicas]
         text, filename = generator.source.text(), f"<rehearsal of popxl program {ir.id}>"
         linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
         try:
             exec(compile(text, filename, "exec"), names)  # noqa: S102 - our own source
-            mains = [partial(names[name], replica, *state) for replica, state in zip(replicas, states)]
+            mains = [
+                partial(names[name], replica, *state) for replica, state in zip(replicas, states)
+            ]
             _run(mains, generator.summary(block).meets, together)
         except (NotImplementedError, RuntimeError) as error:
             raise _located(error, generator, filename) from error
@@ -169,7 +176,9 @@ class Rehearsed:
     def __init__(self, meeting: Meeting):
         self.meeting = meeting
 
-    def arrive(self, replica: Stage, operands: Sequence[torch.Tensor], combine: Any) -> Iterator[torch.Tensor]:
+    def arrive(
+        self, replica: Stage, operands: Sequence[torch.Tensor], combine: Any
+    ) -> Iterator[torch.Tensor]:
         """What the collective gives: memory of its own, or for slices a view of the operand."""
         op = self.meeting.op
         if READS.get(op.definition.name) == "own":
@@ -200,10 +209,18 @@ def _run_alone(running: Any) -> None:
             return
 
 
-def _props(generator: Generator, live: LiveBytes, together: bool, dearer: Mapping[Op, bool]) -> Dict[str, Any]:
+def _props(
+    generator: Generator, live: LiveBytes, together: bool, dearer: Mapping[Op, bool]
+) -> Dict[str, Any]:
     """The names that the source refers to, with what has memory or waits for others replaced."""
-    printing = {kernel_for(definition) for definition in OPS.values() if "print" in definition.effects}
-    transfers = {kernel_for(definition) for definition in (*OPS.values(), MARK) if definition.effects & NOT_REMEMBERED}
+    printing = {
+        kernel_for(definition) for definition in OPS.values() if "print" in definition.effects
+    }
+    transfers = {
+        kernel_for(definition)
+        for definition in (*OPS.values(), MARK)
+        if definition.effects & NOT_REMEMBERED
+    }
     names: Dict[str, Any] = {}
     for name, value in generator.source.names.items():
         if isinstance(value, torch.Tensor):
@@ -273,5 +290,9 @@ def _located(error: Exception, generator: Generator, filename: str) -> Exception
             found = generator.source.instrs.get(trace.tb_lineno, found)
         trace = trace.tb_next
     op = found.source if found is not None else None
-    where = f"{op} in graph '{op.graph.name or 'main'}', built at {op.where}" if op is not None else "the program"
+    where = (
+        f"{op} in graph '{op.graph.name or 'main'}', built at {op.where}"
+        if op is not None
+        else "the program"
+    )
     return GraphError(f"plan: while rehearsing {where}: {error}")

@@ -1,4 +1,6 @@
-"""Kernels that are rehearsed once for operands of some shapes; after that, what they need and give is known."""
+"""Kernels that are rehearsed once for operands of some shapes; after that, what they need and give
+is known.
+"""
 
 from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple, Union
 
@@ -20,13 +22,19 @@ class Remembered:
     def __init__(self, kernel: Callable[..., Any], live: LiveBytes):
         self.kernel, self.live = kernel, live
         self._known: Dict[Hashable, Optional[Tuple[int, bool, List[Result]]]] = {}
-        """(bytes needed on the way, whether there is one result, the results); None where it must be called."""
+        """(bytes needed on the way, whether there is one result, the results); None where it must
+        be called.
+        """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The kernel's result on tensors without memory."""
         operands = list(tensors_in((*args, *kwargs.values())))
         try:
-            key = (Updates.next_seed is None, _form_of(args), tuple((n, _form_of(v)) for n, v in kwargs.items()))
+            key = (
+                Updates.next_seed is None,
+                _form_of(args),
+                tuple((n, _form_of(v)) for n, v in kwargs.items()),
+            )
             found = self._known.get(key)
         except TypeError:  # an argument that cannot be hashed
             return self.kernel(*args, **kwargs)

@@ -1,4 +1,6 @@
-"""The order of remote rows and collectives, found by running a lowered program on host scalars alone."""
+"""The order of remote rows and collectives, found by running a lowered program on host scalars
+alone.
+"""
 
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
@@ -28,7 +30,9 @@ def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
         value = block.state.get(variable)
         if value is not None and value.host and variable.host_value is not None:
             grouping = variable.replica_grouping
-            values = variable.host_value if grouping.num_groups > 1 else variable.host_value[np.newaxis]
+            values = (
+                variable.host_value if grouping.num_groups > 1 else variable.host_value[np.newaxis]
+            )
             scalars[value] = np.array(values[grouping.assignment[replica]])
     yield from Walk(phases).block(block, scalars)
 
@@ -63,7 +67,11 @@ class Walk:
     def _repeat(self, instr: Instr, scalars: Scalars) -> Iterator[Event]:
         body, inputs = instr.bodies[0], list(instr.arguments["inputs"])
         given: List[Optional[np.ndarray]] = [scalars.get(v) for v in inputs]
-        count, carried = (instr.arguments["repeat_count"], len(body.outputs)) if instr.kind == "repeat" else (1, 0)
+        count, carried = (
+            (instr.arguments["repeat_count"], len(body.outputs))
+            if instr.kind == "repeat"
+            else (1, 0)
+        )
         if self._is_silent(body) and not any(v.host for v in instr.outputs):
             return
         for _ in range(count):
@@ -80,11 +88,15 @@ class Walk:
             return
         condition = scalars.get(instr.arguments["cond"])
         if condition is None:
-            raise GraphError(_unknown(instr, "a branch around transfers whose condition is on the device"))
+            raise GraphError(
+                _unknown(instr, "a branch around transfers whose condition is on the device")
+            )
         branch = "then" if condition else "else"
         body = instr.bodies[0 if condition else 1]
         inputs: Sequence[Value] = instr.arguments[f"{branch}_inputs"]
-        yield from self.block(body, {b: scalars[v] for b, v in zip(body.inputs, inputs) if v in scalars})
+        yield from self.block(
+            body, {b: scalars[v] for b, v in zip(body.inputs, inputs) if v in scalars}
+        )
 
     def _op(self, instr: Instr, scalars: Scalars) -> Iterator[Event]:
         definition, arguments = instr.definition, instr.arguments
@@ -112,7 +124,9 @@ def _evaluate(instr: Instr, scalars: Scalars) -> None:
     assert definition is not None and definition.host is not None
     if any(v not in scalars for v in instr.inputs()):
         return
-    args, kwargs = call_arguments(definition, {n: _filled(a, scalars) for n, a in instr.arguments.items()})
+    args, kwargs = call_arguments(
+        definition, {n: _filled(a, scalars) for n, a in instr.arguments.items()}
+    )
     result = definition.host(*args, **kwargs)
     if definition.writes:
         target = scalars[instr.arguments[definition.writes[0]]]
@@ -135,6 +149,6 @@ def _unknown(instr: Instr, what: str) -> str:
     op = instr.source
     assert op is not None
     return (
-        f"sequence: got {what}: {op} in graph '{op.graph.name or 'main'}', built at {op.where}; expected it to follow "
-        "from constants and loop counters. Compute it from small integers."
+        f"sequence: got {what}: {op} in graph '{op.graph.name or 'main'}', built at {op.where}; "
+        "expected it to follow from constants and loop counters. Compute it from small integers."
     )

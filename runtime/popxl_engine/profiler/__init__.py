@@ -1,6 +1,7 @@
 """What a run did and when: the program with marks between its instructions, and what they tell.
 
-May import the rest of the engine but `engine`, which offers it. `popxl.profile` defines what it returns.
+May import the rest of the engine but `engine`, which offers it. `popxl.profile` defines what it
+returns.
 """
 
 from popxl_engine.profiler.recorder import Recorder

@@ -1,4 +1,6 @@
-"""When a program was where: by the host's clock, or on a GPU by the events that it passes behind the host."""
+"""When a program was where: by the host's clock, or on a GPU by the events that it passes behind
+the host.
+"""
 
 import time
 from typing import Any, Callable, List, Protocol, Sequence
@@ -13,7 +15,9 @@ class Clock(Protocol):
         """A number for this moment."""
 
     def times(self, numbers: Sequence[int]) -> List[int]:
-        """The moments in nanoseconds of `time.perf_counter_ns`. Numbers given out before mean nothing then."""
+        """The moments in nanoseconds of `time.perf_counter_ns`. Numbers given out before mean
+        nothing then.
+        """
 
 
 class HostClock:
@@ -53,7 +57,9 @@ class EventClock:
         events, self._events = self._events, []
         if events:
             events[-1].synchronize()
-        return [self._first + int(1e6 * events[0].elapsed_time(events[number])) for number in numbers]
+        return [
+            self._first + int(1e6 * events[0].elapsed_time(events[number])) for number in numbers
+        ]
 
 
 def recorded_event() -> "torch.cuda.Event":

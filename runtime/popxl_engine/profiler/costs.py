@@ -1,4 +1,6 @@
-"""The work of a program's phases and loops as the planner counts it, and that of single instructions after fusion."""
+"""The work of a program's phases and loops as the planner counts it, and that of single
+instructions after fusion.
+"""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -19,7 +21,9 @@ from popxl_engine.planner.phases import in_phases
 from popxl_engine.summaries import instrs_of
 
 Stretch = Tuple[str, int]
-"""A phase, and which of its stretches in the program: a phase that is called again later has several."""
+"""A phase, and which of its stretches in the program: a phase that is called again later has
+several.
+"""
 
 
 def as_work(costs: Costs) -> Work:
@@ -29,7 +33,9 @@ def as_work(costs: Costs) -> Work:
 
 
 def stretches(ir: Ir, block: Block) -> Iterator[Tuple[Stretch, Instr, int]]:
-    """The instructions of all phases, each with its phase's stretch, and how often a run comes by."""
+    """The instructions of all phases, each with its phase's stretch, and how often a run comes
+    by.
+    """
     count: Dict[str, int] = {}
     before = None
     for phase, instr, times in in_phases(ir, block):
@@ -40,7 +46,9 @@ def stretches(ir: Ir, block: Block) -> Iterator[Tuple[Stretch, Instr, int]]:
 
 
 class PlannedWork:
-    """Work of the program before any fusion, as in plans: of phases in a run, and of loops with all their rounds."""
+    """Work of the program before any fusion, as in plans: of phases in a run, and of loops with all
+    their rounds.
+    """
 
     def __init__(self, ir: Ir):
         block = Lowering().main(ir.main_graph)
@@ -75,7 +83,8 @@ def loop_key(instr: Instr) -> Tuple[str, Op]:
 
 
 class InstructionWork:
-    """The work of single instructions. A fused one does that of its op and of the ops that are gone because of it.
+    """The work of single instructions. A fused one does that of its op and of the ops that are gone
+    because of it.
 
     What it makes again is the work of those that are gone because of the other op.
     """
@@ -93,17 +102,24 @@ class InstructionWork:
             self._find_gone(graph, kept)
 
     def _find_gone(self, graph: Graph, kept: Dict[Op, List[OpDefinition]]) -> None:
-        """Give each op that is gone to the first fused one that uses, maybe through others, what it makes or changes.
+        """Give each op that is gone to the first fused one that uses, maybe through others, what it
+        makes or changes.
 
-        An op that stands for another one counts its FLOPs by itself, so that nothing passes it. One whose results only
-        leave the graph belongs to a fused one that has an operand in common with it.
+        An op that stands for another one counts its FLOPs by itself, so that nothing passes it. One
+        whose results only leave the graph belongs to a fused one that has an operand in common with
+        it.
         """
         order = {op: i for i, op in enumerate(graph.ops)}
         users: Dict[Tensor, List[Op]] = {}
         home: Dict[Op, Op] = {}
         for op in reversed(graph.ops):
             definitions = kept.get(op, [])
-            later = [user for t in (*op.outputs, *op.written) for user in users.get(t, ()) if user in home]
+            later = [
+                user
+                for t in (*op.outputs, *op.written)
+                for user in users.get(t, ())
+                if user in home
+            ]
             if any(d is not op.definition for d in definitions):
                 home[op] = op
             elif later:
@@ -128,7 +144,12 @@ class InstructionWork:
         if instr.definition is instr.source.definition:
             return counted
         if instr.definition.name in FUSED:
-            done = [op for of in (instr.source, instr.remade) if of is not None for op in self._gone.get(of, ())]
+            done = [
+                op
+                for of in (instr.source, instr.remade)
+                if of is not None
+                for op in self._gone.get(of, ())
+            ]
             return replace(counted, flops=counted.flops + sum(op_cost(op).flops for op in done))
         return replace(counted, flops=_own_flops(instr))
 
@@ -140,8 +161,12 @@ def _own_flops(instr: Instr) -> int:
     if definition.cost is None:
         return 0
     results = tuple(StandIn(v.spec.shape, v.spec.dtype) for v in instr.outputs)
-    args, kwargs = call_arguments(definition, {name: _known(a) for name, a in instr.arguments.items()})
-    flops: int = definition.cost(results[0] if len(results) == 1 else results, *args, **kwargs).flops
+    args, kwargs = call_arguments(
+        definition, {name: _known(a) for name, a in instr.arguments.items()}
+    )
+    flops: int = definition.cost(
+        results[0] if len(results) == 1 else results, *args, **kwargs
+    ).flops
     return flops
 
 

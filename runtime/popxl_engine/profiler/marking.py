@@ -1,6 +1,7 @@
 """The generated program with marks: numbers that each say what has just ended, with the time.
 
-Marks stand between the lines that every program has. A program that is not profiled has none, and no room for them.
+Marks stand between the lines that every program has. A program that is not profiled has none, and
+no room for them.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ Kind = Literal["done", "opened"]
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """A place of the program where the time is noted. Its number is its place in `MarkedGenerator.marks`."""
+    """A place of the program where the time is noted. Its number is its place in
+    `MarkedGenerator.marks`.
+    """
 
     kind: Kind
     instr: Instr
@@ -28,10 +31,11 @@ class Mark:
 
 
 class MarkedGenerator(Generator):
-    """Writes a program whose run fills ``log`` with numbers and moments of ``clock`` in turn, and ``rows`` with rows.
+    """Writes a program whose run fills ``log`` with numbers and moments of ``clock`` in turn, and
+    ``rows`` with rows.
 
-    A number is a mark's. Where a replica begins, or goes on after a collective, it is negative and tells which replica
-    that is, see `unpacked`.
+    A number is a mark's. Where a replica begins, or goes on after a collective, it is negative and
+    tells which replica that is, see `unpacked`.
 
     Args:
         replicas: over all processes.
@@ -43,7 +47,10 @@ class MarkedGenerator(Generator):
         self.marks: List[Mark] = []
         self.log: List[int] = []
         self.rows: List[int] = []
-        self._log, self._rows = self.source.bind("log", self.log), self.source.bind("rows", self.rows)
+        self._log, self._rows = (
+            self.source.bind("log", self.log),
+            self.source.bind("rows", self.rows),
+        )
         self.clock = clock_of(device)
         self._now = self.source.bind("now", self.clock.now)
 
@@ -62,14 +69,18 @@ class MarkedGenerator(Generator):
         """Source of a mark."""
         self.marks.append(Mark(kind, instr, block))
         number = len(self.marks) - 1
-        return self._stamp(f"{-1 - len(self.marks) * self.replicas} - r.index" if meets(instr) else str(number))
+        return self._stamp(
+            f"{-1 - len(self.marks) * self.replicas} - r.index" if meets(instr) else str(number)
+        )
 
     def row(self, offset: str) -> str:
         """Source that notes a row."""
         return f"{self._rows}.append(int({offset}))"
 
     def unpacked(self, number: int) -> Tuple[int, Optional[int]]:
-        """The replica of a negative number, and the number of the collective's mark; None where the replica begins."""
+        """The replica of a negative number, and the number of the collective's mark; None where the
+        replica begins.
+        """
         count, replica = divmod(-1 - number, self.replicas)
         return replica, count - 1 if count else None
 
@@ -94,5 +105,7 @@ class MarkingWriter(BlockWriter):
 
 
 def is_free(instr: Instr) -> bool:
-    """Whether an instruction only counts, or gives a value another name: its time goes to what follows."""
+    """Whether an instruction only counts, or gives a value another name: its time goes to what
+    follows.
+    """
     return instr.host or (instr.kind == "copy" and not instr.own)

@@ -1,4 +1,6 @@
-"""Where each mark of a program stands: its lane and its work, and the phase and the loops around it."""
+"""Where each mark of a program stands: its lane and its work, and the phase and the loops around
+it.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -29,10 +31,12 @@ class Place:
     frames: Tuple[Frame, ...]
     """Around it, outermost first; none where `is_shared`."""
     is_shared: bool
-    """Whether it is in a block that is called, maybe from several places: it belongs to what its caller does."""
+    """Whether it is in a block that is called, maybe from several places: it belongs to what its
+    caller does.
+    """
     positions: Dict[Block, int]
-    """For each block around it but branches, how far it has come: twice the instruction's position, and one more where
-    that instruction has ended."""
+    """For each block around it but branches, how far it has come: twice the instruction's position,
+    and one more where that instruction has ended."""
     starts: Tuple[Block, ...]
     """Bodies of the loop or call that begins here."""
     graph: str
@@ -44,7 +48,11 @@ class Places:
 
     def __init__(self, ir: Ir, block: Block):
         self.planned, self._instruction_work = PlannedWork(ir), InstructionWork(block)
-        self.runs, self.steps, self._loops = runs_of(ir), steps_of_run(ir), loops_of_steps(ir.main_graph)
+        self.runs, self.steps, self._loops = (
+            runs_of(ir),
+            steps_of_run(ir),
+            loops_of_steps(ir.main_graph),
+        )
         self._stretches: Dict[int, Stretch] = {id(instr): s for s, instr, _ in stretches(ir, block)}
         self._around: Dict[Block, Tuple[Block, Instr]] = {}
         self._positions: Dict[int, int] = {}
@@ -57,7 +65,11 @@ class Places:
                 for body in instr.bodies:
                     self._around[body] = block, instr
         runs = Counter(body for instr in instrs_of(main) for body in instr.bodies)
-        several = {body for body, count in runs.items() if count > 1 or self._around[body][1].kind == "call"}
+        several = {
+            body
+            for body, count in runs.items()
+            if count > 1 or self._around[body][1].kind == "call"
+        }
         self._shared = set(blocks_of(*several))
         """Blocks that are called, or that several instructions run, and what they run."""
 
@@ -109,7 +121,9 @@ class Places:
         )
 
     def _chain(self, mark: Mark) -> Iterator[Tuple[Block, Instr]]:
-        """The blocks around a mark, each with its instruction that the mark is in, innermost first."""
+        """The blocks around a mark, each with its instruction that the mark is in, innermost
+        first.
+        """
         block, instr = mark.block, mark.instr
         yield block, instr
         while block in self._around:
@@ -131,7 +145,9 @@ class Places:
 def lane_of(instr: Instr) -> str:
     """Which of `LANES` an instruction is in."""
     if "remote" in instr.effects:
-        return "load" if instr.definition is not None and "load" in instr.definition.name else "store"
+        return (
+            "load" if instr.definition is not None and "load" in instr.definition.name else "store"
+        )
     if "host" in instr.effects:
         return "host I/O"
     return "collectives" if meets(instr) else "compute"
@@ -141,4 +157,8 @@ def _name(instr: Instr) -> str:
     if instr.definition is None:
         return "copy"
     buffer = instr.arguments.get("remote_buffer")
-    return instr.definition.name if buffer is None else f"{instr.definition.name} {buffer.remote_buffer_id}"
+    return (
+        instr.definition.name
+        if buffer is None
+        else f"{instr.definition.name} {buffer.remote_buffer_id}"
+    )

@@ -21,7 +21,9 @@ FIRST = float("inf")
 
 @dataclass(frozen=True)
 class Log:
-    """One run. Times are nanoseconds of one clock; ``to_system`` added to one gives the system's."""
+    """One run. Times are nanoseconds of one clock; ``to_system`` added to one gives the
+    system's.
+    """
 
     begin: int
     end: int
@@ -57,7 +59,9 @@ class Track:
         self._rounds: Dict[Block, int] = {}
 
     def enter(self, place: Place) -> None:
-        """End the frames that a place is not in, and begin those that it is in; both at the time of the last mark."""
+        """End the frames that a place is not in, and begin those that it is in; both at the time of
+        the last mark.
+        """
         if place.is_shared:
             return
         kept = 1
@@ -80,10 +84,14 @@ class Track:
         """The phase of a place: of the frames that are open where its block is shared."""
         if not place.is_shared:
             return place.phase
-        return next((opened.frame[0] for opened in self._open if isinstance(opened.frame, tuple)), MAIN)
+        return next(
+            (opened.frame[0] for opened in self._open if isinstance(opened.frame, tuple)), MAIN
+        )
 
     def _is_new_round(self, frame: Frame, place: Place) -> bool:
-        """Whether a body starts again: what has ended in it does not end, and what has begun does not begin, twice."""
+        """Whether a body starts again: what has ended in it does not end, and what has begun does
+        not begin, twice.
+        """
         if not isinstance(frame, Block):
             return False
         position, last = place.positions[frame], self._last[frame]
@@ -93,12 +101,18 @@ class Track:
         """End all frames but the first ones."""
         while len(self._open) > kept:
             opened = self._open.pop()
-            name, work = ("run", Work()) if opened.frame is None else self.places.frame(opened.frame, opened.number)
+            name, work = (
+                ("run", Work())
+                if opened.frame is None
+                else self.places.frame(opened.frame, opened.number)
+            )
             self.spans.append(Span(self.replica, PHASES, name, opened.begin, self.now, work))
 
 
 class Reading:
-    """One run's log, read from its begin to its end. Every moment goes to one phase and one lane."""
+    """One run's log, read from its begin to its end. Every moment goes to one phase and one
+    lane.
+    """
 
     def __init__(self, places: Places, marks: Sequence[Place], unpacked: Unpacked, log: Log):
         self.places, self.unpacked, self.log = places, unpacked, log
@@ -140,7 +154,17 @@ class Reading:
     def _leaf(self, track: Track, place: Place, end: int) -> None:
         """What a replica has done since its last mark. In a collective others run, too."""
         row = next(self._rows) if place.lane in ("load", "store") else None
-        span = Span(track.replica, place.lane, place.name, track.now, end, place.work, place.graph, place.op, row)
+        span = Span(
+            track.replica,
+            place.lane,
+            place.name,
+            track.now,
+            end,
+            place.work,
+            place.graph,
+            place.op,
+            row,
+        )
         self.leaves.append(span)
         track.now = end
 
@@ -150,10 +174,16 @@ class Reading:
         phases = []
         for name, work in {MAIN: Work(), **places.planned.phases()}.items():
             nanoseconds = {lane: self.spent[name, lane] for lane in LANES}
-            phases.append(PhaseProfile(name, places.runs[name], work.times(len(self.tracks)), nanoseconds))
+            phases.append(
+                PhaseProfile(name, places.runs[name], work.times(len(self.tracks)), nanoseconds)
+            )
         files = [
             Span(
-                t.replica, FILES[0] if t.is_read else FILES[1], f"{t.nbytes} bytes", max(t.begin, self.log.begin), t.end
+                t.replica,
+                FILES[0] if t.is_read else FILES[1],
+                f"{t.nbytes} bytes",
+                max(t.begin, self.log.begin),
+                t.end,
             )
             for t in self.log.transfers
             if t.end <= self.log.end
@@ -167,7 +197,11 @@ class Reading:
             begin=self.log.begin + shift,
             end=self.log.end + shift,
             phases=tuple(phases),
-            spans=tuple(sorted(_shifted([*frames, *leaves], shift), key=lambda span: (span.begin, -span.end))),
+            spans=tuple(
+                sorted(
+                    _shifted([*frames, *leaves], shift), key=lambda span: (span.begin, -span.end)
+                )
+            ),
             left_out=left_out,
         )
 
@@ -183,4 +217,6 @@ def longest(spans: Sequence[Span], count: int) -> Tuple[Sequence[Span], int]:
 
 def _shifted(spans: Sequence[Span], by: int) -> Iterator[Span]:
     for s in spans:
-        yield Span(s.replica, s.lane, s.name, s.begin + by, s.end + by, s.work, s.graph, s.op, s.row)
+        yield Span(
+            s.replica, s.lane, s.name, s.begin + by, s.end + by, s.work, s.graph, s.op, s.row
+        )

@@ -36,12 +36,17 @@ class Recorder:
             yield
         entries = log[:]
         entries[1::2] = self._generator.clock.times(log[1::2])
-        self._logs.append(Log(begin, time.perf_counter_ns(), to_system, entries, rows[:], transfers[:]))
+        self._logs.append(
+            Log(begin, time.perf_counter_ns(), to_system, entries, rows[:], transfers[:])
+        )
 
     def take(self) -> List[Profile]:
         """What the runs did since the last time."""
         logs, self._logs = self._logs, []
-        return [Reading(self._places, self._marks, self._generator.unpacked, log).profile() for log in logs]
+        return [
+            Reading(self._places, self._marks, self._generator.unpacked, log).profile()
+            for log in logs
+        ]
 
     @cached_property
     def _places(self) -> Places:

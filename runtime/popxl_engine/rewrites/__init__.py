@@ -1,9 +1,11 @@
-"""Fusion: rules that replace a few steps of one graph by one faster step. May import the core's records and kernels.
+"""Fusion: rules that replace a few steps of one graph by one faster step. May import the core's
+records and kernels.
 
-`REWRITES` and `BLOCK_REWRITES` list them in the order in which they run; ``POPXL_REWRITES=-name,-name`` switches some
-off. To add one: a file here with a function ``(steps, graph) -> steps`` and its fused kernel, and its line in the list.
-A rule for steps that come from different graphs, as forward and gradient do, works on a block with its calls inlined;
-one that must do the same to an op wherever it runs, on the whole program (`PROGRAM_REWRITES`).
+`REWRITES` and `BLOCK_REWRITES` list them in the order in which they run;
+``POPXL_REWRITES=-name,-name`` switches some off. To add one: a file here with a function ``(steps,
+graph) -> steps`` and its fused kernel, and its line in the list. A rule for steps that come from
+different graphs, as forward and gradient do, works on a block with its calls inlined; one that must
+do the same to an op wherever it runs, on the whole program (`PROGRAM_REWRITES`).
 """
 
 import os
@@ -15,7 +17,11 @@ from popxl.opdef import Op
 
 from popxl_engine.blocks import Block
 from popxl_engine.lowering import Lowering
-from popxl_engine.rewrites.accumulate import fuse_accumulated_products, fuse_accumulated_rows, fuse_accumulated_sums
+from popxl_engine.rewrites.accumulate import (
+    fuse_accumulated_products,
+    fuse_accumulated_rows,
+    fuse_accumulated_sums,
+)
 from popxl_engine.rewrites.adam import fuse_adam
 from popxl_engine.rewrites.added_rows import added_rows
 from popxl_engine.rewrites.attention import fuse_attention, fuse_attention_grad
@@ -74,16 +80,24 @@ def enabled_rewrites(device: torch.device = CPU) -> List[str]:
     ``POPXL_REWRITES=-bias,-adam``, or ``-all``.
     """
     every = [*REWRITES, *BLOCK_REWRITES, *PROGRAM_REWRITES]
-    off = {name.strip().lstrip("-") for name in os.environ.get("POPXL_REWRITES", "").split(",") if name.strip()}
+    off = {
+        name.strip().lstrip("-")
+        for name in os.environ.get("POPXL_REWRITES", "").split(",")
+        if name.strip()
+    }
     unknown = off - {*every, "all"}
     if unknown:
         raise ValueError(
-            f"POPXL_REWRITES: got {', '.join(sorted(unknown))}; expected '-name' for some of {', '.join(every)}, "
-            "or '-all'."
+            f"POPXL_REWRITES: got {', '.join(sorted(unknown))}; expected '-name' for some of "
+            f"{', '.join(every)}, or '-all'."
         )
     if "all" in off:
         return []
-    return [name for name in every if name not in off and (name not in HAS_KERNELS or HAS_KERNELS[name](device))]
+    return [
+        name
+        for name in every
+        if name not in off and (name not in HAS_KERNELS or HAS_KERNELS[name](device))
+    ]
 
 
 def fused_program(
@@ -92,7 +106,9 @@ def fused_program(
     ops: Optional[Collection[Op]] = None,
     device: torch.device = CPU,
 ) -> Block:
-    """A main graph, or these ops of it, lowered with fusions; default: those that are enabled for the device."""
+    """A main graph, or these ops of it, lowered with fusions; default: those that are enabled for
+    the device.
+    """
     chosen = enabled_rewrites(device) if names is None else names
     block = Lowering([REWRITES[name] for name in REWRITES if name in chosen], ops).main(graph)
     for name, rewrite in BLOCK_REWRITES.items():

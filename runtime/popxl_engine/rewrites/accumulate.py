@@ -15,10 +15,14 @@ from popxl_engine.rewrites.match import Steps, fused, kernel_like
 from popxl_engine.steps import Step
 
 ROWS_AT_A_TIME = 2048
-"""Rows of a product that are made before they are added to the accumulator (768 to 1280 rows are slow with AMX)."""
+"""Rows of a product that are made before they are added to the accumulator (768 to 1280 rows are
+slow with AMX).
+"""
 
 
-def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, step: Any) -> torch.Tensor:
+def accumulate_product_(
+    t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, step: Any
+) -> torch.Tensor:
     """t = t * step / (step + 1) + lhs @ rhs / (step + 1), without a temporary of t's size."""
     if native.adds_product(t, lhs, rhs):
         return add_product_(t, lhs, rhs, step)
@@ -35,11 +39,27 @@ def accumulate_product_(t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, s
 
 
 def add_product_(
-    t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, step: Any, squares: Optional[torch.Tensor] = None
+    t: torch.Tensor,
+    lhs: torch.Tensor,
+    rhs: torch.Tensor,
+    step: Any,
+    squares: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
-    """`accumulate_product_` by the library. ``squares``: float32 scalar, becomes the sum of the squares of t."""
+    """`accumulate_product_` by the library. ``squares``: float32 scalar, becomes the sum of the
+    squares of t.
+    """
     factors = (lhs, *lhs.stride(), rhs, *rhs.stride())
-    native.call("accumulate_product", (), *factors, t, t.stride(0), *shares(step), *t.shape, lhs.shape[1], squares)
+    native.call(
+        "accumulate_product",
+        (),
+        *factors,
+        t,
+        t.stride(0),
+        *shares(step),
+        *t.shape,
+        lhs.shape[1],
+        squares,
+    )
     return t
 
 
@@ -55,7 +75,9 @@ def accumulate_sum_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tensor
 def accumulate_rows_(
     t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, zero_OOR: bool, step: Any
 ) -> torch.Tensor:
-    """t = t * step / (step + 1), then dy / (step + 1) added to rows by their indices, outside as `gather` says."""
+    """t = t * step / (step + 1), then dy / (step + 1) added to rows by their indices, outside as
+    `gather` says.
+    """
     flat, rows = rows_by_index(t, dy, indices, zero_OOR)
     if t.is_cuda:  # the count stays where it is
         sums = torch.zeros_like(t).index_add_(0, flat, rows)
@@ -68,7 +90,9 @@ def accumulate_rows_(
 def rows_by_index(
     t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, zero_OOR: bool
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """(numbers of rows of t, what is added to each, of t's type); with zero_OOR what is outside becomes zeros."""
+    """(numbers of rows of t, what is added to each, of t's type); with zero_OOR what is outside
+    becomes zeros.
+    """
     flat = indices.reshape(-1).to(torch.int64)
     rows = dy.reshape(flat.numel(), -1).to(t.dtype)
     inside = flat.clamp(0, t.shape[0] - 1)
@@ -85,7 +109,9 @@ ROWS = fused(accumulate_rows_, writes=("t",))
 
 
 def _accumulated(found: Steps, index: int, name: str) -> Optional[Tuple[int, Dict[str, Any]]]:
-    """(where its value is made by an op of this name, its arguments) for an accumulation that may run right there."""
+    """(where its value is made by an op of this name, its arguments) for an accumulation that may
+    run right there.
+    """
     step = found.steps[index]
     if step.definition.name != "accumulate_mean_":
         return None
@@ -94,18 +120,26 @@ def _accumulated(found: Steps, index: int, name: str) -> Optional[Tuple[int, Dic
     if made is None or found.writes_between(made, index):
         return None
     if any(
-        t in (a["t"], a["step"]) for i in range(made + 1, index) for t in flatten(found.steps[i].arguments.values())
+        t in (a["t"], a["step"])
+        for i in range(made + 1, index)
+        for t in flatten(found.steps[i].arguments.values())
     ):
         return None
     return made, a
 
 
 Operands = Callable[[Steps, Tensor, Dict[str, Any]], Optional[Dict[str, Any]]]
-"""From the accumulator and the arguments of what makes its value: the fused step's other operands; None: no match."""
+"""From the accumulator and the arguments of what makes its value: the fused step's other operands;
+None: no match.
+"""
 
 
-def _fused_with(steps: List[Step], graph: Graph, name: str, definition: OpDefinition, operands: Operands) -> List[Step]:
-    """Each accumulation of what an op of this name makes, with nobody else to use it, as one step."""
+def _fused_with(
+    steps: List[Step], graph: Graph, name: str, definition: OpDefinition, operands: Operands
+) -> List[Step]:
+    """Each accumulation of what an op of this name makes, with nobody else to use it, as one
+    step.
+    """
     found = Steps(steps, graph)
     for i, step in enumerate(steps):
         match = _accumulated(found, i, name)
@@ -132,7 +166,9 @@ def fuse_accumulated_products(steps: List[Step], graph: Graph) -> List[Step]:
 
 
 def fuse_accumulated_sums(steps: List[Step], graph: Graph) -> List[Step]:
-    """A sum over the rows of a matrix, the gradient of a bias, whose only use is accumulate_mean_."""
+    """A sum over the rows of a matrix, the gradient of a bias, whose only use is
+    accumulate_mean_.
+    """
 
     def operands(found: Steps, t: Tensor, total: Dict[str, Any]) -> Optional[Dict[str, Any]]:
         X = total["t"]
@@ -143,7 +179,9 @@ def fuse_accumulated_sums(steps: List[Step], graph: Graph) -> List[Step]:
 
 
 def fuse_accumulated_rows(steps: List[Step], graph: Graph) -> List[Step]:
-    """The gradient of a table lookup whose only use is accumulate_mean_ into the table's accumulator."""
+    """The gradient of a table lookup whose only use is accumulate_mean_ into the table's
+    accumulator.
+    """
 
     def operands(found: Steps, t: Tensor, lookup: Dict[str, Any]) -> Optional[Dict[str, Any]]:
         given = {name: lookup[name] for name in ("dy", "indices", "zero_OOR")}

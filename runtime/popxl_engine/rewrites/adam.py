@@ -19,7 +19,9 @@ Options = Dict[str, Any]
 MOMENTS = {"float32", "float16", "bfloat16"}
 """Element types that moments may have."""
 CHUNK = 1 << 17
-"""Elements worked on at a time by each thread: a scaled gradient is still in the cache when the update reads it."""
+"""Elements worked on at a time by each thread: a scaled gradient is still in the cache when the
+update reads it.
+"""
 
 
 def adamw_(
@@ -35,11 +37,15 @@ def adamw_(
     epsilon: Any,
     weight_decay: Any,
 ) -> torch.Tensor:
-    """One AdamW step with gradient ``grad * scale``; ``step`` is counted already. Writes var, first and second.
+    """One AdamW step with gradient ``grad * scale``; ``step`` is counted already. Writes var, first
+    and second.
 
-    Those of 16 bits are rounded once each, and draw in this order. The update is made from the moments as rounded.
+    Those of 16 bits are rounded once each, and draw in this order. The update is made from the
+    moments as rounded.
     """
-    return _adamw(None, var, grad, scale, first, second, step, minus_lr, beta1, beta2, epsilon, weight_decay)
+    return _adamw(
+        None, var, grad, scale, first, second, step, minus_lr, beta1, beta2, epsilon, weight_decay
+    )
 
 
 def adamw_where_(
@@ -56,11 +62,15 @@ def adamw_where_(
     epsilon: Any,
     weight_decay: Any,
 ) -> torch.Tensor:
-    """`adamw_` where a bool scalar is true; no bit of var, first and second changes where it is false."""
+    """`adamw_` where a bool scalar is true; no bit of var, first and second changes where it is
+    false.
+    """
     if not var.is_cuda and not bool(condition):
         return var
     asked = condition if var.is_cuda else None  # nobody waits for a GPU's
-    return _adamw(asked, var, grad, scale, first, second, step, minus_lr, beta1, beta2, epsilon, weight_decay)
+    return _adamw(
+        asked, var, grad, scale, first, second, step, minus_lr, beta1, beta2, epsilon, weight_decay
+    )
 
 
 def _adamw(
@@ -84,19 +94,28 @@ def _adamw(
         return _strided(condition, var, grad, scale, first, second, *rest)
     number = factor if var.is_cuda else float  # nobody waits for a GPU's
     times, noises = 1.0 if scale is None else number(scale), [update_noise(t) for t in state]
-    lr, numbers = -number(minus_lr), (float(beta1), float(beta2), float(epsilon), float(weight_decay or 0.0))
+    lr, numbers = (
+        -number(minus_lr),
+        (float(beta1), float(beta2), float(epsilon), float(weight_decay or 0.0)),
+    )
     starts = {noise.start for noise in noises if noise is not None}
     if in_one_pass and len(starts) <= 1:
         return _native(state, grad, (times, float(step), lr, *numbers), noises, *starts)
     options: Options = dict(zip(("lr", "beta1", "beta2", "eps", "weight_decay"), (lr, *numbers)))
-    update = _fused if first.dtype == second.dtype == torch.float32 and not var.is_cuda else _step_by_step
+    update = (
+        _fused
+        if first.dtype == second.dtype == torch.float32 and not var.is_cuda
+        else _step_by_step
+    )
     flat, gradient = [t.view(-1) for t in state], grad.reshape(-1)
     size = max(var.numel(), 1) if var.is_cuda else CHUNK * torch.get_num_threads()
     is_one = isinstance(times, float) and times == 1.0
     for start in range(0, var.numel(), size):
         g = gradient[start : start + size].to(torch.float32)
         part = [t[start : start + size] for t in flat]
-        update(part, g if is_one else g * times, step.reshape(()), options, noises, start, condition)
+        update(
+            part, g if is_one else g * times, step.reshape(()), options, noises, start, condition
+        )
     return var
 
 
@@ -112,7 +131,9 @@ def _fused(
     start: int,
     condition: Optional[torch.Tensor] = None,
 ) -> None:
-    """`adamw_` on a part whose first element has index ``start``, with moments in float32; there is no condition."""
+    """`adamw_` on a part whose first element has index ``start``, with moments in float32; there is
+    no condition.
+    """
     assert condition is None, "a processor's is asked before"
     weight, m, v = state
     wide = widened(weight)
@@ -166,7 +187,11 @@ def _weight(
 
 
 def _native(
-    state: Sequence[torch.Tensor], grad: torch.Tensor, numbers: Sequence[float], noises: Noises, offset: int = 0
+    state: Sequence[torch.Tensor],
+    grad: torch.Tensor,
+    numbers: Sequence[float],
+    noises: Noises,
+    offset: int = 0,
 ) -> torch.Tensor:
     """`adamw_` in one pass over memory. ``offset``: the start of every noise."""
     keys = [0 if noise is None else noise.key for noise in noises]
@@ -197,7 +222,8 @@ ADAMW_WHERE = fused(adamw_where_, writes=("var", "first", "second"))
 
 
 def fuse_adam(steps: List[Step], graph: Graph) -> List[Step]:
-    """Both moments, Adam's update and its subtraction from the weight, as `AdamOptimizerStep` builds them.
+    """Both moments, Adam's update and its subtraction from the weight, as `AdamOptimizerStep`
+    builds them.
 
     So is what puts all three back as they were where a condition is false.
     """
@@ -209,7 +235,14 @@ def fuse_adam(steps: List[Step], graph: Graph) -> List[Step]:
             condition, restoring = _condition(found, i, match, absorbed)
             if restoring:
                 found.replace(
-                    i, Step(ADAMW_WHERE, {"condition": condition, **match}, step.outputs, step.source, writers)
+                    i,
+                    Step(
+                        ADAMW_WHERE,
+                        {"condition": condition, **match},
+                        step.outputs,
+                        step.source,
+                        writers,
+                    ),
                 )
             else:
                 found.replace(i, Step(ADAMW, match, step.outputs, step.source, writers))
@@ -217,10 +250,14 @@ def fuse_adam(steps: List[Step], graph: Graph) -> List[Step]:
     return found.result()
 
 
-def _condition(found: Steps, last: int, match: Options, absorbed: Sequence[int]) -> Tuple[Optional[Tensor], List[int]]:
-    """The condition without which var and moments are put back as they were, and the steps that keep and restore them.
+def _condition(
+    found: Steps, last: int, match: Options, absorbed: Sequence[int]
+) -> Tuple[Optional[Tensor], List[int]]:
+    """The condition without which var and moments are put back as they were, and the steps that
+    keep and restore them.
 
-    None, and no steps, where something else sees what they make, or what they write before they have.
+    None, and no steps, where something else sees what they make, or what they write before they
+    have.
     """
     state = [match[name] for name in ("var", "first", "second")]
     restored = [_restored(found, t, last, min(absorbed[:2])) for t in state]
@@ -232,30 +269,45 @@ def _condition(found: Steps, last: int, match: Options, absorbed: Sequence[int])
     origins = {found.origin(t) for t in state}
     between = (i for i in range(last + 1, max(steps)) if i not in steps and i not in found.removed)
     if found.maker.get(condition, -1) >= last or any(
-        writes(found.steps[i]) or any(found.origin(t) in origins for t in flatten(found.steps[i].arguments.values()))
+        writes(found.steps[i])
+        or any(found.origin(t) in origins for t in flatten(found.steps[i].arguments.values()))
         for i in between
     ):
         return None, []
     return condition, steps
 
 
-def _restored(found: Steps, t: Tensor, last: int, first: int) -> Tuple[Optional[Options], List[int]]:
-    """What chooses between a tensor and what was kept of it, and the steps that keep, choose, and restore.
+def _restored(
+    found: Steps, t: Tensor, last: int, first: int
+) -> Tuple[Optional[Options], List[int]]:
+    """What chooses between a tensor and what was kept of it, and the steps that keep, choose, and
+    restore.
 
     They are to be before step ``first``, the first that changes it, and after ``last``.
     """
     for i in range(last + 1, len(found.steps)):
         step = found.steps[i]
-        if step.definition.name != "copy_var_update_" or found.origin(step.arguments["t"]) is not found.origin(t):
+        if step.definition.name != "copy_var_update_" or found.origin(
+            step.arguments["t"]
+        ) is not found.origin(t):
             continue
         chosen = found.made_by(step.arguments["X"], "where")
         where = {} if chosen is None else found.steps[chosen].arguments
         kept = found.made_by(where.get("rhs"), "identity")
         if chosen is None or kept is None or not kept < first or chosen < last:
             break
-        is_whole = found.origin(where["lhs"]) is found.origin(t) is found.origin(found.steps[kept].arguments["t"])
+        is_whole = (
+            found.origin(where["lhs"])
+            is found.origin(t)
+            is found.origin(found.steps[kept].arguments["t"])
+        )
         seen = any(not found.used_only_by(out, ()) for out in step.outputs)
-        if not is_whole or seen or where["condition"].nelms != 1 or found.writes_between(kept, first):
+        if (
+            not is_whole
+            or seen
+            or where["condition"].nelms != 1
+            or found.writes_between(kept, first)
+        ):
             break
         return where, [kept, chosen, i]
     return None, []
@@ -281,15 +333,29 @@ def _match(found: Steps, index: int) -> Optional[Dict[str, Any]]:
     absorbed = [first, second, made, *absorbed]
     written = (var, m["t"], v["t"])
     apart = {found.origin(t) for t in (*written, gradient, adam["time_step"])}
-    seen = [t for i in (first, second) for t in found.steps[i].outputs if not found.used_only_by(t, absorbed)]
+    seen = [
+        t
+        for i in (first, second)
+        for t in found.steps[i].outputs
+        if not found.used_only_by(t, absorbed)
+    ]
     counted = found.maker.get(adam["time_step"])
     if len(apart) < 5 or seen or not found.may_run_late(absorbed, index, written, counted):
         return None
     return {
-        "var": var, "grad": gradient, "scale": scale, "first": m["t"], "second": v["t"], "step": adam["time_step"],
-        "minus_lr": minus_lr, "beta1": adam["beta1"], "beta2": adam["beta2"], "epsilon": adam["epsilon"],
-        "weight_decay": adam["weight_decay"], "absorbed": absorbed,
-    }  # fmt: skip
+        "var": var,
+        "grad": gradient,
+        "scale": scale,
+        "first": m["t"],
+        "second": v["t"],
+        "step": adam["time_step"],
+        "minus_lr": minus_lr,
+        "beta1": adam["beta1"],
+        "beta2": adam["beta2"],
+        "epsilon": adam["epsilon"],
+        "weight_decay": adam["weight_decay"],
+        "absorbed": absorbed,
+    }
 
 
 def _writer(found: Steps, moment: Tensor, name: str, before: int) -> Optional[int]:
@@ -304,7 +370,11 @@ def _writer(found: Steps, moment: Tensor, name: str, before: int) -> Optional[in
 def _scaled(found: Steps, gradient: Tensor, users: Any) -> Any:
     """(gradient, scale, absorbed steps): a product with one number is taken into the update."""
     index = found.maker.get(gradient)
-    if index is None or not found.used_only_by(gradient, users) or found.steps[index].definition.name != "mul":
+    if (
+        index is None
+        or not found.used_only_by(gradient, users)
+        or found.steps[index].definition.name != "mul"
+    ):
         return gradient, None, []
     a = found.steps[index].arguments
     if a["rhs"].nelms != 1 or a["lhs"].shape != gradient.shape:

@@ -1,4 +1,6 @@
-"""The gradient of a table whose rows are looked up, added to another gradient: its rows go there at once."""
+"""The gradient of a table whose rows are looked up, added to another gradient: its rows go there at
+once.
+"""
 
 from dataclasses import replace
 from typing import Dict, List, Set
@@ -13,7 +15,9 @@ from popxl_engine.rewrites.match import fused
 from popxl_engine.rewrites.unread_zeros import is_zeros
 
 
-def add_rows_(t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, zero_OOR: bool) -> torch.Tensor:
+def add_rows_(
+    t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, zero_OOR: bool
+) -> torch.Tensor:
     """t with dy added to rows by their indices, outside as `gather` says."""
     flat, rows = rows_by_index(t, dy, indices, zero_OOR)
     return t.index_add_(0, flat, rows)
@@ -25,7 +29,8 @@ ADD = fused(add_rows_, writes=("t",))
 def added_rows(block: Block) -> None:
     """add_ of zeros that nobody else meets but a mean of rows, with a counter at zero.
 
-    Accumulator and counter come fresh from `init`, and nothing writes the rows or their indices before they are added.
+    Accumulator and counter come fresh from `init`, and nothing writes the rows or their indices
+    before they are added.
     """
     means = [i for i, instr in enumerate(block.instrs) if instr.definition is ROWS]
     if not means:
@@ -44,7 +49,9 @@ def added_rows(block: Block) -> None:
     def changes(first: int, last: int, values: Set[Value]) -> bool:
         """Whether an instruction after the first and before the last one may write any of these."""
         between = block.instrs[first + 1 : last]
-        return any(storage(v) in values for instr in between for v in (*instr.written(), *instr.lent()))
+        return any(
+            storage(v) in values for instr in between for v in (*instr.written(), *instr.lent())
+        )
 
     for mean in means:
         a = block.instrs[mean].arguments
@@ -53,7 +60,11 @@ def added_rows(block: Block) -> None:
             continue
         made, _, adding = meeting[sums]
         add = block.instrs[adding]
-        if not block.instrs[made].is_op("init") or not _adds(add) or storage(add.arguments["rhs"]) is not sums:
+        if (
+            not block.instrs[made].is_op("init")
+            or not _adds(add)
+            or storage(add.arguments["rhs"]) is not sums
+        ):
             continue
         counter, rows = storage(a["step"]), {storage(a["dy"]), storage(a["indices"])}
         start, target = meeting[counter][0], storage(add.arguments["lhs"])
@@ -61,7 +72,10 @@ def added_rows(block: Block) -> None:
             continue
         if rows & {sums, target} or changes(mean, adding, rows):
             continue
-        arguments = {"t": add.arguments["lhs"], **{name: a[name] for name in ("dy", "indices", "zero_OOR")}}
+        arguments = {
+            "t": add.arguments["lhs"],
+            **{name: a[name] for name in ("dy", "indices", "zero_OOR")},
+        }
         block.instrs[adding] = replace(add, definition=ADD, arguments=arguments)
         gone |= {made, mean}
     block.instrs = [instr for i, instr in enumerate(block.instrs) if i not in gone]

@@ -1,4 +1,6 @@
-"""Softmax attention and its gradient: from queries, keys and values to results without scores in memory."""
+"""Softmax attention and its gradient: from queries, keys and values to results without scores in
+memory.
+"""
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -27,10 +29,11 @@ def attention(
     seed_tensor: Seed,
     p: float,
 ) -> Tuple[torch.Tensor, ...]:
-    """softmax(query @ key_t * scale + mask), with a seed also what dropout leaves of it, and the product with value.
+    """softmax(query @ key_t * scale + mask), with a seed also what dropout leaves of it, and the
+    product with value.
 
-    Shapes: query [b, h, q, d], key_t [b, h, d, s], value [b, h, s, d], mask [q, s] -> [b, h, q, s] (twice with a seed),
-    [b, h, q, d].
+    Shapes: query [b, h, q, d], key_t [b, h, d, s], value [b, h, s, d], mask [q, s] -> [b, h, q, s]
+    (twice with a seed), [b, h, q, d].
     """
     return attend(query, key_t, value, mask, scale, seed_tensor, p)
 
@@ -47,11 +50,15 @@ def attend(
 ) -> Tuple[torch.Tensor, ...]:
     """`attention`, or the last of its results alone, in the same bits."""
     key = key_t.transpose(2, 3)
-    if not (_has_rows(query, key, value) and mask.is_contiguous() and _draws_in_pairs(key, seed_tensor)):
+    if not (
+        _has_rows(query, key, value) and mask.is_contiguous() and _draws_in_pairs(key, seed_tensor)
+    ):
         results = _attention_by_parts(query, key_t, value, mask, scale, seed_tensor, p)
         return results if keeps_shares else results[-1:]
     sizes, y = (*query.shape[:3], key.shape[2], query.shape[3]), _result_for(query)
-    shares = [query.new_empty(sizes[:4]) for _ in range(keeps_shares * (1 + (seed_tensor is not None)))]
+    shares = [
+        query.new_empty(sizes[:4]) for _ in range(keeps_shares * (1 + (seed_tensor is not None)))
+    ]
     probabilities, dropped, *_ = *shares, None, None
     views, rest = _views(query, key, value), (*_views(y), *sizes, *_dropout(seed_tensor, p))
     native.call("attend", (query.dtype,), *views, mask, scale, probabilities, dropped, *rest)
@@ -95,12 +102,16 @@ def attention_grad(
     p: float,
     mask: Optional[torch.Tensor] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients for query, key_t and value of `attention`; ``factors`` is what was multiplied with value.
+    """Gradients for query, key_t and value of `attention`; ``factors`` is what was multiplied with
+    value.
 
-    The mask may be left out; where it hides keys, ``factors`` must be zero. The seed may be left out where ``factors``
-    is what dropout has left of ``probabilities``. With mask and seed, these two may be left out and are computed again.
+    The mask may be left out; where it hides keys, ``factors`` must be zero. The seed may be left
+    out where ``factors`` is what dropout has left of ``probabilities``. With mask and seed, these
+    two may be left out and are computed again.
     """
-    operands = Operands(dy, query_t, key, value_t, probabilities, factors, scale, seed_tensor, p, mask)
+    operands = Operands(
+        dy, query_t, key, value_t, probabilities, factors, scale, seed_tensor, p, mask
+    )
     if not takes_gradient(operands):
         return gradient_by_parts(operands)
     places = [_result_for(t) for t in (operands.query, key, operands.value)]
@@ -112,18 +123,37 @@ def takes_gradient(o: Operands) -> bool:
     """Whether `write_gradient` can work on these."""
     needed = (o.mask,) if o.probabilities is None else (o.probabilities, o.factors)
     is_ordered = all(t is not None and t.is_contiguous() for t in needed)
-    return is_ordered and _has_rows(o.dy, o.query, o.key, o.value) and _draws_in_pairs(o.key, o.seed_tensor)
+    return (
+        is_ordered
+        and _has_rows(o.dy, o.query, o.key, o.value)
+        and _draws_in_pairs(o.key, o.seed_tensor)
+    )
 
 
 def write_gradient(places: Sequence[torch.Tensor], o: Operands) -> None:
-    """`attention_grad` into three [b, h, n, d] whose last axis lies side by side, for query, key and value."""
+    """`attention_grad` into three [b, h, n, d] whose last axis lies side by side, for query, key
+    and value.
+    """
     sizes = (*o.query.shape[:3], o.key.shape[2], o.query.shape[3])
     recomputes = o.probabilities is None
     drops_again = recomputes and o.seed_tensor is not None
     scratch = o.dy.new_empty(native.scratch("attend_grad", *sizes[2:4], recomputes, drops_again))
-    views, rest = _views(o.dy, o.query, o.key, o.value), (*_views(*places), *sizes, *_dropout(o.seed_tensor, o.p))
+    views, rest = (
+        _views(o.dy, o.query, o.key, o.value),
+        (*_views(*places), *sizes, *_dropout(o.seed_tensor, o.p)),
+    )
     mask = o.mask if o.mask is not None and o.mask.is_contiguous() else None
-    native.call("attend_grad", (o.dy.dtype,), *views, o.probabilities, o.factors, mask, o.scale, *rest, scratch)
+    native.call(
+        "attend_grad",
+        (o.dy.dtype,),
+        *views,
+        o.probabilities,
+        o.factors,
+        mask,
+        o.scale,
+        *rest,
+        scratch,
+    )
 
 
 def _has_rows(*tensors: torch.Tensor) -> bool:
@@ -132,14 +162,20 @@ def _has_rows(*tensors: torch.Tensor) -> bool:
 
 
 def _result_for(t: torch.Tensor) -> torch.Tensor:
-    """Memory for a tensor of this shape, with the same order of axes, unless that does not end with the last."""
+    """Memory for a tensor of this shape, with the same order of axes, unless that does not end with
+    the last.
+    """
     result = torch.empty_like(t)
     return result if result.stride(3) == 1 else t.new_empty(t.shape)
 
 
 def _draws_in_pairs(key: torch.Tensor, seed_tensor: Seed) -> bool:
-    """Whether a row of probabilities begins with the first of two draws, and seeds are for equal parts of the batch."""
-    return seed_tensor is None or (key.shape[2] % 2 == 0 and key.shape[0] % (seed_tensor.numel() // 2) == 0)
+    """Whether a row of probabilities begins with the first of two draws, and seeds are for equal
+    parts of the batch.
+    """
+    return seed_tensor is None or (
+        key.shape[2] % 2 == 0 and key.shape[0] % (seed_tensor.numel() // 2) == 0
+    )
 
 
 def _views(*tensors: torch.Tensor) -> List[Any]:
@@ -148,7 +184,9 @@ def _views(*tensors: torch.Tensor) -> List[Any]:
 
 
 def _dropout(seed_tensor: Seed, p: float) -> Tuple[Any, ...]:
-    """Keys of the generator, how many, the least draw that is kept, and the factor for what is kept."""
+    """Keys of the generator, how many, the least draw that is kept, and the factor for what is
+    kept.
+    """
     if seed_tensor is None:
         return None, 0, 0, 1 / (1 - p)
     keys = generator.key(seed_tensor.reshape(-1, 2))
@@ -156,7 +194,9 @@ def _dropout(seed_tensor: Seed, p: float) -> Tuple[Any, ...]:
 
 
 def _in_rows(t: torch.Tensor) -> torch.Tensor:
-    """[b, h, n, d] whose heads follow one another in memory: else torch copies it for each product, turned or not."""
+    """[b, h, n, d] whose heads follow one another in memory: else torch copies it for each product,
+    turned or not.
+    """
     return t if t.shape[0] == 1 and t.stride(3) == 1 else t.contiguous()
 
 
@@ -174,7 +214,12 @@ def _attention_by_parts(
 
 
 def _shares_by_parts(
-    query: torch.Tensor, key_t: torch.Tensor, mask: torch.Tensor, scale: float, seed_tensor: Seed, p: float
+    query: torch.Tensor,
+    key_t: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
 ) -> Tuple[torch.Tensor, ...]:
     """Probabilities; with a seed also what dropout leaves of them."""
     query, key_t = _in_rows(query), _in_rows(key_t.transpose(2, 3)).transpose(2, 3)
@@ -188,7 +233,9 @@ def gradient_by_parts(o: Operands) -> Tuple[torch.Tensor, torch.Tensor, torch.Te
     """`attention_grad` op by op."""
     if o.probabilities is None:
         assert o.mask is not None, "what is made again needs its mask"
-        shares = _shares_by_parts(o.query, o.key.transpose(2, 3), o.mask, o.scale, o.seed_tensor, o.p)
+        shares = _shares_by_parts(
+            o.query, o.key.transpose(2, 3), o.mask, o.scale, o.seed_tensor, o.p
+        )
         o = o._replace(probabilities=shares[0], factors=shares[-1], seed_tensor=None)
     assert o.probabilities is not None and o.factors is not None
     dy, query_t = _in_rows(o.dy), _in_rows(o.query).transpose(2, 3)
@@ -215,11 +262,19 @@ def fuse_attention(steps: List[Step], graph: Graph) -> List[Step]:
         dropping = _maker(found, step.arguments["lhs"], "dropout")
         shares = step.arguments["lhs"] if dropping is None else steps[dropping].arguments["t"]
         normalising = _maker(found, shares, "softmax")
-        if normalising is None or shares.rank != 4 or steps[normalising].arguments["axis"] not in (-1, 3):
+        if (
+            normalising is None
+            or shares.rank != 4
+            or steps[normalising].arguments["axis"] not in (-1, 3)
+        ):
             continue
         scoring = found.made_by(steps[normalising].arguments["t"], "fused_scores")
         value = step.arguments["rhs"]
-        if scoring is None or value.shape[:2] != shares.shape[:2] or found.writes_between(scoring, i):
+        if (
+            scoring is None
+            or value.shape[:2] != shares.shape[:2]
+            or found.writes_between(scoring, i)
+        ):
             continue
         if value.shape[3] != steps[scoring].arguments["lhs"].shape[3]:
             continue
@@ -234,20 +289,30 @@ def fuse_attention(steps: List[Step], graph: Graph) -> List[Step]:
 
 
 def fuse_attention_grad(steps: List[Step], graph: Graph) -> List[Step]:
-    """The products around a softmax's gradient, with the dropout before it and the scale after it."""
+    """The products around a softmax's gradient, with the dropout before it and the scale after
+    it.
+    """
     found = Steps(steps, graph)
     for i, step in enumerate(steps):
         if step.definition.name == "softmax_grad" and (match := _gradient(found, i)) is not None:
             indices, arguments, outputs = match
             last = max(indices)
-            if not found.writes_between(min(indices), last) and _only_after(found, outputs, last, indices):
+            if not found.writes_between(min(indices), last) and _only_after(
+                found, outputs, last, indices
+            ):
                 absorbed = [n for n in indices if n != last]
-                found.replace(last, Step(GRADIENT, arguments, outputs, steps[last].source), *absorbed)
+                found.replace(
+                    last, Step(GRADIENT, arguments, outputs, steps[last].source), *absorbed
+                )
     return found.result()
 
 
-def _gradient(found: Steps, i: int) -> Optional[Tuple[List[int], Dict[str, Any], Tuple[Tensor, ...]]]:
-    """(steps of the pattern around a softmax's gradient, the fused step's arguments, its outputs)."""
+def _gradient(
+    found: Steps, i: int
+) -> Optional[Tuple[List[int], Dict[str, Any], Tuple[Tensor, ...]]]:
+    """(steps of the pattern around a softmax's gradient, the fused step's arguments, its
+    outputs).
+    """
     steps, a = found.steps, found.steps[i].arguments
     shares, d = a["y"], a["dy"]
     dropping = found.made_by(d, "dropout")
@@ -263,26 +328,48 @@ def _gradient(found: Steps, i: int) -> Optional[Tuple[List[int], Dict[str, Any],
     by_key = next((n for n in products if steps[n].arguments.get("lhs") is scaled), None)
     by_query = next((n for n in products if steps[n].arguments.get("rhs") is scaled), None)
     by_dy = _transposed_product(found, dy)
-    if by_key is None or by_query is None or by_dy is None or len(products) != 2 or scaled in found.outputs:
+    if (
+        by_key is None
+        or by_query is None
+        or by_dy is None
+        or len(products) != 2
+        or scaled in found.outputs
+    ):
         return None
-    indices = [n for n in (before, dropping, i, scaling, by_key, by_query, by_dy[0]) if n is not None]
+    indices = [
+        n for n in (before, dropping, i, scaling, by_key, by_query, by_dy[0]) if n is not None
+    ]
     multiplying = [steps[n] for n in (before, by_key, by_query, by_dy[0])]
-    if any(s.definition.name != "matmul" or s.arguments["output_type"] is not None for s in multiplying):
+    if any(
+        s.definition.name != "matmul" or s.arguments["output_type"] is not None for s in multiplying
+    ):
         return None
     key, query_t = steps[by_key].arguments["rhs"], steps[by_query].arguments["lhs"]
     if any(t.rank != 4 or t.shape[:2] != shares.shape[:2] for t in (dy, query_t, key, value_t)):
         return None
     if dy.shape[3] != key.shape[3]:
         return None
-    arguments = {"dy": dy, "query_t": query_t, "key": key, "value_t": value_t, "probabilities": shares}
+    arguments = {
+        "dy": dy,
+        "query_t": query_t,
+        "key": key,
+        "value_t": value_t,
+        "probabilities": shares,
+    }
     arguments |= {"factors": by_dy[1], "scale": scale, **_dropped(steps, dropping), "mask": None}
     return indices, arguments, tuple(steps[n].outputs[0] for n in (by_key, by_query, by_dy[0]))
 
 
 def _maker(found: Steps, t: Any, name: str) -> Optional[int]:
-    """The step that makes a tensor, if it is an op of this name; others may use the tensor as well."""
+    """The step that makes a tensor, if it is an op of this name; others may use the tensor as
+    well.
+    """
     index = found.maker.get(t) if isinstance(t, Tensor) else None
-    is_it = index is not None and index not in found.removed and found.steps[index].definition.name == name
+    is_it = (
+        index is not None
+        and index not in found.removed
+        and found.steps[index].definition.name == name
+    )
     return index if is_it else None
 
 
@@ -307,11 +394,16 @@ def _transposed_product(found: Steps, dy: Tensor) -> Optional[Tuple[int, Tensor]
 
 
 def _only_after(found: Steps, made: Tuple[Tensor, ...], last: int, absorbed: List[int]) -> bool:
-    """Whether nobody but absorbed steps uses, before the last one, what a fused step makes there."""
+    """Whether nobody but absorbed steps uses, before the last one, what a fused step makes
+    there.
+    """
     return all(n >= last or n in absorbed for t in made for n in found.users.get(t, []))
 
 
 def _dropped(steps: List[Step], dropping: Optional[int]) -> Dict[str, Any]:
     if dropping is None:
         return {"seed_tensor": None, "p": 0.0}
-    return {"seed_tensor": steps[dropping].arguments["seed_tensor"], "p": steps[dropping].arguments["p"]}
+    return {
+        "seed_tensor": steps[dropping].arguments["seed_tensor"],
+        "p": steps[dropping].arguments["p"],
+    }

@@ -26,7 +26,11 @@ def swap_transposed_products(steps: List[Step], graph: Graph) -> List[Step]:
         if step.definition.name != "transpose" or step.outputs[0].rank != 2:
             continue
         made = found.made_by(step.arguments["t"], "matmul")
-        if made is None or found.writes_between(made, i) or tuple(step.arguments["permutation"] or (1, 0)) != (1, 0):
+        if (
+            made is None
+            or found.writes_between(made, i)
+            or tuple(step.arguments["permutation"] or (1, 0)) != (1, 0)
+        ):
             continue
         factors = steps[made].arguments
         if factors["lhs"].rank != 2 or factors["rhs"].rank != 2:

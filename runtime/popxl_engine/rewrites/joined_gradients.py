@@ -1,4 +1,6 @@
-"""Gradients of attention's queries, keys and values, written side by side, where one product takes all three."""
+"""Gradients of attention's queries, keys and values, written side by side, where one product takes
+all three.
+"""
 
 from dataclasses import replace
 from typing import Any, Dict, List, Optional, Set, Tuple
@@ -35,11 +37,15 @@ def attention_grad_rows(
     p: float,
     mask: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
-    """`attention_grad` of n queries and n keys: rows of the gradients, side by side, [b * n, 3 * h * d]."""
+    """`attention_grad` of n queries and n keys: rows of the gradients, side by side, [b * n, 3 * h
+    * d].
+    """
     b, h, n, d = dy.shape
     rows = dy.new_empty(b * n, 3 * h * d)
     places = [part.view(b, n, h, d).transpose(1, 2) for part in rows.split(h * d, 1)]
-    operands = Operands(dy, query_t, key, value_t, probabilities, factors, scale, seed_tensor, p, mask)
+    operands = Operands(
+        dy, query_t, key, value_t, probabilities, factors, scale, seed_tensor, p, mask
+    )
     if takes_gradient(operands):
         write_gradient(places, operands)
         return rows
@@ -60,7 +66,11 @@ def join_gradients(block: Block) -> None:
     made: Dict[Instr, Instr] = {}
     joined: Set[Instr] = set()
     for instr in block.instrs:
-        if not instr.is_op("concat") or instr.arguments["axis"] != 1 or len(instr.arguments["ts"]) != 3:
+        if (
+            not instr.is_op("concat")
+            or instr.arguments["axis"] != 1
+            or len(instr.arguments["ts"]) != 3
+        ):
             continue
         whole = [_shown(uses, v, n == KEY) for n, v in enumerate(instr.arguments["ts"])]
         gradient = uses.maker.get(whole[0]) if whole[0] is not None else None
@@ -71,16 +81,30 @@ def join_gradients(block: Block) -> None:
 
 
 def _shown(uses: Uses, v: Value, is_turned: bool) -> Optional[Value]:
-    """The [b, h, n, d], turned the [b, h, d, n], that a [b * n, h * d] shows, if nobody uses anything in between."""
-    views: List[Tuple[str, Any]] = [("reshape", None), ("transpose", HEADS_THIRD), ("transpose", SWAPPED)]
+    """The [b, h, n, d], turned the [b, h, d, n], that a [b * n, h * d] shows, if nobody uses
+    anything in between.
+    """
+    views: List[Tuple[str, Any]] = [
+        ("reshape", None),
+        ("transpose", HEADS_THIRD),
+        ("transpose", SWAPPED),
+    ]
     for name, permutation in views[: 2 + is_turned]:
         v = _original(uses, v)
         maker = uses.maker.get(v)
-        if maker is None or not maker.is_op(name) or maker.arguments.get("permutation") != permutation:
+        if (
+            maker is None
+            or not maker.is_op(name)
+            or maker.arguments.get("permutation") != permutation
+        ):
             return None
         source: Value = maker.arguments["t"]
         flat, whole = v.spec, source.spec
-        if name == "reshape" and (flat.rank, whole.rank, flat.shape[0]) != (2, 4, whole.shape[0] * whole.shape[1]):
+        if name == "reshape" and (flat.rank, whole.rank, flat.shape[0]) != (
+            2,
+            4,
+            whole.shape[0] * whole.shape[1],
+        ):
             return None
         if not uses.is_used_once(v):
             return None

@@ -14,7 +14,8 @@ from popxl_engine.rewrites.uses import Uses, turned
 
 
 def remade_shares(block: Block) -> None:
-    """A gradient computes probabilities again, from mask and seed, where it alone reads what an attention gives.
+    """A gradient computes probabilities again, from mask and seed, where it alone reads what an
+    attention gives.
 
     The attention goes, and with it the memory for all heads' probabilities.
     """
@@ -56,7 +57,9 @@ def are_of_same(uses: Uses, forward: Instr, gradient: Instr) -> bool:
     """Whether a gradient has an attention's queries, keys, values and scale."""
     of, a = forward.arguments, gradient.arguments
     pairs = ((of["query"], a["query_t"]), (of["key_t"], a["key"]), (of["value"], a["value_t"]))
-    are_equal = all(uses.content(one) == turned(uses.content(other), SWAPPED) for one, other in pairs)
+    are_equal = all(
+        uses.content(one) == turned(uses.content(other), SWAPPED) for one, other in pairs
+    )
     return are_equal and of["scale"] == a["scale"]
 
 
@@ -70,24 +73,36 @@ def _forward(uses: Uses, gradient: Instr) -> Optional[Instr]:
     """The attention whose probabilities a gradient is given."""
     probabilities = uses.source(gradient.arguments["probabilities"])
     maker = uses.maker.get(probabilities) if probabilities is not None else None
-    is_it = maker is not None and maker.definition is ATTENTION and maker.outputs[0] is probabilities
+    is_it = (
+        maker is not None and maker.definition is ATTENTION and maker.outputs[0] is probabilities
+    )
     return maker if is_it else None
 
 
 def _draws_the_same(uses: Uses, gradient: Instr, forward: Instr) -> bool:
-    """Whether a gradient's factors are what its attention has multiplied with values, and can be made as that did."""
+    """Whether a gradient's factors are what its attention has multiplied with values, and can be
+    made as that did.
+    """
     of, a = forward.arguments, gradient.arguments
     if of["seed_tensor"] is None:
-        return a["seed_tensor"] is None and a["p"] == 0 and uses.source(a["factors"]) is forward.outputs[0]
+        return (
+            a["seed_tensor"] is None
+            and a["p"] == 0
+            and uses.source(a["factors"]) is forward.outputs[0]
+        )
     return a["seed_tensor"] is not None and _is_its_dropout(uses, gradient, forward)
 
 
 def _is_its_dropout(uses: Uses, gradient: Instr, forward: Instr) -> bool:
-    """Whether a gradient is given what dropout left of the probabilities, and would draw as that did."""
+    """Whether a gradient is given what dropout left of the probabilities, and would draw as that
+    did.
+    """
     of, a = forward.arguments, gradient.arguments
     if of["seed_tensor"] is None or of["p"] != a["p"] or np.float32(1 / (1 - of["p"])) == 1:
         return False  # a factor of 1 says that nothing is dropped
     seed = uses.source(a["seed_tensor"])
     return (
-        seed is not None and seed is uses.source(of["seed_tensor"]) and uses.source(a["factors"]) is forward.outputs[1]
+        seed is not None
+        and seed is uses.source(of["seed_tensor"])
+        and uses.source(a["factors"]) is forward.outputs[1]
     )

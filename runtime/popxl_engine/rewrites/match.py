@@ -17,7 +17,9 @@ def fused(fn: Callable[..., Any], writes: Sequence[str] = ()) -> OpDefinition:
     """The definition of a fused step from its kernel."""
     name = f"fused_{fn.__name__}"
     FUSED[name] = fn
-    return OpDefinition(name=name, infer=lambda **_: None, signature=inspect.signature(fn), writes=tuple(writes))
+    return OpDefinition(
+        name=name, infer=lambda **_: None, signature=inspect.signature(fn), writes=tuple(writes)
+    )
 
 
 def kernel_like(name: str, like: torch.Tensor) -> Kernel:
@@ -26,7 +28,9 @@ def kernel_like(name: str, like: torch.Tensor) -> Kernel:
 
 
 class Steps:
-    """A graph's steps with an index of who makes and who uses each tensor, as they were at first."""
+    """A graph's steps with an index of who makes and who uses each tensor, as they were at
+    first.
+    """
 
     def __init__(self, steps: Sequence[Step], graph: Graph):
         self._first, self.steps = tuple(steps), list(steps)
@@ -57,29 +61,38 @@ class Steps:
         return origins
 
     def origin(self, t: Any) -> Any:
-        """The first tensor whose storage this one is by contract, through in-place results and views."""
+        """The first tensor whose storage this one is by contract, through in-place results and
+        views.
+        """
         return self._origin.get(t, t)
 
     def used_only_by(self, t: Tensor, users: Iterable[int]) -> bool:
         """Whether nothing but these steps sees a tensor."""
         return t not in self.outputs and set(self.users.get(t, ())) <= set(users)
 
-    def may_run_late(self, absorbed: Sequence[int], last: int, written: Iterable[Tensor], except_: Any = None) -> bool:
+    def may_run_late(
+        self, absorbed: Sequence[int], last: int, written: Iterable[Tensor], except_: Any = None
+    ) -> bool:
         """Whether steps may run at ``last`` instead of where they are.
 
-        Nothing else in between may write, or see the storage that they write; one step, ``except_``, may.
+        Nothing else in between may write, or see the storage that they write; one step,
+        ``except_``, may.
         """
         origins = {self.origin(t) for t in written}
         for i in range(min(absorbed), last):
             if i in absorbed or i in self.removed or i == except_:
                 continue
             step = self.steps[i]
-            if writes(step) or any(self.origin(t) in origins for t in flatten(step.arguments.values())):
+            if writes(step) or any(
+                self.origin(t) in origins for t in flatten(step.arguments.values())
+            ):
                 return False
         return True
 
     def made_by(self, t: Any, name: str) -> Optional[int]:
-        """Index of the step that makes a tensor, if it is an op of this name and nothing else uses the tensor."""
+        """Index of the step that makes a tensor, if it is an op of this name and nothing else uses
+        the tensor.
+        """
         index = self.maker.get(t) if isinstance(t, Tensor) else None
         if index is None or index in self.removed or self.steps[index].definition.name != name:
             return None
@@ -95,7 +108,9 @@ class Steps:
         self.removed.update(absorbed)
 
     def transposed(self, t: Tensor, before: int) -> Tensor:
-        """The transpose of a matrix: what it is the transpose of, or a new view made before an index."""
+        """The transpose of a matrix: what it is the transpose of, or a new view made before an
+        index.
+        """
         maker = self.maker.get(t)
         if (
             maker is not None
@@ -123,7 +138,9 @@ class Steps:
 
 
 def _share(origins: Dict[Tensor, Tensor], source: Tensor, result: Tensor) -> None:
-    """Give both one origin. A result that has one already is a join of tensors, whose origins become one."""
+    """Give both one origin. A result that has one already is a join of tensors, whose origins
+    become one.
+    """
     origin, other = origins.get(source, source), origins.get(result, result)
     if other is not result:
         origins.update((t, origin) for t, known in list(origins.items()) if known is other)
@@ -142,7 +159,9 @@ def shared_storage(step: Step) -> Iterator[Tuple[Tensor, Tensor]]:
 
 def writes(step: Step) -> bool:
     """Whether a step changes storage."""
-    return bool(step.definition.writes) or bool("control" in step.definition.effects and step.source.written)
+    return bool(step.definition.writes) or bool(
+        "control" in step.definition.effects and step.source.written
+    )
 
 
 def scalar_constant(t: Any) -> Optional[float]:

@@ -5,11 +5,16 @@ from popxl_engine.rewrites.uses import Uses
 
 
 def narrow_logits(block: Block) -> None:
-    """log-sum-exp and its gradient read 16-bit logits themselves: the same numbers, without float32 copies of them.
+    """log-sum-exp and its gradient read 16-bit logits themselves: the same numbers, without float32
+    copies of them.
 
     A gradient whose only use is a cast back comes out of the kernel rounded.
     """
-    found = [i for i in block.instrs if i.is_op("logsumexp_and_pick") or i.is_op("logsumexp_and_pick_grad")]
+    found = [
+        i
+        for i in block.instrs
+        if i.is_op("logsumexp_and_pick") or i.is_op("logsumexp_and_pick_grad")
+    ]
     if not found:
         return
     uses = Uses(block)
@@ -25,4 +30,6 @@ def narrow_logits(block: Block) -> None:
             for value in chain:
                 value.spec = type(value.spec)(value.spec.shape, logits.spec.dtype)
             at = block.instrs.index(cast)
-            block.instrs[at] = Instr("copy", {"t": chain[-1]}, cast.outputs, source=cast.source, path=cast.path)
+            block.instrs[at] = Instr(
+                "copy", {"t": chain[-1]}, cast.outputs, source=cast.source, path=cast.path
+            )

@@ -1,4 +1,6 @@
-"""Matrix products with what is added to them: bias, and the scale and mask of attention scores; and by tiles."""
+"""Matrix products with what is added to them: bias, and the scale and mask of attention scores; and
+by tiles.
+"""
 
 from typing import List, Optional
 
@@ -7,7 +9,12 @@ from popxl import dtypes
 from popxl.graph import Graph
 
 from popxl_engine import native
-from popxl_engine.kernels.linalg import matrix_product, multiplies_natively, product, rows_on_boundaries
+from popxl_engine.kernels.linalg import (
+    matrix_product,
+    multiplies_natively,
+    product,
+    rows_on_boundaries,
+)
 from popxl_engine.kernels.rounding import NARROW
 from popxl_engine.rewrites.match import Steps, fused, scalar_constant
 from popxl_engine.steps import Step
@@ -21,12 +28,16 @@ def linear(lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor) -> torch.Te
 
 
 def scores(lhs: torch.Tensor, rhs: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """lhs @ rhs * scale + mask in one pass over the result: [..., m, k], [..., k, n], [m, n] -> [..., m, n]."""
+    """lhs @ rhs * scale + mask in one pass over the result: [..., m, k], [..., k, n], [m, n] ->
+    [..., m, n].
+    """
     if lhs.dtype in NARROW and not (lhs.is_cuda or multiplies_natively(lhs.dtype)):
         return product(lhs, rhs, torch.float32).mul_(scale).add_(mask).to(lhs.dtype)
     shape = (*lhs.shape[:-1], rhs.shape[-1])
     left, right = lhs.reshape(-1, *lhs.shape[-2:]), rhs.reshape(-1, *rhs.shape[-2:])
-    return torch.baddbmm(mask.expand(left.shape[0], *mask.shape), left, right, alpha=scale).reshape(shape)
+    return torch.baddbmm(mask.expand(left.shape[0], *mask.shape), left, right, alpha=scale).reshape(
+        shape
+    )
 
 
 def tiled(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
@@ -35,7 +46,10 @@ def tiled(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor]) ->
     if not native.multiplies(lhs, rhs):
         return product(lhs, rhs, lhs.dtype) if bias is None else linear(lhs, rhs, bias)
     y = rows_on_boundaries(rows, columns, lhs, TILE_ROW)
-    added, factors = None if bias is None else bias.contiguous(), (lhs, *lhs.stride(), rhs, *rhs.stride())
+    added, factors = (
+        None if bias is None else bias.contiguous(),
+        (lhs, *lhs.stride(), rhs, *rhs.stride()),
+    )
     native.call("multiply_add", (), *factors, added, y, y.stride(0), rows, columns, inner)
     return y
 
@@ -45,9 +59,13 @@ SCORES = fused(scores)
 TILED = fused(tiled)
 
 FEWEST, LEAST = 512, 64
-"""Rows of a product, and columns or terms of its sums, from which packing the right operand pays."""
+"""Rows of a product, and columns or terms of its sums, from which packing the right operand
+pays.
+"""
 TILE_ROW = 64
-"""Bytes of a row of a tile: a product whose rows begin on such boundaries is not packed when it is multiplied again."""
+"""Bytes of a row of a tile: a product whose rows begin on such boundaries is not packed when it is
+multiplied again.
+"""
 
 
 def fuse_bias(steps: List[Step], graph: Graph) -> List[Step]:
@@ -68,7 +86,11 @@ def fuse_bias(steps: List[Step], graph: Graph) -> List[Step]:
             ):
                 continue
             a = steps[made].arguments
-            if a["output_type"] is None and a["lhs"].rank == a["rhs"].rank == 2 and y.dtype.is_floating_point:
+            if (
+                a["output_type"] is None
+                and a["lhs"].rank == a["rhs"].rank == 2
+                and y.dtype.is_floating_point
+            ):
                 arguments = {"lhs": a["lhs"], "rhs": a["rhs"], "bias": bias}
                 found.replace(i, Step(LINEAR, arguments, step.outputs, step.source), made)
                 break
@@ -87,7 +109,12 @@ def fuse_scores(steps: List[Step], graph: Graph) -> List[Step]:
             continue
         y, scale = steps[times].arguments["lhs"], scalar_constant(steps[times].arguments["rhs"])
         made = found.made_by(y, "matmul")
-        if made is None or scale is None or found.writes_between(made, i) or y.shape != scaled.shape:
+        if (
+            made is None
+            or scale is None
+            or found.writes_between(made, i)
+            or y.shape != scaled.shape
+        ):
             continue
         a = steps[made].arguments
         if a["output_type"] is None and a["lhs"].shape[:-2] == a["rhs"].shape[:-2]:
@@ -97,7 +124,9 @@ def fuse_scores(steps: List[Step], graph: Graph) -> List[Step]:
 
 
 def tile_products(steps: List[Step], graph: Graph) -> List[Step]:
-    """Products of bfloat16 matrices, with or without bias, that the library's tiles may make: `tiled` decides."""
+    """Products of bfloat16 matrices, with or without bias, that the library's tiles may make:
+    `tiled` decides.
+    """
     result = []
     for step in steps:
         a, name = step.arguments, step.definition.name

@@ -1,4 +1,6 @@
-"""Numbers that are computed again: each parameter's update derives the same few from norm and learning rate."""
+"""Numbers that are computed again: each parameter's update derives the same few from norm and
+learning rate.
+"""
 
 from dataclasses import replace
 from typing import Any, Dict
@@ -8,12 +10,15 @@ from popxl_engine.blocks import Block, Instr, Value
 
 
 def repeated_numbers(block: Block) -> None:
-    """A result with one element, of an op without effects whose operands are the same, is a copy of the first.
+    """A result with one element, of an op without effects whose operands are the same, is a copy of
+    the first.
 
     What the block writes anywhere is never the same.
     """
     groups = storage_groups(block)
-    written = {groups.get(v, v) for instr in block.instrs for v in (*instr.written(), *instr.lent())}
+    written = {
+        groups.get(v, v) for instr in block.instrs for v in (*instr.written(), *instr.lent())
+    }
 
     def is_written(value: Value) -> bool:
         return groups.get(value, value) in written
@@ -30,17 +35,25 @@ def repeated_numbers(block: Block) -> None:
             return object() if is_written(argument) else names.get(argument, argument)
         if isinstance(argument, (tuple, list)):
             return tuple(map(name, argument))
-        return type(argument), repr(argument) if isinstance(argument, (bool, int, float)) else id(argument)
+        return type(argument), repr(argument) if isinstance(argument, (bool, int, float)) else id(
+            argument
+        )
 
     for i, instr in enumerate(block.instrs):
         if instr.kind == "copy":
             names[instr.outputs[0]] = name(instr.arguments["t"])
         elif _makes_a_number(instr):
             assert instr.definition is not None
-            key = (instr.definition.name, instr.host, *((n, name(a)) for n, a in instr.arguments.items()))
+            key = (
+                instr.definition.name,
+                instr.host,
+                *((n, name(a)) for n, a in instr.arguments.items()),
+            )
             made = first.get(key)
             if made is not None:
-                block.instrs[i] = replace(instr, kind="copy", arguments={"t": made}, definition=None)
+                block.instrs[i] = replace(
+                    instr, kind="copy", arguments={"t": made}, definition=None
+                )
                 names[instr.outputs[0]] = name(made)
             elif not is_written(instr.outputs[0]):
                 first[key] = instr.outputs[0]
@@ -49,6 +62,12 @@ def repeated_numbers(block: Block) -> None:
 def _makes_a_number(instr: Instr) -> bool:
     """Whether an instruction makes one element of its own, and does nothing else."""
     definition = instr.definition
-    if instr.kind != "op" or definition is None or definition.writes or definition.alias or definition.effects:
+    if (
+        instr.kind != "op"
+        or definition is None
+        or definition.writes
+        or definition.alias
+        or definition.effects
+    ):
         return False
     return len(instr.outputs) == 1 and all(n == 1 for n in instr.outputs[0].spec.shape)

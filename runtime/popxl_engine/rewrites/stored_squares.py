@@ -1,4 +1,6 @@
-"""Squares of a gradient, summed up where the product stores it: nothing reads the gradient again for its norm."""
+"""Squares of a gradient, summed up where the product stores it: nothing reads the gradient again
+for its norm.
+"""
 
 from dataclasses import replace
 from typing import Any, Dict, Tuple
@@ -29,7 +31,9 @@ PRODUCT_SQUARES = fused(accumulate_product_squares_, writes=("t",))
 
 
 def stored_squares(block: Block) -> None:
-    """sumsquare of a whole accumulator in float32 that nothing may write after an accumulated product did."""
+    """sumsquare of a whole accumulator in float32 that nothing may write after an accumulated
+    product did.
+    """
     if not any(map(_is_sum_of_squares, block.instrs)):
         return
     groups = storage_groups(block)
@@ -40,7 +44,10 @@ def stored_squares(block: Block) -> None:
         if _is_sum_of_squares(instr):
             t = instr.arguments["t"]
             made = products.get(groups.get(t, t))
-            if made is not None and t in ((product := block.instrs[made]).arguments["t"], *product.outputs):
+            if made is not None and t in (
+                (product := block.instrs[made]).arguments["t"],
+                *product.outputs,
+            ):
                 outputs = [*product.outputs, *instr.outputs]
                 block.instrs[made] = replace(product, definition=PRODUCT_SQUARES, outputs=outputs)
                 del products[groups.get(t, t)]

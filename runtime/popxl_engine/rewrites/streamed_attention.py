@@ -1,4 +1,6 @@
-"""Causal attention on GPUs without its probabilities in memory: the gradient makes them again, piece by piece."""
+"""Causal attention on GPUs without its probabilities in memory: the gradient makes them again,
+piece by piece.
+"""
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +22,9 @@ from popxl_engine.summaries import blocks_of
 aten = torch.ops.aten
 
 ALIGNMENT = 16
-"""Bytes that a GPU's kernels read at once: a head is a multiple of them, and every row begins on such a boundary."""
+"""Bytes that a GPU's kernels read at once: a head is a multiple of them, and every row begins on
+such a boundary.
+"""
 WIDEST = 192
 """Size of a head up to which every GPU with the flash kernels has their gradient."""
 MULTIPROCESSORS = 132
@@ -32,7 +36,9 @@ HIDDEN = -9e3
 
 
 def streams(device: torch.device) -> bool:
-    """Whether a device has the kernels: a GPU from compute capability 8.0 on. One that is not there counts as such."""
+    """Whether a device has the kernels: a GPU from compute capability 8.0 on. One that is not there
+    counts as such.
+    """
     if device.type != "cuda":
         return False
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
@@ -41,19 +47,27 @@ def streams(device: torch.device) -> bool:
 def streamed_attention(
     query: torch.Tensor, key_t: torch.Tensor, value: torch.Tensor, scale: float
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """softmax(query @ key_t * scale) @ value over the keys up to each query's own; and what the gradient needs.
+    """softmax(query @ key_t * scale) @ value over the keys up to each query's own; and what the
+    gradient needs.
 
-    Shapes: query and value [b, h, s, d], key_t [b, h, d, s] -> [b, h, s, d]; float32 [b, h, s], the log-sum-exp of each
-    query's scores, which a kernel may lengthen.
-    Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691; for float32 Rabe and Staats 2021, arXiv:2112.05682.
+    Shapes: query and value [b, h, s, d], key_t [b, h, d, s] -> [b, h, s, d]; float32 [b, h, s], the
+    log-sum-exp of each query's scores, which a kernel may lengthen.
+    Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691; for float32 Rabe and Staats 2021,
+    arXiv:2112.05682.
     """
     operands = tuple(map(_in_rows, (query, key_t.transpose(2, 3), value)))
     if query.device.type == "cpu":
-        y, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(*operands, 0.0, True, scale=scale)
+        y, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
+            *operands, 0.0, True, scale=scale
+        )
     elif _takes_flash(query):
-        y, logsumexp, *_ = aten._scaled_dot_product_flash_attention(*operands, 0.0, True, scale=scale)
+        y, logsumexp, *_ = aten._scaled_dot_product_flash_attention(
+            *operands, 0.0, True, scale=scale
+        )
     else:
-        y, logsumexp, *_ = aten._scaled_dot_product_efficient_attention(*operands, None, True, 0.0, True, scale=scale)
+        y, logsumexp, *_ = aten._scaled_dot_product_efficient_attention(
+            *operands, None, True, 0.0, True, scale=scale
+        )
     return y, logsumexp
 
 
@@ -69,35 +83,56 @@ def streamed_attention_grad(
     """Gradients for query, key_t and value of `streamed_attention`; the same bits every time."""
     operands = tuple(map(_in_rows, (dy, query_t.transpose(2, 3), key, value_t.transpose(2, 3), y)))
     if dy.device.type == "cpu":
-        found = aten._scaled_dot_product_flash_attention_for_cpu_backward(*operands, logsumexp, 0.0, True, scale=scale)
+        found = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *operands, logsumexp, 0.0, True, scale=scale
+        )
     else:
         found = _gradient_on_gpu(operands, logsumexp, scale)
     return found[0], found[1].transpose(2, 3), found[2]
 
 
-def _gradient_on_gpu(operands: Tuple[torch.Tensor, ...], logsumexp: torch.Tensor, scale: float) -> Any:
+def _gradient_on_gpu(
+    operands: Tuple[torch.Tensor, ...], logsumexp: torch.Tensor, scale: float
+) -> Any:
     dy, query, key, value, y = operands
     sequence, is_flash = query.shape[2], _takes_flash(query)
     sums = _sums_of_flash(query) if is_flash and query.is_meta else None
     with _one_order():
         if is_flash:
-            draws = query.new_empty(2, dtype=torch.uint64), query.new_empty((), dtype=torch.uint64)  # dropout's: none
+            # dropout's: none
+            draws = query.new_empty(2, dtype=torch.uint64), query.new_empty((), dtype=torch.uint64)
             found = aten._scaled_dot_product_flash_attention_backward(
-                *(*operands, logsumexp, None, None, sequence, sequence, 0.0, True, *draws), scale=scale
+                *(*operands, logsumexp, None, None, sequence, sequence, 0.0, True, *draws),
+                scale=scale,
             )
         else:
             draws = query.new_empty((), dtype=torch.int64), query.new_empty((), dtype=torch.int64)
             found = aten._scaled_dot_product_efficient_attention_backward(
-                *(dy, query, key, value, None, y, logsumexp, *draws, 0.0, [True, True, True, False], True), scale=scale
+                *(
+                    dy,
+                    query,
+                    key,
+                    value,
+                    None,
+                    y,
+                    logsumexp,
+                    *draws,
+                    0.0,
+                    [True, True, True, False],
+                    True,
+                ),
+                scale=scale,
             )
     del sums
     return found
 
 
 def _sums_of_flash(query: torch.Tensor) -> torch.Tensor:
-    """What the flash kernel takes beside its results to add in one order, which a rehearsal would not see.
+    """What the flash kernel takes beside its results to add in one order, which a rehearsal would
+    not see.
 
-    A part for each of the GPU's multiprocessors, as far as heads leave some without work, of whole tiles.
+    A part for each of the GPU's multiprocessors, as far as heads leave some without work, of whole
+    tiles.
     """
     batch, heads, sequence, width = query.shape
     parts = -(-MULTIPROCESSORS // (batch * heads))
@@ -110,19 +145,27 @@ def _takes_flash(query: torch.Tensor) -> bool:
 
 
 def _in_rows(t: torch.Tensor) -> torch.Tensor:
-    """[b, h, s, d] as the kernels read it: its last axis side by side, and each row of it on a boundary.
+    """[b, h, s, d] as the kernels read it: its last axis side by side, and each row of it on a
+    boundary.
 
     What rows of projections hold is so already.
     """
     unit = ALIGNMENT // t.element_size()
-    is_placed = t.stride(3) == 1 and not any(n % unit for n in (t.storage_offset(), *t.stride()[:3]))
+    is_placed = t.stride(3) == 1 and not any(
+        n % unit for n in (t.storage_offset(), *t.stride()[:3])
+    )
     return t if is_placed else t.clone(memory_format=torch.contiguous_format)
 
 
 @contextmanager
 def _one_order() -> Iterator[None]:
-    """Inside, kernels add in one order, where torch lets them choose otherwise, even if it is asked to warn only."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    """Inside, kernels add in one order, where torch lets them choose otherwise, even if it is asked
+    to warn only.
+    """
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     settings: Any = torch.utils.deterministic
     fills, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False
     torch.use_deterministic_algorithms(True)
@@ -146,9 +189,11 @@ class Found:
 
 
 def stream_attention(main: Block) -> None:
-    """Attention with a causal mask and without dropout gives its result and log-sum-exp instead of probabilities.
+    """Attention with a causal mask and without dropout gives its result and log-sum-exp instead of
+    probabilities.
 
-    An op is rewritten wherever a program runs it or nowhere, so that what is computed again has the same bits.
+    An op is rewritten wherever a program runs it or nowhere, so that what is computed again has the
+    same bits.
     """
     everywhere: List[Found] = []
     refused: Set[Optional[Op]] = set()
@@ -157,7 +202,11 @@ def stream_attention(main: Block) -> None:
         hiding = {v: c for c, v in block.constants.items()}
         for instr in block.instrs:
             if instr.definition is ATTENTION:
-                found = _seen_by_gradients(block, uses, instr) if _is_causal(uses, hiding, instr) else None
+                found = (
+                    _seen_by_gradients(block, uses, instr)
+                    if _is_causal(uses, hiding, instr)
+                    else None
+                )
                 if found is not None:
                     everywhere.append(found)
                 else:
@@ -168,10 +217,14 @@ def stream_attention(main: Block) -> None:
 
 
 def _is_causal(uses: Uses, hiding: Dict[Value, Constant], instr: Instr) -> bool:
-    """Whether the kernels take it: as many keys as queries, each of which sees those up to its own, and whole heads."""
+    """Whether the kernels take it: as many keys as queries, each of which sees those up to its own,
+    and whole heads.
+    """
     a = instr.arguments
     query, key_t, value = (a[n].spec for n in ("query", "key_t", "value"))
-    heads_fit = query.shape[3] * query.dtype.itemsize % ALIGNMENT == 0 and query.dtype is not dtypes.float64
+    heads_fit = (
+        query.shape[3] * query.dtype.itemsize % ALIGNMENT == 0 and query.dtype is not dtypes.float64
+    )
     if a["seed_tensor"] is not None or not heads_fit or not query.shape == value.shape:
         return False
     mask = uses.source(a["mask"])
@@ -183,7 +236,9 @@ def _is_causal(uses: Uses, hiding: Dict[Value, Constant], instr: Instr) -> bool:
 
 
 def _seen_by_gradients(block: Block, uses: Uses, instr: Instr) -> Optional[Found]:
-    """Its gradients, if nothing else sees the probabilities, and they are for the very same operands."""
+    """Its gradients, if nothing else sees the probabilities, and they are for the very same
+    operands.
+    """
     probabilities, y = instr.outputs
     gradients = uses.readers([probabilities])
     if gradients is None or gradients and uses.is_written(y):
@@ -193,18 +248,26 @@ def _seen_by_gradients(block: Block, uses: Uses, instr: Instr) -> Optional[Found
 
 
 def _is_gradient(uses: Uses, forward: Instr, gradient: Instr) -> bool:
-    """Whether a gradient is that of an attention, whose probabilities it is given, nobody having written to them."""
+    """Whether a gradient is that of an attention, whose probabilities it is given, nobody having
+    written to them.
+    """
     a = gradient.arguments
-    are_given = all(uses.source(a[name]) is forward.outputs[0] for name in ("probabilities", "factors"))
+    are_given = all(
+        uses.source(a[name]) is forward.outputs[0] for name in ("probabilities", "factors")
+    )
     return are_given and a["seed_tensor"] is None and are_of_same(uses, forward, gradient)
 
 
 def _replace(found: Found) -> None:
     of, (probabilities, y) = found.forward.arguments, found.forward.outputs
-    logsumexp = Value(f"logsumexp_of_{probabilities.name}", TensorSpec(y.spec.shape[:3], dtypes.float32))
+    logsumexp = Value(
+        f"logsumexp_of_{probabilities.name}", TensorSpec(y.spec.shape[:3], dtypes.float32)
+    )
     made: Dict[Instr, Instr] = {}
     arguments = {n: of[n] for n in ("query", "key_t", "value", "scale")}
-    made[found.forward] = replace(found.forward, definition=STREAMED, arguments=arguments, outputs=[y, logsumexp])
+    made[found.forward] = replace(
+        found.forward, definition=STREAMED, arguments=arguments, outputs=[y, logsumexp]
+    )
     for gradient in found.gradients:
         arguments = {n: gradient.arguments[n] for n in ("dy", "query_t", "key", "value_t")}
         arguments |= {"y": y, "logsumexp": logsumexp, "scale": of["scale"]}

@@ -1,4 +1,6 @@
-"""Attention whose probabilities nobody reads gives its result alone, and keeps no memory for them."""
+"""Attention whose probabilities nobody reads gives its result alone, and keeps no memory for
+them.
+"""
 
 from dataclasses import replace
 from typing import Dict
@@ -29,7 +31,9 @@ ALONE = fused(attention_alone)
 
 
 def unread_shares(block: Block) -> None:
-    """Where probabilities, and what dropout leaves of them, are at most copied, they are not written at all."""
+    """Where probabilities, and what dropout leaves of them, are at most copied, they are not
+    written at all.
+    """
     attentions = [instr for instr in block.instrs if instr.definition is ATTENTION]
     if not attentions:
         return

@@ -16,10 +16,11 @@ MEANS = (
 
 
 def unread_zeros(block: Block) -> None:
-    """Memory of an accumulator is not cleared where a mean with a counter at zero is the first that meets it.
+    """Memory of an accumulator is not cleared where a mean with a counter at zero is the first that
+    meets it.
 
-    Both come fresh from `init`. A loop may take them instead, whose body first meets the accumulator as the target of a
-    mean, before it writes the counter.
+    Both come fresh from `init`. A loop may take them instead, whose body first meets the
+    accumulator as the target of a mean, before it writes the counter.
     """
     if not any(map(is_zeros, block.instrs)):
         return
@@ -38,7 +39,12 @@ def unread_zeros(block: Block) -> None:
         for accumulator, step in _first_means(instr, known):
             target = groups.get(accumulator, accumulator)
             made, counter = unmet.get(target), unwritten.get(groups.get(step, step))
-            if made is not None and counter is not None and made is not counter and met.count(target) == 1:
+            if (
+                made is not None
+                and counter is not None
+                and made is not counter
+                and met.count(target) == 1
+            ):
                 made.arguments["init_type"] = "undef"
         for storage in met:
             unmet.pop(storage, None)
@@ -46,8 +52,11 @@ def unread_zeros(block: Block) -> None:
             unwritten.pop(groups.get(v, v), None)
 
 
-def _first_means(instr: Instr, known: Dict[Block, List[Tuple[int, int]]]) -> Iterator[Tuple[Value, Value]]:
-    """(target, counter) of a mean, or of the means with which a loop's body begins on what it takes by reference.
+def _first_means(
+    instr: Instr, known: Dict[Block, List[Tuple[int, int]]]
+) -> Iterator[Tuple[Value, Value]]:
+    """(target, counter) of a mean, or of the means with which a loop's body begins on what it takes
+    by reference.
 
     ``known``: for loops' bodies, both as inputs.
     """
@@ -55,7 +64,9 @@ def _first_means(instr: Instr, known: Dict[Block, List[Tuple[int, int]]]) -> Ite
         body, values = instr.bodies[0], instr.arguments["inputs"]
         if body not in known:
             inside = storage_groups(body)
-            steps = {i: _counter_of_first_mean(body, inside, body.inputs[i]) for i in sorted(body.by_ref)}
+            steps = {
+                i: _counter_of_first_mean(body, inside, body.inputs[i]) for i in sorted(body.by_ref)
+            }
             known[body] = [(i, step) for i, step in steps.items() if step is not None]
         yield from ((values[i], values[step]) for i, step in known[body])
     elif instr.definition is not None and instr.definition.name in MEANS:
@@ -68,15 +79,21 @@ def is_zeros(instr: Instr) -> bool:
     return instr.is_op("init") and instr.arguments["init_type"] == "zero"
 
 
-def _counter_of_first_mean(body: Block, groups: Dict[Value, Value], accumulator: Value) -> Optional[int]:
-    """The input that counts the mean by which a body first meets an accumulator, if it is not written before."""
+def _counter_of_first_mean(
+    body: Block, groups: Dict[Value, Value], accumulator: Value
+) -> Optional[int]:
+    """The input that counts the mean by which a body first meets an accumulator, if it is not
+    written before.
+    """
     target = groups.get(accumulator, accumulator)
     written: List[Value] = []
     for instr in body.instrs:
         if any(groups.get(v, v) is target for v in instr.inputs()):
             if instr.definition is None or instr.definition.name not in MEANS:
                 return None
-            others = [v for name, v in instr.arguments.items() if name != "t" and isinstance(v, Value)]
+            others = [
+                v for name, v in instr.arguments.items() if name != "t" and isinstance(v, Value)
+            ]
             step = instr.arguments["step"]
             if any(groups.get(v, v) is target for v in others) or not isinstance(step, Value):
                 return None

@@ -1,4 +1,6 @@
-"""What rules for blocks need to know: who makes a value, who uses it, and whether anything writes it."""
+"""What rules for blocks need to know: who makes a value, who uses it, and whether anything writes
+it.
+"""
 
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
@@ -9,7 +11,9 @@ from popxl_engine.blocks import Block, Instr, Value, filled
 from popxl_engine.stochastic import NARROW
 
 Content = Tuple[Tuple[int, ...], Any]
-"""Order of axes, and what it is of: a value, or a view by its op, number of the result, and operands."""
+"""Order of axes, and what it is of: a value, or a view by its op, number of the result, and
+operands.
+"""
 
 
 def turned(content: Content, permutation: Sequence[int]) -> Content:
@@ -21,7 +25,8 @@ def turned(content: Content, permutation: Sequence[int]) -> Content:
 class Uses:
     """Who makes and who uses the values of a block, and which of them are written.
 
-    What makes results that nobody needs, and does nothing else, uses nothing: `optimise` removes it.
+    What makes results that nobody needs, and does nothing else, uses nothing: `optimise` removes
+    it.
     """
 
     def __init__(self, block: Block):
@@ -71,7 +76,9 @@ class Uses:
         return found
 
     def content(self, v: Value) -> Content:
-        """Equal for values that hold the same, through copies and views of what is never written."""
+        """Equal for values that hold the same, through copies and views of what is never
+        written.
+        """
         straight, maker = tuple(range(v.spec.rank)), self.maker.get(v)
         if self.is_written(v):
             return straight, object()  # it does not hold the same at all times
@@ -88,7 +95,9 @@ class Uses:
         return straight, (definition.name, maker.outputs.index(v), operands)
 
     def widened(self, v: Value) -> Optional[Value]:
-        """The 16-bit value that ``v`` is a cast of, if neither is written, nor a copy in between."""
+        """The 16-bit value that ``v`` is a cast of, if neither is written, nor a copy in
+        between.
+        """
         original = self.source(v)
         cast = self.maker.get(original) if original is not None else None
         if cast is None or not cast.is_op("cast") or cast.host:
@@ -98,7 +107,9 @@ class Uses:
         return source if is_wider and not self.is_written(source) else None
 
     def only_cast(self, v: Value, dtype: dtypes.dtype) -> Optional[List[Value]]:
-        """The value and its copies up to a cast to a type, if nothing else uses or writes any of them."""
+        """The value and its copies up to a cast to a type, if nothing else uses or writes any of
+        them.
+        """
         chain = [v]
         while self.is_used_once(v):
             (user,) = self.users[v]

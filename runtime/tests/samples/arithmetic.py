@@ -9,7 +9,9 @@ from .sample import Built, Operand, Refusal, Same, Sample
 
 A, ROW, COLUMN = (3, 4), (4,), (3, 1)
 POSITIVE = Operand(A, low=0.5, high=3.0)
-TRANSPOSED, STRIDED, EXPANDED = (Operand(A, layout=layout) for layout in ("transposed", "strided", "expanded"))
+TRANSPOSED, STRIDED, EXPANDED = (
+    Operand(A, layout=layout) for layout in ("transposed", "strided", "expanded")
+)
 SIGNED = np.array([-7, -3, 0, 4, 9], np.int32)
 DIVISORS = np.array([2, -2, 5, -3, 4], np.int32)
 WRAPPING = np.array([2**32 - 1, 2**31, 7], np.uint32)
@@ -21,7 +23,9 @@ ODD = np.array([3, -1, 2**31 - 1, -1], np.int32)
 
 def truncated(lhs, rhs):
     """Without a limit on the size of numbers."""
-    exact = [abs(int(a)) // abs(int(b)) * (1 if (a < 0) == (b < 0) else -1) for a, b in zip(lhs, rhs)]
+    exact = [
+        abs(int(a)) // abs(int(b)) * (1 if (a < 0) == (b < 0) else -1) for a, b in zip(lhs, rhs)
+    ]
     return np.array(exact, np.int64).astype(lhs.dtype)
 
 
@@ -55,14 +59,24 @@ SAMPLES = [
     Sample("mul", operands=(WRAPPING, np.array(3, np.uint32)), oracle=np.multiply),
     Sample("div", operands=(SIGNED, DIVISORS), oracle=truncated),
     Sample("div", operands=(LOWEST, ODD), oracle=truncated),
-    Sample("div", operands=(WRAPPING, np.array([3, 2**31, 2**32 - 1], np.uint32)), oracle=truncated),
+    Sample(
+        "div", operands=(WRAPPING, np.array([3, 2**31, 2**32 - 1], np.uint32)), oracle=truncated
+    ),
     Sample("add_", operands=(A, ROW), oracle=np.add),
     Sample("add_", operands=(TRANSPOSED, A), oracle=np.add),
     Sample("add_", operands=(STRIDED, COLUMN), oracle=np.add),
     Sample("add_", operands=(WRAPPING, np.array(2, np.uint32)), oracle=np.add),
     # The quotients stay away from integers, where the remainder jumps, also after 16-bit rounding.
-    Sample("fmod", operands=(np.array([3.3, -3.3, 1.2, -5.4]), np.array([2.0, 2.0, -0.7, -1.6])), autograd=torch.fmod),
-    Sample("fmod", operands=(np.array([[3.3], [-3.3]]), np.array([2.0, -0.9, 1.4])), autograd=torch.fmod),
+    Sample(
+        "fmod",
+        operands=(np.array([3.3, -3.3, 1.2, -5.4]), np.array([2.0, 2.0, -0.7, -1.6])),
+        autograd=torch.fmod,
+    ),
+    Sample(
+        "fmod",
+        operands=(np.array([[3.3], [-3.3]]), np.array([2.0, -0.9, 1.4])),
+        autograd=torch.fmod,
+    ),
     Sample("fmod", operands=(SIGNED, DIVISORS), oracle=np.fmod),
     Sample("fmod", operands=(LOWEST, ODD), oracle=np.fmod),
     Sample("negate", operands=(A,), autograd=torch.neg),
@@ -84,11 +98,18 @@ SAMPLES = [
         attrs={"e": np.array([1.0, 2.0, 0.5, -1.0])},
         autograd=lambda t, e: t ** torch.tensor(e),
     ),
-    Sample("pow", operands=(np.array([2, -3], np.int32), np.array([3, 2], np.int32)), oracle=np.power),
-    # At a base of zero the derivative for the exponent is taken as zero, as torch does; differences there do not exist.
-    Sample("pow", operands=(np.array([0.0, 2.0]), np.array([2.0, 3.0])), autograd=torch.pow, grads=None),
     Sample(
-        "pow_grad", operands=(A, POSITIVE, A, A), oracle=lambda dy, t, e, y: [dy * e * t ** (e - 1), dy * y * np.log(t)]
+        "pow", operands=(np.array([2, -3], np.int32), np.array([3, 2], np.int32)), oracle=np.power
+    ),
+    # At a base of zero the derivative for the exponent is taken as zero, as torch does; differences
+    # there do not exist.
+    Sample(
+        "pow", operands=(np.array([0.0, 2.0]), np.array([2.0, 3.0])), autograd=torch.pow, grads=None
+    ),
+    Sample(
+        "pow_grad",
+        operands=(A, POSITIVE, A, A),
+        oracle=lambda dy, t, e, y: [dy * e * t ** (e - 1), dy * y * np.log(t)],
     ),
     Sample("maximum", operands=(Operand(A, distinct=True),), autograd=lambda t: t),
     Sample(
@@ -114,10 +135,22 @@ SAMPLES = [
         oracle=lambda dy, y, ts: [dy * [1, 0, 0.5, 0], dy * [0, 1, 0.5, 1]],
     ),
     Sample("scale", operands=(A,), attrs={"factor": 1 / 3}, autograd=lambda t, factor: t * factor),
-    Sample("clip", operands=(Operand(A, away_from=(-0.5, 1.0)),), attrs={"min": -0.5, "max": 1.0}, autograd=torch.clip),
-    Sample("clip", operands=(Operand(A, away_from=(0.25,)),), attrs={"max": 0.25}, autograd=torch.clip),
+    Sample(
+        "clip",
+        operands=(Operand(A, away_from=(-0.5, 1.0)),),
+        attrs={"min": -0.5, "max": 1.0},
+        autograd=torch.clip,
+    ),
+    Sample(
+        "clip", operands=(Operand(A, away_from=(0.25,)),), attrs={"max": 0.25}, autograd=torch.clip
+    ),
     Sample("clip", operands=(A,), autograd=lambda t: t),
-    Sample("clip", operands=(SIGNED,), attrs={"min": -4, "max": 5}, oracle=lambda t, min, max: np.clip(t, min, max)),
+    Sample(
+        "clip",
+        operands=(SIGNED,),
+        attrs={"min": -4, "max": 5},
+        oracle=lambda t, min, max: np.clip(t, min, max),
+    ),
     Sample(
         "clip_grad",
         operands=(A, A),
@@ -143,15 +176,35 @@ SAMPLES = [
         oracle=lambda t, increment, modulus: np.array([7, 0, -7], np.int32),
     ),
     Sample("scaled_add", operands=(A, A), autograd=torch.add),
-    Sample("scaled_add", operands=(A, A), attrs={"a": 0.3, "b": -1.7}, autograd=lambda X, Y, a, b: a * X + b * Y),
+    Sample(
+        "scaled_add",
+        operands=(A, A),
+        attrs={"a": 0.3, "b": -1.7},
+        autograd=lambda X, Y, a, b: a * X + b * Y,
+    ),
     Sample("scaled_add", operands=(A, A, (), (1,)), autograd=lambda X, Y, a, b: a * X + b * Y),
-    Sample("scaled_add", operands=(A, Same(0)), attrs={"a": 2.0}, autograd=lambda X, Y, a: a * X + Y),
-    Sample("scaled_add", operands=(SIGNED, DIVISORS), attrs={"a": 2, "b": 3}, oracle=lambda X, Y, a, b: a * X + b * Y),
-    Sample("scaled_add_", operands=(A, A), attrs={"a": 0.3, "b": -1.7}, oracle=lambda X, Y, a, b: a * X + b * Y),
+    Sample(
+        "scaled_add", operands=(A, Same(0)), attrs={"a": 2.0}, autograd=lambda X, Y, a: a * X + Y
+    ),
+    Sample(
+        "scaled_add",
+        operands=(SIGNED, DIVISORS),
+        attrs={"a": 2, "b": 3},
+        oracle=lambda X, Y, a, b: a * X + b * Y,
+    ),
+    Sample(
+        "scaled_add_",
+        operands=(A, A),
+        attrs={"a": 0.3, "b": -1.7},
+        oracle=lambda X, Y, a, b: a * X + b * Y,
+    ),
     Sample("scaled_add_", operands=(A, A), attrs={"b": -0.01}, oracle=lambda X, Y, b: X + b * Y),
     Sample("scaled_add_", operands=(A, A, (), (1,)), oracle=lambda X, Y, a, b: a * X + b * Y),
     Sample(
-        "scaled_add_", operands=(A, Operand(A, dtype=popxl.float16)), attrs={"b": 0.5}, oracle=lambda X, Y, b: X + b * Y
+        "scaled_add_",
+        operands=(A, Operand(A, dtype=popxl.float16)),
+        attrs={"b": 0.5},
+        oracle=lambda X, Y, b: X + b * Y,
     ),
     Sample(
         "scaled_add_",
@@ -161,8 +214,17 @@ SAMPLES = [
         dtype=popxl.bfloat16,
     ),
     Sample("scaled_add_", operands=(TRANSPOSED, STRIDED), oracle=np.add),
-    Sample("scaled_add_", operands=(A, Same(0)), attrs={"a": 0.5, "b": 2.0}, oracle=lambda X, Y, a, b: 2.5 * X),
-    Sample("scaled_add_", operands=(A, Same(0), np.array(0.5), np.array(2.0)), oracle=lambda X, Y, a, b: 2.5 * X),
+    Sample(
+        "scaled_add_",
+        operands=(A, Same(0)),
+        attrs={"a": 0.5, "b": 2.0},
+        oracle=lambda X, Y, a, b: 2.5 * X,
+    ),
+    Sample(
+        "scaled_add_",
+        operands=(A, Same(0), np.array(0.5), np.array(2.0)),
+        oracle=lambda X, Y, a, b: 2.5 * X,
+    ),
     Sample("add_", operands=(A, Same(0)), oracle=np.add),
 ]
 
@@ -181,7 +243,12 @@ def mixed(other):
 REFUSALS = [
     *(
         Refusal(
-            name, operands=((3,),) * count, attrs=attrs, dtype=popxl.complex64, error=DTypeError, says="real numbers"
+            name,
+            operands=((3,),) * count,
+            attrs=attrs,
+            dtype=popxl.complex64,
+            error=DTypeError,
+            says="real numbers",
         )
         for name, count, attrs in (
             ("abs", 1, {}),
@@ -198,12 +265,29 @@ REFUSALS = [
         refusal
         for name in ("add", "sub", "mul", "div", "fmod", "add_")
         for refusal in (
-            Refusal(name, operands=((3, 4), (3,)), error=ShapeError, says="expected shapes that broadcast"),
-            Refusal(name, operands=((3,), mixed(popxl.float16)), error=DTypeError, says="expected equal dtypes"),
-            Refusal(name, operands=(mixed(popxl.bool), mixed(popxl.bool)), error=DTypeError, says="expected numbers"),
+            Refusal(
+                name,
+                operands=((3, 4), (3,)),
+                error=ShapeError,
+                says="expected shapes that broadcast",
+            ),
+            Refusal(
+                name,
+                operands=((3,), mixed(popxl.float16)),
+                error=DTypeError,
+                says="expected equal dtypes",
+            ),
+            Refusal(
+                name,
+                operands=(mixed(popxl.bool), mixed(popxl.bool)),
+                error=DTypeError,
+                says="expected numbers",
+            ),
         )
     ),
-    Refusal("add", operands=((3,),), attrs={"rhs": 1.0}, error=TypeError, says="expected a popxl.Tensor"),
+    Refusal(
+        "add", operands=((3,),), attrs={"rhs": 1.0}, error=TypeError, says="expected a popxl.Tensor"
+    ),
     Refusal(
         "add",
         operands=((3,),),
@@ -213,8 +297,12 @@ REFUSALS = [
     ),
     Refusal("add_", operands=((3,), (2, 3)), error=ShapeError, says="written in place"),
     Refusal("negate", operands=(mixed(popxl.bool),), error=DTypeError, says="expected numbers"),
-    Refusal("pow", operands=((3, 4), (3,)), error=ShapeError, says="expected shapes that broadcast"),
-    Refusal("pow", operands=((3,), mixed(popxl.float16)), error=DTypeError, says="expected equal dtypes"),
+    Refusal(
+        "pow", operands=((3, 4), (3,)), error=ShapeError, says="expected shapes that broadcast"
+    ),
+    Refusal(
+        "pow", operands=((3,), mixed(popxl.float16)), error=DTypeError, says="expected equal dtypes"
+    ),
     Refusal("maximum", error=ShapeError, says="got no tensors"),
     Refusal(
         "maximum",
@@ -222,11 +310,36 @@ REFUSALS = [
         error=ShapeError,
         says=r"ts\[2\] float32\[3\]; expected shapes that broadcast",
     ),
-    Refusal("scale", operands=(SIGNED,), attrs={"factor": 2.0}, error=DTypeError, says="expected floating point"),
-    Refusal("clip", operands=((3,),), attrs={"min": 1.0, "max": 0.0}, error=ShapeError, says="expected min <= max"),
-    Refusal("scaled_add", operands=((3,), mixed(popxl.float16)), error=DTypeError, says="expected equal dtypes"),
+    Refusal(
+        "scale",
+        operands=(SIGNED,),
+        attrs={"factor": 2.0},
+        error=DTypeError,
+        says="expected floating point",
+    ),
+    Refusal(
+        "clip",
+        operands=((3,),),
+        attrs={"min": 1.0, "max": 0.0},
+        error=ShapeError,
+        says="expected min <= max",
+    ),
+    Refusal(
+        "scaled_add",
+        operands=((3,), mixed(popxl.float16)),
+        error=DTypeError,
+        says="expected equal dtypes",
+    ),
     Refusal("scaled_add", operands=((3,), (1, 3)), error=ShapeError, says="expected equal shapes"),
-    Refusal("scaled_add", operands=((3,), (3,), (2,)), error=ShapeError, says="a tensor of one element"),
+    Refusal(
+        "scaled_add", operands=((3,), (3,), (2,)), error=ShapeError, says="a tensor of one element"
+    ),
     Refusal("scaled_add_", operands=((3,), (4,)), error=ShapeError, says="expected equal shapes"),
-    Refusal("scaled_add_", operands=((3,), (3,)), attrs={"b": "half"}, error=DTypeError, says="expected a number"),
+    Refusal(
+        "scaled_add_",
+        operands=((3,), (3,)),
+        attrs={"b": "half"},
+        error=DTypeError,
+        says="expected a number",
+    ),
 ]

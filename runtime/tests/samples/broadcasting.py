@@ -6,16 +6,33 @@ from popxl.errors import ShapeError
 from .sample import Operand, Refusal, Sample
 
 SAMPLES = [
-    Sample("broadcast_to", operands=((4,),), attrs={"shape": (3, 4)}, autograd=lambda t, shape: t.expand(shape)),
-    Sample("broadcast_to", operands=((3, 1),), attrs={"shape": (2, 3, 4)}, autograd=lambda t, shape: t.expand(shape)),
+    Sample(
+        "broadcast_to",
+        operands=((4,),),
+        attrs={"shape": (3, 4)},
+        autograd=lambda t, shape: t.expand(shape),
+    ),
+    Sample(
+        "broadcast_to",
+        operands=((3, 1),),
+        attrs={"shape": (2, 3, 4)},
+        autograd=lambda t, shape: t.expand(shape),
+    ),
     Sample(
         "broadcast_to",
         operands=((3,),),
         attrs={"shape": (3, 4, 2), "new_axes": (1, 2)},
         autograd=lambda t, shape, new_axes: t[:, None, None].expand(shape),
     ),
-    Sample("broadcast_to", operands=((),), attrs={"shape": (3, 2)}, autograd=lambda t, shape: t.expand(shape)),
-    Sample("broadcast_to", operands=((2, 3),), attrs={"shape": (2, 3)}, autograd=lambda t, shape: t),
+    Sample(
+        "broadcast_to",
+        operands=((),),
+        attrs={"shape": (3, 2)},
+        autograd=lambda t, shape: t.expand(shape),
+    ),
+    Sample(
+        "broadcast_to", operands=((2, 3),), attrs={"shape": (2, 3)}, autograd=lambda t, shape: t
+    ),
     Sample(
         "broadcast_to",
         operands=(Operand((3, 2), layout="transposed"),),
@@ -23,10 +40,18 @@ SAMPLES = [
         autograd=lambda t, shape: t.expand(shape),
     ),
     Sample(
-        "broadcast_to", operands=(np.array([[1], [2]], np.uint32),), attrs={"shape": (2, 3)}, oracle=np.broadcast_to
+        "broadcast_to",
+        operands=(np.array([[1], [2]], np.uint32),),
+        attrs={"shape": (2, 3)},
+        oracle=np.broadcast_to,
     ),
     Sample("sum_to", operands=((3, 4),), attrs={"shape": (4,)}, autograd=lambda t, shape: t.sum(0)),
-    Sample("sum_to", operands=((2, 3, 4),), attrs={"shape": (3, 1)}, autograd=lambda t, shape: t.sum((0, 2))[:, None]),
+    Sample(
+        "sum_to",
+        operands=((2, 3, 4),),
+        attrs={"shape": (3, 1)},
+        autograd=lambda t, shape: t.sum((0, 2))[:, None],
+    ),
     Sample("sum_to", operands=((3, 4),), attrs={"shape": ()}, autograd=lambda t, shape: t.sum()),
     Sample(
         "sum_to",

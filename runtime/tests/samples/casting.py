@@ -17,11 +17,15 @@ def rounded(t, data_type):
 
 LARGEST = {popxl.float8_143: 240, popxl.float8_152: 57344}
 FLOAT8 = tuple(LARGEST)
-WIDE = np.array([-np.inf, -1e30, -241, -3.3, -1e-9, 0, 1e-4, 0.7, 61, 60000, np.inf, np.nan], np.float32)
+WIDE = np.array(
+    [-np.inf, -1e30, -241, -3.3, -1e-9, 0, 1e-4, 0.7, 61, 60000, np.inf, np.nan], np.float32
+)
 
 
 def scaled(t, log2_scale, data_type):
-    """Scaled, and clipped to what a float8 type holds. The harness rounds it to that type, by torch."""
+    """Scaled, and clipped to what a float8 type holds. The harness rounds it to that type, by
+    torch.
+    """
     largest = LARGEST.get(data_type, np.inf)
     return np.clip(t * 2.0**log2_scale, -largest, largest)
 
@@ -32,11 +36,34 @@ def scale(value):
 
 
 SAMPLES = [
-    Sample("cast", operands=((3, 4),), attrs={"data_type": popxl.float64}, autograd=lambda t, data_type: t.double()),
+    Sample(
+        "cast",
+        operands=((3, 4),),
+        attrs={"data_type": popxl.float64},
+        autograd=lambda t, data_type: t.double(),
+    ),
     # The gradient is the identity; differences of float32 results would see its rounding.
-    Sample("cast", operands=((3, 4),), attrs={"data_type": popxl.float32}, oracle=lambda t, data_type: t, grads=None),
-    Sample("cast", operands=(NUMBERS,), attrs={"data_type": popxl.float16}, autograd=rounded, grads=None),
-    Sample("cast", operands=(NUMBERS,), attrs={"data_type": popxl.bfloat16}, autograd=rounded, grads=None),
+    Sample(
+        "cast",
+        operands=((3, 4),),
+        attrs={"data_type": popxl.float32},
+        oracle=lambda t, data_type: t,
+        grads=None,
+    ),
+    Sample(
+        "cast",
+        operands=(NUMBERS,),
+        attrs={"data_type": popxl.float16},
+        autograd=rounded,
+        grads=None,
+    ),
+    Sample(
+        "cast",
+        operands=(NUMBERS,),
+        attrs={"data_type": popxl.bfloat16},
+        autograd=rounded,
+        grads=None,
+    ),
     Sample(
         "cast",
         operands=(NUMBERS,),
@@ -80,13 +107,32 @@ SAMPLES = [
         grads=None,
     ),
     *(
-        Sample("pow2scale_cast_to_fp8", operands=(t, scale(by)), attrs={"data_type": to}, oracle=scaled)
+        Sample(
+            "pow2scale_cast_to_fp8", operands=(t, scale(by)), attrs={"data_type": to}, oracle=scaled
+        )
         for to in FLOAT8
-        for t, by in (((3, 4), 3), ((3, 4), -8), (Operand((3, 4), layout="transposed"), 0), (WIDE, 5), (WIDE, -3))
+        for t, by in (
+            ((3, 4), 3),
+            ((3, 4), -8),
+            (Operand((3, 4), layout="transposed"), 0),
+            (WIDE, 5),
+            (WIDE, -3),
+        )
     ),
-    Sample("pow2scale_cast_to_fp8", operands=((), scale(1)), attrs={"data_type": FLOAT8[0]}, oracle=scaled),
+    Sample(
+        "pow2scale_cast_to_fp8",
+        operands=((), scale(1)),
+        attrs={"data_type": FLOAT8[0]},
+        oracle=scaled,
+    ),
     *(
-        Sample("pow2scale_cast_from_fp8", operands=(t, scale(by)), attrs={"data_type": to}, oracle=scaled, dtype=of)
+        Sample(
+            "pow2scale_cast_from_fp8",
+            operands=(t, scale(by)),
+            attrs={"data_type": to},
+            oracle=scaled,
+            dtype=of,
+        )
         for of in FLOAT8
         for to in (popxl.float32, popxl.float16, popxl.bfloat16)
         for t, by in (((3, 4), 3), ((3, 4), -32), (Operand((3, 4), layout="strided"), 31))
@@ -102,12 +148,23 @@ REFUSALS = [
         error=DTypeError,
         says="expected a complex type",
     ),
-    Refusal("cast", operands=((3,),), attrs={"data_type": popxl.float8_143}, error=DTypeError, says="pow2scale_cast"),
+    Refusal(
+        "cast",
+        operands=((3,),),
+        attrs={"data_type": popxl.float8_143},
+        error=DTypeError,
+        says="pow2scale_cast",
+    ),
     *(
         Refusal(op, operands=(t, by), attrs={"data_type": to}, error=error, says=says)
         for op, t, good, bad in (
             ("pow2scale_cast_to_fp8", Operand((3,)), popxl.float8_143, popxl.float16),
-            ("pow2scale_cast_from_fp8", Operand((3,), dtype=popxl.float8_152), popxl.float16, popxl.float64),
+            (
+                "pow2scale_cast_from_fp8",
+                Operand((3,), dtype=popxl.float8_152),
+                popxl.float16,
+                popxl.float64,
+            ),
         )
         for by, to, error, says in (
             (scale(1), bad, DTypeError, "got data_type"),

@@ -73,7 +73,8 @@ SAMPLES = [
            autograd=torch_total),
     Sample("all_reduce_identical_inputs", operands=([(2, 3)],), attrs={"ipus": [0], "op": "add"}, oracle=same),
     Sample("all_reduce_identical_grad_inputs", operands=([(2, 3)],), attrs={"ipus": [0], "op": "add"}, oracle=total),
-    # On several devices their gradients are not the derivatives of their values, by design: see test_collectives.py.
+    # On several devices their gradients are not the derivatives of their values, by design: see
+    # test_collectives.py.
     Sample("all_reduce_identical_inputs", operands=([(2, 3), (2, 3)],), attrs={**TWO, "op": "add"}, oracle=same,
            grads=None),
     Sample("all_reduce_identical_grad_inputs", operands=([(2, 3), (2, 3)],), attrs={**TWO, "op": "add"}, oracle=total,

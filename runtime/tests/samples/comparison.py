@@ -22,7 +22,11 @@ def comparisons(name, fn):
         Sample(name, operands=(MATRIX, Operand((4,), layout="strided")), oracle=fn),
         Sample(name, operands=(INTEGERS, OTHERS), oracle=fn),
         Sample(name, operands=(UNSIGNED, BOUND), oracle=fn),
-        Sample(name, operands=(np.array([2**64 - 1, 1, 2**63], np.uint64), np.array(2**63, np.uint64)), oracle=fn),
+        Sample(
+            name,
+            operands=(np.array([2**64 - 1, 1, 2**63], np.uint64), np.array(2**63, np.uint64)),
+            oracle=fn,
+        ),
         Sample(name, operands=(SPECIAL, np.array(np.nan)), oracle=fn),
     ]
 
@@ -55,19 +59,51 @@ SAMPLES = [
 ]
 
 REFUSALS = [
-    Refusal("greater", operands=((3,), (3,)), dtype=popxl.complex64, error=DTypeError, says="expected real numbers"),
+    Refusal(
+        "greater",
+        operands=((3,), (3,)),
+        dtype=popxl.complex64,
+        error=DTypeError,
+        says="expected real numbers",
+    ),
     *(
         refusal
         for name in ("equal", "greater")
         for refusal in (
-            Refusal(name, operands=((3,), (4,)), error=ShapeError, says="expected shapes that broadcast"),
-            Refusal(name, operands=((3,), INTEGERS[:3]), error=DTypeError, says="expected equal dtypes"),
+            Refusal(
+                name, operands=((3,), (4,)), error=ShapeError, says="expected shapes that broadcast"
+            ),
+            Refusal(
+                name, operands=((3,), INTEGERS[:3]), error=DTypeError, says="expected equal dtypes"
+            ),
         )
     ),
-    Refusal("logical_and", operands=((3,), (4,)), error=ShapeError, says="expected shapes that broadcast"),
-    Refusal("logical_or", operands=((3,), (4,)), error=ShapeError, says="expected shapes that broadcast"),
+    Refusal(
+        "logical_and",
+        operands=((3,), (4,)),
+        error=ShapeError,
+        says="expected shapes that broadcast",
+    ),
+    Refusal(
+        "logical_or", operands=((3,), (4,)), error=ShapeError, says="expected shapes that broadcast"
+    ),
     Refusal("logical_not", attrs={"t": True}, error=TypeError, says="expected a popxl.Tensor"),
-    Refusal("isnan", operands=(Operand((3,), dtype=popxl.int32),), error=DTypeError, says="expected floating point"),
-    Refusal("isinf", operands=(Operand((3,), dtype=popxl.int32),), error=DTypeError, says="expected floating point"),
-    Refusal("isfinite", operands=(Operand((3,), dtype=popxl.bool),), error=DTypeError, says="expected floating point"),
+    Refusal(
+        "isnan",
+        operands=(Operand((3,), dtype=popxl.int32),),
+        error=DTypeError,
+        says="expected floating point",
+    ),
+    Refusal(
+        "isinf",
+        operands=(Operand((3,), dtype=popxl.int32),),
+        error=DTypeError,
+        says="expected floating point",
+    ),
+    Refusal(
+        "isfinite",
+        operands=(Operand((3,), dtype=popxl.bool),),
+        error=DTypeError,
+        says="expected floating point",
+    ),
 ]

@@ -48,7 +48,10 @@ def repeated(count):
 
 
 def choose(condition, t):
-    then_branch, else_branch = graph_of(lambda t: ops.exp(t), t), graph_of(lambda t: ops.negate(t), t)
+    then_branch, else_branch = (
+        graph_of(lambda t: ops.exp(t), t),
+        graph_of(lambda t: ops.negate(t), t),
+    )
     return ops.conditional(condition, then_branch, else_branch, then_inputs=[t], else_inputs=[t])
 
 
@@ -61,11 +64,22 @@ FACTOR = Operand((4,), low=0.5, high=1.5)
 
 SAMPLES = [
     Sample("call", operands=((3, 4), (4,)), build=call_once, oracle=lambda a, b: a * a + b),
-    Sample("call", operands=((3, 4), (3, 4)), build=call_twice, oracle=lambda a, b: (a * a + b) ** 2 + a),
-    *(Sample("repeat", operands=((4,), FACTOR), build=repeat(n), oracle=repeated(n)) for n in (0, 1, 3)),
+    Sample(
+        "call",
+        operands=((3, 4), (3, 4)),
+        build=call_twice,
+        oracle=lambda a, b: (a * a + b) ** 2 + a,
+    ),
+    *(
+        Sample("repeat", operands=((4,), FACTOR), build=repeat(n), oracle=repeated(n))
+        for n in (0, 1, 3)
+    ),
     *(
         Sample(
-            "conditional", operands=(np.array(taken), (3,)), build=choose, oracle=lambda c, t: np.exp(t) if c else -t
+            "conditional",
+            operands=(np.array(taken), (3,)),
+            build=choose,
+            oracle=lambda c, t: np.exp(t) if c else -t,
         )
         for taken in (True, False)
     ),
@@ -88,6 +102,10 @@ REFUSALS = [
     ),
     Refusal("repeat", operands=((4,), (4,)), build=repeat(-1), error=ValueError, says="-1"),
     Refusal(
-        "conditional", operands=(np.array(True), (3,)), build=mismatched_branches, error=ValueError, says="outputs"
+        "conditional",
+        operands=(np.array(True), (3,)),
+        build=mismatched_branches,
+        error=ValueError,
+        says="outputs",
     ),
 ]

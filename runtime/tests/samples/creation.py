@@ -17,7 +17,8 @@ def build_print(t, **attrs):
 
 SAMPLES = [
     Sample("init", attrs={"shape": (2, 3), "dtype": popxl.float32, "name": "new"},
-           oracle=lambda shape, dtype, name: np.zeros(shape), in_16_bits=False),  # its dtype is an attribute
+           # its dtype is an attribute
+           oracle=lambda shape, dtype, name: np.zeros(shape), in_16_bits=False),
     Sample("init", attrs={"shape": (4,), "dtype": popxl.uint32}, oracle=lambda shape, dtype: np.zeros(shape),
            dtype=popxl.uint32),
     Sample("init", attrs={"shape": (6,), "dtype": popxl.float16, "meta_shape": (2, 3)},

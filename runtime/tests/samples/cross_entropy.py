@@ -32,7 +32,11 @@ GRADIENT = (ROW, ROW, ROW, (4, 5))
 SAMPLES = [
     Sample("logsumexp_and_pick", operands=((4, 5), LABELS), autograd=forward),
     Sample("logsumexp_and_pick", operands=((4, 5), OUTSIDE), autograd=forward),
-    Sample("logsumexp_and_pick", operands=(Operand((4, 5), layout="transposed"), LABELS), autograd=forward),
+    Sample(
+        "logsumexp_and_pick",
+        operands=(Operand((4, 5), layout="transposed"), LABELS),
+        autograd=forward,
+    ),
     Sample("logsumexp_and_pick", operands=((4, 5), LABELS), autograd=forward, dtype=popxl.bfloat16),
     Sample("logsumexp_and_pick", operands=((4, 5), LABELS), autograd=forward, dtype=popxl.float16),
     Sample("logsumexp_and_pick_grad", operands=(*GRADIENT, LABELS), oracle=gradient),
@@ -40,7 +44,19 @@ SAMPLES = [
 ]
 
 REFUSALS = [
-    Refusal("logsumexp_and_pick", operands=((2, 4, 5), LABELS), error=ShapeError, says="Reshape them first"),
-    Refusal("logsumexp_and_pick", operands=((3, 5), LABELS), error=ShapeError, says=r"\[n, classes\] and \[n\]"),
-    Refusal("logsumexp_and_pick", operands=((4, 5), (4,)), error=DTypeError, says="integer indices"),
+    Refusal(
+        "logsumexp_and_pick",
+        operands=((2, 4, 5), LABELS),
+        error=ShapeError,
+        says="Reshape them first",
+    ),
+    Refusal(
+        "logsumexp_and_pick",
+        operands=((3, 5), LABELS),
+        error=ShapeError,
+        says=r"\[n, classes\] and \[n\]",
+    ),
+    Refusal(
+        "logsumexp_and_pick", operands=((4, 5), (4,)), error=DTypeError, says="integer indices"
+    ),
 ]

@@ -23,7 +23,10 @@ FUNCTIONS = {
     "floor": (torch.floor, NO_INTEGERS),
     "relu": (torch.relu, NO_ZERO),
     # The textbook formulas, not torch's fused functions.
-    "gelu": (lambda t: 0.5 * t * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (t + 0.044715 * t**3))), PLAIN),
+    "gelu": (
+        lambda t: 0.5 * t * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (t + 0.044715 * t**3))),
+        PLAIN,
+    ),
     "geluerf": (lambda t: 0.5 * t * (1 + torch.erf(t / 2**0.5)), PLAIN),
     "swish": (lambda t: t * torch.sigmoid(t), PLAIN),
 }
@@ -42,14 +45,23 @@ def derivative(fn):
 
 def samples_of(name, fn, values):
     shapes = [Operand((3, 4), **values)]
-    shapes += [Operand((3, 4), layout=layout, **values) for layout in ("transposed", "strided", "expanded")]
+    shapes += [
+        Operand((3, 4), layout=layout, **values) for layout in ("transposed", "strided", "expanded")
+    ]
     shapes += [Operand((), **values), Operand((0, 2), **values)]
     found = [Sample(name, operands=(shape,), autograd=fn) for shape in shapes]
-    return [*found, Sample(name, operands=(Operand((2, 70), **values),), autograd=fn, dtype=popxl.float64)]
+    return [
+        *found,
+        Sample(name, operands=(Operand((2, 70), **values),), autograd=fn, dtype=popxl.float64),
+    ]
 
 
 SAMPLES = [
-    *(sample for name, (fn, values) in FUNCTIONS.items() for sample in samples_of(name, fn, values)),
+    *(
+        sample
+        for name, (fn, values) in FUNCTIONS.items()
+        for sample in samples_of(name, fn, values)
+    ),
     *(
         Sample(
             f"{name}_",
@@ -68,15 +80,26 @@ SAMPLES = [
         Sample(
             f"{name}_grad",
             operands=((3, 4), (3, 4)),
-            oracle=lambda dy, at, fn=derivative(FUNCTIONS[name][0]): fn(torch.from_numpy(dy), torch.from_numpy(at)),
+            oracle=lambda dy, at, fn=derivative(FUNCTIONS[name][0]): fn(
+                torch.from_numpy(dy), torch.from_numpy(at)
+            ),
         )
         for name in ("gelu", "geluerf", "swish")
     ),
     Sample("relu_grad", operands=((3, 4), (3, 4)), oracle=lambda dy, at: dy * (at > 0)),
-    Sample("tanh_grad", operands=((3, 4), Operand((3, 4), low=-1.0, high=1.0)), oracle=lambda dy, at: dy * (1 - at**2)),
+    Sample(
+        "tanh_grad",
+        operands=((3, 4), Operand((3, 4), low=-1.0, high=1.0)),
+        oracle=lambda dy, at: dy * (1 - at**2),
+    ),
 ]
 
 REFUSALS = [
-    Refusal(name, operands=(Operand((3,), dtype=popxl.int32),), error=DTypeError, says="expected floating point")
+    Refusal(
+        name,
+        operands=(Operand((3,), dtype=popxl.int32),),
+        error=DTypeError,
+        says="expected floating point",
+    )
     for name in (*FUNCTIONS, *(f"{name}_" for name in IN_PLACE))
 ]

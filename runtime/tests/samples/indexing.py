@@ -65,7 +65,9 @@ def sorted_topk(t, k, axis, largest, sorted):
 def same_elements(results, t, k, axis, largest, sorted):
     values, positions = results
     np.testing.assert_array_equal(np.take_along_axis(t, positions.astype(np.int64), axis), values)
-    np.testing.assert_array_equal(np.sort(values, axis), np.sort(sorted_topk(t, k, axis, largest, sorted)[0], axis))
+    np.testing.assert_array_equal(
+        np.sort(values, axis), np.sort(sorted_topk(t, k, axis, largest, sorted)[0], axis)
+    )
 
 
 def build_onehot(t, values, num_classes, axis):

@@ -70,13 +70,17 @@ def interpolate(
     coordinate_transformation_mode="half_pixel",
 ):
     """A matrix product for each axis."""
-    for axis, m in enumerate(maps(t.shape, scale_factor, (mode, nearest_mode, coordinate_transformation_mode))):
+    for axis, m in enumerate(
+        maps(t.shape, scale_factor, (mode, nearest_mode, coordinate_transformation_mode))
+    ):
         t = torch.movedim(torch.tensordot(m, t, ([1], [axis])), 0, axis)
     return t
 
 
 def interpolate_grad(dy, shape, scale_factor, mode, nearest_mode, coordinate_transformation_mode):
-    for axis, m in enumerate(maps(shape, scale_factor, (mode, nearest_mode, coordinate_transformation_mode))):
+    for axis, m in enumerate(
+        maps(shape, scale_factor, (mode, nearest_mode, coordinate_transformation_mode))
+    ):
         dy = torch.movedim(torch.tensordot(m, dy, ([0], [axis])), 0, axis)
     return dy
 
@@ -86,7 +90,10 @@ def torchs(mode, align_corners=None):
 
     def resized(t, scale_factor, **modes):
         return torch.nn.functional.interpolate(
-            torch.from_numpy(t), scale_factor=scale_factor[2:], mode=mode, align_corners=align_corners
+            torch.from_numpy(t),
+            scale_factor=scale_factor[2:],
+            mode=mode,
+            align_corners=align_corners,
         ).numpy()
 
     return resized
@@ -96,9 +103,15 @@ IMAGE = (1, 2, 4, 3)
 
 
 def resized(shape, *factors, oracle=None, **modes):
-    names = {"nearest_mode": "nearest_mode", "coordinates": "coordinate_transformation_mode", "mode": "mode"}
+    names = {
+        "nearest_mode": "nearest_mode",
+        "coordinates": "coordinate_transformation_mode",
+        "mode": "mode",
+    }
     attrs = {"scale_factor": factors, **{names[n]: m for n, m in modes.items()}}
-    return Sample("interpolate", operands=(shape,), attrs=attrs, autograd=interpolate, oracle=oracle)
+    return Sample(
+        "interpolate", operands=(shape,), attrs=attrs, autograd=interpolate, oracle=oracle
+    )
 
 
 ATTRS = {
@@ -108,7 +121,11 @@ ATTRS = {
 }
 
 INTERPOLATED = [
-    *(resized(IMAGE, 1.0, 1.0, 0.5, 3.0, nearest_mode=n, coordinates=c) for n in NEAREST for c in MODES),
+    *(
+        resized(IMAGE, 1.0, 1.0, 0.5, 3.0, nearest_mode=n, coordinates=c)
+        for n in NEAREST
+        for c in MODES
+    ),
     resized(IMAGE, 1.0, 1.0, 2.0, 1.5),
     resized(IMAGE, 1.0, 1.0, 2.0, 1.5, nearest_mode="ceil", coordinates="asymmetric"),
     *(
@@ -121,15 +138,45 @@ INTERPOLATED = [
     resized((3,), 2.0, mode="cubic"),
     resized((1, 1, 2, 2, 2), 1.0, 1.0, 2.0, 1.5, 2.0, mode="linear"),
     *(resized((1, 1, 1, 1), 1.0, 1.0, 3.0, 2.0, mode=m) for m in ("nearest", "linear", "cubic")),
-    *(resized(IMAGE, 1.0, 1.0, 1.0, 1.0, mode=m) for m in ("nearest", "linear", "cubic")),  # nothing to do
+    # nothing to do
+    *(resized(IMAGE, 1.0, 1.0, 1.0, 1.0, mode=m) for m in ("nearest", "linear", "cubic")),
     *(resized((0, 2, 2, 2), 1.0, 1.0, 2.0, 2.0, mode=m) for m in ("nearest", "linear", "cubic")),
     # What torch has too.
-    resized(IMAGE, 1.0, 1.0, 2.0, 3.0, coordinates="asymmetric", nearest_mode="floor", oracle=torchs("nearest")),
-    resized(IMAGE, 1.0, 1.0, 2.0, 3.0, nearest_mode="round_prefer_ceil", oracle=torchs("nearest-exact")),
+    resized(
+        IMAGE,
+        1.0,
+        1.0,
+        2.0,
+        3.0,
+        coordinates="asymmetric",
+        nearest_mode="floor",
+        oracle=torchs("nearest"),
+    ),
+    resized(
+        IMAGE, 1.0, 1.0, 2.0, 3.0, nearest_mode="round_prefer_ceil", oracle=torchs("nearest-exact")
+    ),
     resized(IMAGE, 1.0, 1.0, 2.0, 1.5, mode="linear", oracle=torchs("bilinear", False)),
-    resized(IMAGE, 1.0, 1.0, 2.0, 3.0, mode="linear", coordinates="align_corners", oracle=torchs("bilinear", True)),
+    resized(
+        IMAGE,
+        1.0,
+        1.0,
+        2.0,
+        3.0,
+        mode="linear",
+        coordinates="align_corners",
+        oracle=torchs("bilinear", True),
+    ),
     resized(IMAGE, 1.0, 1.0, 2.0, 1.5, mode="cubic", oracle=torchs("bicubic", False)),
-    resized(IMAGE, 1.0, 1.0, 2.0, 3.0, mode="cubic", coordinates="align_corners", oracle=torchs("bicubic", True)),
+    resized(
+        IMAGE,
+        1.0,
+        1.0,
+        2.0,
+        3.0,
+        mode="cubic",
+        coordinates="align_corners",
+        oracle=torchs("bicubic", True),
+    ),
     Sample("interpolate", operands=(IMAGE,), autograd=interpolate),
     Sample("interpolate", operands=((2, 3),), attrs={"scale_factor": None}, autograd=interpolate),
     *(
@@ -139,7 +186,11 @@ INTERPOLATED = [
             attrs={**ATTRS, "mode": mode},
             autograd=interpolate,
         )
-        for layout, mode in (("transposed", "linear"), ("strided", "nearest"), ("expanded", "cubic"))
+        for layout, mode in (
+            ("transposed", "linear"),
+            ("strided", "nearest"),
+            ("expanded", "cubic"),
+        )
     ),
     Sample(
         "interpolate",
@@ -169,9 +220,12 @@ INTERPOLATED = [
 # Regions
 
 ROIS = np.array(
-    [[0, 0, 4, 3], [1.25, 0.5, 3.75, 2.25], [-2.5, -2, 1, 1], [2, 2, 2.25, 2.5], [3, 1, 6.5, 4.5]], np.float32
+    [[0, 0, 4, 3], [1.25, 0.5, 3.75, 2.25], [-2.5, -2, 1, 1], [2, 2, 2.25, 2.5], [3, 1, 6.5, 4.5]],
+    np.float32,
 )
-"""A whole image, a part, one that starts outside, one below an element's size, and one that ends outside."""
+"""A whole image, a part, one that starts outside, one below an element's size, and one that ends
+outside.
+"""
 BATCH = np.array([0, 1, 1, 0, 1], np.int32)
 
 
@@ -184,7 +238,10 @@ def at(image, y, x):
     result = 0
     for row in {math.floor(y), min(math.floor(y) + 1, height - 1)}:
         for column in {math.floor(x), min(math.floor(x) + 1, width - 1)}:
-            result = result + max(0, 1 - abs(y - row)) * max(0, 1 - abs(x - column)) * image[:, row, column]
+            result = (
+                result
+                + max(0, 1 - abs(y - row)) * max(0, 1 - abs(x - column)) * image[:, row, column]
+            )
     return result
 
 
@@ -197,7 +254,11 @@ def roi_align(t, rois, batch_index, output_size, spatial_scale, sampling_ratio):
         down, across = sampling_ratio or math.ceil(height), sampling_ratio or math.ceil(width)
         for i, j in np.ndindex(rows, columns):
             grid = [
-                at(t[n], y1 + (i + (u + 0.5) / down) * height, x1 + (j + (v + 0.5) / across) * width)
+                at(
+                    t[n],
+                    y1 + (i + (u + 0.5) / down) * height,
+                    x1 + (j + (v + 0.5) / across) * width,
+                )
                 for u, v in np.ndindex(down, across)
             ]
             results.append(sum(grid) / len(grid))
@@ -216,7 +277,11 @@ def regions(output_size, spatial_scale, sampling_ratio, t=(2, 1, 4, 5), rois=ROI
     return Sample(
         "roi_align",
         operands=(t, rois, batch),
-        attrs={"output_size": output_size, "spatial_scale": spatial_scale, "sampling_ratio": sampling_ratio},
+        attrs={
+            "output_size": output_size,
+            "spatial_scale": spatial_scale,
+            "sampling_ratio": sampling_ratio,
+        },
         autograd=roi_align,
         grads=("t",),
     )
@@ -231,8 +296,17 @@ ALIGNED = [
     regions((1, 2), 1.0, 1, t=(1, 1, 1, 1), batch=0 * BATCH),
     regions((2, 2), 1.0, 0, rois=ROIS[:0], batch=BATCH[:0]),
     regions((2, 2), 1.0, 1, batch=BATCH.astype(np.uint32)),
-    regions((1, 2), 1.0, 2, t=Operand((2, 3, 2, 3), layout="transposed"), rois=ROIS[1:4], batch=BATCH[1:4]),
-    regions((2, 1), 1.0, 0, t=Operand((2, 2, 2, 3), layout="strided"), rois=ROIS[1:4], batch=BATCH[1:4]),
+    regions(
+        (1, 2),
+        1.0,
+        2,
+        t=Operand((2, 3, 2, 3), layout="transposed"),
+        rois=ROIS[1:4],
+        batch=BATCH[1:4],
+    ),
+    regions(
+        (2, 1), 1.0, 0, t=Operand((2, 2, 2, 3), layout="strided"), rois=ROIS[1:4], batch=BATCH[1:4]
+    ),
     *(
         Sample(
             "roi_align_grad",
@@ -247,7 +321,9 @@ ALIGNED = [
         "roi_align_grad",
         operands=((0, 2, 2, 2), ROIS[:0], BATCH[:0]),
         attrs={"shape": (1, 2, 3, 4), "spatial_scale": 1.0, "sampling_ratio": 0},
-        autograd=lambda dy, *others, shape, **attrs: torch.zeros(shape, dtype=dy.dtype) + 0 * dy.sum(),
+        autograd=lambda dy, *others, shape, **attrs: (
+            torch.zeros(shape, dtype=dy.dtype) + 0 * dy.sum()
+        ),
         grads=("dy",),
     ),
 ]
@@ -264,27 +340,70 @@ def refused(op, *operands, says, error=ShapeError, **attrs):
 REFUSALS = [
     refused("interpolate", (2, 3), says="expected 2 positive numbers, one for each axis"),
     refused("interpolate", (2, 3), scale_factor=(1.0, 0.0), says="expected 2 positive numbers"),
-    refused("interpolate", (2, 3), scale_factor=(1.0, math.nan), says="expected 2 positive numbers"),
-    refused("interpolate", (2, 3), scale_factor=(1.0, 0.25), says="at least one element on each axis of the result"),
-    refused("interpolate", IMAGE, mode="area", error=ValueError, says="got mode = 'area'; expected one of 'nearest'"),
-    refused("interpolate", IMAGE, nearest_mode="round", error=ValueError, says="got nearest_mode = 'round'"),
+    refused(
+        "interpolate", (2, 3), scale_factor=(1.0, math.nan), says="expected 2 positive numbers"
+    ),
+    refused(
+        "interpolate",
+        (2, 3),
+        scale_factor=(1.0, 0.25),
+        says="at least one element on each axis of the result",
+    ),
+    refused(
+        "interpolate",
+        IMAGE,
+        mode="area",
+        error=ValueError,
+        says="got mode = 'area'; expected one of 'nearest'",
+    ),
+    refused(
+        "interpolate",
+        IMAGE,
+        nearest_mode="round",
+        error=ValueError,
+        says="got nearest_mode = 'round'",
+    ),
     refused(
         "interpolate",
         IMAGE,
         coordinate_transformation_mode="tf_crop_and_resize",
         error=ValueError,
-        says="got coordinate_transformation_mode = 'tf_crop_and_resize'; expected one of 'half_pixel'",
+        says="got coordinate_transformation_mode = 'tf_crop_and_resize'; expected one of "
+        "'half_pixel'",
     ),
-    refused("interpolate", Operand(IMAGE, dtype=popxl.int32), error=DTypeError, says="expected floating point"),
+    refused(
+        "interpolate",
+        Operand(IMAGE, dtype=popxl.int32),
+        error=DTypeError,
+        says="expected floating point",
+    ),
     refused("roi_align", (2, 4, 5), ROIS, BATCH, says=r"expected \[n, c, h, w\]"),
     refused("roi_align", IMAGE, (5, 3), BATCH, says=r"expected \[regions, 4\] and \[regions\]"),
     refused("roi_align", IMAGE, ROIS, BATCH[:2], says=r"expected \[regions, 4\] and \[regions\]"),
-    refused("roi_align", IMAGE, ROIS, ROIS[:, 0], error=DTypeError, says="got batch_index .* expected integers"),
-    refused("roi_align", IMAGE, ROIS, BATCH, output_size=(0, 2), says="got output_size = .* at least 1"),
-    refused("roi_align", IMAGE, ROIS, BATCH, output_size=(2,), says="got output_size = .* a tuple of 2"),
-    refused("roi_align", IMAGE, ROIS, BATCH, spatial_scale=0.0, says="got spatial_scale 0.0"),
-    refused("roi_align", IMAGE, ROIS, BATCH, sampling_ratio=-1, says="and sampling_ratio -1; expected"),
     refused(
-        "roi_align", IMAGE, Operand((5, 4), dtype=popxl.float64), BATCH, error=DTypeError, says="expected equal dtypes"
+        "roi_align",
+        IMAGE,
+        ROIS,
+        ROIS[:, 0],
+        error=DTypeError,
+        says="got batch_index .* expected integers",
+    ),
+    refused(
+        "roi_align", IMAGE, ROIS, BATCH, output_size=(0, 2), says="got output_size = .* at least 1"
+    ),
+    refused(
+        "roi_align", IMAGE, ROIS, BATCH, output_size=(2,), says="got output_size = .* a tuple of 2"
+    ),
+    refused("roi_align", IMAGE, ROIS, BATCH, spatial_scale=0.0, says="got spatial_scale 0.0"),
+    refused(
+        "roi_align", IMAGE, ROIS, BATCH, sampling_ratio=-1, says="and sampling_ratio -1; expected"
+    ),
+    refused(
+        "roi_align",
+        IMAGE,
+        Operand((5, 4), dtype=popxl.float64),
+        BATCH,
+        error=DTypeError,
+        says="expected equal dtypes",
     ),
 ]

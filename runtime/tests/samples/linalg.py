@@ -46,11 +46,19 @@ def float8_sample(left, right, log2_scale, lhs=FLOAT8[0], rhs=FLOAT8[0]):
 
 
 SAMPLES = [
-    *(Sample("matmul", operands=shapes, autograd=torch.matmul, oracle=np.matmul) for shapes in SHAPES),
-    *(Sample("matmul", operands=shapes, autograd=torch.matmul, dtype=popxl.float64) for shapes in SHAPES[:3]),
+    *(
+        Sample("matmul", operands=shapes, autograd=torch.matmul, oracle=np.matmul)
+        for shapes in SHAPES
+    ),
+    *(
+        Sample("matmul", operands=shapes, autograd=torch.matmul, dtype=popxl.float64)
+        for shapes in SHAPES[:3]
+    ),
     *(
         Sample(
-            "matmul", operands=(Operand((2, 3, 4), layout=left), Operand((4, 5), layout=right)), autograd=torch.matmul
+            "matmul",
+            operands=(Operand((2, 3, 4), layout=left), Operand((4, 5), layout=right)),
+            autograd=torch.matmul,
         )
         for left, right in (
             ("transposed", "contiguous"),
@@ -97,19 +105,36 @@ SAMPLES = [
     ),
     Sample(
         "matmul",
-        operands=(np.arange(6, dtype=np.int32).reshape(2, 3), np.arange(12, dtype=np.int32).reshape(3, 4)),
+        operands=(
+            np.arange(6, dtype=np.int32).reshape(2, 3),
+            np.arange(12, dtype=np.int32).reshape(3, 4),
+        ),
         oracle=np.matmul,
     ),
-    Sample("matmul", operands=(np.array([[2**31, 1]], np.uint32), np.array([[3], [5]], np.uint32)), oracle=np.matmul),
+    Sample(
+        "matmul",
+        operands=(np.array([[2**31, 1]], np.uint32), np.array([[3], [5]], np.uint32)),
+        oracle=np.matmul,
+    ),
     *(float8_sample(left, right, -2) for left, right in SHAPES),
-    *(float8_sample((3, 4), (4, 5), by, lhs, rhs) for lhs in FLOAT8 for rhs in FLOAT8 for by in (-5, 0, 9)),
+    *(
+        float8_sample((3, 4), (4, 5), by, lhs, rhs)
+        for lhs in FLOAT8
+        for rhs in FLOAT8
+        for by in (-5, 0, 9)
+    ),
     float8_sample((2, 4096), (4096, 3), 1),
     float8_sample((0, 4), (4, 5), 0),
 ]
 
 REFUSALS = [
     Refusal("matmul", operands=((3, 4), (3, 4)), error=ShapeError, says="second-to-last"),
-    Refusal("matmul", operands=((2, 3, 4), (3, 4, 5)), error=ShapeError, says="leading axes that broadcast"),
+    Refusal(
+        "matmul",
+        operands=((2, 3, 4), (3, 4, 5)),
+        error=ShapeError,
+        says="leading axes that broadcast",
+    ),
     Refusal("matmul", operands=((), (3, 4)), error=ShapeError, says="at least one axis each"),
     Refusal(
         "matmul",
@@ -133,7 +158,11 @@ REFUSALS = [
     ),
     Refusal(
         "matmul_pow2scaled",
-        operands=(Operand((3, 4), FLOAT8[0]), Operand((4, 5), popxl.float16), np.array(0, np.int32)),
+        operands=(
+            Operand((3, 4), FLOAT8[0]),
+            Operand((4, 5), popxl.float16),
+            np.array(0, np.int32),
+        ),
         error=DTypeError,
         says="got rhs.*expected float8_143 or float8_152",
     ),

@@ -11,13 +11,17 @@ LABELS = np.array([2, 0, 4], np.int32)
 UNSIGNED = np.array([2, 0, 4], np.uint32)
 BLOCK = np.array([[1, 0], [2, 2]], np.int32)
 PROBS = Operand((3, 5), low=0.05, high=1.0)
-LOGITS = np.array([[0.3, -1.0, 2.0, 0.1, 0.0], [1.0, 0.5, -0.5, 0.2, 0.9], [-0.3, 0.2, 0.4, 1.5, -2.0]])
+LOGITS = np.array(
+    [[0.3, -1.0, 2.0, 0.1, 0.0], [1.0, 0.5, -0.5, 0.2, 0.9], [-0.3, 0.2, 0.4, 1.5, -2.0]]
+)
 SOFTMAX = np.exp(LOGITS) / np.exp(LOGITS).sum(1, keepdims=True)
 
 
 def nll(probs, labels, ignore_index=None, reduction="mean", log_prob=False):
     index = torch.as_tensor(labels).long()
-    counts = torch.ones_like(index, dtype=torch.bool) if ignore_index is None else index != ignore_index
+    counts = (
+        torch.ones_like(index, dtype=torch.bool) if ignore_index is None else index != ignore_index
+    )
     picked = probs.gather(-1, torch.where(counts, index, 0)[..., None])[..., 0]
     losses = torch.where(counts, -picked if log_prob else -torch.log(picked), 0.0)
     if reduction == "none":
@@ -34,7 +38,9 @@ def nll_grad(dy, probs, labels, ignore_index, reduction, log_prob):
 def with_softmax(probs, labels, loss_grad=1.0, ignore_index=None, reduction="mean"):
     """The gradient by torch through log-softmax of the logits log(probs)."""
     logits = torch.log(torch.from_numpy(probs)).requires_grad_()
-    loss = nll(torch.log_softmax(logits, -1), torch.as_tensor(labels), ignore_index, reduction, True)
+    loss = nll(
+        torch.log_softmax(logits, -1), torch.as_tensor(labels), ignore_index, reduction, True
+    )
     grad = torch.autograd.grad(
         loss, logits, torch.as_tensor(loss_grad, dtype=torch.float64).expand(loss.shape).clone()
     )[0]
@@ -47,17 +53,36 @@ SAMPLES = [
         for r in ("mean", "sum", "none")
     ),
     *(
-        Sample("nll_loss", operands=(PROBS, LABELS), attrs={"reduction": r, "ignore_index": 0}, autograd=nll)
+        Sample(
+            "nll_loss",
+            operands=(PROBS, LABELS),
+            attrs={"reduction": r, "ignore_index": 0},
+            autograd=nll,
+        )
         for r in ("mean", "sum", "none")
     ),
-    Sample("nll_loss", operands=(PROBS, np.array([-1, 3, -1], np.int32)), attrs={"ignore_index": -1}, autograd=nll),
-    Sample("nll_loss", operands=(PROBS, np.array([-1, -1, -1], np.int32)), attrs={"ignore_index": -1}, autograd=nll),
+    Sample(
+        "nll_loss",
+        operands=(PROBS, np.array([-1, 3, -1], np.int32)),
+        attrs={"ignore_index": -1},
+        autograd=nll,
+    ),
+    Sample(
+        "nll_loss",
+        operands=(PROBS, np.array([-1, -1, -1], np.int32)),
+        attrs={"ignore_index": -1},
+        autograd=nll,
+    ),
     Sample("nll_loss", operands=(PROBS, UNSIGNED), autograd=nll),
     Sample("nll_loss", operands=((3, 5), LABELS), attrs={"log_prob": True}, autograd=nll),
     Sample("nll_loss", operands=(Operand((2, 2, 3), low=0.05, high=1.0), BLOCK), autograd=nll),
-    Sample("nll_loss", operands=(Operand((3, 5), low=0.05, high=1.0, layout="transposed"), LABELS), autograd=nll),
-    # Probabilities below the floor: the loss stays finite. The gradient there is -1 / floor, not the floored loss's
-    # zero.
+    Sample(
+        "nll_loss",
+        operands=(Operand((3, 5), low=0.05, high=1.0, layout="transposed"), LABELS),
+        autograd=nll,
+    ),
+    # Probabilities below the floor: the loss stays finite. The gradient there is -1 / floor, not
+    # the floored loss's zero.
     Sample(
         "nll_loss",
         operands=(np.array([[0.0, 1.0]]), np.array([0], np.int32)),
@@ -104,7 +129,12 @@ SAMPLES = [
         for r in ("mean", "sum", "none")
         for i in (None, 0)
     ),
-    Sample("nll_loss_with_softmax_grad", operands=(SOFTMAX, LABELS), attrs={"loss_grad": 2.5}, oracle=with_softmax),
+    Sample(
+        "nll_loss_with_softmax_grad",
+        operands=(SOFTMAX, LABELS),
+        attrs={"loss_grad": 2.5},
+        oracle=with_softmax,
+    ),
     Sample("nll_loss_with_softmax_grad", operands=(SOFTMAX, LABELS, ()), oracle=with_softmax),
     Sample(
         "nll_loss_with_softmax_grad",
@@ -119,10 +149,20 @@ REFUSALS = [
         refusal
         for name in ("nll_loss", "nll_loss_with_softmax_grad")
         for refusal in (
-            Refusal(name, operands=((3, 5), LABELS[:2]), error=ShapeError, says="expected 3 labels"),
-            Refusal(name, operands=((3, 5), (3,)), error=DTypeError, says="got labels float32.*expected integers"),
             Refusal(
-                name, operands=(LABELS, LABELS[:1]), error=DTypeError, says="got probs int32.*expected floating point"
+                name, operands=((3, 5), LABELS[:2]), error=ShapeError, says="expected 3 labels"
+            ),
+            Refusal(
+                name,
+                operands=((3, 5), (3,)),
+                error=DTypeError,
+                says="got labels float32.*expected integers",
+            ),
+            Refusal(
+                name,
+                operands=(LABELS, LABELS[:1]),
+                error=DTypeError,
+                says="got probs int32.*expected floating point",
             ),
             Refusal(
                 name,
@@ -133,5 +173,10 @@ REFUSALS = [
             ),
         )
     ),
-    Refusal("nll_loss_with_softmax_grad", operands=((3, 5), LABELS, (2,)), error=ShapeError, says="got loss_grad"),
+    Refusal(
+        "nll_loss_with_softmax_grad",
+        operands=((3, 5), LABELS, (2,)),
+        error=ShapeError,
+        says="got loss_grad",
+    ),
 ]

@@ -39,7 +39,9 @@ def batch_norm(t, scale, bias, mean, var, epsilon=1e-5, momentum=0.9):
 
 
 def batch_norm_grad(dy, t, scale, mean, var, epsilon):
-    leaves = [torch.from_numpy(a).requires_grad_() for a in (t, scale, np.zeros(scale.shape), mean, var)]
+    leaves = [
+        torch.from_numpy(a).requires_grad_() for a in (t, scale, np.zeros(scale.shape), mean, var)
+    ]
     return torch.autograd.grad(batch_norm(*leaves, epsilon), leaves, torch.from_numpy(dy))
 
 
@@ -49,9 +51,22 @@ def statistics(channels):
 
 
 SAMPLES = [
-    *(Sample("softmax", operands=((2, 3, 4),), attrs={"axis": axis}, autograd=softmax) for axis in (0, 1, -1)),
-    Sample("softmax", operands=(Operand((3, 4), layout="transposed"),), attrs={"axis": 1}, autograd=softmax),
-    Sample("softmax", operands=(Operand((3, 4), layout="strided"),), attrs={"axis": 0}, autograd=softmax),
+    *(
+        Sample("softmax", operands=((2, 3, 4),), attrs={"axis": axis}, autograd=softmax)
+        for axis in (0, 1, -1)
+    ),
+    Sample(
+        "softmax",
+        operands=(Operand((3, 4), layout="transposed"),),
+        attrs={"axis": 1},
+        autograd=softmax,
+    ),
+    Sample(
+        "softmax",
+        operands=(Operand((3, 4), layout="strided"),),
+        attrs={"axis": 0},
+        autograd=softmax,
+    ),
     Sample(
         "softmax",
         operands=(Operand((2, 5), low=-900.0, high=900.0),),
@@ -61,7 +76,10 @@ SAMPLES = [
         grads=None,
     ),  # no overflow; one probability is 1 and differences see rounding only
     Sample(
-        "softmax_grad", operands=((3, 4), Operand((3, 4), low=0.0, high=1.0)), attrs={"axis": 1}, oracle=softmax_grad
+        "softmax_grad",
+        operands=((3, 4), Operand((3, 4), low=0.0, high=1.0)),
+        attrs={"axis": 1},
+        oracle=softmax_grad,
     ),
     Sample("layer_norm", operands=((3, 5), (5,), (5,)), autograd=group_norm),
     Sample(
@@ -86,10 +104,17 @@ SAMPLES = [
         rtol=1e-4,
         atol=1e-4,
     ),  # float32 statistics of numbers near 31 keep five digits of the spread
-    Sample("group_norm", operands=((2, 6), (6,), (6,)), attrs={"num_groups": 2}, autograd=group_norm),
-    Sample("group_norm", operands=((2, 6, 3), (6,), (6,)), attrs={"num_groups": 3}, autograd=group_norm),
     Sample(
-        "group_norm", operands=((2, 4, 3, 2), (4,), (4,)), attrs={"num_groups": 1, "eps": 0.01}, autograd=group_norm
+        "group_norm", operands=((2, 6), (6,), (6,)), attrs={"num_groups": 2}, autograd=group_norm
+    ),
+    Sample(
+        "group_norm", operands=((2, 6, 3), (6,), (6,)), attrs={"num_groups": 3}, autograd=group_norm
+    ),
+    Sample(
+        "group_norm",
+        operands=((2, 4, 3, 2), (4,), (4,)),
+        attrs={"num_groups": 1, "eps": 0.01},
+        autograd=group_norm,
     ),
     Sample(
         "group_norm",
@@ -98,7 +123,10 @@ SAMPLES = [
         autograd=group_norm,
     ),
     Sample(
-        "group_norm_grad", operands=((3, 5), (3, 5), (5,)), attrs={"num_groups": 1, "eps": 1e-5}, oracle=group_norm_grad
+        "group_norm_grad",
+        operands=((3, 5), (3, 5), (5,)),
+        attrs={"num_groups": 1, "eps": 1e-5},
+        oracle=group_norm_grad,
     ),
     Sample(
         "group_norm_grad",
@@ -108,10 +136,15 @@ SAMPLES = [
     ),
     Sample("batch_norm_inference", operands=((3, 4), *statistics(4)), autograd=batch_norm),
     Sample(
-        "batch_norm_inference", operands=((2, 3, 4, 2), *statistics(3)), attrs={"epsilon": 0.1}, autograd=batch_norm
+        "batch_norm_inference",
+        operands=((2, 3, 4, 2), *statistics(3)),
+        attrs={"epsilon": 0.1},
+        autograd=batch_norm,
     ),
     Sample(
-        "batch_norm_inference", operands=(Operand((2, 3, 4), layout="transposed"), *statistics(3)), autograd=batch_norm
+        "batch_norm_inference",
+        operands=(Operand((2, 3, 4), layout="transposed"), *statistics(3)),
+        autograd=batch_norm,
     ),
     Sample(
         "batch_norm_inference_grad",
@@ -122,7 +155,13 @@ SAMPLES = [
 ]
 
 REFUSALS = [
-    Refusal("softmax", operands=((3, 4),), attrs={"axis": 2}, error=ShapeError, says="expected -2 <= axis < 2"),
+    Refusal(
+        "softmax",
+        operands=((3, 4),),
+        attrs={"axis": 2},
+        error=ShapeError,
+        says="expected -2 <= axis < 2",
+    ),
     Refusal(
         "softmax",
         operands=(Operand((3,), dtype=popxl.int32),),
@@ -142,7 +181,12 @@ REFUSALS = [
         error=ShapeError,
         says=r"got bias .* expected one value for each channel",
     ),
-    Refusal("layer_norm", operands=((5,), (5,), (5,)), error=ShapeError, says="expected samples and channels"),
+    Refusal(
+        "layer_norm",
+        operands=((5,), (5,), (5,)),
+        error=ShapeError,
+        says="expected samples and channels",
+    ),
     Refusal(
         "layer_norm",
         operands=((3, 5), (5,), (5,)),
@@ -170,5 +214,10 @@ REFUSALS = [
         error=ShapeError,
         says="one value for each channel",
     ),
-    Refusal("batch_norm_inference", operands=((3, 4), (4,), (4,), (4,), (3,)), error=ShapeError, says="got var"),
+    Refusal(
+        "batch_norm_inference",
+        operands=((3, 4), (4,), (4,), (4,), (3,)),
+        error=ShapeError,
+        says="got var",
+    ),
 ]

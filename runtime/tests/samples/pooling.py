@@ -48,7 +48,9 @@ def pool(reduce):
         given = [math.ceil(x / s) if auto_pad in SAME else None for x, s in zip(extents, stride)]
         axes = [
             places(x, k, s, d, *pair, g, ceil_mode and auto_pad == "not_set", n)
-            for x, k, s, d, pair, g, n in zip(t.shape[2:], kernel_size, stride, dilation, around, spacing, given)
+            for x, k, s, d, pair, g, n in zip(
+                t.shape[2:], kernel_size, stride, dilation, around, spacing, given
+            )
         ]
         result = by_hand(t, axes, reduce)
         ends = pads(result.shape[2:], None, None, out_pads, "not_set")
@@ -91,7 +93,9 @@ def pool_grad(reduce):
     def gradient(dy, t, windows):
         with torch.enable_grad():
             t = t.detach().requires_grad_()
-            return torch.autograd.grad(by_hand(t, windows_by_hand(windows), reduce), t, dy, create_graph=True)[0]
+            return torch.autograd.grad(
+                by_hand(t, windows_by_hand(windows), reduce), t, dy, create_graph=True
+            )[0]
 
     return gradient
 
@@ -110,7 +114,9 @@ def torchs(function):
             options["count_include_pad"] = False
         half = padding[: len(kernel_size)] if padding else 0
         torch_function = getattr(torch.nn.functional, f"{function}{t.ndim - 2}d")
-        return torch_function(torch.from_numpy(t), kernel_size, stride, half, ceil_mode=ceil_mode, **options).numpy()
+        return torch_function(
+            torch.from_numpy(t), kernel_size, stride, half, ceil_mode=ceil_mode, **options
+        ).numpy()
 
     return pooled
 
@@ -119,13 +125,23 @@ IMAGE = (2, 2, 5, 4)
 COMMON = [
     (IMAGE, {"kernel_size": (2, 3)}),
     (IMAGE, {"kernel_size": (2, 2), "stride": (2, 3)}),
-    (IMAGE, {"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 0, 2, 1)}),  # unequal on all sides
+    # unequal on all sides
+    (IMAGE, {"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 0, 2, 1)}),
     (IMAGE, {"kernel_size": (2, 2), "dilation": (3, 2)}),
     (IMAGE, {"kernel_size": (2, 2), "in_dilations": (2, 1), "stride": (3, 1)}),
-    (IMAGE, {"kernel_size": (3, 2), "in_dilations": (2, 2), "padding": (1, 0, 0, 1), "dilation": (1, 1)}),
+    (
+        IMAGE,
+        {
+            "kernel_size": (3, 2),
+            "in_dilations": (2, 2),
+            "padding": (1, 0, 0, 1),
+            "dilation": (1, 1),
+        },
+    ),
     (IMAGE, {"kernel_size": (4, 4), "out_pads": (1, 0, 2, 1)}),
     *((IMAGE, {"kernel_size": (2, 3), "stride": (3, 3), "auto_pad": p}) for p in (*SAME, "valid")),
-    *((IMAGE, {"kernel_size": (2, 2), "stride": (1, 1), "auto_pad": p}) for p in SAME),  # one more, on either side
+    # one more, on either side
+    *((IMAGE, {"kernel_size": (2, 2), "stride": (1, 1), "auto_pad": p}) for p in SAME),
     ((1, 1, 3, 3), {"kernel_size": (1, 1), "stride": (2, 2), "auto_pad": "same_lower"}),
     ((2, 2, 4), {"kernel_size": (3,), "stride": (2,), "padding": (1, 0)}),
     ((1, 1, 3, 2, 3), {"kernel_size": (2, 2, 1), "padding": (1, 0, 0, 0, 1, 0)}),
@@ -136,18 +152,28 @@ COMMON = [
 ]
 CEIL = [
     ((1, 1, 5, 6), {"kernel_size": (2, 3), "stride": (2, 2), "ceil_mode": True}),
-    ((1, 1, 5, 4), {"kernel_size": (3, 2), "stride": (2, 3), "ceil_mode": True, "padding": (1, 1, 1, 1)}),  # one drops
+    # one drops
+    (
+        (1, 1, 5, 4),
+        {"kernel_size": (3, 2), "stride": (2, 3), "ceil_mode": True, "padding": (1, 1, 1, 1)},
+    ),
     ((1, 1, 5), {"kernel_size": (3,), "stride": (3,), "ceil_mode": True, "padding": (1, 1)}),
-    ((1, 1, 2), {"kernel_size": (3,), "stride": (2,), "ceil_mode": True}),  # the only window reaches beyond the end
+    # the only window reaches beyond the end
+    ((1, 1, 2), {"kernel_size": (3,), "stride": (2,), "ceil_mode": True}),
 ]
 TORCHS = [
     ((2, 2, 5, 4), {"kernel_size": (2, 3), "stride": (2, 1)}),
     ((1, 2, 5, 4), {"kernel_size": (3, 2), "stride": (2, 2), "padding": (1, 1, 1, 1)}),
-    ((1, 1, 4, 3, 3), {"kernel_size": (2, 2, 3), "stride": (2, 1, 2), "padding": (0, 1, 1, 0, 1, 1)}),
+    (
+        (1, 1, 4, 3, 3),
+        {"kernel_size": (2, 2, 3), "stride": (2, 1, 2), "padding": (0, 1, 1, 0, 1, 1)},
+    ),
     *CEIL,
 ]
 TIES = np.array([[0, 3, 1, 1], [3, 0, 1, 1], [2, 0, 2, 2]], np.float32).reshape(1, 1, 3, 4)
-"""Windows whose largest element is there twice (in the first, in neither the same row nor column) or four times."""
+"""Windows whose largest element is there twice (in the first, in neither the same row nor column)
+or four times.
+"""
 TIED = (Window(3, 2, 1, 1, 0, 2), Window(4, 2, 1, 1, 0, 3))
 
 
@@ -164,7 +190,8 @@ def sample(op, shape, attrs, **oracles):
 GRADS = [
     ((2, 1, 2, 2), (2, 1, 4, 3), (Window(4, 3, 2, 1, 1, 2), Window(3, 2, 2, 1, 0, 2))),
     ((1, 2, 3), (1, 2, 3), (Window(3, 2, 2, 1, 1, 3, 2),)),
-    ((1, 1, 1, 1), (1, 1, 4, 4), (Window(4, 2, 1, 2, 0, 1), Window(4, 2, 1, 1, 0, 1))),  # some elements in no window
+    # some elements in no window
+    ((1, 1, 1, 1), (1, 1, 4, 4), (Window(4, 2, 1, 2, 0, 1), Window(4, 2, 1, 1, 0, 1))),
 ]
 
 SAMPLES = [
@@ -214,7 +241,9 @@ SAMPLES = [
 
 
 def refused(says, error=ShapeError, shape=IMAGE, op="average_pool", **attrs):
-    return Refusal(op, operands=(shape,), attrs={"kernel_size": (2, 2), **attrs}, error=error, says=says)
+    return Refusal(
+        op, operands=(shape,), attrs={"kernel_size": (2, 2), **attrs}, error=error, says=says
+    )
 
 
 REFUSALS = [
@@ -232,7 +261,19 @@ REFUSALS = [
     refused("a window without any element", in_dilations=(3, 1)),
     refused("got auto_pad = 'same'; expected one of 'not_set'", error=ValueError, auto_pad="same"),
     refused("got auto_pad = 'valid' and padding", auto_pad="valid", padding=(1, 0, 0, 0)),
-    refused("got storage_order = 'diagonal'", error=ValueError, op="max_pool", storage_order="diagonal"),
-    refused("expected floating point", error=DTypeError, op="max_pool", shape=Operand(IMAGE, dtype=popxl.int32)),
-    Refusal("max_pool", attrs={"t": 1.0, "kernel_size": (2,)}, error=TypeError, says="expected a popxl.Tensor"),
+    refused(
+        "got storage_order = 'diagonal'", error=ValueError, op="max_pool", storage_order="diagonal"
+    ),
+    refused(
+        "expected floating point",
+        error=DTypeError,
+        op="max_pool",
+        shape=Operand(IMAGE, dtype=popxl.int32),
+    ),
+    Refusal(
+        "max_pool",
+        attrs={"t": 1.0, "kernel_size": (2,)},
+        error=TypeError,
+        says="expected a popxl.Tensor",
+    ),
 ]

@@ -1,4 +1,6 @@
-"""Samples of random ops. What the generator draws is tested in test_random.py; here, what the ops make of it."""
+"""Samples of random ops. What the generator draws is tested in test_random.py; here, what the ops
+make of it.
+"""
 
 import numpy as np
 import popxl

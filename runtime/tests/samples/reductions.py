@@ -49,7 +49,11 @@ def median(t, axis=None, keepdims=False):
     kept = [d for d in range(t.dim()) if d not in reduced]
     flat = t.permute(*kept, *reduced).flatten(len(kept)).sort(-1).values
     result = flat[..., (flat.shape[-1] - 1) // 2]
-    return result.reshape([1 if d in reduced else n for d, n in enumerate(t.shape)]) if keepdims else result
+    return (
+        result.reshape([1 if d in reduced else n for d, n in enumerate(t.shape)])
+        if keepdims
+        else result
+    )
 
 
 ORACLES = {
@@ -68,9 +72,17 @@ ORACLES = {
 
 
 def samples_of(name, fn, values):
-    found = [Sample(name, operands=(Operand(SHAPE, **values),), attrs=form, autograd=fn) for form in FORMS]
+    found = [
+        Sample(name, operands=(Operand(SHAPE, **values),), attrs=form, autograd=fn)
+        for form in FORMS
+    ]
     found += [
-        Sample(name, operands=(Operand(SHAPE, layout=layout, **values),), attrs={"axis": [1, 2]}, autograd=fn)
+        Sample(
+            name,
+            operands=(Operand(SHAPE, layout=layout, **values),),
+            attrs={"axis": [1, 2]},
+            autograd=fn,
+        )
         for layout in ("transposed", "strided")
     ]
     scalar = Operand((), **{**values, "low": 0.4, "high": 1.5})
@@ -87,10 +99,21 @@ def positions(name, fn):
                 attrs=attrs,
                 oracle=lambda t, dim=0, keepdim=False: fn(t, axis=dim, keepdims=keepdim),
             )
-            for attrs in ({}, {"dim": 1}, {"dim": -1, "keepdim": True}, {"dim": None}, {"dim": None, "keepdim": True})
+            for attrs in (
+                {},
+                {"dim": 1},
+                {"dim": -1, "keepdim": True},
+                {"dim": None},
+                {"dim": None, "keepdim": True},
+            )
         ),
-        Sample(name, operands=(Operand((3, 4), layout="transposed", distinct=True),), oracle=lambda t: fn(t, axis=0)),
-        Sample(name, operands=(np.array([2.0, 5.0, 5.0, 2.0]),), oracle=lambda t: fn(t, axis=0)),  # the first of equals
+        Sample(
+            name,
+            operands=(Operand((3, 4), layout="transposed", distinct=True),),
+            oracle=lambda t: fn(t, axis=0),
+        ),
+        # the first of equals
+        Sample(name, operands=(np.array([2.0, 5.0, 5.0, 2.0]),), oracle=lambda t: fn(t, axis=0)),
         Sample(name, operands=(INTEGERS,), attrs={"dim": 1}, oracle=lambda t, dim: fn(t, axis=dim)),
         Sample(name, operands=(UNSIGNED,), attrs={"dim": 1}, oracle=lambda t, dim: fn(t, axis=dim)),
     ]
@@ -116,7 +139,10 @@ def counted(t, levels, absolute_of_input):
     """How many elements each half-open interval between levels holds."""
     values = np.abs(t) if absolute_of_input else t
     bounds = [-np.inf, *levels, np.inf]
-    return np.array([((values >= low) & (values < high)).sum() for low, high in zip(bounds, bounds[1:])], np.uint32)
+    return np.array(
+        [((values >= low) & (values < high)).sum() for low, high in zip(bounds, bounds[1:])],
+        np.uint32,
+    )
 
 
 SAMPLES = [
@@ -125,19 +151,36 @@ SAMPLES = [
     *positions("argmin", np.argmin),
     *(
         Sample(
-            name, operands=(operand,), attrs={"axis": 1}, oracle=lambda t, axis, fn=fn: fn(t, axis=axis, dtype=t.dtype)
+            name,
+            operands=(operand,),
+            attrs={"axis": 1},
+            oracle=lambda t, axis, fn=fn: fn(t, axis=axis, dtype=t.dtype),
         )
         for name, fn in (("sum", np.sum), ("prod", np.prod))
         for operand in (INTEGERS, UNSIGNED)
     ),
     *(
-        Sample(name, operands=(operand,), attrs={"axis": 1}, oracle=lambda t, axis, fn=fn: fn(t, axis=axis))
-        for name, fn in (("max", np.max), ("min", np.min), ("median", lambda t, axis: np.sort(t, axis)[:, 1]))
+        Sample(
+            name,
+            operands=(operand,),
+            attrs={"axis": 1},
+            oracle=lambda t, axis, fn=fn: fn(t, axis=axis),
+        )
+        for name, fn in (
+            ("max", np.max),
+            ("min", np.min),
+            ("median", lambda t, axis: np.sort(t, axis)[:, 1]),
+        )
         for operand in (INTEGERS, UNSIGNED)
     ),
     *(
         Sample(name, operands=(GROWING,), oracle=fn, grads=None)
-        for name, fn in (("sum", np.sum), ("mean", np.mean), ("l1", np.sum), ("sumsquare", lambda t: (t**2).sum()))
+        for name, fn in (
+            ("sum", np.sum),
+            ("mean", np.mean),
+            ("l1", np.sum),
+            ("sumsquare", lambda t: (t**2).sum()),
+        )
     ),
     Sample("cumsum", operands=(Operand((600,), low=0.5, high=1.5),), oracle=np.cumsum, grads=None),
     Sample("sum", operands=((3, 0),), attrs={"axis": 1}, autograd=ORACLES["sum"][0]),
@@ -145,7 +188,8 @@ SAMPLES = [
     Sample(
         "max", operands=(np.array([1.0, 3.0, 3.0]),), autograd=lambda t: t.amax(), grads=None
     ),  # equals: no derivative
-    Sample("l2", operands=(np.zeros(3),), oracle=lambda t: np.array(0.0), grads=None),  # no derivative at zero
+    # no derivative at zero
+    Sample("l2", operands=(np.zeros(3),), oracle=lambda t: np.array(0.0), grads=None),
     Sample(
         "logsumexp",
         operands=(np.array([[300.0, 301.0], [-300.0, -302.0]]),),
@@ -159,7 +203,12 @@ SAMPLES = [
         attrs={"axis": 1, "keepdims": False},
         oracle=lambda dy, y, t, axis, keepdims: dy[:, None] * [[0.5, 0.5], [1, 0]],
     ),
-    Sample("prod_grad", operands=((3,), ZEROS), attrs={"axis": 1, "keepdims": False}, oracle=exclusive_products),
+    Sample(
+        "prod_grad",
+        operands=((3,), ZEROS),
+        attrs={"axis": 1, "keepdims": False},
+        oracle=exclusive_products,
+    ),
     Sample(
         "median_grad",
         operands=((2,), np.array([[3.0, 1.0, 2.0], [5.0, 6.0, 4.0]])),
@@ -168,7 +217,11 @@ SAMPLES = [
     ),
     Sample(
         "l2_grad",
-        operands=(np.array([[0.5], [1.0]]), np.array([[5.0], [0.0]]), np.array([[3.0, 4.0], [0.0, 0.0]])),
+        operands=(
+            np.array([[0.5], [1.0]]),
+            np.array([[5.0], [0.0]]),
+            np.array([[3.0, 4.0], [0.0, 0.0]]),
+        ),
         oracle=lambda dy, y, t: np.array([[0.3, 0.4], [0.0, 0.0]]),
     ),
     Sample("cumsum", operands=((3, 4),), autograd=lambda t: t.cumsum(0)),
@@ -178,14 +231,31 @@ SAMPLES = [
         attrs={"dim": -1},
         autograd=lambda t, dim: t.cumsum(dim),
     ),
-    Sample("cumsum", operands=(INTEGERS,), attrs={"dim": 1}, oracle=lambda t, dim: np.cumsum(t, dim, dtype=np.int32)),
-    Sample("cumsum", operands=(UNSIGNED,), attrs={"dim": 1}, oracle=lambda t, dim: np.cumsum(t, dim, dtype=np.uint32)),
+    Sample(
+        "cumsum",
+        operands=(INTEGERS,),
+        attrs={"dim": 1},
+        oracle=lambda t, dim: np.cumsum(t, dim, dtype=np.int32),
+    ),
+    Sample(
+        "cumsum",
+        operands=(UNSIGNED,),
+        attrs={"dim": 1},
+        oracle=lambda t, dim: np.cumsum(t, dim, dtype=np.uint32),
+    ),
     Sample("cumsum_grad", operands=((3, 4),), attrs={"dim": 1}, oracle=reversed_cumsum),
     Sample("lamb_square", operands=((3, 4),), oracle=lambda t: (t**2).sum()),
     Sample(
-        "lamb_square", operands=(Operand((300,), low=20.0, high=30.0),), oracle=lambda t: (t**2).sum()
+        "lamb_square",
+        operands=(Operand((300,), low=20.0, high=30.0),),
+        oracle=lambda t: (t**2).sum(),
     ),  # beyond float16
-    Sample("histogram", operands=((4, 5),), attrs={"levels": LEVELS, "absolute_of_input": False}, oracle=counted),
+    Sample(
+        "histogram",
+        operands=((4, 5),),
+        attrs={"levels": LEVELS, "absolute_of_input": False},
+        oracle=counted,
+    ),
     Sample(
         "histogram",
         operands=(Operand((4, 5), layout="transposed"),),
@@ -198,29 +268,56 @@ SAMPLES = [
         attrs={"levels": LEVELS, "absolute_of_input": False},
         oracle=counted,
     ),
-    Sample("histogram", operands=((7,),), attrs={"levels": [], "absolute_of_input": False}, oracle=counted),
+    Sample(
+        "histogram",
+        operands=((7,),),
+        attrs={"levels": [], "absolute_of_input": False},
+        oracle=counted,
+    ),
     Sample(
         "histogram",
         operands=(np.array([0.7, 0.1]),),
         attrs={"levels": [0.1, 0.7], "absolute_of_input": False},
-        oracle=lambda t, **attrs: np.array([0, 1, 1], np.uint32),  # a number equals its own level in every dtype
+        # a number equals its own level in every dtype
+        oracle=lambda t, **attrs: np.array([0, 1, 1], np.uint32),
     ),
 ]
 
 REFUSALS = [
     *(
-        Refusal(name, operands=((3,),), dtype=popxl.complex64, error=DTypeError, says="expected real numbers")
+        Refusal(
+            name,
+            operands=((3,),),
+            dtype=popxl.complex64,
+            error=DTypeError,
+            says="expected real numbers",
+        )
         for name in ("max", "min", "median", "argmax", "argmin")
     ),
     *(
         refusal
         for name in ORACLES
         for refusal in (
-            Refusal(name, operands=((3, 4),), attrs={"axis": 2}, error=ShapeError, says="expected -2 <= axis < 2"),
             Refusal(
-                name, operands=((3, 4),), attrs={"axis": [1, -1]}, error=ShapeError, says="expected each axis once"
+                name,
+                operands=((3, 4),),
+                attrs={"axis": 2},
+                error=ShapeError,
+                says="expected -2 <= axis < 2",
             ),
-            Refusal(name, operands=(Operand((3,), dtype=popxl.bool),), error=DTypeError, says="got t bool"),
+            Refusal(
+                name,
+                operands=((3, 4),),
+                attrs={"axis": [1, -1]},
+                error=ShapeError,
+                says="expected each axis once",
+            ),
+            Refusal(
+                name,
+                operands=(Operand((3,), dtype=popxl.bool),),
+                error=DTypeError,
+                says="got t bool",
+            ),
         )
     ),
     *(

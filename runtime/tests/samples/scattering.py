@@ -15,8 +15,18 @@ BY_PAIRS = {
 }
 
 
-def reduced(data, indices, reduction, initial_values=None, axis=0, axis_size=None, enable_index_broadcast=True):
-    """Element after element: the first one in a slot without an initial value is put there, the others combine."""
+def reduced(
+    data,
+    indices,
+    reduction,
+    initial_values=None,
+    axis=0,
+    axis_size=None,
+    enable_index_broadcast=True,
+):
+    """Element after element: the first one in a slot without an initial value is put there, the
+    others combine.
+    """
     axis %= data.ndim
     if indices.ndim < data.ndim:
         indices = indices.reshape([-1 if a == axis else 1 for a in range(data.ndim)])
@@ -27,7 +37,9 @@ def reduced(data, indices, reduction, initial_values=None, axis=0, axis_size=Non
     is_filled = np.full(shape, initial_values is not None)
     for position in np.ndindex(*data.shape):
         slot = (*position[:axis], indices[position], *position[axis + 1 :])
-        result[slot] = BY_PAIRS[reduction](result[slot], data[position]) if is_filled[slot] else data[position]
+        result[slot] = (
+            BY_PAIRS[reduction](result[slot], data[position]) if is_filled[slot] else data[position]
+        )
         is_filled[slot] = True
     return result
 
@@ -41,19 +53,29 @@ def torch_reduced(data, indices, reduction, initial_values=None, axis=0, axis_si
     shape[axis] = axis_size or initial_values.shape[axis]
     start = torch.zeros(shape, dtype=data.dtype) if initial_values is None else initial_values
     name = {"sum": "sum", "max": "amax", "min": "amin"}[reduction]
-    return start.scatter_reduce(axis, index.expand(data.shape), data, name, include_self=initial_values is not None)
+    return start.scatter_reduce(
+        axis, index.expand(data.shape), data, name, include_self=initial_values is not None
+    )
 
 
 def grouped(data, indices, axis, group_size, initial_values=None, **attrs):
     each = initial_values if initial_values is not None else [None] * group_size
     axis = axis % data.ndim - 1
-    return np.stack([reduced(d, i, initial_values=v, axis=axis, **attrs) for d, i, v in zip(data, indices, each)])
+    return np.stack(
+        [
+            reduced(d, i, initial_values=v, axis=axis, **attrs)
+            for d, i, v in zip(data, indices, each)
+        ]
+    )
 
 
 def torch_grouped(data, indices, axis, group_size, initial_values=None, **attrs):
     each = initial_values if initial_values is not None else [None] * group_size
     axis = axis % data.ndim - 1
-    pieces = [torch_reduced(d, i, initial_values=v, axis=axis, **attrs) for d, i, v in zip(data, indices, each)]
+    pieces = [
+        torch_reduced(d, i, initial_values=v, axis=axis, **attrs)
+        for d, i, v in zip(data, indices, each)
+    ]
     return torch.stack(pieces)
 
 
@@ -93,7 +115,12 @@ INT = np.array([[3, -2], [-7, 9], [8, 1]], np.int32)
 
 
 def use(reduction, size=None, axis=0, **attrs):
-    return {"reduction": reduction, "axis": axis, **({} if size is None else {"axis_size": size}), **attrs}
+    return {
+        "reduction": reduction,
+        "axis": axis,
+        **({} if size is None else {"axis_size": size}),
+        **attrs,
+    }
 
 
 SAMPLES = [

@@ -20,7 +20,9 @@ def reshaped(t, shape):
 
 
 def torch_split(t, splits, axis=0):
-    return torch.split(t, t.shape[axis] // splits if isinstance(splits, int) else list(splits), axis)
+    return torch.split(
+        t, t.shape[axis] // splits if isinstance(splits, int) else list(splits), axis
+    )
 
 
 def padded(shape, *slices):

@@ -1,4 +1,6 @@
-"""Samples of host streams and remote memory. Slot i of a sample's input stream holds i + 1 everywhere."""
+"""Samples of host streams and remote memory. Slot i of a sample's input stream holds i + 1
+everywhere.
+"""
 
 import numpy as np
 import popxl
@@ -26,7 +28,9 @@ def store_in(t, shape, dtype):
 
 
 def through_buffer(t, offset, entries=3):
-    """Store and load again, with a second store after the load: the loaded value must not change."""
+    """Store and load again, with a second store after the load: the loaded value must not
+    change.
+    """
     buffer = popxl.remote_buffer(t.shape, t.dtype, entries)
     ops.remote_store(buffer, offset, t)
     loaded = ops.remote_load(buffer, offset, "loaded")

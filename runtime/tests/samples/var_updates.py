@@ -17,15 +17,23 @@ LAYOUTS = (Operand(A, layout="transposed"), Operand(A, layout="strided"))
 
 
 def updates(name, fn, factors):
-    """Samples of t and X of equal and of other widths and layouts, with factors as numbers and as tensors."""
+    """Samples of t and X of equal and of other widths and layouts, with factors as numbers and as
+    tensors.
+    """
     given = [Sample(name, operands=(A, A), attrs=attrs, oracle=fn) for attrs in factors]
-    given += [Sample(name, operands=(A, other), attrs=factors[-1], oracle=fn) for other in (HALF, Same(0))]
+    given += [
+        Sample(name, operands=(A, other), attrs=factors[-1], oracle=fn) for other in (HALF, Same(0))
+    ]
     given += [Sample(name, operands=LAYOUTS, attrs=factors[-1], oracle=fn)]
     given += [
-        Sample(name, operands=(A, WIDE), attrs=factors[-1], oracle=fn, dtype=d) for d in (popxl.float16, popxl.bfloat16)
+        Sample(name, operands=(A, WIDE), attrs=factors[-1], oracle=fn, dtype=d)
+        for d in (popxl.float16, popxl.bfloat16)
     ]
     if factors[-1]:
-        given += [Sample(name, operands=(A, A, one), oracle=fn) for one in (np.array(0.3), np.array([0.3]))]
+        given += [
+            Sample(name, operands=(A, A, one), oracle=fn)
+            for one in (np.array(0.3), np.array([0.3]))
+        ]
         given += [
             Sample(
                 name,
@@ -49,13 +57,18 @@ def sparse(t, X, indices, axis=0, f=1.0, W=None):
 def adam(m, v, weight=None, time_step=None, weight_decay=0.0, beta1=None, beta2=None, epsilon=1e-7):
     """The update alone; the step that is used is the one after the increment."""
     if time_step is not None:
-        m, v = (a / (1 - b ** (np.asarray(time_step).reshape(()) + 1)) for a, b in ((m, beta1), (v, beta2)))
+        m, v = (
+            a / (1 - b ** (np.asarray(time_step).reshape(()) + 1))
+            for a, b in ((m, beta1), (v, beta2))
+        )
     return m / (np.sqrt(v) + epsilon) + (weight_decay * weight if weight is not None else 0)
 
 
 def adamax(m, v, weight=None, time_step=None, weight_decay=0.0, beta1=0.9, epsilon=1e-7):
     step = np.asarray(time_step).reshape(()) + 1
-    return m / (1 - beta1**step) / (v + epsilon) + (weight_decay * weight if weight is not None else 0)
+    return m / (1 - beta1**step) / (v + epsilon) + (
+        weight_decay * weight if weight is not None else 0
+    )
 
 
 def lamb(t, x, r1, r2, learning_rate=1.0, max_weight_norm=np.inf):
@@ -71,17 +84,23 @@ MOMENTS = {"acc_first_order": A, "acc_second_order": SQUARES}
 
 def by_name(fn):
     """An oracle that is called with the operands' names."""
-    return lambda acc_first_order, acc_second_order, **rest: fn(acc_first_order, acc_second_order, **rest)
+    return lambda acc_first_order, acc_second_order, **rest: fn(
+        acc_first_order, acc_second_order, **rest
+    )
 
 
 SAMPLES = [
     *updates("accumulate_", lambda t, X, f=1.0: t + f * X, [{}, {"f": -0.25}]),
     *updates("accumulate_square_", lambda t, X, f=1.0: t + f * X**2, [{}, {"f": 0.3}]),
     *updates(
-        "accumulate_mean_", lambda t, X, step: t * step / (step + 1) + X / (step + 1), [{"step": 0}, {"step": 3.0}]
+        "accumulate_mean_",
+        lambda t, X, step: t * step / (step + 1) + X / (step + 1),
+        [{"step": 0}, {"step": 3.0}],
     ),
     *updates("accumulate_moving_average_", lambda t, X, f: f * t + (1 - f) * X, [{"f": 0.9}]),
-    *updates("accumulate_moving_average_square_", lambda t, X, f: f * t + (1 - f) * X**2, [{"f": 0.9}]),
+    *updates(
+        "accumulate_moving_average_square_", lambda t, X, f: f * t + (1 - f) * X**2, [{"f": 0.9}]
+    ),
     *updates("copy_var_update_", lambda t, X: X, [{}]),
     # The square of 300 exceeds float16, but not the float32 average that it goes into.
     Sample(
@@ -92,20 +111,30 @@ SAMPLES = [
         in_16_bits=False,
     ),
     Sample(
-        "accumulate_", operands=(np.array([1, 2], np.int32), np.array([5, -7], np.int32)), oracle=lambda t, X: t + X
+        "accumulate_",
+        operands=(np.array([1, 2], np.int32), np.array([5, -7], np.int32)),
+        oracle=lambda t, X: t + X,
     ),
     Sample(
-        "accumulate_", operands=(np.array([1, 2], np.uint32), np.array([5, 7], np.uint32)), oracle=lambda t, X: t + X
+        "accumulate_",
+        operands=(np.array([1, 2], np.uint32), np.array([5, 7], np.uint32)),
+        oracle=lambda t, X: t + X,
     ),
     Sample(
-        "copy_var_update_", operands=(np.array([1, 2], np.uint32), np.array([5, 7], np.uint32)), oracle=lambda t, X: X
+        "copy_var_update_",
+        operands=(np.array([1, 2], np.uint32), np.array([5, 7], np.uint32)),
+        oracle=lambda t, X: X,
     ),
     Sample("accumulator_scale_", operands=(A,), attrs={"f": 0.5}, oracle=lambda t, f: t * f),
     Sample("accumulator_scale_", operands=(LAYOUTS[0], np.array([0.7])), oracle=lambda t, f: t * f),
     Sample("accumulator_zero_", operands=(A,), oracle=np.zeros_like),
     Sample("accumulator_zero_", operands=(np.array([np.nan, np.inf]),), oracle=np.zeros_like),
     Sample("accumulator_zero_", operands=(np.array([3, 4], np.uint32),), oracle=np.zeros_like),
-    Sample("sparse_accumulate_", operands=((5, 3), (4, 3), np.array([4, 0, 4, 2], np.int32)), oracle=sparse),
+    Sample(
+        "sparse_accumulate_",
+        operands=((5, 3), (4, 3), np.array([4, 0, 4, 2], np.int32)),
+        oracle=sparse,
+    ),
     Sample(
         "sparse_accumulate_",
         operands=((5, 3), (4, 3), np.array([4, 0, 4, 2], np.uint32)),
@@ -120,17 +149,44 @@ SAMPLES = [
     ),
     Sample(
         "sparse_accumulate_",
-        operands={"t": (5,), "X": Operand((2,), dtype=popxl.float16), "indices": np.array([1, 1], np.int32), "W": (5,)},
+        operands={
+            "t": (5,),
+            "X": Operand((2,), dtype=popxl.float16),
+            "indices": np.array([1, 1], np.int32),
+            "W": (5,),
+        },
         oracle=sparse,
     ),
-    *(Sample("adam_updater", operands=MOMENTS, attrs=attrs, oracle=by_name(adam)) for attrs in ({}, {"epsilon": 1e-3})),
-    Sample("adam_updater", operands={**MOMENTS, "time_step": STEP}, attrs=ADAM, oracle=by_name(adam)),
-    Sample("adam_updater", operands={**MOMENTS, "time_step": np.array([0.0])}, attrs=ADAM, oracle=by_name(adam)),
-    Sample("adam_updater", operands={**MOMENTS, "time_step": STEP, "weight": A}, attrs=DECAY, oracle=by_name(adam)),
-    Sample("adam_updater", operands={**MOMENTS, "weight": A, "weight_decay": ()}, oracle=by_name(adam)),
+    *(
+        Sample("adam_updater", operands=MOMENTS, attrs=attrs, oracle=by_name(adam))
+        for attrs in ({}, {"epsilon": 1e-3})
+    ),
+    Sample(
+        "adam_updater", operands={**MOMENTS, "time_step": STEP}, attrs=ADAM, oracle=by_name(adam)
+    ),
     Sample(
         "adam_updater",
-        operands={"acc_first_order": HALF, "acc_second_order": SQUARES, "weight": A, "time_step": STEP},
+        operands={**MOMENTS, "time_step": np.array([0.0])},
+        attrs=ADAM,
+        oracle=by_name(adam),
+    ),
+    Sample(
+        "adam_updater",
+        operands={**MOMENTS, "time_step": STEP, "weight": A},
+        attrs=DECAY,
+        oracle=by_name(adam),
+    ),
+    Sample(
+        "adam_updater", operands={**MOMENTS, "weight": A, "weight_decay": ()}, oracle=by_name(adam)
+    ),
+    Sample(
+        "adam_updater",
+        operands={
+            "acc_first_order": HALF,
+            "acc_second_order": SQUARES,
+            "weight": A,
+            "time_step": STEP,
+        },
         attrs=DECAY,
         oracle=by_name(adam),
     ),
@@ -154,28 +210,44 @@ SAMPLES = [
         oracle=by_name(adamax),
     ),
     *(
-        Sample("adam_var_update", operands=(A, A, np.array(r1), np.array(r2)), attrs=attrs, oracle=lamb)
+        Sample(
+            "adam_var_update", operands=(A, A, np.array(r1), np.array(r2)), attrs=attrs, oracle=lamb
+        )
         for r1, r2 in ((4.0, 9.0), (0.0, 9.0), (4.0, 0.0))
         for attrs in ({}, {"learning_rate": 0.1, "max_weight_norm": 1.5}, {"max_weight_norm": 0.0})
     ),
-    Sample("adam_var_update", operands=(A, A, Operand((1,), low=0.5), SCALAR, SCALAR, SCALAR), oracle=lamb),
+    Sample(
+        "adam_var_update",
+        operands=(A, A, Operand((1,), low=0.5), SCALAR, SCALAR, SCALAR),
+        oracle=lamb,
+    ),
 ]
 
 STATE = {"acc_first_order": (3,), "acc_second_order": (3,)}
 
 REFUSALS = [
     Refusal(
-        "accumulate_", operands=((3,), (3,)), dtype=popxl.complex64, error=DTypeError, says="expected real numbers"
+        "accumulate_",
+        operands=((3,), (3,)),
+        dtype=popxl.complex64,
+        error=DTypeError,
+        says="expected real numbers",
     ),
     Refusal(
         "adam_updater",
-        operands={"acc_first_order": (3,), "acc_second_order": (3,), "weight": Operand((3,), popxl.int32)},
+        operands={
+            "acc_first_order": (3,),
+            "acc_second_order": (3,),
+            "weight": Operand((3,), popxl.int32),
+        },
         attrs={"weight_decay": 0.1},
         error=DTypeError,
         says="got weight int32.*expected floating point",
     ),
     *(
-        Refusal(name, operands=((3,), (4,)), attrs=attrs, error=ShapeError, says="expected equal shapes")
+        Refusal(
+            name, operands=((3,), (4,)), attrs=attrs, error=ShapeError, says="expected equal shapes"
+        )
         for name, attrs in (
             ("accumulate_", {}),
             ("accumulate_square_", {}),
@@ -187,7 +259,12 @@ REFUSALS = [
     ),
     *(
         Refusal(name, operands=((3,), (3,), (2,)), error=ShapeError, says="one element")
-        for name in ("accumulate_", "accumulate_square_", "accumulate_mean_", "accumulate_moving_average_")
+        for name in (
+            "accumulate_",
+            "accumulate_square_",
+            "accumulate_mean_",
+            "accumulate_moving_average_",
+        )
     ),
     *(
         Refusal(
@@ -205,9 +282,17 @@ REFUSALS = [
     ),
     Refusal("accumulator_scale_", operands=((3,), (2,)), error=ShapeError, says="one element"),
     Refusal(
-        "accumulator_zero_", operands=(Operand((3,), dtype=popxl.bool),), error=DTypeError, says="expected numbers"
+        "accumulator_zero_",
+        operands=(Operand((3,), dtype=popxl.bool),),
+        error=DTypeError,
+        says="expected numbers",
     ),
-    Refusal("sparse_accumulate_", operands=((5, 3), (4, 3), (4,)), error=DTypeError, says="expected integers"),
+    Refusal(
+        "sparse_accumulate_",
+        operands=((5, 3), (4, 3), (4,)),
+        error=DTypeError,
+        says="expected integers",
+    ),
     Refusal(
         "sparse_accumulate_",
         operands=((5, 3), (3, 3), np.array([1, 2])),
@@ -234,8 +319,21 @@ REFUSALS = [
         error=ShapeError,
         says="acc_second_order.*expected equal shapes",
     ),
-    Refusal("adam_updater", operands={**STATE, "time_step": (2,)}, attrs=ADAM, error=ShapeError, says="one element"),
+    Refusal(
+        "adam_updater",
+        operands={**STATE, "time_step": (2,)},
+        attrs=ADAM,
+        error=ShapeError,
+        says="one element",
+    ),
     Refusal("adamax_updater", operands=STATE, error=ValueError, says="got no time_step"),
-    Refusal("adam_var_update", operands=((3,), (4,), (), ()), error=ShapeError, says="expected equal shapes"),
-    Refusal("adam_var_update", operands=((3,), (3,), (2,), ()), error=ShapeError, says="r1.*one element"),
+    Refusal(
+        "adam_var_update",
+        operands=((3,), (4,), (), ()),
+        error=ShapeError,
+        says="expected equal shapes",
+    ),
+    Refusal(
+        "adam_var_update", operands=((3,), (3,), (2,), ()), error=ShapeError, says="r1.*one element"
+    ),
 ]

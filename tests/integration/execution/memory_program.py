@@ -1,7 +1,9 @@
-"""A process of a run: how much its resident memory grows by the state of layers. ``memory_program.py FOLDER``.
+"""A process of a run: how much its resident memory grows by the state of layers.
+``memory_program.py FOLDER``.
 
-The first program warms up, the second has one layer too, the third has more of the same size. What the third adds
-beyond the second is the state of those layers, for a program's objects are the same size whatever its depth.
+The first program warms up, the second has one layer too, the third has more of the same size. What
+the third adds beyond the second is the state of those layers, for a program's objects are the same
+size whatever its depth.
 """
 
 import ctypes
@@ -39,14 +41,18 @@ def stepped(config: Config) -> addons.TaskSession:
     """A session that has made a step, so that all of its memory is in use."""
     session = pretraining(config)
     shape = (config.training.global_batch_size, config.model.sequence_length)
-    words = own_samples(np.random.default_rng(0).integers(0, config.model.vocabulary_size, shape), config)
+    words = own_samples(
+        np.random.default_rng(0).integers(0, config.model.vocabulary_size, shape), config
+    )
     with session:
         run_steps(session, config, words, words, [1e-3])
     return session
 
 
 def resident_bytes() -> int:
-    """Anonymous memory of this process that the kernel holds, without what the allocator keeps for later."""
+    """Anonymous memory of this process that the kernel holds, without what the allocator keeps for
+    later.
+    """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     found = re.search(r"^RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)

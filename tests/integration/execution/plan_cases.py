@@ -9,7 +9,13 @@ from execution.planning import PlanOptions, RunPlan, make_run_plan
 from execution.pretraining import training_program
 
 SPEEDS = {"device_tflops": 1.0, "link_gbps": 1.0, "remote_gbps": 1.0}
-ODD = {"hidden_size": 60, "heads": 6, "sequence_length": 11, "vocabulary_size": 97, "global_batch_size": 6}
+ODD = {
+    "hidden_size": 60,
+    "heads": 6,
+    "sequence_length": 11,
+    "vocabulary_size": 97,
+    "global_batch_size": 6,
+}
 """With 2 x 2 replicas or 3 heads each, nothing is a power of two."""
 GRIDS = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 3, 2), (2, 2, 2)]
 
@@ -27,7 +33,11 @@ def planned(config: Config, **options: Any) -> RunPlan:
 def as_flags(grid: tuple[int, int, int], changes: "dict[str, Any]") -> "list[str]":
     names = ("data_parallel", "tensor_parallel_1", "tensor_parallel_2")
     values = {**ODD, **dict(zip(names, grid)), **changes}
-    return ["--config", "tiny", *(word for name, value in values.items() for word in (f"--{name}", str(value)))]
+    return [
+        "--config",
+        "tiny",
+        *(word for name, value in values.items() for word in (f"--{name}", str(value))),
+    ]
 
 
 def step_arrays(config: Config) -> "tuple[np.ndarray, np.ndarray, list[float]]":

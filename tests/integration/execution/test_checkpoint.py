@@ -28,8 +28,13 @@ def train(session, config: Config, steps: range) -> "list[float]":
     count, losses = config.execution.device_iterations, []
     with session:
         for first in steps[::count]:
-            words, labels = (np.concatenate(part) for part in zip(*(batch(config, first + i) for i in range(count))))
-            losses += [result.loss for result in run_steps(session, config, words, labels, [1e-2] * count)]
+            words, labels = (
+                np.concatenate(part)
+                for part in zip(*(batch(config, first + i) for i in range(count)))
+            )
+            losses += [
+                result.loss for result in run_steps(session, config, words, labels, [1e-2] * count)
+            ]
     return losses
 
 
@@ -67,7 +72,9 @@ def test_a_restored_session_goes_on_bitwise(changes, tmp_path):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("iterations", [(1, 2), (4, 1), (2, 4)], ids=str)
 def test_a_run_goes_on_bitwise_with_other_iterations(iterations, precision, tmp_path):
-    config = override(BASE, precision=precision, moment_precision="bfloat16", stochastic_rounding=True)
+    config = override(
+        BASE, precision=precision, moment_precision="bfloat16", stochastic_rounding=True
+    )
     whole = pretraining(config)
     expected = train(whole, config, range(8))
     before, after = (override(config, device_iterations=count) for count in iterations)
@@ -113,7 +120,9 @@ def test_moments_in_bfloat16_go_on_in_float32_as_they_are(tmp_path, caplog):
 @pytest.mark.slow
 def test_moments_in_float32_are_not_cut_to_bfloat16(tmp_path):
     saved = save(pretraining(BASE), BASE, tmp_path, Position(3, "data"))
-    with pytest.raises(UserError, match="moment_precision float32, not bfloat16, which would lose some of it"):
+    with pytest.raises(
+        UserError, match="moment_precision float32, not bfloat16, which would lose some of it"
+    ):
         SavedRun(saved, override(BASE, **NARROW))
 
 
@@ -138,7 +147,9 @@ SPLIT = override(BASE, data_parallel=2, tensor_parallel_1=2, tensor_parallel_2=2
 
 @pytest.fixture(scope="module")
 def split(tmp_path_factory):
-    """A checkpoint of eight replicas after three steps, the weights in it, and the losses of the next three."""
+    """A checkpoint of eight replicas after three steps, the weights in it, and the losses of the
+    next three.
+    """
     session = pretraining(SPLIT)
     train(session, SPLIT, range(3))
     saved = save(session, SPLIT, tmp_path_factory.mktemp("split"), Position(3, "data"))

@@ -37,7 +37,9 @@ def folder(tmp_path_factory) -> Path:
     for name in ("train", "validation"):
         with RecordWriter(folder / f"{name}-0.tfrecord") as writer:
             starts = np.random.default_rng(0).integers(0, tokens.size - 17, 64)
-            for payload in example.encode(np.stack([tokens[start : start + 17] for start in starts])):
+            for payload in example.encode(
+                np.stack([tokens[start : start + 17] for start in starts])
+            ):
                 writer.write(payload)
     done = train(folder)
     assert done.returncode == 0, done.stderr
@@ -47,11 +49,11 @@ def folder(tmp_path_factory) -> Path:
 
 def words(folder: Path) -> "list[str]":
     return (
-        f"--config tiny --data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1 "
-        f"--name run --run_folder {folder}/runs --input_files {folder}/train-*.tfrecord "
-        f"--validation_files {folder}/validation-*.tfrecord --tokenizer {folder}/tokenizer.json --vocabulary_size 270 "
-        "--sequence_length 16 --widening 4 "
-        "--steps 20 --validate_every 5 --validation_batches 2 --log_every 5 --checkpoint.every 10"
+        "--config tiny --data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1 --name run "
+        f"--run_folder {folder}/runs --input_files {folder}/train-*.tfrecord --validation_files "
+        f"{folder}/validation-*.tfrecord --tokenizer {folder}/tokenizer.json --vocabulary_size "
+        "270 --sequence_length 16 --widening 4 --steps 20 --validate_every 5 "
+        "--validation_batches 2 --log_every 5 --checkpoint.every 10"
     ).split()
 
 
@@ -66,7 +68,11 @@ def train(folder: Path, *flags: str, **environment: str) -> subprocess.Completed
 
 
 def test_a_progress_line_tells_all_that_is_worth_knowing(folder):
-    lines = [line for line in (folder / "output.txt").read_text().splitlines() if line.startswith("step ")]
+    lines = [
+        line
+        for line in (folder / "output.txt").read_text().splitlines()
+        if line.startswith("step ")
+    ]
     assert [int(line.split("/")[0].split()[1]) for line in lines] == [1, 5, 10, 15, 20]
     pattern = (
         r"step +\d+/20  loss \d\.\d+  validation (\d\.\d+|-)  lr \d\.\d+e-\d+  norm \d+\.\d+  "
@@ -81,10 +87,18 @@ def test_a_run_leaves_its_configuration_metrics_picture_and_checkpoints(folder):
     assert configuration.load(run / "config.yml").model.vocabulary_size == 270
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == list(range(1, 21))
-    assert [line["step"] for line in metrics if line["validation_loss"] is not None] == [5, 10, 15, 20]
+    assert [line["step"] for line in metrics if line["validation_loss"] is not None] == [
+        5,
+        10,
+        15,
+        20,
+    ]
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.3
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step_00000010", "step_00000020"]
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == [
+        "step_00000010",
+        "step_00000020",
+    ]
 
 
 def test_at_the_end_the_model_writes_and_everything_is_named(folder):
@@ -106,8 +120,18 @@ def test_prompts_are_whole_lines_where_there_are_any():
 
 
 def test_the_saved_configuration_runs_again(folder, tmp_path):
-    run_job(*words(folder), "--config", folder / "runs/run/config.yml", "--run_folder", tmp_path, "--samples", 0)
-    assert (tmp_path / "run/metrics.jsonl").read_text() == (folder / "runs/run/metrics.jsonl").read_text()
+    run_job(
+        *words(folder),
+        "--config",
+        folder / "runs/run/config.yml",
+        "--run_folder",
+        tmp_path,
+        "--samples",
+        0,
+    )
+    assert (tmp_path / "run/metrics.jsonl").read_text() == (
+        folder / "runs/run/metrics.jsonl"
+    ).read_text()
 
 
 def test_a_finished_run_that_is_continued_trains_no_more(folder, capsys):
@@ -134,11 +158,16 @@ def test_wandb_offline_needs_no_network_and_a_wandb_that_fails_stops_nothing(fol
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "offline/wandb").glob("offline-run-*"))
     kernels = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    elsewhere = {"HOME": str(tmp_path), "XDG_CACHE_HOME": kernels}  # where no key is, and kernels are compiled
-    done = train(folder, *flags, "--name", "failing", WANDB_MODE="online", WANDB_API_KEY="", **elsewhere)
+    # where no key is, and kernels are compiled
+    elsewhere = {"HOME": str(tmp_path), "XDG_CACHE_HOME": kernels}
+    done = train(
+        folder, *flags, "--name", "failing", WANDB_MODE="online", WANDB_API_KEY="", **elsewhere
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("wandb: RuntimeError: no API key") == 1, done.stderr
-    assert (tmp_path / "failing/metrics.jsonl").read_text() == (tmp_path / "offline/metrics.jsonl").read_text()
+    assert (tmp_path / "failing/metrics.jsonl").read_text() == (
+        tmp_path / "offline/metrics.jsonl"
+    ).read_text()
 
 
 def test_a_wandb_that_hangs_delays_no_step(monkeypatch, tmp_path):

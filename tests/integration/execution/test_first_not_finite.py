@@ -1,4 +1,6 @@
-"""A run that diverges names the phase, layer, micro-batch and tensor where a number first stopped being finite."""
+"""A run that diverges names the phase, layer, micro-batch and tensor where a number first stopped
+being finite.
+"""
 
 import numpy as np
 import popxl
@@ -15,7 +17,9 @@ from tests.integration.execution.test_skipped_steps import flags, session_of, st
 from tests.integration.gpt_oracle import random_batch, random_weights
 from tests.integration.runs import TRAINED
 
-HALF = override(TRAINED, precision="float16", stochastic_rounding=False, dropout=0.0, micro_batch_size=1)
+HALF = override(
+    TRAINED, precision="float16", stochastic_rounding=False, dropout=0.0, micro_batch_size=1
+)
 GRID = {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2}
 TOKEN, POSITION, SAMPLE = 17, 3, 5
 LAYOUTS = [
@@ -35,9 +39,17 @@ def first_place(session, config: Config, words: np.ndarray, labels: np.ndarray) 
     with session:
         results = run_steps(session, config, words, labels, [1e-3] * count)
         assert all(result.is_skipped for result in results)
-        before = state_of(session), Skipped.of(session), session.get_tensor_data(session.state.seed).tobytes()
+        before = (
+            state_of(session),
+            Skipped.of(session),
+            session.get_tensor_data(session.state.seed).tobytes(),
+        )
         place = name_the_first(session, config, words, labels, results)
-        assert (state_of(session), Skipped.of(session), session.get_tensor_data(session.state.seed).tobytes()) == before
+        assert (
+            state_of(session),
+            Skipped.of(session),
+            session.get_tensor_data(session.state.seed).tobytes(),
+        ) == before
     assert place is not None
     return place
 
@@ -47,7 +59,9 @@ def test_the_micro_batch_of_an_overflow_is_named(changes, micro_batch):
     config = override(HALF, **changes)
     session = session_of(config)
     weights = random_weights(config.model)
-    weights["embedding.word.weight"][TOKEN] = weights["embedding.position.weight"][POSITION] = 60000.0
+    weights["embedding.word.weight"][TOKEN] = weights["embedding.position.weight"][POSITION] = (
+        60000.0
+    )
     write_whole_weights(session, config, weights.items())
     words, labels = random_batch(config)
     words[words == TOKEN] = 0
@@ -92,6 +106,18 @@ def test_the_layer_of_a_weight_that_is_not_finite_is_named(layer, changes):
 
 
 def test_the_end_of_a_run_names_the_place(tmp_path):
-    words = ("--precision", "float16", "--loss_scaling", 3e5, "--max_skipped", 4, "--device_iterations", 2)
-    with pytest.raises(DivergedError, match="The first number that was not finite: phase head_phase, micro-batch 0: "):
+    words = (
+        "--precision",
+        "float16",
+        "--loss_scaling",
+        3e5,
+        "--max_skipped",
+        4,
+        "--device_iterations",
+        2,
+    )
+    with pytest.raises(
+        DivergedError,
+        match="The first number that was not finite: phase head_phase, micro-batch 0: ",
+    ):
         main(flags(tmp_path, *words))

@@ -1,6 +1,7 @@
 """The training program on a GPU: proven without one, on tensors that have a device and no memory.
 
-And on a processor whose memory is cut in two, with rows that move between the parts as they would on a GPU.
+And on a processor whose memory is cut in two, with rows that move between the parts as they would
+on a GPU.
 """
 
 import functools
@@ -19,7 +20,11 @@ from utils.runtime import file_traffic, remote_memory_errors_are_user_errors, se
 TRAINED = override(runs.TRAINED, steps=3)
 ONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
 CASES = {
-    "float32 on four replicas": {"precision": "float32", "tensor_parallel_1": 2, "tensor_parallel_2": 2},
+    "float32 on four replicas": {
+        "precision": "float32",
+        "tensor_parallel_1": 2,
+        "tensor_parallel_2": 2,
+    },
     "bfloat16": {"precision": "bfloat16", "stochastic_rounding": True},
     "float16": {"precision": "float16", "loss_scaling": 1024.0},
     "dropout": {"dropout": 0.1, "attention_serialisation": 2},
@@ -38,7 +43,9 @@ def test_a_step_mixes_no_devices_and_waits_for_no_number_of_the_device(name):
 
 def smallest_memory(config):
     """What the message says that suffices."""
-    with pytest.raises(UserError, match="got 1000 bytes of cpu; expected at least .* in phase") as refused:
+    with pytest.raises(
+        UserError, match="got 1000 bytes of cpu; expected at least .* in phase"
+    ) as refused:
         with remote_memory_errors_are_user_errors():
             pretraining(override(config, device_memory=1000))
     return int(str(refused.value).split("at least ")[1].split(":")[0])
@@ -80,5 +87,8 @@ def test_more_device_memory_means_fewer_transfers_down_to_none():
 
 
 def test_a_gpu_that_is_not_there_is_refused_with_what_to_do():
-    with pytest.raises(UserError, match="--device: got 'cuda:99' on a machine with .*; expected a GPU that is there"):
+    with pytest.raises(
+        UserError,
+        match="--device: got 'cuda:99' on a machine with .*; expected a GPU that is there",
+    ):
         session_device("cuda:99")

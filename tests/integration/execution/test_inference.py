@@ -42,7 +42,9 @@ def test_evaluation_drops_no_units():
     words, labels = random_batch(config)
     with session:
         loss = evaluate(session, config, words, labels)
-    assert loss == pytest.approx(expect(config.model, random_weights(config.model), words, labels).loss, rel=1e-5)
+    assert loss == pytest.approx(
+        expect(config.model, random_weights(config.model), words, labels).loss, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("widening", [1, 4])

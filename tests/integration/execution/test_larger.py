@@ -1,5 +1,5 @@
-"""Training with state larger than memory: the same bits as in memory, clean ends where the disk or the memory does not
-suffice, and runs that go on."""
+"""Training with state larger than memory: the same bits as in memory, clean ends where the disk or
+the memory does not suffice, and runs that go on."""
 
 import functools
 import json
@@ -60,7 +60,9 @@ def test_rows_really_come_from_files_and_never_take_more_than_their_memory(tmp_p
             before = file_traffic(session)
             run_steps(session, config, *batch, [1e-3])
     after = file_traffic(session)
-    assert after.memory_bytes <= ENOUGH < after.memory_bytes + 4096 and after.file_bytes > 1.5 * ENOUGH
+    assert (
+        after.memory_bytes <= ENOUGH < after.memory_bytes + 4096 and after.file_bytes > 1.5 * ENOUGH
+    )
     assert after.read_bytes - before.read_bytes > after.file_bytes / 4
     assert after.written_bytes - before.written_bytes > after.file_bytes / 4
     assert 0 < after.waited
@@ -76,7 +78,9 @@ def test_replicas_share_the_memory_of_their_process(tmp_path):
 
 @pytest.mark.slow
 def test_memory_for_less_than_one_layer_is_refused_with_the_number_that_suffices(tmp_path):
-    with pytest.raises(UserError, match="got 50000 bytes .* expected at least .* in phase") as refused:
+    with pytest.raises(
+        UserError, match="got 50000 bytes .* expected at least .* in phase"
+    ) as refused:
         with remote_memory_errors_are_user_errors():
             train(with_files(TRAINED, tmp_path, 50_000))
     enough = int(str(refused.value).split("at least ")[1].split()[0])
@@ -86,16 +90,18 @@ def test_memory_for_less_than_one_layer_is_refused_with_the_number_that_suffices
 
 
 def test_more_memory_than_the_machine_has_is_refused(tmp_path):
-    with pytest.raises(UserError, match="host_memory: got 1.00 PiB; expected at most the .* of this machine"):
+    with pytest.raises(
+        UserError, match="host_memory: got 1.00 PiB; expected at most the .* of this machine"
+    ):
         check_memory(with_files(TRAINED, tmp_path, 2**50), 1)
 
 
 # Runs as processes
 
 FLAGS = (
-    "--config tiny --data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1 --hidden_size 48 --layers 3 "
-    "--dropout 0.1 --name run --run_folder runs --checkpoint.every 2 --validate_every 2 --validation_batches 1 "
-    "--schedule constant"
+    "--config tiny --data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1 --hidden_size "
+    "48 --layers 3 --dropout 0.1 --name run --run_folder runs --checkpoint.every 2 "
+    "--validate_every 2 --validation_batches 1 --schedule constant"
 )
 FILES = f"--memmap_dir rows --host_memory {ENOUGH}"
 
@@ -108,7 +114,12 @@ def job(folder, flags, largest_file=None, code=0):
 
 
 def train_here(folder, flags):
-    run_job(*FLAGS.split(), "--run_folder", folder / "runs", *flags.replace("rows", f"{folder}/rows").split())
+    run_job(
+        *FLAGS.split(),
+        "--run_folder",
+        folder / "runs",
+        *flags.replace("rows", f"{folder}/rows").split(),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +154,10 @@ def test_a_run_goes_on_in_files_where_one_in_memory_stopped_and_back(whole, tmp_
 @pytest.mark.slow
 def test_files_that_are_mapped_hold_validation_apart_from_training(whole, tmp_path):
     train_here(tmp_path, "--steps 6 --memmap_dir rows")
-    assert metrics_of(tmp_path) == metrics_of(whole) and metrics_of(whole).count('"validation_loss": null') == 3
+    assert (
+        metrics_of(tmp_path) == metrics_of(whole)
+        and metrics_of(whole).count('"validation_loss": null') == 3
+    )
 
 
 FAILING = """
@@ -196,7 +210,10 @@ def test_a_disk_that_fails_in_a_step_ends_the_run_in_words_and_leaves_its_checkp
     )
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    assert f"got '{words}' while {way} remote memory; expected a disk that works. Go on from the last" in done.stderr
+    assert (
+        f"got '{words}' while {way} remote memory; expected a disk that works. Go on from the last"
+        in done.stderr
+    )
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
     assert json.loads((saved / "checkpoint.json").read_text())["step"] == 2
     train_here(tmp_path, "--steps 6 --checkpoint.load auto")
@@ -207,10 +224,19 @@ def test_a_disk_that_fails_in_a_step_ends_the_run_in_words_and_leaves_its_checkp
 def test_a_folder_that_takes_no_files_or_has_no_space_ends_the_run_at_its_start(tmp_path):
     (tmp_path / "closed").mkdir(mode=0o555)
     errors = job(tmp_path, FILES.replace("rows", "closed") + " --steps 2", code=2)
-    assert "closed: got 'Permission denied' while making a file; expected a folder that takes files" in errors
+    assert (
+        "closed: got 'Permission denied' while making a file; expected a folder that takes files"
+        in errors
+    )
     errors = job(tmp_path, f"{FILES} --steps 2", largest_file=1_000_000, code=2)
-    assert "rows: got 'File too large' while reserving" in errors and "expected that much space" in errors
+    assert (
+        "rows: got 'File too large' while reserving" in errors
+        and "expected that much space" in errors
+    )
     errors = job(tmp_path, "--memmap_dir closed --steps 2", code=2)
-    assert ".npy: got 'Permission denied' while making a file; expected a folder on a disk that takes it" in errors
+    assert (
+        ".npy: got 'Permission denied' while making a file; expected a folder on a disk that "
+        "takes it"
+    ) in errors
     errors = job(tmp_path, "--memmap_dir mapped --steps 2", largest_file=2000, code=2)
     assert "mapped/" in errors and ".npy: got 'File too large' while making a file" in errors

@@ -1,4 +1,5 @@
-"""The numbers of a run do not depend on its layout: replicas, replicated tensor sharding, recomputation.
+"""The numbers of a run do not depend on its layout: replicas, replicated tensor sharding,
+recomputation.
 
 Float32, no dropout, every parameter at random. Processes are in test_processes.py.
 """
@@ -18,7 +19,9 @@ from tests.integration.runs import gradients_of, train, worst_distance
 Grid = "tuple[int, int, int]"
 """(dp, tp1, tp2)."""
 SMALL = small(hidden_size=16, heads=4, sequence_length=6, max_positions=7, global_batch_size=4)
-GRIDS = [grid for grid in itertools.product((1, 2, 4), repeat=3) if 1 < math.prod(grid) <= 16] + [(4, 4, 4)]
+GRIDS = [grid for grid in itertools.product((1, 2, 4), repeat=3) if 1 < math.prod(grid) <= 16] + [
+    (4, 4, 4)
+]
 
 
 def laid_out(config: Config, grid: Grid, **changes: object) -> Config:
@@ -35,7 +38,9 @@ def alone() -> "tuple[float, dict[str, np.ndarray], float]":
     return gradients_of(SMALL)
 
 
-def check_same(found: "tuple[float, dict[str, np.ndarray], float]", expected: "tuple[float, dict, float]") -> None:
+def check_same(
+    found: "tuple[float, dict[str, np.ndarray], float]", expected: "tuple[float, dict, float]"
+) -> None:
     assert found[0] == pytest.approx(expected[0], rel=1e-5)
     worst = worst_distance(found[1], expected[1])
     assert worst[0] < 1e-5, worst
@@ -70,7 +75,13 @@ def test_shards_that_are_padded_change_nothing(grid):
 # Training
 
 TRAINED = override(
-    SMALL, steps=20, learning_rate=3e-3, schedule="cosine", warmup_steps=2, weight_decay=0.2, max_norm=0.5
+    SMALL,
+    steps=20,
+    learning_rate=3e-3,
+    schedule="cosine",
+    warmup_steps=2,
+    weight_decay=0.2,
+    max_norm=0.5,
 )
 TRAINED_GRIDS = [(2, 2, 2), (4, 1, 1), (1, 1, 4), (2, 4, 1), (1, 2, 4), (1, 4, 2)]
 
@@ -83,7 +94,9 @@ def losses(results: "list[StepResult]") -> "list[float]":
 def trained_alone() -> "list[StepResult]":
     """Twenty steps on a single replica."""
     results, _ = train(TRAINED)
-    assert any(result.gradient_norm > TRAINED.training.max_norm for result in results), "clipping is active"
+    assert any(result.gradient_norm > TRAINED.training.max_norm for result in results), (
+        "clipping is active"
+    )
     return results
 
 
@@ -95,7 +108,9 @@ def test_twenty_steps_have_the_losses_of_one_replica(grid, trained_alone):
 
 
 def check_bitwise(config: Config, one: "dict[str, object]", other: "dict[str, object]") -> None:
-    (first, first_weights), (second, second_weights) = (train(override(config, **changes)) for changes in (one, other))
+    (first, first_weights), (second, second_weights) = (
+        train(override(config, **changes)) for changes in (one, other)
+    )
     assert losses(first) == losses(second)
     for name, array in first_weights.items():
         np.testing.assert_array_equal(array, second_weights[name], err_msg=name)
@@ -125,7 +140,9 @@ def test_replicated_tensor_sharding_changes_clipped_steps_by_rounding_of_the_nor
 
 @pytest.mark.slow
 def test_padded_shards_change_no_bit():
-    check_bitwise(laid_out(override(TRAINED, **SIZES), (3, 1, 1), steps=3, max_norm=0.0), SHARDED, WHOLE)
+    check_bitwise(
+        laid_out(override(TRAINED, **SIZES), (3, 1, 1), steps=3, max_norm=0.0), SHARDED, WHOLE
+    )
 
 
 NARROW_MOMENTS = {"moment_precision": "bfloat16", "stochastic_rounding": True}
@@ -140,7 +157,9 @@ def test_shards_of_moments_in_bfloat16_round_as_whole_ones(grid):
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", BITWISE_GRIDS)
 def test_recomputation_changes_no_bit(grid):
-    check_bitwise(laid_out(TRAINED, grid, steps=3), {"recomputation": True}, {"recomputation": False})
+    check_bitwise(
+        laid_out(TRAINED, grid, steps=3), {"recomputation": True}, {"recomputation": False}
+    )
 
 
 # The small preset
@@ -159,10 +178,16 @@ def test_the_smallest_preset_trains_in_one_process(grid, heads):
     config = preset("tiny", steps=3, heads=heads, learning_rate=1e-2)
     results, _ = train(laid_out(config, grid))
     assert losses(results)[-1] < losses(results)[0]
-    np.testing.assert_allclose(losses(results), losses(train(laid_out(config, (1, 1, 1)))[0]), rtol=1e-4)
+    np.testing.assert_allclose(
+        losses(results), losses(train(laid_out(config, (1, 1, 1)))[0]), rtol=1e-4
+    )
 
 
 def test_the_smallest_preset_is_split_in_all_three_ways():
     execution = preset("tiny").execution
-    assert (execution.data_parallel, execution.tensor_parallel_1, execution.tensor_parallel_2) == (2, 2, 2)
+    assert (execution.data_parallel, execution.tensor_parallel_1, execution.tensor_parallel_2) == (
+        2,
+        2,
+        2,
+    )
     assert execution.replication_factor == 8

@@ -1,7 +1,10 @@
-"""`--loss_scaling auto`: the program finds the loss scale, with the bits of a plain loop around fixed ones."""
+"""`--loss_scaling auto`: the program finds the loss scale, with the bits of a plain loop around
+fixed ones.
+"""
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -14,11 +17,14 @@ from execution.host import StepResult
 from execution.metrics import read_metrics
 from execution.overflow import CEILING, COUNTED, FLOOR, INITIAL
 from execution.pretraining import pretraining
+from tests.faults import json_changed
 from tests.integration.execution.test_skipped_steps import GRID, flags, run, session_of, state_of
 from tests.integration.runs import TRAINED
 
 WINDOW, STEPS = 2, 18
-HALF = override(TRAINED, precision="float16", stochastic_rounding=True, steps=STEPS, max_norm=0.5, widening=2)
+HALF = override(
+    TRAINED, precision="float16", stochastic_rounding=True, steps=STEPS, max_norm=0.5, widening=2
+)
 AUTO = {"loss_scaling": "auto", "loss_scaling_window": WINDOW}
 LAYOUTS = {
     "one": {},
@@ -30,19 +36,27 @@ LAYOUTS = {
     "not clipped": {"max_norm": 0.0},
     "rounded to nearest": {"stochastic_rounding": False},
 }
-every_layout = pytest.mark.parametrize("name", cases(LAYOUTS, lambda name: name == "three iterations"))
+every_layout = pytest.mark.parametrize(
+    "name", cases(LAYOUTS, lambda name: name == "three iterations")
+)
 
 
 def all_steps(session, config: Config) -> "list[StepResult]":
     iterations = config.execution.device_iterations
-    return [r for i in range(0, STEPS, iterations) for r in run(session, config, i, [1e-3] * iterations)]
+    return [
+        r for i in range(0, STEPS, iterations) for r in run(session, config, i, [1e-3] * iterations)
+    ]
 
 
 def hand_over(source, target) -> None:
     """Give a session the state of another: weights, moments, seeds and counters."""
     theirs = source.state.to_dict()
     target.write_variables_data(
-        {v: source.get_tensor_data(theirs[name]) for name, v in target.state.to_dict().items() if name in theirs}
+        {
+            v: source.get_tensor_data(theirs[name])
+            for name, v in target.state.to_dict().items()
+            if name in theirs
+        }
     )
 
 
@@ -96,13 +110,20 @@ def test_the_scale_stays_between_its_limits():
     session.write_variables_data({state.loss_scale: np.float32(CEILING)})
     (result,) = run(session, config, 0, [1e-3])
     assert result.is_skipped and session.get_tensor_data(state.loss_scale) == CEILING / 2
-    session.write_variables_data({state.loss_scale: np.float32(FLOOR), state.good_steps: np.int32(WINDOW - 1)})
+    session.write_variables_data(
+        {state.loss_scale: np.float32(FLOOR), state.good_steps: np.int32(WINDOW - 1)}
+    )
     (result,) = run(session, config, 1, [1e-3])
     assert not result.is_skipped
-    assert (session.get_tensor_data(state.loss_scale), session.get_tensor_data(state.good_steps)) == (2 * FLOOR, 0)
+    assert (
+        session.get_tensor_data(state.loss_scale),
+        session.get_tensor_data(state.good_steps),
+    ) == (2 * FLOOR, 0)
     wide = override(TRAINED, **AUTO, learning_rate=1e30)
     session = session_of(wide)
-    session.write_variables_data({session.state.loss_scale: np.float32(CEILING), session.state.good_steps: np.int32(1)})
+    session.write_variables_data(
+        {session.state.loss_scale: np.float32(CEILING), session.state.good_steps: np.int32(1)}
+    )
     run(session, wide, 0, [1e30])
     assert session.get_tensor_data(session.state.loss_scale) == CEILING
     session.write_variables_data({session.state.loss_scale: np.float32(FLOOR)})
@@ -121,7 +142,9 @@ def test_the_scale_goes_on_from_a_checkpoint(tmp_path):
     manifest = json.loads((saved / MANIFEST).read_text())
     assert manifest["loss_scale"] == whole[7].loss_scale and manifest["good_steps"] < WINDOW
     SavedRun(saved, config).restore(second)
-    assert str([result for step in range(7, STEPS) for result in run(second, config, step, [1e-3])]) == str(whole[7:])
+    assert str(
+        [result for step in range(7, STEPS) for result in run(second, config, step, [1e-3])]
+    ) == str(whole[7:])
     assert state_of(second) == state_of(session)
     fixed = override(config, loss_scaling=8.0)  # there and back again
     other = pretraining(fixed)
@@ -133,25 +156,51 @@ def test_the_scale_goes_on_from_a_checkpoint(tmp_path):
 
 @pytest.mark.parametrize(
     "name, value",
-    [("loss_scale", 3.0), ("loss_scale", 0.5), ("loss_scale", 2.0**25), ("loss_scale", math.nan), ("loss_scale", [2.0])]
-    + [(name, value) for name in COUNTED if name != "loss_scale" for value in (-1, 1.5, 2**40, True, "1", None)],
+    [
+        ("loss_scale", 3.0),
+        ("loss_scale", 0.5),
+        ("loss_scale", 2.0**25),
+        ("loss_scale", math.nan),
+        ("loss_scale", [2.0]),
+    ]
+    + [
+        (name, value)
+        for name in COUNTED
+        if name != "loss_scale"
+        for value in (-1, 1.5, 2**40, True, "1", None)
+    ],
 )
 def test_counts_that_no_program_comes_to_are_refused(name, value, tmp_path, saved_run):
     folder, config = saved_run
-    manifest = json.loads((folder / MANIFEST).read_text())
-    (tmp_path / MANIFEST).write_text(json.dumps({**manifest, name: value}))
-    with pytest.raises(UserError, match="got no valid description"):
-        SavedRun(tmp_path, config)
+    changed = tmp_path / folder.name
+    changed.mkdir()
+    shutil.copy(folder / MANIFEST, changed)
+    json_changed(MANIFEST, **{name: value})(changed)
+    with pytest.raises(
+        UserError, match=rf"got no (count that a run comes to \({name}: |JSON \(NaN)"
+    ):
+        SavedRun(changed, config)
 
 
 @pytest.fixture(scope="module")
 def saved_run(tmp_path_factory):
     config = override(HALF, **AUTO)
-    return save(session_of(config), config, tmp_path_factory.mktemp("saved"), Position(1, "data")), config
+    return save(
+        session_of(config), config, tmp_path_factory.mktemp("saved"), Position(1, "data")
+    ), config
 
 
 def test_a_run_whose_scale_is_at_its_floor_ends(tmp_path):
-    words = ("--precision", "float16", "--loss_scaling", "auto", "--learning_rate", 1e3, "--max_skipped", 99)
+    words = (
+        "--precision",
+        "float16",
+        "--loss_scaling",
+        "auto",
+        "--learning_rate",
+        1e3,
+        "--max_skipped",
+        99,
+    )
     with pytest.raises(DivergedError, match="not finite with loss scale 1, the smallest"):
         main(flags(tmp_path, *words, "--steps", 60))
     metrics = read_metrics(tmp_path / "tiny/metrics.jsonl")
@@ -162,9 +211,18 @@ def test_a_run_whose_scale_is_at_its_floor_ends(tmp_path):
 @pytest.mark.parametrize(
     "changes, says",
     [
-        ({"loss_scaling": "auto"}, "loss_scaling: got auto while precision is float32; expected a number"),
-        ({"loss_scaling": "automatic"}, "loss_scaling: got 'automatic'; expected a number, at least 1e-06 and at most"),
-        ({"loss_scaling_window": 0}, "loss_scaling_window: got 0; expected a whole number, at least 1"),
+        (
+            {"loss_scaling": "auto"},
+            "loss_scaling: got auto while precision is float32; expected a number",
+        ),
+        (
+            {"loss_scaling": "automatic"},
+            "loss_scaling: got 'automatic'; expected a number, at least 1e-06 and at most",
+        ),
+        (
+            {"loss_scaling_window": 0},
+            "loss_scaling_window: got 0; expected a whole number, at least 1",
+        ),
     ],
 )
 def test_what_is_no_loss_scaling_is_refused(changes, says):

@@ -1,7 +1,8 @@
-"""Two machines, two processes on each: training runs, a cut link ends it everywhere, and it goes on bitwise.
+"""Two machines, two processes on each: training runs, a cut link ends it everywhere, and it goes on
+bitwise.
 
-The machines are network namespaces joined by a cable; where those are not permitted, two process groups on this
-machine's own address, and the cut is the sudden death of one.
+The machines are network namespaces joined by a cable; where those are not permitted, two process
+groups on this machine's own address, and the cut is the sudden death of one.
 """
 
 import os
@@ -105,7 +106,17 @@ def machines():
 
 
 def start(machines, folder):
-    launcher = [sys.executable, "-m", "popdist.launcher", "--num-replicas", 8, "--num-instances", 4, "--nnodes", 2]
+    launcher = [
+        sys.executable,
+        "-m",
+        "popdist.launcher",
+        "--num-replicas",
+        8,
+        "--num-instances",
+        4,
+        "--nnodes",
+        2,
+    ]
     address = ["--rdzv-endpoint", f"{machines.address}:{machines.port}", "--timeout", TIMEOUT]
     program = [sys.executable, SCRIPT, *FLAGS, "--run_folder", folder]
     return [
@@ -123,7 +134,10 @@ def test_a_cut_link_ends_the_run_on_both_machines_and_it_goes_on_bitwise(machine
     launchers = start(machines, tmp_path / "two")
     try:
         until = time.monotonic() + SECONDS
-        while not (tmp_path / "two/tiny/checkpoints/step_00000004").exists() and time.monotonic() < until:
+        while (
+            not (tmp_path / "two/tiny/checkpoints/step_00000004").exists()
+            and time.monotonic() < until
+        ):
             assert launchers[0].poll() is None, launchers[0].communicate()[1]
             time.sleep(0.02)
         machines.cut(launchers)

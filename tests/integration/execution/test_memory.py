@@ -1,4 +1,6 @@
-"""Remote memory of each replica falls as one over the replicas that share the state: read from what is in use."""
+"""Remote memory of each replica falls as one over the replicas that share the state: read from what
+is in use.
+"""
 
 import functools
 import json
@@ -28,7 +30,10 @@ BYTES_PER_PARAMETER = 16
 
 def held_bytes(session: TaskSession) -> "list[int]":
     """For each replica, the memory behind its remote buffers."""
-    return [sum(rows.held_bytes for rows in replica.rows.values()) for replica in session._engine.machine.replicas]
+    return [
+        sum(rows.held_bytes for rows in replica.rows.values())
+        for replica in session._engine.machine.replicas
+    ]
 
 
 GRIDS = [
@@ -73,7 +78,9 @@ def test_every_replica_holds_its_share_of_the_live_buffers(grid):
 
 @pytest.mark.slow
 def test_moments_in_bfloat16_take_half_of_what_they_take_in_float32():
-    config = preset("tiny", hidden_size=128, data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
+    config = preset(
+        "tiny", hidden_size=128, data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1
+    )
     narrow = override(config, moment_precision="bfloat16", stochastic_rounding=True)
     (wide_bytes,), (narrow_bytes,) = held_bytes(stepped(config)), held_bytes(stepped(narrow))
     assert wide_bytes - narrow_bytes == 2 * 2 * config.model.parameters
@@ -82,13 +89,23 @@ def test_moments_in_bfloat16_take_half_of_what_they_take_in_float32():
 
 @pytest.mark.slow
 def test_gradients_of_one_step_and_activations_of_the_next_are_never_there_together(monkeypatch):
-    config = preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1, layers=8, recomputation=False)
+    config = preset(
+        "tiny",
+        data_parallel=1,
+        tensor_parallel_1=1,
+        tensor_parallel_2=1,
+        layers=8,
+        recomputation=False,
+    )
     session = stepped(config)
     (replica,) = session._engine.machine.replicas
     rows_of_gradients = {v.location_info.buffer for v in gradient_variables(session.ir).values()}
-    state = {v.location_info.buffer for v in session.state.to_dict().values() if v.location_info} - rows_of_gradients
+    state = {
+        v.location_info.buffer for v in session.state.to_dict().values() if v.location_info
+    } - rows_of_gradients
     whole, gradients, kept = (
-        sum(replica.rows[b].nbytes for b in buffers) for buffers in (replica.rows, rows_of_gradients, state)
+        sum(replica.rows[b].nbytes for b in buffers)
+        for buffers in (replica.rows, rows_of_gradients, state)
     )
     activations = whole - gradients - kept
     held, store = [], Replica.remote_store
@@ -111,13 +128,24 @@ def test_without_sharding_every_replica_holds_all_that_it_shares():
 
 
 def grown_bytes(folder: Path, processes: int) -> "list[int]":
-    """For each process of a run with one replica in each, what its layers' state adds to its resident set."""
+    """For each process of a run with one replica in each, what its layers' state adds to its
+    resident set.
+    """
     folder.mkdir()
     program = [sys.executable, memory_program.__file__, str(folder)]
     launcher = [sys.executable, "-m", "popdist.launcher", "--num-replicas", str(processes)]
-    plain = {key: value for key, value in os.environ.items() if not key.startswith(("RANK", "WORLD_SIZE", "POPDIST_"))}
+    plain = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("RANK", "WORLD_SIZE", "POPDIST_"))
+    }
     # Threads draw weights: with arenas of their own glibc would keep some of what they freed.
-    environment = {**plain, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "PYTHONPATH": str(ROOT)}
+    environment = {
+        **plain,
+        "OMP_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     command = [*launcher, "--num-instances", str(processes), *program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -129,9 +157,13 @@ def grown_bytes(folder: Path, processes: int) -> "list[int]":
 @pytest.mark.slow
 @pytest.mark.multi
 def test_resident_sets_of_processes_grow_by_their_share(tmp_path):
-    grown = {processes: grown_bytes(tmp_path / str(processes), processes) for processes in (1, 2, 4, 8)}
+    grown = {
+        processes: grown_bytes(tmp_path / str(processes), processes) for processes in (1, 2, 4, 8)
+    }
     (alone,) = grown[1]
-    shallow, _, deep = (memory_program.configuration(layers, 1).model.parameters for layers in memory_program.LAYERS)
+    shallow, _, deep = (
+        memory_program.configuration(layers, 1).model.parameters for layers in memory_program.LAYERS
+    )
     assert alone == pytest.approx(BYTES_PER_PARAMETER * (deep - shallow), rel=TOLERANCE)
     for processes, found in grown.items():
         for held in found:

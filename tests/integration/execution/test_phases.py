@@ -9,7 +9,14 @@ from execution import phases
 from execution.batch_serialisation import Connections
 from execution.inference import generation, logits
 from execution.variables import write_whole_weights
-from tests.integration.gpt_oracle import Expected, distance, expect, random_batch, random_weights, small
+from tests.integration.gpt_oracle import (
+    Expected,
+    distance,
+    expect,
+    random_batch,
+    random_weights,
+    small,
+)
 from tests.integration.runs import gradients_of, worst_distance
 
 TOLERANCE = 1e-5
@@ -31,7 +38,11 @@ CASES = {
     "split hidden size": small(tensor_parallel_2=2),
     "split every way": small(data_parallel=2, tensor_parallel_1=2, tensor_parallel_2=2, heads=4),
     "split every way, whole": small(
-        data_parallel=2, tensor_parallel_1=2, tensor_parallel_2=2, heads=4, replicated_tensor_sharding=False
+        data_parallel=2,
+        tensor_parallel_1=2,
+        tensor_parallel_2=2,
+        heads=4,
+        replicated_tensor_sharding=False,
     ),
     "wide feed-forward": small(feed_forward_size=40, hidden_size=36, heads=4),
 }
@@ -98,13 +109,17 @@ def test_a_program_that_drops_the_tied_gradient_is_noticed(monkeypatch):
     monkeypatch.setattr(phases, "with_tied_gradient", lambda step, gradients, row: gradients)
     config = CASES["plain"]
     _, gradients, _ = gradients_of(config)
-    distances = {name: distance(gradients[name], array) for name, array in expected_of(config).gradients.items()}
+    distances = {
+        name: distance(gradients[name], array)
+        for name, array in expected_of(config).gradients.items()
+    }
     assert distances.pop("transformer.wte.weight") > 1000 * TOLERANCE
     assert max(distances.values()) < TOLERANCE
 
 
 @pytest.mark.parametrize(
-    "name", cases(sorted(random_weights(small(layers=1).model)), lambda name: name.endswith("qkv.weight"))
+    "name",
+    cases(sorted(random_weights(small(layers=1).model)), lambda name: name.endswith("qkv.weight")),
 )
 def test_a_perturbed_parameter_is_noticed(name):
     config = small(layers=1)

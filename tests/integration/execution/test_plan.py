@@ -1,4 +1,6 @@
-"""Plans of training runs: against formulas, and against the counters and allocations of runs in other processes."""
+"""Plans of training runs: against formulas, and against the counters and allocations of runs in
+other processes.
+"""
 
 import json
 import resource
@@ -21,7 +23,14 @@ from execution.metrics import flops_per_step
 from execution.plan_tables import group_name, plan_text
 from execution.planning import PlanOptions, as_json, make_run_plan
 from execution.pretraining import pretraining, training_program
-from tests.integration.execution.plan_cases import GRIDS, SPEEDS, as_flags, configuration, planned, step_arrays
+from tests.integration.execution.plan_cases import (
+    GRIDS,
+    SPEEDS,
+    as_flags,
+    configuration,
+    planned,
+    step_arrays,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -36,10 +45,15 @@ def test_matrix_products_are_those_of_the_formula(grid, recomputation):
     config = configuration(grid, recomputation=recomputation)
     dp, tp1, tp2 = grid
     model, tokens = config.model, config.tokens_per_step
-    hidden, wide, padded = model.hidden_size, model.feed_forward, -(-model.vocabulary_size // tp1) * tp1
+    hidden, wide, padded = (
+        model.hidden_size,
+        model.feed_forward,
+        -(-model.vocabulary_size // tp1) * tp1,
+    )
     scores = 2 * hidden * model.sequence_length * tp2
     block = 2 * (4 * hidden**2 + 2 * hidden * wide) + 2 * scores
-    again = block - 2 * hidden * wide if recomputation else scores  # no gradient needs the block's last product
+    # no gradient needs the block's last product
+    again = block - 2 * hidden * wide if recomputation else scores
     expected = tokens * (model.layers * (3 * block + again) + 3 * 2 * hidden * padded)
     found = planned(config).program
     assert found.replicas * sum(phase.product_flops for phase in found.phases) == expected
@@ -49,8 +63,13 @@ def test_matrix_products_are_those_of_the_formula(grid, recomputation):
 def test_without_splits_and_recomputation_that_formula_is_six_per_weight_and_token_plus_attention():
     config = configuration(recomputation=False)
     found, model = planned(config), config.model
-    scores_again = 2 * model.hidden_size * model.sequence_length * model.layers * config.tokens_per_step
-    assert sum(phase.product_flops for phase in found.program.phases) == flops_per_step(config) + scores_again
+    scores_again = (
+        2 * model.hidden_size * model.sequence_length * model.layers * config.tokens_per_step
+    )
+    assert (
+        sum(phase.product_flops for phase in found.program.phases)
+        == flops_per_step(config) + scores_again
+    )
 
 
 # Traffic
@@ -75,7 +94,9 @@ for arguments in json.loads(sys.argv[1]):
 def plans(tmp_path_factory) -> "list[dict[str, Any]]":
     """The plans of `PLANNED`, all made in one other process."""
     folders = [tmp_path_factory.mktemp("plan") for _ in PLANNED]
-    lines = [["--plan", "--plan_folder", str(f), *as_flags(*case)] for f, case in zip(folders, PLANNED)]
+    lines = [
+        ["--plan", "--plan_folder", str(f), *as_flags(*case)] for f, case in zip(folders, PLANNED)
+    ]
     command = [sys.executable, "-c", PLANS, json.dumps(lines)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -85,9 +106,12 @@ def plans(tmp_path_factory) -> "list[dict[str, Any]]":
 @pytest.mark.multi
 @pytest.mark.parametrize("number", range(len(PLANNED)), ids=[str(case) for case in PLANNED])
 def test_bytes_and_calls_equal_the_counters_of_a_run_in_another_process(number, plans, monkeypatch):
-    monkeypatch.setattr(Rows, "give_up", lambda *row: None)  # every row that is used has memory in the end
+    # every row that is used has memory in the end
+    monkeypatch.setattr(Rows, "give_up", lambda *row: None)
     plan, (grid, changes) = plans[number], PLANNED[number]
-    config = configuration(grid, **{k: v == "true" if v in ("true", "false") else v for k, v in changes.items()})
+    config = configuration(
+        grid, **{k: v == "true" if v in ("true", "false") else v for k, v in changes.items()}
+    )
     session = pretraining(config)
     with session:
         run_steps(session, config, *step_arrays(config))
@@ -123,7 +147,9 @@ def planned_groups(plan: "dict[str, Any]") -> "dict[Any, tuple[int, int]]":
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", [(1, 3, 2), (2, 2, 2)], ids=str)
 def test_bytes_are_those_of_the_rows_that_move_and_of_the_tensors_that_meet(grid, monkeypatch):
-    """Counted from outside: what the machine hands out and takes, and what arrives where replicas wait."""
+    """Counted from outside: what the machine hands out and takes, and what arrives where replicas
+    wait.
+    """
     config, rows, met = configuration(grid), {"load": 0, "store": 0}, {}
     load, store, arrive = Replica.remote_load, Replica.remote_store, Rendezvous.__init__
 
@@ -149,11 +175,13 @@ def test_bytes_are_those_of_the_rows_that_move_and_of_the_tensors_that_meet(grid
     with session:
         run_steps(session, config, *step_arrays(config))
     plan = as_json(planned(config))
-    replicas, slices = plan["replicas"], ("replica_sharded_slice", "replicated_slice")  # bring nothing to others
+    # bring nothing to others
+    replicas, slices = plan["replicas"], ("replica_sharded_slice", "replicated_slice")
     assert rows["load"] == replicas * sum(phase["loaded_bytes"] for phase in plan["phases"])
     assert rows["store"] == replicas * sum(phase["stored_bytes"] for phase in plan["phases"])
     assert {key: counts for key, counts in met.items() if key[0] not in slices} == {
-        key: (replicas * calls, replicas * brought) for key, (calls, brought) in planned_groups(plan).items()
+        key: (replicas * calls, replicas * brought)
+        for key, (calls, brought) in planned_groups(plan).items()
     }
 
 
@@ -163,7 +191,8 @@ def test_a_ring_sends_its_share_of_what_it_moves():
         for c in phase.collectives:
             n = c.group_size
             if c.op == "replicated_all_gather":
-                assert c.sent_bytes == (n - 1) * c.brought_bytes  # (n - 1) / n of the result, and padding of shards
+                # (n - 1) / n of the result, and padding of shards
+                assert c.sent_bytes == (n - 1) * c.brought_bytes
             elif c.op == "replicated_reduce_scatter":
                 padding = c.calls * (n - 1) * 4  # less than an element for each shard
                 assert 0 <= c.sent_bytes - (n - 1) / n * c.brought_bytes <= padding
@@ -209,13 +238,19 @@ def test_a_step_takes_the_time_of_what_bounds_it():
 
 @pytest.mark.slow
 def test_updates_of_all_but_the_last_step_of_a_run_are_planned_with_the_next_forward_pass():
-    one, three = (planned(configuration(device_iterations=n, steps=6), device_tflops=1e-3) for n in (1, 3))
+    one, three = (
+        planned(configuration(device_iterations=n, steps=6), device_tflops=1e-3) for n in (1, 3)
+    )
     assert (one.program.steps, three.program.steps) == (1, 3)
     single, phases = ({p.name: p for p in found.program.phases} for found in (one, three))
     layers = one.config.model.layers
     runs = {name: p.runs for name, p in phases.items() if name.startswith("decoder")}
     assert runs.pop("decoder_optim_fwd_phase") == 2 * layers
-    assert runs == {"decoder_fwd_phase": layers, "decoder_bwd_phase": 3 * layers, "decoder_optim_phase": layers}
+    assert runs == {
+        "decoder_fwd_phase": layers,
+        "decoder_bwd_phase": 3 * layers,
+        "decoder_optim_phase": layers,
+    }
     for amount in ("flops", "loads", "loaded_bytes", "stores", "stored_bytes", "host_bytes"):
         both, update, forward = (
             getattr(found[name], amount)
@@ -226,7 +261,9 @@ def test_updates_of_all_but_the_last_step_of_a_run_are_planned_with_the_next_for
             )
         )
         assert both == 2 * (update + forward)
-        total, alone = (sum(getattr(p, amount) for p in found.values()) for found in (phases, single))
+        total, alone = (
+            sum(getattr(p, amount) for p in found.values()) for found in (phases, single)
+        )
         assert total == 3 * alone
     assert as_json(three)["step"]["flops"] == as_json(one)["step"]["flops"]
     assert three.seconds < one.seconds, "transfers of updates meet the work of forward passes"
@@ -263,9 +300,28 @@ def test_groups_are_named_by_what_they_are_for():
 @pytest.mark.parametrize("script", ["demo/pretraining.py", "execution/pretraining.py"])
 def test_both_entry_points_plan_and_leave_only_the_plan(script, tmp_path):
     rows = tmp_path / "rows"
-    flags = ("--config", "tiny", "--memmap_dir", str(rows), "--device_tflops", "1", "--link_gbps", "1")
-    command = [sys.executable, str(ROOT / script), "--plan", "--plan_folder", str(tmp_path), "--remote_gbps", "1"]
-    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    flags = (
+        "--config",
+        "tiny",
+        "--memmap_dir",
+        str(rows),
+        "--device_tflops",
+        "1",
+        "--link_gbps",
+        "1",
+    )
+    command = [
+        sys.executable,
+        str(ROOT / script),
+        "--plan",
+        "--plan_folder",
+        str(tmp_path),
+        "--remote_gbps",
+        "1",
+    ]
+    done = subprocess.run(
+        [*command, *flags], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["config"] == "tiny" and plan["machine"]["measured"] == []
@@ -276,8 +332,14 @@ def test_both_entry_points_plan_and_leave_only_the_plan(script, tmp_path):
 @pytest.mark.parametrize(
     "flags, says",
     [
-        (["--link_gbps", "4"], "--link_gbps: got a value without --plan; expected both or none. Add --plan"),
-        (["--plan", "--device_tflops", "-3"], "device_tflops: got -3.0; expected a number, more than 0, or none"),
+        (
+            ["--link_gbps", "4"],
+            "--link_gbps: got a value without --plan; expected both or none. Add --plan",
+        ),
+        (
+            ["--plan", "--device_tflops", "-3"],
+            "device_tflops: got -3.0; expected a number, more than 0, or none",
+        ),
         (["--plan", "--remote_gbps", "fast"], "remote_gbps: got 'fast'; expected a number"),
         (["--plan", "--link_gbps", "inf"], "link_gbps: got inf; expected a number"),
     ],
@@ -297,7 +359,10 @@ def test_flags_that_make_no_sense_are_refused(flags, says):
 def test_every_preset_can_be_planned(name):
     found = planned(preset(name))
     assert found.seconds > 0 and found.program.replicas == preset(name).execution.replication_factor
-    assert sum(p.product_flops for p in found.program.phases) >= flops_per_step(preset(name)) / found.program.replicas
+    assert (
+        sum(p.product_flops for p in found.program.phases)
+        >= flops_per_step(preset(name)) / found.program.replicas
+    )
 
 
 LIMITED = """
@@ -309,7 +374,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.slow
-def test_175b_parameters_on_256_replicas_are_planned_in_a_minute_and_four_gibibytes(tmp_path, monkeypatch):
+def test_175b_parameters_on_256_replicas_are_planned_in_a_minute_and_four_gibibytes(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     flags = ["--config", "gpt3_175B_pod256", "--plan", "--plan_folder", str(tmp_path)]
     flags += [word for name, value in SPEEDS.items() for word in (f"--{name}", str(value))]
@@ -326,5 +393,6 @@ def test_175b_parameters_on_256_replicas_are_planned_in_a_minute_and_four_gibiby
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["replicas"] == 256
-    weights_and_state = plan["parameters"] * (2 + 4 + 4 + 4)  # float16 weights, two float32 moments, float32 gradients
+    # float16 weights, two float32 moments, float32 gradients
+    weights_and_state = plan["parameters"] * (2 + 4 + 4 + 4)
     assert plan["memory"]["remote_bytes_total"] > weights_and_state

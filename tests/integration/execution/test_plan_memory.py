@@ -21,7 +21,8 @@ PRODUCTS = ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise")
 
 
 def allocated_peak(work: Any) -> int:
-    """Most bytes that torch's allocator has given out at a time during some work, beyond those from before.
+    """Most bytes that torch's allocator has given out at a time during some work, beyond those from
+    before.
 
     The profiler sees nothing of what was there when it began: the work is done once before.
     """
@@ -32,7 +33,10 @@ def allocated_peak(work: Any) -> int:
             work()
     events = profiler.profiler.kineto_results.events()
     (begin,) = (e.start_ns() for e in events if e.name() == "measured")
-    changes = sorted(((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"), key=lambda pair: pair[0])
+    changes = sorted(
+        ((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"),
+        key=lambda pair: pair[0],
+    )
     before = sum(nbytes for moment, nbytes in changes if moment < begin)
     products = sorted((e.start_ns(), e.end_ns()) for e in events if e.name() in PRODUCTS)
     measured = without_scratch([change for change in changes if change[0] >= begin], products)
@@ -41,8 +45,12 @@ def allocated_peak(work: Any) -> int:
     return int(live.max())
 
 
-def without_scratch(changes: "list[tuple[int, int]]", products: "list[tuple[int, int]]") -> "list[tuple[int, int]]":
-    """Less what is taken and given back inside one product: where oneDNN rearranges a factor. No plan knows that."""
+def without_scratch(
+    changes: "list[tuple[int, int]]", products: "list[tuple[int, int]]"
+) -> "list[tuple[int, int]]":
+    """Less what is taken and given back inside one product: where oneDNN rearranges a factor. No
+    plan knows that.
+    """
     found: "list[tuple[int, int]]" = []
     for moment, nbytes in changes:
         begin, end = products[max(0, bisect.bisect(products, (moment, moment)) - 1)]
@@ -62,7 +70,8 @@ def copying(name: str, monkeypatch: Any) -> None:
 def measured_peak(config: Any, borrows: bool, monkeypatch: Any) -> int:
     """`allocated_peak` of steps, whose loads may take memory of their own."""
     session, arrays = pretraining(config), step_arrays(config)
-    monkeypatch.setattr(Rows, "give_up", lambda *row: None)  # rows keep their memory: what is measured is all else
+    # rows keep their memory: what is measured is all else
+    monkeypatch.setattr(Rows, "give_up", lambda *row: None)
     if not borrows:
         copying("remote_load", monkeypatch)
         copying("host_load", monkeypatch)
@@ -92,7 +101,8 @@ def measured_peak(config: Any, borrows: bool, monkeypatch: Any) -> int:
     ids=str,
 )
 def test_peak_memory_is_within_five_percent_of_a_run(changes, borrows, monkeypatch):
-    config = configuration(**changes, max_norm=1e-3)  # the plan is for steps that clip, which need a little more
+    # the plan is for steps that clip, which need a little more
+    config = configuration(**changes, max_norm=1e-3)
     expected = extensions.plan(training_program(config)[0], borrows_rows=borrows).peak_bytes
     assert measured_peak(config, borrows, monkeypatch) == pytest.approx(expected, rel=0.05)
 
@@ -106,7 +116,12 @@ def test_an_update_has_one_parameter_at_a_time_on_the_device():
 
 @pytest.mark.slow
 def test_remembering_what_kernels_need_changes_no_peak(monkeypatch):
-    changes = {"dropout": 0.1, "precision": "bfloat16", "stochastic_rounding": True, "attention_serialisation": 11}
+    changes = {
+        "dropout": 0.1,
+        "precision": "bfloat16",
+        "stochastic_rounding": True,
+        "attention_serialisation": 11,
+    }
     config = configuration((2, 2, 1), **changes)
     remembered = planned(config).program
     monkeypatch.setattr(rehearsal, "Remembered", lambda kernel, live: kernel)
@@ -116,7 +131,9 @@ def test_remembering_what_kernels_need_changes_no_peak(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("borrows", [True, False], ids=["in place", "copied"])
 @pytest.mark.parametrize("grid", GRIDS[1:], ids=str)
-def test_peak_memory_of_replicas_in_one_process_is_within_five_percent_of_a_run(grid, borrows, monkeypatch):
+def test_peak_memory_of_replicas_in_one_process_is_within_five_percent_of_a_run(
+    grid, borrows, monkeypatch
+):
     config = configuration(grid, max_norm=1e-3)
     ir = training_program(config)[0]
     expected = extensions.plan(ir, borrows_rows=borrows, together=True).peak_bytes

@@ -21,7 +21,8 @@ REPLICAS = 8
 SECONDS = 180
 FLAGS = (
     "--config tiny --global_batch_size 16 --widening 2 --dropout 0.1 --steps 4 "
-    "--checkpoint.every 2 --checkpoint.keep 2 --validate_every 2 --validation_batches 1 --log_every 1"
+    "--checkpoint.every 2 --checkpoint.keep 2 --validate_every 2 --validation_batches 1 "
+    "--log_every 1"
 ).split()
 
 
@@ -32,7 +33,11 @@ def command(instances, *flags, options=()):
 
 
 def environment():
-    plain = {key: value for key, value in os.environ.items() if not key.startswith(("RANK", "WORLD_SIZE", "POPDIST_"))}
+    plain = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("RANK", "WORLD_SIZE", "POPDIST_"))
+    }
     return {**plain, "OMP_NUM_THREADS": "1"}
 
 
@@ -66,9 +71,9 @@ def test_two_processes_with_state_in_files_give_the_run_of_one_bitwise(alone, tm
     assert len(metrics.splitlines()) == 4
     for step in (2, 4):
         assert files_of(tmp_path, step) == files_of(alone, step)
-    assert [line.split("  ")[0] for line in done.stdout.splitlines() if line.startswith("step ")] == [
-        f"step {step}/4" for step in (1, 2, 3, 4)
-    ]
+    assert [
+        line.split("  ")[0] for line in done.stdout.splitlines() if line.startswith("step ")
+    ] == [f"step {step}/4" for step in (1, 2, 3, 4)]
     assert any((tmp_path / "state").iterdir())
 
 
@@ -80,8 +85,20 @@ def test_four_processes_go_on_where_one_has_stopped_bitwise(alone, tmp_path):
 
 
 def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path):
-    words = command(2, "--run_folder", tmp_path, "--steps", 10000, "--checkpoint.every", 0, "--validate_every", 0)
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    words = command(
+        2,
+        "--run_folder",
+        tmp_path,
+        "--steps",
+        10000,
+        "--checkpoint.every",
+        0,
+        "--validate_every",
+        0,
+    )
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
     metrics = tmp_path / "tiny" / "metrics.jsonl"
     until = time.monotonic() + SECONDS
     try:
@@ -93,14 +110,18 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path):
         out, said = process.communicate(timeout=SECONDS)
     assert process.returncode == 128 + signal.SIGTERM, said
     steps = len(metrics.read_text().splitlines())
-    assert [path.name for path in (tmp_path / "tiny" / "checkpoints").iterdir()] == [f"step_{steps:08d}"]
+    assert [path.name for path in (tmp_path / "tiny" / "checkpoints").iterdir()] == [
+        f"step_{steps:08d}"
+    ]
     assert f"After step {steps}:" in out
 
 
 def said_by_two(program, folder):
     """Two processes that run a command line of the shell, in a folder that is new."""
     words = [*command(2)[:7], "sh", "-c", f"exec {program}"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, env=environment(), cwd=folder)
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=SECONDS, env=environment(), cwd=folder
+    )
     assert done.returncode == 2, done.stderr
     return done.stderr
 
@@ -108,13 +129,21 @@ def said_by_two(program, folder):
 @pytest.mark.parametrize(
     "flags, says",
     [
-        (["--data_parallel", "1"], "replicas: got 8 from the launcher; expected data_parallel * tensor_parallel_1"),
-        (["--learning_rate", "0.00${RANK}1"], "expected one configuration. Start all with the same command line."),
+        (
+            ["--data_parallel", "1"],
+            "replicas: got 8 from the launcher; expected data_parallel * tensor_parallel_1",
+        ),
+        (
+            ["--learning_rate", "0.00${RANK}1"],
+            "expected one configuration. Start all with the same command line.",
+        ),
     ],
     ids=["replicas", "configurations"],
 )
 def test_what_does_not_fit_together_is_said_once_and_writes_nothing(flags, says, tmp_path):
-    said = said_by_two(" ".join([sys.executable, str(SCRIPT), *FLAGS, "--run_folder runs", *flags]), tmp_path)
+    said = said_by_two(
+        " ".join([sys.executable, str(SCRIPT), *FLAGS, "--run_folder runs", *flags]), tmp_path
+    )
     assert says in said and len(said.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
 
@@ -126,9 +155,15 @@ def test_other_code_in_a_process_is_found_before_anything_is_built(tmp_path):
     (tmp_path / "0").symlink_to(ROOT)
     with open(tmp_path / "1/modelling/layout.py", "a") as file:
         file.write("# another version\n")
-    program = f"{sys.executable} {tmp_path}/${{RANK}}/demo/pretraining.py {' '.join(FLAGS)} --run_folder runs"
+    program = (
+        f"{sys.executable} {tmp_path}/${{RANK}}/demo/pretraining.py {' '.join(FLAGS)} "
+        "--run_folder runs"
+    )
     said = said_by_two(program, tmp_path)
-    assert "error: instances: got another modelling/layout.py in instance 1 than in instance 0 (1 files" in said
+    assert (
+        "error: instances: got another modelling/layout.py in instance 1 than in instance 0 "
+        "(1 files"
+    ) in said
     assert len(said.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
 
@@ -137,8 +172,13 @@ def test_a_checkpoint_that_only_instance_0_sees_is_refused(alone, tmp_path):
     for rank in ("0", "1"):
         (tmp_path / rank).mkdir()
     (tmp_path / "0/saved").symlink_to(alone / "tiny/checkpoints/step_00000002")
-    program = f"{sys.executable} {SCRIPT} {' '.join(FLAGS)} --run_folder runs --checkpoint.load saved"
+    program = (
+        f"{sys.executable} {SCRIPT} {' '.join(FLAGS)} --run_folder runs --checkpoint.load saved"
+    )
     said = said_by_two(f"env --chdir=${{RANK}} {program}", tmp_path)
     assert said.count("error: ") == 1
-    assert "error: instance 1: saved: got no checkpoint" in said and "on a file system that all machines see" in said
+    assert (
+        "error: instance 1: saved: got no checkpoint" in said
+        and "on a file system that all machines see" in said
+    )
     assert [path.name for rank in "01" for path in (tmp_path / rank).iterdir()] == ["saved"]

@@ -23,7 +23,14 @@ from tests.integration.runs import run_job
 
 ROOT = Path(__file__).parents[3]
 ALONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
-ODD = {**ALONE, "hidden_size": 60, "heads": 6, "sequence_length": 11, "vocabulary_size": 97, "global_batch_size": 6}
+ODD = {
+    **ALONE,
+    "hidden_size": 60,
+    "heads": 6,
+    "sequence_length": 11,
+    "vocabulary_size": 97,
+    "global_batch_size": 6,
+}
 NAMES = [
     "main", "embedding_fwd_phase", "decoder_fwd_phase", "head_phase", "decoder_bwd_phase", "embedding_bwd_phase",
     "head_optim_phase", "decoder_optim_phase",
@@ -63,7 +70,13 @@ def test_what_instructions_do_adds_up_to_the_plan(changes):
     assert found.steps == expected.steps == config.execution.device_iterations
     times = len(found.replicas)
     for ours, theirs in zip(found.phases, expected.phases):
-        amounts = (theirs.flops, theirs.loaded_bytes, theirs.stored_bytes, theirs.host_bytes, theirs.sent_bytes)
+        amounts = (
+            theirs.flops,
+            theirs.loaded_bytes,
+            theirs.stored_bytes,
+            theirs.host_bytes,
+            theirs.sent_bytes,
+        )
         assert ours.work == Work(*amounts).times(times)
         assert ours.runs == theirs.runs
         # Each instruction lies in the spans of its phase.
@@ -105,7 +118,12 @@ def made_up() -> RunProfile:
     config = preset("tiny", **ALONE, device_iterations=2)
     lanes = dict.fromkeys(LANES, 0)
     phases = (
-        PhaseProfile("first_phase", 4, Work(10**12, 10**9, 0), {**lanes, "compute": 3 * 10**9, "store": 10**9}),
+        PhaseProfile(
+            "first_phase",
+            4,
+            Work(10**12, 10**9, 0),
+            {**lanes, "compute": 3 * 10**9, "store": 10**9},
+        ),
         PhaseProfile("second_phase", 2, Work(0, 0, 2 * 10**9), {**lanes, "compute": 4 * 10**9}),
     )
     record = Profile((0,), 2, 0, 8 * 10**9, phases, (), 0)
@@ -118,12 +136,26 @@ def test_times_are_set_beside_the_limit():
     assert (found.seconds, found.limit) == (4.0, 1.5)
     lines = {line.split()[0]: line.split() for line in profile_text(found).splitlines() if line}
     #                         runs    time         of step  speed           from          to
-    assert lines["first_phase"][1:10] == ["2", "2.00", "s", "50.0%", "250", "GFLOP/s", "477", "MiB", "0"]
+    assert lines["first_phase"][1:10] == [
+        "2",
+        "2.00",
+        "s",
+        "50.0%",
+        "250",
+        "GFLOP/s",
+        "477",
+        "MiB",
+        "0",
+    ]
     assert lines["first_phase"][11:] == ["0.50", "s", "25.0%", "compute", "store", "25%"]
     assert lines["second_phase"][-5:] == ["1.00", "s", "50.0%", "remote", "nothing"]
     assert lines["step"][-3:] == ["1.50", "s", "37.5%"]
     values = json.loads(json.dumps(as_json(found)))
-    assert values["limit_seconds"] == 3.0 and values["seconds"] == 8.0 and values["machine"]["measured"] == []
+    assert (
+        values["limit_seconds"] == 3.0
+        and values["seconds"] == 8.0
+        and values["machine"]["measured"] == []
+    )
     assert [phase["bound"] for phase in values["phases"]] == ["compute", "remote"]
 
 
@@ -131,7 +163,9 @@ def test_times_are_set_beside_the_limit():
 def test_speeds_that_are_not_given_are_measured_in_the_precision_of_the_model():
     record = made_up().record
     found = make_run_profile(
-        preset("tiny", **ALONE, precision="bfloat16"), PlanOptions(profile=True, remote_gbps=2.0), record
+        preset("tiny", **ALONE, precision="bfloat16"),
+        PlanOptions(profile=True, remote_gbps=2.0),
+        record,
     )
     assert found.measured == ("device_tflops", "link_gbps") and found.machine.remote == 2e9
     assert "FLOP/s (measured here), remote memory 2.00 GB/s\n" in profile_text(found)
@@ -140,7 +174,9 @@ def test_speeds_that_are_not_given_are_measured_in_the_precision_of_the_model():
 @pytest.mark.slow
 def test_one_run_is_recorded_and_files_are_left(tmp_path, capsys):
     config = preset("tiny", **{**ALONE, "tensor_parallel_1": 2})
-    profiler = StepProfiler(config, PlanOptions(profile=True, profile_folder=str(tmp_path / "new"), **SPEEDS))
+    profiler = StepProfiler(
+        config, PlanOptions(profile=True, profile_folder=str(tmp_path / "new"), **SPEEDS)
+    )
     session = pretraining(config)
     with session:
         for run in range(4):
@@ -148,7 +184,10 @@ def test_one_run_is_recorded_and_files_are_left(tmp_path, capsys):
             with profiler.around(session, is_last=run == 3):
                 run_steps(session, config, *step_arrays(config))
     output = capsys.readouterr().out
-    assert output.count("profile of tiny: ") == 1 and "float32, 2 replicas, 8 micro-batches per step" in output
+    assert (
+        output.count("profile of tiny: ") == 1
+        and "float32, 2 replicas, 8 micro-batches per step" in output
+    )
     for name in NAMES:
         assert f"\n{name} " in output
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
@@ -159,7 +198,9 @@ def test_one_run_is_recorded_and_files_are_left(tmp_path, capsys):
     assert (tmp_path / "new/profile.png").read_bytes().startswith(b"\x89PNG")
     events = json.loads((tmp_path / "new/timeline.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
-    assert {*NAMES} <= {event["name"] for event in events if event["ph"] == "X" and event["cat"] == PHASES}
+    assert {*NAMES} <= {
+        event["name"] for event in events if event["ph"] == "X" and event["cat"] == PHASES
+    }
     phases = json.loads((tmp_path / "new/profile.json").read_text())["phases"]
     assert [phase["name"] for phase in phases] == NAMES
 
@@ -185,7 +226,9 @@ def test_lanes_are_as_busy_as_their_spans_are_long():
 
 
 def run(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, cwd=cwd)
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=120, cwd=cwd
+    )
     assert done.returncode == 0, done.stderr
     return done
 
@@ -210,15 +253,43 @@ def test_training_with_a_profile_gives_the_run_without_it_bitwise(tmp_path, caps
 def test_the_benchmark_profiles_a_run_of_its_own(tmp_path):
     flags = ("--config", "tiny", "--profile", "--measured_runs", "1", "--unmeasured_runs", "0")
     done = run(str(ROOT / "execution/pretraining.py"), *flags, cwd=tmp_path)
-    assert "profile of tiny" in done.stdout and json.loads(done.stdout.splitlines()[-1])["config"] == "tiny"
+    assert (
+        "profile of tiny" in done.stdout
+        and json.loads(done.stdout.splitlines()[-1])["config"] == "tiny"
+    )
     assert (tmp_path / "runs/tiny/timeline.json").exists()
 
 
 @pytest.mark.multi
 def test_processes_leave_one_timeline_of_all_replicas(tmp_path):
-    launcher = ("-m", "popdist.launcher", "--num-replicas", "4", "--num-instances", "2", sys.executable)
-    flags = ("--config", "tiny", "--data_parallel", "2", "--tensor_parallel_1", "2", "--tensor_parallel_2", "1")
-    done = run(*launcher, str(ROOT / "demo/pretraining.py"), *flags, "--steps", "2", "--profile", cwd=tmp_path)
+    launcher = (
+        "-m",
+        "popdist.launcher",
+        "--num-replicas",
+        "4",
+        "--num-instances",
+        "2",
+        sys.executable,
+    )
+    flags = (
+        "--config",
+        "tiny",
+        "--data_parallel",
+        "2",
+        "--tensor_parallel_1",
+        "2",
+        "--tensor_parallel_2",
+        "1",
+    )
+    done = run(
+        *launcher,
+        str(ROOT / "demo/pretraining.py"),
+        *flags,
+        "--steps",
+        "2",
+        "--profile",
+        cwd=tmp_path,
+    )
     assert done.stdout.count("profile of tiny") == 1 and "float32, 2 of 4 replicas" in done.stdout
     events = json.loads((tmp_path / "runs/tiny/timeline.json").read_text())["traceEvents"]
     complete = [event for event in events if event["ph"] == "X"]
@@ -228,16 +299,24 @@ def test_processes_leave_one_timeline_of_all_replicas(tmp_path):
         assert any(event["cat"] == "collectives" for event in mine)
     assert min(event["ts"] for event in complete) >= 0
     spans = [(e["ts"], e["ts"] + e["dur"]) for e in complete if e["name"] == "run"]
-    assert max(begin for begin, _ in spans) < min(end for _, end in spans), "processes run at the same time"
+    assert max(begin for begin, _ in spans) < min(end for _, end in spans), (
+        "processes run at the same time"
+    )
 
 
 @pytest.mark.parametrize(
     "flags, says",
     [
-        (["--profile_folder", "x"], "--profile_folder: got a value without --profile; expected both or none. Add"),
+        (
+            ["--profile_folder", "x"],
+            "--profile_folder: got a value without --profile; expected both or none. Add",
+        ),
         (["--device_tflops", "1"], "--device_tflops: got a value without --plan or --profile;"),
         (["--profile", "--link_gbps", "1"], "--link_gbps: got a value without --plan;"),
-        (["--profile", "--plan"], "--profile: got it with --plan, which runs nothing; expected one of them"),
+        (
+            ["--profile", "--plan"],
+            "--profile: got it with --plan, which runs nothing; expected one of them",
+        ),
         (["--profile_folder", "x", "--plan_folder", "y"], "2 problems"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -45,18 +45,24 @@ def flags_of(folder: Path, tokens: Path, *flags: object) -> "list[str]":
         "validation_batches": 2, "checkpoint.every": EVERY, "log_every": 8, "data_parallel": 1, "tensor_parallel_1": 1,
         "tensor_parallel_2": 1,
     }  # fmt: skip
-    return [word for name, value in settings.items() for word in (f"--{name}", str(value))] + [*map(str, flags)]
+    return [word for name, value in settings.items() for word in (f"--{name}", str(value))] + [
+        *map(str, flags)
+    ]
 
 
 def start(flags: "list[str]") -> subprocess.Popen:
     words = [sys.executable, str(ROOT / "demo/pretraining.py"), *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
 
 
 def left_by(folder: Path) -> "tuple[str, dict[str, str]]":
     """The metrics, and the hashes of the files of the last checkpoint."""
-    manifest = json.loads((folder / f"run/checkpoints/step_{STEPS:08d}/checkpoint.json").read_text())
+    manifest = json.loads(
+        (folder / f"run/checkpoints/step_{STEPS:08d}/checkpoint.json").read_text()
+    )
     assert manifest["step"] == STEPS
     hashes = {name: entry["sha256"] for name, entry in manifest["files"].items()}
     return (folder / "run/metrics.jsonl").read_text(), {**hashes, "seed": str(manifest["seed"])}
@@ -73,9 +79,14 @@ def last_change(folder: Path) -> int:
 
 
 def kill_at_a_random_moment(process: subprocess.Popen, folder: Path, choice: random.Random) -> None:
-    """SIGKILL during one of the next steps, or as soon as a checkpoint is being written; at the end at the latest."""
+    """SIGKILL during one of the next steps, or as soon as a checkpoint is being written; at the end
+    at the latest.
+    """
     saves = folder / "run/checkpoints"
-    wanted, left = steps_in(folder) + choice.randrange(1, STEPS // KILLS), set(saves.glob(".step_*"))
+    wanted, left = (
+        steps_in(folder) + choice.randrange(1, STEPS // KILLS),
+        set(saves.glob(".step_*")),
+    )
     in_a_save, before = choice.random() < 0.5, last_change(folder)
     while process.poll() is None and last_change(folder) == before:
         time.sleep(0.02)
@@ -99,8 +110,12 @@ def uninterrupted(tokens, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", [range(first, first + KILLS) for first in range(0, 20, KILLS)], ids=str)
-def test_a_killed_run_ends_bitwise_where_an_undisturbed_one_ends(seeds, tokens, uninterrupted, tmp_path):
+@pytest.mark.parametrize(
+    "seeds", [range(first, first + KILLS) for first in range(0, 20, KILLS)], ids=str
+)
+def test_a_killed_run_ends_bitwise_where_an_undisturbed_one_ends(
+    seeds, tokens, uninterrupted, tmp_path
+):
     flags = flags_of(tmp_path, tokens, "--checkpoint.load", "auto")
     for seed in seeds:
         kill_at_a_random_moment(start(flags), tmp_path, random.Random(seed))
@@ -124,7 +139,9 @@ def test_ctrl_c_saves_and_the_run_goes_on_bitwise(tokens, uninterrupted, tmp_pat
     assert left_by(tmp_path) == left_by(uninterrupted)
 
 
-def test_ctrl_c_does_not_wait_for_the_end_of_a_validation_which_the_run_that_goes_on_does(tokens, tmp_path):
+def test_ctrl_c_does_not_wait_for_the_end_of_a_validation_which_the_run_that_goes_on_does(
+    tokens, tmp_path
+):
     few = ("--steps", 2, "--warmup_steps", 0, "--device_iterations", 1, "--validate_every", 1)
     long = (*few, "--validation_batches", 250)
     run_job(*flags_of(tmp_path / "undisturbed", tokens, *long))
@@ -141,7 +158,9 @@ def test_ctrl_c_does_not_wait_for_the_end_of_a_validation_which_the_run_that_goe
     assert [line["validation_loss"] is None for line in stopped] == [False, True]
     assert [path.name for path in (folder / "run/checkpoints").iterdir()] == ["step_00000002"]
     run_job(*flags)
-    metrics = [(path / "run/metrics.jsonl").read_text() for path in (folder, tmp_path / "undisturbed")]
+    metrics = [
+        (path / "run/metrics.jsonl").read_text() for path in (folder, tmp_path / "undisturbed")
+    ]
     assert metrics[0] == metrics[1]
 
 
@@ -150,5 +169,7 @@ def test_a_new_run_leaves_an_older_runs_folder_alone(tokens, uninterrupted, tmp_
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/run").rglob("*")}
     run_job(*flags_of(tmp_path / "runs", tokens))
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/run").rglob("*")} == before
-    metrics = [(tmp_path / "runs" / name / "metrics.jsonl").read_text() for name in ("run", "run-2")]
+    metrics = [
+        (tmp_path / "runs" / name / "metrics.jsonl").read_text() for name in ("run", "run-2")
+    ]
     assert metrics[0] == metrics[1]

@@ -1,4 +1,6 @@
-"""Training, validation and generation have one memory for rows between them, and compute what they do alone."""
+"""Training, validation and generation have one memory for rows between them, and compute what they
+do alone.
+"""
 
 import gc
 import weakref
@@ -74,5 +76,7 @@ def test_training_validation_and_generation_share_one_limit(
     for parameter, array in expected_weights.items():
         np.testing.assert_array_equal(weights[parameter], array, err_msg=parameter)
     largest_row = 4 * config.model.hidden_size * config.model.feed_forward
-    assert 0.3 * LIMITS[name] < max(arenas.over_time) <= LIMITS[name] + largest_row, "one row is read or written apart"
+    assert 0.3 * LIMITS[name] < max(arenas.over_time) <= LIMITS[name] + largest_row, (
+        "one row is read or written apart"
+    )
     assert arenas.now <= LIMITS[name]

@@ -1,4 +1,6 @@
-"""The training program for GPUs, whose attention keeps no probabilities: its numbers, its steps and its memory."""
+"""The training program for GPUs, whose attention keeps no probabilities: its numbers, its steps and
+its memory.
+"""
 
 import re
 
@@ -30,7 +32,9 @@ CONFIG = small(
 
 @pytest.fixture
 def on_a_processor(monkeypatch):
-    """Lets processors have the rule, too; what is chosen is the number of its steps in the last session's program."""
+    """Lets processors have the rule, too; what is chosen is the number of its steps in the last
+    session's program.
+    """
     chosen = {}
 
     def choose(is_streamed):
@@ -52,7 +56,9 @@ def on_a_processor(monkeypatch):
 
 
 def with_and_without(config, on_a_processor):
-    """Loss, gradients and their norm of a step that keeps probabilities, and of one that does not."""
+    """Loss, gradients and their norm of a step that keeps probabilities, and of one that does
+    not.
+    """
     chosen = on_a_processor(False)
     kept = gradients_of(config)
     assert chosen == {"attention": 1, "attention_alone": 1, "attention_grad_rows": 1}
@@ -62,7 +68,9 @@ def with_and_without(config, on_a_processor):
     return kept, streamed
 
 
-@pytest.mark.parametrize("changes", cases([{}, {"widening": 2}, {"tensor_parallel_1": 3}], lambda changes: not changes))
+@pytest.mark.parametrize(
+    "changes", cases([{}, {"widening": 2}, {"tensor_parallel_1": 3}], lambda changes: not changes)
+)
 def test_loss_and_gradients_are_those_of_a_step_that_keeps_probabilities(changes, on_a_processor):
     (loss, gradients, norm), (other_loss, others, other_norm) = with_and_without(
         override(CONFIG, **changes), on_a_processor
@@ -75,7 +83,9 @@ def test_loss_and_gradients_are_those_of_a_step_that_keeps_probabilities(changes
 @pytest.mark.slow
 def test_in_bfloat16_gradients_are_as_near_to_those_in_float32(on_a_processor):
     (_, exact, _), _ = with_and_without(CONFIG, on_a_processor)
-    (_, kept, _), (_, streamed, _) = with_and_without(override(CONFIG, precision="bfloat16"), on_a_processor)
+    (_, kept, _), (_, streamed, _) = with_and_without(
+        override(CONFIG, precision="bfloat16"), on_a_processor
+    )
     for name, array in exact.items():
         assert distance(streamed[name], array) < 1.2 * distance(kept[name], array) + 1e-3, name
 
@@ -88,24 +98,39 @@ def blocks_of(block):
 
 
 def steps_of(config, device=CUDA):
-    """(names of steps of attention, how many values and constants have a number for each query and key)."""
+    """(names of steps of attention, how many values and constants have a number for each query and
+    key).
+    """
     main = rewrites.fused_program(training_program(config)[0].main_graph, device=device)
     optimise(main)
     names, squares = [], 0
     for block in blocks_of(main):
-        names += [i.definition.name for i in block.instrs if i.definition and "attention" in i.definition.name]
-        shapes = [v.spec.shape for i in block.instrs for v in i.outputs] + [c.shape for c in block.constants]
+        names += [
+            i.definition.name
+            for i in block.instrs
+            if i.definition and "attention" in i.definition.name
+        ]
+        shapes = [v.spec.shape for i in block.instrs for v in i.outputs] + [
+            c.shape for c in block.constants
+        ]
         squares += sum(shape[-2:] == (SEQUENCE, SEQUENCE) for shape in shapes)
     return names, squares
 
 
 @pytest.mark.parametrize(
     "changes",
-    cases([{"precision": "float32"}, {}, {"recomputation": False}], lambda changes: changes.get("precision") is None),
+    cases(
+        [{"precision": "float32"}, {}, {"recomputation": False}],
+        lambda changes: changes.get("precision") is None,
+    ),
 )
 def test_on_a_gpu_nothing_has_a_number_for_each_query_and_key(changes):
     names, squares = steps_of(override(CONFIG, **{"precision": "bfloat16", **changes}))
-    assert names == ["fused_streamed_attention", "fused_streamed_attention", "fused_streamed_attention_grad"]
+    assert names == [
+        "fused_streamed_attention",
+        "fused_streamed_attention",
+        "fused_streamed_attention_grad",
+    ]
     assert not squares
 
 
@@ -116,7 +141,9 @@ def test_with_dropout_they_are_kept():
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_without_recomputation_a_processor_has_nothing_like_it_but_the_mask(dropout):
-    names, squares = steps_of(override(CONFIG, recomputation=False, dropout=dropout), device=rewrites.CPU)
+    names, squares = steps_of(
+        override(CONFIG, recomputation=False, dropout=dropout), device=rewrites.CPU
+    )
     assert names == ["fused_attention_alone", "fused_attention_grad_rows"]
     assert squares == 2  # forward and backward
 
@@ -126,13 +153,23 @@ def test_a_gpu_needs_less_memory_beside_its_rows():
     ir = training_program(override(CONFIG, sequence_length=160))[0]
     here, there = (device_needs(ir, name) for name in ("cpu", "cuda"))
     probabilities = 4 * CONFIG.execution.micro_batch_size * CONFIG.model.heads * 160**2
-    assert here.least - there.least > probabilities and here.resident - there.resident > probabilities
+    assert (
+        here.least - there.least > probabilities and here.resident - there.resident > probabilities
+    )
 
 
 @pytest.mark.slow
 def test_the_plan_of_a_run_is_for_its_device():
-    plans = [planned(override(CONFIG, sequence_length=160, device=name)).program for name in ("auto", "cuda:1")]
+    plans = [
+        planned(override(CONFIG, sequence_length=160, device=name)).program
+        for name in ("auto", "cuda:1")
+    ]
     here, there = ({phase.name: phase.peak_bytes for phase in plan.phases} for plan in plans)
-    mask, probabilities = 4 * 160**2, 4 * CONFIG.execution.micro_batch_size * CONFIG.model.heads * 160**2
+    mask, probabilities = (
+        4 * 160**2,
+        4 * CONFIG.execution.micro_batch_size * CONFIG.model.heads * 160**2,
+    )
     logsumexp = probabilities // 160
-    assert here["decoder_bwd_phase"] - there["decoder_bwd_phase"] >= mask + probabilities - logsumexp
+    assert (
+        here["decoder_bwd_phase"] - there["decoder_bwd_phase"] >= mask + probabilities - logsumexp
+    )

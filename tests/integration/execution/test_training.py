@@ -38,7 +38,9 @@ TRAINED = small(
 )
 
 
-def train_plainly(config: Config, skipped: Collection[int] = ()) -> "tuple[list[StepResult], dict[str, np.ndarray]]":
+def train_plainly(
+    config: Config, skipped: Collection[int] = ()
+) -> "tuple[list[StepResult], dict[str, np.ndarray]]":
     """The same in a plain PyTorch loop, in float64, whose optimizer leaves some steps out."""
     model, training = config.model, config.training
     gpt = PlainGPT(
@@ -50,11 +52,17 @@ def train_plainly(config: Config, skipped: Collection[int] = ()) -> "tuple[list[
             vocabulary_size=model.vocabulary_size,
         )
     ).double()
-    ours = {hugging_face_name(name).removeprefix("transformer."): name for name in random_weights(model)}
+    ours = {
+        hugging_face_name(name).removeprefix("transformer."): name for name in random_weights(model)
+    }
     weights = random_weights(model)
-    gpt.load_state_dict({theirs: torch.from_numpy(weights[name]).double() for theirs, name in ours.items()})
+    gpt.load_state_dict(
+        {theirs: torch.from_numpy(weights[name]).double() for theirs, name in ours.items()}
+    )
     groups = gpt.parameter_groups(training.weight_decay)
-    optimizer = PlainAdamW(groups, lr=0.0, betas=(training.beta1, training.beta2), eps=training.epsilon)
+    optimizer = PlainAdamW(
+        groups, lr=0.0, betas=(training.beta1, training.beta2), eps=training.epsilon
+    )
     results = []
     for step, (words, labels) in enumerate(batches(config)):
         gpt.zero_grad()
@@ -74,17 +82,25 @@ def train_plainly(config: Config, skipped: Collection[int] = ()) -> "tuple[list[
 
 @pytest.mark.parametrize(
     "changes",
-    cases([{}, {"device_iterations": 5}, {"max_norm": 0.0, "recomputation": False}], lambda changes: not changes),
+    cases(
+        [{}, {"device_iterations": 5}, {"max_norm": 0.0, "recomputation": False}],
+        lambda changes: not changes,
+    ),
 )
 def test_fifty_steps_equal_a_plain_pytorch_loop(changes):
     config = override(TRAINED, **changes)
     results, weights = train(config)
     expected, expected_weights = train_plainly(config)
     assert expected[-1].loss < expected[0].loss - 0.5, "the text can be learned"
-    assert any(result.gradient_norm > TRAINED.training.max_norm for result in expected), "clipping is active"
+    assert any(result.gradient_norm > TRAINED.training.max_norm for result in expected), (
+        "clipping is active"
+    )
     np.testing.assert_allclose([r.loss for r in results], [r.loss for r in expected], rtol=1e-4)
-    np.testing.assert_allclose([r.gradient_norm for r in results], [r.gradient_norm for r in expected], rtol=1e-3)
-    # A key's bias moves every score of a query alike, so its true gradient is zero and Adam scales up rounding errors.
+    np.testing.assert_allclose(
+        [r.gradient_norm for r in results], [r.gradient_norm for r in expected], rtol=1e-3
+    )
+    # A key's bias moves every score of a query alike, so its true gradient is zero and Adam scales
+    # up rounding errors.
     compared = [name for name in expected_weights if not name.endswith("qkv.bias")]
     assert max(distance(weights[name], expected_weights[name]) for name in compared) < 1e-4
 
@@ -97,7 +113,12 @@ SOME = {"data_parallel": 2, "micro_batch_size": 1}
     cases(
         [
             {"moment_precision": "bfloat16"},
-            {"moment_precision": "bfloat16", "precision": "float32", "dropout": 0.0, "max_norm": 0.0},
+            {
+                "moment_precision": "bfloat16",
+                "precision": "float32",
+                "dropout": 0.0,
+                "max_norm": 0.0,
+            },
             {"recomputation": False, "widening": 2},
             {**SOME, "tensor_parallel_1": 2, "tensor_parallel_2": 2},
             {**SOME, "replicated_tensor_sharding": False},
@@ -129,7 +150,9 @@ def test_every_layer_of_every_step_rounds_from_a_seed_of_its_own(iterations, mon
     train(config)
     layers = config.model.layers + 2
     assert len(set(seeds)) == config.training.steps * layers
-    assert seeds.count(seeds[0]) > 1, "one seed for all parameters of a layer, which are told apart by their places"
+    assert seeds.count(seeds[0]) > 1, (
+        "one seed for all parameters of a layer, which are told apart by their places"
+    )
 
 
 @pytest.mark.slow
@@ -144,7 +167,14 @@ def test_training_twice_gives_the_same_bits():
 @pytest.mark.slow
 @pytest.mark.parametrize("recomputation", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_dropout_changes_from_step_to_step_and_with_the_seed(recomputation):
-    config = override(TRAINED, steps=2, dropout=0.2, warmup_steps=0, learning_rate=1e-12, minimum_learning_rate=0.0)
+    config = override(
+        TRAINED,
+        steps=2,
+        dropout=0.2,
+        warmup_steps=0,
+        learning_rate=1e-12,
+        minimum_learning_rate=0.0,
+    )
     config = override(config, recomputation=recomputation, weight_decay=0.0)
     same_words = [batches(config)[0]] * 2
     losses = {}
@@ -153,7 +183,9 @@ def test_dropout_changes_from_step_to_step_and_with_the_seed(recomputation):
         session = pretraining(seeded)
         write_whole_weights(session, seeded, random_weights(config.model).items())
         with session:
-            losses[seed] = [run_steps(session, seeded, *batch, [0.0])[0].loss for batch in same_words]
+            losses[seed] = [
+                run_steps(session, seeded, *batch, [0.0])[0].loss for batch in same_words
+            ]
     assert len({*losses[1], *losses[2]}) == 4
 
 
@@ -174,14 +206,18 @@ def test_sixteen_bit_training_tracks_float32(precision):
     expected, _ = train(override(TRAINED, steps=30, warmup_steps=3))
     results, _ = train(override(TRAINED, steps=30, warmup_steps=3, precision=precision, **scaling))
     differences = np.abs(np.array([r.loss for r in results]) - [r.loss for r in expected])
-    # bfloat16 has 8 bits of mantissa: single products are off by up to 2^-9, and losses of about 3 by some hundredths.
+    # bfloat16 has 8 bits of mantissa: single products are off by up to 2^-9, and losses of about 3
+    # by some hundredths.
     assert differences.max() < 0.1
 
 
 @pytest.mark.slow
 def test_remote_memory_on_files_gives_the_same_bits(tmp_path):
     config = override(TRAINED, steps=5, warmup_steps=0)
-    (expected, expected_weights), (results, weights) = train(config), train(override(config, memmap_dir=str(tmp_path)))
+    (expected, expected_weights), (results, weights) = (
+        train(config),
+        train(override(config, memmap_dir=str(tmp_path))),
+    )
     assert any(tmp_path.iterdir())
     assert results == expected
     for name, array in expected_weights.items():
@@ -194,7 +230,9 @@ def test_a_fresh_run_takes_nothing_from_the_files_of_an_earlier_one(tmp_path):
     files = override(config, memmap_dir=str(tmp_path))
     (tmp_path / "notes.npy").write_text("not the run's")
     train(override(files, steps=1, seed=7))
-    left = [path for path in tmp_path.glob("**/optimizer.*.npy") if np.fromfile(path, np.uint8).any()]
+    left = [
+        path for path in tmp_path.glob("**/optimizer.*.npy") if np.fromfile(path, np.uint8).any()
+    ]
     for change in (lambda: None, lambda: left[0].write_bytes(b"of another configuration")):
         change()
         results, weights = train(files)
@@ -222,7 +260,8 @@ def test_moments_in_bfloat16_are_those_of_float32_rounded():
     expected, _ = train(config)
     results, _ = train(override(config, **NARROW_MOMENTS))
     differences = np.abs(np.array([r.loss for r in results]) - [r.loss for r in expected])
-    # A moment is off by up to 2**-7 of itself, and so is an update; together they have moved weights by 0.05 or so.
+    # A moment is off by up to 2**-7 of itself, and so is an update; together they have moved
+    # weights by 0.05 or so.
     assert 0 < differences.max() < 0.01
 
 
@@ -230,7 +269,9 @@ def curve_and_second_moments(config: Config) -> "tuple[np.ndarray, float]":
     """As `curve`, and the sum of all second moments at the end."""
     results, session = train_session(config)
     data = session.get_tensors_data(session.state.optimizer.to_dict().values())
-    squares = sum(float(array.sum()) for v, array in data.items() if v.name.endswith("second_order"))
+    squares = sum(
+        float(array.sum()) for v, array in data.items() if v.name.endswith("second_order")
+    )
     return running_mean(results), squares
 
 
@@ -238,10 +279,11 @@ def curve_and_second_moments(config: Config) -> "tuple[np.ndarray, float]":
 def test_moments_in_bfloat16_track_float32_over_500_steps():
     """The band is 0.001 nats around a curve that falls from 3.4 to 1.16.
 
-    A moment has 8 bits: each step it is off by up to 2**-7 of itself, without a bias, and with it the step's update.
-    That much of an update of some thousandths is nothing beside a weight, and its mean over steps is nearer to zero.
-    Without a bias the second moments have the sum that they have in float32. Rounded to the nearest they grow and do
-    not fall, for beta2 takes less from them than half of what their last bit stands for.
+    A moment has 8 bits: each step it is off by up to 2**-7 of itself, without a bias, and with it
+    the step's update. That much of an update of some thousandths is nothing beside a weight, and
+    its mean over steps is nearer to zero. Without a bias the second moments have the sum that they
+    have in float32. Rounded to the nearest they grow and do not fall, for beta2 takes less from
+    them than half of what their last bit stands for.
     """
     config = override(TRAINED, steps=500, warmup_steps=20, beta2=0.999)
     expected, squares = curve_and_second_moments(config)
@@ -258,8 +300,9 @@ def test_moments_in_bfloat16_track_float32_over_500_steps():
 def test_bfloat16_with_stochastic_rounding_tracks_float32_over_500_steps():
     """The band is 0.01 nats around a curve that falls from 3.7 to 1.15.
 
-    Activations and weights have 8 bits of mantissa: one product is off by up to 2**-9, without a bias, which a mean
-    over hundreds of tokens takes to some thousandths of the loss. Updates below half a step of bfloat16 are where a
+    Activations and weights have 8 bits of mantissa: one product is off by up to 2**-9, without a
+    bias, which a mean over hundreds of tokens takes to some thousandths of the loss. Updates below
+    half a step of bfloat16 are where a
     bias could come in: rounded to nearest they are lost, and the curve leaves the band.
     """
     config = override(TRAINED, steps=500, warmup_steps=20)

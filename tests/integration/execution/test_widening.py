@@ -27,7 +27,9 @@ CASES = {
     "no recomputation": override(DROPPING, recomputation=False),
     "no dropout, no recomputation": override(DROPPING, dropout=0.0, recomputation=False),
     "attention in pieces": override(DROPPING, attention_serialisation=4),
-    "attention in pieces, no recomputation": override(DROPPING, attention_serialisation=4, recomputation=False),
+    "attention in pieces, no recomputation": override(
+        DROPPING, attention_serialisation=4, recomputation=False
+    ),
     "loss scaling, clipping": override(DROPPING, loss_scaling=512.0, max_norm=0.01),
     "overlapped transfers": override(DROPPING, io_mode="io_overlapped"),
     "data parallel": override(DROPPING, data_parallel=2, micro_batch_size=1),
@@ -49,7 +51,10 @@ def one_by_one(case: str) -> "tuple[float, dict[str, np.ndarray], float]":
 def test_loss_and_every_gradient_are_those_of_micro_batches_one_by_one(case, widening):
     config = override(CASES[case], widening=widening)
     assert config.gradient_accumulation == 4 and config.runs_per_phase == 4 // widening
-    (loss, gradients, norm), (expected_loss, expected, expected_norm) = gradients_of(config), one_by_one(case)
+    (loss, gradients, norm), (expected_loss, expected, expected_norm) = (
+        gradients_of(config),
+        one_by_one(case),
+    )
     assert loss == pytest.approx(expected_loss, rel=TOLERANCE)
     assert norm == pytest.approx(expected_norm, rel=TOLERANCE)
     worst = worst_distance(gradients, expected)
@@ -82,7 +87,9 @@ def test_seeds_that_are_not_those_of_the_micro_batches_are_noticed(wrong, monkey
 @pytest.mark.slow
 def test_recomputation_changes_no_bit_of_any_gradient():
     config = override(DROPPING, widening=2)
-    kept, again = (gradients_of(override(config, recomputation=is_on))[1] for is_on in (False, True))
+    kept, again = (
+        gradients_of(override(config, recomputation=is_on))[1] for is_on in (False, True)
+    )
     for name, array in kept.items():
         np.testing.assert_array_equal(array, again[name], err_msg=name)
 
@@ -91,9 +98,13 @@ def test_recomputation_changes_no_bit_of_any_gradient():
 def test_a_widened_program_is_one_of_larger_micro_batches():
     config = override(DROPPING, widening=2)
     wide = override(DROPPING, micro_batch_size=4)
-    assert activation_spec(config) == activation_spec(wide) and words_spec(config) == words_spec(wide)
+    assert activation_spec(config) == activation_spec(wide) and words_spec(config) == words_spec(
+        wide
+    )
     found, expected = (training_program(c)[1] for c in (config, wide))
-    assert [buffer.entries for buffer in found.buffers.values()] == [b.entries for b in expected.buffers.values()]
+    assert [buffer.entries for buffer in found.buffers.values()] == [
+        b.entries for b in expected.buffers.values()
+    ]
     assert found.inputs.words.shape == expected.inputs.words.shape
 
 
@@ -102,7 +113,9 @@ def test_a_widened_program_is_one_of_larger_micro_batches():
     "changes", [{}, {"device_iterations": 2}, {"data_parallel": 2, "micro_batch_size": 1}], ids=str
 )
 def test_steps_of_training_have_the_losses_of_micro_batches_one_by_one(changes):
-    config = override(DROPPING, **changes, steps=4, learning_rate=3e-3, max_norm=0.5, weight_decay=0.2)
+    config = override(
+        DROPPING, **changes, steps=4, learning_rate=3e-3, max_norm=0.5, weight_decay=0.2
+    )
     losses, wide = ([step.loss for step in train(override(config, widening=w))[0]] for w in (1, 4))
     assert losses[-1] < losses[0]
     np.testing.assert_allclose(wide, losses, rtol=1e-5)
@@ -110,7 +123,10 @@ def test_steps_of_training_have_the_losses_of_micro_batches_one_by_one(changes):
 
 def losses_of(session: addons.TaskSession, config: Config, steps: range) -> "list[float]":
     with session:
-        return [run_steps(session, config, *random_batch(config, step), [1e-3])[0].loss for step in steps]
+        return [
+            run_steps(session, config, *random_batch(config, step), [1e-3])[0].loss
+            for step in steps
+        ]
 
 
 @pytest.mark.slow
@@ -122,7 +138,9 @@ def test_a_checkpoint_loads_with_another_width(before, after, tmp_path, caplog):
     saved = save(session, config, tmp_path, Position(2, "data"))
     going_on = pretraining(other)
     SavedRun(saved, other).restore(going_on)
-    assert f"continuing with other settings: execution.widening: {before} -> {after}." in caplog.text
+    assert (
+        f"continuing with other settings: execution.widening: {before} -> {after}." in caplog.text
+    )
     for name, array in read_weights(session, config).items():
         np.testing.assert_array_equal(read_weights(going_on, other)[name], array, err_msg=name)
     expected = losses_of(session, config, range(2, 5))
@@ -131,6 +149,8 @@ def test_a_checkpoint_loads_with_another_width(before, after, tmp_path, caplog):
 
 def test_a_popxl_that_draws_from_one_seed_at_a_time_is_refused(monkeypatch):
     monkeypatch.delattr(runtime.extensions, "stack_seeds")
-    with pytest.raises(UserError, match="--widening: got 2 with a PopXL that draws from one seed at a time"):
+    with pytest.raises(
+        UserError, match="--widening: got 2 with a PopXL that draws from one seed at a time"
+    ):
         training_program(override(DROPPING, widening=2))
     training_program(DROPPING)

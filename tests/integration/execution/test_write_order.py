@@ -16,7 +16,9 @@ def test_the_writes_of_every_preset_are_ordered_and_found_so_in_linear_time(name
     ir = training_program(preset(name))[0]
     steps = Steps()
     check_ambiguity(ir, steps)
-    assert steps.count <= 8 * sum(1 + len(op.inputs) + len(op.outputs) for graph in ir.graphs for op in graph.ops)
+    assert steps.count <= 8 * sum(
+        1 + len(op.inputs) + len(op.outputs) for graph in ir.graphs for op in graph.ops
+    )
 
 
 def test_a_write_that_is_added_to_a_preset_outside_its_sequence_is_refused():

@@ -27,10 +27,14 @@ Weights = "dict[str, Tensor]"
 
 def norm(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tensor:
     mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
-    return (x - mean) / torch.sqrt(variance + model.layer_norm_eps) * w[f"{prefix}weight"] + w[f"{prefix}bias"]
+    return (x - mean) / torch.sqrt(variance + model.layer_norm_eps) * w[f"{prefix}weight"] + w[
+        f"{prefix}bias"
+    ]
 
 
-def attention(model: Model, w: Weights, x: Tensor, prefix: str = "", keep: "Tensor | None" = None) -> Tensor:
+def attention(
+    model: Model, w: Weights, x: Tensor, prefix: str = "", keep: "Tensor | None" = None
+) -> Tensor:
     # keep: factor of each probability, [B, h, S, S]
     sequence, heads, size = model.sequence_length, model.heads, model.head_size
     projected = x @ w[f"{prefix}qkv.weight"] + w[f"{prefix}qkv.bias"]  # [B*S, 3*H]
@@ -57,10 +61,13 @@ def feed_forward(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tenso
 
 
 def decoder(model: Model, w: Weights, x: Tensor, keep: "Sequence[Tensor] | None" = None) -> Tensor:
-    # keep: factors of the probabilities, [B, h, S, S], and of what each of the two branches adds, [N, H]
+    # keep: factors of the probabilities, [B, h, S, S], and of what each of the two branches adds,
+    # [N, H]
     shares, first, second = keep or (None, 1.0, 1.0)
     x = x + first * attention(model, w, norm(model, w, x, "attention_norm."), "attention.", shares)
-    return x + second * feed_forward(model, w, norm(model, w, x, "feed_forward_norm."), "feed_forward.")
+    return x + second * feed_forward(
+        model, w, norm(model, w, x, "feed_forward_norm."), "feed_forward."
+    )
 
 
 def embedding(model: Model, w: Weights, words: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""Layers on their replicas: run one on any split, put the results together, and compare with its formula."""
+"""Layers on their replicas: run one on any split, put the results together, and compare with its
+formula.
+"""
 
 import dataclasses
 from typing import Optional
@@ -41,7 +43,10 @@ def random_inputs(case: Case, seed: int = 3) -> "list[np.ndarray]":
 
 def random_parameters(layer, seed: int = 4) -> "dict[str, np.ndarray]":
     generator = np.random.default_rng(seed)
-    return {name: 0.3 * generator.standard_normal(p.shape).astype(np.float32) for name, p in layer.table.items()}
+    return {
+        name: 0.3 * generator.standard_normal(p.shape).astype(np.float32)
+        for name, p in layer.table.items()
+    }
 
 
 def split_hidden(array: np.ndarray, tp1: int, tp2: int) -> np.ndarray:
@@ -64,7 +69,8 @@ class Outcome:
 
 
 def run_layer(case: Case, model: Model, tp1: int, tp2: int, seed: Optional[int] = None) -> Outcome:
-    """Forward and gradient of a layer on tp1 * tp2 replicas, put together; what must be identical is checked to be.
+    """Forward and gradient of a layer on tp1 * tp2 replicas, put together; what must be identical
+    is checked to be.
 
     With a seed the layer drops units.
     """
@@ -74,7 +80,9 @@ def run_layer(case: Case, model: Model, tp1: int, tp2: int, seed: Optional[int] 
         layer = case.layer(model, Layout.of(ir, execution))
         arrays = random_inputs(case)
         specs = [
-            popxl.TensorSpec((*a.shape[:1], *[n // tp2 for n in a.shape[1:]]), popxl.dtype.as_dtype(a.dtype))
+            popxl.TensorSpec(
+                (*a.shape[:1], *[n // tp2 for n in a.shape[1:]]), popxl.dtype.as_dtype(a.dtype)
+            )
             for a in arrays
         ]
         seeds = () if seed is None else addons.seed_variable(seed, layer.layout.tp)[1:]
@@ -87,12 +95,22 @@ def run_layer(case: Case, model: Model, tp1: int, tp2: int, seed: Optional[int] 
         variables = factories.init()
         everyone = ir.replica_grouping(group_size=1)
         inputs = [
-            popxl.variable(_per_replica(a, tp1, tp2), spec.dtype, replica_grouping=everyone if tp1 * tp2 > 1 else None)
+            popxl.variable(
+                _per_replica(a, tp1, tp2),
+                spec.dtype,
+                replica_grouping=everyone if tp1 * tp2 > 1 else None,
+            )
             for a, spec in zip(arrays, specs)
         ]
         site = fwd.bind(variables).call_with_info(*inputs, *seeds)
-        dy = np.float32(0.7) if case.output == "nothing" else upstream(_whole_shape(case, arrays, model))
-        dy_variable = popxl.variable(_output_pieces(case, dy, tp1, tp2), popxl.float32, replica_grouping=everyone)
+        dy = (
+            np.float32(0.7)
+            if case.output == "nothing"
+            else upstream(_whole_shape(case, arrays, model))
+        )
+        dy_variable = popxl.variable(
+            _output_pieces(case, dy, tp1, tp2), popxl.float32, replica_grouping=everyone
+        )
         gradients = grad.call(dy_variable, args=grad.grad_graph_info.inputs_dict(site))
         results = (site.outputs[0], *gradients, *site.outputs[1 : 1 + dropped])
         streams = [popxl.d2h_stream(t.shape, t.dtype) for t in results]
@@ -101,23 +119,36 @@ def run_layer(case: Case, model: Model, tp1: int, tp2: int, seed: Optional[int] 
     session = popxl.Session(ir, "cpu")
     weights, table = random_parameters(layer), layer.table
     session.write_variables_data(
-        {variables[name]: entry.shard(weights[name], tp1, tp2).astype(np.float32) for name, entry in table.items()}
+        {
+            variables[name]: entry.shard(weights[name], tp1, tp2).astype(np.float32)
+            for name, entry in table.items()
+        }
     )
     with session:
         arrays_out = session.run()
     found = [arrays_out[stream].reshape(tp1, tp2, *stream.shape) for stream in streams]
-    whole = {names[t]: _whole_parameter(table[names[t]], g, tp1, tp2) for t, g in zip(wanted, found[1:]) if t in names}
+    whole = {
+        names[t]: _whole_parameter(table[names[t]], g, tp1, tp2)
+        for t, g in zip(wanted, found[1:])
+        if t in names
+    }
     if "x" in case.inputs:
         whole["x"] = whole_hidden(found[1])
     if case.output == "vocabulary":
-        value = np.concatenate([found[0][i, 0] for i in range(tp1)], axis=-1)[..., : model.vocabulary_size]
+        value = np.concatenate([found[0][i, 0] for i in range(tp1)], axis=-1)[
+            ..., : model.vocabulary_size
+        ]
     else:
-        value = whole_hidden(found[0]) if case.output == "hidden" else same(found[0].reshape(tp1 * tp2))
+        value = (
+            whole_hidden(found[0]) if case.output == "hidden" else same(found[0].reshape(tp1 * tp2))
+        )
     return Outcome(value, whole, found[1 + len(wanted) :])
 
 
 def show_dropped(graph: popxl.Graph) -> int:
-    """Make the results of a graph's dropouts, and of those of graphs that it calls, its last outputs. Their number."""
+    """Make the results of a graph's dropouts, and of those of graphs that it calls, its last
+    outputs. Their number.
+    """
     results: "list[popxl.Tensor]" = []
     for op in graph.ops:
         if op.definition.name == "dropout":
@@ -171,7 +202,9 @@ def whole_hidden(pieces: np.ndarray) -> np.ndarray:
 
 
 def _whole_parameter(parameter, pieces: np.ndarray, tp1: int, tp2: int) -> np.ndarray:
-    """A parameter's gradient from its pieces on replicas; identical where the parameter is not split."""
+    """A parameter's gradient from its pieces on replicas; identical where the parameter is not
+    split.
+    """
     groups1, groups2 = parameter.groups(tp1, tp2)
     if groups1 == 1:
         pieces = same(pieces)[None]
@@ -185,15 +218,23 @@ def expected_outcome(case: Case, model: Model, layer_table, **options: object) -
     arrays = random_inputs(case)
     generator = np.random.default_rng(4)
     weights = {
-        name: torch.from_numpy(0.3 * generator.standard_normal(p.shape).astype(np.float32)).double().requires_grad_()
+        name: torch.from_numpy(0.3 * generator.standard_normal(p.shape).astype(np.float32))
+        .double()
+        .requires_grad_()
         for name, p in layer_table.items()
     }
     inputs = [
-        torch.from_numpy(a).double().requires_grad_() if a.dtype == np.float32 else torch.from_numpy(a).long()
+        torch.from_numpy(a).double().requires_grad_()
+        if a.dtype == np.float32
+        else torch.from_numpy(a).long()
         for a in arrays
     ]
     value = case.oracle(model, weights, *inputs, **options)
-    dy = torch.tensor(0.7) if case.output == "nothing" else torch.from_numpy(upstream(tuple(value.shape)))
+    dy = (
+        torch.tensor(0.7)
+        if case.output == "nothing"
+        else torch.from_numpy(upstream(tuple(value.shape)))
+    )
     value.backward(dy.double())
     gradients = {name: w.grad.numpy() for name, w in weights.items()}
     if "x" in case.inputs:
@@ -209,7 +250,9 @@ def table_of(case: Case, model: Model) -> Table:
 def check_equal(got: Outcome, expected: Outcome) -> None:
     """Values to rounding of their largest, gradients by their norm."""
     assert got.gradients.keys() == expected.gradients.keys()
-    np.testing.assert_allclose(got.value, expected.value, atol=TOLERANCE * np.abs(expected.value).max(), rtol=0)
+    np.testing.assert_allclose(
+        got.value, expected.value, atol=TOLERANCE * np.abs(expected.value).max(), rtol=0
+    )
     for name, gradient in expected.gradients.items():
         difference = np.linalg.norm(got.gradients[name] - gradient) / np.linalg.norm(gradient)
         assert difference < TOLERANCE, (name, difference)

@@ -1,4 +1,6 @@
-"""Every layer, for every split, against its formula: values, gradients of inputs and of every parameter."""
+"""Every layer, for every split, against its formula: values, gradients of inputs and of every
+parameter.
+"""
 
 import dataclasses
 
@@ -10,11 +12,20 @@ from config import Execution, Model
 from modelling import Layout
 from modelling.attention import Attention
 from tests.integration.layers.cases import CASES, SPLITS, Case
-from tests.integration.layers.running import MODEL, ROWS, check_equal, expected_outcome, run_layer, table_of
+from tests.integration.layers.running import (
+    MODEL,
+    ROWS,
+    check_equal,
+    expected_outcome,
+    run_layer,
+    table_of,
+)
 
 
 def check(case: Case, model: Model, tp1: int, tp2: int) -> None:
-    check_equal(run_layer(case, model, tp1, tp2), expected_outcome(case, model, table_of(case, model)))
+    check_equal(
+        run_layer(case, model, tp1, tp2), expected_outcome(case, model, table_of(case, model))
+    )
 
 
 NAMES = [f"tp1={tp1}, tp2={tp2}" for tp1, tp2 in SPLITS]
@@ -35,7 +46,9 @@ def test_attention_in_pieces_equals_its_formula(pieces, split):
 def test_a_piece_of_attention_gets_no_key_after_it():
     ir = popxl.Ir()
     with ir.main_graph:
-        layer = Attention(dataclasses.replace(MODEL, attention_serialisation=3), Layout.of(ir, Execution()))
+        layer = Attention(
+            dataclasses.replace(MODEL, attention_serialisation=3), Layout.of(ir, Execution())
+        )
         _, graph = layer.create_graph(popxl.TensorSpec((ROWS, MODEL.hidden_size), popxl.float32))
     shapes = [[t.shape[2] for t in piece.inputs[:3]] for piece in graph.graph.called_graphs]
     assert shapes == [[2, 2, 2], [2, 4, 4], [2, 6, 6]]  # query, key, value: along the sequence

@@ -12,7 +12,9 @@ from modelling.hugging_face import from_hugging_face, hugging_face_name, to_hugg
 from tests.integration.gpt_oracle import random_weights
 
 transformers = Later("transformers")
-MODEL = Model(layers=2, hidden_size=24, heads=4, sequence_length=6, vocabulary_size=37, max_positions=9)
+MODEL = Model(
+    layers=2, hidden_size=24, heads=4, sequence_length=6, vocabulary_size=37, max_positions=9
+)
 SPLITS = [(1, 1), (2, 1), (1, 2), (4, 2), (2, 4), (4, 8)]
 
 
@@ -61,14 +63,18 @@ def test_weights_go_to_hugging_face_and_back(split):
             eos_token_id=0,
         )  # fmt: skip
     )
-    assert {name: tuple(t.shape) for name, t in gpt.state_dict().items()} == {n: a.shape for n, a in theirs.items()}
+    assert {name: tuple(t.shape) for name, t in gpt.state_dict().items()} == {
+        n: a.shape for n, a in theirs.items()
+    }
     for name, array in weights.items():
         np.testing.assert_array_equal(theirs[hugging_face_name(name)], array, err_msg=name)
     back = from_hugging_face(theirs, MODEL, on(*split))
     bare = {name.removeprefix("transformer."): array for name, array in theirs.items()}
     for name, array in pieces.items():
         np.testing.assert_array_equal(back[name], array, err_msg=name)
-        np.testing.assert_array_equal(from_hugging_face(bare, MODEL, on(*split))[name], array, err_msg=name)
+        np.testing.assert_array_equal(
+            from_hugging_face(bare, MODEL, on(*split))[name], array, err_msg=name
+        )
 
 
 def test_weights_of_another_model_are_refused_in_words():
@@ -76,7 +82,8 @@ def test_weights_of_another_model_are_refused_in_words():
     del theirs["transformer.h.1.ln_2.bias"]
     wider = dataclasses.replace(MODEL, vocabulary_size=38)
     with pytest.raises(
-        UserError, match=r"transformer\.wte\.weight has shape \[37, 24\], not \[38, 24\]; .*ln_2\.bias is m"
+        UserError,
+        match=r"transformer\.wte\.weight has shape \[37, 24\], not \[38, 24\]; .*ln_2\.bias is m",
     ):
         from_hugging_face(theirs, wider, on(1, 1))
 
@@ -90,7 +97,9 @@ def test_fresh_weights_follow_their_roles():
         elif role is Role.GAIN:
             assert (array == 1).all(), name
         else:
-            into_the_residual_stream = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+            into_the_residual_stream = name.endswith(
+                ("attention.output.weight", "feed_forward.down.weight")
+            )
             expected = 0.02 / 4 if into_the_residual_stream else 0.02
             assert array.std() == pytest.approx(expected, rel=0.05), name
             assert abs(array.mean()) < 4 * expected / np.sqrt(array.size), name
@@ -98,7 +107,9 @@ def test_fresh_weights_follow_their_roles():
 
 def test_fresh_weights_depend_on_the_seed_and_the_name_alone():
     def fresh(model, seed):
-        return {name: parameter.initial(name, seed) for name, parameter in model_table(model).items()}
+        return {
+            name: parameter.initial(name, seed) for name, parameter in model_table(model).items()
+        }
 
     first, again, other = (fresh(MODEL, seed) for seed in (3, 3, 4))
     deeper = fresh(dataclasses.replace(MODEL, layers=3), 3)
@@ -111,4 +122,6 @@ def test_fresh_weights_depend_on_the_seed_and_the_name_alone():
 
 def test_exactly_the_matrices_decay():
     decaying = {name for name, parameter in model_table(MODEL).items() if parameter.role.decays}
-    assert decaying == {name for name, parameter in model_table(MODEL).items() if len(parameter.shape) == 2}
+    assert decaying == {
+        name for name, parameter in model_table(MODEL).items() if len(parameter.shape) == 2
+    }

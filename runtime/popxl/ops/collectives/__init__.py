@@ -1,7 +1,8 @@
 """Communication between replicas, and between the virtual devices of one replica.
 
-May import the core and `popxl.ops`'s other families. To add a collective: declare it with a parameter ``group`` and
-``effects=("collective",)``; its kernel gets every member's operand and returns every member's result.
+May import the core and `popxl.ops`'s other families. To add a collective: declare it with a
+parameter ``group`` and ``effects=("collective",)``; its kernel gets every member's operand and
+returns every member's result.
 """
 
 from popxl.ops.collectives.reductions import CollectiveOperator, CollectiveOps, to_collective_op

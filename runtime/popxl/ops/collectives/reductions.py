@@ -13,7 +13,9 @@ CollectiveOps = Literal["add", "mean", "mul", "min", "max", "and", "or", "square
 
 
 class CollectiveOperator(Enum):
-    """How a collective combines the members' values, element by element. ``square_add`` sums squares."""
+    """How a collective combines the members' values, element by element. ``square_add`` sums
+    squares.
+    """
 
     add = "add"
     mean = "mean"
@@ -39,8 +41,8 @@ def check_reduction(name: str, t: Tensor, op: CollectiveOps) -> None:
 
     Raises:
         ValueError: for an unknown reduction.
-        DTypeError: from sessions, "and" and "or" of something else than bool, a mean of integers, the largest of
-            complex numbers, others of bool.
+        DTypeError: from sessions, "and" and "or" of something else than bool, a mean of integers,
+            the largest of complex numbers, others of bool.
     """
     operator = to_collective_op(op)
     if operator in (CollectiveOperator.logical_and, CollectiveOperator.logical_or):
@@ -67,11 +69,12 @@ def resolve_group(name: str, t: Tensor, group: Optional[ReplicaGrouping]) -> Rep
         return t.ir.replica_grouping()
     if not isinstance(group, ReplicaGrouping):
         raise TypeError(
-            f"{name}: got group = {type(group).__name__}; expected a ReplicaGrouping. Make one with "
-            "ir.replica_grouping."
+            f"{name}: got group = {type(group).__name__}; expected a ReplicaGrouping. Make one "
+            "with ir.replica_grouping."
         )
     if group._ir is not t.ir:
         raise GraphError(
-            f"{name}: got a group of Ir {group._ir.id}; expected one of Ir {t.ir.id}, which holds %{t.name}."
+            f"{name}: got a group of Ir {group._ir.id}; expected one of Ir {t.ir.id}, which "
+            f"holds %{t.name}."
         )
     return group

@@ -1,8 +1,8 @@
-"""Collectives over the replicas of a group, of any `ReplicaGrouping`. Member i of a group is the i-th in increasing
-order of replicas.
+"""Collectives over the replicas of a group, of any `ReplicaGrouping`. Member i of a group is the
+i-th in increasing order of replicas.
 
-Shards follow one layout: flatten row-major, pad with zeros at the end, cut into group-size equal pieces; member i holds
-piece i.
+Shards follow one layout: flatten row-major, pad with zeros at the end, cut into group-size equal
+pieces; member i holds piece i.
 """
 
 from typing import Any, Literal, Optional, Tuple
@@ -27,10 +27,13 @@ def shard_length(elements: int, group_size: int) -> int:
 
 
 @op(effects=("collective",), views=("t",), differentiable=False, names="{t}_all_reduce")
-def replicated_all_reduce(t: Tensor, op: CollectiveOps = "add", group: Optional[ReplicaGrouping] = None) -> TensorSpec:
+def replicated_all_reduce(
+    t: Tensor, op: CollectiveOps = "add", group: Optional[ReplicaGrouping] = None
+) -> TensorSpec:
     """Reduce over the group, element by element; every member gets the result.
 
-    The order of additions is a fixed binary tree over the members' positions; 16-bit types add in float32.
+    The order of additions is a fixed binary tree over the members' positions; 16-bit types add in
+    float32.
 
     Shapes: t [a] -> [a], t's dtype.
     Args:
@@ -66,7 +69,8 @@ def replicated_reduce_scatter(
     Shapes: t [a] -> [ceil(elements / group size)], t's dtype.
     Args:
         group: default: all replicas.
-        configure_output_for_replicated_tensor_sharding: give the result t's shape as its meta_shape.
+        configure_output_for_replicated_tensor_sharding: give the result t's shape as its
+            meta_shape.
     Raises:
         ValueError: for an unknown reduction, or a group of another Ir.
         DTypeError: from sessions, for a reduction that t's dtype does not have.
@@ -78,7 +82,9 @@ def replicated_reduce_scatter(
 
 
 @replicated_reduce_scatter.cost
-def replicated_reduce_scatter_cost(y: Tensor, t: Tensor, op: str, group: Group, configure: bool) -> Cost:
+def replicated_reduce_scatter_cost(
+    y: Tensor, t: Tensor, op: str, group: Group, configure: bool
+) -> Cost:
     """One pass of a ring, which moves shards with their padding."""
     size = resolve_group("replicated_reduce_scatter", t, group).group_size
     return Cost(flops=t.nelms, bytes=(size - 1) * y.spec.nbytes)
@@ -105,7 +111,9 @@ def replica_sharded_slice_vjp(dy: Tensor, y: Tensor, t: Tensor, group: Group) ->
 
 
 @op(effects=("collective",), views=("t",), names="{t}_replicated_slice")
-def replicated_slice(t: Tensor, axis: int = 0, group: Optional[ReplicaGrouping] = None) -> TensorSpec:
+def replicated_slice(
+    t: Tensor, axis: int = 0, group: Optional[ReplicaGrouping] = None
+) -> TensorSpec:
     """This member's equal slice of an axis, which is dropped when the slice has size 1.
 
     Shapes: t [a.., n, b..] -> [a.., n / group size, b..] or [a.., b..], t's dtype.
@@ -118,11 +126,13 @@ def replicated_slice(t: Tensor, axis: int = 0, group: Optional[ReplicaGrouping] 
     axis = normalise_axis("replicated_slice", t, axis)
     if t.shape[axis] % size:
         raise ShapeError(
-            f"replicated_slice: got axis {axis} of t {t.spec} for a group of {size}; expected a multiple of the "
-            "group's size. Pad t."
+            f"replicated_slice: got axis {axis} of t {t.spec} for a group of {size}; expected a "
+            "multiple of the group's size. Pad t."
         )
     piece = t.shape[axis] // size
-    return TensorSpec((*t.shape[:axis], *([piece] if piece > 1 else []), *t.shape[axis + 1 :]), t.dtype)
+    return TensorSpec(
+        (*t.shape[:axis], *([piece] if piece > 1 else []), *t.shape[axis + 1 :]), t.dtype
+    )
 
 
 @replicated_slice.vjp
@@ -145,9 +155,15 @@ replicated_slice.cost(slice_cost)
 
 @op(name="replicated_all_gather", effects=("collective",), views=("t",), names="{t}_all_gathered")
 def _all_gather(
-    t: Tensor, axis: int, group: Optional[ReplicaGrouping], output_shape: OutputShape, whole: Tuple[int, ...]
+    t: Tensor,
+    axis: int,
+    group: Optional[ReplicaGrouping],
+    output_shape: OutputShape,
+    whole: Tuple[int, ...],
 ) -> TensorSpec:
-    """Gather with a definite form of the result; ``whole`` is the unsharded shape for "meta_shape"."""
+    """Gather with a definite form of the result; ``whole`` is the unsharded shape for
+    "meta_shape".
+    """
     size = resolve_group("replicated_all_gather", t, group).group_size
     if output_shape == "meta_shape":
         return TensorSpec(whole, t.dtype)
@@ -173,17 +189,20 @@ def replicated_all_gather(
     Args:
         group: default: all replicas.
     Raises:
-        ValueError: for another output_shape, an axis that is no int or that t lacks, "meta_shape" for a tensor that has
-            none or that is not one of group-size shards of it, or a group of another Ir.
+        ValueError: for another output_shape, an axis that is no int or that t lacks, "meta_shape"
+            for a tensor that has none or that is not one of group-size shards of it, or a group of
+            another Ir.
     """
     if not isinstance(t, Tensor):
-        raise TypeError(f"replicated_all_gather: got t = {type(t).__name__}; expected a popxl.Tensor.")
+        raise TypeError(
+            f"replicated_all_gather: got t = {type(t).__name__}; expected a popxl.Tensor."
+        )
     if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
         raise ValueError(f"replicated_all_gather: got axis {axis!r}; expected an int.")
     if output_shape not in ("new_axis", "concat", "meta_shape", "auto"):
         raise ValueError(
-            f"replicated_all_gather: got output_shape {output_shape!r}; expected 'new_axis', 'concat', 'meta_shape' or "
-            "'auto'."
+            f"replicated_all_gather: got output_shape {output_shape!r}; expected 'new_axis', "
+            "'concat', 'meta_shape' or 'auto'."
         )
     if output_shape == "auto":
         output_shape = "meta_shape" if t.meta_shape else "concat"
@@ -192,15 +211,23 @@ def replicated_all_gather(
         elements = TensorSpec(t.meta_shape, t.dtype).nelms
         if not t.meta_shape or shard_length(elements, size) != t.nelms:
             raise ShapeError(
-                f"replicated_all_gather: got t {t.spec} for a group of {size}; expected a shard of 1 / {size} of its "
-                "meta_shape. Gather over the group that it was sharded over."
+                f"replicated_all_gather: got t {t.spec} for a group of {size}; expected a shard "
+                f"of 1 / {size} of its meta_shape. Gather over the group that it was sharded over."
             )
-    return _all_gather(t, axis, group, output_shape, t.meta_shape if output_shape == "meta_shape" else ())
+    return _all_gather(
+        t, axis, group, output_shape, t.meta_shape if output_shape == "meta_shape" else ()
+    )
 
 
 @_all_gather.vjp
 def replicated_all_gather_vjp(
-    dy: Tensor, y: Tensor, t: Tensor, axis: int, group: Group, output_shape: OutputShape, whole: Tuple[int, ...]
+    dy: Tensor,
+    y: Tensor,
+    t: Tensor,
+    axis: int,
+    group: Group,
+    output_shape: OutputShape,
+    whole: Tuple[int, ...],
 ) -> Tensor:
     """Each member keeps its own slice; nothing is summed."""
     if output_shape == "meta_shape":

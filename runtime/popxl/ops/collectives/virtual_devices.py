@@ -1,4 +1,6 @@
-"""Reductions between the virtual devices of one replica: ordinary ops on lists of tensors, one per device."""
+"""Reductions between the virtual devices of one replica: ordinary ops on lists of tensors, one per
+device.
+"""
 
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -25,16 +27,21 @@ def _checked(name: str, ts: Sequence[Tensor], op: CollectiveOps) -> List[TensorS
 
 
 def _devices(name: str, ts: Sequence[Tensor], ipus: Optional[Sequence[int]]) -> Tuple[int, ...]:
-    """The device of each tensor. ValueError if it is not known, or if there is not one per tensor."""
+    """The device of each tensor. ValueError if it is not known, or if there is not one per
+    tensor.
+    """
     if ipus is None:
         try:
             return tuple(t.ipu for t in ts)
         except UndefinedValue as error:
             raise GraphError(
-                f"{name}: got no ipus, and a tensor whose device is not known; expected ipus=[..]. ({error})"
+                f"{name}: got no ipus, and a tensor whose device is not known; expected "
+                f"ipus=[..]. ({error})"
             ) from None
     if len(ipus) != len(ts):
-        raise ShapeError(f"{name}: got {len(ipus)} ipus for {len(ts)} tensors; expected one for each tensor.")
+        raise ShapeError(
+            f"{name}: got {len(ipus)} ipus for {len(ts)} tensors; expected one for each tensor."
+        )
     return tuple(ipus)
 
 
@@ -50,13 +57,17 @@ def _all_reduce(ts: List[Tensor], ipus: Tuple[int, ...], op: CollectiveOps) -> L
 
 
 @op(name="all_reduce_identical_inputs", across=True, names="{ts}_all_reduce")
-def _identical_inputs(ts: List[Tensor], ipus: Tuple[int, ...], op: CollectiveOps) -> List[TensorSpec]:
+def _identical_inputs(
+    ts: List[Tensor], ipus: Tuple[int, ...], op: CollectiveOps
+) -> List[TensorSpec]:
     """Reduction of the gradients only."""
     return _checked("all_reduce_identical_inputs", ts, op)
 
 
 @op(name="all_reduce_identical_grad_inputs", across=True, names="{ts}_all_reduce")
-def _identical_grad_inputs(ts: List[Tensor], ipus: Tuple[int, ...], op: CollectiveOps) -> List[TensorSpec]:
+def _identical_grad_inputs(
+    ts: List[Tensor], ipus: Tuple[int, ...], op: CollectiveOps
+) -> List[TensorSpec]:
     """Reduction of the values only."""
     return _checked("all_reduce_identical_grad_inputs", ts, op)
 
@@ -64,25 +75,32 @@ def _identical_grad_inputs(ts: List[Tensor], ipus: Tuple[int, ...], op: Collecti
 def _only_add(name: str, op: str) -> None:
     if op != "add":
         raise GraphError(
-            f"autodiff: got {name} with op {op!r}; expected 'add', the one reduction with a gradient rule here."
+            f"autodiff: got {name} with op {op!r}; expected 'add', the one reduction with a "
+            "gradient rule here."
         )
 
 
 @_all_reduce.vjp
-def all_reduce_vjp(dy: Tensors, y: Tensors, ts: Tensors, ipus: Any, op: CollectiveOps) -> Tuple[Tensors]:
+def all_reduce_vjp(
+    dy: Tensors, y: Tensors, ts: Tensors, ipus: Any, op: CollectiveOps
+) -> Tuple[Tensors]:
     """Every device's tensor went into every result: the gradients are reduced too."""
     _only_add("all_reduce", op)
     return (_all_reduce(dy, ipus, op),)
 
 
 @_identical_inputs.vjp
-def identical_inputs_vjp(dy: Tensors, y: Tensors, ts: Tensors, ipus: Any, op: CollectiveOps) -> Tuple[Tensors]:
+def identical_inputs_vjp(
+    dy: Tensors, y: Tensors, ts: Tensors, ipus: Any, op: CollectiveOps
+) -> Tuple[Tensors]:
     """Reduce the gradients."""
     return (_identical_grad_inputs(dy, ipus, op),)
 
 
 @_identical_grad_inputs.vjp
-def identical_grad_inputs_vjp(dy: Tensors, y: Tensors, ts: Tensors, ipus: Any, op: CollectiveOps) -> Tuple[Tensors]:
+def identical_grad_inputs_vjp(
+    dy: Tensors, y: Tensors, ts: Tensors, ipus: Any, op: CollectiveOps
+) -> Tuple[Tensors]:
     """Pass the gradients on."""
     _only_add("all_reduce_identical_grad_inputs", op)
     return (_identical_inputs(dy, ipus, op),)
@@ -92,15 +110,18 @@ for _declared in (_all_reduce, _identical_inputs, _identical_grad_inputs):
     _declared.cost(_cost)
 
 
-def all_reduce(ts: List[Tensor], ipus: Optional[List[int]] = None, op: CollectiveOps = "add") -> List[Tensor]:
-    """Reduce across the virtual devices of one replica: one tensor per device in, the same result on each out.
+def all_reduce(
+    ts: List[Tensor], ipus: Optional[List[int]] = None, op: CollectiveOps = "add"
+) -> List[Tensor]:
+    """Reduce across the virtual devices of one replica: one tensor per device in, the same result
+    on each out.
 
     Shapes: n times [a], one dtype -> n times [a].
     Args:
         ipus: device of each tensor; default: that of the op that made it.
     Raises:
-        ValueError: a device that is not known, another number of devices than tensors, different shapes, or an unknown
-            reduction.
+        ValueError: a device that is not known, another number of devices than tensors, different
+            shapes, or an unknown reduction.
         DTypeError: different dtypes; from sessions, for a reduction that they do not have.
     """
     devices = _devices("all_reduce", ts, ipus)

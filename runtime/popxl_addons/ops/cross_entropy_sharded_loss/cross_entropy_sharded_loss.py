@@ -18,21 +18,21 @@ EXP_FLOPS = 8
 def logsumexp_and_pick(logits: Tensor, indices: Tensor) -> Tuple[TensorSpec, TensorSpec]:
     """For each row, the logarithm of the sum of exponentials, and the logit at an index.
 
-    Shapes: logits [n, c], floating point; indices [n], integer -> (log-sum-exp [n], picked [n]), float32 or wider. An
-    index outside [0, c) picks zero.
+    Shapes: logits [n, c], floating point; indices [n], integer -> (log-sum-exp [n], picked [n]),
+    float32 or wider. An index outside [0, c) picks zero.
     Raises:
         ShapeError: other shapes.
         DTypeError: logits that are not floating point, or indices that are not integer.
     """
     if len(logits.shape) != 2 or indices.shape != logits.shape[:1]:
         raise ShapeError(
-            f"logsumexp_and_pick: got logits {logits.spec} and indices {indices.spec}; expected [n, classes] and [n]. "
-            "Reshape them first."
+            f"logsumexp_and_pick: got logits {logits.spec} and indices {indices.spec}; expected "
+            "[n, classes] and [n]. Reshape them first."
         )
     if not logits.dtype.is_floating_point or not indices.dtype.is_int:
         raise DTypeError(
-            f"logsumexp_and_pick: got logits {logits.spec} and indices {indices.spec}; expected floating-point logits "
-            "and integer indices. Cast them first."
+            f"logsumexp_and_pick: got logits {logits.spec} and indices {indices.spec}; expected "
+            "floating-point logits and integer indices. Cast them first."
         )
     wide = popxl.float64 if logits.dtype is popxl.float64 else popxl.float32
     return TensorSpec(indices.shape, wide), TensorSpec(indices.shape, wide)
@@ -47,7 +47,9 @@ def logsumexp_and_pick_vjp(
 
 
 @logsumexp_and_pick.cost
-def logsumexp_and_pick_cost(y: Tuple[TensorSpec, TensorSpec], logits: Tensor, indices: Tensor) -> Cost:
+def logsumexp_and_pick_cost(
+    y: Tuple[TensorSpec, TensorSpec], logits: Tensor, indices: Tensor
+) -> Cost:
     """A maximum, an exponential and a sum per logit."""
     return Cost(flops=(EXP_FLOPS + 2) * logits.nelms)
 
@@ -58,14 +60,20 @@ def logsumexp_and_pick_grad(
 ) -> TensorSpec:
     """Gradient of logsumexp_and_pick with respect to the logits.
 
-    Shapes: d_logsumexp, d_picked, logsumexp and indices [n], logits [n, c] -> [n, c], the logits' dtype.
+    Shapes: d_logsumexp, d_picked, logsumexp and indices [n], logits [n, c] -> [n, c], the logits'
+    dtype.
     """
     return TensorSpec(logits.shape, logits.dtype)
 
 
 @logsumexp_and_pick_grad.cost
 def logsumexp_and_pick_grad_cost(
-    y: TensorSpec, d_logsumexp: Tensor, d_picked: Tensor, logsumexp: Tensor, logits: Tensor, indices: Tensor
+    y: TensorSpec,
+    d_logsumexp: Tensor,
+    d_picked: Tensor,
+    logsumexp: Tensor,
+    logits: Tensor,
+    indices: Tensor,
 ) -> Cost:
     """A difference, an exponential and a product per logit."""
     return Cost(flops=(EXP_FLOPS + 2) * logits.nelms)
@@ -79,15 +87,17 @@ def cross_entropy_sharded_loss(
     reduction: REDUCTION_TYPE = "mean",
     available_memory_proportion: float = 0.4,
 ) -> Tensor:
-    """Negative log-softmax at each row's class, the same on every member; a member never holds more than its own
-    logits.
+    """Negative log-softmax at each row's class, the same on every member; a member never holds more
+    than its own logits.
 
-    The gradient on a member is (its slice of the softmax - of the one-hot label) times the row's gradient: no
-    collective.
+    The gradient on a member is (its slice of the softmax - of the one-hot label) times the row's
+    gradient: no collective.
 
-    Shapes: logits [n, classes/size], indices [n] -> [] or, for "none", [n]; logits' dtype. Computed in float32.
+    Shapes: logits [n, classes/size], indices [n] -> [] or, for "none", [n]; logits' dtype. Computed
+        in float32.
     Args:
-        indices: class of each row minus this member's first class: in [0, classes/size) on one member only.
+        indices: class of each row minus this member's first class: in [0, classes/size) on one
+            member only.
         ignore_index: rows with this index (shifted as the indices are) count zero.
         replica_grouping: members that hold the classes; default: all replicas.
         reduction: "mean" over the rows that count, "sum" or "none".
@@ -96,24 +106,50 @@ def cross_entropy_sharded_loss(
         ValueError: another reduction.
     """
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"cross_entropy_sharded_loss: got reduction {reduction!r}; expected 'mean', 'sum' or 'none'.")
+        raise ValueError(
+            f"cross_entropy_sharded_loss: got reduction {reduction!r}; expected 'mean', 'sum' "
+            "or 'none'."
+        )
     group = popxl.gir().replica_grouping() if replica_grouping is None else replica_grouping
-    normaliser, picked = logsumexp_and_pick(logits, indices)  # [n] float32 each, of this member's classes
+    # [n] float32 each, of this member's classes
+    normaliser, picked = logsumexp_and_pick(logits, indices)
     if group.group_size > 1:
-        top = ops.detach(ops.collectives.replicated_all_reduce(ops.detach(normaliser), "max", group))
+        top = ops.detach(
+            ops.collectives.replicated_all_reduce(ops.detach(normaliser), "max", group)
+        )
         total = replicated_all_reduce_identical_grad_inputs(ops.exp(normaliser - top), group=group)
         normaliser = top + ops.log(total)  # [n], of all classes
         picked = replicated_all_reduce_identical_grad_inputs(picked, group=group)
-    return cast_if_needed(_reduced(normaliser - picked, indices, ignore_index, reduction), logits.dtype)
+    return cast_if_needed(
+        _reduced(normaliser - picked, indices, ignore_index, reduction), logits.dtype
+    )
 
 
-def _reduced(loss: Tensor, indices: Tensor, ignore_index: Union[None, int, Tensor], reduction: str) -> Tensor:
+def _reduced(
+    loss: Tensor, indices: Tensor, ignore_index: Union[None, int, Tensor], reduction: str
+) -> Tensor:
     """Rows' losses [n] to what is asked for, without the rows to ignore."""
     if ignore_index is None:
-        return loss if reduction == "none" else ops.mean(loss) if reduction == "mean" else ops.sum(loss)
-    ignored = ignore_index if isinstance(ignore_index, Tensor) else popxl.constant(ignore_index, indices.dtype)
-    kept = ops.cast(ops.logical_not(ops.equal(indices, cast_if_needed(ignored, indices.dtype))), loss.dtype)
+        return (
+            loss
+            if reduction == "none"
+            else ops.mean(loss)
+            if reduction == "mean"
+            else ops.sum(loss)
+        )
+    ignored = (
+        ignore_index
+        if isinstance(ignore_index, Tensor)
+        else popxl.constant(ignore_index, indices.dtype)
+    )
+    kept = ops.cast(
+        ops.logical_not(ops.equal(indices, cast_if_needed(ignored, indices.dtype))), loss.dtype
+    )
     if reduction == "none":
         return loss * kept
     total = ops.sum(loss * kept)
-    return total if reduction == "sum" else total / ops.maximum(ops.sum(kept), popxl.constant(1, loss.dtype))
+    return (
+        total
+        if reduction == "sum"
+        else total / ops.maximum(ops.sum(kept), popxl.constant(1, loss.dtype))
+    )

@@ -7,7 +7,9 @@ from popxl import Tensor, ops
 from popxl.errors import GraphError, ShapeError, UndefinedValue
 from popxl.ops.utils import cast_if_needed
 
-from popxl_addons.ops.cross_entropy_sharded_loss.cross_entropy_sharded_loss import logsumexp_and_pick
+from popxl_addons.ops.cross_entropy_sharded_loss.cross_entropy_sharded_loss import (
+    logsumexp_and_pick,
+)
 
 
 def handle_ipus(ts: List[Tensor], ipus: Optional[Iterable[int]]) -> List[int]:
@@ -20,10 +22,14 @@ def handle_ipus(ts: List[Tensor], ipus: Optional[Iterable[int]]) -> List[int]:
         devices = [t.ipu for t in ts] if ipus is None else list(ipus)
     except UndefinedValue as error:
         raise GraphError(
-            f"handle_ipus: got no ipus, and a tensor whose device is not known; expected ipus=[..]. ({error})"
+            "handle_ipus: got no ipus, and a tensor whose device is not known; expected "
+            f"ipus=[..]. ({error})"
         ) from None
     if len(devices) != len(ts):
-        raise ShapeError(f"handle_ipus: got {len(devices)} ipus for {len(ts)} tensors; expected one for each tensor.")
+        raise ShapeError(
+            f"handle_ipus: got {len(devices)} ipus for {len(ts)} tensors; expected one for "
+            "each tensor."
+        )
     return devices
 
 
@@ -32,18 +38,20 @@ def cross_entropy_sharded_wr_loss(
 ) -> Tensor:
     """Negative log-softmax at each row's class, over classes that lie on several virtual devices.
 
-    Shapes: for each device logits [n, its classes] and indices [n] -> [n], the logits' dtype. Computed in float32.
+    Shapes: for each device logits [n, its classes] and indices [n] -> [n], the logits' dtype.
+        Computed in float32.
     Args:
-        indices: class of each row, counted over the classes of all devices in their order; the same on every device.
+        indices: class of each row, counted over the classes of all devices in their order; the same
+            on every device.
         ipus: the devices; default: those of the ops that made the logits. The loss is on the first.
     Raises:
-        ValueError: no logits, another number of indices or devices than logits, a device that is not known, or shapes
-            that do not fit.
+        ValueError: no logits, another number of indices or devices than logits, a device that is
+            not known, or shapes that do not fit.
     """
     if not logits or len(indices) != len(logits):
         raise ShapeError(
-            f"cross_entropy_sharded_wr_loss: got {len(logits)} logits and {len(indices)} indices; expected one of each "
-            "for every device."
+            f"cross_entropy_sharded_wr_loss: got {len(logits)} logits and {len(indices)} indices; "
+            "expected one of each for every device."
         )
     devices = handle_ipus(logits, ipus)
     normalisers, picked = [], []  # [n] float32 each, of one device's classes

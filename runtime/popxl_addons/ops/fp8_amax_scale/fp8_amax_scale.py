@@ -7,9 +7,11 @@ HIGHEST = fp8_utils.MOST_SCALE
 
 
 def fp8_amax_scale(src: Tensor, dtype: popxl.dtype = popxl.float8_143) -> Tensor:
-    """The largest log2 scale with which no element of ``src`` overflows in a float8 type, clipped to -31 .. 31.
+    """The largest log2 scale with which no element of ``src`` overflows in a float8 type, clipped
+    to -31 .. 31.
 
-    Shapes: src [a], float16, bfloat16 or float32 -> [], int32. 31 where all elements are zero, 0 where one is NaN.
+    Shapes: src [a], float16, bfloat16 or float32 -> [], int32. 31 where all elements are zero, 0
+        where one is NaN.
     Args:
         dtype: float8_143 or float8_152.
     Raises:
@@ -23,11 +25,18 @@ def fp8_amax_scale(src: Tensor, dtype: popxl.dtype = popxl.float8_143) -> Tensor
 
 
 def largest_of(name: str, src: Tensor, dtype: popxl.dtype) -> float:
-    """The largest number of a float8 type. RuntimeError for another type, or a ``src`` that no cast takes."""
+    """The largest number of a float8 type. RuntimeError for another type, or a ``src`` that no cast
+    takes.
+    """
     if dtype not in (dtypes.float8_143, dtypes.float8_152):
-        raise RuntimeError(f"{name}: got dtype {dtype}; expected popxl.float8_143 or popxl.float8_152.")
+        raise RuntimeError(
+            f"{name}: got dtype {dtype}; expected popxl.float8_143 or popxl.float8_152."
+        )
     if src.dtype not in (dtypes.float16, dtypes.bfloat16, dtypes.float32):
-        raise RuntimeError(f"{name}: got src {src.spec}; expected float16, bfloat16 or float32. Cast it with ops.cast.")
+        raise RuntimeError(
+            f"{name}: got src {src.spec}; expected float16, bfloat16 or float32. Cast it with "
+            "ops.cast."
+        )
     return fp8_utils.largest(dtype)
 
 

@@ -3,14 +3,21 @@
 import popxl
 from popxl import Tensor, dtypes, ops
 
-from popxl_addons.ops.fp8_amax_scale.fp8_amax_scale import HIGHEST, as_float32, fp8_amax_scale, largest_of
+from popxl_addons.ops.fp8_amax_scale.fp8_amax_scale import (
+    HIGHEST,
+    as_float32,
+    fp8_amax_scale,
+    largest_of,
+)
 
 
 def fp8_mse_scale(src: Tensor, dtype: popxl.dtype = popxl.float8_143) -> Tensor:
-    """The log2 scale, from -31 to 31, with the least mean squared error of casting ``src`` to float8 and back.
+    """The log2 scale, from -31 to 31, with the least mean squared error of casting ``src`` to
+    float8 and back.
 
-    It is `fp8_amax_scale`, or one more, where the largest elements are clipped for the sake of the others:
-    `popxl.fp8_utils.host_fp8_mse_scale` says why no other scale is better. Of two equally good ones the smaller.
+    It is `fp8_amax_scale`, or one more, where the largest elements are clipped for the sake of the
+    others: `popxl.fp8_utils.host_fp8_mse_scale` says why no other scale is better. Of two equally
+    good ones the smaller.
 
     Shapes: src [a], float16, bfloat16 or float32 -> [], int32.
     Args:
@@ -21,7 +28,9 @@ def fp8_mse_scale(src: Tensor, dtype: popxl.dtype = popxl.float8_143) -> Tensor:
     largest_of("fp8_mse_scale", src, dtype)
     fitting = fp8_amax_scale(src, dtype)
     clipping = ops.clip(fitting + 1, -HIGHEST, HIGHEST)
-    is_better = ops.greater(_squared_error(src, dtype, fitting), _squared_error(src, dtype, clipping))
+    is_better = ops.greater(
+        _squared_error(src, dtype, fitting), _squared_error(src, dtype, clipping)
+    )
     return ops.where(is_better, clipping, fitting)
 
 

@@ -13,4 +13,6 @@ def grad_reduce_square_add(t: Tensor, loss_scaling: Union[int, float, Tensor]) -
     if isinstance(loss_scaling, Tensor):
         scaling = cast_if_needed(loss_scaling, popxl.float32)
         return total / (scaling * scaling)
-    return total if loss_scaling == 1 else total * (1.0 / (float(loss_scaling) * float(loss_scaling)))
+    return (
+        total if loss_scaling == 1 else total * (1.0 / (float(loss_scaling) * float(loss_scaling)))
+    )

@@ -1,4 +1,6 @@
-"""All-reduces of tensor-parallel layers, each with the gradient that its place in the layer calls for."""
+"""All-reduces of tensor-parallel layers, each with the gradient that its place in the layer calls
+for.
+"""
 
 from popxl_addons.ops.replicated_all_reduce_TP.replicated_all_reduce_TP import (
     replicated_all_reduce,

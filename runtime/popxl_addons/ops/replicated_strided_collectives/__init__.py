@@ -1,4 +1,6 @@
-"""Collectives over groups with any stride. PopXL's own take them as they are here; these are the add-ons' names."""
+"""Collectives over groups with any stride. PopXL's own take them as they are here; these are the
+add-ons' names.
+"""
 
 from popxl_addons.ops.replicated_strided_collectives.replicated_strided_collectives import (
     replicated_all_gather_strided,

@@ -51,7 +51,9 @@ def replicated_all_reduce_strided_graph(
     inputs = []
     with graph:
         for name, t in zip(names, found):
-            inputs.append(popxl.graph_input(t.shape, t.dtype, name, meta_shape=t.meta_shape or None))
+            inputs.append(
+                popxl.graph_input(t.shape, t.dtype, name, meta_shape=t.meta_shape or None)
+            )
         with popxl.io_tiles() if use_io_tiles else null_context():
             for t in inputs:
                 popxl.graph_output(replicated_all_reduce_strided(t, op, group))

@@ -13,4 +13,6 @@ def replicated_reduce_scatter_strided(
     configure_output_for_replicated_tensor_sharding: bool = False,
 ) -> Tensor:
     """Reduce over the group and keep this member's 1-D piece; with meta_shape if configured."""
-    return ops.collectives.replicated_reduce_scatter(t, op, group, configure_output_for_replicated_tensor_sharding)
+    return ops.collectives.replicated_reduce_scatter(
+        t, op, group, configure_output_for_replicated_tensor_sharding
+    )

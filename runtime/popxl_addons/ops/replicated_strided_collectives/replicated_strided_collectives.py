@@ -1,6 +1,10 @@
-"""Collectives over groups with any stride. PopXL's own take them as they are here; these are the add-ons' names."""
+"""Collectives over groups with any stride. PopXL's own take them as they are here; these are the
+add-ons' names.
+"""
 
-from popxl_addons.ops.replicated_strided_collectives.replicated_all_gather_strided import replicated_all_gather_strided
+from popxl_addons.ops.replicated_strided_collectives.replicated_all_gather_strided import (
+    replicated_all_gather_strided,
+)
 from popxl_addons.ops.replicated_strided_collectives.replicated_all_reduce_strided import (
     replicated_all_reduce_strided,
     replicated_all_reduce_strided_graph,

@@ -1,4 +1,5 @@
-"""Remote rows that come and go: fetched ahead of their use and written behind it, through memory of a fixed size.
+"""Remote rows that come and go: fetched ahead of their use and written behind it, through memory of
+a fixed size.
 
 The memory is the host's and the store a file, or the memory is a device's and the store the host's.
 """

@@ -28,7 +28,9 @@ class Extent:
 
 
 def until_now(device: Device) -> List[Any]:
-    """What must be done before memory that a device has just given is used by anything but its program."""
+    """What must be done before memory that a device has just given is used by anything but its
+    program.
+    """
     fence = device.fence()
     return [] if fence is None else [fence]
 
@@ -41,19 +43,24 @@ class Arena:
         self.bytes = self._memory.bytes
         self.extents: List[Extent] = [Extent(0, nbytes, after=until_now(device))]
 
-    def find(self, size: int, worth: Callable[[Any], Optional[float]], above: float) -> Optional[Window]:
+    def find(
+        self, size: int, worth: Callable[[Any], Optional[float]], above: float
+    ) -> Optional[Window]:
         """The neighbouring extents that together hold ``size`` bytes and are missed least.
 
         Args:
             worth: of a row: the higher, the less it is missed; None where it must stay.
             above: what no worth may fall to. Free extents are missed least of all.
         Returns:
-            None where there are none. What is large for the arena takes free memory, or goes to the arena's beginning
-            or beside something as large, if it can, so that such rows leave room for each other.
+            None where there are none. What is large for the arena takes free memory, or goes to the
+            arena's beginning or beside something as large, if it can, so that such rows leave room
+            for each other.
         """
         is_large, best, found = size * LARGE >= len(self.bytes), (False, above, 0), None
         lowest: Deque[Tuple[float, int]] = deque()
-        """Worths from the lowest on, each with its place, as far as they can still become the lowest of a window."""
+        """Worths from the lowest on, each with its place, as far as they can still become the
+        lowest of a window.
+        """
         left = total = 0
         for right, extent in enumerate(self.extents):
             value = NEVER if extent.row is None else worth(extent.row)
@@ -86,7 +93,8 @@ class Arena:
         """Give extents to a row. Returns its memory.
 
         Args:
-            after: what must be done before the memory is used; it goes with the part that is left over, too.
+            after: what must be done before the memory is used; it goes with the part that is left
+                over, too.
         """
         begin, end = window
         start, rest = self.extents[begin].start, sum(e.size for e in self.extents[begin:end]) - size
@@ -101,7 +109,9 @@ class Arena:
         return self.bytes[start : start + size]
 
     def pieces(self, free: Sequence[Extent], size: int) -> List[Extent]:
-        """The first of some free extents, ``size`` bytes together. Of the last one, the others keep what is left."""
+        """The first of some free extents, ``size`` bytes together. Of the last one, the others keep
+        what is left.
+        """
         found = []
         for extent in free:
             if size and extent.size > size:
@@ -114,5 +124,7 @@ class Arena:
         return found
 
     def give_up(self, extent: Extent) -> None:
-        """Let the system take the memory of an extent until it is used again; its contents are lost."""
+        """Let the system take the memory of an extent until it is used again; its contents are
+        lost.
+        """
         self._memory.give_up(extent.start, extent.size)

@@ -1,15 +1,17 @@
-"""Rows between a store and an arena: which are in memory, which come next, and what must wait for what.
+"""Rows between a store and an arena: which are in memory, which come next, and what must wait for
+what.
 
-A row leaves memory for one that is used sooner: among rows that nobody uses, those go whose next use is farthest
-(Belady 1966), as seen from where the other one is needed (Cao et al. 1995). One thread reads, ahead of the program and
-in its order, as far as there are rows to give up; another writes what rows that leave have changed. Four rules keep
-the contents right:
+A row leaves memory for one that is used sooner: among rows that nobody uses, those go whose next
+use is farthest (Belady 1966), as seen from where the other one is needed (Cao et al. 1995). One
+thread reads, ahead of the program and in its order, as far as there are rows to give up; another
+writes what rows that leave have changed. Four rules keep the contents right:
 
 - `reads_wait`: a row is not read from the store before what it had in memory is written there;
 - `pins`: a row stays where it is while a tensor borrows it;
 - `memory_waits`: memory is not used again before what was in it is written;
-- `fences`: nothing is read into memory, or written from it, before the device has done what it was asked to do there.
-  What the program asks for itself needs no such wait, as the device keeps that order.
+- `fences`: nothing is read into memory, or written from it, before the device has done what it was
+  asked to do there. What the program asks for itself needs no such wait, as the device keeps that
+  order.
 
 Tests take each rule away and must fail.
 """
@@ -33,8 +35,9 @@ from popxl_engine.machine.tier.store import Store
 
 ALL_RULES = frozenset({"reads_wait", "pins", "memory_waits", "fences"})
 MARGIN = 2
-"""Looking ahead leaves in memory what moves in the time before, up to one part in so many of the memory: else, with a
-course that goes round, the row that is missed least is the one used last, and nothing could be fetched before it is.
+"""Looking ahead leaves in memory what moves in the time before, up to one part in so many of the
+memory: else, with a course that goes round, the row that is missed least is the one used last, and
+nothing could be fetched before it is.
 """
 
 PATIENCE = 10
@@ -45,8 +48,8 @@ class Cache:
     """The rows of one replica.
 
     Args:
-        course: the rows of every run in order; without it rows come when they are asked for, and those go that were
-            not used for longest.
+        course: the rows of every run in order; without it rows come when they are asked for, and
+            those go that were not used for longest.
         look_ahead: fetch rows before they are asked for.
         rules: what keeps contents right (tests take one away).
         device: where the arena is.
@@ -86,14 +89,17 @@ class Cache:
         self._failure: Optional[Exception] = None
         self._to_read: Deque[Row] = deque()
         self._to_write: Deque[Write] = deque()
-        lock = threading.RLock()  # a borrowed tensor may go in the middle of anything, and then gives its row back
+        # a borrowed tensor may go in the middle of anything, and then gives its row back
+        lock = threading.RLock()
         self._lock, self._progress = lock, threading.Condition(lock)
         self._read_work, self._write_work = threading.Condition(lock), threading.Condition(lock)
         self._locate()
         self._threads = 2
         """That have not ended."""
         works = (self._read_rows, self._write_rows)
-        self._workers = [threading.Thread(target=self._work, args=(work,), daemon=True) for work in works]
+        self._workers = [
+            threading.Thread(target=self._work, args=(work,), daemon=True) for work in works
+        ]
         for worker in self._workers:
             worker.start()
         atexit.register(end, weakref.ref(self))
@@ -154,7 +160,8 @@ class Cache:
             return self._in_run or any(row.pins for row in self.rows)
 
     def park(self) -> None:
-        """Put all rows into the store, and give the arena up; not while it is in use, and nothing may use it then.
+        """Put all rows into the store, and give the arena up; not while it is in use, and nothing
+        may use it then.
 
         Raises:
             RemoteMemoryError: a transfer has failed.
@@ -201,23 +208,31 @@ class Cache:
             self.now += 1
             row.next = -self.now
         elif self._in_run:
-            assert self.course.at(self.now) == (row.number, stores), "a run takes rows in the course's order"
+            assert self.course.at(self.now) == (row.number, stores), (
+                "a run takes rows in the course's order"
+            )
             self.now += 1
             row.next = self.course.next_use(row.number, self.now)
 
     def _worth(self, row: Row) -> Optional[float]:
-        """How little a row in memory is missed: the time of its next use. None where it must stay."""
+        """How little a row in memory is missed: the time of its next use. None where it must
+        stay.
+        """
         pinned = row.pins > 0 and "pins" in self.rules
         if pinned or row is self._wanted or row.queued or not self._has_memory(row):
             return None
         return NEVER if not row.holds or self._is_over(row, row.next) else row.next
 
     def _is_over(self, row: Row, next_use: float) -> bool:
-        """Whether nobody will ask for a row's contents: its next use, in this run or the next one, replaces them."""
+        """Whether nobody will ask for a row's contents: its next use, in this run or the next one,
+        replaces them.
+        """
         return not row.carries and self.course is not None and self.course.at(int(next_use))[1]
 
     def _later_worth(self, row: Row) -> Optional[float]:
-        """How little a row is missed once the program is where it is looked ahead to. None where it was used last."""
+        """How little a row is missed once the program is where it is looked ahead to. None where it
+        was used last.
+        """
         assert self.course is not None
         if not row.seen <= self._ahead <= row.later:
             row.seen, row.later = self._ahead, self.course.next_use(row.number, self._ahead)
@@ -234,7 +249,9 @@ class Cache:
         """Whether what was in a row's memory before is written."""
         if row.after:
             row.after = [one for one in row.after if not one.is_done]
-        return "memory_waits" not in self.rules or not any(isinstance(one, Write) for one in row.after)
+        return "memory_waits" not in self.rules or not any(
+            isinstance(one, Write) for one in row.after
+        )
 
     def _can_be_read(self, row: Row) -> bool:
         """Whether a row may be read, but for what the device still does with its memory."""
@@ -243,7 +260,11 @@ class Cache:
 
     def _fences(self, row: Row) -> List[Fence]:
         """What the device still does with a row's memory."""
-        return [one for one in row.after if not isinstance(one, Write)] if "fences" in self.rules else []
+        return (
+            [one for one in row.after if not isinstance(one, Write)]
+            if "fences" in self.rules
+            else []
+        )
 
     def _pinned(self, row: Row, fill: bool) -> torch.Tensor:
         """Pin a row, and wait until its memory is there."""
@@ -292,10 +313,11 @@ class Cache:
         return window is not None
 
     def _make_room_apart(self, row: Row) -> None:
-        """Give a row memory beside the arena, for pieces of it that go back to the system meanwhile.
+        """Give a row memory beside the arena, for pieces of it that go back to the system
+        meanwhile.
 
-        Where rows that are in use leave enough memory, but not in one piece. All others leave first; while they are
-        being written, this does nothing more, and is to be called again.
+        Where rows that are in use leave enough memory, but not in one piece. All others leave
+        first; while they are being written, this does nothing more, and is to be called again.
 
         Raises:
             RemoteMemoryError: there is not enough.
@@ -304,8 +326,9 @@ class Cache:
         if sum(extent.size for extent in free) < row.size:
             pinned = sum(r.size for r in self._inside() if r.pins)
             raise RemoteMemoryError(
-                f"remote memory: got {sum(e.size for e in self.arena.extents)} bytes for rows on {self.device.where}, "
-                f"of which {pinned} are in use, for a row of {row.size}; expected room for it. Give rows more memory."
+                f"remote memory: got {sum(e.size for e in self.arena.extents)} bytes for rows on "
+                f"{self.device.where}, of which {pinned} are in use, for a row of {row.size}; "
+                "expected room for it. Give rows more memory."
             )
         self._empty(free)
         self._is_cramped = True
@@ -351,12 +374,25 @@ class Cache:
             for extent in self.arena.extents:
                 if extent.row is row:
                     extent.row, extent.after = None, before
-        row.memory, row.is_apart, row.holds, row.dirty, row.fence, row.after = None, False, False, False, None, []
+        row.memory, row.is_apart, row.holds, row.dirty, row.fence, row.after = (
+            None,
+            False,
+            False,
+            False,
+            None,
+            [],
+        )
         return before
 
     def _look_ahead(self) -> None:
-        """Give memory to the rows that come next, in order, and queue those whose contents are needed."""
-        if not (self._looks_ahead and self._has_begun) or self._is_cramped or self._failure is not None:
+        """Give memory to the rows that come next, in order, and queue those whose contents are
+        needed.
+        """
+        if (
+            not (self._looks_ahead and self._has_begun)
+            or self._is_cramped
+            or self._failure is not None
+        ):
             return
         assert self.course is not None
         if self._ahead < self.now:
@@ -374,7 +410,9 @@ class Cache:
             self._ahead += 1
 
     def _make_room_later(self, row: Row) -> bool:
-        """Give memory to the row that is looked ahead to. False where others are to be used first."""
+        """Give memory to the row that is looked ahead to. False where others are to be used
+        first.
+        """
         assert self.course is not None
         self._passed = self.course.moved_until(self._ahead)
         window = self.arena.find(row.size, self._later_worth, self._ahead)
@@ -382,7 +420,9 @@ class Cache:
         if window is None:  # what is free now, though it may be missed sooner than others
             self._stalled_by = None
             return self._make_room(row, self._ahead)
-        inside = [extent.row for extent in self.arena.extents[slice(*window)] if extent.row is not None]
+        inside = [
+            extent.row for extent in self.arena.extents[slice(*window)] if extent.row is not None
+        ]
         self._stalled_by = next((other for other in inside if not self._is_free(other)), None)
         if self._stalled_by is None:
             self._move_in(row, window)
@@ -397,7 +437,9 @@ class Cache:
 
     def _is_quiet(self) -> bool:
         """Whether nothing is being moved that would make room."""
-        return not self._to_write and all(not r.queued and self._has_memory(r) for r in self._inside())
+        return not self._to_write and all(
+            not r.queued and self._has_memory(r) for r in self._inside()
+        )
 
     def _inside(self) -> List[Row]:
         return list({id(e.row): e.row for e in self.arena.extents if e.row is not None}.values())
@@ -457,7 +499,9 @@ class Cache:
         return None
 
     def _transfer(self, way: str, row: Row, memory: torch.Tensor) -> None:
-        """Read or write a row, and count it. A failure is told to the program, and ends nothing by itself."""
+        """Read or write a row, and count it. A failure is told to the program, and ends nothing by
+        itself.
+        """
         begin = time.perf_counter()
         try:
             getattr(self.store, way)(row.start, memory)
@@ -468,7 +512,10 @@ class Cache:
             traffic.reads, traffic.read_bytes = traffic.reads + 1, traffic.read_bytes + row.size
             traffic.read_seconds += seconds
         else:
-            traffic.writes, traffic.written_bytes = traffic.writes + 1, traffic.written_bytes + row.size
+            traffic.writes, traffic.written_bytes = (
+                traffic.writes + 1,
+                traffic.written_bytes + row.size,
+            )
             traffic.write_seconds += seconds
 
     def _fail(self, error: Exception) -> None:
@@ -479,7 +526,9 @@ class Cache:
 
 
 def end(cache: "weakref.ref[Cache]") -> None:
-    """End a cache's threads before the interpreter ends: one that is in torch then aborts the process."""
+    """End a cache's threads before the interpreter ends: one that is in torch then aborts the
+    process.
+    """
     found = cache()
     if found is not None:
         found.close()

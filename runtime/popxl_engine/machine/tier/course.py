@@ -8,7 +8,8 @@ NEVER = float("inf")
 
 
 class Course:
-    """The loads and stores of one run, as numbers of rows. A time is a number of events, counted over all runs.
+    """The loads and stores of one run, as numbers of rows. A time is a number of events, counted
+    over all runs.
 
     Args:
         events: (row, whether it is a store) in order; at least one.
@@ -56,5 +57,7 @@ class Course:
         return run * self._moved[-1] + self._moved[place]
 
     def begins_with_store(self, row: int) -> bool:
-        """Whether a run writes a row before it reads it, so that runs leave nothing to each other in it."""
+        """Whether a run writes a row before it reads it, so that runs leave nothing to each other
+        in it.
+        """
         return row in self._uses and bool(self._stores[self._uses[row][0]])

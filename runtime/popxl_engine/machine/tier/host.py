@@ -1,4 +1,6 @@
-"""The host's memory behind that of a device: rows that a GPU works on, while the others wait here."""
+"""The host's memory behind that of a device: rows that a GPU works on, while the others wait
+here.
+"""
 
 import torch
 
@@ -41,7 +43,8 @@ class HostStore:
 
 
 class StagedStore:
-    """A `Store` for a device's memory over one that only reaches the host's, through a page-locked row each way.
+    """A `Store` for a device's memory over one that only reaches the host's, through a page-locked
+    row each way.
 
     Args:
         largest: bytes of the largest row.

@@ -12,7 +12,8 @@ class Row:
     """What the cache knows of a row.
 
     Args:
-        start: place in the store. size: bytes there and in memory, a multiple of the store's blocks.
+        start: place in the store. size: bytes there and in memory, a multiple of the store's
+            blocks.
         carries: whether its contents may be asked for outside the course, or by a later run.
     """
 
@@ -37,8 +38,8 @@ class Row:
         self.next: float = NEVER
         """Time of its next use; without a course, the later its last one was, the lower."""
         self.seen, self.later, self.passed = NEVER, -NEVER, -NEVER
-        """As looked ahead from times from `seen` to `later` on: when it is used next, and `Course.moved_until` when it
-        was used last."""
+        """As looked ahead from times from `seen` to `later` on: when it is used next, and
+        `Course.moved_until` when it was used last."""
         self.last: Optional[Write] = None
         """The write of its contents that was begun last."""
         self.fence: Optional[Fence] = None
@@ -51,7 +52,8 @@ class Staying:
     """A row that has memory of its own as long as its session has any.
 
     Args:
-        start: place in that part of memory, and in its store. size: bytes there, a multiple of the store's blocks.
+        start: place in that part of memory, and in its store. size: bytes there, a multiple of the
+            store's blocks.
     """
 
     __slots__ = ("start", "size", "shape", "dtype", "memory", "tensor")

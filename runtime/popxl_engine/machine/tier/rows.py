@@ -1,4 +1,6 @@
-"""The remote buffers of a replica whose rows come and go, and what decides which of them stay in memory."""
+"""The remote buffers of a replica whose rows come and go, and what decides which of them stay in
+memory.
+"""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +21,9 @@ from popxl_engine.machine.tier.sharing import RowMemory
 from popxl_engine.machine.tier.store import BLOCK, Store
 
 STAYING = 8
-"""The smallest rows stay in memory, up to one part in so many of it: for them, the way to the store is the cost."""
+"""The smallest rows stay in memory, up to one part in so many of it: for them, the way to the store
+is the cost.
+"""
 
 RowId = Tuple[RemoteBuffer, int]
 
@@ -44,7 +48,9 @@ class Tier:
     device: Device = PROCESSOR
     """Where the memory is."""
     events: Optional[Sequence[Tuple[RowId, bool]]] = None
-    """The rows that a run takes, in order, and whether it stores; None where that is not certain."""
+    """The rows that a run takes, in order, and whether it stores; None where that is not
+    certain.
+    """
     variables: AbstractSet[RowId] = frozenset()
     """Rows that the host may read between runs."""
     needed: Tuple[int, str] = (0, "")
@@ -57,11 +63,16 @@ class MovingRows:
     """The slots of one remote buffer on one replica, some of them in memory.
 
     Args:
-        slots: what is known of each row, by the memory if it stays there, else by the memory's cache.
+        slots: what is known of each row, by the memory if it stays there, else by the memory's
+            cache.
     """
 
     def __init__(
-        self, shape: Sequence[int], dtype: torch.dtype, slots: Sequence[Union[Staying, Row]], memory: RowMemory
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        slots: Sequence[Union[Staying, Row]],
+        memory: RowMemory,
     ):
         self.shape, self.dtype = tuple(shape), dtype
         self.row_bytes = torch.Size(self.shape).numel() * dtype.itemsize
@@ -73,7 +84,8 @@ class MovingRows:
         return len(self._slots)
 
     def load(self, index: int) -> torch.Tensor:
-        """The row itself, which stays where it is as long as the tensor or a view of it lives. Waits for the store.
+        """The row itself, which stays where it is as long as the tensor or a view of it lives.
+        Waits for the store.
 
         A copy on the host where the session's memory is given up.
 
@@ -112,7 +124,9 @@ class MovingRows:
             self._cache.filled(slot)
 
     def give(self, index: int, held: List[torch.Tensor]) -> None:
-        """As `store`, of the tensor in a list, which is taken out: rows that move have places of their own."""
+        """As `store`, of the tensor in a list, which is taken out: rows that move have places of
+        their own.
+        """
         self.store(index, held.pop())
 
     def _tensor(self, memory: torch.Tensor) -> torch.Tensor:
@@ -120,7 +134,9 @@ class MovingRows:
 
 
 def shared_bytes(tier: Tier, buffers: Sequence[RemoteBuffer], replicas: int) -> int:
-    """Bytes of memory that the rows of a process's replicas take at most; raises as `make_moving_rows`."""
+    """Bytes of memory that the rows of a process's replicas take at most; raises as
+    `make_moving_rows`.
+    """
     memory = tier.memory // replicas // BLOCK * BLOCK
     check_memory(tier, memory, replicas)
     return replicas * min(memory, sum(in_blocks(nbytes_of(b)) * b.entries for b in buffers))
@@ -132,17 +148,22 @@ def make_moving_rows(
     """The buffers of one of a process's replicas.
 
     Raises:
-        RemoteMemoryError: too little memory for the program, or a store that does not take the rows.
+        RemoteMemoryError: too little memory for the program, or a store that does not take the
+            rows.
     """
     memory = tier.memory // replicas // BLOCK * BLOCK
     check_memory(tier, memory, replicas)
     sizes = {(b, i): nbytes_of(b) for b in buffers for i in range(b.entries)}
     fits = sum(map(in_blocks, sizes.values())) <= memory  # the store then needs nothing
-    staying = list(sizes) if fits else smallest(sizes, min(memory // STAYING, memory - tier.needed[0]))
+    staying = (
+        list(sizes) if fits else smallest(sizes, min(memory // STAYING, memory - tier.needed[0]))
+    )
     moving = [row for row in sizes if row not in staying]
     held, place = {}, 0
     for b, i in staying:
-        held[b, i] = Staying(place, in_blocks(sizes[b, i]), b.tensor_shape, torch_dtype(b.tensor_dtype))
+        held[b, i] = Staying(
+            place, in_blocks(sizes[b, i]), b.tensor_shape, torch_dtype(b.tensor_dtype)
+        )
         place += held[b, i].size
     arena = Arena(min(memory - place, sum(in_blocks(sizes[row]) for row in moving)), tier.device)
     numbers = {row: number for number, row in enumerate(moving)}
@@ -160,8 +181,14 @@ def make_moving_rows(
     cache.traffic.store = tier.store
     shared = RowMemory(cache, len(arena.bytes), list(held.values()), tier.open_store, tier.device)
     cache.traffic.memory_bytes, cache.traffic.file_bytes = shared.nbytes, end
-    slots = {b: [held[b, i] if (b, i) in held else rows[numbers[b, i]] for i in range(b.entries)] for b in buffers}
-    return {b: MovingRows(b.tensor_shape, torch_dtype(b.tensor_dtype), slots[b], shared) for b in buffers}, shared
+    slots = {
+        b: [held[b, i] if (b, i) in held else rows[numbers[b, i]] for i in range(b.entries)]
+        for b in buffers
+    }
+    return {
+        b: MovingRows(b.tensor_shape, torch_dtype(b.tensor_dtype), slots[b], shared)
+        for b in buffers
+    }, shared
 
 
 def nbytes_of(buffer: RemoteBuffer) -> int:
@@ -181,10 +208,13 @@ def smallest(sizes: Dict[RowId, int], memory: int) -> List[RowId]:
 
 
 def check_memory(tier: Tier, memory: int, replicas: int) -> None:
-    """RemoteMemoryError if a replica's memory does not hold the rows that its program uses at a time."""
+    """RemoteMemoryError if a replica's memory does not hold the rows that its program uses at a
+    time.
+    """
     needed, where = tier.needed
     if memory < needed:
         raise RemoteMemoryError(
             f"remote memory: got {tier.memory} bytes of {tier.what}; expected at least "
-            f"{needed * replicas} for the rows in use at a time in {where}. Take more, or smaller micro-batches."
+            f"{needed * replicas} for the rows in use at a time in {where}. Take more, or smaller "
+            "micro-batches."
         )

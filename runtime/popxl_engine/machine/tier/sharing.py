@@ -1,8 +1,10 @@
-"""Memory for rows that the sessions of a process share: who runs has it, and others give up as much as that takes.
+"""Memory for rows that the sessions of a process share: who runs has it, and others give up as much
+as that takes.
 
-So a limit holds for a process: training, validation and generation, one after the other, together take no more than
-one of them. Rows of a session that has given its memory up are all in its stores; a few of them are read and written
-there by the host, between runs, through a row's memory at a time.
+So a limit holds for a process: training, validation and generation, one after the other, together
+take no more than one of them. Rows of a session that has given its memory up are all in its stores;
+a few of them are read and written there by the host, between runs, through a row's memory at a
+time.
 """
 
 import threading
@@ -20,12 +22,14 @@ from popxl_engine.machine.tier.store import Store
 
 
 class RowMemory:
-    """One replica's memory for rows: a part for those that stay, and an arena in which the others come and go.
+    """One replica's memory for rows: a part for those that stay, and an arena in which the others
+    come and go.
 
     Args:
         arena_bytes: of the arena that the cache has.
         staying: the rows that stay, with places one after the other, and no memory yet.
-        open_store: for those rows, from their bytes together and those of the largest; called when it is first needed.
+        open_store: for those rows, from their bytes together and those of the largest; called when
+            it is first needed.
         device: where the memory is.
     """
 
@@ -39,7 +43,12 @@ class RowMemory:
     ):
         self.cache, self.is_parked = cache, False
         self.lock = threading.RLock()
-        self._arena_bytes, self._staying, self._open_store, self._device = arena_bytes, staying, open_store, device
+        self._arena_bytes, self._staying, self._open_store, self._device = (
+            arena_bytes,
+            staying,
+            open_store,
+            device,
+        )
         self._fixed_bytes = sum(row.size for row in staying)
         self._store: List[Store] = []
         """Of the rows that stay, if they ever had to leave."""
@@ -59,7 +68,9 @@ class RowMemory:
         """
         with self.lock:
             if self._fixed_bytes and not self._store:
-                self._store.append(self._open_store(self._fixed_bytes, max(row.size for row in self._staying)))
+                self._store.append(
+                    self._open_store(self._fixed_bytes, max(row.size for row in self._staying))
+                )
             if (fence := self._device.fence()) is not None:
                 fence.wait()
             for row in self._staying:
@@ -72,7 +83,9 @@ class RowMemory:
                 row.place(None)
 
     def resume(self) -> None:
-        """Have memory again. Rows that stay are read now, others when they are needed. Raises as `Device.memory`."""
+        """Have memory again. Rows that stay are read now, others when they are needed. Raises as
+        `Device.memory`.
+        """
         with self.lock:
             arena = Arena(self._arena_bytes, self._device)
             self._cut()
@@ -100,7 +113,9 @@ class RowMemory:
         return memory
 
     def put(self, row: Union[Row, Staying], memory: torch.Tensor) -> None:
-        """Set a row from all of its bytes on the host, which start on a page, while the memory is given up."""
+        """Set a row from all of its bytes on the host, which start on a page, while the memory is
+        given up.
+        """
         if row.size:
             self._store_of(row).write(row.start, memory)
 
@@ -140,7 +155,9 @@ class Share:
 
 
 class Budget:
-    """Memory of one kind in one process. Sessions that run at the same time, in threads, each have their own."""
+    """Memory of one kind in one process. Sessions that run at the same time, in threads, each have
+    their own.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -154,7 +171,9 @@ class Budget:
             return sum(share.held_bytes for share in self._alive())
 
     def make_room(self, share: Share, nbytes: int) -> None:
-        """Before a share takes so many bytes: others give theirs up until all is within its limit."""
+        """Before a share takes so many bytes: others give theirs up until all is within its
+        limit.
+        """
         with self._lock:
             others = self._others(share)
             for other in others:

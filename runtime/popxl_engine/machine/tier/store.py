@@ -1,4 +1,6 @@
-"""A file for a replica's rows. Its space is reserved at the start, and no name of it could outlive the process."""
+"""A file for a replica's rows. Its space is reserved at the start, and no name of it could outlive
+the process.
+"""
 
 import errno
 import fcntl
@@ -21,7 +23,19 @@ BLOCK = 4096
 NO_SUCH_WAY = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 """What a file system says that knows no files without a name, or no direct transfers."""
 IN_MEMORY = ("tmpfs", "ramfs")
-REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "glusterfs", "fuse.glusterfs", "fuse.sshfs")
+REMOTE = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "9p",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "glusterfs",
+    "fuse.glusterfs",
+    "fuse.sshfs",
+)
 MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -57,10 +71,13 @@ class FileStore:
             os.makedirs(folder, exist_ok=True)
             self._file = _unnamed_file(folder)
         except OSError as error:
-            raise self._error(error, "making a file", "a folder that takes files", "Choose another one") from error
+            raise self._error(
+                error, "making a file", "a folder that takes files", "Choose another one"
+            ) from error
         try:
             there = os.fstatvfs(self._file)
-            if nbytes > there.f_bavail * there.f_frsize:  # before others feel it that the disk is full
+            # before others feel it that the disk is full
+            if nbytes > there.f_bavail * there.f_frsize:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if nbytes:
                 os.posix_fallocate(self._file, 0, nbytes)
@@ -104,10 +121,14 @@ class FileStore:
         os.close(self._file)
 
     def _failed(self, error: OSError, what: str) -> RemoteMemoryError:
-        return self._error(error, f"{what} remote memory", "a disk that works", "Go on from the last checkpoint")
+        return self._error(
+            error, f"{what} remote memory", "a disk that works", "Go on from the last checkpoint"
+        )
 
     def _error(self, error: OSError, what: str, expected: str, remedy: str) -> RemoteMemoryError:
-        return RemoteMemoryError(f"{self.folder}: got '{error.strerror}' while {what}; expected {expected}. {remedy}.")
+        return RemoteMemoryError(
+            f"{self.folder}: got '{error.strerror}' while {what}; expected {expected}. {remedy}."
+        )
 
 
 def _unnamed_file(folder: str) -> int:
@@ -141,15 +162,27 @@ def tell_of_slow_ways(folder: str, is_direct: bool) -> None:
     """Say in the log, once for a folder, that rows there are slow or take memory."""
     kind = file_system(folder)
     if kind in IN_MEMORY:
-        logger.warning("%s: lies in memory (%s), which its rows take as well. Choose a folder on a disk.", folder, kind)
+        logger.warning(
+            "%s: lies in memory (%s), which its rows take as well. Choose a folder on a disk.",
+            folder,
+            kind,
+        )
     elif kind in REMOTE:
-        logger.warning("%s: lies on another machine (%s). A folder on a local disk is faster.", folder, kind)
+        logger.warning(
+            "%s: lies on another machine (%s). A folder on a local disk is faster.", folder, kind
+        )
     elif not is_direct:
-        logger.warning("%s (%s): knows no direct transfers; rows go through the page cache, more slowly.", folder, kind)
+        logger.warning(
+            "%s (%s): knows no direct transfers; rows go through the page cache, more slowly.",
+            folder,
+            kind,
+        )
 
 
 def file_system(folder: str, mounts: Path = MOUNTS) -> str:
-    """The kind of file system that a folder is on, as the system names it; "unknown" where it does not."""
+    """The kind of file system that a folder is on, as the system names it; "unknown" where it does
+    not.
+    """
     place, best, found = Path(os.path.realpath(folder)), -1, "unknown"
     try:
         lines = mounts.read_text().splitlines()
