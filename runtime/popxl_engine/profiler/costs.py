@@ -106,7 +106,7 @@ class InstructionWork:
         makes or changes.
 
         An op that stands for another one counts its FLOPs by itself, so that nothing passes it. One
-        whose results only leave the graph belongs to a fused one that has an operand in common with
+        whose results no fused one uses belongs to a fused one that makes, or shares, an operand of
         it.
         """
         order = {op: i for i, op in enumerate(graph.ops)}
@@ -128,9 +128,11 @@ class InstructionWork:
                     self._gone.setdefault(home[op], []).append(op)
             for t in op.inputs:
                 users.setdefault(t, []).append(op)
+        makers = {t: op for op in graph.ops for t in op.outputs}
         for op in graph.ops:
-            if op not in home and op not in kept and any(t in graph.outputs for t in op.outputs):
-                near = [home[user] for t in op.inputs for user in users[t] if user in home]
+            if op not in home and op not in kept:
+                others = (user for t in op.inputs for user in (makers.get(t), *users[t]))
+                near = [home[other] for other in others if other in home]
                 if near:
                     home[op] = min(near, key=lambda user: order[user])
                     self._gone.setdefault(home[op], []).append(op)
