@@ -65,7 +65,7 @@ SHORTER = {
     # Only `cache/` gets kernels of its own: compiling them takes longer than all the rest.
     "POPXL_CACHE_DIR=fused python runtime/examples/custom_module.py": "POPXL_NATIVE=0 POPXL_CACHE_DIR=fused {python} "
     "runtime/examples/custom_module.py",
-    "POPXL_CACHE_DIR=plain POPXL_REWRITES=-all python runtime/examples/custom_module.py": "POPXL_NATIVE=0 POPXL_CACHE_DIR=plain POPXL_REWRITES=-all {python} "
+    "POPXL_CACHE_DIR=plain POPXL_PASSES=-all python runtime/examples/custom_module.py": "POPXL_NATIVE=0 POPXL_CACHE_DIR=plain POPXL_PASSES=-all {python} "
     "runtime/examples/custom_module.py",
     # They differ: diff says so with 1, and stops for a file that is not there with 2.
     "diff fused/*.py plain/*.py": "+ || test $? -eq 1",

@@ -7,7 +7,8 @@ from popxl.graph import Graph, called_first
 from popxl.ir import Ir
 from popxl.opdef import Op
 
-from popxl_engine.blocks import Block, Instr, Value
+from popxl_engine.analysis.def_use import DefUse
+from popxl_engine.ir import Block, Instr, Value
 
 Use = Tuple[List[Instr], List[Tuple[Block, int]]]
 """Transfers whose offset a value is, and inputs of bodies that it becomes."""
@@ -93,30 +94,19 @@ def _uses(block: Block) -> Dict[Value, Use]:
     """How a block uses what it takes, and its constants, themselves or as copies that nothing
     writes.
     """
-    changed = changing(block)
-    origin: Dict[Value, Value] = {v: v for v in (*block.inputs, *block.constants.values())}
+    uses, fixed = block.find(DefUse), {*block.inputs, *block.constants.values()}
     found: Dict[Value, Use] = {}
     for instr in block.instrs:
-        if instr.kind == "copy":
-            source, result = instr.arguments["t"], instr.outputs[0]
-            if source in origin and result not in changed:
-                origin[result] = origin[source]
-        elif "remote_buffer" in instr.arguments and instr.arguments["offset"] in origin:
-            found.setdefault(origin[instr.arguments["offset"]], ([], []))[0].append(instr)
+        if "remote_buffer" in instr.arguments and isinstance(instr.arguments["offset"], Value):
+            origin = uses.source(instr.arguments["offset"])
+            if origin in fixed:
+                found.setdefault(origin, ([], []))[0].append(instr)
         for body, inputs in instr.calls():
             carried = len(body.outputs) if instr.kind == "repeat" else 0
             for i, value in enumerate(inputs[carried:], carried):
-                if value in origin:
-                    found.setdefault(origin[value], ([], []))[1].append((body, i))
-    return found
-
-
-def changing(block: Block) -> Set[Value]:
-    """Values that are written, or viewed by something through which they may be."""
-    found = {v for instr in block.instrs for v in instr.written()}
-    for instr in block.instrs:
-        if instr.definition is not None and instr.definition.alias:
-            found |= set(instr.inputs())
+                origin = uses.source(value)
+                if origin in fixed:
+                    found.setdefault(origin, ([], []))[1].append((body, i))
     return found
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from popxl.opdef import call_arguments
 
-from popxl_engine.blocks import Block, Instr, Value, values_in
+from popxl_engine.analysis.effects import effects_of, meets, writes_narrow
+from popxl_engine.ir import Block, Instr, Value, values_in
 from popxl_engine.kernels.collectives import pairing
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 from popxl_engine.kernels.registry import OVERWRITES, kernel_for
 from popxl_engine.machine.memory import unshared
 from popxl_engine.machine.place import enter, of_seed
 from popxl_engine.stochastic import NARROW, rounded
-from popxl_engine.summaries import Summaries, Summary, meets, writes_narrow
 from popxl_engine.support import Meeting, clone, copied, downloaded, to_host, uploader, viewed
 
 CPU = torch.device("cpu")
@@ -74,7 +74,6 @@ class Generator:
         self.meetings = 0
         """Places where replicas meet, so far."""
         self._functions: Dict[Block, str] = {}
-        self._summaries = Summaries()
         self._constants: Dict[Any, str] = {}
 
     def function(self, block: Block) -> str:
@@ -89,10 +88,6 @@ class Generator:
             self._functions[block] = name
             self.write(block, name)
         return self._functions[block]
-
-    def summary(self, block: Block) -> Summary:
-        """What a block does beside its results."""
-        return self._summaries.of(block)
 
     def write(self, block: Block, name: str) -> None:
         """Append a block's function to the source."""
@@ -136,7 +131,7 @@ class BlockWriter:
         )
         self.python: Dict[Value, str] = {}
         self.keep: set[str] = set()
-        self.dying: List[str] = []
+        self.last_uses: List[str] = []
         """Names that nothing needs after the instruction that is being written."""
 
     def write(self) -> None:
@@ -155,17 +150,17 @@ class BlockWriter:
         self.source.add(f"def {self.name}({', '.join(['r', *parameters])}):")
         path = None
         for position, instr in enumerate(block.instrs):
-            self.dying = last.get(position, [])
+            self.last_uses = last.get(position, [])
             if instr.path != path:
                 path = instr.path
                 self.source.add(f"    # {path or 'main'}")
             for i, line in enumerate(self._instr(instr)):
                 self.source.add(f"    {line}{'' if i else self._comment(instr)}", instr)
-            if self.dying:
-                self.source.add(f"    del {', '.join(self.dying)}")
+            if self.last_uses:
+                self.source.add(f"    del {', '.join(self.last_uses)}")
         results = ", ".join(self.python[v] for v in block.outputs)
         self.source.add(f"    return ({results}{',' if block.outputs else ''})")
-        if self.generator.summary(block).meets:
+        if effects_of(block).meets:
             self.source.add("    yield")
         self.source.add("")
 
@@ -180,7 +175,7 @@ class BlockWriter:
             for value in instr.outputs:
                 self.python[value] = value.name
             definition = instr.definition
-            if instr.kind == "copy" and not instr.own:
+            if instr.kind == "copy" and not instr.needs_copy:
                 self.python[instr.outputs[0]] = self.python[instr.arguments["t"]]
             elif definition is not None and definition.writes and instr.outputs:
                 self.python[instr.outputs[0]] = self.python[instr.arguments[definition.writes[0]]]
@@ -219,7 +214,7 @@ class BlockWriter:
 
     def _copy(self, instr: Instr) -> Iterator[str]:
         source, result = instr.arguments["t"], instr.outputs[0]
-        if not instr.own:
+        if not instr.needs_copy:
             return
         if source.host and not result.host:
             yield f"{self.python[result]} = {self._moved(self.python[source])}"
@@ -249,20 +244,20 @@ class BlockWriter:
             (definition.alias, definition.writes) if definition is not None else (False, ())
         )
         results = instr.outputs[1:] if writes else instr.outputs
-        for value in results if instr.own or instr.contiguous and not alias else ():
+        for value in results if instr.needs_copy or instr.needs_contiguous and not alias else ():
             name = self.python[value]
             plain = (
                 f"{name}.copy()"
                 if value.host
                 else self._clone(name)
-                if instr.own
+                if instr.needs_copy
                 else f"{name}.contiguous()"
             )
             yield f"{name} = {plain}"
 
     def _call_block(self, body: Block, inputs: str) -> str:
         call = f"{self.generator.function(body)}(r{inputs})"
-        return f"(yield from {call})" if self.generator.summary(body).meets else call
+        return f"(yield from {call})" if effects_of(body).meets else call
 
     def _call(self, instr: Instr) -> Iterator[str]:
         arguments = "".join(f", {self.python[v]}" for v in instr.arguments["inputs"])
@@ -270,7 +265,7 @@ class BlockWriter:
         if self._draws_inside(instr):
             outer = f"place_{len(self.source.lines)}"
             yield f"{outer} = r.place"
-            yield f"r.place = {self._inside(self._start(instr), *instr.place.numbers)}"
+            yield f"r.place = {self._inside(self._start(instr), *instr.rng_path.numbers)}"
             yield call
             yield f"r.place = {outer}"
         else:
@@ -279,9 +274,7 @@ class BlockWriter:
 
     def _draws_inside(self, instr: Instr) -> bool:
         """Whether what an instruction runs must know its place."""
-        return self.generator.rounds and any(
-            self.generator.summary(body).draws for body in instr.bodies
-        )
+        return self.generator.rounds and any(effects_of(body).draws for body in instr.bodies)
 
     def _repeat(self, instr: Instr) -> Iterator[str]:
         body, count = instr.bodies[0], instr.arguments["repeat_count"]
@@ -293,11 +286,11 @@ class BlockWriter:
                 f"{source if count else f'{source}.copy()' if value.host else self._clone(source)}"
             )
         replaced = set(inputs[: len(carried)]) - set(inputs[len(carried) :]) - set(carried)
-        if instr.place.seed is not None:
-            replaced.discard(self.python[instr.place.seed])
-        if count and (gone := [n for n in self.dying if n in replaced]):
+        if instr.rng_path.seed is not None:
+            replaced.discard(self.python[instr.rng_path.seed])
+        if count and (gone := [n for n in self.last_uses if n in replaced]):
             yield f"del {', '.join(gone)}"
-            self.dying = [n for n in self.dying if n not in gone]
+            self.last_uses = [n for n in self.last_uses if n not in gone]
         if count:
             yield from self._loop(instr, body, count, carried, inputs)
             yield from self._laid_out(instr)
@@ -307,7 +300,7 @@ class BlockWriter:
     ) -> Iterator[str]:
         arguments = "".join(f", {n}" for n in (*carried, *inputs[len(carried) :]))
         call = f"{self._targets(instr)}{self._call_block(body, arguments)}"
-        if not (self.generator.rounds and self.generator.summary(body).draws):
+        if not (self.generator.rounds and effects_of(body).draws):
             yield f"for _ in range({count}):"
             yield f"    {call}"
             return
@@ -315,13 +308,13 @@ class BlockWriter:
         yield f"{outer}, {start} = r.place, {self._start(instr)}"
         first = instr.arguments["first"]
         yield f"for i in range({first}, {first + count}):"
-        yield f"    r.place = {self._inside(start, *instr.place.numbers, 'i')}"
+        yield f"    r.place = {self._inside(start, *instr.rng_path.numbers, 'i')}"
         yield f"    {call}"
         yield f"r.place = {outer}"
 
     def _start(self, instr: Instr) -> str:
         """The place from which an instruction's numbers count."""
-        seed = instr.place.seed
+        seed = instr.rng_path.seed
         return (
             "r.place"
             if seed is None
@@ -338,7 +331,7 @@ class BlockWriter:
         outer = f"place_{len(self.source.lines)}"
         if inside:
             yield f"{outer} = r.place"
-            yield f"r.place = {self._inside(self._start(instr), *instr.place.numbers)}"
+            yield f"r.place = {self._inside(self._start(instr), *instr.rng_path.numbers)}"
         yield f"if bool({self.python[instr.arguments['cond']]}):"
         for body, branch in zip(instr.bodies, ("then", "else")):
             arguments = "".join(f", {self.python[v]}" for v in instr.arguments[f"{branch}_inputs"])
@@ -378,7 +371,12 @@ class BlockWriter:
         assert definition is not None
         rule = self.source.bind(f"host_{definition.name}", definition.host)
         call = f"{rule}({', '.join(self._arguments(instr, host=True))})"
-        new = instr.own or instr.contiguous and not definition.alias or not definition.views
+        new = (
+            instr.needs_copy
+            or instr.needs_contiguous
+            and not definition.alias
+            or not definition.views
+        )
         array = self.source.bind("copied", copied) if new else self.source.bind("to_host", to_host)
         dtypes = [self.source.bind("a", v.spec.dtype.as_numpy()) for v in instr.outputs]
         if definition.writes:
@@ -432,8 +430,10 @@ class BlockWriter:
 
     def _rounded(self, instr: Instr) -> str:
         """The context that an update of 16-bit tensors runs in."""
-        updates, around = [], instr.place.numbers[:-1]
-        for target, position in zip(instr.written(), instr.positions or instr.place.numbers[-1:]):
+        updates, around = [], instr.rng_path.numbers[:-1]
+        for target, position in zip(
+            instr.written(), instr.rng_positions or instr.rng_path.numbers[-1:]
+        ):
             if target.spec.dtype not in NARROW:
                 continue
             start = "0"
@@ -473,13 +473,13 @@ class BlockWriter:
             self.python[instr.arguments[operand]],
             [self.python[v] for v in instr.inputs()],
         )
-        return name if name in self.dying and names.count(name) == 1 else ""
+        return name if name in self.last_uses and names.count(name) == 1 else ""
 
     def _lend(self, name: str) -> Iterator[str]:
         """Before a call that is the last to need an operand: its memory is the result's, if nobody
         else has it.
         """
-        self.dying = ["held", "into", *(n for n in self.dying if n != name)]
+        self.last_uses = ["held", "into", *(n for n in self.last_uses if n != name)]
         yield f"held = [{name}]; del {name}"
         yield f"into = {self.source.bind('unshared', unshared)}(held)"
 
@@ -495,21 +495,21 @@ class BlockWriter:
                 f"{self._finished(instr, f'r.remote_load({place})')}"
             )
         value = rest[0]
-        if value not in self.dying:
+        if value not in self.last_uses:
             return f"r.remote_store({place}, [{value}])"
-        self.dying = [n for n in self.dying if n != value]
+        self.last_uses = [n for n in self.last_uses if n != value]
         return f"held = [{value}]; del {value}; r.remote_store({place}, held)"
 
     def _finished(self, instr: Instr, call: str) -> str:
-        if instr.own:
+        if instr.needs_copy:
             return self._clone(call)
-        if instr.contiguous and not instr.shared:
+        if instr.needs_contiguous and not instr.must_view:
             return f"{call}.contiguous()"
         return self._viewed(instr, call)
 
     def _viewed(self, instr: Instr, expression: str) -> str:
         """The result of an alias form, which must be a view where it is written through."""
-        if not instr.shared or instr.definition is None:
+        if not instr.must_view or instr.definition is None:
             return expression
         source = next(values_in([instr.arguments[p] for p in instr.definition.views]))
         return f"{self.source.bind('viewed', viewed)}({expression}, {self.python[source]})"
@@ -536,10 +536,10 @@ class BlockWriter:
             combine = f"lambda *t: {kernel}({', '.join([*inner, *keywords])})"
             self.generator.meetings += 1
             meeting = self.source.bind("meeting", Meeting(instr.source, self.generator.meetings))
-            if gives(instr) and operands[0] in self.dying:
+            if gives(instr) and operands[0] in self.last_uses:
                 held = f"held_{self.generator.meetings}"
                 yield f"{held} = [{operands[0]}]; del {operands[0]}"
-                self.dying = [held, *(n for n in self.dying if n != operands[0])]
+                self.last_uses = [held, *(n for n in self.last_uses if n != operands[0])]
                 call = f"(yield {meeting}.give(r, {held}, {combine}))"
             else:
                 call = (

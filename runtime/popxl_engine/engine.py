@@ -6,7 +6,6 @@ import logging
 import os
 from contextlib import contextmanager, nullcontext
 from typing import (
-    Any,
     Callable,
     Collection,
     ContextManager,
@@ -15,6 +14,7 @@ from typing import (
     List,
     Mapping,
     Optional,
+    Sequence,
     Tuple,
 )
 
@@ -31,6 +31,7 @@ from popxl.remote_files import FileTraffic
 from popxl.streams import Stream
 from popxl.tensor import Variable
 
+from popxl_engine import compiler
 from popxl_engine.checks import check_executable
 from popxl_engine.interpreter import Cell, Interpreter, groups_that_meet
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
@@ -43,10 +44,10 @@ from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.machine import Machine
 from popxl_engine.machine.memory import copy_apart
 from popxl_engine.machine.replica import Replica, as_tensor
+from popxl_engine.passes import Pass, enabled_passes
 from popxl_engine.profiler import Recorder
 from popxl_engine.program import Program
 from popxl_engine.residency import lifetimes_of, tier_of
-from popxl_engine.rewrites import enabled_rewrites
 from popxl_engine.shards import shardings
 from popxl_engine.watching import Watcher
 
@@ -65,7 +66,7 @@ class Engine:
         fill: move the variables' host values into the machine; without it they must be written
             before the first run.
         adopt_files: let writable memory-mapped variables be changed in their files by every run.
-        options: for `Program`.
+        passes: of the compiler; default: those that are enabled for the device.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Engine:
         interpret: Optional[bool] = None,
         fill: bool = True,
         adopt_files: bool = True,
-        **options: Any,
+        passes: Optional[Sequence[Pass]] = None,
     ):
         if interpret is None:
             interpret = os.environ.get("POPXL_INTERPRET", "0") not in ("", "0")
@@ -94,10 +95,10 @@ class Engine:
         self._is_uploaded = True
         self._preparation: Optional[Program] = None
         if before and not interpret:
-            self._preparation = Program(ir, device=device.where, ops=before, **options)
-        self.program = (
-            None if interpret else Program(ir, device=device.where, ops=self._ops, **options)
-        )
+            self._preparation = Program(compiler.compile(ir, device.where, passes, before))
+        self.program: Optional[Program] = None
+        if not interpret:
+            self.program = Program(compiler.compile(ir, device.where, passes, self._ops))
         several = len(replicas) < ir.replication_factor
         self.fabric = (
             Fabric(ir.replication_factor, replicas, device.where, groups_that_meet(ir))
@@ -244,9 +245,11 @@ def check_same_program(ir: Ir, interpret: bool, where: torch.device) -> None:
     it.
     """
     rounding = ir._pb_ir.getSessionOptions().enableStochasticRounding
-    rewrites = "none, interpreted" if interpret else ", ".join(enabled_rewrites(where))
+    passes = "none, interpreted"
+    if not interpret:
+        passes = ", ".join(each.name for each in enabled_passes(where))
     text = f"{to_text(ir)}\ntransfers per run: {ir.num_host_transfers}\n"
-    text += f"stochastic rounding: {rounding}\nfusion rules: {rewrites}\n"
+    text += f"stochastic rounding: {rounding}\npasses: {passes}\n"
     if found := difference(text):
         raise RuntimeError(
             f"Session: got different programs in the processes of one run: {found}; expected the "

@@ -6,53 +6,30 @@ import copy
 import linecache
 import types
 import weakref
-from typing import Any, Collection, Dict, FrozenSet, List, Optional, Sequence
+from typing import Any, Dict, List, Optional
 
-import torch
-from popxl.ir import Ir
-from popxl.opdef import Op
-
-from popxl_engine.aliasing import ALL_RULES
-from popxl_engine.blocks import Block, Instr
+from popxl_engine.analysis.effects import effects_of
 from popxl_engine.cache import cache_folder, save_source
-from popxl_engine.checks import check_offsets
-from popxl_engine.codegen import CPU
 from popxl_engine.codegen import Generator as SourceGenerator
 from popxl_engine.collection import without_collection
+from popxl_engine.compiler import Compiled
+from popxl_engine.ir import Instr
 from popxl_engine.kernels.dtypes import as_array
 from popxl_engine.machine.lockstep import Program as Running
 from popxl_engine.machine.replica import Replica
-from popxl_engine.optimise import optimise
-from popxl_engine.rewrites import fused_program
 
 
 class Program:
-    """The main graph of an Ir as one Python function per block.
+    """A compiled program as one Python function per block."""
 
-    Args:
-        rules: what keeps copies (tests take one away).
-        rewrites: names of the fusion rules; all that are enabled for the device where it is None.
-        device: where it runs.
-        ops: those of the main graph that run; default: all.
-    """
-
-    def __init__(
-        self,
-        ir: Ir,
-        rules: FrozenSet[str] = ALL_RULES,
-        rewrites: Optional[Sequence[str]] = None,
-        device: torch.device = CPU,
-        ops: Optional[Collection[Op]] = None,
-    ):
-        options = ir._pb_ir.getSessionOptions()
+    def __init__(self, compiled: Compiled):
+        options = compiled.ir._pb_ir.getSessionOptions()
         self.rounds = bool(options.enableStochasticRounding)
         self._folder = cache_folder(options)
-        self.device = device
+        self.device, self.block = compiled.device, compiled.block
         with without_collection():
-            self.block: Block = fused_program(ir.main_graph, rewrites, ops, device)
-            check_offsets(self.block)
-            optimise(self.block, rules)
-            self._write(SourceGenerator(device, self.rounds), f"<popxl program {ir.id}>")
+            title = f"<popxl program {compiled.ir.id}>"
+            self._write(SourceGenerator(self.device, self.rounds), title)
 
     def written_by(self, generator: SourceGenerator) -> "Program":
         """The same instructions as another generator writes them."""
@@ -77,7 +54,7 @@ class Program:
         names: Dict[str, Any] = dict(self.source.names)
         exec(compile(text, self.filename, "exec"), names)  # noqa: S102 - our own source
         self._main = names[name]
-        self._yields = generator.summary(self.block).meets
+        self._yields = effects_of(self.block).meets
 
     def start(self, replica: Replica) -> Running:
         """The program on one replica, as a generator that yields at collectives."""

@@ -15,7 +15,8 @@ from popxl.errors import GraphError, RemoteMemoryError
 from popxl.ir import Ir
 from popxl.remote_files import DeviceNeeds
 
-from popxl_engine.blocks import Block
+from popxl_engine.analysis.effects import instrs_run
+from popxl_engine.ir import Block
 from popxl_engine.machine.device import Device
 from popxl_engine.machine.lifetimes import Lifetimes
 from popxl_engine.machine.tier import FileStore, HostStore, StagedStore, Store, Tier, budget_of
@@ -23,7 +24,6 @@ from popxl_engine.machine.tier.rows import RowId, in_blocks, nbytes_of
 from popxl_engine.planner.lending import InUse, in_use
 from popxl_engine.planner.phases import MAIN
 from popxl_engine.planner.sequence import Walk
-from popxl_engine.summaries import instrs_run
 
 AUTO = 0.9
 """Share of the memory that is free on a GPU which a program takes where nothing is said."""

@@ -12,8 +12,8 @@ import torch
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 
-from popxl_engine.blocks import Block, Instr
 from popxl_engine.codegen import BlockWriter, Generator
+from popxl_engine.ir import Block, Instr
 from popxl_engine.profiler.marking import Mark
 from popxl_engine.profiler.places import Places
 from popxl_engine.program import Program

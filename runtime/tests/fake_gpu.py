@@ -10,13 +10,13 @@ from unittest import mock
 
 import numpy as np
 import torch
+from popxl_engine import compiler
+from popxl_engine.analysis.effects import effects_of
 from popxl_engine.codegen import Generator
 from popxl_engine.kernels import compiled
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.replica import Traffic
-from popxl_engine.optimise import optimise
-from popxl_engine.rewrites import fused_program
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 CUDA = torch.device("cuda", 0)
@@ -73,8 +73,7 @@ def run_on_fake_gpu(ir):
     """Run a program once, as the engine writes it for a GPU. Returns how often its replicas gave
     something away.
     """
-    block = fused_program(ir.main_graph, device=CUDA)
-    optimise(block)
+    block = compiler.compile(ir, CUDA).block
     with fake_gpu():
         generator = Generator(CUDA, bool(ir._pb_ir.getSessionOptions().enableStochasticRounding))
         name = generator.function(block)
@@ -87,7 +86,7 @@ def run_on_fake_gpu(ir):
             for t, v in block.state.items()
         ]
         replicas = [Replica(i) for i in range(ir.replication_factor)]
-        if generator.summary(block).meets:
+        if effects_of(block).meets:
             run_lockstep({r.index: names[name](r, *state) for r in replicas})
         else:
             names[name](replicas[0], *state)

@@ -155,5 +155,5 @@ def test_rows_and_their_target_may_come_from_one_remote_buffer(row: int) -> None
 
 
 def test_the_rule_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POPXL_REWRITES", "-added_rows")
+    monkeypatch.setenv("POPXL_PASSES", "-fuse_embedding_grad")
     assert not added(two_gradients())

@@ -101,13 +101,13 @@ def test_gradients_are_clipped_where_the_global_norm_exceeds_its_maximum(norm):
     )
 
 
-@pytest.mark.parametrize("rewrites", ["", "-adam"])
+@pytest.mark.parametrize("passes", ["", "-fuse_adamw"])
 @pytest.mark.parametrize("rounds", [False, True], ids=["nearest", "stochastic"])
 @pytest.mark.parametrize(
     "dtype", [popxl.float32, popxl.float16, popxl.bfloat16], ids=lambda d: d.name
 )
-def test_an_update_whose_condition_is_false_changes_no_bit(dtype, rounds, rewrites, monkeypatch):
-    monkeypatch.setenv("POPXL_REWRITES", rewrites)
+def test_an_update_whose_condition_is_false_changes_no_bit(dtype, rounds, passes, monkeypatch):
+    monkeypatch.setenv("POPXL_PASSES", passes)
     start = normal(*SHAPE)
     start[0] = -0.0
     bad = np.full(SHAPE, np.nan, np.float32)

@@ -11,8 +11,9 @@ import popxl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from popxl_engine.aliasing import ALL_RULES
 from popxl_engine.engine import Engine
+from popxl_engine.passes import legalization
+from popxl_engine.passes.elide_copies import ALL_RULES
 from random_programs import COLLECTIVES, KINDS, Built, Step, build
 
 NUMBERS = st.integers(0, 31)
@@ -36,7 +37,7 @@ def observe(
     change.
     """
     replicas = built.ir.replication_factor
-    engine = Engine(built.ir, range(replicas), interpret=interpret, rules=rules, rewrites=())
+    engine = Engine(built.ir, range(replicas), interpret=interpret, passes=legalization(rules))
     streams = sorted(built.ir.get_all_d2h_streams(), key=lambda s: s.tensor_id)
     inputs = {s: a.copy() for s, a in built.inputs.items()}
     seen = []

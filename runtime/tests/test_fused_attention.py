@@ -323,7 +323,7 @@ def test_what_is_multiplied_with_dy_may_be_anything(is_masked: bool) -> None:
 
 
 def test_both_rules_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POPXL_REWRITES", "-attention")
+    monkeypatch.setenv("POPXL_PASSES", "-fuse_attention")
     assert observe(popxl.float32, 0.0, "", False)[1] == {"attention_grad": 1}
-    monkeypatch.setenv("POPXL_REWRITES", "-attention_grad")
+    monkeypatch.setenv("POPXL_PASSES", "-fuse_attention_grad")
     assert observe(popxl.float32, 0.0, "", False)[1] == {"attention": 1}

@@ -187,6 +187,6 @@ def test_heads_of_values_may_have_a_width_of_their_own(width: int) -> None:
 def test_the_rule_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     build = program(popxl.float32, 0.0, "")
     joined, _ = results(build)
-    monkeypatch.setenv("POPXL_REWRITES", "-joined_gradients")
+    monkeypatch.setenv("POPXL_PASSES", "-pack_qkv_grads")
     apart, counts = results(build)
     assert counts == APART and all(np.array_equal(*pair) for pair in zip(joined, apart))

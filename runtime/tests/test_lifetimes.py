@@ -15,6 +15,7 @@ from popxl_engine.engine import Engine
 from popxl_engine.machine.lifetimes import ALL_RULES, Lifetimes
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import Replica
+from popxl_engine.passes import LEGALIZATION
 from random_programs import Built, build
 from test_engine import corpus
 
@@ -39,7 +40,7 @@ def observe(built: Built, interpret: bool, readable: bool) -> List[Dict[str, np.
     readable all rows.
     """
     replicas = built.ir.replication_factor
-    engine = Engine(built.ir, range(replicas), interpret=interpret, rewrites=())
+    engine = Engine(built.ir, range(replicas), interpret=interpret, passes=LEGALIZATION)
     seen = []
     for _ in range(RUNS):
         outputs = {

@@ -108,7 +108,7 @@ def whatever_is_needed_later(writer: BlockWriter, instr: Any) -> str:
 
 def whatever_the_other_operand_is(writer: BlockWriter, instr: Any) -> str:
     name = named(writer, instr)
-    return name if name in writer.dying else ""
+    return name if name in writer.last_uses else ""
 
 
 @pytest.mark.parametrize("mutant", [whatever_is_needed_later, whatever_the_other_operand_is])

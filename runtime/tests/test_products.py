@@ -281,7 +281,7 @@ def test_a_program_leaves_few_rows_and_other_types_to_torch(rows: int, dtype: po
 
 
 def test_products_by_tiles_are_switched_off_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POPXL_REWRITES", "-tiled_products")
+    monkeypatch.setenv("POPXL_PASSES", "-tile_gemm")
     assert fused_steps(observe(layer(512), False)[1]) == {"linear"}
-    monkeypatch.setenv("POPXL_REWRITES", "-bias")
+    monkeypatch.setenv("POPXL_PASSES", "-fuse_gemm_bias")
     assert fused_steps(observe(layer(512), False)[1]) == {"tiled"}

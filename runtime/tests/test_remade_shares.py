@@ -197,7 +197,7 @@ def test_a_gradient_that_computes_attention_again_keeps_no_probabilities(
     assert counts == REMADE
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    monkeypatch.setenv("POPXL_REWRITES", "-remade_shares")
+    monkeypatch.setenv("POPXL_PASSES", "-recompute_probs")
     kept, counts = results(recomputing(p))
     assert counts == {**KEPT, "fused_attention_alone": 1}
     assert all(np.array_equal(*pair) for pair in zip(found, kept))

@@ -18,7 +18,7 @@ from popxl_addons.layers import Embedding, Linear
 from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logsumexp_and_pick_grad
 from popxl_addons.optimizers import AdamOptimizerStep
 from popxl_engine.engine import Engine
-from popxl_engine.rewrites import REWRITES
+from popxl_engine.passes import FUSIONS, LEGALIZATION
 from quick import cases
 from tolerance import TOLERANCE, assert_close
 
@@ -549,7 +549,9 @@ def test_logits_that_are_widened_for_their_loss_stay_narrow(
 ) -> None:
     build = loss_and_gradient(dtype, twist)
     expected, _ = observe(build, True)
-    found, engine = observe(build, False, rewrites=["narrow_logits"])
+    found, engine = observe(
+        build, False, passes=[p for p in FUSIONS if p.name == "narrow_logits"] + [*LEGALIZATION]
+    )
     for name, (value, kind) in expected.items():
         assert_close(found[name][0], value, kind, name)
     assert engine.program.source.text().count("k_cast") == (2 if dtype is popxl.float32 else left)
@@ -622,16 +624,16 @@ def test_accumulators_are_cleared_only_where_their_zeros_are_read(
 
 def test_rules_are_switched_off_by_name(monkeypatch: Any) -> None:
     build = program("bias", popxl.float32, lambda *_: [])
-    monkeypatch.setenv("POPXL_REWRITES", "-bias")
+    monkeypatch.setenv("POPXL_PASSES", "-fuse_gemm_bias")
     assert fused_steps(observe(build, False)[1]) == set()
-    monkeypatch.setenv("POPXL_REWRITES", "-adam,-casts")
+    monkeypatch.setenv("POPXL_PASSES", "-fuse_adamw,-drop_casts")
     assert fused_steps(observe(build, False)[1]) == {"linear"}
-    monkeypatch.setenv("POPXL_REWRITES", "-all")
+    monkeypatch.setenv("POPXL_PASSES", "-all")
     assert fused_steps(observe(build, False)[1]) == set()
-    monkeypatch.setenv("POPXL_REWRITES", "-fast")
+    monkeypatch.setenv("POPXL_PASSES", "-fast")
     with pytest.raises(
         ValueError,
-        match=f"POPXL_REWRITES: got fast; expected '-name' for some of {list(REWRITES)[0]}",
+        match=f"POPXL_PASSES: got fast; expected '-name' for some of {FUSIONS[0].name}",
     ):
         observe(build, False)
 

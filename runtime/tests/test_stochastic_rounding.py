@@ -12,6 +12,7 @@ from popxl import extensions, ops
 from popxl.ops import collectives, var_updates
 from popxl_addons.optimizers import AdamOptimizerStep
 from popxl_engine.engine import Engine
+from popxl_engine.passes import LEGALIZATION
 from quick import cases
 from random_programs import COLLECTIVES, KINDS, build
 
@@ -201,7 +202,7 @@ def observe(steps: Any, graphs: Any, replicas: int, interpret: bool) -> List[Dic
     """Outputs and variables after each of two runs of a random program in bfloat16."""
     built = build(steps, graphs, replicas, popxl.bfloat16)
     built.ir._pb_ir.getSessionOptions().enableStochasticRounding = True
-    engine = Engine(built.ir, range(replicas), interpret=interpret, rewrites=())
+    engine = Engine(built.ir, range(replicas), interpret=interpret, passes=LEGALIZATION)
     streams = sorted(built.ir.get_all_d2h_streams(), key=lambda s: s.tensor_id)
     seen = []
     for _ in range(2):

@@ -227,5 +227,5 @@ def test_an_accumulator_may_be_a_view_that_is_written_later() -> None:
 
 
 def test_the_rule_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POPXL_REWRITES", "-stored_squares")
+    monkeypatch.setenv("POPXL_PASSES", "-fuse_grad_norm")
     assert fused_steps(observe(norm(), False)[1]) == {"accumulate_product"}

@@ -18,28 +18,19 @@ from fake_gpu import CUDA, fake_gpu
 from popxl import Tensor, ops
 from popxl.extensions import plan
 from popxl.ops.normalisation import softmax_grad
-from popxl_engine import native
+from popxl_engine import compiler, native
 from popxl_engine.engine import Engine
-from popxl_engine.optimise import optimise
+from popxl_engine.passes import FUSIONS, LEGALIZATION, enabled_passes
 from popxl_engine.planner.live_bytes import LiveBytes
-from popxl_engine.rewrites import (
-    BLOCK_REWRITES,
-    HAS_KERNELS,
-    REWRITES,
-    enabled_rewrites,
-    fused_program,
-    streamed_attention,
-)
+from popxl_engine.rewrites import streamed_attention
 from popxl_engine.rewrites.streamed_attention import streams
 from quick import cases
 from test_fused_attention import error, hiding, normal, textbook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-NOT_STREAMED = [name for name in HAS_KERNELS if name != "streamed_attention"]
-EVERY = [
-    *(name for name in (*REWRITES, *BLOCK_REWRITES) if name not in NOT_STREAMED),
-    "streamed_attention",
-]
+NOT_FLASH = ["pack_qkv_grads", "recompute_probs", "reuse_dropout", "drop_unused_probs"]
+"""Passes for attention with probabilities, which is not for GPUs."""
+EVERY = [each for each in (*FUSIONS, *LEGALIZATION) if each.name not in NOT_FLASH]
 """Of a GPU."""
 SHAPES = [(2, 3, 64, 32), (1, 2, 40, 24), (1, 1, 1, 8), (4, 1, 33, 96)]
 """Batch, heads, queries and keys, size of a head."""
@@ -212,7 +203,7 @@ NEAR = {popxl.float32: 2e-6, popxl.bfloat16: 0.016, popxl.float16: 0.002}
 def counts_of(build: Build) -> Dict[str, int]:
     """The fused kernels of a program, whose numbers are the interpreter's."""
     expected, _ = observe(build, interpret=True)
-    found, counts = observe(build, rewrites=EVERY)
+    found, counts = observe(build, passes=EVERY)
     for i, ((one, dtype), (other, _)) in enumerate(zip(found, expected)):
         distance = error(torch.from_numpy(one), torch.from_numpy(other))
         assert distance < NEAR[dtype], f"output {i}: {distance}"
@@ -451,13 +442,14 @@ def test_an_op_is_rewritten_everywhere_or_nowhere(is_seen: bool) -> None:
 
 
 def test_the_rule_is_for_gpus_and_can_be_switched_off(monkeypatch: Any) -> None:
-    assert streams(CUDA) and "streamed_attention" in enabled_rewrites(CUDA)
-    assert "streamed_attention" not in enabled_rewrites()
+    assert list(enabled_passes(CUDA)) == EVERY
+    assert "flash_attention" not in [each.name for each in enabled_passes()]
     assert observe(training(popxl.float32))[1].keys() == {"attention_alone", "attention_grad_rows"}
     monkeypatch.setenv(
-        "POPXL_REWRITES", ",".join(f"-{name}" for name in ("streamed_attention", *NOT_STREAMED))
+        "POPXL_PASSES", ",".join(f"-{name}" for name in ("flash_attention", *NOT_FLASH))
     )
-    assert enabled_rewrites(CUDA) == enabled_rewrites() == EVERY[:-1]
+    assert enabled_passes(CUDA) == enabled_passes()
+    assert [each for each in EVERY if each.name != "flash_attention"] == list(enabled_passes())
 
 
 @pytest.mark.parametrize(
@@ -490,13 +482,12 @@ def program_of(build: Build) -> popxl.Ir:
 def test_a_plan_for_a_gpu_needs_no_memory_for_probabilities(
     dtype: popxl.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("POPXL_REWRITES", "-remade_shares")
+    monkeypatch.setenv("POPXL_PASSES", "-recompute_probs")
     batch, sequence, heads = 16, 1280, 2  # of many heads, few are added in parts
     ir = program_of(training(dtype, (batch, sequence, 16), heads))
     here, there = (plan(ir, device=device).peak_bytes for device in ("cpu", "cuda"))
     assert here - there > 0.5 * batch * heads * sequence**2 * dtype.itemsize
-    block = fused_program(ir.main_graph, device=CUDA)
-    optimise(block)
+    block = compiler.compile(ir, CUDA).block
     assert not any(
         value.spec.shape[-2:] == (sequence, sequence) for i in block.instrs for value in i.outputs
     )

@@ -117,6 +117,6 @@ def test_the_rule_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
     alone, counts = results(build)
     assert counts == {"fused_attention_alone": 1}
-    monkeypatch.setenv("POPXL_REWRITES", "-unread_shares")
+    monkeypatch.setenv("POPXL_PASSES", "-drop_unused_probs")
     kept, counts = results(build)
     assert counts == {"fused_attention": 1} and np.array_equal(alone[0], kept[0])

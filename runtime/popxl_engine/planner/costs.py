@@ -8,9 +8,9 @@ from typing import Any, Dict, Iterable, Tuple
 from popxl.op_records import Op, op_cost
 from popxl.replica_grouping import ReplicaGrouping
 
-from popxl_engine.blocks import Block, Instr
+from popxl_engine.analysis.effects import meets
+from popxl_engine.ir import Block, Instr
 from popxl_engine.kernels.collectives import READS
-from popxl_engine.summaries import meets
 
 Group = Tuple[str, int, int]
 """Op, size of its groups, their stride (0 where they have no constant one)."""

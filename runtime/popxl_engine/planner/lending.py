@@ -8,8 +8,7 @@ import torch
 from popxl.ir import Ir
 from popxl.remote_buffer import RemoteBuffer
 
-from popxl_engine.lowering import Lowering
-from popxl_engine.optimise import optimise
+from popxl_engine.compiler import compile_unfused
 from popxl_engine.planner.costs import Counter
 from popxl_engine.planner.live_bytes import LiveBytes
 from popxl_engine.planner.phases import MAIN
@@ -80,10 +79,8 @@ def in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int], device: torch.device) 
     Raises:
         GraphError: a program that cannot be rehearsed.
     """
-    block = Lowering().main(ir.main_graph)
-    optimise(block)
     counter = Counter()
-    counter.count(block.instrs)
+    counter.count(compile_unfused(ir).block.instrs)
     live, stages = rehearse(
         ir, lambda live, index: Lender(live, index, nbytes), False, counter.dearer, device
     )

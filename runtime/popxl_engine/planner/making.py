@@ -8,15 +8,14 @@ from popxl.ir import Ir
 from popxl.plan import Collective, Phase, Plan
 from popxl.remote_buffer import RemoteBuffer
 
+from popxl_engine.analysis.effects import effects_of_instr
 from popxl_engine.checks import check_executable
+from popxl_engine.compiler import compile_unfused
 from popxl_engine.kernels.dtypes import torch_dtype
-from popxl_engine.lowering import Lowering
 from popxl_engine.machine.memory import Rows
-from popxl_engine.optimise import optimise
 from popxl_engine.planner.costs import Costs, Counter
 from popxl_engine.planner.phases import in_phases, runs_of, steps_of_run
 from popxl_engine.planner.rehearsal import peak_bytes
-from popxl_engine.summaries import Summaries
 
 
 def make_plan(
@@ -25,16 +24,14 @@ def make_plan(
     """See `popxl.plan.plan`."""
     check_executable(ir)
     # work and traffic are those of the program, before any fusion
-    block = Lowering().main(ir.main_graph)
-    optimise(block)
+    block = compile_unfused(ir).block
     counter = Counter()
     costs: DefaultDict[str, Costs] = defaultdict(Costs)
     reached: DefaultDict[str, Set[RemoteBuffer]] = defaultdict(set)
-    summaries = Summaries()
     for name, instr, times in in_phases(ir, block):
         costs[name].add(counter.count([instr]), times)
-        summary = summaries.of_instr(instr)
-        reached[name] |= summary.loads | summary.stores
+        effects = effects_of_instr(instr)
+        reached[name] |= effects.loads | effects.stores
     peaks = peak_bytes(ir, borrows_rows, together, counter.dearer, torch.device(device))
     runs = runs_of(ir)
     buffers = {

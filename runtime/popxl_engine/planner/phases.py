@@ -11,7 +11,7 @@ from popxl.graph import Graph
 from popxl.ir import Ir
 from popxl.opdef import Op
 
-from popxl_engine.blocks import Block, Instr
+from popxl_engine.ir import Block, Instr
 
 MAIN = "main"
 """The phase of what the main graph does by itself."""

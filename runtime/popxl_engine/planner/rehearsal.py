@@ -8,6 +8,7 @@ with what the first one leaves.
 import inspect
 import linecache
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
@@ -21,20 +22,18 @@ from popxl.streams import Stream
 from popxl.values import TensorSpec
 from torch.utils._python_dispatch import _disable_current_modes
 
-from popxl_engine import native
-from popxl_engine.blocks import Block, Instr
+from popxl_engine import compiler, native
+from popxl_engine.analysis.effects import effects_of, instrs_run
 from popxl_engine.codegen import Generator
+from popxl_engine.ir import Block, Instr, map_blocks
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import FUSED, kernel_for
 from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.replica import Traffic
-from popxl_engine.optimise import optimise
 from popxl_engine.planner.live_bytes import LiveBytes, on_meta
 from popxl_engine.planner.phases import in_phases
 from popxl_engine.planner.remembered import Remembered
-from popxl_engine.rewrites import fused_program
-from popxl_engine.summaries import instrs_of, instrs_run
 from popxl_engine.support import Meeting, to_device
 
 NOT_REMEMBERED = {"host", "remote", "collective"}
@@ -86,10 +85,7 @@ def rehearse(
     """Run a program on stages; returns the bytes that they counted, and the stages. Arguments as of
     `peak_bytes`.
     """
-    block = fused_program(ir.main_graph, device=device)
-    optimise(block)
-    _mark_phases(ir, block)
-    _shorten(block)
+    block = _shortened(_with_marks(ir, compiler.compile(ir, device).block))
     if (count := instrs_run(block)) > LONGEST:
         raise GraphError(
             f"plan: got a program whose rehearsal runs {count} instructions, because of calls in "
@@ -111,7 +107,7 @@ def rehearse(
             mains = [
                 partial(names[name], replica, *state) for replica, state in zip(replicas, states)
             ]
-            _run(mains, generator.summary(block).meets, together)
+            _run(mains, effects_of(block).meets, together)
         except (NotImplementedError, RuntimeError) as error:
             raise _located(error, generator, filename) from error
         finally:
@@ -259,28 +255,35 @@ class _Truth:
         return self.dearer[op]
 
 
-def _mark_phases(ir: Ir, block: Block) -> None:
-    phases = {id(instr): phase for phase, instr, _ in in_phases(ir, block)}
+def _with_marks(ir: Ir, program: Block) -> Block:
+    """A program that says when it comes to another phase."""
+    phases = {id(instr): phase for phase, instr, _ in in_phases(ir, program)}
 
-    def mark(block: Block) -> None:
-        marked, current = [], None
+    def marked(block: Block) -> Block:
+        instrs: List[Instr] = []
+        current = None
         for instr in block.instrs:
             phase = phases.get(id(instr))
             if phase is None:  # a loop of steps
-                mark(instr.bodies[0])
+                instr = replace(instr, bodies=(marked(instr.bodies[0]),))
             elif phase != current:
-                marked.append(Instr("op", {"name": phase}, [], MARK))
-            marked.append(instr)
+                instrs.append(Instr("op", {"name": phase}, (), MARK))
+            instrs.append(instr)
             current = phase
-        block.instrs = marked
+        return block.with_instrs(instrs)
 
-    mark(block)
+    return marked(program)
 
 
-def _shorten(block: Block) -> None:
-    for instr in instrs_of(block):
-        if instr.kind == "repeat":
-            instr.arguments["repeat_count"] = min(ROUNDS, instr.arguments["repeat_count"])
+def _shortened(program: Block) -> Block:
+    """A program whose loops run twice at most."""
+
+    def shorter(instr: Instr) -> Instr:
+        if instr.kind != "repeat" or instr.arguments["repeat_count"] <= ROUNDS:
+            return instr
+        return replace(instr, arguments={**instr.arguments, "repeat_count": ROUNDS})
+
+    return map_blocks(program, lambda block: block.with_instrs(map(shorter, block.instrs)))
 
 
 def _located(error: Exception, generator: Generator, filename: str) -> Exception:

@@ -10,20 +10,18 @@ from popxl.ir import Ir
 from popxl.op_records import call_arguments
 from popxl.plan import Event
 
-from popxl_engine.blocks import Block, Instr, Value
+from popxl_engine.analysis.effects import effects_of, meets
+from popxl_engine.compiler import compile_unfused
+from popxl_engine.ir import Block, Instr, Value
 from popxl_engine.kernels.collectives import READS
-from popxl_engine.lowering import Lowering
-from popxl_engine.optimise import optimise
 from popxl_engine.planner.phases import MAIN, in_phases
-from popxl_engine.summaries import Summaries, meets
 
 Scalars = Dict[Value, np.ndarray]
 
 
 def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
     """See `popxl.plan.sequence`. Small integer variables have their initial values."""
-    block = Lowering().main(ir.main_graph)
-    optimise(block)
+    block = compile_unfused(ir).block
     phases = {id(instr): phase for phase, instr, _ in in_phases(ir, block)}
     scalars: Scalars = {}
     for variable in ir.main_graph.variables:
@@ -42,7 +40,6 @@ class Walk:
 
     def __init__(self, phases: Dict[int, str]):
         self.phases, self.phase = phases, MAIN
-        self._summaries = Summaries()
 
     def block(self, block: Block, scalars: Scalars) -> Iterator[Event]:
         """What happens in a block; its host scalars are added to those of its inputs."""
@@ -54,7 +51,7 @@ class Walk:
             if instr.kind == "copy":
                 if instr.outputs[0].host and instr.arguments["t"] in scalars:
                     scalar = scalars[instr.arguments["t"]]
-                    scalars[instr.outputs[0]] = scalar.copy() if instr.own else scalar
+                    scalars[instr.outputs[0]] = scalar.copy() if instr.needs_copy else scalar
             elif instr.kind in ("call", "repeat"):
                 yield from self._repeat(instr, scalars)
             elif instr.kind == "conditional":
@@ -115,8 +112,8 @@ class Walk:
 
     def _is_silent(self, block: Block) -> bool:
         """Whether a block moves nothing."""
-        summary = self._summaries.of(block)
-        return not (summary.loads or summary.stores or summary.meets)
+        effects = effects_of(block)
+        return not (effects.loads or effects.stores or effects.meets)
 
 
 def _evaluate(instr: Instr, scalars: Scalars) -> None:

@@ -12,13 +12,12 @@ from popxl.op_records import Op, OpDefinition, call_arguments, op_cost
 from popxl.profile import Work
 from popxl.values import Tensor, TensorSpec
 
-from popxl_engine.blocks import Block, Instr, Value
+from popxl_engine.analysis.effects import instrs_of
+from popxl_engine.compiler import compile_unfused
+from popxl_engine.ir import Block, Instr, Value
 from popxl_engine.kernels.registry import FUSED
-from popxl_engine.lowering import Lowering
-from popxl_engine.optimise import optimise
 from popxl_engine.planner.costs import Costs, Counter
 from popxl_engine.planner.phases import in_phases
-from popxl_engine.summaries import instrs_of
 
 Stretch = Tuple[str, int]
 """A phase, and which of its stretches in the program: a phase that is called again later has
@@ -51,8 +50,7 @@ class PlannedWork:
     """
 
     def __init__(self, ir: Ir):
-        block = Lowering().main(ir.main_graph)
-        optimise(block)
+        block = compile_unfused(ir).block
         self._counter = Counter()
         costs: DefaultDict[Stretch, Costs] = defaultdict(Costs)
         self._times: Dict[Stretch, int] = {}
@@ -95,7 +93,7 @@ class InstructionWork:
         """For the op of a fused instruction, the ops that it does beside."""
         kept: Dict[Op, List[OpDefinition]] = {}
         for instr in instrs_of(block):
-            for op in (instr.source, instr.remade):
+            for op in (instr.source,):
                 if op is not None and instr.definition is not None:
                     kept.setdefault(op, []).append(instr.definition)
         for graph in {op.graph for op in kept}:
@@ -146,12 +144,7 @@ class InstructionWork:
         if instr.definition is instr.source.definition:
             return counted
         if instr.definition.name in FUSED:
-            done = [
-                op
-                for of in (instr.source, instr.remade)
-                if of is not None
-                for op in self._gone.get(of, ())
-            ]
+            done = [op for of in (instr.source,) if of is not None for op in self._gone.get(of, ())]
             return replace(counted, flops=counted.flops + sum(op_cost(op).flops for op in done))
         return replace(counted, flops=_own_flops(instr))
 

@@ -9,11 +9,11 @@ from typing import Iterator, List, Literal, Optional, Tuple
 
 import torch
 
-from popxl_engine.blocks import Block, Instr
+from popxl_engine.analysis.effects import meets
 from popxl_engine.codegen import BlockWriter, Generator
+from popxl_engine.ir import Block, Instr
 from popxl_engine.planner.phases import MAIN
 from popxl_engine.profiler.clock import clock_of
-from popxl_engine.summaries import meets
 
 Kind = Literal["done", "opened"]
 """An instruction has ended; a loop, or a call, begins."""
@@ -108,4 +108,4 @@ def is_free(instr: Instr) -> bool:
     """Whether an instruction only counts, or gives a value another name: its time goes to what
     follows.
     """
-    return instr.host or (instr.kind == "copy" and not instr.own)
+    return instr.host or (instr.kind == "copy" and not instr.needs_copy)

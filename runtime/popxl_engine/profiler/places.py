@@ -9,11 +9,11 @@ from typing import Dict, Iterator, List, Tuple, Union
 from popxl.ir import Ir
 from popxl.profile import Work
 
-from popxl_engine.blocks import Block, Instr
+from popxl_engine.analysis.effects import blocks_of, instrs_of, meets
+from popxl_engine.ir import Block, Instr
 from popxl_engine.planner.phases import MAIN, loops_of_steps, runs_of, steps_of_run
 from popxl_engine.profiler.costs import InstructionWork, PlannedWork, Stretch, stretches
 from popxl_engine.profiler.marking import Kind, Mark
-from popxl_engine.summaries import blocks_of, instrs_of, meets
 
 Frame = Union[Block, Stretch]
 """What lasts longer than an instruction: one round of a loop's body, or a stretch of a phase."""

@@ -6,7 +6,7 @@ from typing import Callable, DefaultDict, Dict, Iterator, List, Optional, Sequen
 
 from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work
 
-from popxl_engine.blocks import Block
+from popxl_engine.ir import Block
 from popxl_engine.planner.phases import MAIN
 from popxl_engine.profiler.files import Transfer
 from popxl_engine.profiler.places import Frame, Place, Places

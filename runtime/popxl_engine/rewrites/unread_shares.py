@@ -2,15 +2,10 @@
 them.
 """
 
-from dataclasses import replace
-from typing import Dict
-
 import torch
 
-from popxl_engine.blocks import Block, Instr
-from popxl_engine.rewrites.attention import ATTENTION, Seed, attend
+from popxl_engine.rewrites.attention import Seed, attend
 from popxl_engine.rewrites.match import fused
-from popxl_engine.rewrites.uses import Uses
 
 
 def attention_alone(
@@ -28,19 +23,3 @@ def attention_alone(
 
 
 ALONE = fused(attention_alone)
-
-
-def unread_shares(block: Block) -> None:
-    """Where probabilities, and what dropout leaves of them, are at most copied, they are not
-    written at all.
-    """
-    attentions = [instr for instr in block.instrs if instr.definition is ATTENTION]
-    if not attentions:
-        return
-    uses = Uses(block)
-    made: Dict[Instr, Instr] = {}
-    for instr in attentions:
-        *shares, y = instr.outputs
-        if uses.readers(shares) == []:
-            made[instr] = replace(instr, definition=ALONE, outputs=[y])
-    block.instrs = [made.get(instr, instr) for instr in block.instrs]

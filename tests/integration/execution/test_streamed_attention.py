@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from fake_gpu import CUDA
 from popxl.extensions import device_needs
-from popxl_engine import rewrites
+from popxl_engine import compiler, passes
 from popxl_engine.engine import Engine
-from popxl_engine.optimise import optimise
 from quick import cases
 
 from config import override
@@ -38,9 +37,7 @@ def on_a_processor(monkeypatch):
     chosen = {}
 
     def choose(is_streamed):
-        monkeypatch.setitem(rewrites.HAS_KERNELS, "streamed_attention", lambda device: is_streamed)
-        for name in rewrites.HAS_KERNELS.keys() - {"streamed_attention"}:
-            monkeypatch.setitem(rewrites.HAS_KERNELS, name, lambda device: not is_streamed)
+        monkeypatch.setattr(passes, "has_flash_attention", lambda device: is_streamed)
         chosen.clear()
         return chosen
 
@@ -101,8 +98,7 @@ def steps_of(config, device=CUDA):
     """(names of steps of attention, how many values and constants have a number for each query and
     key).
     """
-    main = rewrites.fused_program(training_program(config)[0].main_graph, device=device)
-    optimise(main)
+    main = compiler.compile(training_program(config)[0], device).block
     names, squares = [], 0
     for block in blocks_of(main):
         names += [
@@ -142,7 +138,7 @@ def test_with_dropout_they_are_kept():
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_without_recomputation_a_processor_has_nothing_like_it_but_the_mask(dropout):
     names, squares = steps_of(
-        override(CONFIG, recomputation=False, dropout=dropout), device=rewrites.CPU
+        override(CONFIG, recomputation=False, dropout=dropout), device=passes.CPU
     )
     assert names == ["fused_attention_alone", "fused_attention_grad_rows"]
     assert squares == 2  # forward and backward

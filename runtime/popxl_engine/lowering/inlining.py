@@ -1,8 +1,8 @@
 """From graphs to blocks: calls are inlined, loops and branches become bodies, small integers move
 to the host.
 
-A graph that would be inlined very often becomes a block of its own, see `sharing`: one for each way
-to use it.
+A graph that would be inlined very often becomes a block of its own, see `outlining`: one for each
+way to use it.
 
 A block is straight-line. Everywhere the semantics ask for an independent value (an argument by
 value, a result of a call, an out-of-place view) there is a ``copy`` or a view instruction;
@@ -27,18 +27,20 @@ from typing import (
 
 from popxl import dtypes
 from popxl.graph import Graph
-from popxl.opdef import Op, OpDefinition, flatten, map_tensors
+from popxl.op_records import Op, OpDefinition
 from popxl.values import Constant, Tensor, TensorSpec
 
-from popxl_engine.blocks import Block, Instr, Place, Value, filled, sharing, values_in
+from popxl_engine.analysis.union_find import UnionFind
+from popxl_engine.ir import Block, Instr, RngPath, Value, aliased, filled, values_in
+from popxl_engine.lowering.graphs import GraphBlock, GraphPass, graph_block
+from popxl_engine.lowering.outlining import outlined_graphs
 from popxl_engine.shards import Sharding, result_sharding, shardings
-from popxl_engine.sharing import shared_graphs
-from popxl_engine.steps import Step, steps_of
 from popxl_engine.stochastic import Positions
 
-Rewrite = Callable[[List[Step], Graph], List[Step]]
+Env = Dict[Value, Value]
+"""What the values of a graph's block have become."""
 
-START = Place()
+START = RngPath()
 """Where a block runs."""
 HOST_ELEMENTS = 16
 """Integer tensors of up to this many elements are computed on the host where their operands are
@@ -61,7 +63,7 @@ def is_small_integer(spec: Any) -> bool:
     return (spec.dtype.is_int or spec.dtype is dtypes.bool) and spec.nelms <= HOST_ELEMENTS
 
 
-class Taken(NamedTuple):
+class Capture(NamedTuple):
     """A value that a loop's or branch's body takes, and what it becomes there."""
 
     value: Value
@@ -75,45 +77,42 @@ class Lowering:
     """Lowers one Ir. Roots found unfit for the host are remembered in ``device_roots``.
 
     Args:
+        passes: over the block of each graph.
         ops: those of the main graph that run; default: all.
     """
 
     def __init__(
-        self, rewrites: Sequence[Rewrite] = (), ops: Optional[Collection[Op]] = None
+        self, passes: Sequence[GraphPass] = (), ops: Optional[Collection[Op]] = None
     ) -> None:
-        self.rewrites, self.ops = tuple(rewrites), ops
+        self.passes, self.ops = tuple(passes), ops
         self.device_roots: Set[Any] = set()
-        self._steps: Dict[Graph, List[Step]] = {}
+        self._graph_blocks: Dict[Graph, GraphBlock] = {}
         self._writes: Dict[Graph, bool] = {}
-        self._read: Dict[Graph, Set[Tensor]] = {}
-        self._shared: Set[Graph] = set()
+        self._used: Dict[Graph, Set[Value]] = {}
+        self._outlined: Set[Graph] = set()
         self._bodies: Dict[Any, Block] = {}
-        """Blocks of shared graphs, by how they are used."""
+        """Blocks of outlined graphs, by how they are used."""
         self.positions = Positions()
         self.rounds = False
         self.sharding: Dict[Any, Sharding] = {}
         self._count = 0
 
-    def steps(self, graph: Graph) -> List[Step]:
-        """A graph's steps after fusion, the same for every caller."""
-        if graph not in self._steps:
-            steps = steps_of(graph)
-            if self.ops is not None and graph is graph.main_graph:
-                steps = [step for step in steps if step.source in self.ops]
-            for rewrite in self.rewrites:
-                steps = rewrite(steps, graph)
-            self._steps[graph] = steps
-        return self._steps[graph]
+    def graph_block(self, graph: Graph) -> GraphBlock:
+        """A graph's block after the passes, the same for every caller."""
+        if graph not in self._graph_blocks:
+            ops = self.ops if graph is graph.main_graph else None
+            self._graph_blocks[graph] = graph_block(graph, self.passes, ops)
+        return self._graph_blocks[graph]
 
     def main(self, graph: Graph) -> Block:
         """The main graph's block."""
         self.sharding, self.everyone = shardings(graph.ir), graph.ir.replica_grouping()
-        self._shared = shared_graphs(graph)
+        self._outlined = outlined_graphs(graph)
         self.rounds = bool(graph.ir._pb_ir.getSessionOptions().enableStochasticRounding)
         while True:
             self._bodies.clear()
             try:
-                builder = BlockBuilder(self, Block("main"))
+                builder = BlockBuilder(self, "main")
                 on_device = (v for v in graph.variables if v.location_info is None)
                 for t in (*(v if v.shard is None else v.shard for v in on_device), *graph.kept):
                     builder.state(t)
@@ -131,9 +130,9 @@ class Lowering:
         clean = f"v{clean}" if clean[:1].isdigit() else clean
         return Value(f"{clean}_{self._count}", spec, host, sharding)
 
-    def drawing(self, step: Step, at: Place) -> Place:
-        """The place of a step in a graph with a seed, which it has only if it draws."""
-        draws = any(self.positions.draws(op) for op in (step.source, *step.writers))
+    def drawing(self, instr: Instr, at: RngPath) -> RngPath:
+        """The path of an instruction in a graph with a seed, which it has only if it draws."""
+        draws = any(self.positions.draws(op) for op in (instr.source, *instr.writers))
         return at if draws else replace(at, seed=None)
 
     def touches(self, graph: Graph) -> bool:
@@ -149,18 +148,17 @@ class Lowering:
             )
         return self._writes[graph]
 
-    def is_shared(self, graph: Graph) -> bool:
+    def is_outlined(self, graph: Graph) -> bool:
         """Whether a graph becomes a block of its own instead of being inlined wherever it is
         called.
         """
-        return graph in self._shared
+        return graph in self._outlined
 
-    def reads(self, graph: Graph) -> Set[Tensor]:
-        """What a graph's steps use, and what it returns."""
-        if graph not in self._read:
-            used = {t for step in self.steps(graph) for t in flatten(step.arguments.values())}
-            self._read[graph] = used.union(graph.outputs)
-        return self._read[graph]
+    def used(self, graph: Graph) -> Set[Value]:
+        """What a graph's instructions use, and what it returns."""
+        if graph not in self._used:
+            self._used[graph] = self.graph_block(graph).used()
+        return self._used[graph]
 
     def body(
         self,
@@ -187,34 +185,34 @@ class Lowering:
         references = [v for v, is_ref in zip(inputs, by_ref) if is_ref]
         views, viewed = outer.made_of_same(references)
         made = {v for view in views for v in view.outputs}
-        taken = [
-            Taken(v, t.name, t.spec, (graph, i), is_ref)
+        captured = [
+            Capture(v, t.name, t.spec, (graph, i), is_ref)
             for i, (t, v, is_ref) in enumerate(zip(graph.inputs, inputs, by_ref))
             if not (is_ref and v in made)
         ]
-        taken += [
-            Taken(v, v.name, v.spec, outer.roots.get(v), True)
+        captured += [
+            Capture(v, v.name, v.spec, outer.roots.get(v), True)
             for v in viewed
             if v not in references
         ]
         use: Any = None
-        if self.is_shared(graph):
+        if self.is_outlined(graph):
             which = read if read is None else tuple(read)
             use = (
                 graph,
                 carried,
                 which,
                 tuple(by_ref),
-                *self._given(taken, outer),
-                *_made(references, taken, views),
+                *self._given(captured, outer),
+                *_made(references, captured, views),
             )
             if use in self._bodies:
-                return self._bodies[use], [t.value for t in taken]
+                return self._bodies[use], [t.value for t in captured]
             name = f"/{graph.name.split('_subgraph(')[0]}"  # however deep the first use is
         moved: Set[Any] = set()
         while True:
-            builder = BlockBuilder(self, Block(name))
-            found = builder.take(taken, moved, outer)
+            builder = BlockBuilder(self, name)
+            found = builder.take(captured, moved, outer)
             builder.view_again(views, found)
             bound = [
                 found[v if is_ref else (graph, i)]
@@ -226,18 +224,18 @@ class Lowering:
             outputs = builder.inline(graph, bound, name)
             if read is not None:
                 outputs = [outputs[i] for i in read]
-            host = [v.host for v in (builder.block.inputs[:carried] if read is None else outputs)]
+            host = [v.host for v in (builder.inputs[:carried] if read is None else outputs)]
             moves = {(graph, i) for i, v in enumerate(outputs[:carried]) if host[i] and not v.host}
             if not moves:
                 block = builder.finish(outputs, host)
                 if use is not None:
                     self._bodies[use] = block
-                return block, [t.value for t in taken]
+                return block, [t.value for t in captured]
             moved |= moves
 
-    def _given(self, taken: Sequence[Taken], outer: "BlockBuilder") -> Tuple[Any, ...]:
-        """What the block of a shared graph must know of each value that it takes, beyond its shape
-        and type.
+    def _given(self, captured: Sequence[Capture], outer: "BlockBuilder") -> Tuple[Any, ...]:
+        """What the block of an outlined graph must know of each value that it takes, beyond its
+        shape and type.
         """
         return tuple(
             (
@@ -245,20 +243,20 @@ class Lowering:
                 t.value.sharding,
                 outer.forms.get(t.value) if t.by_ref else None,
             )
-            for t in taken
+            for t in captured
         )
 
 
 def _made(
-    references: Sequence[Value], taken: Sequence[Taken], views: Sequence[Instr]
+    references: Sequence[Value], captured: Sequence[Capture], views: Sequence[Instr]
 ) -> Tuple[Any, ...]:
     """Which by-reference inputs are the same value, and how those are made that are views of what
-    is taken.
+    is captured.
     """
     if not references:
         return ()
     order: Dict[Value, int] = {}
-    for t in taken:
+    for t in captured:
         if t.by_ref:
             order.setdefault(t.value, len(order))
     steps = []
@@ -269,19 +267,24 @@ def _made(
         )
         steps.append((view.definition, view.host, result.spec, result.sharding, arguments))
         order[result] = len(order)
-    added = tuple(t.spec for t in taken if t.value not in references) if views else ()
+    added = tuple(t.spec for t in captured if t.value not in references) if views else ()
     return tuple(order[v] for v in references), tuple(steps), added
 
 
 class BlockBuilder:
     """Fills one block."""
 
-    def __init__(self, lowering: Lowering, block: Block):
-        self.lowering, self.block = lowering, block
+    def __init__(self, lowering: Lowering, name: str):
+        self.lowering, self.name = lowering, name
+        self.inputs: List[Value] = []
+        self.by_ref: Set[int] = set()
+        self.instrs: List[Instr] = []
+        self.constants: Dict[Constant, Value] = {}
+        self.variables: Dict[Tensor, Value] = {}
         self.roots: Dict[Value, Any] = {}
         """For host values that alias a block input or variable: that root."""
-        self.shared: Dict[Value, Value] = {}
-        """One value for all that share storage by contract, directly or through others."""
+        self._aliases: UnionFind[Value] = UnionFind()
+        """Those that share storage by contract."""
         self.forms: Dict[Value, Any] = {}
         """For results of alias forms, and what is written to them: the forms, which tell how they
         lie in memory.
@@ -290,7 +293,7 @@ class BlockBuilder:
     def state(self, t: Tensor) -> Value:
         """A variable's value."""
         host = is_small_integer(t.spec) and t not in self.lowering.device_roots
-        value = self.block.state[t] = self.lowering.new(
+        value = self.variables[t] = self.lowering.new(
             t.name, t.spec, host, self.lowering.sharding.get(t)
         )
         self.roots[value] = t
@@ -298,13 +301,13 @@ class BlockBuilder:
 
     def constant(self, c: Constant) -> Value:
         """A constant's value."""
-        if c not in self.block.constants:
-            self.block.constants[c] = self.lowering.new(c.name, c.spec, is_small_integer(c.spec))
-            self.roots[self.block.constants[c]] = c
-        return self.block.constants[c]
+        if c not in self.constants:
+            self.constants[c] = self.lowering.new(c.name, c.spec, is_small_integer(c.spec))
+            self.roots[self.constants[c]] = c
+        return self.constants[c]
 
     def take(
-        self, taken: Iterable[Taken], moved: Collection[Any], outer: "BlockBuilder"
+        self, captured: Iterable[Capture], moved: Collection[Any], outer: "BlockBuilder"
     ) -> Dict[Any, Value]:
         """Add inputs. Returns them by their roots; those by reference by the values around this
         block, too.
@@ -314,7 +317,7 @@ class BlockBuilder:
             outer: the block around this one.
         """
         found: Dict[Any, Value] = {}
-        for t in taken:
+        for t in captured:
             value = found.get(t.value) if t.by_ref else None
             if value is None:
                 host = (
@@ -325,11 +328,11 @@ class BlockBuilder:
                 value = self.lowering.new(t.name, t.spec, host, t.value.sharding)
                 self.roots[value] = t.root
             if t.by_ref:
-                self.block.by_ref.add(len(self.block.inputs))
+                self.by_ref.add(len(self.inputs))
                 found[t.value] = value
                 if t.value in outer.forms:
                     self.forms[value] = outer.forms[t.value]
-            self.block.inputs.append(value)
+            self.inputs.append(value)
             found[t.root] = value
         return found
 
@@ -341,8 +344,8 @@ class BlockBuilder:
         views: List[Instr] = []
         if not needed:
             return views, []
-        for instr in reversed(self.block.instrs):
-            if not needed.keys().isdisjoint(instr.outputs[:1]) and (sources := sharing(instr)):
+        for instr in reversed(self.instrs):
+            if not needed.keys().isdisjoint(instr.outputs[:1]) and (sources := aliased(instr)):
                 views.append(instr)
                 needed.update(dict.fromkeys(sources, True))
         made = {instr.outputs[0] for instr in views}
@@ -353,8 +356,8 @@ class BlockBuilder:
         distinct = list(dict.fromkeys(references))
         if len(distinct) < 2:
             return []
-        storages = Counter(self.shared.get(v, v) for v in distinct)
-        return [v for v in distinct if storages[self.shared.get(v, v)] > 1]
+        storages = Counter(self._aliases.find(v) for v in distinct)
+        return [v for v in distinct if storages[self._aliases.find(v)] > 1]
 
     def view_again(self, views: Iterable[Instr], found: Dict[Any, Value]) -> None:
         """Add instructions of another block, of which ``found`` has the operands; add the results
@@ -362,7 +365,7 @@ class BlockBuilder:
         """
         for view in views:
             assert view.definition is not None
-            sources, result = [found[v] for v in sharing(view)], view.outputs[0]
+            sources, result = [found[v] for v in aliased(view)], view.outputs[0]
             if view.definition.writes:
                 found[result] = sources[0]
                 continue
@@ -370,13 +373,13 @@ class BlockBuilder:
                 result.name, result.spec, result.host, result.sharding
             )
             for source in sources:
-                self._share(source, found[result])
+                self._aliases.join(source, found[result])
             self.forms[found[result]] = self._form(
                 view.definition, view.arguments, lambda v: found[v]
             )
             self.roots[found[result]] = self.roots.get(sources[0])
             arguments = {n: filled(a, lambda v: found[v]) for n, a in view.arguments.items()}
-            self.block.instrs.append(replace(view, arguments=arguments, outputs=[found[result]]))
+            self.instrs.append(replace(view, arguments=arguments, outputs=(found[result],)))
 
     def copy(self, value: Value, root: Any) -> Value:
         """An independent value; `aliasing` removes the copy where nothing can tell.
@@ -393,7 +396,7 @@ class BlockBuilder:
 
     def _copied(self, value: Value, host: bool) -> Value:
         result = self.lowering.new(value.name.rsplit("_", 1)[0], value.spec, host, value.sharding)
-        self.block.instrs.append(Instr("copy", {"t": value}, [result], host=host))
+        self.instrs.append(Instr("copy", {"t": value}, (result,), host=host))
         return result
 
     def seed(self, value: Value) -> Value:
@@ -403,145 +406,165 @@ class BlockBuilder:
         return result
 
     def inline(
-        self, graph: Graph, bound: Sequence[Value], path: str, place: Place = START
+        self, graph: Graph, bound: Sequence[Value], path: str, rng_path: RngPath = START
     ) -> List[Value]:
-        """Add a graph's ops on the given inputs; returns its outputs. ``place``: of the call."""
-        env: Dict[Tensor, Value] = dict(zip(graph.inputs, bound))
-        env.update(self.block.state if not path else {})
+        """Add a graph's ops on the given inputs; returns its outputs. ``rng_path``: of the call."""
+        lowered = self.lowering.graph_block(graph)
+        env: Env = dict(zip(lowered.block.inputs, bound))
+        env.update((v, self.variables[t]) for t, v in lowered.block.state.items())
         copies = self.lowering.touches(graph)
-        for c in graph.constants:
-            env[c] = self.copy(self.constant(c), (c, path)) if copies else self.constant(c)
+        for c, v in lowered.block.constants.items():
+            env[v] = self.copy(self.constant(c), (c, path)) if copies else self.constant(c)
         if self.lowering.rounds and graph.rounding_seed is not None:
-            place = Place(seed=self.seed(env[graph.rounding_seed]))
+            rng_path = RngPath(seed=self.seed(env[lowered.values[graph.rounding_seed]]))
         add = {"call": self._call, "repeat": self._repeat, "conditional": self._conditional}
-        places: Dict[int, Place] = {}
-        for step in self.lowering.steps(graph):
-            position = self.lowering.positions.of(step.source)
-            if position not in places:
-                places[position] = place.inside(position)
-            at = (
-                places[position]
-                if place.seed is None
-                else self.lowering.drawing(step, places[position])
-            )
-            add.get(step.definition.name, self._op)(step, env, path, at)
-        return [env[t] for t in graph.outputs]
+        paths: Dict[int, RngPath] = {}
+        for instr in lowered.block.instrs:
+            assert instr.definition is not None and instr.source is not None
+            position = self.lowering.positions.of(instr.source)
+            if position not in paths:
+                paths[position] = rng_path.inside(position)
+            at = paths[position]
+            if rng_path.seed is not None:
+                at = self.lowering.drawing(instr, at)
+            add.get(instr.definition.name, self._op)(instr, env, path, at)
+        return [env[v] for v in lowered.block.outputs]
 
-    def _call(self, step: Step, env: Dict[Tensor, Value], path: str, place: Place) -> None:
-        graph: Graph = step.arguments["graph"]
-        if self.lowering.is_shared(graph):
-            self._call_shared(step, env, path, place)
+    def _call(self, instr: Instr, env: Env, path: str, rng_path: RngPath) -> None:
+        graph: Graph = instr.arguments["graph"]
+        if self.lowering.is_outlined(graph):
+            self._call_outlined(instr, env, path, rng_path)
             return
         copies = self.lowering.touches(graph)
         bound = [
             env[t]
-            if step.source.is_by_reference(g) or not copies
-            else self.copy(env[t], (step.source, g))
-            for g, t in zip(graph.inputs, step.arguments["inputs"])
+            if instr.source.is_by_reference(g) or not copies
+            else self.copy(env[t], (instr.source, g))
+            for g, t in zip(graph.inputs, instr.arguments["inputs"])
         ]
-        outputs = self.inline(graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", place)
-        for i, (t, value) in enumerate(zip(step.outputs, outputs)):
-            env[t] = self.copy(value, (step.source, i))
+        outputs = self.inline(graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", rng_path)
+        for i, (t, value) in enumerate(zip(instr.outputs, outputs)):
+            env[t] = self.copy(value, (instr.source, i))
 
-    def _call_shared(self, step: Step, env: Dict[Tensor, Value], path: str, place: Place) -> None:
+    def _call_outlined(self, instr: Instr, env: Env, path: str, rng_path: RngPath) -> None:
         """Run a graph's own block once. What it returns is apart from all else: it needs no
         copies.
         """
-        used = self.lowering.reads(step.source.graph)
-        read = [i for i, t in enumerate(step.outputs) if t in used]
+        assert instr.source is not None
+        used = self.lowering.used(instr.source.graph)
+        read = [i for i, t in enumerate(instr.outputs) if t in used]
         for i, value in zip(
-            read, self._run_shared(step, self._inputs(step, env), read, path, place)
+            read, self._run_outlined(instr, self._inputs(instr, env), read, path, rng_path)
         ):
-            env[step.outputs[i]] = value
+            env[instr.outputs[i]] = value
 
-    def _run_shared(
-        self, step: Step, inputs: Sequence[Value], read: Sequence[int], path: str, place: Place
+    def _run_outlined(
+        self,
+        instr: Instr,
+        inputs: Sequence[Value],
+        read: Sequence[int],
+        path: str,
+        rng_path: RngPath,
     ) -> List[Value]:
         """Those of a call's results, or of a loop's after one iteration, that are read."""
-        graph: Graph = step.arguments["graph"]
+        graph: Graph = instr.arguments["graph"]
         inner = f"{path}/{graph.name.split('_subgraph(')[0]}"
-        body, inputs = self.lowering.body(step.source, graph, inputs, 0, inner, self, read)
+        body, inputs = self.lowering.body(instr.source, graph, inputs, 0, inner, self, read)
         self._check_host(body, inputs)
         inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
         outputs = [
-            self.lowering.new(step.outputs[i].name, result.spec, result.host, result.sharding)
+            self.lowering.new(instr.outputs[i].name, result.spec, result.host, result.sharding)
             for i, result in zip(read, body.outputs)
         ]
-        self.roots.update((value, (step.source, i)) for i, value in zip(read, outputs))
+        self.roots.update((value, (instr.source, i)) for i, value in zip(read, outputs))
         arguments = {"inputs": tuple(inputs)}
-        instr = Instr(
-            "call", arguments, outputs, source=step.source, bodies=(body,), path=path, place=place
+        call = Instr(
+            "call",
+            arguments,
+            tuple(outputs),
+            source=instr.source,
+            bodies=(body,),
+            path=path,
+            rng_path=rng_path,
         )
-        self.block.instrs.append(instr)
+        self.instrs.append(call)
         moved = self.lowering.device_roots
         return [self.to_device(v) if v.host and self.roots[v] in moved else v for v in outputs]
 
-    def _inputs(self, step: Step, env: Dict[Tensor, Value]) -> List[Value]:
+    def _inputs(self, instr: Instr, env: Env) -> List[Value]:
         """What a loop's or call's block is given: copies where the graph may write to what it takes
         by reference.
         """
-        graph: Graph = step.arguments["graph"]
-        references = self._references(step)
+        graph: Graph = instr.arguments["graph"]
+        references = self._references(instr)
         return [
-            env[t] if g in references or not references else self.copy(env[t], (step.source, g))
-            for g, t in zip(graph.inputs, step.arguments["inputs"])
+            env[t] if g in references or not references else self.copy(env[t], (instr.source, g))
+            for g, t in zip(graph.inputs, instr.arguments["inputs"])
         ]
 
-    def _repeat(self, step: Step, env: Dict[Tensor, Value], path: str, place: Place) -> None:
-        graph: Graph = step.arguments["graph"]
-        inputs, inner = self._inputs(step, env), f"{path}/{graph.name.split('_subgraph(')[0]}"
-        carried, first, count = len(graph.outputs), 0, step.arguments["repeat_count"]
+    def _repeat(self, instr: Instr, env: Env, path: str, rng_path: RngPath) -> None:
+        graph: Graph = instr.arguments["graph"]
+        inputs, inner = self._inputs(instr, env), f"{path}/{graph.name.split('_subgraph(')[0]}"
+        carried, first, count = len(graph.outputs), 0, instr.arguments["repeat_count"]
         if not count:
             env.update(
-                (t, self.copy(v, (step.source, i)))
-                for i, (t, v) in enumerate(zip(step.outputs, inputs))
+                (t, self.copy(v, (instr.source, i)))
+                for i, (t, v) in enumerate(zip(instr.outputs, inputs))
             )
             return
-        if count == 1 or self._is_carried_and_seen(graph, inputs, self._references(step)):
-            inputs[:carried] = self._first_iteration(step, inputs, path, place)
+        if count == 1 or self._is_carried_and_seen(graph, inputs, self._references(instr)):
+            inputs[:carried] = self._first_iteration(instr, inputs, path, rng_path)
             first = 1
             if count == 1:
-                env.update(zip(step.outputs, inputs))
+                env.update(zip(instr.outputs, inputs))
                 return
-        body, inputs = self.lowering.body(step.source, graph, inputs, carried, inner, self)
+        body, inputs = self.lowering.body(instr.source, graph, inputs, carried, inner, self)
         self._check_host(body, inputs)
         inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
         outputs = [
             self.lowering.new(t.name, t.spec, v.host, v.sharding)
-            for t, v in zip(step.outputs, body.outputs)
+            for t, v in zip(instr.outputs, body.outputs)
         ]
         self.roots.update((v, (graph, i)) for i, v in enumerate(outputs))
         arguments = {"repeat_count": count - first, "first": first, "inputs": tuple(inputs)}
-        instr = Instr(
-            "repeat", arguments, outputs, source=step.source, bodies=(body,), path=path, place=place
+        loop = Instr(
+            "repeat",
+            arguments,
+            tuple(outputs),
+            source=instr.source,
+            bodies=(body,),
+            path=path,
+            rng_path=rng_path,
         )
-        self.block.instrs.append(instr)
-        env.update(zip(step.outputs, outputs))
+        self.instrs.append(loop)
+        env.update(zip(instr.outputs, outputs))
 
     def _first_iteration(
-        self, step: Step, inputs: Sequence[Value], path: str, place: Place
+        self, instr: Instr, inputs: Sequence[Value], path: str, rng_path: RngPath
     ) -> List[Value]:
         """What a loop carries after its first iteration, maybe the only one.
 
         What becomes a carried input is a copy, as only the first iteration changes the caller's.
         """
-        graph: Graph = step.arguments["graph"]
-        if self.lowering.is_shared(graph):
-            return self._run_shared(step, inputs, range(len(graph.outputs)), path, place.inside(0))
-        references = self._references(step)
+        graph: Graph = instr.arguments["graph"]
+        if self.lowering.is_outlined(graph):
+            return self._run_outlined(
+                instr, inputs, range(len(graph.outputs)), path, rng_path.inside(0)
+            )
+        references = self._references(instr)
         bound = [
-            v if g in references else self.copy(v, (step.source, 0, g))
+            v if g in references else self.copy(v, (instr.source, 0, g))
             for g, v in zip(graph.inputs, inputs)
         ]
         results = self.inline(
-            graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", place.inside(0)
+            graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", rng_path.inside(0)
         )
-        return [self.copy(v, (step.source, 0, i)) for i, v in enumerate(results)]
+        return [self.copy(v, (instr.source, 0, i)) for i, v in enumerate(results)]
 
     @staticmethod
-    def _references(step: Step) -> Set[Tensor]:
+    def _references(instr: Instr) -> Set[Tensor]:
         """Inputs of its graph that a loop or call takes by reference."""
-        return {t for t in step.arguments["graph"].inputs if step.source.is_by_reference(t)}
+        return {t for t in instr.arguments["graph"].inputs if instr.source.is_by_reference(t)}
 
     def _is_carried_and_seen(
         self, graph: Graph, inputs: Sequence[Value], by_ref: Collection[Tensor]
@@ -550,16 +573,9 @@ class BlockBuilder:
         too.
         """
         references = [v for t, v in zip(graph.inputs, inputs) if t in by_ref]
-        storages = Counter(self.shared.get(v, v) for v in references)
+        storages = Counter(self._aliases.find(v) for v in references)
         carried = zip(graph.inputs[: len(graph.outputs)], inputs)
-        return any(t in by_ref and storages[self.shared.get(v, v)] > 1 for t, v in carried)
-
-    def _share(self, source: Value, result: Value) -> None:
-        """Note that both share storage. A result that does already is a join of tensors."""
-        one, other = self.shared.get(source, source), self.shared.get(result, result)
-        if other is not result:
-            self.shared.update((v, one) for v, known in list(self.shared.items()) if known is other)
-        self.shared[other] = one
+        return any(t in by_ref and storages[self._aliases.find(v)] > 1 for t, v in carried)
 
     def _check_host(self, body: Block, inputs: Sequence[Value]) -> None:
         """A by-reference input that the body needs on the device cannot be a host value here."""
@@ -567,40 +583,40 @@ class BlockBuilder:
             if i in body.by_ref and value.host and not inner.host:
                 raise NotOnHost(self.roots[value])
 
-    def _conditional(self, step: Step, env: Dict[Tensor, Value], path: str, place: Place) -> None:
-        a = step.arguments
+    def _conditional(self, instr: Instr, env: Env, path: str, rng_path: RngPath) -> None:
+        a = instr.arguments
         bodies: List[Block] = []
         arguments: Dict[str, Any] = {"cond": env[a["cond"]]}
         for branch in ("then", "else"):
             graph: Graph = a[f"{branch}_branch"]
             inputs = [env[t] for t in a[f"{branch}_inputs"]]
             name = f"{path}/{graph.name.split('_subgraph(')[0]}"
-            body, inputs = self.lowering.body(step.source, graph, inputs, 0, name, self)
+            body, inputs = self.lowering.body(instr.source, graph, inputs, 0, name, self)
             inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
             arguments[f"{branch}_inputs"] = tuple(inputs)
             bodies.append(body)
         results = bodies[0].outputs
         outputs = [
             self.lowering.new(t.name, t.spec, sharding=v.sharding)
-            for t, v in zip(step.outputs, results)
+            for t, v in zip(instr.outputs, results)
         ]
-        instr = Instr(
+        chosen = Instr(
             "conditional",
             arguments,
-            outputs,
-            source=step.source,
+            tuple(outputs),
+            source=instr.source,
             bodies=tuple(bodies),
             path=path,
-            place=place,
+            rng_path=rng_path,
         )
-        self.block.instrs.append(instr)
-        env.update(zip(step.outputs, outputs))
+        self.instrs.append(chosen)
+        env.update(zip(instr.outputs, outputs))
 
-    def _op(self, step: Step, env: Dict[Tensor, Value], path: str, place: Place) -> None:
-        definition = step.definition
-        arguments = {n: map_tensors(v, lambda t: env[t]) for n, v in step.arguments.items()}
+    def _op(self, instr: Instr, env: Env, path: str, rng_path: RngPath) -> None:
+        definition = instr.definition
+        arguments = {n: filled(a, lambda v: env[v]) for n, a in instr.arguments.items()}
         inputs = list(values_in(arguments.values()))
-        specs = [t.spec for t in step.outputs]
+        specs = [t.spec for t in instr.outputs]
         host = (
             definition.host is not None
             and bool(inputs)
@@ -612,7 +628,7 @@ class BlockBuilder:
             if value.host and not host:
                 raise NotOnHost(self.roots[value])
         host = host and not any(
-            (step.source, i) in self.lowering.device_roots for i in range(len(specs))
+            (instr.source, i) in self.lowering.device_roots for i in range(len(specs))
         )
         operands, everyone = [v.sharding for v in inputs], self.lowering.everyone
         outputs = [
@@ -624,23 +640,29 @@ class BlockBuilder:
                     definition, arguments, s, operands, self.lowering.sharding, everyone
                 ),
             )
-            for t, s in zip(step.outputs, specs)
+            for t, s in zip(instr.outputs, specs)
         ]
         for i, value in enumerate(outputs):
             alias = written or (inputs if definition.alias else ())
             for operand in alias if definition.alias else written[:1] if i == 0 else ():
-                self._share(operand, value)
+                self._aliases.join(operand, value)
             if definition.alias:
                 self.forms[value] = self._form(definition, arguments, lambda v: v)
             elif i == 0 and written and written[0] in self.forms:
                 self.forms[value] = self.forms[written[0]]
-            self.roots[value] = self.roots[alias[0]] if host and alias else (step.source, i)
-        instr = Instr(
-            "op", arguments, outputs, definition, step.source, host, path=path, place=place
+            self.roots[value] = self.roots[alias[0]] if host and alias else (instr.source, i)
+        self.instrs.append(
+            replace(
+                instr,
+                arguments=arguments,
+                outputs=tuple(outputs),
+                host=host,
+                path=path,
+                rng_path=rng_path,
+                rng_positions=tuple(self.lowering.positions.of(op) for op in instr.writers),
+            )
         )
-        instr.positions = tuple(self.lowering.positions.of(op) for op in step.writers)
-        self.block.instrs.append(instr)
-        env.update(zip(step.outputs, outputs))
+        env.update(zip(instr.outputs, outputs))
 
     def _form(
         self, definition: OpDefinition, arguments: Dict[str, Any], value: Callable[[Value], Value]
@@ -656,5 +678,13 @@ class BlockBuilder:
     def finish(self, outputs: List[Value], host: Sequence[bool] = ()) -> Block:
         """Set the outputs: on the device, except carried ones whose input is on the host."""
         keep = [*host, *[False] * (len(outputs) - len(host))]
-        self.block.outputs = [v if h else self.to_device(v) for v, h in zip(outputs, keep)]
-        return self.block
+        results = tuple(v if h else self.to_device(v) for v, h in zip(outputs, keep))
+        return Block(
+            self.name,
+            tuple(self.inputs),
+            frozenset(self.by_ref),
+            tuple(self.instrs),
+            results,
+            self.constants,
+            self.variables,
+        )

@@ -1,10 +1,10 @@
 """Which copies nothing can observe.
 
-Values that share storage form a class: alias forms and in-place writes join classes by contract. A
-*soft* edge is an
-instruction whose result is independent by contract but could be a view: a ``copy``, an out-of-place
-    view, a load of a remote
-row. It is removed (the two classes are joined) unless one of these rules keeps it:
+Values that share storage form a class. Those that *must* alias, by contract, are joined first:
+results of alias forms, and of writes in place. A value *may* alias another one where an
+instruction gives a result that is independent by contract but could be a view: a ``copy``, an
+out-of-place view, a load of a remote row. Such an edge is elided (the two classes are joined)
+unless one of these rules keeps it:
 
 - `source_changes`: the source's storage is written after the view was made, and the view is still
   read then;
@@ -14,10 +14,9 @@ row. It is removed (the two classes are joined) unless one of these rules keeps 
 - `slots_read`: the host still owns the slots of its streams;
 - `members_read`: a collective's result is one tensor for all members of the group in this process;
 - `views_written`: the result is written, and an alias form views it, which may need elements that
-  lie next to each
-other;
-- `operands_apart`: an operand shares storage with one that the same op writes (`optimise` inserts
-  this copy);
+  lie next to each other;
+- `operands_apart`: an operand shares storage with one that the same op writes (`separate_operands`
+  inserts this copy);
 - `outputs_apart`: what a body returns shares no storage with its inputs, with state, or with
   another output.
 
@@ -31,11 +30,14 @@ Tests take each rule away and must fail.
 """
 
 from bisect import bisect_left, insort
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set, Tuple
+from dataclasses import dataclass, replace
+from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
 
-from popxl_engine.blocks import Block, Instr, Value, sharing
+from popxl_engine.analysis.aliases import must_alias_edges
+from popxl_engine.analysis.effects import NOTHING, effects_of_instr, meets
+from popxl_engine.analysis.value_numbers import ValueNumbers
+from popxl_engine.ir import Block, Instr, Value, map_blocks
 from popxl_engine.kernels.collectives import SHARED
-from popxl_engine.summaries import NOTHING, Summaries, meets
 
 END = 1 << 60
 """A read by someone outside the block: the caller, the next run."""
@@ -56,7 +58,7 @@ ALL_RULES = frozenset(
         "views_again",
     }
 )
-"""Those of `copied_views`, which keeps views that are copies equal to what they view, among
+"""Those of `emulate_views`, which keeps views that are copies equal to what they view, among
 them.
 """
 
@@ -88,25 +90,40 @@ def merged(positions: List[int], more: List[int]) -> List[int]:
     return many
 
 
-class Aliasing:
-    """Analyses one block whose bodies are already done, and marks the copies that must stay.
+@dataclass(frozen=True)
+class ElideCopies:
+    """Mark the copies of a program that must stay; all others become views.
 
     Args:
-        summaries: of what the block runs.
+        rules: what keeps copies. Tests take one away.
     """
 
-    def __init__(self, block: Block, rules: FrozenSet[str], summaries: Summaries):
-        self.block, self.rules, self.summaries = block, rules, summaries
+    rules: FrozenSet[str]
+
+    def __call__(self, program: Block) -> Block:
+        """The program with its copies marked."""
+        return map_blocks(program, lambda block: _Elision(block, self.rules).run())
+
+
+class _Elision:
+    """Decides for one block whose bodies are done."""
+
+    def __init__(self, block: Block, rules: FrozenSet[str]):
+        self.block, self.rules = block, rules
         self.storage: Dict[Any, Storage] = {}
         self.rows: Dict[Value, Tuple[Any, Any]] = {}
         """Values that are a whole remote row: (buffer, number of the offset)."""
         self.same: Dict[Value, Value] = {}
         """In-place results and copies: the value whose memory they are, element by element."""
-        self.numbers: Dict[Any, Any] = {}
+        self.numbers = block.find(ValueNumbers)
         self._stores: Dict[Any, List[int]] = {}
         """Positions of the stores to each remote buffer."""
         self.viewed: Set[Value] = set()
         """Values that alias forms view, and that are written."""
+        self.copied: Set[Instr] = set()
+        """Those whose result needs a copy."""
+        self.views: Set[Instr] = set()
+        """Alias forms that must view."""
 
     def of(self, key: Any) -> Storage:
         """The class of a value or remote buffer."""
@@ -126,22 +143,35 @@ class Aliasing:
         for member in small.members:
             self.storage[member] = large
 
-    def run(self) -> None:
-        """Decide every soft edge."""
-        self._hard()
+    def run(self) -> Block:
+        """The block with every edge decided."""
+        self._join_aliases()
         self._find_viewed()
-        self._number()
         for position, instr in enumerate(self.block.instrs):
             self._decide(position, instr)
-        self._separate_outputs()
+        instrs = [self._marked(instr) for instr in self.block.instrs]
+        outputs, copies = self._separate_outputs()
+        written = frozenset(i for i in self.block.by_ref if self.of(self.block.inputs[i]).writes)
+        return self.block.with_instrs([*instrs, *copies], outputs=outputs, written=written)
+
+    def _marked(self, instr: Instr) -> Instr:
+        needs_contiguous = not self.viewed.isdisjoint(instr.outputs)
+        if not needs_contiguous and instr not in self.copied and instr not in self.views:
+            return instr
+        return replace(
+            instr,
+            needs_copy=instr.needs_copy or instr in self.copied,
+            needs_contiguous=needs_contiguous,
+            must_view=instr in self.views,
+        )
 
     # Facts
 
-    def _hard(self) -> None:
+    def _join_aliases(self) -> None:
         """Join by contract; record where everything is read and written."""
         block = self.block
         for instr in block.instrs:
-            for source, result in hard_edges(instr):
+            for source, result in must_alias_edges(instr):
                 self.join(source, result)
                 if instr.kind == "op" and not (instr.definition and instr.definition.alias):
                     self.same[result] = self.identity(source)
@@ -152,38 +182,32 @@ class Aliasing:
                 self.of(value).writes.append(position)
             if instr.is_op("remote_store"):
                 self._stores.setdefault(instr.arguments["remote_buffer"], []).append(position)
-            summary = self.summaries.of_instr(instr)
-            if summary is not NOTHING:
-                for buffer in summary.loads:
+            effects = effects_of_instr(instr)
+            if effects is not NOTHING:
+                for buffer in effects.loads:
                     self.of(buffer).reads.append(position)
-                for buffer in summary.stores:
+                for buffer in effects.stores:
                     self.of(buffer).writes.append(position)
         for value in block.outputs:
             self.of(value).reads.append(len(block.instrs))
         for value in self._read_by_others():
             self.of(value).reads.append(END)
-        for i in block.by_ref:
-            if self.of(block.inputs[i]).writes:
-                block.written.add(i)
 
     def _read_by_others(self) -> Iterator[Any]:
         """What somebody outside the block reads at any time."""
         block, every = self.block, self.block.instrs
         if "others_read" in self.rules:
             yield from (*block.inputs, *block.constants.values(), *block.state.values())
-            yield from {
-                buffer for instr in every for buffer in self.summaries.of_instr(instr).loads
-            }
+            yield from {buffer for instr in every for buffer in effects_of_instr(instr).loads}
         if "slots_read" in self.rules:
             yield from (
                 instr.arguments["h2d_stream"] for instr in every if instr.is_op("host_load")
             )
         if "members_read" in self.rules:
-            yield from (instr for instr in every if is_shared(instr))
+            yield from (instr for instr in every if is_of_all_members(instr))
 
     def _find_viewed(self) -> None:
-        """Mark the alias forms whose storage is written later, and note every value of that
-        storage.
+        """Find the alias forms whose storage is written later, and every value of that storage.
 
         Ops that make such a value lay it out plainly, so that it can be viewed.
         """
@@ -191,13 +215,11 @@ class Aliasing:
         for position, instr in enumerate(self.block.instrs):
             if instr.definition is not None and instr.definition.alias:
                 storage = self.of(instr.outputs[0])
-                instr.shared = bool(storage.writes) and storage.writes[-1] > position
-                if instr.shared:
+                if storage.writes and storage.writes[-1] > position:
+                    self.views.add(instr)
                     viewed.add(id(storage))
-        for instr in self.block.instrs:
-            found = {v for v in instr.outputs if id(self.of(v)) in viewed}
-            self.viewed |= found
-            instr.contiguous = bool(found)
+        for instr in self.block.instrs if viewed else ():
+            self.viewed.update(v for v in instr.outputs if id(self.of(v)) in viewed)
 
     def identity(self, value: Value) -> Value:
         """The first value whose memory this one is, element by element."""
@@ -205,59 +227,26 @@ class Aliasing:
             value = self.same[value]
         return value
 
-    def _number(self) -> None:
-        """Equal numbers for equal host scalars, as far as they are never written."""
-        known: Dict[Any, Tuple[str, int]] = {}
-
-        def number(key: Any) -> Tuple[str, int]:
-            return known.setdefault(key, ("number", len(known)))
-
-        for constant, value in self.block.constants.items():
-            self.numbers[value] = number(
-                ("constant", constant.host_value.tobytes(), str(constant.dtype))
-            )
-        for instr in self.block.instrs:
-            if instr.kind == "copy":
-                self.numbers[instr.outputs[0]] = self.number(instr.arguments["t"])
-            elif instr.kind == "op" and instr.host and not instr.written():
-                assert instr.definition is not None
-                key = tuple((n, self._argument_number(a)) for n, a in instr.arguments.items())
-                for i, value in enumerate(instr.outputs):
-                    self.numbers[value] = number((instr.definition.name, key, i))
-
-    def _argument_number(self, argument: Any) -> Any:
-        if isinstance(argument, Value):
-            return self.number(argument)
-        if isinstance(argument, (tuple, list)):
-            return tuple(self._argument_number(a) for a in argument)
-        return argument
-
-    def number(self, value: Any) -> Any:
-        """The number of a host scalar or plain int."""
-        if not isinstance(value, Value):
-            return ("int", value)
-        return (
-            ("value", id(value))
-            if self.of(value).writes
-            else self.numbers.get(value, ("value", id(value)))
-        )
+    def number(self, offset: Any) -> Any:
+        """The same for offsets, values or plain numbers, that are the same."""
+        return self.numbers.of(offset) if isinstance(offset, Value) else ("int", offset)
 
     # Decisions
 
     def _decide(self, position: int, instr: Instr) -> None:
-        source = soft_source(instr)
+        source = may_alias_source(instr)
         if source is None:
             return
         if instr.kind == "copy" and instr.arguments["t"].host != instr.outputs[0].host:
-            instr.own = True
+            self.copied.add(instr)
             return
         self._note_row(instr, source)
         for result in instr.outputs:
             if self.of(source) is not self.of(result) and self._observable(
                 position, source, result
             ):
-                instr.own = True
-        if not instr.own:
+                self.copied.add(instr)
+        if instr not in self.copied and not instr.needs_copy:
             for result in instr.outputs:
                 self.join(source, result)
                 if instr.kind == "copy":
@@ -316,60 +305,35 @@ class Aliasing:
                 return position
         return None
 
-    def _separate_outputs(self) -> None:
-        """Outputs of a body are independent of its inputs, of state, and of each other."""
-        if "outputs_apart" not in self.rules:
-            return
+    def _separate_outputs(self) -> Tuple[Tuple[Value, ...], List[Instr]]:
+        """Outputs of a body that are independent of its inputs, of state, and of each other; and
+        the copies that make them so.
+        """
+        outputs, copies = list(self.block.outputs), []
         taken: Set[int] = set()
-        for i, value in enumerate(self.block.outputs):
+        for i, value in enumerate(outputs if "outputs_apart" in self.rules else ()):
             storage = self.of(value)
             if storage.reads and storage.reads[-1] == END or id(storage) in taken:
-                result = Value(f"{value.name}_out{i}", value.spec, value.host)
-                self.block.instrs.append(
-                    Instr("copy", {"t": value}, [result], host=value.host, own=True)
+                outputs[i] = replace(value, name=f"{value.name}_out{i}", sharding=None)
+                copies.append(
+                    Instr("copy", {"t": value}, (outputs[i],), host=value.host, needs_copy=True)
                 )
-                self.block.outputs[i] = result
             taken.add(id(storage))
+        return tuple(outputs), copies
 
 
-def hard_edges(instr: Instr) -> Iterable[Tuple[Value, Value]]:
-    """(operand, result) pairs that share storage by contract."""
-    results = (
-        instr.outputs[:1]
-        if instr.definition is not None and instr.definition.writes
-        else instr.outputs
-    )
-    return [(v, result) for v in sharing(instr) for result in results]
-
-
-def storage_groups(block: Block) -> Dict[Value, Value]:
-    """A representative for each value that shares storage with others by contract."""
-    parent: Dict[Value, Value] = {}
-
-    def find(v: Value) -> Value:
-        while v in parent:
-            v = parent[v]
-        return v
-
-    for instr in block.instrs:
-        for a, b in hard_edges(instr):
-            if find(a) is not find(b):
-                parent[find(b)] = find(a)
-    return {v: find(v) for v in parent}
-
-
-def is_shared(instr: Instr) -> bool:
+def is_of_all_members(instr: Instr) -> bool:
     """Whether an instruction's result is other replicas' result, too."""
     return instr.definition is not None and instr.definition.name in SHARED and meets(instr)
 
 
-def soft_source(instr: Instr) -> Any:
+def may_alias_source(instr: Instr) -> Any:
     """What an instruction's result could be a view of: a value, a buffer, a stream, or what
     replicas share.
 
     The last goes by the instruction itself. None where there is nothing.
     """
-    if is_shared(instr):
+    if is_of_all_members(instr):
         return instr
     if instr.kind == "copy":
         return instr.arguments["t"]

@@ -1,22 +1,18 @@
-"""What blocks do beyond their results, with the blocks that they run: each block is looked at once.
-
-Make a `Summaries` for a pass. A block may be asked for when the pass is done with it: later changes
-are not seen.
-"""
+"""What blocks and instructions do beyond their results, with the blocks that they run."""
 
 from dataclasses import dataclass
 from typing import Any, Dict, FrozenSet, Iterable, Iterator, Optional, Set
 
 from popxl.replica_grouping import ReplicaGrouping
 
-from popxl_engine.blocks import Block, Instr
+from popxl_engine.ir import Block, Instr
 from popxl_engine.stochastic import NARROW, TRANSFERS
 
 KEPT_EFFECTS = frozenset({"host", "remote", "print"})
 
 
 @dataclass(frozen=True)
-class Summary:
+class Effects:
     """Of a block or an instruction, with everything that it runs."""
 
     loads: FrozenSet[Any] = frozenset()
@@ -31,31 +27,26 @@ class Summary:
     """Whether its rounding may be stochastic."""
 
 
-NOTHING = Summary()
+NOTHING = Effects()
 
 
-class Summaries:
-    """The summaries of one pass."""
-
-    def __init__(self) -> None:
-        self._known: Dict[Block, Summary] = {}
-
-    def of(self, block: Block) -> Summary:
-        """A block's summary."""
-        if block not in self._known:
-            self._known[block] = _joined(self.of_instr(instr) for instr in block.instrs)
-        return self._known[block]
-
-    def of_instr(self, instr: Instr) -> Summary:
-        """An instruction's summary."""
-        if instr.bodies:
-            return _joined(map(self.of, instr.bodies))
-        if instr.kind != "op":
-            return NOTHING
-        return _of_op(instr)
+def effects_of(block: Block) -> Effects:
+    """What a block does."""
+    return block.find(_of_block)
 
 
-def _of_op(instr: Instr) -> Summary:
+def _of_block(block: Block) -> Effects:
+    return _joined(map(effects_of_instr, block.instrs))
+
+
+def effects_of_instr(instr: Instr) -> Effects:
+    """What an instruction does."""
+    if instr.bodies:
+        return _joined(map(effects_of, instr.bodies))
+    return _of_op(instr) if instr.kind == "op" else NOTHING
+
+
+def _of_op(instr: Instr) -> Effects:
     assert instr.definition is not None
     name, effects = instr.definition.name, instr.definition.effects
     if not (effects or instr.definition.writes):
@@ -68,7 +59,7 @@ def _of_op(instr: Instr) -> Summary:
         if "remote_buffer" in instr.arguments
         else frozenset()
     )
-    return Summary(
+    return Effects(
         loads=buffer if name.startswith("remote_load") else frozenset(),
         stores=buffer if name.startswith("remote_store") else frozenset(),
         lasts=bool(effects & KEPT_EFFECTS) and name != "remote_load",
@@ -77,14 +68,14 @@ def _of_op(instr: Instr) -> Summary:
     )
 
 
-DRAWS = Summary(draws=True)
+DRAWS = Effects(draws=True)
 
 
-def _joined(summaries: Iterable[Summary]) -> Summary:
-    found = list(dict.fromkeys(summary for summary in summaries if summary is not NOTHING))
+def _joined(several: Iterable[Effects]) -> Effects:
+    found = list(dict.fromkeys(effects for effects in several if effects is not NOTHING))
     if len(found) < 2:
         return found[0] if found else NOTHING
-    return Summary(
+    return Effects(
         loads=frozenset().union(*(s.loads for s in found)),
         stores=frozenset().union(*(s.stores for s in found)),
         lasts=any(s.lasts for s in found),

@@ -3,7 +3,7 @@ a reversed slice.
 
 torch's views are strides over one piece of memory. Where an alias form needs more, its result is a
 copy, and both sides are kept equal: what is written to one is copied to the other at once.
-`optimise` then drops the copies that nobody reads.
+`dead_code` then drops the copies that nobody reads.
 """
 
 import inspect
@@ -29,7 +29,7 @@ import torch
 from popxl.errors import GraphError
 from popxl.opdef import OpDefinition, call_arguments
 
-from popxl_engine.blocks import Block, Instr, Value, filled, values_in
+from popxl_engine.ir import Block, Instr, Value, filled, values_in
 from popxl_engine.kernels.dtypes import from_numpy
 from popxl_engine.kernels.registry import FUSED, kernel_for
 from popxl_engine.kernels.shape import BACK
@@ -38,26 +38,24 @@ Home = Value
 """The first value whose memory others are views of, by contract and in torch."""
 
 
-def view_again(
-    t: torch.Tensor, parts: Sequence[torch.Tensor], view: "Rearrangement"
-) -> torch.Tensor:
-    """Copy to a copied view what it views."""
+def refresh(t: torch.Tensor, parts: Sequence[torch.Tensor], view: "Rearrangement") -> torch.Tensor:
+    """Copy to a emulated view what it views."""
     return t.copy_(view(kernel_for(view.definition), parts))
 
 
-def put_back(
+def write_back(
     t: torch.Tensor, y: torch.Tensor, back: Callable[[torch.Tensor, torch.Tensor], None]
 ) -> torch.Tensor:
-    """Copy the elements of a copied view to a part of what it views."""
+    """Copy the elements of a emulated view to a part of what it views."""
     back(t, y)
     return t
 
 
-def _view_again_on_host(t: np.ndarray, parts: Sequence[np.ndarray], view: "Rearrangement") -> Any:
+def _refresh_on_host(t: np.ndarray, parts: Sequence[np.ndarray], view: "Rearrangement") -> Any:
     return view(view.definition.host, parts)
 
 
-def _put_back_on_host(t: np.ndarray, y: np.ndarray, back: Any) -> np.ndarray:
+def _write_back_on_host(t: np.ndarray, y: np.ndarray, back: Any) -> np.ndarray:
     result = np.array(t)
     back(from_numpy(result), from_numpy(np.array(y)))
     return result
@@ -69,8 +67,8 @@ def _writing(fn: Callable[..., Any], host: Callable[..., Any]) -> OpDefinition:
     return OpDefinition(name, lambda **_: None, inspect.signature(fn), writes=("t",), host=host)
 
 
-VIEW_AGAIN = _writing(view_again, _view_again_on_host)
-PUT_BACK = _writing(put_back, _put_back_on_host)
+REFRESH = _writing(refresh, _refresh_on_host)
+WRITE_BACK = _writing(write_back, _write_back_on_host)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,11 +89,13 @@ class Rearrangement:
 
 
 @dataclass(eq=False)
-class CopiedView:
+class EmulatedView:
     """An alias form that is computed as its out-of-place form, and what it views."""
 
     instr: Instr
     parts: List[Value]
+    copies: int = 0
+    """Instructions that keep both sides equal, so far."""
 
     @property
     def view(self) -> Value:
@@ -116,7 +116,7 @@ class CopiedView:
     def again(self) -> Instr:
         """The instruction that makes the view equal to what it views."""
         arguments = {"t": self.view, "parts": tuple(self.parts), "view": self.rearrangement}
-        return self._writing(VIEW_AGAIN, arguments, self.parts)
+        return self._writing(REFRESH, arguments, self.parts)
 
     def back(self, number: int) -> Instr:
         """The instruction that makes a part equal to the view."""
@@ -124,7 +124,7 @@ class CopiedView:
         args, kwargs = call_arguments(self.definition, arguments)
         back = partial(_backwards, BACK[self.definition.name], number, args, kwargs)
         return self._writing(
-            PUT_BACK, {"t": self.parts[number], "y": self.view, "back": back}, [self.view]
+            WRITE_BACK, {"t": self.parts[number], "y": self.view, "back": back}, [self.view]
         )
 
     def _writing(
@@ -132,9 +132,11 @@ class CopiedView:
     ) -> Instr:
         target = arguments["t"]
         host = target.host and all(v.host for v in sources)
-        result = Value(f"{target.name}_equal", target.spec, target.host, target.sharding)
+        self.copies += 1
+        name = f"{target.name}_equal_to_{self.view.name}_{self.copies}"
+        result = replace(target, name=name)
         return replace(
-            self.instr, definition=definition, arguments=arguments, outputs=[result], host=host
+            self.instr, definition=definition, arguments=arguments, outputs=(result,), host=host
         )
 
 
@@ -144,32 +146,41 @@ def _backwards(
     rule(t, y, number, *args, **kwargs)
 
 
-def copy_views(
-    block: Block, rules: FrozenSet[str], layouts: Optional[Mapping[Value, torch.Tensor]] = None
-) -> Set[int]:
-    """Make copies of the alias forms in a block and its bodies that torch has no view for, and keep
-    them equal.
+@dataclass(frozen=True)
+class EmulateViews:
+    """Make copies of the alias forms in a program that torch has no view for, and keep them equal.
 
     Args:
         rules: "views_back": what is written to a view is copied to what it views; "views_again":
-            the other way round.
-        layouts: tensors without data that lie as the block's inputs do, where that is not plainly
-            in order.
-    Returns:
-        The by-reference inputs that the block writes.
+            the other way round. Tests take one away.
     Raises:
         GraphError: a write through a view that shows an element twice, or to two sides of a view at
             once.
     """
-    return CopiedViews(block, rules, layouts or {}, {}).run()
+
+    rules: FrozenSet[str]
+
+    def __call__(self, program: Block) -> Block:
+        """The program with copies in place of such views."""
+        return _Emulation(program, self.rules, {}, {}).run().block
 
 
-class CopiedViews:
+@dataclass(frozen=True)
+class _Emulated:
+    """A block that is done."""
+
+    block: Block
+    written: FrozenSet[int]
+    """The by-reference inputs that it writes."""
+
+
+class _Emulation:
     """Goes through one block in order.
 
     Args:
-        written: what `copy_views` gave for the blocks before; all instructions that run one give it
-            the same layouts.
+        layouts: tensors without data that lie as the block's inputs do, where that is not plainly
+            in order.
+        done: the blocks before; all instructions that run one give it the same layouts.
     """
 
     def __init__(
@@ -177,29 +188,30 @@ class CopiedViews:
         block: Block,
         rules: FrozenSet[str],
         layouts: Mapping[Value, torch.Tensor],
-        written: Dict[Block, Set[int]],
+        done: Dict[Block, _Emulated],
     ):
-        self.block, self.rules, self.written = block, rules, written
+        self.block, self.rules, self.done = block, rules, done
         self.layouts: Dict[Value, torch.Tensor] = dict(layouts)
         self.homes: Dict[Value, Home] = {}
-        self.views: List[CopiedView] = []
+        self.views: List[EmulatedView] = []
         """So far; each after those that it views."""
         self.changed: Set[Home] = set()
         self._numbers: Dict[Home, torch.Tensor] = {}
 
-    def run(self) -> Set[int]:
-        """See `copy_views`."""
+    def run(self) -> _Emulated:
+        """The block with copies in place of views, kept equal."""
         instrs: List[Instr] = []
         for instr in self.block.instrs:
-            changed = (
-                self._in_bodies(instr) if instr.bodies else [self.home(v) for v in instr.written()]
-            )
+            if instr.bodies:
+                instr, changed = self._in_bodies(instr)
+            else:
+                changed = [self.home(v) for v in instr.written()]
             instrs.append(self._viewed(instr))
             if changed:
                 self._check_apart(instr, changed)
                 instrs += self._updates(dict.fromkeys(changed))
-        self.block.instrs = instrs
-        return {i for i in self.block.by_ref if self.home(self.block.inputs[i]) in self.changed}
+        written = (i for i in self.block.by_ref if self.home(self.block.inputs[i]) in self.changed)
+        return _Emulated(self.block.with_instrs(instrs), frozenset(written))
 
     def home(self, value: Value) -> Home:
         """What a value is a view of."""
@@ -211,14 +223,19 @@ class CopiedViews:
             self.layouts[value] = torch.empty(value.spec.shape, device="meta")
         return self.layouts[value]
 
-    def _in_bodies(self, instr: Instr) -> List[Home]:
+    def _in_bodies(self, instr: Instr) -> Tuple[Instr, List[Home]]:
+        """An instruction with bodies that are done, and what they change."""
         changed: List[Home] = []
+        bodies: List[Block] = []
         for body, inputs in instr.calls():
-            if body not in self.written:
+            if body not in self.done:
                 layouts = {body.inputs[i]: self.layout(inputs[i]) for i in body.by_ref}
-                self.written[body] = CopiedViews(body, self.rules, layouts, self.written).run()
-            changed += [self.home(inputs[i]) for i in sorted(self.written[body])]
-        return changed
+                self.done[body] = _Emulation(body, self.rules, layouts, self.done).run()
+            bodies.append(self.done[body].block)
+            changed += [self.home(inputs[i]) for i in sorted(self.done[body].written)]
+        if tuple(bodies) != instr.bodies:
+            instr = replace(instr, bodies=tuple(bodies))
+        return instr, changed
 
     def _viewed(self, instr: Instr) -> Instr:
         """The instruction, or the copy that it has to be; its result has the memory of what it
@@ -237,7 +254,7 @@ class CopiedViews:
             if layout is None:
                 assert definition.base is not None
                 copy = replace(instr, definition=definition.base)
-                self.views.append(CopiedView(copy, parts))
+                self.views.append(EmulatedView(copy, parts))
                 return copy
             self.homes[result], self.layouts[result] = self.home(parts[0]), layout
         return instr
@@ -296,7 +313,7 @@ class CopiedViews:
                 ).reshape(-1)
         return self._numbers[home]
 
-    def _check_distinct(self, view: CopiedView) -> None:
+    def _check_distinct(self, view: EmulatedView) -> None:
         """GraphError if a view that is written shows an element twice: which of two values stayed
         would be open.
         """
@@ -309,7 +326,7 @@ class CopiedViews:
             )
 
     def _check_apart(self, instr: Instr, changed: Iterable[Home]) -> None:
-        """GraphError if an instruction writes to two sides of a copied view at the same time."""
+        """GraphError if an instruction writes to two sides of a emulated view at the same time."""
         for home in dict.fromkeys(changed) if self.views else ():
             equal = self._kept_equal(home)
             for other in changed:

@@ -13,15 +13,15 @@ make exponential.
 """
 
 
-def shared_graphs(main: Graph) -> Set[Graph]:
+def outlined_graphs(main: Graph) -> Set[Graph]:
     """The graphs that are not inlined: a caller counts as often as it is inlined itself, or once if
     it is not.
     """
     times: Dict[Graph, int] = {main: 1}
-    shared: Set[Graph] = set()
+    outlined: Set[Graph] = set()
     for graph in reversed(called_first(main)):
         if times[graph] > MOST_INLINED:
-            shared.add(graph)
+            outlined.add(graph)
             times[graph] = 1
         for op in graph.ops:
             for called, _ in op.called():
@@ -34,4 +34,4 @@ def shared_graphs(main: Graph) -> Set[Graph]:
                     else 1
                 )
                 times[called] = times.get(called, 0) + times[graph] * parts
-    return shared
+    return outlined

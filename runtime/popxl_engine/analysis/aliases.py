@@ -1,0 +1,39 @@
+"""Which values share storage by contract (*must* alias): alias forms, and what is written in place.
+What could share it, as no one would notice (*may* alias), `passes.elide_copies` decides.
+"""
+
+from typing import Iterable, List, Set, Tuple
+
+from popxl_engine.analysis.union_find import UnionFind
+from popxl_engine.ir import Block, Instr, Value, aliased
+
+
+class MustAlias:
+    """The storage of each value of a block, and which of it is written."""
+
+    def __init__(self, block: Block):
+        self._classes: UnionFind[Value] = UnionFind()
+        for instr in block.instrs:
+            for source, result in must_alias_edges(instr):
+                self._classes.join(source, result)
+        self._written: Set[Value] = {
+            self.storage(v) for instr in block.instrs for v in (*instr.written(), *instr.lent())
+        }
+
+    def storage(self, value: Value) -> Value:
+        """One value for all that share storage."""
+        return self._classes.find(value)
+
+    def is_written(self, value: Value) -> bool:
+        """Whether anything in the block writes the value's storage, or may."""
+        return self.storage(value) in self._written
+
+
+def must_alias_edges(instr: Instr) -> Iterable[Tuple[Value, Value]]:
+    """(operand, result) pairs that share storage by contract."""
+    sources = aliased(instr)
+    if not sources or instr.definition is None:
+        return ()
+    results = instr.outputs[:1] if instr.definition.writes else instr.outputs
+    pairs: List[Tuple[Value, Value]] = [(v, result) for v in sources for result in results]
+    return pairs

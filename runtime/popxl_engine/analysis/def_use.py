@@ -1,0 +1,84 @@
+"""Who makes and who uses the values of a block."""
+
+from typing import Dict, Iterator, List, Optional, Sequence
+
+from popxl import dtypes
+
+from popxl_engine.analysis.aliases import MustAlias
+from popxl_engine.ir import Block, Instr, Value
+from popxl_engine.stochastic import NARROW
+
+
+class DefUse:
+    """Makers and users of a block's values, in order."""
+
+    def __init__(self, block: Block):
+        self.maker: Dict[Value, Instr] = {}
+        self.users: Dict[Value, List[Instr]] = {}
+        self.position: Dict[Instr, int] = {}
+        self.outputs = frozenset(block.outputs)
+        self.aliases = block.find(MustAlias)
+        for position, instr in enumerate(block.instrs):
+            self.position[instr] = position
+            self.maker.update(dict.fromkeys(instr.outputs, instr))
+            for v in instr.inputs():
+                self.users.setdefault(v, []).append(instr)
+
+    def is_written(self, v: Value) -> bool:
+        """Whether anything in the block writes the value's storage, or may."""
+        return self.aliases.is_written(v)
+
+    def is_used_once(self, v: Value) -> bool:
+        """Whether one instruction sees a value, and nothing writes it."""
+        return len(self.users.get(v, ())) == 1 and v not in self.outputs and not self.is_written(v)
+
+    def copied_from(self, v: Value) -> Iterator[Value]:
+        """The value, and what it is a copy of, one after the other."""
+        yield v
+        while v in self.maker and self.maker[v].kind == "copy":
+            v = self.maker[v].arguments["t"]
+            yield v
+
+    def source(self, v: Value) -> Optional[Value]:
+        """What a value is a copy of, if none of the copies is written, nor it."""
+        chain = list(self.copied_from(v))
+        return None if any(map(self.is_written, chain)) else chain[-1]
+
+    def readers(self, values: Sequence[Value]) -> Optional[List[Instr]]:
+        """What sees any of these values, or copies of them; None where one leaves the block."""
+        found: List[Instr] = []
+        seen = list(values)
+        for v in seen:  # it grows
+            if v in self.outputs:
+                return None
+            for user in self.users.get(v, ()):
+                if user.kind == "copy":
+                    seen += user.outputs
+                elif user not in found:
+                    found.append(user)
+        return found
+
+    def widened(self, v: Value) -> Optional[Value]:
+        """The 16-bit value that ``v`` is a cast of, if neither is written, nor a copy in
+        between.
+        """
+        original = self.source(v)
+        cast = self.maker.get(original) if original is not None else None
+        if cast is None or not cast.is_op("cast") or cast.host:
+            return None
+        source: Value = cast.arguments["t"]
+        is_wider = source.spec.dtype in NARROW and v.spec.dtype is dtypes.float32
+        return source if is_wider and not self.is_written(source) else None
+
+    def only_cast(self, v: Value, dtype: dtypes.dtype) -> Optional[List[Value]]:
+        """The value and its copies up to a cast to a type, if nothing else uses or writes any of
+        them.
+        """
+        chain = [v]
+        while self.is_used_once(v):
+            (user,) = self.users[v]
+            if user.kind != "copy":
+                return chain if user.is_op("cast") and user.outputs[0].spec.dtype is dtype else None
+            (v,) = user.outputs
+            chain.append(v)
+        return None

@@ -1,0 +1,58 @@
+"""From a program's graphs to blocks that code is generated from: the one way, for runs, plans,
+profiles and the residency of rows alike.
+"""
+
+from dataclasses import dataclass
+from typing import Collection, Optional, Sequence
+
+import torch
+from popxl.ir import Ir
+from popxl.op_records import Op
+
+from popxl_engine.checks import check_offsets
+from popxl_engine.collection import without_collection
+from popxl_engine.ir import Block
+from popxl_engine.lowering import Lowering
+from popxl_engine.passes import CPU, LEGALIZATION, Pass, enabled_passes, graph_passes, run_passes
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program as blocks of instructions.
+
+    Args:
+        block: what the main graph has become, with everything that it runs.
+        device: where it runs.
+    """
+
+    ir: Ir
+    block: Block
+    device: torch.device
+
+
+def compile(  # noqa: A001 - what it does; nobody needs Python's own here
+    ir: Ir,
+    device: torch.device = CPU,
+    passes: Optional[Sequence[Pass]] = None,
+    ops: Optional[Collection[Op]] = None,
+) -> Compiled:
+    """Compile a program.
+
+    Args:
+        device: where it is to run; it need not be there.
+        passes: in their order; default: those that are enabled for the device.
+        ops: those of the main graph that run; default: all.
+    Raises:
+        GraphError: a remote load or store outside its buffer, or a write to a view that memory
+            cannot give.
+    """
+    chosen = enabled_passes(device) if passes is None else passes
+    with without_collection():
+        program = Lowering(graph_passes(chosen), ops).main(ir.main_graph)
+        check_offsets(program)
+        return Compiled(ir, run_passes(chosen, program), device)
+
+
+def compile_unfused(ir: Ir) -> Compiled:
+    """A program op by op, as its author wrote it: what plans count."""
+    return compile(ir, passes=LEGALIZATION)

@@ -1,0 +1,29 @@
+"""The form in which the compiler keeps a program: values, instructions, blocks; how they print, and
+what must hold of them.
+"""
+
+from popxl_engine.ir.block import (
+    Block,
+    Instr,
+    RngPath,
+    Value,
+    aliased,
+    filled,
+    map_blocks,
+    values_in,
+)
+from popxl_engine.ir.text import to_text
+from popxl_engine.ir.verify import verify
+
+__all__ = [
+    "Block",
+    "Instr",
+    "RngPath",
+    "Value",
+    "aliased",
+    "filled",
+    "map_blocks",
+    "to_text",
+    "values_in",
+    "verify",
+]

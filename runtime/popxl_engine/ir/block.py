@@ -1,0 +1,249 @@
+"""What a program is made of: values, instructions, and the blocks that hold them. None of them ever
+changes: a pass makes new ones.
+"""
+
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
+
+from popxl.dtypes import dtype
+from popxl.op_records import Op, OpDefinition
+from popxl.values import Constant, Tensor, TensorSpec
+
+from popxl_engine.shards import Sharding
+
+Finding = TypeVar("Finding")
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One value in a block. ``host``: a numpy array on the host instead of a tensor on the
+    device.
+    """
+
+    name: str
+    spec: TensorSpec
+    host: bool = False
+    sharding: Optional[Sharding] = None
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """Of its spec; so with the other properties."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> dtype:
+        """The element type."""
+        return self.spec.dtype
+
+    @property
+    def rank(self) -> int:
+        """The number of axes."""
+        return self.spec.rank
+
+    @property
+    def nelms(self) -> int:
+        """The number of elements."""
+        return self.spec.nelms
+
+    def __repr__(self) -> str:
+        return f"%{self.name}{'@host' if self.host else ''}"
+
+
+@dataclass(frozen=True)
+class RngPath:
+    """Which draws of the generator an instruction takes, see `machine.place`."""
+
+    numbers: Tuple[int, ...] = ()
+    """Positions of the calls around it, outermost first, and of the op in its graph; those that
+    follow the start.
+    """
+    seed: Optional[Value] = None
+    """Of what draws in a graph with a seed: this seed, on the host, as the start; else the block's
+    own path.
+    """
+
+    def inside(self, *numbers: int) -> "RngPath":
+        """The path of something in what is here."""
+        return RngPath((*self.numbers, *numbers), self.seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Instr:
+    """One instruction: kind "op", "copy", "call", "repeat" or "conditional".
+
+    In the block of a single graph, before calls are inlined, all are of kind "op".
+    """
+
+    kind: str
+    arguments: Mapping[str, Any]
+    outputs: Tuple[Value, ...]
+    definition: Optional[OpDefinition] = None
+    source: Optional[Op] = None
+    """The user's op, for messages."""
+    host: bool = False
+    bodies: Tuple["Block", ...] = ()
+    path: str = ""
+    """Names of the graphs around it, as they call each other."""
+    rng_path: RngPath = RngPath()
+    writers: Tuple[Op, ...] = ()
+    """Of a fused op that writes several operands: the user's op that wrote each, in the order of
+    its ``writes``.
+    """
+    rng_positions: Tuple[int, ...] = ()
+    """Of each of the `writers`: its position in its graph."""
+    needs_copy: bool = False
+    """The result must not share storage with the operand that it views (`passes.elide_copies`)."""
+    needs_contiguous: bool = False
+    """Alias forms view the results and they are written, so that they must lie in memory in order
+    (`passes.elide_copies`).
+    """
+    must_view: bool = False
+    """An alias form whose storage is written: the kernel must really return a view
+    (`passes.elide_copies`).
+    """
+
+    def inputs(self) -> List[Value]:
+        """Values read, in order; the seed that it rounds from among them."""
+        found = list(values_in(self.arguments.values()))
+        if self.rng_path.seed is not None:
+            found.append(self.rng_path.seed)
+        return found
+
+    @property
+    def effects(self) -> FrozenSet[str]:
+        """The op's effects beyond its results."""
+        return self.definition.effects if self.definition is not None else frozenset()
+
+    def is_op(self, name: str) -> bool:
+        """Whether it is an op of this name."""
+        return self.definition is not None and self.definition.name == name
+
+    def written(self) -> List[Value]:
+        """Operands whose storage this instruction changes."""
+        if self.definition is None:
+            return [inputs[i] for body, inputs in self.calls() for i in sorted(body.written)]
+        if "control" in self.effects:
+            return self._taken_by_reference()
+        return [self.arguments[p] for p in self.definition.writes]
+
+    def _taken_by_reference(self) -> List[Value]:
+        """Of a call in the block of a single graph: what the called graphs may write."""
+        assert self.source is not None
+        written = set(self.source.written)
+        tensors = [t for _, inputs in self.source.called() for t in inputs]
+        values = [
+            v
+            for name in ("inputs", "then_inputs", "else_inputs")
+            for v in self.arguments.get(name, ())
+        ]
+        return [v for t, v in zip(tensors, values) if t in written]
+
+    def lent(self) -> List[Value]:
+        """Values that bodies take by reference, and may change, whether or not `Block.written` is
+        known yet.
+        """
+        return [inputs[i] for body, inputs in self.calls() for i in sorted(body.by_ref)]
+
+    def calls(self) -> List[Tuple["Block", Sequence[Value]]]:
+        """(body, its inputs here) for calls, loops and branches."""
+        if self.kind in ("call", "repeat"):
+            return [(self.bodies[0], self.arguments["inputs"])]
+        if self.kind == "conditional":
+            return list(
+                zip(self.bodies, (self.arguments["then_inputs"], self.arguments["else_inputs"]))
+            )
+        return []
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A straight-line program: the main graph, the body of a loop or branch, a graph that is called
+    often, or a single graph whose calls are ops.
+
+    Several instructions may run one block.
+    """
+
+    name: str
+    inputs: Tuple[Value, ...] = ()
+    by_ref: FrozenSet[int] = frozenset()
+    """Indices of the inputs that it takes by reference."""
+    instrs: Tuple[Instr, ...] = ()
+    outputs: Tuple[Value, ...] = ()
+    constants: Mapping[Constant, Value] = field(default_factory=lambda: MappingProxyType({}))
+    state: Mapping[Tensor, Value] = field(default_factory=lambda: MappingProxyType({}))
+    """Main block only: variables and device shards that it reads or writes."""
+    written: FrozenSet[int] = frozenset()
+    """Indices of by-reference inputs that the block really writes (`passes.elide_copies`)."""
+    _findings: Dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def find(self, analysis: Callable[["Block"], Finding]) -> Finding:
+        """What an analysis finds here. It runs once: a block never changes."""
+        if analysis not in self._findings:
+            self._findings[analysis] = analysis(self)
+        found: Finding = self._findings[analysis]
+        return found
+
+    def with_instrs(self, instrs: Iterable[Instr], **changes: Any) -> "Block":
+        """This block with other instructions; itself where nothing is other."""
+        found = tuple(instrs)
+        if not changes and found == self.instrs:
+            return self
+        return replace(self, instrs=found, _findings={}, **changes)
+
+
+def map_blocks(program: Block, rewrite: Callable[[Block], Block]) -> Block:
+    """A program with every block rewritten once, after those that it runs."""
+    done: Dict[Block, Block] = {}
+
+    def rewritten(block: Block) -> Block:
+        if block not in done:
+            done[block] = rewrite(block.with_instrs(map(with_bodies, block.instrs)))
+        return done[block]
+
+    def with_bodies(instr: Instr) -> Instr:
+        bodies = tuple(map(rewritten, instr.bodies))
+        return instr if bodies == instr.bodies else replace(instr, bodies=bodies)
+
+    return rewritten(program)
+
+
+def values_in(arguments: Any) -> Iterator[Value]:
+    """The values among arguments and their tuples, in order."""
+    for a in arguments:
+        if isinstance(a, Value):
+            yield a
+        elif isinstance(a, (list, tuple)):
+            yield from values_in(a)
+
+
+def filled(argument: Any, value: Callable[[Value], Any]) -> Any:
+    """An argument with something in place of each value in it."""
+    if isinstance(argument, Value):
+        return value(argument)
+    return (
+        tuple(filled(a, value) for a in argument)
+        if isinstance(argument, (list, tuple))
+        else argument
+    )
+
+
+def aliased(instr: Instr) -> List[Value]:
+    """Operands whose storage an instruction's first result has by contract."""
+    definition = instr.definition
+    if definition is None or not (definition.alias or definition.writes):
+        return []
+    return list(values_in([instr.arguments[p] for p in definition.writes[:1] or definition.views]))

@@ -1,0 +1,59 @@
+"""Blocks as text, an instruction a line, with what each block runs before it."""
+
+from typing import Any, Iterator, List
+
+from popxl_engine.ir.block import Block, Instr, Value
+
+_MARKS = ("host", "needs_copy", "needs_contiguous", "must_view")
+
+
+def to_text(program: Block) -> str:
+    """A program as text: each block once, after those that it runs."""
+    seen: List[Block] = []
+
+    def lines(block: Block) -> Iterator[str]:
+        seen.append(block)
+        for body in (body for instr in block.instrs for body in instr.bodies):
+            if body not in seen:
+                yield from lines(body)
+                yield ""
+        yield from _block(block)
+
+    return "\n".join(lines(program)) + "\n"
+
+
+def _block(block: Block) -> Iterator[str]:
+    inputs = (f"{'&' if i in block.by_ref else ''}{_typed(v)}" for i, v in enumerate(block.inputs))
+    yield f"block {block.name}({', '.join(inputs)}) {{"
+    for kind, values in (("state", block.state), ("constant", block.constants)):
+        for tensor, value in values.items():
+            yield f"  {_typed(value)} = {kind} {tensor.name}"
+    for instr in block.instrs:
+        yield f"  {instr_text(instr)}"
+    yield f"  return {', '.join(map(repr, block.outputs))}"
+    yield "}"
+
+
+def _typed(value: Value) -> str:
+    return f"{value!r}: {value.spec.dtype.name}{list(value.spec.shape)}"
+
+
+def instr_text(instr: Instr) -> str:
+    """One instruction as text."""
+    name = instr.definition.name if instr.definition is not None else instr.kind
+    arguments = ", ".join(f"{n}={_argument(a)}" for n, a in instr.arguments.items())
+    bodies = "".join(f" @{body.name}" for body in instr.bodies)
+    marks = "".join(f" !{mark}" for mark in _MARKS if getattr(instr, mark))
+    results = ", ".join(map(_typed, instr.outputs))
+    where = f"  # {instr.source.where}" if instr.source is not None else ""
+    return f"{results}{' = ' if results else ''}{name}{bodies}({arguments}){marks}{where}"
+
+
+def _argument(argument: Any) -> str:
+    if isinstance(argument, (tuple, list)):
+        return f"({', '.join(map(_argument, argument))})"
+    return (
+        str(getattr(argument, "name", argument))
+        if not isinstance(argument, Value)
+        else repr(argument)
+    )

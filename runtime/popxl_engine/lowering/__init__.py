@@ -1,0 +1,5 @@
+"""From graphs to one block: calls are inlined, loops and branches become bodies."""
+
+from popxl_engine.lowering.inlining import Lowering
+
+__all__ = ["Lowering"]

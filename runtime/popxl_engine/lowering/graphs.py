@@ -1,0 +1,77 @@
+"""The block of a single graph: one instruction for each op, calls too.
+
+Passes that must do the same to a graph wherever it is called work on it, with all its outputs
+live, whatever a caller uses of them: so a forward graph runs the same kernels everywhere, and what
+is computed again has the same bits.
+"""
+
+from dataclasses import dataclass
+from typing import Callable, Collection, Dict, Iterable, List, Mapping, Optional, Set
+
+from popxl.graph import Graph
+from popxl.op_records import Op, map_tensors
+from popxl.values import Constant, Tensor
+
+from popxl_engine.ir import Block, Instr, Value
+
+GraphPass = Callable[[Block], Block]
+
+
+@dataclass(frozen=True)
+class GraphBlock:
+    """The block of a graph. ``values``: what its tensors have become."""
+
+    block: Block
+    values: Mapping[Tensor, Value]
+
+    def used(self) -> Set[Value]:
+        """What its instructions use, and what it returns."""
+        return {v for instr in self.block.instrs for v in instr.inputs()}.union(self.block.outputs)
+
+
+def graph_block(
+    graph: Graph, passes: Iterable[GraphPass] = (), ops: Optional[Collection[Op]] = None
+) -> GraphBlock:
+    """The block of a graph, after passes.
+
+    Args:
+        ops: those that run; default: all.
+    """
+    values: Dict[Tensor, Value] = {}
+    constants: Dict[Constant, Value] = {}
+    state: Dict[Tensor, Value] = {}
+
+    def value(t: Tensor) -> Value:
+        if t not in values:
+            values[t] = Value(t.name, t.spec)
+            if isinstance(t, Constant):
+                constants[t] = values[t]
+            elif t not in made:
+                state[t] = values[t]
+        return values[t]
+
+    run = [op for op in graph.ops if ops is None or op in ops]
+    made = set(graph.inputs).union(*(op.outputs for op in run))
+    taken = tuple(map(value, graph.inputs))
+    for constant in graph.constants:
+        value(constant)
+    instrs: List[Instr] = []
+    for op in run:
+        arguments = {n: map_tensors(a, value) for n, a in op.arguments.items()}
+        results = tuple(map(value, op.outputs))
+        instrs.append(Instr("op", arguments, results, op.definition, op))
+    outputs = tuple(map(value, graph.outputs))
+    if graph.rounding_seed is not None:
+        value(graph.rounding_seed)
+    block = Block(
+        graph.name,
+        taken,
+        frozenset(range(len(taken))),
+        tuple(instrs),
+        outputs,
+        constants,
+        state,
+    )
+    for each in passes:
+        block = each(block)
+    return GraphBlock(block, values)

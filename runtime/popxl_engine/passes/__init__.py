@@ -1,0 +1,171 @@
+"""Passes over programs: each matches a pattern and puts something faster in its place, or prepares
+a program for code generation. They hold no kernel: fused ops are declared in `popxl_engine.ops`.
+
+`PASSES` lists them in the order in which they run. To add one: a file here with a function
+``block -> block``, and its line in the tuple. ``POPXL_PASSES=-name,-name`` turns some off (or
+``-all`` that may be), ``POPXL_PRINT_AFTER=name`` prints the program after one, and
+``POPXL_VERIFY=1`` checks it after each.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import Callable, FrozenSet, List, Sequence, Tuple
+
+import torch
+
+from popxl_engine.ir import Block, map_blocks, to_text, verify
+from popxl_engine.passes.accumulate import (
+    fuse_accumulated_column_sum,
+    fuse_accumulated_gather_grad,
+    fuse_accumulated_gemm,
+)
+from popxl_engine.passes.adamw import fuse_adamw
+from popxl_engine.passes.attention import fuse_attention, fuse_attention_grad
+from popxl_engine.passes.dead_code import remove_dead_code
+from popxl_engine.passes.drop_unused_probs import drop_unused_probs
+from popxl_engine.passes.elide_copies import ALL_RULES, ElideCopies
+from popxl_engine.passes.elide_zero_init import elide_zero_init
+from popxl_engine.passes.emulate_views import EmulateViews
+from popxl_engine.passes.flash_attention import flash_attention
+from popxl_engine.passes.fuse_embedding_grad import fuse_embedding_grad
+from popxl_engine.passes.fuse_grad_norm import fuse_grad_norm
+from popxl_engine.passes.gemm import fuse_gemm_bias, fuse_masked_scores, tile_gemm
+from popxl_engine.passes.identities import drop_casts, swap_transposed_gemm
+from popxl_engine.passes.narrow_logits import narrow_logits
+from popxl_engine.passes.pack_qkv_grads import pack_qkv_grads
+from popxl_engine.passes.reuse_dropout import recompute_probs, reuse_dropout
+from popxl_engine.passes.scalar_cse import scalar_cse
+from popxl_engine.passes.separate_operands import separate_operands
+from popxl_engine.rewrites.streamed_attention import streams as has_flash_attention
+
+CPU = torch.device("cpu")
+
+
+def _anywhere(device: torch.device) -> bool:
+    return True
+
+
+def _has_flash(device: torch.device) -> bool:
+    return has_flash_attention(device)
+
+
+def _keeps_probs(device: torch.device) -> bool:
+    """Where attention gives its probabilities."""
+    return not has_flash_attention(device)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A step from a program to another one that does the same."""
+
+    name: str
+    fn: Callable[[Block], Block]
+    devices: Callable[[torch.device], bool] = _anywhere
+    """Those for which it is."""
+    per_graph: bool = False
+    """It works on the block of a single graph, before calls are inlined: it must do the same
+    wherever the graph is called.
+    """
+    is_optional: bool = True
+    """Programs are right without it."""
+
+
+def _in_each(fn: Callable[[Block], Block]) -> Callable[[Block], Block]:
+    """A pass over programs from one over their blocks."""
+    return partial(map_blocks, rewrite=fn)
+
+
+FUSIONS: Tuple[Pass, ...] = (
+    Pass("drop_casts", drop_casts, per_graph=True),
+    Pass("swap_transposed_gemm", swap_transposed_gemm, per_graph=True),
+    Pass("fuse_gemm_bias", fuse_gemm_bias, per_graph=True),
+    Pass("fuse_masked_scores", fuse_masked_scores, per_graph=True),
+    Pass("fuse_attention", fuse_attention, per_graph=True),
+    Pass("fuse_attention_grad", fuse_attention_grad, per_graph=True),
+    Pass("fuse_accumulated_gemm", fuse_accumulated_gemm, per_graph=True),
+    Pass("fuse_accumulated_gather_grad", fuse_accumulated_gather_grad, per_graph=True),
+    Pass("fuse_accumulated_column_sum", fuse_accumulated_column_sum, per_graph=True),
+    Pass("fuse_adamw", fuse_adamw, per_graph=True),
+    Pass("tile_gemm", tile_gemm, per_graph=True),
+    Pass("narrow_logits", _in_each(narrow_logits)),
+    Pass("pack_qkv_grads", _in_each(pack_qkv_grads), _keeps_probs),
+    Pass("recompute_probs", _in_each(recompute_probs), _keeps_probs),
+    Pass("reuse_dropout", _in_each(reuse_dropout), _keeps_probs),
+    Pass("drop_unused_probs", _in_each(drop_unused_probs), _keeps_probs),
+    Pass("elide_zero_init", _in_each(elide_zero_init)),
+    Pass("fuse_embedding_grad", _in_each(fuse_embedding_grad)),
+    Pass("fuse_grad_norm", _in_each(fuse_grad_norm)),
+    Pass("scalar_cse", _in_each(scalar_cse)),
+    Pass("flash_attention", flash_attention, _has_flash),
+)
+
+
+def legalization(rules: FrozenSet[str] = ALL_RULES) -> Tuple[Pass, ...]:
+    """What makes a program one that code can be generated for.
+
+    Args:
+        rules: what keeps copies. Tests take one away.
+    """
+    separate = _in_each(separate_operands) if "operands_apart" in rules else lambda block: block
+    return (
+        Pass("emulate_views", EmulateViews(rules), is_optional=False),
+        Pass("separate_operands", separate, is_optional=False),
+        Pass("elide_copies", ElideCopies(rules), is_optional=False),
+    )
+
+
+LEGALIZATION = legalization()
+PASSES: Tuple[Pass, ...] = (*FUSIONS, *LEGALIZATION)
+
+
+def enabled_passes(device: torch.device = CPU) -> Tuple[Pass, ...]:
+    """The passes for a device, without those that ``POPXL_PASSES`` turns off.
+
+    Raises:
+        ValueError: it names a pass that is not there, or without which programs would be wrong.
+    """
+    off = {
+        name.strip().lstrip("-")
+        for name in os.environ.get("POPXL_PASSES", "").split(",")
+        if name.strip()
+    }
+    optional = [p.name for p in PASSES if p.is_optional]
+    unknown = off - {*optional, "all"}
+    if unknown:
+        raise ValueError(
+            f"POPXL_PASSES: got {', '.join(sorted(unknown))}; expected '-name' for some of "
+            f"{', '.join(optional)}, or '-all'."
+        )
+    return tuple(
+        p
+        for p in PASSES
+        if p.devices(device) and not (p.is_optional and (p.name in off or "all" in off))
+    )
+
+
+def run_pass(each: Pass, block: Block) -> Block:
+    """A program, or the block of a single graph, after a pass, without dead code."""
+    result = each.fn(block)
+    if result is not block and not each.per_graph:
+        result = remove_dead_code(result)
+    if each.name in os.environ.get("POPXL_PRINT_AFTER", "").split(","):
+        print(f"// after {each.name}\n{to_text(result)}", file=sys.stderr)
+    if os.environ.get("POPXL_VERIFY", "0") not in ("", "0"):
+        verify(result, each.name, is_graph=each.per_graph)
+    return result
+
+
+def graph_passes(passes: Sequence[Pass]) -> List[Callable[[Block], Block]]:
+    """Those of the passes that work on single graphs."""
+    return [partial(run_pass, each) for each in passes if each.per_graph]
+
+
+def run_passes(passes: Sequence[Pass], program: Block) -> Block:
+    """A program after those of the passes that work on whole programs."""
+    program = run_pass(Pass("lower", remove_dead_code), program)
+    for each in passes:
+        if not each.per_graph:
+            program = run_pass(each, program)
+    return program

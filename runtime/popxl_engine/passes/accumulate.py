@@ -1,0 +1,96 @@
+"""Gradients that go straight into their accumulators: products, column sums, and rows of an
+embedding table.
+"""
+
+from dataclasses import replace
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+
+from popxl.op_records import OpDefinition
+
+from popxl_engine.ir import Block, Value
+from popxl_engine.passes.rewriter import Rewriter
+from popxl_engine.rewrites.accumulate import PRODUCT as ACCUMULATE_GEMM
+from popxl_engine.rewrites.accumulate import ROWS as ACCUMULATE_GATHER_GRAD
+from popxl_engine.rewrites.accumulate import SUM as ACCUMULATE_COLUMN_SUM
+
+Operands = Callable[[Rewriter, Value, Mapping[str, Any]], Optional[Dict[str, Any]]]
+"""From the accumulator and the arguments of what makes its value: the fused op's other operands;
+None: no match.
+"""
+
+
+def fuse_accumulated_gemm(block: Block) -> Block:
+    """A product of matrices whose only use is accumulate_mean_ into a matrix of its shape."""
+
+    def operands(
+        rewriter: Rewriter, t: Value, product: Mapping[str, Any]
+    ) -> Optional[Dict[str, Any]]:
+        lhs, rhs = product["lhs"], product["rhs"]
+        is_apart = rewriter.storage(t) not in (rewriter.storage(lhs), rewriter.storage(rhs))
+        fits = t.rank == lhs.rank == rhs.rank == 2 and product["output_type"] is None
+        return {"lhs": lhs, "rhs": rhs} if is_apart and fits else None
+
+    return _fused_with(block, "matmul", ACCUMULATE_GEMM, operands)
+
+
+def fuse_accumulated_column_sum(block: Block) -> Block:
+    """A sum over the rows of a matrix, the gradient of a bias, whose only use is
+    accumulate_mean_.
+    """
+
+    def operands(
+        rewriter: Rewriter, t: Value, total: Mapping[str, Any]
+    ) -> Optional[Dict[str, Any]]:
+        X = total["t"]
+        is_apart = rewriter.storage(t) is not rewriter.storage(X)
+        return {"X": X} if X.rank == 2 and t.shape == X.shape[1:] and is_apart else None
+
+    return _fused_with(block, "sum_to", ACCUMULATE_COLUMN_SUM, operands)
+
+
+def fuse_accumulated_gather_grad(block: Block) -> Block:
+    """The gradient of a table lookup whose only use is accumulate_mean_ into the table's
+    accumulator.
+    """
+
+    def operands(_: Rewriter, t: Value, lookup: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+        given = {name: lookup[name] for name in ("dy", "indices", "zero_OOR")}
+        return given if lookup["axis"] == 0 and t.rank == 2 else None
+
+    return _fused_with(block, "gather_grad", ACCUMULATE_GATHER_GRAD, operands)
+
+
+def _fused_with(block: Block, name: str, definition: OpDefinition, operands: Operands) -> Block:
+    """Each accumulation of what an op of this name makes, with nobody else to use it, as one
+    instruction.
+    """
+    rewriter = Rewriter(block)
+    for i, instr in rewriter.ops("accumulate_mean_"):
+        match = _accumulated(rewriter, i, name)
+        if match is None:
+            continue
+        made, a = match
+        given = operands(rewriter, a["t"], rewriter.instrs[made].arguments)
+        if given is not None:
+            arguments = {"t": a["t"], **given, "step": a["step"]}
+            rewriter.replace(i, replace(instr, definition=definition, arguments=arguments), made)
+    return rewriter.result()
+
+
+def _accumulated(
+    rewriter: Rewriter, index: int, name: str
+) -> Optional[Tuple[int, Mapping[str, Any]]]:
+    """(where its value is made by an op of this name, its arguments) for an accumulation that may
+    run right there.
+    """
+    a = rewriter.instrs[index].arguments
+    made = rewriter.made_by(a["X"], name)
+    if made is None or rewriter.writes_between(made, index):
+        return None
+    if any(
+        v in (a["t"], a["step"])
+        for i in range(made + 1, index)
+        for v in rewriter.instrs[i].inputs()
+    ):
+        return None
+    return made, a

@@ -1,0 +1,200 @@
+"""Softmax attention and its gradient, recognised where they are composed of products, scale, mask,
+softmax and dropout.
+"""
+
+from dataclasses import replace
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from popxl_engine.ir import Block, Instr, Value
+from popxl_engine.passes.rewriter import Rewriter
+from popxl_engine.rewrites.attention import ATTENTION
+from popxl_engine.rewrites.attention import GRADIENT as ATTENTION_GRAD
+from popxl_engine.rewrites.products import SCORES as MASKED_SCORES
+
+SWAPPED = (0, 1, 3, 2)
+
+
+def fuse_attention(block: Block) -> Block:
+    """Scores with scale and mask, their softmax, dropout of it, and its product with values."""
+    rewriter = Rewriter(block)
+    for i, instr in rewriter.ops("matmul"):
+        if instr.arguments["output_type"] is not None:
+            continue
+        dropping = rewriter.maker(instr.arguments["lhs"], "dropout")
+        probs = instr.arguments["lhs"] if dropping is None else _argument(rewriter, dropping, "t")
+        normalising = rewriter.maker(probs, "softmax")
+        if (
+            normalising is None
+            or probs.rank != 4
+            or _argument(rewriter, normalising, "axis") not in (-1, 3)
+        ):
+            continue
+        scoring = rewriter.made_by(_argument(rewriter, normalising, "t"), MASKED_SCORES.name)
+        value = instr.arguments["rhs"]
+        if (
+            scoring is None
+            or value.shape[:2] != probs.shape[:2]
+            or value.shape[3] != _argument(rewriter, scoring, "lhs").shape[3]
+            or rewriter.writes_between(scoring, i)
+        ):
+            continue
+        absorbed = [n for n in (scoring, normalising, dropping) if n is not None]
+        outputs = tuple(v for n in absorbed[1:] for v in rewriter.instrs[n].outputs)
+        if _only_after(rewriter, outputs, i, absorbed):
+            of = rewriter.instrs[scoring].arguments
+            arguments = {"query": of["lhs"], "key_t": of["rhs"], "value": value, "mask": of["mask"]}
+            arguments |= {"scale": of["scale"], **_dropped(rewriter, dropping)}
+            fused = replace(
+                instr,
+                definition=ATTENTION,
+                arguments=arguments,
+                outputs=(*outputs, *instr.outputs),
+            )
+            rewriter.replace(i, fused, *absorbed)
+    return rewriter.result()
+
+
+class _Gradient(NamedTuple):
+    """Where the parts of a gradient of attention are."""
+
+    d_factors: int
+    """dy @ value_t."""
+    dropping: Optional[int]
+    softmax_grad: int
+    scaling: int
+    d_query: int
+    d_key_t: int
+    d_value: int
+    factors: Value
+    """What was multiplied with values."""
+
+    @property
+    def positions(self) -> List[int]:
+        """Of all parts."""
+        return [n for n in self[:-1] if isinstance(n, int)]
+
+
+def fuse_attention_grad(block: Block) -> Block:
+    """The products around a softmax's gradient, with the dropout before it and the scale after
+    it.
+    """
+    rewriter = Rewriter(block)
+    for i, _ in rewriter.ops("softmax_grad"):
+        found = _gradient(rewriter, i)
+        if found is None or not _fits(rewriter, found):
+            continue
+        last = max(found.positions)
+        results = (found.d_query, found.d_key_t, found.d_value)
+        outputs = tuple(rewriter.instrs[n].outputs[0] for n in results)
+        if not rewriter.writes_between(min(found.positions), last) and _only_after(
+            rewriter, outputs, last, found.positions
+        ):
+            fused = replace(
+                rewriter.instrs[last],
+                definition=ATTENTION_GRAD,
+                arguments=_gradient_arguments(rewriter, found),
+                outputs=outputs,
+            )
+            rewriter.replace(last, fused, *(n for n in found.positions if n != last))
+    return rewriter.result()
+
+
+def _gradient(rewriter: Rewriter, i: int) -> Optional[_Gradient]:
+    """The parts around a softmax's gradient, if they are there."""
+    d = _argument(rewriter, i, "dy")
+    dropping = rewriter.made_by(d, "dropout")
+    d_factors = rewriter.made_by(
+        d if dropping is None else _argument(rewriter, dropping, "t"), "matmul"
+    )
+    scaling = _only_user(rewriter, rewriter.instrs[i].outputs[0], "mul")
+    if d_factors is None or scaling is None:
+        return None
+    scaled = rewriter.instrs[scaling].outputs[0]
+    products = rewriter.users(scaled)
+    by_key = next((n for n in products if _multiplies(rewriter, n, "lhs", scaled)), None)
+    by_query = next((n for n in products if _multiplies(rewriter, n, "rhs", scaled)), None)
+    by_dy = _transposed_product(rewriter, _argument(rewriter, d_factors, "lhs"))
+    if by_key is None or by_query is None or by_dy is None:
+        return None
+    if len(products) != 2 or scaled in rewriter.uses.outputs:
+        return None
+    return _Gradient(d_factors, dropping, i, scaling, by_key, by_query, *by_dy)
+
+
+def _fits(rewriter: Rewriter, found: _Gradient) -> bool:
+    """Whether the parts are those of one attention, stacked over batch and heads."""
+    a = rewriter.instrs[found.softmax_grad].arguments
+    products = (found.d_factors, found.d_query, found.d_key_t, found.d_value)
+    if any(
+        not rewriter.instrs[n].is_op("matmul") or _argument(rewriter, n, "output_type") is not None
+        for n in products
+    ):
+        return False
+    probs = a["y"]
+    if probs.rank != 4 or a["axis"] not in (-1, 3):
+        return False
+    if rewriter.number(_argument(rewriter, found.scaling, "rhs")) is None:
+        return False
+    operands = _gradient_arguments(rewriter, found)
+    stacked = [operands[name] for name in ("dy", "query_t", "key", "value_t")]
+    are_stacked = all(v.rank == 4 and v.shape[:2] == probs.shape[:2] for v in stacked)
+    return are_stacked and operands["dy"].shape[3] == operands["key"].shape[3]
+
+
+def _gradient_arguments(rewriter: Rewriter, found: _Gradient) -> Dict[str, Any]:
+    return {
+        "dy": _argument(rewriter, found.d_factors, "lhs"),
+        "query_t": _argument(rewriter, found.d_key_t, "lhs"),
+        "key": _argument(rewriter, found.d_query, "rhs"),
+        "value_t": _argument(rewriter, found.d_factors, "rhs"),
+        "probabilities": _argument(rewriter, found.softmax_grad, "y"),
+        "factors": found.factors,
+        "scale": rewriter.number(_argument(rewriter, found.scaling, "rhs")),
+        **_dropped(rewriter, found.dropping),
+        "mask": None,
+    }
+
+
+def _argument(rewriter: Rewriter, index: int, name: str) -> Any:
+    return rewriter.instrs[index].arguments[name]
+
+
+def _multiplies(rewriter: Rewriter, index: int, side: str, v: Value) -> bool:
+    """Whether a value is this operand of an instruction."""
+    return rewriter.instrs[index].arguments.get(side) is v
+
+
+def _only_user(rewriter: Rewriter, v: Value, name: str) -> Optional[int]:
+    """The one instruction that uses a value, as its left operand, if it is an op of this name."""
+    users = rewriter.users(v)
+    if len(users) != 1 or v in rewriter.uses.outputs or users[0] in rewriter.removed:
+        return None
+    user: Instr = rewriter.instrs[users[0]]
+    return users[0] if user.is_op(name) and user.arguments["lhs"] is v else None
+
+
+def _transposed_product(rewriter: Rewriter, dy: Value) -> Optional[Tuple[int, Value]]:
+    """(the product x.T @ dy, x)."""
+    for n in rewriter.users(dy):
+        instr = rewriter.instrs[n]
+        if instr.is_op("matmul") and instr.arguments["rhs"] is dy:
+            made = rewriter.maker(instr.arguments["lhs"], "transpose")
+            if made is not None and _argument(rewriter, made, "permutation") == SWAPPED:
+                return n, _argument(rewriter, made, "t")
+    return None
+
+
+def _only_after(
+    rewriter: Rewriter, made: Sequence[Value], last: int, absorbed: Sequence[int]
+) -> bool:
+    """Whether nobody but absorbed instructions uses, before the last one, what a fused one makes
+    there.
+    """
+    return all(n >= last or n in absorbed for v in made for n in rewriter.users(v))
+
+
+def _dropped(rewriter: Rewriter, dropping: Optional[int]) -> Dict[str, Any]:
+    if dropping is None:
+        return {"seed_tensor": None, "p": 0.0}
+    a = rewriter.instrs[dropping].arguments
+    return {"seed_tensor": a["seed_tensor"], "p": a["p"]}

@@ -1,0 +1,34 @@
+"""What passes over an attention and its gradients in one block have in common."""
+
+from typing import List, Optional
+
+from popxl_engine.analysis.def_use import DefUse
+from popxl_engine.analysis.value_numbers import ValueNumbers, permuted
+from popxl_engine.ir import Block, Instr
+from popxl_engine.passes.attention import SWAPPED
+from popxl_engine.rewrites.attention import ATTENTION
+from popxl_engine.rewrites.attention import GRADIENT as ATTENTION_GRAD
+from popxl_engine.rewrites.joined_gradients import ROWS as ATTENTION_GRAD_PACKED
+
+
+def gradients_of_probs(block: Block) -> List[Instr]:
+    """Gradients of attention that are given probabilities."""
+    found = [i for i in block.instrs if i.definition in (ATTENTION_GRAD, ATTENTION_GRAD_PACKED)]
+    return [instr for instr in found if instr.arguments["probabilities"] is not None]
+
+
+def forward_of(uses: DefUse, gradient: Instr) -> Optional[Instr]:
+    """The attention whose probabilities a gradient is given."""
+    probabilities = uses.source(gradient.arguments["probabilities"])
+    maker = uses.maker.get(probabilities) if probabilities is not None else None
+    if maker is None or maker.definition is not ATTENTION:
+        return None
+    return maker if maker.outputs[0] is probabilities else None
+
+
+def are_of_same(numbers: ValueNumbers, forward: Instr, gradient: Instr) -> bool:
+    """Whether a gradient has an attention's queries, keys, values and scale."""
+    of, a = forward.arguments, gradient.arguments
+    pairs = ((of["query"], a["query_t"]), (of["key_t"], a["key"]), (of["value"], a["value_t"]))
+    are_equal = all(numbers.of(one) == permuted(numbers.of(other), SWAPPED) for one, other in pairs)
+    return are_equal and of["scale"] == a["scale"]

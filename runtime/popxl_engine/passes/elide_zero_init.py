@@ -1,0 +1,103 @@
+"""Zeros that nobody reads: accumulators of a mean whose first value replaces what is there."""
+
+from dataclasses import replace
+from typing import Dict, Iterator, List, Optional, Set, Tuple
+
+from popxl_engine.analysis.aliases import MustAlias
+from popxl_engine.ir import Block, Instr, Value
+
+MEANS = (
+    "accumulate_mean_",
+    "fused_accumulate_product_",
+    "fused_accumulate_product_squares_",
+    "fused_accumulate_rows_",
+    "fused_accumulate_sum_",
+)
+"""Ops that replace ``t`` where ``step`` is zero, whatever it holds."""
+
+
+def elide_zero_init(block: Block) -> Block:
+    """Memory of an accumulator is not cleared where a mean with a counter at zero is the first that
+    meets it.
+
+    Both come fresh from `init`. A loop may take them instead, whose body first meets the
+    accumulator as the target of a mean, before it writes the counter.
+    """
+    if not any(map(is_zeros, block.instrs)):
+        return block
+    storage = block.find(MustAlias).storage
+    unmet: Dict[Value, Instr] = {}
+    """Zeros that nothing has met yet, by their storage."""
+    unwritten: Dict[Value, Instr] = {}
+    """Those that nothing has written yet."""
+    elided: Set[Instr] = set()
+    for instr in block.instrs:
+        if is_zeros(instr):
+            made = storage(instr.outputs[0])
+            unmet[made] = unwritten[made] = instr
+            continue
+        met = [storage(v) for v in instr.inputs()]
+        for accumulator, step in _first_means(instr):
+            zeros, counter = unmet.get(storage(accumulator)), unwritten.get(storage(step))
+            if (
+                zeros is not None
+                and counter is not None
+                and zeros is not counter
+                and met.count(storage(accumulator)) == 1
+            ):
+                elided.add(zeros)
+        for v in met:
+            unmet.pop(v, None)
+        for v in (*instr.written(), *instr.lent()):
+            unwritten.pop(storage(v), None)
+    return block.with_instrs(
+        replace(i, arguments={**i.arguments, "init_type": "undef"}) if i in elided else i
+        for i in block.instrs
+    )
+
+
+def _first_means(instr: Instr) -> Iterator[Tuple[Value, Value]]:
+    """(target, counter) of a mean, or of the means with which a loop's body begins on what it takes
+    by reference.
+    """
+    if instr.kind == "repeat":
+        values = instr.arguments["inputs"]
+        yield from ((values[i], values[step]) for i, step in instr.bodies[0].find(_means_of_body))
+    elif instr.definition is not None and instr.definition.name in MEANS:
+        if isinstance(instr.arguments["step"], Value):
+            yield instr.arguments["t"], instr.arguments["step"]
+
+
+def _means_of_body(body: Block) -> List[Tuple[int, int]]:
+    """Inputs that a body first meets as the target of a mean, each with that of its counter."""
+    aliases = body.find(MustAlias)
+    steps = {i: _counter_of_first_mean(body, aliases, body.inputs[i]) for i in sorted(body.by_ref)}
+    return [(i, step) for i, step in steps.items() if step is not None]
+
+
+def is_zeros(instr: Instr) -> bool:
+    """Whether an instruction makes zeros with `init`."""
+    return instr.is_op("init") and instr.arguments["init_type"] == "zero"
+
+
+def _counter_of_first_mean(body: Block, aliases: MustAlias, accumulator: Value) -> Optional[int]:
+    """The input that counts the mean by which a body first meets an accumulator, if it is not
+    written before.
+    """
+    target = aliases.storage(accumulator)
+    written: List[Value] = []
+    for instr in body.instrs:
+        if any(aliases.storage(v) is target for v in instr.inputs()):
+            if instr.definition is None or instr.definition.name not in MEANS:
+                return None
+            others = [
+                v for name, v in instr.arguments.items() if name != "t" and isinstance(v, Value)
+            ]
+            step = instr.arguments["step"]
+            if any(aliases.storage(v) is target for v in others) or not isinstance(step, Value):
+                return None
+            if aliases.storage(step) in written or step not in body.inputs:
+                return None
+            return body.inputs.index(step)
+        written += [aliases.storage(v) for v in instr.written()]
+    return None

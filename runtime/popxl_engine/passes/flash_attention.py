@@ -1,0 +1,122 @@
+"""Attention with a causal mask and without dropout as one kernel that keeps no probabilities."""
+
+from dataclasses import dataclass, replace
+from typing import Dict, List, Mapping, Optional, Set
+
+import numpy as np
+from popxl import dtypes
+from popxl.op_records import Op
+from popxl.values import Constant, TensorSpec
+
+from popxl_engine.analysis.def_use import DefUse
+from popxl_engine.analysis.effects import blocks_of
+from popxl_engine.analysis.value_numbers import ValueNumbers
+from popxl_engine.ir import Block, Instr, Value, map_blocks
+from popxl_engine.passes.attention_gradients import are_of_same
+from popxl_engine.rewrites.attention import ATTENTION
+from popxl_engine.rewrites.attention import GRADIENT as ATTENTION_GRAD
+from popxl_engine.rewrites.streamed_attention import ALIGNMENT
+from popxl_engine.rewrites.streamed_attention import STREAMED as FLASH_ATTENTION
+from popxl_engine.rewrites.streamed_attention import STREAMED_GRADIENT as FLASH_ATTENTION_GRAD
+
+HIDDEN = -9e3
+"""What is added to the score of a key that a query must not see, at most: its exponential is 0."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Attention in a block whose probabilities nothing sees but gradients of it."""
+
+    forward: Instr
+    gradients: List[Instr]
+
+
+def flash_attention(program: Block) -> Block:
+    """Attention with a causal mask and without dropout gives its result and log-sum-exp instead of
+    probabilities.
+
+    An op is rewritten wherever a program runs it or nowhere, so that what is computed again has the
+    same bits.
+    """
+    everywhere: Dict[Instr, _Found] = {}
+    refused: Set[Optional[Op]] = set()
+    for block in blocks_of(program):
+        for instr in block.instrs:
+            if instr.definition is ATTENTION:
+                found = _seen_by_gradients(block, instr) if _is_causal(block, instr) else None
+                if found is not None:
+                    everywhere[instr] = found
+                else:
+                    refused.add(instr.source)
+    made: Dict[Instr, Instr] = {}
+    for forward, found in everywhere.items():
+        if forward.source not in refused:
+            made.update(_replaced(found))
+    return map_blocks(program, lambda b: b.with_instrs(made.get(i, i) for i in b.instrs))
+
+
+def _is_causal(block: Block, instr: Instr) -> bool:
+    """Whether the kernels take it: as many keys as queries, each of which sees those up to its own,
+    and whole heads.
+    """
+    a = instr.arguments
+    query, key_t, value = (a[n] for n in ("query", "key_t", "value"))
+    heads_fit = (
+        query.shape[3] * query.dtype.itemsize % ALIGNMENT == 0 and query.dtype is not dtypes.float64
+    )
+    if a["seed_tensor"] is not None or not heads_fit or query.shape != value.shape:
+        return False
+    mask = block.find(DefUse).source(a["mask"])
+    constant = None if mask is None else block.find(_constants).get(mask)
+    if key_t.shape[3] != query.shape[2] or constant is None:
+        return False
+    added = np.asarray(constant.host_value, np.float32).reshape(a["mask"].shape)
+    above = np.triu(np.ones(added.shape, np.bool_), k=1)
+    return not added[~above].any() and bool((added[above] <= HIDDEN).all())
+
+
+def _constants(block: Block) -> Mapping[Value, Constant]:
+    return {v: c for c, v in block.constants.items()}
+
+
+def _seen_by_gradients(block: Block, instr: Instr) -> Optional[_Found]:
+    """Its gradients, if nothing else sees the probabilities, and they are for the very same
+    operands.
+    """
+    probabilities, y = instr.outputs
+    uses = block.find(DefUse)
+    gradients = uses.readers([probabilities])
+    if gradients is None or gradients and uses.is_written(y):
+        return None
+    are_fit = all(
+        g.definition is ATTENTION_GRAD and _is_gradient(block, instr, g) for g in gradients
+    )
+    return _Found(instr, gradients) if are_fit else None
+
+
+def _is_gradient(block: Block, forward: Instr, gradient: Instr) -> bool:
+    """Whether a gradient is that of an attention, whose probabilities it is given, nobody having
+    written to them.
+    """
+    a, uses = gradient.arguments, block.find(DefUse)
+    are_given = all(
+        uses.source(a[name]) is forward.outputs[0] for name in ("probabilities", "factors")
+    )
+    is_same = are_of_same(block.find(ValueNumbers), forward, gradient)
+    return are_given and a["seed_tensor"] is None and is_same
+
+
+def _replaced(found: _Found) -> Dict[Instr, Instr]:
+    of, (probabilities, y) = found.forward.arguments, found.forward.outputs
+    logsumexp = Value(f"logsumexp_of_{probabilities.name}", TensorSpec(y.shape[:3], dtypes.float32))
+    arguments = {n: of[n] for n in ("query", "key_t", "value", "scale")}
+    made = {
+        found.forward: replace(
+            found.forward, definition=FLASH_ATTENTION, arguments=arguments, outputs=(y, logsumexp)
+        )
+    }
+    for gradient in found.gradients:
+        arguments = {n: gradient.arguments[n] for n in ("dy", "query_t", "key", "value_t")}
+        arguments |= {"y": y, "logsumexp": logsumexp, "scale": of["scale"]}
+        made[gradient] = replace(gradient, definition=FLASH_ATTENTION_GRAD, arguments=arguments)
+    return made

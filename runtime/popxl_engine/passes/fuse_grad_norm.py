@@ -1,0 +1,52 @@
+"""Squares of a gradient, summed up where the product stores it: nothing reads the gradient again
+for its norm.
+"""
+
+from dataclasses import replace
+from typing import Dict, List, Optional
+
+from popxl import dtypes
+from popxl.op_records import OPS
+
+from popxl_engine.analysis.aliases import MustAlias
+from popxl_engine.ir import Block, Instr, Value
+from popxl_engine.rewrites.accumulate import PRODUCT as ACCUMULATE_GEMM
+from popxl_engine.rewrites.stored_squares import PRODUCT_SQUARES as ACCUMULATE_GEMM_SUMSQ
+
+
+def fuse_grad_norm(block: Block) -> Block:
+    """sumsquare of a whole accumulator in float32 that nothing may write after an accumulated
+    product did.
+    """
+    if not any(map(_is_sumsquare, block.instrs)):
+        return block
+    aliases = block.find(MustAlias)
+    instrs: List[Optional[Instr]] = list(block.instrs)
+    products: Dict[Value, int] = {}
+    """By storage: the product that was the last to write it."""
+    for i, instr in enumerate(block.instrs):
+        if _is_sumsquare(instr):
+            t = instr.arguments["t"]
+            product = products.get(aliases.storage(t))
+            if product is not None and _gives(block.instrs[product], t):
+                found = block.instrs[product]
+                outputs = (*found.outputs, *instr.outputs)
+                instrs[product] = replace(found, definition=ACCUMULATE_GEMM_SUMSQ, outputs=outputs)
+                instrs[i] = None
+                del products[aliases.storage(t)]
+        for value in (*instr.written(), *instr.lent()):
+            products.pop(aliases.storage(value), None)
+        if instr.definition is ACCUMULATE_GEMM and instr.arguments["t"].dtype is dtypes.float32:
+            products[aliases.storage(instr.arguments["t"])] = i
+    return block.with_instrs(instr for instr in instrs if instr is not None)
+
+
+def _gives(product: Instr, t: Value) -> bool:
+    """Whether a value is all that a product has written."""
+    return t in (product.arguments["t"], *product.outputs)
+
+
+def _is_sumsquare(instr: Instr) -> bool:
+    """Whether it sums up all squares of a tensor to one number without axes."""
+    a = instr.arguments
+    return instr.definition is OPS["sumsquare"] and a["axis"] is None and not a["keepdims"]

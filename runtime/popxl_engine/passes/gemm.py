@@ -1,0 +1,84 @@
+"""Matrix products with what is added to them: bias, and the scale and mask of attention scores; and
+by tiles.
+"""
+
+from dataclasses import replace
+
+from popxl import dtypes
+
+from popxl_engine.ir import Block, Instr
+from popxl_engine.passes.rewriter import Rewriter
+from popxl_engine.rewrites.products import LINEAR as GEMM_BIAS
+from popxl_engine.rewrites.products import SCORES as MASKED_SCORES
+from popxl_engine.rewrites.products import TILED as GEMM
+
+FEWEST, LEAST = 512, 64
+"""Rows of a product, and columns or terms of its sums, from which packing the right operand
+pays.
+"""
+
+
+def fuse_gemm_bias(block: Block) -> Block:
+    """matmul of matrices, then a row added to its result."""
+    rewriter = Rewriter(block)
+    for i, instr in rewriter.ops("add"):
+        for side, other in (("lhs", "rhs"), ("rhs", "lhs")):
+            y, bias = instr.arguments[side], instr.arguments[other]
+            made = rewriter.made_by(y, "matmul")
+            if made is None or not _is_gemm(rewriter.instrs[made]):
+                continue
+            is_bias = bias.rank == 1 and y.rank == 2 and bias.shape == y.shape[1:]
+            if is_bias and y.dtype.is_floating_point and not rewriter.writes_between(made, i):
+                factors = rewriter.instrs[made].arguments
+                arguments = {"lhs": factors["lhs"], "rhs": factors["rhs"], "bias": bias}
+                rewriter.replace(i, replace(instr, definition=GEMM_BIAS, arguments=arguments), made)
+                break
+    return rewriter.result()
+
+
+def _is_gemm(product: Instr) -> bool:
+    """Whether it is a product of two matrices, in their type."""
+    a = product.arguments
+    return a["output_type"] is None and a["lhs"].rank == a["rhs"].rank == 2
+
+
+def fuse_masked_scores(block: Block) -> Block:
+    """matmul of stacked matrices, times a number, plus a matrix."""
+    rewriter = Rewriter(block)
+    for i, instr in rewriter.ops("add"):
+        scaled, mask = instr.arguments["lhs"], instr.arguments["rhs"]
+        times = rewriter.made_by(scaled, "mul")
+        if times is None or mask.rank != 2 or scaled.rank < 3 or mask.shape != scaled.shape[-2:]:
+            continue
+        y = rewriter.instrs[times].arguments["lhs"]
+        scale = rewriter.number(rewriter.instrs[times].arguments["rhs"])
+        made = rewriter.made_by(y, "matmul")
+        if (
+            made is None
+            or scale is None
+            or rewriter.writes_between(made, i)
+            or y.shape != scaled.shape
+        ):
+            continue
+        a = rewriter.instrs[made].arguments
+        if a["output_type"] is None and a["lhs"].shape[:-2] == a["rhs"].shape[:-2]:
+            arguments = {"lhs": a["lhs"], "rhs": a["rhs"], "mask": mask, "scale": scale}
+            scores = replace(instr, definition=MASKED_SCORES, arguments=arguments)
+            rewriter.replace(i, scores, made, times)
+    return rewriter.result()
+
+
+def tile_gemm(block: Block) -> Block:
+    """Products of bfloat16 matrices, with or without bias, that the library's tiles may make: the
+    kernel decides.
+    """
+    rewriter = Rewriter(block)
+    for i, instr in rewriter.ops("matmul", GEMM_BIAS.name):
+        a = instr.arguments
+        lhs, rhs = a["lhs"], a["rhs"]
+        is_gemm = instr.definition is GEMM_BIAS or _is_gemm(instr)
+        is_bfloat16 = lhs.dtype is rhs.dtype is dtypes.bfloat16
+        if is_gemm and is_bfloat16 and lhs.shape[0] >= FEWEST and min(rhs.shape) >= LEAST:
+            arguments = {"lhs": lhs, "rhs": rhs, "bias": a.get("bias")}
+            rewriter.replace(i, replace(instr, definition=GEMM, arguments=arguments))
+    return rewriter.result()

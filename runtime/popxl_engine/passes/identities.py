@@ -1,0 +1,42 @@
+"""Instructions that do nothing, or that another order of the same ones does without a copy."""
+
+from dataclasses import replace
+
+from popxl.op_records import OPS
+
+from popxl_engine.ir import Block
+from popxl_engine.passes.rewriter import Rewriter
+
+
+def drop_casts(block: Block) -> Block:
+    """A cast to the type that a tensor has is a copy, which nothing has to make."""
+    rewriter = Rewriter(block)
+    for i, instr in rewriter.ops("cast"):
+        t = instr.arguments["t"]
+        if t.dtype is instr.outputs[0].dtype:
+            arguments = {"t": t, "output_name": None}
+            rewriter.replace(i, replace(instr, definition=OPS["identity"], arguments=arguments))
+    return rewriter.result()
+
+
+def swap_transposed_gemm(block: Block) -> Block:
+    """(a^T b)^T is b^T a: the product comes out in the order in which it is used."""
+    rewriter = Rewriter(block)
+    for i, instr in rewriter.ops("transpose"):
+        made = rewriter.made_by(instr.arguments["t"], "matmul")
+        if (
+            made is None
+            or instr.outputs[0].rank != 2
+            or rewriter.writes_between(made, i)
+            or tuple(instr.arguments["permutation"] or (1, 0)) != (1, 0)
+        ):
+            continue
+        product = rewriter.instrs[made]
+        lhs, rhs = product.arguments["lhs"], product.arguments["rhs"]
+        if lhs.rank == rhs.rank == 2:
+            factors = {"lhs": rewriter.transposed(rhs, i), "rhs": rewriter.transposed(lhs, i)}
+            arguments = {**product.arguments, **factors}
+            rewriter.replace(
+                i, replace(instr, definition=product.definition, arguments=arguments), made
+            )
+    return rewriter.result()

@@ -1,0 +1,48 @@
+"""Logits that a program widens for the cross entropy, which computes in float32 anyway."""
+
+from dataclasses import replace
+from typing import Dict
+
+from popxl.values import TensorSpec
+
+from popxl_engine.analysis.def_use import DefUse
+from popxl_engine.ir import Block, Instr, Value
+
+
+def narrow_logits(block: Block) -> Block:
+    """log-sum-exp and its gradient read 16-bit logits themselves: the same numbers, without float32
+    copies of them.
+
+    A gradient whose only use is a cast back comes out of the kernel rounded.
+    """
+    made: Dict[Instr, Instr] = {}
+    for instr in block.instrs:
+        is_gradient = instr.is_op("logsumexp_and_pick_grad")
+        if not is_gradient and not instr.is_op("logsumexp_and_pick"):
+            continue
+        uses = block.find(DefUse)
+        logits = uses.widened(instr.arguments["logits"])
+        chain = (
+            uses.only_cast(instr.outputs[0], logits.dtype)
+            if logits is not None and is_gradient
+            else None
+        )
+        if logits is None or is_gradient and chain is None:
+            continue
+        narrow = {**instr.arguments, "logits": logits}
+        made[instr] = replace(instr, arguments=narrow)
+        if chain is not None:
+            cast = uses.users[chain[-1]][0]
+            result = _narrowed(instr.outputs[0], logits)
+            made[instr] = replace(made[instr], outputs=(result,))
+            for value in chain[1:]:  # copies on the way to the cast
+                copy = uses.maker[value]
+                narrower = _narrowed(value, logits)
+                made[copy] = replace(copy, arguments={"t": result}, outputs=(narrower,))
+                result = narrower
+            made[cast] = replace(cast, kind="copy", arguments={"t": result}, definition=None)
+    return block.with_instrs(made.get(i, i) for i in block.instrs)
+
+
+def _narrowed(value: Value, like: Value) -> Value:
+    return replace(value, spec=TensorSpec(value.shape, like.dtype))

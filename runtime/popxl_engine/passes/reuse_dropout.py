@@ -1,0 +1,88 @@
+"""Gradients of attention take the mask and what dropout has left from the attention itself, or
+compute its probabilities again.
+"""
+
+from dataclasses import replace
+from typing import Dict, Set
+
+import numpy as np
+
+from popxl_engine.analysis.def_use import DefUse
+from popxl_engine.analysis.value_numbers import ValueNumbers
+from popxl_engine.ir import Block, Instr
+from popxl_engine.passes.attention_gradients import are_of_same, forward_of, gradients_of_probs
+
+
+def recompute_probs(block: Block) -> Block:
+    """A gradient computes probabilities again, from mask and seed, where it alone reads what an
+    attention gives.
+
+    The attention goes, and with it the memory for all heads' probabilities.
+    """
+    gradients = gradients_of_probs(block)
+    if not gradients:
+        return block
+    uses, numbers = block.find(DefUse), block.find(ValueNumbers)
+    gone: Set[Instr] = set()
+    made: Dict[Instr, Instr] = {}
+    for instr in gradients:
+        forward = forward_of(uses, instr)
+        if forward is None or uses.source(forward.arguments["mask"]) is None:
+            continue
+        is_alone = uses.readers(forward.outputs) == [instr]
+        if is_alone and are_of_same(numbers, forward, instr) and _draws_same(uses, instr, forward):
+            again = {"probabilities": None, "factors": None, "mask": forward.arguments["mask"]}
+            made[instr] = replace(instr, arguments={**instr.arguments, **again})
+            gone.add(forward)
+    return block.with_instrs(made.get(i, i) for i in block.instrs if i not in gone)
+
+
+def reuse_dropout(block: Block) -> Block:
+    """A gradient of an attention in the same block takes its mask, and draws nothing again."""
+    gradients = gradients_of_probs(block)
+    if not gradients:
+        return block
+    uses = block.find(DefUse)
+    made: Dict[Instr, Instr] = {}
+    for instr in gradients:
+        forward = forward_of(uses, instr)
+        if forward is None:
+            continue
+        arguments = dict(instr.arguments)
+        mask, factors = forward.arguments["mask"], uses.source(arguments["factors"])
+        if uses.source(mask) is not None and factors in forward.outputs[:-1]:
+            arguments["mask"] = mask
+        if arguments["seed_tensor"] is not None and _is_its_dropout(uses, instr, forward):
+            arguments["seed_tensor"] = None
+        if arguments != instr.arguments:
+            made[instr] = replace(instr, arguments=arguments)
+    return block.with_instrs(made.get(i, i) for i in block.instrs)
+
+
+def _draws_same(uses: DefUse, gradient: Instr, forward: Instr) -> bool:
+    """Whether a gradient's factors are what its attention has multiplied with values, and can be
+    made as that did.
+    """
+    of, a = forward.arguments, gradient.arguments
+    if of["seed_tensor"] is None:
+        return (
+            a["seed_tensor"] is None
+            and a["p"] == 0
+            and uses.source(a["factors"]) is forward.outputs[0]
+        )
+    return a["seed_tensor"] is not None and _is_its_dropout(uses, gradient, forward)
+
+
+def _is_its_dropout(uses: DefUse, gradient: Instr, forward: Instr) -> bool:
+    """Whether a gradient is given what dropout left of the probabilities, and would draw as that
+    did.
+    """
+    of, a = forward.arguments, gradient.arguments
+    if of["seed_tensor"] is None or of["p"] != a["p"] or np.float32(1 / (1 - of["p"])) == 1:
+        return False  # a factor of 1 says that nothing is dropped
+    seed = uses.source(a["seed_tensor"])
+    return (
+        seed is not None
+        and seed is uses.source(of["seed_tensor"])
+        and uses.source(a["factors"]) is forward.outputs[1]
+    )

@@ -1,0 +1,140 @@
+"""What passes need to find patterns in a block and to replace them."""
+
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+
+from popxl.op_records import OPS, Op, OpDefinition
+from popxl.values import TensorSpec
+
+from popxl_engine.analysis.aliases import MustAlias
+from popxl_engine.analysis.def_use import DefUse
+from popxl_engine.ir import Block, Instr, Value, values_in
+
+
+class Rewriter:
+    """A block that is rewritten: questions are about the block as it was, `result` is what becomes
+    of it.
+    """
+
+    def __init__(self, block: Block):
+        self.block, self.instrs = block, list(block.instrs)
+        self.uses, self._aliases = block.find(DefUse), block.find(MustAlias)
+        self.removed: Set[int] = set()
+        self._inserted: Dict[int, List[Instr]] = {}
+        self._numbers = {
+            v: float(c.host_value.reshape(())) for c, v in block.constants.items() if c.nelms == 1
+        }
+
+    def ops(self, *names: str) -> List[Tuple[int, Instr]]:
+        """The instructions that are an op of one of these names, with their positions."""
+        return [
+            (i, instr)
+            for i, instr in enumerate(self.block.instrs)
+            if instr.definition is not None and instr.definition.name in names
+        ]
+
+    def number(self, v: Any) -> Optional[float]:
+        """The value of a constant of one element."""
+        return self._numbers.get(v) if isinstance(v, Value) else None
+
+    def storage(self, v: Any) -> Any:
+        """The first value whose storage this one is by contract."""
+        return self._aliases.storage(v) if isinstance(v, Value) else v
+
+    def maker(self, v: Any, name: str = "") -> Optional[int]:
+        """The position of what makes a value, if it is still there, and an op of this name."""
+        instr = self.uses.maker.get(v) if isinstance(v, Value) else None
+        index = None if instr is None else self.uses.position[instr]
+        if index is None or index in self.removed:
+            return None
+        return index if not name or self.instrs[index].is_op(name) else None
+
+    def users(self, v: Value) -> List[int]:
+        """The positions of what uses a value, in order."""
+        return [self.uses.position[instr] for instr in self.uses.users.get(v, ())]
+
+    def made_by(self, v: Any, name: str) -> Optional[int]:
+        """The position of what makes a value, if it is an op of this name and one instruction alone
+        uses the value.
+        """
+        index = self.maker(v, name)
+        if index is None or len(self.uses.users.get(v, ())) != 1 or v in self.uses.outputs:
+            return None
+        return index
+
+    def used_only_by(self, v: Value, users: Iterable[int]) -> bool:
+        """Whether nothing but these instructions sees a value."""
+        return v not in self.uses.outputs and set(self.users(v)) <= set(users)
+
+    def writes_between(self, first: int, last: int) -> bool:
+        """Whether anything strictly between two instructions writes to storage."""
+        return any(
+            self.instrs[i].written() for i in range(first + 1, last) if i not in self.removed
+        )
+
+    def may_run_late(
+        self,
+        absorbed: Sequence[int],
+        last: int,
+        written: Iterable[Value],
+        except_: Optional[int] = None,
+    ) -> bool:
+        """Whether instructions may run at ``last`` instead of where they are.
+
+        Nothing else in between may write, or see the storage that they write; one instruction,
+        ``except_``, may.
+        """
+        storages = {self.storage(v) for v in written}
+        for i in range(min(absorbed), last):
+            if i in absorbed or i in self.removed or i == except_:
+                continue
+            instr = self.instrs[i]
+            if instr.written() or any(self.storage(v) in storages for v in instr.inputs()):
+                return False
+        return True
+
+    def replace(self, index: int, instr: Instr, *absorbed: int) -> None:
+        """Put another instruction at a position; the absorbed ones go."""
+        self.instrs[index] = instr
+        self.removed.update(absorbed)
+
+    def transposed(self, v: Value, before: int) -> Value:
+        """The transpose of a matrix: what it is the transpose of, or a new view made before a
+        position.
+        """
+        made = self.maker(v, "transpose")
+        if made is not None and not self.writes_between(made, before):
+            source: Value = self.instrs[made].arguments["t"]
+            return source
+        result = Value(
+            f"{v.name}_transposed_{before}", TensorSpec(v.spec.shape[::-1], v.spec.dtype)
+        )
+        view = op(
+            OPS["transpose"], {"t": v, "permutation": (1, 0)}, (result,), self.instrs[before].source
+        )
+        self._inserted.setdefault(before, []).append(view)
+        return result
+
+    def result(self) -> Block:
+        """The block with what is left, and what was inserted."""
+        instrs: List[Instr] = []
+        for i, instr in enumerate(self.instrs):
+            instrs += self._inserted.get(i, [])
+            if i not in self.removed:
+                instrs.append(instr)
+        return self.block.with_instrs(instrs)
+
+
+def op(
+    definition: OpDefinition,
+    arguments: Dict[str, Any],
+    outputs: Sequence[Value],
+    source: Optional[Op],
+    writers: Tuple[Op, ...] = (),
+) -> Instr:
+    """An op in the block of a single graph."""
+    return Instr("op", arguments, tuple(outputs), definition, source, writers=writers)
+
+
+def operands(instr: Instr) -> List[Value]:
+    """The values that an instruction is given."""
+    return list(values_in(instr.arguments.values()))
