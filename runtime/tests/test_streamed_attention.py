@@ -20,6 +20,7 @@ from popxl.extensions import plan
 from popxl.ops.normalisation import softmax_grad
 from popxl_engine import native
 from popxl_engine.engine import Engine
+from popxl_engine.kernels import flash_attention
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.live_bytes import LiveBytes
 from popxl_engine.rewrites import (
@@ -28,7 +29,6 @@ from popxl_engine.rewrites import (
     REWRITES,
     enabled_rewrites,
     fused_program,
-    streamed_attention,
 )
 from popxl_engine.rewrites.streamed_attention import streams
 from quick import cases
@@ -60,8 +60,8 @@ def lying(t: torch.Tensor, how: str) -> torch.Tensor:
 def run_kernels(tensors: Sequence[torch.Tensor], scale: float) -> List[torch.Tensor]:
     """Result and gradients of query, key and value."""
     query, key, value, dy = tensors
-    y, logsumexp = streamed_attention.streamed_attention(query, key.transpose(2, 3), value, scale)
-    d_query, d_key_t, d_value = streamed_attention.streamed_attention_grad(
+    y, logsumexp = flash_attention.flash_attention(query, key.transpose(2, 3), value, scale)
+    d_query, d_key_t, d_value = flash_attention.flash_attention_grad(
         dy, query.transpose(2, 3), key, value.transpose(2, 3), y, logsumexp, scale
     )
     return [y, d_query, d_key_t.transpose(2, 3), d_value]
@@ -156,7 +156,7 @@ def test_what_the_user_says_about_the_order_of_sums_is_so_again(setting: Tuple[b
     )
     torch.use_deterministic_algorithms(setting[0], warn_only=setting[1])
     try:
-        with pytest.raises(ZeroDivisionError), streamed_attention._one_order():
+        with pytest.raises(ZeroDivisionError), flash_attention._one_order():
             _ = 1 / 0
         now = (
             torch.are_deterministic_algorithms_enabled(),
@@ -315,7 +315,7 @@ def test_programs_have_the_interpreters_numbers(
         dtype, shape, heads, micro_batches=count, is_loop=is_loop, recomputing=recomputing
     )
     times = 1 if is_loop else count
-    expected = {"streamed_attention": times * (1 + recomputing), "streamed_attention_grad": times}
+    expected = {"flash_attention": times * (1 + recomputing), "flash_attention_grad": times}
     assert counts_of(build) == expected
 
 
@@ -348,7 +348,7 @@ def test_a_finite_mask_hides_as_well(hidden: float, dtype: popxl.dtype) -> None:
     if dtype is popxl.float16:
         hidden = max(hidden, -65504.0)
     found = counts_of(training(dtype, mask=causal(6, hidden)))
-    assert set(found) == {"streamed_attention", "streamed_attention_grad"}
+    assert set(found) == {"flash_attention", "flash_attention_grad"}
 
 
 def test_dropout_and_heads_that_do_not_fit_stay() -> None:
@@ -409,7 +409,7 @@ def by_hand(twist: str) -> Build:
 
 
 def test_attention_and_gradient_of_one_graph_are_rewritten() -> None:
-    assert counts_of(by_hand("")) == {"streamed_attention": 1, "streamed_attention_grad": 1}
+    assert counts_of(by_hand("")) == {"flash_attention": 1, "flash_attention_grad": 1}
 
 
 @pytest.mark.parametrize(
@@ -421,7 +421,7 @@ def test_attention_and_gradient_of_one_graph_are_rewritten() -> None:
     ],
 )
 def test_what_others_see_or_change_stays(twist: str) -> None:
-    assert "streamed_attention" not in counts_of(by_hand(twist))
+    assert "flash_attention" not in counts_of(by_hand(twist))
 
 
 @pytest.mark.parametrize("is_seen", [False, True])
@@ -444,7 +444,7 @@ def test_an_op_is_rewritten_everywhere_or_nowhere(is_seen: bool) -> None:
         once, shares = ops.call(graph, x, w)
         return [y, once, *([shares] if is_seen else [])]
 
-    assert counts_of(build) == ({"attention": 2} if is_seen else {"streamed_attention": 2})
+    assert counts_of(build) == ({"attention": 2} if is_seen else {"flash_attention": 2})
 
 
 # Devices
@@ -453,7 +453,10 @@ def test_an_op_is_rewritten_everywhere_or_nowhere(is_seen: bool) -> None:
 def test_the_rule_is_for_gpus_and_can_be_switched_off(monkeypatch: Any) -> None:
     assert streams(CUDA) and "streamed_attention" in enabled_rewrites(CUDA)
     assert "streamed_attention" not in enabled_rewrites()
-    assert observe(training(popxl.float32))[1].keys() == {"attention_alone", "attention_grad_rows"}
+    assert observe(training(popxl.float32))[1].keys() == {
+        "attention_no_probs",
+        "attention_grad_packed",
+    }
     monkeypatch.setenv(
         "POPXL_REWRITES", ",".join(f"-{name}" for name in ("streamed_attention", *NOT_STREAMED))
     )

@@ -8,12 +8,11 @@ from typing import Any, DefaultDict, Dict, Iterator, List, Tuple
 
 from popxl.graph import Graph
 from popxl.ir import Ir
-from popxl.op_records import Op, OpDefinition, call_arguments, op_cost
+from popxl.op_records import OPS, Op, OpDefinition, call_arguments, op_cost
 from popxl.profile import Work
 from popxl.values import Tensor, TensorSpec
 
 from popxl_engine.blocks import Block, Instr, Value
-from popxl_engine.kernels.registry import FUSED
 from popxl_engine.lowering import Lowering
 from popxl_engine.optimise import optimise
 from popxl_engine.planner.costs import Costs, Counter
@@ -145,7 +144,7 @@ class InstructionWork:
         counted = as_work(self._counter.count([instr]))
         if instr.definition is instr.source.definition:
             return counted
-        if instr.definition.name in FUSED:
+        if instr.definition.name not in OPS:
             done = [
                 op
                 for of in (instr.source, instr.remade)

@@ -2,28 +2,15 @@
 once.
 """
 
-from dataclasses import replace
 from typing import Dict, List, Set
 
-import torch
 from popxl import dtypes
 
 from popxl_engine.aliasing import storage_groups
 from popxl_engine.blocks import Block, Instr, Value
-from popxl_engine.rewrites.accumulate import ROWS, rows_by_index
-from popxl_engine.rewrites.match import fused
+from popxl_engine.ops.accumulate import accumulate_gather_grad_, scatter_add_rows_
+from popxl_engine.rewrites.match import fused_instr
 from popxl_engine.rewrites.unread_zeros import is_zeros
-
-
-def add_rows_(
-    t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, zero_OOR: bool
-) -> torch.Tensor:
-    """t with dy added to rows by their indices, outside as `gather` says."""
-    flat, rows = rows_by_index(t, dy, indices, zero_OOR)
-    return t.index_add_(0, flat, rows)
-
-
-ADD = fused(add_rows_, writes=("t",))
 
 
 def added_rows(block: Block) -> None:
@@ -32,7 +19,9 @@ def added_rows(block: Block) -> None:
     Accumulator and counter come fresh from `init`, and nothing writes the rows or their indices
     before they are added.
     """
-    means = [i for i, instr in enumerate(block.instrs) if instr.definition is ROWS]
+    means = [
+        i for i, instr in enumerate(block.instrs) if instr.definition is accumulate_gather_grad_
+    ]
     if not means:
         return
     groups = storage_groups(block)
@@ -76,7 +65,7 @@ def added_rows(block: Block) -> None:
             "t": add.arguments["lhs"],
             **{name: a[name] for name in ("dy", "indices", "zero_OOR")},
         }
-        block.instrs[adding] = replace(add, definition=ADD, arguments=arguments)
+        block.instrs[adding] = fused_instr(add, scatter_add_rows_, arguments)
         gone |= {made, mean}
     block.instrs = [instr for i, instr in enumerate(block.instrs) if i not in gone]
 

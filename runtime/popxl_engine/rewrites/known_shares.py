@@ -8,8 +8,9 @@ from typing import List, Optional, Set
 import numpy as np
 
 from popxl_engine.blocks import Block, Instr
-from popxl_engine.rewrites.attention import ATTENTION, GRADIENT, SWAPPED
-from popxl_engine.rewrites.joined_gradients import ROWS
+from popxl_engine.ops.attention import attention, attention_grad, attention_grad_packed
+from popxl_engine.ops.definition import check_results
+from popxl_engine.rewrites.attention import SWAPPED
 from popxl_engine.rewrites.uses import Uses, turned
 
 
@@ -30,8 +31,10 @@ def remade_shares(block: Block) -> None:
             continue
         is_alone = uses.readers(forward.outputs) == [instr]
         if is_alone and are_of_same(uses, forward, instr) and _draws_the_same(uses, instr, forward):
-            instr.arguments.update(probabilities=None, factors=None, mask=forward.arguments["mask"])
+            instr.arguments.update(probs=None, dropped_probs=None, mask=forward.arguments["mask"])
             instr.remade = forward.source
+            assert instr.definition is not None
+            check_results(instr.definition, instr.arguments, instr.outputs)
             gone.add(forward)
     block.instrs = [instr for instr in block.instrs if instr not in gone]
 
@@ -46,7 +49,7 @@ def known_shares(block: Block) -> None:
         forward = _forward(uses, instr)
         if forward is None:
             continue
-        mask, factors = forward.arguments["mask"], uses.source(instr.arguments["factors"])
+        mask, factors = forward.arguments["mask"], uses.source(instr.arguments["dropped_probs"])
         if uses.source(mask) is not None and factors in forward.outputs[:-1]:
             instr.arguments["mask"] = mask
         if instr.arguments["seed_tensor"] is not None and _is_its_dropout(uses, instr, forward):
@@ -65,16 +68,20 @@ def are_of_same(uses: Uses, forward: Instr, gradient: Instr) -> bool:
 
 def _gradients(block: Block) -> List[Instr]:
     """Those that are given probabilities."""
-    found = [instr for instr in block.instrs if instr.definition in (GRADIENT, ROWS)]
-    return [instr for instr in found if instr.arguments["probabilities"] is not None]
+    found = [
+        instr
+        for instr in block.instrs
+        if instr.definition in (attention_grad, attention_grad_packed)
+    ]
+    return [instr for instr in found if instr.arguments["probs"] is not None]
 
 
 def _forward(uses: Uses, gradient: Instr) -> Optional[Instr]:
     """The attention whose probabilities a gradient is given."""
-    probabilities = uses.source(gradient.arguments["probabilities"])
+    probabilities = uses.source(gradient.arguments["probs"])
     maker = uses.maker.get(probabilities) if probabilities is not None else None
     is_it = (
-        maker is not None and maker.definition is ATTENTION and maker.outputs[0] is probabilities
+        maker is not None and maker.definition is attention and maker.outputs[0] is probabilities
     )
     return maker if is_it else None
 
@@ -88,7 +95,7 @@ def _draws_the_same(uses: Uses, gradient: Instr, forward: Instr) -> bool:
         return (
             a["seed_tensor"] is None
             and a["p"] == 0
-            and uses.source(a["factors"]) is forward.outputs[0]
+            and uses.source(a["dropped_probs"]) is forward.outputs[0]
         )
     return a["seed_tensor"] is not None and _is_its_dropout(uses, gradient, forward)
 
@@ -104,5 +111,5 @@ def _is_its_dropout(uses: Uses, gradient: Instr, forward: Instr) -> bool:
     return (
         seed is not None
         and seed is uses.source(of["seed_tensor"])
-        and uses.source(a["factors"]) is forward.outputs[1]
+        and uses.source(a["dropped_probs"]) is forward.outputs[1]
     )

@@ -1,30 +1,47 @@
 """What rules need to find patterns: who makes a tensor, who uses it, and whether steps may move."""
 
-import inspect
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
-import torch
 from popxl.graph import Graph
-from popxl.opdef import OPS, OpDefinition, flatten
+from popxl.opdef import OPS, Op, OpDefinition, flatten
 from popxl.values import Constant, Tensor, TensorSpec, make_temporary
 
-from popxl_engine.kernels.registry import FUSED, Kernel, kernel_for
+from popxl_engine.blocks import Instr, Value
+from popxl_engine.ops.definition import check_results
 from popxl_engine.steps import Step
 
 
-def fused(fn: Callable[..., Any], writes: Sequence[str] = ()) -> OpDefinition:
-    """The definition of a fused step from its kernel."""
-    name = f"fused_{fn.__name__}"
-    FUSED[name] = fn
-    return OpDefinition(
-        name=name, infer=lambda **_: None, signature=inspect.signature(fn), writes=tuple(writes)
+def fused_step(
+    definition: OpDefinition,
+    arguments: Dict[str, Any],
+    outputs: Tuple[Tensor, ...],
+    source: Op,
+    writers: Tuple[Op, ...] = (),
+) -> Step:
+    """A step of one of the engine's own ops, whose results are what it makes of its operands."""
+    check_results(definition, arguments, outputs)
+    return Step(definition, arguments, outputs, source, writers)
+
+
+def fused_instr(
+    instr: Instr,
+    definition: OpDefinition,
+    arguments: Optional[Dict[str, Any]] = None,
+    outputs: Optional[List[Value]] = None,
+) -> Instr:
+    """An instruction as one of the engine's own ops, whose results are what it makes of its
+    operands.
+    """
+    found = replace(
+        instr,
+        definition=definition,
+        arguments=instr.arguments if arguments is None else arguments,
+        outputs=instr.outputs if outputs is None else outputs,
     )
-
-
-def kernel_like(name: str, like: torch.Tensor) -> Kernel:
-    """The kernel of an op, for the device of a tensor."""
-    return kernel_for(OPS[name], "cuda" if like.is_cuda else "cpu")
+    check_results(definition, found.arguments, found.outputs)
+    return found
 
 
 class Steps:

@@ -2,32 +2,15 @@
 for its norm.
 """
 
-from dataclasses import replace
-from typing import Any, Dict, Tuple
+from typing import Dict
 
-import torch
 from popxl import dtypes
 from popxl.opdef import OPS
 
-from popxl_engine import native
 from popxl_engine.aliasing import storage_groups
 from popxl_engine.blocks import Block, Instr, Value
-from popxl_engine.rewrites.accumulate import PRODUCT, accumulate_product_, add_product_
-from popxl_engine.rewrites.match import fused, kernel_like
-
-
-def accumulate_product_squares_(
-    t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, step: Any
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    """`accumulate_product_`, and the sum of the squares of all that t holds then."""
-    if native.adds_product(t, lhs, rhs):
-        squares = t.new_empty(())
-        return add_product_(t, lhs, rhs, step, squares), squares
-    accumulate_product_(t, lhs, rhs, step)
-    return t, kernel_like("sumsquare", t)(t, None, False)
-
-
-PRODUCT_SQUARES = fused(accumulate_product_squares_, writes=("t",))
+from popxl_engine.ops.accumulate import accumulate_gemm_, accumulate_gemm_sumsq_
+from popxl_engine.rewrites.match import fused_instr
 
 
 def stored_squares(block: Block) -> None:
@@ -49,12 +32,15 @@ def stored_squares(block: Block) -> None:
                 *product.outputs,
             ):
                 outputs = [*product.outputs, *instr.outputs]
-                block.instrs[made] = replace(product, definition=PRODUCT_SQUARES, outputs=outputs)
+                block.instrs[made] = fused_instr(product, accumulate_gemm_sumsq_, outputs=outputs)
                 del products[groups.get(t, t)]
                 gone.add(i)
         for value in (*instr.written(), *instr.lent()):
             products.pop(groups.get(value, value), None)
-        if instr.definition is PRODUCT and instr.arguments["t"].spec.dtype is dtypes.float32:
+        if (
+            instr.definition is accumulate_gemm_
+            and instr.arguments["t"].spec.dtype is dtypes.float32
+        ):
             t = instr.arguments["t"]
             products[groups.get(t, t)] = i
     block.instrs = [instr for i, instr in enumerate(block.instrs) if i not in gone]

@@ -2,39 +2,19 @@
 them.
 """
 
-from dataclasses import replace
 from typing import Dict
 
-import torch
-
 from popxl_engine.blocks import Block, Instr
-from popxl_engine.rewrites.attention import ATTENTION, Seed, attend
-from popxl_engine.rewrites.match import fused
+from popxl_engine.ops.attention import attention, attention_no_probs
+from popxl_engine.rewrites.match import fused_instr
 from popxl_engine.rewrites.uses import Uses
-
-
-def attention_alone(
-    query: torch.Tensor,
-    key_t: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-    seed_tensor: Seed,
-    p: float,
-) -> torch.Tensor:
-    """The last result of `attention`, in the same bits."""
-    (y,) = attend(query, key_t, value, mask, scale, seed_tensor, p, keeps_shares=False)
-    return y
-
-
-ALONE = fused(attention_alone)
 
 
 def unread_shares(block: Block) -> None:
     """Where probabilities, and what dropout leaves of them, are at most copied, they are not
     written at all.
     """
-    attentions = [instr for instr in block.instrs if instr.definition is ATTENTION]
+    attentions = [instr for instr in block.instrs if instr.definition is attention]
     if not attentions:
         return
     uses = Uses(block)
@@ -42,5 +22,5 @@ def unread_shares(block: Block) -> None:
     for instr in attentions:
         *shares, y = instr.outputs
         if uses.readers(shares) == []:
-            made[instr] = replace(instr, definition=ALONE, outputs=[y])
+            made[instr] = fused_instr(instr, attention_no_probs, outputs=[y])
     block.instrs = [made.get(instr, instr) for instr in block.instrs]

@@ -2,15 +2,23 @@
 
 from typing import Dict, Iterator, List, Optional, Tuple
 
+from popxl.opdef import OPS
+
 from popxl_engine.aliasing import storage_groups
 from popxl_engine.blocks import Block, Instr, Value
+from popxl_engine.ops.accumulate import (
+    accumulate_column_sum_,
+    accumulate_gather_grad_,
+    accumulate_gemm_,
+    accumulate_gemm_sumsq_,
+)
 
 MEANS = (
-    "accumulate_mean_",
-    "fused_accumulate_product_",
-    "fused_accumulate_product_squares_",
-    "fused_accumulate_rows_",
-    "fused_accumulate_sum_",
+    OPS["accumulate_mean_"],
+    accumulate_gemm_,
+    accumulate_gemm_sumsq_,
+    accumulate_gather_grad_,
+    accumulate_column_sum_,
 )
 """Ops that replace ``t`` where ``step`` is zero, whatever it holds."""
 
@@ -69,7 +77,7 @@ def _first_means(
             }
             known[body] = [(i, step) for i, step in steps.items() if step is not None]
         yield from ((values[i], values[step]) for i, step in known[body])
-    elif instr.definition is not None and instr.definition.name in MEANS:
+    elif instr.definition in MEANS:
         if isinstance(instr.arguments["step"], Value):
             yield instr.arguments["t"], instr.arguments["step"]
 
@@ -89,7 +97,7 @@ def _counter_of_first_mean(
     written: List[Value] = []
     for instr in body.instrs:
         if any(groups.get(v, v) is target for v in instr.inputs()):
-            if instr.definition is None or instr.definition.name not in MEANS:
+            if instr.definition not in MEANS:
                 return None
             others = [
                 v for name, v in instr.arguments.items() if name != "t" and isinstance(v, Value)

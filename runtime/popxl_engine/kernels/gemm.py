@@ -1,0 +1,61 @@
+"""Products of matrices with what is added to them: a bias, or scale and mask of attention's
+scores.
+"""
+
+from typing import Optional
+
+import torch
+
+from popxl_engine import native
+from popxl_engine.kernels.linalg import (
+    matrix_product,
+    multiplies_natively,
+    product,
+    rows_on_boundaries,
+)
+from popxl_engine.kernels.registry import kernel
+from popxl_engine.kernels.rounding import NARROW
+
+TILE_ROW = 64
+"""Bytes of a row of a tile: a product whose rows begin on such boundaries is not packed when it is
+multiplied again.
+"""
+
+
+@kernel("fused_gemm_bias")
+def gemm_bias(lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """lhs @ rhs + bias: [m, k], [k, n], [n] -> [m, n]."""
+    if lhs.dtype in NARROW and not (lhs.is_cuda or multiplies_natively(lhs.dtype)):
+        return product(lhs, rhs, torch.float32).add_(bias).to(lhs.dtype)
+    return matrix_product(lhs, rhs, bias)
+
+
+@kernel("fused_masked_scores")
+def masked_scores(
+    lhs: torch.Tensor, rhs: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """lhs @ rhs * scale + mask in one pass over the result: [..., m, k], [..., k, n], [m, n] ->
+    [..., m, n].
+    """
+    if lhs.dtype in NARROW and not (lhs.is_cuda or multiplies_natively(lhs.dtype)):
+        return product(lhs, rhs, torch.float32).mul_(scale).add_(mask).to(lhs.dtype)
+    shape = (*lhs.shape[:-1], rhs.shape[-1])
+    left, right = lhs.reshape(-1, *lhs.shape[-2:]), rhs.reshape(-1, *rhs.shape[-2:])
+    return torch.baddbmm(mask.expand(left.shape[0], *mask.shape), left, right, alpha=scale).reshape(
+        shape
+    )
+
+
+@kernel("fused_gemm")
+def gemm(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+    """lhs @ rhs, plus a bias where there is one: by the library's tiles where it has them."""
+    (rows, inner), columns = lhs.shape, rhs.shape[1]
+    if not native.multiplies(lhs, rhs):
+        return product(lhs, rhs, lhs.dtype) if bias is None else gemm_bias(lhs, rhs, bias)
+    y = rows_on_boundaries(rows, columns, lhs, TILE_ROW)
+    added, factors = (
+        None if bias is None else bias.contiguous(),
+        (lhs, *lhs.stride(), rhs, *rhs.stride()),
+    )
+    native.call("multiply_add", (), *factors, added, y, y.stride(0), rows, columns, inner)
+    return y
