@@ -2,10 +2,13 @@
 
 import gc
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+
+os.environ.setdefault("POPXL_VERIFY", "1")  # every program of every test, after every pass
 
 
 @pytest.hookimpl(wrapper=True)

@@ -40,12 +40,12 @@ from popxl.values import Tensor  # noqa: E402
 from popxl_engine import engine  # noqa: E402
 from popxl_engine.interpreter import constant_tensor  # noqa: E402
 from popxl_engine.kernels import generator  # noqa: E402
+from popxl_engine.kernels.adamw import adamw_  # noqa: E402
 from popxl_engine.kernels.compiled import compiles  # noqa: E402
+from popxl_engine.kernels.flash_attention import flash_attention, flash_attention_grad  # noqa: E402
 from popxl_engine.kernels.registry import kernel_for  # noqa: E402
 from popxl_engine.machine.device import Device, device_named  # noqa: E402
 from popxl_engine.machine.tier import HostStore  # noqa: E402
-from popxl_engine.rewrites.adam import adamw_  # noqa: E402
-from popxl_engine.rewrites.streamed_attention import streamed_attention, streamed_attention_grad  # noqa: E402
 from popxl_engine.support import uploader  # noqa: E402
 
 from config import Config, override, preset  # noqa: E402
@@ -130,9 +130,9 @@ def streams_attention(device: Device, dtype: torch.dtype, width: int) -> None:
     scale = 0.7 / width**0.5
 
     def run() -> list[torch.Tensor]:
-        y, logsumexp = streamed_attention(query, key.transpose(2, 3), value, scale)
+        y, logsumexp = flash_attention(query, key.transpose(2, 3), value, scale)
         operands = (dy, query.transpose(2, 3), key, value.transpose(2, 3), y, logsumexp)
-        d_query, d_key_t, d_value = streamed_attention_grad(*operands, scale)
+        d_query, d_key_t, d_value = flash_attention_grad(*operands, scale)
         return [y, d_query, d_key_t.transpose(2, 3), d_value]
 
     exact = [t.detach().cpu().double().requires_grad_() for t in (query, key, value)]

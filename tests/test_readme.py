@@ -167,7 +167,7 @@ def test_every_command_and_every_piece_of_code_runs(page, copy):
         ):
             assert output.split()[:3] == losses and blocks(page, "text")[0] in output
         assert len(list((copy / "cache").glob("*.py"))) == 1
-        assert "fused_linear" in printed["diff fused/*.py plain/*.py"]
+        assert "fused_gemm_bias" in printed["diff fused/*.py plain/*.py"]
         (digits,) = (output for command, output in printed.items() if "mnist" in command)
         # one instance speaks
         assert digits.splitlines()[-1].startswith("right on 9") and digits.count("right on") == 1

@@ -74,7 +74,7 @@ def added(build: Callable[[popxl.Ir], Sequence[Tensor]]) -> bool:
     found, engine = observe(build, False, runs=2)
     for name, (value, dtype) in expected.items():
         assert_close(found[name][0], value, dtype, name)
-    return "add_rows" in fused_steps(engine)
+    return "scatter_add_rows" in fused_steps(engine)
 
 
 @pytest.mark.parametrize("twist", ["", "outside", "outside, to the nearest"])

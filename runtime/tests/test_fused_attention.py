@@ -14,8 +14,8 @@ import torch
 from popxl import Tensor, ops
 from popxl.ops.normalisation import softmax_grad
 from popxl_engine.engine import Engine
+from popxl_engine.kernels.attention import attention, attention_grad
 from popxl_engine.kernels.registry import KERNELS
-from popxl_engine.rewrites.attention import attention, attention_grad
 from quick import cases
 from test_rewrites import observe as results_of
 from ways import FLAGS
@@ -270,7 +270,7 @@ def test_programs_are_fused_and_give_the_interpreters_numbers(
     by(way)
     expected, _ = observe(dtype, p, "", recomputing, interpret=True)
     found, counts = observe(dtype, p, "", recomputing)
-    assert counts == {"attention_alone" if recomputing else "attention": 1, "attention_grad": 1}
+    assert counts == {"attention_no_probs" if recomputing else "attention": 1, "attention_grad": 1}
     for one, other in zip(found, expected):
         np.testing.assert_allclose(
             one,

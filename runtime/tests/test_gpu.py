@@ -19,11 +19,10 @@ from popxl import ops
 from popxl.extensions import bfloat16, plan
 from popxl.opdef import call_arguments, map_tensors
 from popxl_engine.interpreter import constant_tensor
-from popxl_engine.kernels import cross_entropy, generator, gpu
+from popxl_engine.kernels import adamw, cross_entropy, generator, gpu
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import ALTERNATES, KERNELS, kernel_for
 from popxl_engine.kernels.rounding import Noise, Updates, update_noise
-from popxl_engine.rewrites import adam
 from quick import cases
 from samples.sample import Sample
 from test_device import Copies
@@ -170,13 +169,15 @@ def test_adamw_step_by_step_is_the_fused_one(weights, moments, rounds, monkeypat
         return state
 
     def fused(state, scale, step, minus_lr):
-        adam.adamw_(state[0], grad, scale, state[1], state[2], step, minus_lr, 0.9, 0.95, 1e-8, 0.1)
+        adamw.adamw_(
+            state[0], grad, scale, state[1], state[2], step, minus_lr, 0.9, 0.95, 1e-8, 0.1
+        )
 
     def step_by_step(state, scale, step, minus_lr):
         options = {"lr": -minus_lr, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
         noises = [update_noise(t) for t in state]
         monkeypatch.setattr(Noise, "blocks", whole)  # as on a GPU
-        adam._step_by_step(state, grad.float() * scale, step, options, noises, 0)
+        adamw._step_by_step(state, grad.float() * scale, step, options, noises, 0)
 
     for found, expected in zip(updated(step_by_step), updated(fused)):
         near = found.float().sub(expected.float()).abs() <= 1e-6 * expected.float().abs().clamp(
@@ -211,7 +212,7 @@ def test_adamw_step_by_step_changes_no_bit_where_its_condition_is_false(weights,
         seeds = iter([(torch.tensor([i, 7], dtype=torch.uint32), 3) for i in range(3)])
         with Updates.drawing(lambda: next(seeds)):
             noises = [update_noise(t) for t in state]
-        adam._step_by_step(
+        adamw._step_by_step(
             state, grad.float(), torch.tensor(4.0), options, noises, 0, torch.tensor(taken)
         )
         same = [
@@ -239,8 +240,8 @@ def test_what_is_compiled_for_a_gpu_gives_the_same_numbers():
             generator.words_at_once,
             (generator.key(torch.tensor([3, 77], dtype=torch.uint32)), 2**33 + 5, 300),
         ),
-        (adam._moments, (a, b, b.square(), 0.9, 0.95)),
-        (adam._weight, (a, b, b.square(), step, torch.tensor(1e-3), 0.9, 0.95, 1e-8, 0.1)),
+        (adamw._moments, (a, b, b.square(), 0.9, 0.95)),
+        (adamw._weight, (a, b, b.square(), step, torch.tensor(1e-3), 0.9, 0.95, 1e-8, 0.1)),
     ):
         torch.testing.assert_close(torch.compile(fn.__wrapped__, dynamic=True)(*args), fn(*args))
     in_place = torch.compile(gpu._become_mean.__wrapped__, dynamic=True)

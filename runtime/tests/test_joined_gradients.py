@@ -11,8 +11,7 @@ import popxl_addons as addons
 import pytest
 import torch
 from popxl import Tensor, ops
-from popxl_engine.rewrites.attention import attention_grad
-from popxl_engine.rewrites.joined_gradients import attention_grad_rows
+from popxl_engine.kernels.attention import attention_grad, attention_grad_packed
 from test_fused_attention import dtypes, hiding, normal, ways
 from test_rewrites import observe
 
@@ -48,7 +47,7 @@ def test_rows_are_the_three_gradients_side_by_side(
     d_query, d_key_t, d_value = attention_grad(*operands)
     parts = (d_query, d_key_t.transpose(2, 3), d_value)
     side_by_side = torch.cat([t.transpose(1, 2).reshape(B * N, H * D) for t in parts], 1)
-    assert torch.equal(attention_grad_rows(*operands), side_by_side)
+    assert torch.equal(attention_grad_packed(*operands), side_by_side)
 
 
 def program(dtype: popxl.dtype, p: float, twist: str) -> Callable[[popxl.Ir], Sequence[Tensor]]:
@@ -116,7 +115,7 @@ def attend(qkv: Tensor, seed: Tensor, p: float, twist: str) -> Tensor:
     return (shares @ value).transpose((0, 2, 1, 3)).reshape((-1, H * D))
 
 
-JOINED = {"fused_attention": 1, "fused_attention_grad_rows": 1}
+JOINED = {"fused_attention": 1, "fused_attention_grad_packed": 1}
 APART = {"fused_attention": 1, "fused_attention_grad": 1, "concat": 1}
 
 
@@ -181,7 +180,7 @@ def test_heads_of_values_may_have_a_width_of_their_own(width: int) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
     assert ("fused_attention_grad" in counts) == (
         width == D
-    ) and "fused_attention_grad_rows" not in counts
+    ) and "fused_attention_grad_packed" not in counts
 
 
 def test_the_rule_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from popxl import Tensor, ops
 from popxl.ops.normalisation import softmax_grad
 from popxl_engine.ir import Block, Instr
-from popxl_engine.rewrites.attention import attention, attention_grad
+from popxl_engine.kernels.attention import attention, attention_grad
 from test_fused_attention import DATA, MASK, SHAPES, dtypes, hiding, normal, ways
 from test_joined_gradients import program
 from test_rewrites import observe

@@ -10,10 +10,10 @@ import torch
 from popxl.generator import draws as host_draws
 from popxl_engine import native
 from popxl_engine.kernels import generator
+from popxl_engine.kernels.accumulate import accumulate_gemm_
+from popxl_engine.kernels.adamw import adamw_
 from popxl_engine.kernels.registry import ALTERNATES, KERNELS, OVERWRITES
 from popxl_engine.kernels.rounding import Noise, Updates, round_to
-from popxl_engine.rewrites.accumulate import accumulate_product_
-from popxl_engine.rewrites.adam import adamw_
 from quick import cases
 from ways import needs_tiles
 
@@ -322,7 +322,7 @@ def test_products_by_tiles_are_those_in_float64_for_any_threads(
             held = before.clone()
             total = held[:, 1:-2]  # a stride of its own
             assert native.adds_product(total, lhs, rhs)
-            results.append(accumulate_product_(total, lhs, rhs, step).clone())
+            results.append(accumulate_gemm_(total, lhs, rhs, step).clone())
             assert torch.equal(held[:, 0].nan_to_num(7), before[:, 0].nan_to_num(7))
             assert torch.equal(held[:, -2:].nan_to_num(7), before[:, -2:].nan_to_num(7))
         kept = before[:, 1:-2].double() * (step / (step + 1)) if step else 0.0
@@ -340,7 +340,7 @@ def test_other_libraries_find_their_tiles_as_they_left_them() -> None:
         random(256, 256, dtype=torch.bfloat16, seed=1),
     )
     before = lhs @ rhs
-    accumulate_product_(torch.zeros(256, 256), lhs, rhs, 0.0)
+    accumulate_gemm_(torch.zeros(256, 256), lhs, rhs, 0.0)
     assert torch.equal(lhs @ rhs, before)
 
 
@@ -351,7 +351,7 @@ def test_products_that_tiles_do_not_take_are_made_by_torch() -> None:
     )
     total = torch.zeros(6, 5)
     assert not native.adds_product(total, lhs, rhs)
-    accumulate_product_(total, lhs, rhs, 0.0)
+    accumulate_gemm_(total, lhs, rhs, 0.0)
     torch.testing.assert_close(total, lhs.float() @ rhs.float(), rtol=1e-2, atol=1e-2)
     for t, a, b in (
         (total.double(), lhs, rhs),

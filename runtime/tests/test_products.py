@@ -10,9 +10,9 @@ import popxl
 import pytest
 import torch
 from popxl_engine import native
+from popxl_engine.kernels.accumulate import accumulate_gemm_
+from popxl_engine.kernels.gemm import gemm, gemm_bias
 from popxl_engine.kernels.linalg import matrix_product, product
-from popxl_engine.rewrites.accumulate import accumulate_product_
-from popxl_engine.rewrites.products import linear, tiled
 from quick import cases
 from test_rewrites import check, fused_steps, observe
 from ways import needs_tiles
@@ -65,7 +65,7 @@ def by_tiles(
 ) -> torch.Tensor:
     """What `tiled` makes by the library."""
     assert native.multiplies(lhs, rhs)
-    return tiled(lhs, rhs, bias)
+    return gemm(lhs, rhs, bias)
 
 
 SIZES = [
@@ -125,7 +125,7 @@ def test_tiles_are_multiplied_by_amx_and_by_dot_products(
         exact, total = lhs.double() @ rhs.double(), torch.full((rows, columns), float("nan"))
         for count in (1, 2):
             threads(count)
-            y, sums = by_tiles(lhs, rhs), accumulate_product_(total, lhs, rhs, 0.0)
+            y, sums = by_tiles(lhs, rhs), accumulate_gemm_(total, lhs, rhs, 0.0)
             assert ((y.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-6 * inner**0.5).all()
             torch.testing.assert_close(
                 sums.double(), exact, rtol=1e-5, atol=1e-6 * inner**0.5 + 1e-6
@@ -242,11 +242,11 @@ def test_products_that_tiles_do_not_make_go_to_the_library_for_this_cpu(dtype: t
     wide, rhs, bias = WIDE[:, :20].to(dtype), WIDE[:10, :7].to(dtype), WIDE[0, :7].to(dtype)
     lhs = wide[:, ::2]
     assert not native.multiplies(lhs, rhs)
-    assert torch.equal(tiled(lhs, rhs, None), product(lhs, rhs, dtype))
-    assert torch.equal(tiled(lhs, rhs, bias), linear(lhs, rhs, bias))
+    assert torch.equal(gemm(lhs, rhs, None), product(lhs, rhs, dtype))
+    assert torch.equal(gemm(lhs, rhs, bias), gemm_bias(lhs, rhs, bias))
     # oneDNN or MKL, by the kind of CPU
-    torch.testing.assert_close(tiled(lhs, rhs, None), lhs @ rhs)
-    assert tiled(lhs[:0], rhs, bias).shape == (0, 7)
+    torch.testing.assert_close(gemm(lhs, rhs, None), lhs @ rhs)
+    assert gemm(lhs[:0], rhs, bias).shape == (0, 7)
 
 
 # In programs
@@ -272,16 +272,16 @@ def layer(
 
 
 def test_a_program_multiplies_many_rows_of_bfloat16_by_tiles() -> None:
-    assert check(layer(512), popxl.bfloat16, scale=4) == {"tiled"}
+    assert check(layer(512), popxl.bfloat16, scale=4) == {"gemm"}
 
 
 @pytest.mark.parametrize("rows, dtype", [(511, popxl.bfloat16), (512, popxl.float32)])
 def test_a_program_leaves_few_rows_and_other_types_to_torch(rows: int, dtype: popxl.dtype) -> None:
-    assert fused_steps(observe(layer(rows, dtype), False)[1]) == {"linear"}
+    assert fused_steps(observe(layer(rows, dtype), False)[1]) == {"gemm_bias"}
 
 
 def test_products_by_tiles_are_switched_off_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPXL_PASSES", "-tile_gemm")
-    assert fused_steps(observe(layer(512), False)[1]) == {"linear"}
+    assert fused_steps(observe(layer(512), False)[1]) == {"gemm_bias"}
     monkeypatch.setenv("POPXL_PASSES", "-fuse_gemm_bias")
-    assert fused_steps(observe(layer(512), False)[1]) == {"tiled"}
+    assert fused_steps(observe(layer(512), False)[1]) == {"gemm"}

@@ -12,8 +12,8 @@ import pytest
 import torch
 from popxl import Tensor, ops
 from popxl_engine import native
+from popxl_engine.kernels.attention import attention_grad
 from popxl_engine.planner.live_bytes import LiveBytes
-from popxl_engine.rewrites.attention import attention_grad
 from test_fused_attention import (
     COMPILED,
     DATA,
@@ -152,7 +152,7 @@ def test_a_rehearsal_counts_what_each_thread_takes_beside_operands_and_results(
 
 # Programs
 
-REMADE = {"fused_attention_alone": 1, "fused_attention_grad": 1}
+REMADE = {"fused_attention_no_probs": 1, "fused_attention_grad": 1}
 KEPT = {"fused_attention": 1, "fused_attention_grad": 1}
 
 
@@ -199,7 +199,7 @@ def test_a_gradient_that_computes_attention_again_keeps_no_probabilities(
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     monkeypatch.setenv("POPXL_PASSES", "-recompute_probs")
     kept, counts = results(recomputing(p))
-    assert counts == {**KEPT, "fused_attention_alone": 1}
+    assert counts == {**KEPT, "fused_attention_no_probs": 1}
     assert all(np.array_equal(*pair) for pair in zip(found, kept))
 
 
@@ -207,7 +207,7 @@ def test_a_gradient_that_computes_attention_again_keeps_no_probabilities(
 def test_probabilities_are_kept_where_the_result_is_needed_again(p: float) -> None:
     expected, _ = results(recomputing(p, is_projected=True), interpret=True)
     found, counts = results(recomputing(p, is_projected=True))
-    assert counts == {**KEPT, "fused_attention_alone": 1}
+    assert counts == {**KEPT, "fused_attention_no_probs": 1}
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 

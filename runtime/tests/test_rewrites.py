@@ -168,16 +168,16 @@ FLOAT32 = {"count", "m", "v", "step"}
 IDS = np.array([[1, 0], [3, 1], [7, -1]], np.int32)
 PATTERNS: Dict[str, Tuple[Callable[..., Tensor], str, Dict[str, np.ndarray]]] = {
     # name: (pattern, fused step, operands)
-    "bias": (bias, "linear", {"x": normal(4, 6), "w": normal(6, 5), "b": normal(5)}),
-    "bias_first": (bias_first, "linear", {"x": normal(4, 6), "w": normal(6, 5), "b": normal(5)}),
+    "bias": (bias, "gemm_bias", {"x": normal(4, 6), "w": normal(6, 5), "b": normal(5)}),
+    "bias_first": (bias_first, "gemm_bias", {"x": normal(4, 6), "w": normal(6, 5), "b": normal(5)}),
     "scores": (
         scores,
-        "scores",
+        "masked_scores",
         {"q": normal(2, 3, 4, 8), "k": normal(2, 3, 8, 4), "mask": normal(4, 4)},
     ),
     "accumulated_product": (
         accumulated_product,
-        "accumulate_product",
+        "accumulate_gemm",
         {
             "accumulator": normal(6, 6),
             "x": normal(6, 6, seed=1),
@@ -187,12 +187,12 @@ PATTERNS: Dict[str, Tuple[Callable[..., Tensor], str, Dict[str, np.ndarray]]] = 
     ),
     "accumulated_rows": (
         accumulated_rows,
-        "accumulate_rows",
+        "accumulate_gather_grad",
         {"accumulator": normal(7, 4), "dy": normal(3, 2, 4), "ids": IDS, "count": np.float32(2)},
     ),
     "accumulated_sum": (
         accumulated_sum,
-        "accumulate_sum",
+        "accumulate_column_sum",
         {"accumulator": normal(5), "dy": normal(9, 5), "count": np.float32(2)},
     ),
     "adam": (
@@ -350,7 +350,7 @@ def test_adam_is_one_step_whatever_the_types_of_its_moments(
 
 @pytest.mark.parametrize("name", ["accumulated_product", "adam"])
 def test_operands_may_be_the_very_tensor_that_is_updated(name: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("popxl_engine.rewrites.accumulate.ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr("popxl_engine.kernels.accumulate.ROWS_AT_A_TIME", 2)
     pattern, step, data = PATTERNS[name]
     target = next(iter(data))
     for operand in list(data)[1:]:
@@ -488,11 +488,11 @@ def test_an_update_on_condition_that_the_addons_build_is_one_step() -> None:
 def test_a_training_step_built_by_the_addons_is_fused_and_right(dtype: popxl.dtype) -> None:
     found = check(training(dtype), dtype, runs=3, scale=20)
     assert found == {
-        "linear",
-        "scores",
-        "accumulate_product",
-        "accumulate_rows",
-        "accumulate_sum",
+        "gemm_bias",
+        "masked_scores",
+        "accumulate_gemm",
+        "accumulate_gather_grad",
+        "accumulate_column_sum",
         "adamw",
     }
 
@@ -627,7 +627,7 @@ def test_rules_are_switched_off_by_name(monkeypatch: Any) -> None:
     monkeypatch.setenv("POPXL_PASSES", "-fuse_gemm_bias")
     assert fused_steps(observe(build, False)[1]) == set()
     monkeypatch.setenv("POPXL_PASSES", "-fuse_adamw,-drop_casts")
-    assert fused_steps(observe(build, False)[1]) == {"linear"}
+    assert fused_steps(observe(build, False)[1]) == {"gemm_bias"}
     monkeypatch.setenv("POPXL_PASSES", "-all")
     assert fused_steps(observe(build, False)[1]) == set()
     monkeypatch.setenv("POPXL_PASSES", "-fast")

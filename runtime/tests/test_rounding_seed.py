@@ -250,7 +250,7 @@ weights = pytest.mark.parametrize(
 
 @weights
 def test_fused_updates_draw_from_the_seed(weight: popxl.dtype, monkeypatch: Any) -> None:
-    monkeypatch.setattr("popxl_engine.rewrites.adam.CHUNK", 640)
+    monkeypatch.setattr("popxl_engine.kernels.adamw.CHUNK", 640)
     expected = adamw(False, 3, 1, weight, popxl.bfloat16)
     for other in (
         adamw(False, 1, 3, weight, popxl.bfloat16),

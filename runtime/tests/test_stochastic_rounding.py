@@ -300,7 +300,7 @@ narrow_moments = over_types("moments", popxl.bfloat16, popxl.float16)
 def test_fused_adamw_draws_for_shards_what_it_draws_for_the_whole(
     moments: popxl.dtype, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("popxl_engine.rewrites.adam.CHUNK", 640)
+    monkeypatch.setattr("popxl_engine.kernels.adamw.CHUNK", 640)
     whole = adamw(False, moments, popxl.bfloat16)
     for expected, found in zip(whole, adamw(True, moments, popxl.bfloat16)):
         np.testing.assert_array_equal(found, expected)
@@ -341,8 +341,8 @@ def test_the_compiled_kernel_rounds_moments_as_the_plain_one_does(
     weight: popxl.dtype, monkeypatch: Any
 ) -> None:
     compiled = adamw(False, popxl.bfloat16, weight)
-    monkeypatch.setattr("popxl_engine.rewrites.adam.native.updates", lambda *tensors: False)
-    monkeypatch.setattr("popxl_engine.rewrites.adam.CHUNK", 1000)
+    monkeypatch.setattr("popxl_engine.kernels.adamw.native.updates", lambda *tensors: False)
+    monkeypatch.setattr("popxl_engine.kernels.adamw.CHUNK", 1000)
     for found, expected in zip(compiled, adamw(False, popxl.bfloat16, weight)):
         if found is compiled[0] and weight is popxl.float32:
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)

@@ -12,13 +12,12 @@ from popxl import ops
 from popxl.ops import var_updates
 from popxl.values import Tensor
 from popxl_engine import native
-from popxl_engine.rewrites.accumulate import accumulate_product_
-from popxl_engine.rewrites.stored_squares import accumulate_product_squares_
+from popxl_engine.kernels.accumulate import accumulate_gemm_, accumulate_gemm_sumsq_
 from test_native import NATIVE, matrix, random
 from test_rewrites import both_types, check, fused_steps, normal, observe
 from ways import needs_tiles
 
-FUSED = "accumulate_product_squares"
+FUSED = "accumulate_gemm_sumsq"
 
 
 # Numbers
@@ -45,13 +44,13 @@ def test_squares_of_what_tiles_store_are_those_in_float64_for_any_threads(
 ) -> None:
     lhs, rhs = matrix(rows, inner, True, 1), matrix(inner, columns, False, 2)
     before = random(rows, columns + 3) if step else torch.full((rows, columns + 3), float("nan"))
-    alone = accumulate_product_(before.clone()[:, 1:-2], lhs, rhs, step)
+    alone = accumulate_gemm_(before.clone()[:, 1:-2], lhs, rhs, step)
     results = []
     for count in (1, 2, 3):
         threads(count)
         total = before.clone()[:, 1:-2]
         assert native.adds_product(total, lhs, rhs)
-        stored, squares = accumulate_product_squares_(total, lhs, rhs, step)
+        stored, squares = accumulate_gemm_sumsq_(total, lhs, rhs, step)
         assert stored is total and torch.equal(total, alone)
         results.append(squares)
     exact = alone.double().square().sum()
@@ -81,10 +80,10 @@ def test_a_total_that_passes_the_caches_where_it_may_is_the_same(
         (1.0, random(rows, columns + 3)),
     ):
         # at addresses that must not
-        alone = accumulate_product_(before.clone()[:, 1:-2], lhs, rhs, step)
+        alone = accumulate_gemm_(before.clone()[:, 1:-2], lhs, rhs, step)
         for count in (1, 2):
             threads(count)
-            total, squares = accumulate_product_squares_(before[:, 1:-2].clone(), lhs, rhs, step)
+            total, squares = accumulate_gemm_sumsq_(before[:, 1:-2].clone(), lhs, rhs, step)
             assert torch.equal(total, alone)
             exact = total.double().square().sum()
             assert (squares.double() - exact).abs() <= exact * 2**-23
@@ -97,10 +96,10 @@ def test_squares_overflow_like_the_total_and_know_nothing_of_what_is_beside_it(
 ) -> None:
     lhs, rhs = matrix(40, 33, True, 1).abs(), matrix(33, 17, False, 2).abs()
     whole = torch.full((40, 64), float("nan"))
-    _, squares = accumulate_product_squares_(whole[:, 3:20], lhs, rhs, 0.0)
+    _, squares = accumulate_gemm_sumsq_(whole[:, 3:20], lhs, rhs, 0.0)
     assert squares.isfinite()
     lhs[7, 5] = value  # times a zero that fills a tile up it is NaN
-    _, squares = accumulate_product_squares_(whole[:, 3:20], lhs, rhs, 0.0)
+    _, squares = accumulate_gemm_sumsq_(whole[:, 3:20], lhs, rhs, 0.0)
     assert torch.equal(squares, torch.tensor(value).square()) or squares.isnan() and value != value
 
 
@@ -110,8 +109,8 @@ def test_squares_of_products_that_tiles_do_not_take_are_those_of_the_result(
 ) -> None:
     lhs, rhs = random(6, 40, dtype=dtype)[:, ::2], random(20, 5, dtype=dtype, seed=1)
     assert not native.adds_product(torch.zeros(6, 5), lhs, rhs)
-    total, squares = accumulate_product_squares_(torch.zeros(6, 5), lhs, rhs, 0.0)
-    assert torch.equal(total, accumulate_product_(torch.zeros(6, 5), lhs, rhs, 0.0))
+    total, squares = accumulate_gemm_sumsq_(torch.zeros(6, 5), lhs, rhs, 0.0)
+    assert torch.equal(total, accumulate_gemm_(torch.zeros(6, 5), lhs, rhs, 0.0))
     assert torch.equal(squares, NATIVE["sumsquare"](total, None, False))
 
 
@@ -176,7 +175,7 @@ def increase(t: Ref) -> List[Tensor]:
     "twist", ["", "both sides", "in the loop", "two products", "written afterwards", "twice"]
 )
 def test_squares_are_summed_up_by_the_last_product(twist: str, dtype: popxl.dtype) -> None:
-    left = {"accumulate_product"} if twist == "two products" else set()
+    left = {"accumulate_gemm"} if twist == "two products" else set()
     assert check(norm(twist, dtype), dtype, runs=2) == {FUSED, *left}
 
 
@@ -194,7 +193,7 @@ def test_squares_are_summed_up_by_the_last_product(twist: str, dtype: popxl.dtyp
     ],
 )
 def test_other_squares_stay(twist: str) -> None:
-    assert check(norm(twist), popxl.float32, runs=2) == {"accumulate_product"}
+    assert check(norm(twist), popxl.float32, runs=2) == {"accumulate_gemm"}
 
 
 @pytest.mark.parametrize("dtype", [popxl.bfloat16, popxl.float16])
@@ -204,11 +203,11 @@ def test_squares_of_what_is_rounded_stay(rounds: bool, dtype: popxl.dtype) -> No
         ir._pb_ir.getSessionOptions().enableStochasticRounding = rounds
         return norm("narrow", dtype)(ir)
 
-    assert check(build, dtype) == {"accumulate_product"}
+    assert check(build, dtype) == {"accumulate_gemm"}
 
 
 def test_squares_after_several_runs_of_a_loop_stay() -> None:
-    assert check(norm(times=3), popxl.float32) == {"accumulate_product"}
+    assert check(norm(times=3), popxl.float32) == {"accumulate_gemm"}
 
 
 def test_an_accumulator_may_be_a_view_that_is_written_later() -> None:
@@ -228,4 +227,4 @@ def test_an_accumulator_may_be_a_view_that_is_written_later() -> None:
 
 def test_the_rule_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPXL_PASSES", "-fuse_grad_norm")
-    assert fused_steps(observe(norm(), False)[1]) == {"accumulate_product"}
+    assert fused_steps(observe(norm(), False)[1]) == {"accumulate_gemm"}

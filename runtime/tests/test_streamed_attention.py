@@ -20,10 +20,10 @@ from popxl.extensions import plan
 from popxl.ops.normalisation import softmax_grad
 from popxl_engine import compiler, native
 from popxl_engine.engine import Engine
+from popxl_engine.kernels import flash_attention
+from popxl_engine.kernels.flash_attention import has_flash_attention
 from popxl_engine.passes import FUSIONS, LEGALIZATION, enabled_passes
 from popxl_engine.planner.live_bytes import LiveBytes
-from popxl_engine.rewrites import streamed_attention
-from popxl_engine.rewrites.streamed_attention import streams
 from quick import cases
 from test_fused_attention import error, hiding, normal, textbook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -51,8 +51,8 @@ def lying(t: torch.Tensor, how: str) -> torch.Tensor:
 def run_kernels(tensors: Sequence[torch.Tensor], scale: float) -> List[torch.Tensor]:
     """Result and gradients of query, key and value."""
     query, key, value, dy = tensors
-    y, logsumexp = streamed_attention.streamed_attention(query, key.transpose(2, 3), value, scale)
-    d_query, d_key_t, d_value = streamed_attention.streamed_attention_grad(
+    y, logsumexp = flash_attention.flash_attention(query, key.transpose(2, 3), value, scale)
+    d_query, d_key_t, d_value = flash_attention.flash_attention_grad(
         dy, query.transpose(2, 3), key, value.transpose(2, 3), y, logsumexp, scale
     )
     return [y, d_query, d_key_t.transpose(2, 3), d_value]
@@ -147,7 +147,7 @@ def test_what_the_user_says_about_the_order_of_sums_is_so_again(setting: Tuple[b
     )
     torch.use_deterministic_algorithms(setting[0], warn_only=setting[1])
     try:
-        with pytest.raises(ZeroDivisionError), streamed_attention._one_order():
+        with pytest.raises(ZeroDivisionError), flash_attention._one_order():
             _ = 1 / 0
         now = (
             torch.are_deterministic_algorithms_enabled(),
@@ -306,7 +306,7 @@ def test_programs_have_the_interpreters_numbers(
         dtype, shape, heads, micro_batches=count, is_loop=is_loop, recomputing=recomputing
     )
     times = 1 if is_loop else count
-    expected = {"streamed_attention": times * (1 + recomputing), "streamed_attention_grad": times}
+    expected = {"flash_attention": times * (1 + recomputing), "flash_attention_grad": times}
     assert counts_of(build) == expected
 
 
@@ -339,7 +339,7 @@ def test_a_finite_mask_hides_as_well(hidden: float, dtype: popxl.dtype) -> None:
     if dtype is popxl.float16:
         hidden = max(hidden, -65504.0)
     found = counts_of(training(dtype, mask=causal(6, hidden)))
-    assert set(found) == {"streamed_attention", "streamed_attention_grad"}
+    assert set(found) == {"flash_attention", "flash_attention_grad"}
 
 
 def test_dropout_and_heads_that_do_not_fit_stay() -> None:
@@ -400,7 +400,7 @@ def by_hand(twist: str) -> Build:
 
 
 def test_attention_and_gradient_of_one_graph_are_rewritten() -> None:
-    assert counts_of(by_hand("")) == {"streamed_attention": 1, "streamed_attention_grad": 1}
+    assert counts_of(by_hand("")) == {"flash_attention": 1, "flash_attention_grad": 1}
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_attention_and_gradient_of_one_graph_are_rewritten() -> None:
     ],
 )
 def test_what_others_see_or_change_stays(twist: str) -> None:
-    assert "streamed_attention" not in counts_of(by_hand(twist))
+    assert "flash_attention" not in counts_of(by_hand(twist))
 
 
 @pytest.mark.parametrize("is_seen", [False, True])
@@ -435,7 +435,7 @@ def test_an_op_is_rewritten_everywhere_or_nowhere(is_seen: bool) -> None:
         once, shares = ops.call(graph, x, w)
         return [y, once, *([shares] if is_seen else [])]
 
-    assert counts_of(build) == ({"attention": 2} if is_seen else {"streamed_attention": 2})
+    assert counts_of(build) == ({"attention": 2} if is_seen else {"flash_attention": 2})
 
 
 # Devices
@@ -444,10 +444,12 @@ def test_an_op_is_rewritten_everywhere_or_nowhere(is_seen: bool) -> None:
 def test_the_rule_is_for_gpus_and_can_be_switched_off(monkeypatch: Any) -> None:
     assert list(enabled_passes(CUDA)) == EVERY
     assert "flash_attention" not in [each.name for each in enabled_passes()]
-    assert observe(training(popxl.float32))[1].keys() == {"attention_alone", "attention_grad_rows"}
-    monkeypatch.setenv(
-        "POPXL_PASSES", ",".join(f"-{name}" for name in ("flash_attention", *NOT_FLASH))
-    )
+    assert observe(training(popxl.float32))[1].keys() == {
+        "attention_no_probs",
+        "attention_grad_packed",
+    }
+    off = ",".join(f"-{name}" for name in ("flash_attention", *NOT_FLASH))
+    monkeypatch.setenv("POPXL_PASSES", off)
     assert enabled_passes(CUDA) == enabled_passes()
     assert [each for each in EVERY if each.name != "flash_attention"] == list(enabled_passes())
 
@@ -460,7 +462,7 @@ def test_a_gpu_without_the_kernels_keeps_the_probabilities(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert streams(CUDA) is expected
+    assert has_flash_attention(CUDA) is expected
 
 
 def program_of(build: Build) -> popxl.Ir:

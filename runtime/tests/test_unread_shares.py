@@ -10,8 +10,7 @@ import popxl
 import pytest
 import torch
 from popxl import Tensor, ops
-from popxl_engine.rewrites.attention import attention
-from popxl_engine.rewrites.unread_shares import attention_alone
+from popxl_engine.kernels.attention import attention, attention_no_probs
 from test_fused_attention import DATA, MASK, SHAPES, dtypes, hiding, normal, ways
 from test_joined_gradients import results
 
@@ -39,7 +38,7 @@ def test_the_result_alone_has_the_same_bits(
     mask = hiding(queries, keys, keys, dtype)
     mask[queries // 2] = -math.inf
     operands = (query, key.transpose(2, 3), value, mask, 0.2, seed, p)
-    found = attention_alone(*operands)
+    found = attention_no_probs(*operands)
     torch.testing.assert_close(found, attention(*operands)[-1], rtol=0, atol=0, equal_nan=True)
 
 
@@ -81,7 +80,7 @@ def test_probabilities_are_left_out_where_nobody_reads_them(twist: str, p: float
     expected, _ = results(build, interpret=True)
     found, counts = results(build)
     is_unread = twist in ("", "shares are copied")
-    assert counts == {"fused_attention_alone" if is_unread else "fused_attention": 1}
+    assert counts == {"fused_attention_no_probs" if is_unread else "fused_attention": 1}
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
@@ -102,7 +101,7 @@ def test_a_loop_gives_probabilities_where_somebody_reads_them(is_read: bool) -> 
 
     expected, _ = results(build, interpret=True)
     found, counts = results(build)
-    assert counts == {"fused_attention" if is_read else "fused_attention_alone": 1}
+    assert counts == {"fused_attention" if is_read else "fused_attention_no_probs": 1}
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
@@ -116,7 +115,7 @@ def test_the_rule_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
         return [attend(*(popxl.variable(DATA[n], popxl.float32, name=n) for n in "qkv"))]
 
     alone, counts = results(build)
-    assert counts == {"fused_attention_alone": 1}
+    assert counts == {"fused_attention_no_probs": 1}
     monkeypatch.setenv("POPXL_PASSES", "-drop_unused_probs")
     kept, counts = results(build)
     assert counts == {"fused_attention": 1} and np.array_equal(alone[0], kept[0])

@@ -12,7 +12,7 @@ from popxl_engine.kernels.cross_entropy import pick
 from popxl_engine.kernels.random import by_seed, threshold
 from popxl_engine.kernels.registry import KERNELS, kernel
 from popxl_engine.kernels.rounding import widened
-from popxl_engine.kernels.var_updates import shares
+from popxl_engine.kernels.var_updates import mean_factors
 
 
 @kernel("gelu", device="cpu")
@@ -95,7 +95,7 @@ def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tenso
     """t = t * step / (step + 1) + X / (step + 1)."""
     if t.dtype != torch.float32 or t.shape != X.shape or not native.takes(t, X):
         return KERNELS["accumulate_mean_"](t, X, step)
-    native.call("accumulate", (X.dtype,), t, X, *shares(step), t.numel())
+    native.call("accumulate", (X.dtype,), t, X, *mean_factors(step), t.numel())
     return t
 
 

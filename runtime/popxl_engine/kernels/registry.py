@@ -2,15 +2,13 @@
 
 from typing import Any, Callable, Dict, Optional
 
-from popxl.opdef import OpDefinition
+import torch
+from popxl.opdef import OPS, OpDefinition
 
 Kernel = Callable[..., Any]
 
 KERNELS: Dict[str, Kernel] = {}
 """The plain kernel of each op: the oracle of its alternates."""
-
-FUSED: Dict[str, Kernel] = {}
-"""Kernels of fused steps, which `rewrites` makes."""
 
 ALTERNATES: Dict[str, Dict[str, Kernel]] = {}
 """device type -> op name -> faster kernel."""
@@ -59,7 +57,7 @@ def kernel_for(definition: OpDefinition, device: str = "cpu") -> Kernel:
     kernel.
     """
     name = definition.name
-    found = ALTERNATES.get(device, {}).get(name) or KERNELS.get(name) or FUSED.get(name)
+    found = ALTERNATES.get(device, {}).get(name) or KERNELS.get(name)
     if found is not None:
         return found
     base = definition.base
@@ -76,3 +74,8 @@ def kernel_for(definition: OpDefinition, device: str = "cpu") -> Kernel:
         return args[position].copy_(inner(*args, **kwargs))
 
     return write
+
+
+def kernel_like(name: str, like: torch.Tensor) -> Kernel:
+    """The kernel of an op, for the device of a tensor."""
+    return kernel_for(OPS[name], "cuda" if like.is_cuda else "cpu")

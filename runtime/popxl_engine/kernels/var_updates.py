@@ -57,7 +57,7 @@ def accumulate_square_(t: torch.Tensor, X: torch.Tensor, f: Scalar) -> torch.Ten
     return add_scaled(t, working(X, t).square(), f)
 
 
-def shares(step: Any) -> Tuple[float, float]:
+def mean_factors(step: Any) -> Tuple[float, float]:
     """The weights of the old mean and of the new value, for a count of values already in the
     mean.
     """

@@ -13,7 +13,7 @@
 namespace attention {
 
 using products::Matrix;
-using products::Room;
+using products::Workspace;
 
 // Ways to multiply panels. A packed panel has PANEL elements for each k, of which there are a multiple of 32.
 template <class T>
@@ -21,8 +21,8 @@ struct ByVectors {
   using Packed = float;
   using Left = vectors::Left;
   struct Scope {};
-  static Left left(const Matrix<T>& from, int64_t k, int64_t k_end, Packed* room) {
-    return vectors::left_panel(from, k, k_end, room);
+  static Left left(const Matrix<T>& from, int64_t k, int64_t k_end, Packed* workspace) {
+    return vectors::left_panel(from, k, k_end, workspace);
   }
   static void pack_right(const Matrix<T>& from, int64_t p, int64_t k_count, Packed* to) {
     vectors::pack_right(from, p, k_count, to);
@@ -37,12 +37,12 @@ struct ByTiles {
   using Packed = bfloat16;
   using Left = products::LeftPanel;
   using Scope = products::Tiles;
-  static Left left(const Matrix<bfloat16>& from, int64_t k, int64_t k_end, Packed* room) {
+  static Left left(const Matrix<bfloat16>& from, int64_t k, int64_t k_end, Packed* workspace) {
     const Matrix<bfloat16> part = {from.data + k * from.across, from.along, from.across, from.length};
     if (products::lies_in_tiles(part) && (k_end - k) % products::STEP == 0)
       return Left::lying(part, 0);
-    products::pack_panel<true>(from, 0, k, k_end, room);
-    return Left::packed(room);
+    products::pack_panel<true>(from, 0, k, k_end, workspace);
+    return Left::packed(workspace);
   }
   static void pack_right(const Matrix<bfloat16>& from, int64_t p, int64_t k_count, Packed* to) {
     products::pack_panel<false>(from, p, 0, k_count, to);
@@ -50,7 +50,7 @@ struct ByTiles {
   // One body for all that call it.
   __attribute__((noinline)) static void multiply(const Left& left, const Packed* right, int64_t k_count, float* sums,
                                                  int64_t stride) {
-    products::multiply(left, right, parts(k_count, products::STEP), sums, stride, [](int64_t) {});
+    products::multiply(left, right, ceil_div(k_count, products::STEP), sums, stride, [](int64_t) {});
   }
 };
 #endif
@@ -78,7 +78,7 @@ struct Dropout {
 // Packed panels of the right operand, for all columns: element (column, k).
 template <class Way, class T>
 static void pack_right(const Matrix<T>& from, int64_t k_count, typename Way::Packed* to) {
-  for (int64_t p = 0; p < parts(from.length, PANEL); ++p, to += PANEL * padded(k_count))
+  for (int64_t p = 0; p < ceil_div(from.length, PANEL); ++p, to += PANEL * padded(k_count))
     Way::pack_right(from, p, k_count, to);
 }
 
@@ -90,7 +90,7 @@ static void store(const float* sums, T* to, int64_t stride, int64_t rows, int64_
 
 // Asks for rows, to be WRITTEN soon or read after that.
 template <bool WRITTEN, class T>
-static inline void ask_for(const T* first, int64_t stride, int64_t rows, int64_t width) {
+static inline void prefetch(const T* first, int64_t stride, int64_t rows, int64_t width) {
   constexpr int64_t LINE = 64 / sizeof(T);
   for (int64_t i = 0; i < rows; ++i, first += stride)
     for (int64_t j = 0; j < width; j += LINE) __builtin_prefetch(first + j, WRITTEN, WRITTEN ? 3 : 2);
@@ -98,10 +98,10 @@ static inline void ask_for(const T* first, int64_t stride, int64_t rows, int64_t
 
 // What a mask does to each 32 queries, found by all threads of a parallel part together.
 template <class T>
-static void look(const T* mask, int64_t queries, int64_t keys, std::vector<Sight>& sights) {
+static void look(const T* mask, int64_t queries, int64_t keys, std::vector<MaskExtent>& extents) {
 #pragma omp for schedule(static)
   for (int64_t q = 0; q < queries; q += PANEL)
-    sights[q / PANEL] = sight(mask + q * keys, std::min(PANEL, queries - q), keys);
+    extents[q / PANEL] = mask_extent(mask + q * keys, std::min(PANEL, queries - q), keys);
 }
 
 // A left panel times packed right panels of `stride` elements: into rows of a result of some width.
@@ -128,18 +128,18 @@ static void drop(const T* from, T* to, int64_t needed, const Sizes& n, int64_t h
 // probabilities are if nothing follows. scores: rows of padded(keys) + SKEW numbers, which are lost.
 template <class Way, class T>
 static void attend_to_keys(const View<T>& query, const typename Way::Packed* packed_keys, const T* mask,
-                           const Sight& sees, float scale, const Sizes& n, const Dropout& dropout, int64_t head,
+                           const MaskExtent& extent, float scale, const Sizes& n, const Dropout& dropout, int64_t head,
                            int64_t q, float* scores, typename Way::Packed* panel, T* probabilities, T* dropped,
                            int64_t row, int64_t column) {
   const int64_t rows = std::min(PANEL, n.queries - q), stride = padded(n.keys) + SKEW;
   const T* const first = query.at(head / n.heads, head % n.heads) + q * query.row;
   const auto left = Way::left({first, query.row, 1, rows}, 0, n.width, panel);
-  for (int64_t k = 0; k < sees.end; k += PANEL)
+  for (int64_t k = 0; k < extent.end; k += PANEL)
     Way::multiply(left, packed_keys + k * padded(n.width), n.width, scores + k, stride);
-  softmax(scores, stride, rows, scale, mask + q * n.keys, n.keys, sees, probabilities, row, column);
+  softmax(scores, stride, rows, scale, mask + q * n.keys, n.keys, extent, probabilities, row, column);
   for (int64_t i = 0; i < rows && dropout.parts > 0; ++i, probabilities += row, dropped += row) {
-    drop(probabilities, dropped, sees.end, n, head, q + i, dropout);
-    std::copy(probabilities + sees.end, probabilities + column, dropped + sees.end);
+    drop(probabilities, dropped, extent.end, n, head, q + i, dropout);
+    std::copy(probabilities + extent.end, probabilities + column, dropped + extent.end);
   }
 }
 
@@ -152,16 +152,16 @@ static void forward(const View<T>& query, const View<T>& key, const View<T>& val
   using Packed = typename Way::Packed;
   const int64_t keys = n.keys, row = padded(keys), width = padded(n.width), stride = row + SKEW;
   const bool is_kept = probabilities != nullptr;
-  std::vector<Sight> sights(parts(n.queries, PANEL));
+  std::vector<MaskExtent> extents(ceil_div(n.queries, PANEL));
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    thread_local Room room, floats, elements;
-    Packed* const packed_keys = room.take<Packed>(2 * row * width + PANEL * std::max(width, row));
+    thread_local Workspace workspace, floats, elements;
+    Packed* const packed_keys = workspace.take<Packed>(2 * row * width + PANEL * std::max(width, row));
     Packed *const packed_values = packed_keys + row * width, *const panel = packed_values + row * width;
     float *const scores = floats.take<float>(PANEL * stride + PANEL * PANEL), *const sums = scores + PANEL * stride;
     T* const own = is_kept ? nullptr : elements.take<T>(PANEL * row);
     [[maybe_unused]] const typename Way::Scope scope;
-    look(mask, n.queries, keys, sights);
+    look(mask, n.queries, keys, extents);
 #pragma omp for schedule(static)
     for (int64_t head = 0; head < n.batch * n.heads; ++head) {
       const int64_t b = head / n.heads, h = head % n.heads;
@@ -169,17 +169,17 @@ static void forward(const View<T>& query, const View<T>& key, const View<T>& val
       pack_right<Way, T>({value.at(b, h), 1, value.row, n.width}, keys, packed_values);
       for (int64_t q = 0; q < n.queries; q += PANEL) {
         const int64_t end = std::min(n.queries, q + PANEL), rows = end - q;
-        const Sight& sees = sights[q / PANEL];
-        ask_for<true>(y.at(b, h) + q * y.row, y.row, rows, n.width);
-        ask_for<false>(query.at(b, h) + end * query.row, query.row, std::min(PANEL, n.queries - end), n.width);
+        const MaskExtent& extent = extents[q / PANEL];
+        prefetch<true>(y.at(b, h) + q * y.row, y.row, rows, n.width);
+        prefetch<false>(query.at(b, h) + end * query.row, query.row, std::min(PANEL, n.queries - end), n.width);
         const int64_t first = (head * n.queries + q) * keys, used_row = is_kept ? keys : row;
-        T* const shares = is_kept ? probabilities + first : own;
-        T* const used = is_kept && dropout.parts > 0 ? dropped + first : shares;
-        attend_to_keys<Way>(query, packed_keys, mask, sees, scale, n, dropout, head, q, scores, panel, shares, used,
-                            used_row, is_kept ? keys : sees.end);
-        const auto factors = Way::left({used, used_row, 1, rows}, 0, sees.end, panel);
-        multiply_store<Way>(factors, packed_values, row * PANEL, sees.end, y.at(b, h) + q * y.row, y.row, rows, n.width,
-                            sums);
+        T* const probs = is_kept ? probabilities + first : own;
+        T* const used = is_kept && dropout.parts > 0 ? dropped + first : probs;
+        attend_to_keys<Way>(query, packed_keys, mask, extent, scale, n, dropout, head, q, scores, panel, probs, used,
+                            used_row, is_kept ? keys : extent.end);
+        const auto factors = Way::left({used, used_row, 1, rows}, 0, extent.end, panel);
+        multiply_store<Way>(factors, packed_values, row * PANEL, extent.end, y.at(b, h) + q * y.row, y.row, rows,
+                            n.width, sums);
       }
     }
   }
@@ -207,23 +207,23 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
   std::atomic<int64_t> begun{0};  // threads
   const bool recomputes = probabilities == nullptr, drops_again = recomputes && dropout.parts > 0;
   const bool draws = dropout.parts > 0 && !recomputes;  // for the gradient of what dropout left, and nothing else
-  const int64_t shares_row = recomputes ? row : keys;  // and that of factors
-  std::vector<Sight> sights(parts(n.queries, PANEL));
+  const int64_t probs_row = recomputes ? row : keys;  // and that of factors
+  std::vector<MaskExtent> extents(ceil_div(n.queries, PANEL));
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    thread_local Room room, floats;
+    thread_local Workspace workspace, floats;
     const int64_t packed = ((2 + recomputes) * row + 2 * queries) * width;
-    Packed* const packed_values = room.take<Packed>(packed + PANEL * std::max({width, row, queries}));
+    Packed* const packed_values = workspace.take<Packed>(packed + PANEL * std::max({width, row, queries}));
     Packed *const packed_keys = packed_values + row * width, *const packed_queries = packed_keys + row * width;
     Packed *const packed_dy = packed_queries + queries * width, *const packed_for_scores = packed_dy + queries * width;
     Packed* const panel = packed_values + packed;
-    float *const d_shares = floats.take<float>(PANEL * stride + PANEL * PANEL), *const sums = d_shares + PANEL * stride;
-    std::vector<int64_t> ends(parts(n.queries, PANEL));  // of the keys that have a share
+    float *const d_probs = floats.take<float>(PANEL * stride + PANEL * PANEL), *const sums = d_probs + PANEL * stride;
+    std::vector<int64_t> ends(ceil_div(n.queries, PANEL));  // of the keys that have a probability
     std::vector<int64_t> factor_ends(ends.size());       // of those that have a factor
     T* const d_scores = scratch + begun++ * backward_scratch(n.queries, keys, recomputes, drops_again);
     T *const made = d_scores + n.queries * row, *const undropped = made + n.queries * row;
     [[maybe_unused]] const typename Way::Scope scope;
-    if (mask != nullptr) look(mask, n.queries, keys, sights);
+    if (mask != nullptr) look(mask, n.queries, keys, extents);
 #pragma omp for schedule(static)
     for (int64_t head = 0; head < n.batch * n.heads; ++head) {
       const int64_t b = head / n.heads, h = head % n.heads;
@@ -236,32 +236,32 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
       const auto end_of = [&](const T* from, int64_t rows) {
         return std::min(keys, panels_but(0.0f, from, rows, keys) * PANEL);
       };
-      int64_t furthest = 0;  // end of the keys that any query up to here has a share of
+      int64_t furthest = 0;  // end of the keys that any query up to here has a probability for
       for (int64_t q = 0; q < n.queries; q += PANEL) {
         const int64_t rows = std::min(PANEL, n.queries - q);
-        const T* shares = recomputes ? nullptr : probabilities + (head * n.queries + q) * keys;
-        const int64_t needed = mask != nullptr ? sights[q / PANEL].end : end_of(shares, rows);
+        const T* probs = recomputes ? nullptr : probabilities + (head * n.queries + q) * keys;
+        const int64_t needed = mask != nullptr ? extents[q / PANEL].end : end_of(probs, rows);
         ends[q / PANEL] = needed;
         factor_ends[q / PANEL] = mask != nullptr || factors == probabilities ? needed : end_of(used + q * keys, rows);
         furthest = std::max(furthest, needed);
-        ask_for<true>(d_query.at(b, h) + q * d_query.row, d_query.row, rows, n.width);
+        prefetch<true>(d_query.at(b, h) + q * d_query.row, d_query.row, rows, n.width);
         if (recomputes) {
           T *const to = made + q * row, *const from = drops_again ? undropped : to;
-          attend_to_keys<Way>(query, packed_for_scores, mask, sights[q / PANEL], scale, n, dropout, head, q, d_shares,
+          attend_to_keys<Way>(query, packed_for_scores, mask, extents[q / PANEL], scale, n, dropout, head, q, d_probs,
                               panel, from, to, row, furthest);
-          shares = from;
+          probs = from;
         } else {
           const int64_t next = std::min(PANEL, n.queries - q - rows), seen = std::min(keys, needed + PANEL);
-          ask_for<false>(shares + rows * keys, keys, next, seen);
+          prefetch<false>(probs + rows * keys, keys, next, seen);
         }
         const auto of_dy = Way::left({dy.at(b, h) + q * dy.row, dy.row, 1, rows}, 0, n.width, panel);
         for (int64_t k = 0; k < needed; k += PANEL)
-          Way::multiply(of_dy, packed_values + k * width, n.width, d_shares + k, stride);
+          Way::multiply(of_dy, packed_values + k * width, n.width, d_probs + k, stride);
         for (int64_t i = 0; i < rows && draws; ++i)
-          drop(d_shares + i * stride, d_shares + i * stride, needed, n, head, q + i, dropout);
+          drop(d_probs + i * stride, d_probs + i * stride, needed, n, head, q + i, dropout);
         if (!draws && dropout.scale != 1.0f)
-          let_through(d_shares, stride, rows, dropout.scale, used + q * shares_row, shares_row, needed);
-        softmax_grad(d_shares, stride, rows, scale, shares, shares_row, needed, furthest, d_scores + q * row, row);
+          let_through(d_probs, stride, rows, dropout.scale, used + q * probs_row, probs_row, needed);
+        softmax_grad(d_probs, stride, rows, scale, probs, probs_row, needed, furthest, d_scores + q * row, row);
         const auto of_scores = Way::left({d_scores + q * row, row, 1, rows}, 0, needed, panel);
         multiply_store<Way>(of_scores, packed_keys, row * PANEL, needed, d_query.at(b, h) + q * d_query.row,
                             d_query.row, rows, n.width, sums);
@@ -274,14 +274,14 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
           int64_t first = 0;
           while (first < n.queries && ends[first / PANEL] <= k) first += PANEL;
           first = std::min(first, n.queries);
-          ask_for<true>(result.at(b, h) + k * result.row, result.row, rows, n.width);
+          prefetch<true>(result.at(b, h) + k * result.row, result.row, rows, n.width);
           const auto turned = Way::left({left + k, 1, stride, rows}, first, n.queries, panel);
           multiply_store<Way>(turned, right + first * PANEL, queries * PANEL, n.queries - first,
                               result.at(b, h) + k * result.row, result.row, rows, n.width, sums);
         }
       };
       multiply_transposed(d_scores, row, ends, packed_queries, d_key);
-      multiply_transposed(used, shares_row, factor_ends, packed_dy, d_value);
+      multiply_transposed(used, probs_row, factor_ends, packed_dy, d_value);
     }
   }
 }

@@ -15,10 +15,10 @@ using std::int64_t;
 constexpr int64_t PANEL = 32;  // rows or columns of operands that are multiplied together
 
 // Memory that a thread keeps from call to call.
-struct Room {
+struct Workspace {
   void* data = nullptr;
   std::size_t size = 0;
-  ~Room() { std::free(data); }
+  ~Workspace() { std::free(data); }
   template <class T = bfloat16>
   T* take(int64_t count) {
     const std::size_t need = (std::size_t(count) * sizeof(T) + 4095) / 4096 * 4096;
@@ -42,7 +42,7 @@ struct Matrix {
 
 using Operand = Matrix<bfloat16>;
 
-static inline int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
+static inline int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 #if defined(__AVX512F__)
 // 16 by 16 numbers of 32 bits.

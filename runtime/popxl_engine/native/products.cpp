@@ -42,25 +42,25 @@ struct Place {
 // result.finish(place). Lines are put beside the next product's tiles. The sums depend on the operands alone.
 template <class Result>
 static void product(const Operand& left, const Operand& right, int64_t k_count, int threads, const Result& result) {
-  static thread_local Room shared;
-  const int64_t size = parts(parts(k_count, parts(k_count, CHUNK)), STEP) * STEP, panel = PANEL * size;
-  const int64_t rows = parts(left.length, PANEL), columns = parts(right.length, PANEL);
+  static thread_local Workspace shared;
+  const int64_t size = ceil_div(ceil_div(k_count, ceil_div(k_count, CHUNK)), STEP) * STEP, panel = PANEL * size;
+  const int64_t rows = ceil_div(left.length, PANEL), columns = ceil_div(right.length, PANEL);
   const bool lies = lies_in_tiles(left), left_stays = lies || rows <= columns;
   // One side stays: as it lies, or packed for all threads. The other one goes by in blocks, packed by each thread.
   const int64_t stay = left_stays ? rows : columns, go = left_stays ? columns : rows;
   static const int64_t bytes = block_bytes();
   const int64_t most = std::clamp<int64_t>(bytes / (panel * int64_t(sizeof(bfloat16))), 1, WIDEST);
   // A thread takes the next block when it is there, as the system may hold one of them up. Smaller blocks cost more.
-  const int64_t block = parts(go, parts(parts(go, most), threads) * threads);
+  const int64_t block = ceil_div(go, ceil_div(ceil_div(go, most), threads) * threads);
   bfloat16* const staying = lies && k_count % STEP == 0 ? nullptr : shared.take(stay * panel);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    static thread_local Room own;
+    static thread_local Workspace own;
     bfloat16* const going = own.take(block * panel);
     alignas(64) float sums[2][PANEL * PANEL];
     const Tiles tiles;
     for (int64_t k = 0; k < k_count; k += size) {
-      const int64_t k_end = std::min(k_count, k + size), steps = parts(k_end - k, STEP);
+      const int64_t k_end = std::min(k_count, k + size), steps = ceil_div(k_end - k, STEP);
       const bool as_it_lies = lies && (k_end - k) % STEP == 0;  // else the last chunk
       const LeftPanel start = as_it_lies ? LeftPanel::lying(left, k) : LeftPanel::packed(left_stays ? staying : going);
       const int64_t apart = as_it_lies ? PANEL * left.along : panel;  // elements from panel to panel
@@ -87,7 +87,7 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
           if (place.ends_row()) result.finish(place);
         };
         // Panels of columns [c, c_end) meet panels of rows [r, r_end).
-        const int64_t some = parts(PANEL, steps);
+        const int64_t some = ceil_div(PANEL, steps);
         const auto meet = [&](int64_t r, int64_t r_end, int64_t c, int64_t c_end) {
           for (int64_t i = r; i < r_end; ++i)
             for (int64_t j = c; j < c_end; ++j) {
@@ -162,7 +162,7 @@ struct Accumulated {
             {lanes(columns - at.column), lanes(columns - at.column - SIDE)},
             !at.is_first || old != 0.0f,  // what was there may be anything
             _mm512_set1_ps(at.is_first ? old : 1.0f),
-            is_squared ? squares + at.row / PANEL * parts(columns, PANEL) + at.column / PANEL : nullptr,
+            is_squared ? squares + at.row / PANEL * ceil_div(columns, PANEL) + at.column / PANEL : nullptr,
             _mm512_setzero_ps()};
   }
   void fetch(const Lines& lines, int64_t i) const {
@@ -214,7 +214,7 @@ struct Rounded {
     return {passes_caches ? stage() + at.column - at.first : y + at.row * stride + at.column,
             passes_caches ? WIDEST * PANEL : stride,
             std::min(PANEL, rows - at.row),
-            held == nullptr ? nullptr : held + (at.row * parts(columns, PANEL) + at.column) * PANEL,
+            held == nullptr ? nullptr : held + (at.row * ceil_div(columns, PANEL) + at.column) * PANEL,
             at.is_first,
             at.is_last,
             mask,
@@ -246,8 +246,8 @@ struct Rounded {
     store_some(lines.to + i * lines.next, lines.mask, (__m512i)both);
   }
   static bfloat16* stage() {
-    static thread_local Room room;
-    return room.take(PANEL * WIDEST * PANEL);
+    static thread_local Workspace workspace;
+    return workspace.take(PANEL * WIDEST * PANEL);
   }
   // Writes a row's panels from where put has left them, whole lines past the caches.
   void finish(const Place& at) const {
@@ -282,9 +282,9 @@ void accumulate_product(const bfloat16* left, int64_t left_row, int64_t left_k, 
                         int64_t right_column, float* total, int64_t stride, float old, float share, int64_t rows,
                         int64_t columns, int64_t k, float* squares, int threads) {
   using namespace products;
-  static thread_local Room room;
-  const int64_t panels = squares == nullptr ? 0 : parts(rows, PANEL) * parts(columns, PANEL);
-  double* const sums = squares == nullptr ? nullptr : room.take<double>(panels);
+  static thread_local Workspace workspace;
+  const int64_t panels = squares == nullptr ? 0 : ceil_div(rows, PANEL) * ceil_div(columns, PANEL);
+  double* const sums = squares == nullptr ? nullptr : workspace.take<double>(panels);
   const bool is_aligned = reinterpret_cast<uintptr_t>(total) % 64 == 0 && stride % SIDE == 0 && columns % PANEL == 0;
   // A gradient whose squares come with it is read when weights are updated: after those of all other layers.
   const bool is_read_late = squares != nullptr || rows * columns * int64_t(sizeof(float)) >= LARGE;
@@ -299,7 +299,7 @@ void multiply_add(const bfloat16* left, int64_t left_row, int64_t left_k, const 
                   int64_t right_column, const bfloat16* bias, bfloat16* y, int64_t stride, int64_t rows,
                   int64_t columns, int64_t k, int threads) {
   using namespace products;
-  static thread_local Room room;
+  static thread_local Workspace workspace;
   const bool is_large = rows * columns * int64_t(sizeof(bfloat16)) >= LARGE, is_wide = columns > rows;
   // Of several chunks' sums, a part of the longer side at a time is held.
   const int64_t longer = std::max(rows, columns), most = HELD / int64_t(sizeof(float)) / std::min(rows, columns);
@@ -308,7 +308,8 @@ void multiply_add(const bfloat16* left, int64_t left_row, int64_t left_k, const 
     const int64_t row = is_wide ? 0 : first, column = is_wide ? first : 0;
     const int64_t height = is_wide ? rows : std::min(part, rows - row);
     const int64_t width = is_wide ? std::min(part, columns - column) : columns;
-    float* held = k <= CHUNK ? nullptr : room.take<float>(parts(height, PANEL) * parts(width, PANEL) * PANEL * PANEL);
+    const int64_t panels = ceil_div(height, PANEL) * ceil_div(width, PANEL);
+    float* held = k <= CHUNK ? nullptr : workspace.take<float>(panels * PANEL * PANEL);
     const Operand rows_of = {left + row * left_row, left_row, left_k, height};
     const Operand columns_of = {right + column * right_column, right_column, right_k, width};
     const bfloat16* const added = bias == nullptr ? nullptr : bias + column;

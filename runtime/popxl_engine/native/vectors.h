@@ -24,24 +24,25 @@ struct Left {
 static inline const float* in_place(const float* data) { return data; }
 static inline const float* in_place(const bfloat16*) { return nullptr; }
 
-// Up to 32 rows of an operand, from k on: as they lie where that is float32 with the k side by side, else in `room`.
+// Up to 32 rows of an operand, from k on: as they lie where that is float32 with the k side by side, else in
+// `workspace`.
 template <class T>
-static Left left_panel(const Matrix<T>& from, int64_t k, int64_t k_end, float* room) {
+static Left left_panel(const Matrix<T>& from, int64_t k, int64_t k_end, float* workspace) {
   const int64_t rows = std::min(PANEL, from.length), count = k_end - k;
   const T* at = from.data + k * from.across;
   if (from.across == 1) {
     if (in_place(at) != nullptr) return {in_place(at), from.along, 1, rows};
     for (int64_t i = 0; i < rows; ++i) {
 #pragma omp simd
-      for (int64_t j = 0; j < count; ++j) room[i * count + j] = wide(at[i * from.along + j]);
+      for (int64_t j = 0; j < count; ++j) workspace[i * count + j] = wide(at[i * from.along + j]);
     }
-    return {room, count, 1, rows};
+    return {workspace, count, 1, rows};
   }
   for (int64_t j = 0; j < count; ++j, at += from.across) {
 #pragma omp simd
-    for (int64_t i = 0; i < rows; ++i) room[j * PANEL + i] = wide(at[i]);
+    for (int64_t i = 0; i < rows; ++i) workspace[j * PANEL + i] = wide(at[i]);
   }
-  return {room, 1, PANEL, rows};
+  return {workspace, 1, PANEL, rows};
 }
 
 // Packs 32 columns whose k lie side by side, of as many k as fill vectors. Returns how many.

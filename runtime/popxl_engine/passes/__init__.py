@@ -16,6 +16,7 @@ from typing import Callable, FrozenSet, List, Sequence, Tuple
 import torch
 
 from popxl_engine.ir import Block, map_blocks, to_text, verify
+from popxl_engine.kernels.flash_attention import has_flash_attention
 from popxl_engine.passes.accumulate import (
     fuse_accumulated_column_sum,
     fuse_accumulated_gather_grad,
@@ -38,7 +39,6 @@ from popxl_engine.passes.pack_qkv_grads import pack_qkv_grads
 from popxl_engine.passes.reuse_dropout import recompute_probs, reuse_dropout
 from popxl_engine.passes.scalar_cse import scalar_cse
 from popxl_engine.passes.separate_operands import separate_operands
-from popxl_engine.rewrites.streamed_attention import streams as has_flash_attention
 
 CPU = torch.device("cpu")
 

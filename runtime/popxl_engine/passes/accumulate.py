@@ -2,16 +2,17 @@
 embedding table.
 """
 
-from dataclasses import replace
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 from popxl.op_records import OpDefinition
 
 from popxl_engine.ir import Block, Value
-from popxl_engine.passes.rewriter import Rewriter
-from popxl_engine.rewrites.accumulate import PRODUCT as ACCUMULATE_GEMM
-from popxl_engine.rewrites.accumulate import ROWS as ACCUMULATE_GATHER_GRAD
-from popxl_engine.rewrites.accumulate import SUM as ACCUMULATE_COLUMN_SUM
+from popxl_engine.ops.accumulate import (
+    accumulate_column_sum_,
+    accumulate_gather_grad_,
+    accumulate_gemm_,
+)
+from popxl_engine.passes.rewriter import Rewriter, fused
 
 Operands = Callable[[Rewriter, Value, Mapping[str, Any]], Optional[Dict[str, Any]]]
 """From the accumulator and the arguments of what makes its value: the fused op's other operands;
@@ -30,7 +31,7 @@ def fuse_accumulated_gemm(block: Block) -> Block:
         fits = t.rank == lhs.rank == rhs.rank == 2 and product["output_type"] is None
         return {"lhs": lhs, "rhs": rhs} if is_apart and fits else None
 
-    return _fused_with(block, "matmul", ACCUMULATE_GEMM, operands)
+    return _fused_with(block, "matmul", accumulate_gemm_, operands)
 
 
 def fuse_accumulated_column_sum(block: Block) -> Block:
@@ -45,7 +46,7 @@ def fuse_accumulated_column_sum(block: Block) -> Block:
         is_apart = rewriter.storage(t) is not rewriter.storage(X)
         return {"X": X} if X.rank == 2 and t.shape == X.shape[1:] and is_apart else None
 
-    return _fused_with(block, "sum_to", ACCUMULATE_COLUMN_SUM, operands)
+    return _fused_with(block, "sum_to", accumulate_column_sum_, operands)
 
 
 def fuse_accumulated_gather_grad(block: Block) -> Block:
@@ -57,7 +58,7 @@ def fuse_accumulated_gather_grad(block: Block) -> Block:
         given = {name: lookup[name] for name in ("dy", "indices", "zero_OOR")}
         return given if lookup["axis"] == 0 and t.rank == 2 else None
 
-    return _fused_with(block, "gather_grad", ACCUMULATE_GATHER_GRAD, operands)
+    return _fused_with(block, "gather_grad", accumulate_gather_grad_, operands)
 
 
 def _fused_with(block: Block, name: str, definition: OpDefinition, operands: Operands) -> Block:
@@ -73,7 +74,7 @@ def _fused_with(block: Block, name: str, definition: OpDefinition, operands: Ope
         given = operands(rewriter, a["t"], rewriter.instrs[made].arguments)
         if given is not None:
             arguments = {"t": a["t"], **given, "step": a["step"]}
-            rewriter.replace(i, replace(instr, definition=definition, arguments=arguments), made)
+            rewriter.replace(i, fused(instr, definition, arguments), made)
     return rewriter.result()
 
 

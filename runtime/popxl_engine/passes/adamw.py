@@ -2,15 +2,11 @@
 a condition is false.
 """
 
-from dataclasses import replace
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from popxl_engine.ir import Block, Value
-from popxl_engine.passes.rewriter import Rewriter
-from popxl_engine.rewrites.adam import ADAMW, ADAMW_WHERE
-
-MOMENTS = {"float32", "float16", "bfloat16"}
-"""Element types that moments may have."""
+from popxl_engine.ops.adamw import MOMENTS, adamw_, adamw_where_
+from popxl_engine.passes.rewriter import Rewriter, fused
 
 
 def fuse_adamw(block: Block) -> Block:
@@ -28,9 +24,9 @@ def fuse_adamw(block: Block) -> Block:
         arguments = found.operands
         if condition is not None:
             arguments = {"condition": condition, **arguments}
-        definition = ADAMW if condition is None else ADAMW_WHERE
-        fused = replace(instr, definition=definition, arguments=arguments, writers=writers)
-        rewriter.replace(i, fused, *found.absorbed, *restoring)
+        definition = adamw_ if condition is None else adamw_where_
+        update = fused(instr, definition, arguments, writers=writers)
+        rewriter.replace(i, update, *found.absorbed, *restoring)
     return rewriter.result()
 
 
@@ -57,7 +53,7 @@ def _update(rewriter: Rewriter, index: int) -> Optional[_Update]:
         return None
     m, v = rewriter.instrs[first].arguments, rewriter.instrs[second].arguments
     are_same = m["X"] is v["X"] and m["f"] == adam["beta1"] and v["f"] == adam["beta2"]
-    are_plain = {m["t"].dtype.name, v["t"].dtype.name} <= MOMENTS
+    are_plain = {m["t"].dtype.name, v["t"].dtype.name} <= {*MOMENTS}
     if not are_same or not are_plain or adam["weight"] not in (None, var):
         return None
     gradient, scale, scaling = _scaled(rewriter, m["X"], (first, second))

@@ -2,14 +2,12 @@
 softmax and dropout.
 """
 
-from dataclasses import replace
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from popxl_engine.ir import Block, Instr, Value
-from popxl_engine.passes.rewriter import Rewriter
-from popxl_engine.rewrites.attention import ATTENTION
-from popxl_engine.rewrites.attention import GRADIENT as ATTENTION_GRAD
-from popxl_engine.rewrites.products import SCORES as MASKED_SCORES
+from popxl_engine.ops.attention import attention, attention_grad
+from popxl_engine.ops.gemm import masked_scores
+from popxl_engine.passes.rewriter import Rewriter, fused
 
 SWAPPED = (0, 1, 3, 2)
 
@@ -29,7 +27,7 @@ def fuse_attention(block: Block) -> Block:
             or _argument(rewriter, normalising, "axis") not in (-1, 3)
         ):
             continue
-        scoring = rewriter.made_by(_argument(rewriter, normalising, "t"), MASKED_SCORES.name)
+        scoring = rewriter.made_by(_argument(rewriter, normalising, "t"), masked_scores.name)
         value = instr.arguments["rhs"]
         if (
             scoring is None
@@ -44,20 +42,15 @@ def fuse_attention(block: Block) -> Block:
             of = rewriter.instrs[scoring].arguments
             arguments = {"query": of["lhs"], "key_t": of["rhs"], "value": value, "mask": of["mask"]}
             arguments |= {"scale": of["scale"], **_dropped(rewriter, dropping)}
-            fused = replace(
-                instr,
-                definition=ATTENTION,
-                arguments=arguments,
-                outputs=(*outputs, *instr.outputs),
-            )
-            rewriter.replace(i, fused, *absorbed)
+            results = (*outputs, *instr.outputs)
+            rewriter.replace(i, fused(instr, attention, arguments, results), *absorbed)
     return rewriter.result()
 
 
 class _Gradient(NamedTuple):
     """Where the parts of a gradient of attention are."""
 
-    d_factors: int
+    d_dropped_probs: int
     """dy @ value_t."""
     dropping: Optional[int]
     softmax_grad: int
@@ -65,7 +58,7 @@ class _Gradient(NamedTuple):
     d_query: int
     d_key_t: int
     d_value: int
-    factors: Value
+    dropped_probs: Value
     """What was multiplied with values."""
 
     @property
@@ -89,13 +82,9 @@ def fuse_attention_grad(block: Block) -> Block:
         if not rewriter.writes_between(min(found.positions), last) and _only_after(
             rewriter, outputs, last, found.positions
         ):
-            fused = replace(
-                rewriter.instrs[last],
-                definition=ATTENTION_GRAD,
-                arguments=_gradient_arguments(rewriter, found),
-                outputs=outputs,
-            )
-            rewriter.replace(last, fused, *(n for n in found.positions if n != last))
+            arguments = _gradient_arguments(rewriter, found)
+            gradient = fused(rewriter.instrs[last], attention_grad, arguments, outputs)
+            rewriter.replace(last, gradient, *(n for n in found.positions if n != last))
     return rewriter.result()
 
 
@@ -103,28 +92,28 @@ def _gradient(rewriter: Rewriter, i: int) -> Optional[_Gradient]:
     """The parts around a softmax's gradient, if they are there."""
     d = _argument(rewriter, i, "dy")
     dropping = rewriter.made_by(d, "dropout")
-    d_factors = rewriter.made_by(
+    d_dropped_probs = rewriter.made_by(
         d if dropping is None else _argument(rewriter, dropping, "t"), "matmul"
     )
     scaling = _only_user(rewriter, rewriter.instrs[i].outputs[0], "mul")
-    if d_factors is None or scaling is None:
+    if d_dropped_probs is None or scaling is None:
         return None
     scaled = rewriter.instrs[scaling].outputs[0]
     products = rewriter.users(scaled)
     by_key = next((n for n in products if _multiplies(rewriter, n, "lhs", scaled)), None)
     by_query = next((n for n in products if _multiplies(rewriter, n, "rhs", scaled)), None)
-    by_dy = _transposed_product(rewriter, _argument(rewriter, d_factors, "lhs"))
+    by_dy = _transposed_product(rewriter, _argument(rewriter, d_dropped_probs, "lhs"))
     if by_key is None or by_query is None or by_dy is None:
         return None
     if len(products) != 2 or scaled in rewriter.uses.outputs:
         return None
-    return _Gradient(d_factors, dropping, i, scaling, by_key, by_query, *by_dy)
+    return _Gradient(d_dropped_probs, dropping, i, scaling, by_key, by_query, *by_dy)
 
 
 def _fits(rewriter: Rewriter, found: _Gradient) -> bool:
     """Whether the parts are those of one attention, stacked over batch and heads."""
     a = rewriter.instrs[found.softmax_grad].arguments
-    products = (found.d_factors, found.d_query, found.d_key_t, found.d_value)
+    products = (found.d_dropped_probs, found.d_query, found.d_key_t, found.d_value)
     if any(
         not rewriter.instrs[n].is_op("matmul") or _argument(rewriter, n, "output_type") is not None
         for n in products
@@ -143,12 +132,12 @@ def _fits(rewriter: Rewriter, found: _Gradient) -> bool:
 
 def _gradient_arguments(rewriter: Rewriter, found: _Gradient) -> Dict[str, Any]:
     return {
-        "dy": _argument(rewriter, found.d_factors, "lhs"),
+        "dy": _argument(rewriter, found.d_dropped_probs, "lhs"),
         "query_t": _argument(rewriter, found.d_key_t, "lhs"),
         "key": _argument(rewriter, found.d_query, "rhs"),
-        "value_t": _argument(rewriter, found.d_factors, "rhs"),
-        "probabilities": _argument(rewriter, found.softmax_grad, "y"),
-        "factors": found.factors,
+        "value_t": _argument(rewriter, found.d_dropped_probs, "rhs"),
+        "probs": _argument(rewriter, found.softmax_grad, "y"),
+        "dropped_probs": found.dropped_probs,
         "scale": rewriter.number(_argument(rewriter, found.scaling, "rhs")),
         **_dropped(rewriter, found.dropping),
         "mask": None,

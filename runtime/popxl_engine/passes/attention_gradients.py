@@ -5,23 +5,21 @@ from typing import List, Optional
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.analysis.value_numbers import ValueNumbers, permuted
 from popxl_engine.ir import Block, Instr
+from popxl_engine.ops.attention import attention, attention_grad, attention_grad_packed
 from popxl_engine.passes.attention import SWAPPED
-from popxl_engine.rewrites.attention import ATTENTION
-from popxl_engine.rewrites.attention import GRADIENT as ATTENTION_GRAD
-from popxl_engine.rewrites.joined_gradients import ROWS as ATTENTION_GRAD_PACKED
 
 
 def gradients_of_probs(block: Block) -> List[Instr]:
     """Gradients of attention that are given probabilities."""
-    found = [i for i in block.instrs if i.definition in (ATTENTION_GRAD, ATTENTION_GRAD_PACKED)]
-    return [instr for instr in found if instr.arguments["probabilities"] is not None]
+    found = [i for i in block.instrs if i.definition in (attention_grad, attention_grad_packed)]
+    return [instr for instr in found if instr.arguments["probs"] is not None]
 
 
 def forward_of(uses: DefUse, gradient: Instr) -> Optional[Instr]:
     """The attention whose probabilities a gradient is given."""
-    probabilities = uses.source(gradient.arguments["probabilities"])
+    probabilities = uses.source(gradient.arguments["probs"])
     maker = uses.maker.get(probabilities) if probabilities is not None else None
-    if maker is None or maker.definition is not ATTENTION:
+    if maker is None or maker.definition is not attention:
         return None
     return maker if maker.outputs[0] is probabilities else None
 

@@ -2,13 +2,12 @@
 them.
 """
 
-from dataclasses import replace
 from typing import Dict
 
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.ir import Block, Instr
-from popxl_engine.rewrites.attention import ATTENTION
-from popxl_engine.rewrites.unread_shares import ALONE as ATTENTION_NO_PROBS
+from popxl_engine.ops.attention import attention, attention_no_probs
+from popxl_engine.passes.rewriter import fused
 
 
 def drop_unused_probs(block: Block) -> Block:
@@ -17,8 +16,9 @@ def drop_unused_probs(block: Block) -> Block:
     """
     made: Dict[Instr, Instr] = {}
     for instr in block.instrs:
-        if instr.definition is ATTENTION:
+        if instr.definition is attention:
             *probs, y = instr.outputs
-            if block.find(DefUse).readers(probs) == []:
-                made[instr] = replace(instr, definition=ATTENTION_NO_PROBS, outputs=(y,))
+            alone = fused(instr, attention_no_probs, outputs=(y,))
+            if alone is not None and block.find(DefUse).readers(probs) == []:
+                made[instr] = alone
     return block.with_instrs(made.get(i, i) for i in block.instrs)

@@ -5,13 +5,19 @@ from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.ir import Block, Instr, Value
+from popxl_engine.ops.accumulate import (
+    accumulate_column_sum_,
+    accumulate_gather_grad_,
+    accumulate_gemm_,
+    accumulate_gemm_sumsq_,
+)
 
 MEANS = (
     "accumulate_mean_",
-    "fused_accumulate_product_",
-    "fused_accumulate_product_squares_",
-    "fused_accumulate_rows_",
-    "fused_accumulate_sum_",
+    accumulate_gemm_.name,
+    accumulate_gemm_sumsq_.name,
+    accumulate_gather_grad_.name,
+    accumulate_column_sum_.name,
 )
 """Ops that replace ``t`` where ``step`` is zero, whatever it holds."""
 

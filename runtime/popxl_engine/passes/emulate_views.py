@@ -31,7 +31,7 @@ from popxl.opdef import OpDefinition, call_arguments
 
 from popxl_engine.ir import Block, Instr, Value, filled, values_in
 from popxl_engine.kernels.dtypes import from_numpy
-from popxl_engine.kernels.registry import FUSED, kernel_for
+from popxl_engine.kernels.registry import kernel, kernel_for
 from popxl_engine.kernels.shape import BACK
 
 Home = Value
@@ -63,7 +63,7 @@ def _write_back_on_host(t: np.ndarray, y: np.ndarray, back: Any) -> np.ndarray:
 
 def _writing(fn: Callable[..., Any], host: Callable[..., Any]) -> OpDefinition:
     name = f"views_{fn.__name__}"
-    FUSED[name] = fn
+    kernel(name)(fn)
     return OpDefinition(name, lambda **_: None, inspect.signature(fn), writes=("t",), host=host)
 
 

@@ -1,6 +1,6 @@
 """Attention with a causal mask and without dropout as one kernel that keeps no probabilities."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Set
 
 import numpy as np
@@ -12,12 +12,9 @@ from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.analysis.effects import blocks_of
 from popxl_engine.analysis.value_numbers import ValueNumbers
 from popxl_engine.ir import Block, Instr, Value, map_blocks
+from popxl_engine.ops import attention as ops
 from popxl_engine.passes.attention_gradients import are_of_same
-from popxl_engine.rewrites.attention import ATTENTION
-from popxl_engine.rewrites.attention import GRADIENT as ATTENTION_GRAD
-from popxl_engine.rewrites.streamed_attention import ALIGNMENT
-from popxl_engine.rewrites.streamed_attention import STREAMED as FLASH_ATTENTION
-from popxl_engine.rewrites.streamed_attention import STREAMED_GRADIENT as FLASH_ATTENTION_GRAD
+from popxl_engine.passes.rewriter import fused
 
 HIDDEN = -9e3
 """What is added to the score of a key that a query must not see, at most: its exponential is 0."""
@@ -42,7 +39,7 @@ def flash_attention(program: Block) -> Block:
     refused: Set[Optional[Op]] = set()
     for block in blocks_of(program):
         for instr in block.instrs:
-            if instr.definition is ATTENTION:
+            if instr.definition is ops.attention:
                 found = _seen_by_gradients(block, instr) if _is_causal(block, instr) else None
                 if found is not None:
                     everywhere[instr] = found
@@ -62,7 +59,8 @@ def _is_causal(block: Block, instr: Instr) -> bool:
     a = instr.arguments
     query, key_t, value = (a[n] for n in ("query", "key_t", "value"))
     heads_fit = (
-        query.shape[3] * query.dtype.itemsize % ALIGNMENT == 0 and query.dtype is not dtypes.float64
+        query.shape[3] * query.dtype.itemsize % ops.ALIGNMENT == 0
+        and query.dtype is not dtypes.float64
     )
     if a["seed_tensor"] is not None or not heads_fit or query.shape != value.shape:
         return False
@@ -89,7 +87,7 @@ def _seen_by_gradients(block: Block, instr: Instr) -> Optional[_Found]:
     if gradients is None or gradients and uses.is_written(y):
         return None
     are_fit = all(
-        g.definition is ATTENTION_GRAD and _is_gradient(block, instr, g) for g in gradients
+        g.definition is ops.attention_grad and _is_gradient(block, instr, g) for g in gradients
     )
     return _Found(instr, gradients) if are_fit else None
 
@@ -100,23 +98,21 @@ def _is_gradient(block: Block, forward: Instr, gradient: Instr) -> bool:
     """
     a, uses = gradient.arguments, block.find(DefUse)
     are_given = all(
-        uses.source(a[name]) is forward.outputs[0] for name in ("probabilities", "factors")
+        uses.source(a[name]) is forward.outputs[0] for name in ("probs", "dropped_probs")
     )
     is_same = are_of_same(block.find(ValueNumbers), forward, gradient)
     return are_given and a["seed_tensor"] is None and is_same
 
 
 def _replaced(found: _Found) -> Dict[Instr, Instr]:
-    of, (probabilities, y) = found.forward.arguments, found.forward.outputs
-    logsumexp = Value(f"logsumexp_of_{probabilities.name}", TensorSpec(y.shape[:3], dtypes.float32))
-    arguments = {n: of[n] for n in ("query", "key_t", "value", "scale")}
-    made = {
-        found.forward: replace(
-            found.forward, definition=FLASH_ATTENTION, arguments=arguments, outputs=(y, logsumexp)
-        )
-    }
+    of, (probs, y) = found.forward.arguments, found.forward.outputs
+    logsumexp = Value(f"logsumexp_of_{probs.name}", TensorSpec(y.shape[:3], dtypes.float32))
+    operands = {n: of[n] for n in ("query", "key_t", "value", "scale")}
+    made = {found.forward: fused(found.forward, ops.flash_attention, operands, (y, logsumexp))}
     for gradient in found.gradients:
-        arguments = {n: gradient.arguments[n] for n in ("dy", "query_t", "key", "value_t")}
-        arguments |= {"y": y, "logsumexp": logsumexp, "scale": of["scale"]}
-        made[gradient] = replace(gradient, definition=FLASH_ATTENTION_GRAD, arguments=arguments)
-    return made
+        operands = {n: gradient.arguments[n] for n in ("dy", "query_t", "key", "value_t")}
+        operands |= {"y": y, "logsumexp": logsumexp, "scale": of["scale"]}
+        made[gradient] = fused(gradient, ops.flash_attention_grad, operands)
+    instrs = {old: new for old, new in made.items() if new is not None}
+    assert len(instrs) == len(made), "_is_causal has asked for what the kernels take"
+    return instrs

@@ -2,16 +2,15 @@
 once.
 """
 
-from dataclasses import replace
 from typing import Dict, List, Optional, Set
 
 from popxl import dtypes
 
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.ir import Block, Instr, Value
+from popxl_engine.ops.accumulate import accumulate_gather_grad_, scatter_add_rows_
 from popxl_engine.passes.elide_zero_init import is_zeros
-from popxl_engine.rewrites.accumulate import ROWS as ACCUMULATE_GATHER_GRAD
-from popxl_engine.rewrites.added_rows import ADD as SCATTER_ADD_ROWS
+from popxl_engine.passes.rewriter import fused
 
 
 def fuse_embedding_grad(block: Block) -> Block:
@@ -20,18 +19,20 @@ def fuse_embedding_grad(block: Block) -> Block:
     Accumulator and counter come fresh from `init`, and nothing writes the rows or their indices
     before they are added.
     """
-    if not any(instr.definition is ACCUMULATE_GATHER_GRAD for instr in block.instrs):
+    if not any(instr.definition is accumulate_gather_grad_ for instr in block.instrs):
         return block
     meetings = _Meetings(block)
     instrs: List[Optional[Instr]] = list(block.instrs)
     for mean, instr in enumerate(block.instrs):
-        if instr.definition is ACCUMULATE_GATHER_GRAD and (found := meetings.match(mean)):
+        if instr.definition is accumulate_gather_grad_ and (found := meetings.match(mean)):
             made, adding = found
             add, a = block.instrs[adding], instr.arguments
             arguments = {name: a[name] for name in ("dy", "indices", "zero_OOR")}
             arguments["t"] = add.arguments["lhs"]
-            instrs[adding] = replace(add, definition=SCATTER_ADD_ROWS, arguments=arguments)
-            instrs[made] = instrs[mean] = None
+            at_once = fused(add, scatter_add_rows_, arguments)
+            if at_once is not None:
+                instrs[adding] = at_once
+                instrs[made] = instrs[mean] = None
     return block.with_instrs(instr for instr in instrs if instr is not None)
 
 

@@ -2,7 +2,6 @@
 for its norm.
 """
 
-from dataclasses import replace
 from typing import Dict, List, Optional
 
 from popxl import dtypes
@@ -10,8 +9,8 @@ from popxl.op_records import OPS
 
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.ir import Block, Instr, Value
-from popxl_engine.rewrites.accumulate import PRODUCT as ACCUMULATE_GEMM
-from popxl_engine.rewrites.stored_squares import PRODUCT_SQUARES as ACCUMULATE_GEMM_SUMSQ
+from popxl_engine.ops.accumulate import accumulate_gemm_, accumulate_gemm_sumsq_
+from popxl_engine.passes.rewriter import fused
 
 
 def fuse_grad_norm(block: Block) -> Block:
@@ -31,12 +30,13 @@ def fuse_grad_norm(block: Block) -> Block:
             if product is not None and _gives(block.instrs[product], t):
                 found = block.instrs[product]
                 outputs = (*found.outputs, *instr.outputs)
-                instrs[product] = replace(found, definition=ACCUMULATE_GEMM_SUMSQ, outputs=outputs)
-                instrs[i] = None
-                del products[aliases.storage(t)]
+                both = fused(found, accumulate_gemm_sumsq_, outputs=outputs)
+                if both is not None:
+                    instrs[product], instrs[i] = both, None
+                    del products[aliases.storage(t)]
         for value in (*instr.written(), *instr.lent()):
             products.pop(aliases.storage(value), None)
-        if instr.definition is ACCUMULATE_GEMM and instr.arguments["t"].dtype is dtypes.float32:
+        if instr.definition is accumulate_gemm_ and instr.arguments["t"].dtype is dtypes.float32:
             products[aliases.storage(instr.arguments["t"])] = i
     return block.with_instrs(instr for instr in instrs if instr is not None)
 

@@ -2,15 +2,11 @@
 by tiles.
 """
 
-from dataclasses import replace
-
 from popxl import dtypes
 
 from popxl_engine.ir import Block, Instr
-from popxl_engine.passes.rewriter import Rewriter
-from popxl_engine.rewrites.products import LINEAR as GEMM_BIAS
-from popxl_engine.rewrites.products import SCORES as MASKED_SCORES
-from popxl_engine.rewrites.products import TILED as GEMM
+from popxl_engine.ops.gemm import gemm, gemm_bias, masked_scores
+from popxl_engine.passes.rewriter import Rewriter, fused
 
 FEWEST, LEAST = 512, 64
 """Rows of a product, and columns or terms of its sums, from which packing the right operand
@@ -31,7 +27,7 @@ def fuse_gemm_bias(block: Block) -> Block:
             if is_bias and y.dtype.is_floating_point and not rewriter.writes_between(made, i):
                 factors = rewriter.instrs[made].arguments
                 arguments = {"lhs": factors["lhs"], "rhs": factors["rhs"], "bias": bias}
-                rewriter.replace(i, replace(instr, definition=GEMM_BIAS, arguments=arguments), made)
+                rewriter.replace(i, fused(instr, gemm_bias, arguments), made)
                 break
     return rewriter.result()
 
@@ -63,8 +59,7 @@ def fuse_masked_scores(block: Block) -> Block:
         a = rewriter.instrs[made].arguments
         if a["output_type"] is None and a["lhs"].shape[:-2] == a["rhs"].shape[:-2]:
             arguments = {"lhs": a["lhs"], "rhs": a["rhs"], "mask": mask, "scale": scale}
-            scores = replace(instr, definition=MASKED_SCORES, arguments=arguments)
-            rewriter.replace(i, scores, made, times)
+            rewriter.replace(i, fused(instr, masked_scores, arguments), made, times)
     return rewriter.result()
 
 
@@ -73,12 +68,12 @@ def tile_gemm(block: Block) -> Block:
     kernel decides.
     """
     rewriter = Rewriter(block)
-    for i, instr in rewriter.ops("matmul", GEMM_BIAS.name):
+    for i, instr in rewriter.ops("matmul", gemm_bias.name):
         a = instr.arguments
         lhs, rhs = a["lhs"], a["rhs"]
-        is_gemm = instr.definition is GEMM_BIAS or _is_gemm(instr)
+        is_gemm = instr.definition is gemm_bias or _is_gemm(instr)
         is_bfloat16 = lhs.dtype is rhs.dtype is dtypes.bfloat16
         if is_gemm and is_bfloat16 and lhs.shape[0] >= FEWEST and min(rhs.shape) >= LEAST:
             arguments = {"lhs": lhs, "rhs": rhs, "bias": a.get("bias")}
-            rewriter.replace(i, replace(instr, definition=GEMM, arguments=arguments))
+            rewriter.replace(i, fused(instr, gemm, arguments))
     return rewriter.result()

@@ -2,14 +2,13 @@
 all three.
 """
 
-from dataclasses import replace
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.ir import Block, Instr, Value
+from popxl_engine.ops.attention import attention_grad, attention_grad_packed
 from popxl_engine.passes.attention import SWAPPED
-from popxl_engine.rewrites.attention import GRADIENT as ATTENTION_GRAD
-from popxl_engine.rewrites.joined_gradients import ROWS as ATTENTION_GRAD_PACKED
+from popxl_engine.passes.rewriter import fused
 
 HEADS_THIRD = (0, 2, 1, 3)
 KEY = 1
@@ -18,7 +17,7 @@ KEY = 1
 
 def pack_qkv_grads(block: Block) -> Block:
     """concat of the rows of the three gradients of an attention, which nobody else uses."""
-    if not any(instr.definition is ATTENTION_GRAD for instr in block.instrs):
+    if not any(instr.definition is attention_grad for instr in block.instrs):
         return block
     uses = block.find(DefUse)
     made: Dict[Instr, Instr] = {}
@@ -32,14 +31,11 @@ def pack_qkv_grads(block: Block) -> Block:
             continue
         whole = [_whole(uses, v, n == KEY) for n, v in enumerate(instr.arguments["ts"])]
         gradient = uses.maker.get(whole[0]) if whole[0] is not None else None
-        if (
-            gradient is not None
-            and gradient.definition is ATTENTION_GRAD
-            and list(gradient.outputs) == whole
-        ):
-            made[gradient] = replace(
-                gradient, definition=ATTENTION_GRAD_PACKED, outputs=instr.outputs
-            )
+        if gradient is None or gradient.definition is not attention_grad:
+            continue
+        together = fused(gradient, attention_grad_packed, outputs=instr.outputs)
+        if together is not None and list(gradient.outputs) == whole:
+            made[gradient] = together
             packed.add(instr)
     gone = packed | {view for instr in packed for view in _views(uses, instr)}
     return block.with_instrs(made.get(i, i) for i in block.instrs if i not in gone)
@@ -51,7 +47,7 @@ def _views(uses: DefUse, concat: Instr) -> List[Instr]:
     values = list(concat.arguments["ts"])
     for v in values:  # it grows
         maker = uses.maker[v]
-        if maker.definition is not ATTENTION_GRAD:
+        if maker.definition is not attention_grad:
             found.append(maker)
             values.append(maker.arguments["t"])
     return found

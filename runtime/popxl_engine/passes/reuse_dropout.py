@@ -31,7 +31,7 @@ def recompute_probs(block: Block) -> Block:
             continue
         is_alone = uses.readers(forward.outputs) == [instr]
         if is_alone and are_of_same(numbers, forward, instr) and _draws_same(uses, instr, forward):
-            again = {"probabilities": None, "factors": None, "mask": forward.arguments["mask"]}
+            again = {"probs": None, "dropped_probs": None, "mask": forward.arguments["mask"]}
             made[instr] = replace(instr, arguments={**instr.arguments, **again})
             gone.add(forward)
     return block.with_instrs(made.get(i, i) for i in block.instrs if i not in gone)
@@ -49,7 +49,7 @@ def reuse_dropout(block: Block) -> Block:
         if forward is None:
             continue
         arguments = dict(instr.arguments)
-        mask, factors = forward.arguments["mask"], uses.source(arguments["factors"])
+        mask, factors = forward.arguments["mask"], uses.source(arguments["dropped_probs"])
         if uses.source(mask) is not None and factors in forward.outputs[:-1]:
             arguments["mask"] = mask
         if arguments["seed_tensor"] is not None and _is_its_dropout(uses, instr, forward):
@@ -68,7 +68,7 @@ def _draws_same(uses: DefUse, gradient: Instr, forward: Instr) -> bool:
         return (
             a["seed_tensor"] is None
             and a["p"] == 0
-            and uses.source(a["factors"]) is forward.outputs[0]
+            and uses.source(a["dropped_probs"]) is forward.outputs[0]
         )
     return a["seed_tensor"] is not None and _is_its_dropout(uses, gradient, forward)
 
@@ -84,5 +84,5 @@ def _is_its_dropout(uses: DefUse, gradient: Instr, forward: Instr) -> bool:
     return (
         seed is not None
         and seed is uses.source(of["seed_tensor"])
-        and uses.source(a["factors"]) is forward.outputs[1]
+        and uses.source(a["dropped_probs"]) is forward.outputs[1]
     )

@@ -1,13 +1,15 @@
 """What passes need to find patterns in a block and to replace them."""
 
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from dataclasses import replace
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from popxl.op_records import OPS, Op, OpDefinition
 from popxl.values import TensorSpec
 
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.analysis.def_use import DefUse
-from popxl_engine.ir import Block, Instr, Value, values_in
+from popxl_engine.ir import Block, Instr, Value
+from popxl_engine.ops.definition import check_results, takes
 
 
 class Rewriter:
@@ -92,8 +94,10 @@ class Rewriter:
                 return False
         return True
 
-    def replace(self, index: int, instr: Instr, *absorbed: int) -> None:
-        """Put another instruction at a position; the absorbed ones go."""
+    def replace(self, index: int, instr: Optional[Instr], *absorbed: int) -> None:
+        """Put another instruction at a position; the absorbed ones go. Nothing where it is None."""
+        if instr is None:
+            return
         self.instrs[index] = instr
         self.removed.update(absorbed)
 
@@ -108,8 +112,11 @@ class Rewriter:
         result = Value(
             f"{v.name}_transposed_{before}", TensorSpec(v.spec.shape[::-1], v.spec.dtype)
         )
-        view = op(
-            OPS["transpose"], {"t": v, "permutation": (1, 0)}, (result,), self.instrs[before].source
+        view = replace(
+            self.instrs[before],
+            definition=OPS["transpose"],
+            arguments={"t": v, "permutation": (1, 0)},
+            outputs=(result,),
         )
         self._inserted.setdefault(before, []).append(view)
         return result
@@ -124,17 +131,27 @@ class Rewriter:
         return self.block.with_instrs(instrs)
 
 
-def op(
+def fused(
+    instr: Instr,
     definition: OpDefinition,
-    arguments: Dict[str, Any],
-    outputs: Sequence[Value],
-    source: Optional[Op],
+    arguments: Optional[Mapping[str, Any]] = None,
+    outputs: Optional[Sequence[Value]] = None,
     writers: Tuple[Op, ...] = (),
-) -> Instr:
-    """An op in the block of a single graph."""
-    return Instr("op", arguments, tuple(outputs), definition, source, writers=writers)
+) -> Optional[Instr]:
+    """An instruction as one of the engine's own ops; None where that does not take such operands.
 
-
-def operands(instr: Instr) -> List[Value]:
-    """The values that an instruction is given."""
-    return list(values_in(instr.arguments.values()))
+    Args:
+        arguments: default: those of the instruction; so with the outputs.
+        writers: see `Instr`.
+    Raises:
+        ShapeError: the outputs are not what the op makes of its operands.
+    """
+    given = instr.arguments if arguments is None else arguments
+    results = instr.outputs if outputs is None else tuple(outputs)
+    if not takes(definition, given):
+        return None
+    check_results(definition, given, results)
+    found: Instr = replace(
+        instr, definition=definition, arguments=given, outputs=results, writers=writers
+    )
+    return found

@@ -8,14 +8,13 @@ from typing import Any, DefaultDict, Dict, Iterator, List, Tuple
 
 from popxl.graph import Graph
 from popxl.ir import Ir
-from popxl.op_records import Op, OpDefinition, call_arguments, op_cost
+from popxl.op_records import OPS, Op, OpDefinition, call_arguments, op_cost
 from popxl.profile import Work
 from popxl.values import Tensor, TensorSpec
 
 from popxl_engine.analysis.effects import instrs_of
 from popxl_engine.compiler import compile_unfused
 from popxl_engine.ir import Block, Instr, Value
-from popxl_engine.kernels.registry import FUSED
 from popxl_engine.planner.costs import Costs, Counter
 from popxl_engine.planner.phases import in_phases
 
@@ -143,7 +142,7 @@ class InstructionWork:
         counted = as_work(self._counter.count([instr]))
         if instr.definition is instr.source.definition:
             return counted
-        if instr.definition.name in FUSED:
+        if instr.definition.name not in OPS:
             done = [op for of in (instr.source,) if of is not None for op in self._gone.get(of, ())]
             return replace(counted, flops=counted.flops + sum(op_cost(op).flops for op in done))
         return replace(counted, flops=_own_flops(instr))

@@ -58,10 +58,10 @@ def with_and_without(config, on_a_processor):
     """
     chosen = on_a_processor(False)
     kept = gradients_of(config)
-    assert chosen == {"attention": 1, "attention_alone": 1, "attention_grad_rows": 1}
+    assert chosen == {"attention": 1, "attention_no_probs": 1, "attention_grad_packed": 1}
     on_a_processor(True)
     streamed = gradients_of(config)
-    assert chosen == {"streamed_attention": 2, "streamed_attention_grad": 1}
+    assert chosen == {"flash_attention": 2, "flash_attention_grad": 1}
     return kept, streamed
 
 
@@ -123,9 +123,9 @@ def steps_of(config, device=CUDA):
 def test_on_a_gpu_nothing_has_a_number_for_each_query_and_key(changes):
     names, squares = steps_of(override(CONFIG, **{"precision": "bfloat16", **changes}))
     assert names == [
-        "fused_streamed_attention",
-        "fused_streamed_attention",
-        "fused_streamed_attention_grad",
+        "fused_flash_attention",
+        "fused_flash_attention",
+        "fused_flash_attention_grad",
     ]
     assert not squares
 
@@ -140,7 +140,7 @@ def test_without_recomputation_a_processor_has_nothing_like_it_but_the_mask(drop
     names, squares = steps_of(
         override(CONFIG, recomputation=False, dropout=dropout), device=passes.CPU
     )
-    assert names == ["fused_attention_alone", "fused_attention_grad_rows"]
+    assert names == ["fused_attention_no_probs", "fused_attention_grad_packed"]
     assert squares == 2  # forward and backward
 
 

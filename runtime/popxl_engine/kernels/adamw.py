@@ -6,116 +6,80 @@ import torch
 
 from popxl_engine import native
 from popxl_engine.kernels.compiled import one_pass
+from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import Noise, update_noise, update_part, widened
 from popxl_engine.kernels.var_updates import adam_updater, factor
-from popxl_engine.rewrites.match import fused
+from popxl_engine.ops.adamw import STATE, AdamW
 
 Options = Dict[str, Any]
+Noises = Sequence[Optional[Noise]]
 
-MOMENTS = {"float32", "float16", "bfloat16"}
-"""Element types that moments may have."""
 CHUNK = 1 << 17
 """Elements worked on at a time by each thread: a scaled gradient is still in the cache when the
 update reads it.
 """
 
 
-def adamw_(
-    var: torch.Tensor,
-    grad: torch.Tensor,
-    scale: Any,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    step: torch.Tensor,
-    minus_lr: Any,
-    beta1: Any,
-    beta2: Any,
-    epsilon: Any,
-    weight_decay: Any,
-) -> torch.Tensor:
-    """One AdamW step with gradient ``grad * scale``; ``step`` is counted already. Writes var, first
-    and second.
+@kernel("fused_adamw_")
+def adamw_(*operands: Any) -> torch.Tensor:
+    """One step of `AdamW`'s operands; writes var, first and second.
 
     Those of 16 bits are rounded once each, and draw in this order. The update is made from the
     moments as rounded.
     """
-    return _adamw(
-        None, var, grad, scale, first, second, step, minus_lr, beta1, beta2, epsilon, weight_decay
-    )
+    return _update(AdamW(*operands))
 
 
-def adamw_where_(
-    condition: torch.Tensor,
-    var: torch.Tensor,
-    grad: torch.Tensor,
-    scale: Any,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    step: torch.Tensor,
-    minus_lr: Any,
-    beta1: Any,
-    beta2: Any,
-    epsilon: Any,
-    weight_decay: Any,
-) -> torch.Tensor:
+@kernel("fused_adamw_where_")
+def adamw_where_(condition: torch.Tensor, *operands: Any) -> torch.Tensor:
     """`adamw_` where a bool scalar is true; no bit of var, first and second changes where it is
     false.
     """
-    if not var.is_cuda and not bool(condition):
-        return var
-    asked = condition if var.is_cuda else None  # nobody waits for a GPU's
-    return _adamw(
-        asked, var, grad, scale, first, second, step, minus_lr, beta1, beta2, epsilon, weight_decay
-    )
+    of = AdamW(*operands)
+    if of.var.is_cuda:  # nobody waits for a GPU's
+        return _update(of, condition)
+    return _update(of) if bool(condition) else of.var
 
 
-def _adamw(
-    condition: Optional[torch.Tensor],
-    var: torch.Tensor,
-    grad: torch.Tensor,
-    scale: Any,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    step: torch.Tensor,
-    minus_lr: Any,
-    beta1: Any,
-    beta2: Any,
-    epsilon: Any,
-    weight_decay: Any,
-) -> torch.Tensor:
-    state = (var, first, second)
-    in_one_pass = native.updates(*state, grad)
+def _update(of: AdamW, condition: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """One step, where a GPU's condition is true."""
+    var, state = of.var, (of.var, of.first, of.second)
+    in_one_pass = native.updates(*state, of.grad)
     if not in_one_pass and not all(t.is_contiguous() for t in state):
-        rest = (step, minus_lr, beta1, beta2, epsilon, weight_decay)
-        return _strided(condition, var, grad, scale, first, second, *rest)
+        return _strided(of, condition)
     number = factor if var.is_cuda else float  # nobody waits for a GPU's
-    times, noises = 1.0 if scale is None else number(scale), [update_noise(t) for t in state]
+    times, noises = 1.0 if of.scale is None else number(of.scale), [update_noise(t) for t in state]
     lr, numbers = (
-        -number(minus_lr),
-        (float(beta1), float(beta2), float(epsilon), float(weight_decay or 0.0)),
+        -number(of.minus_lr),
+        tuple(map(float, (of.beta1, of.beta2, of.epsilon, of.weight_decay or 0.0))),
     )
     starts = {noise.start for noise in noises if noise is not None}
     if in_one_pass and len(starts) <= 1:
-        return _native(state, grad, (times, float(step), lr, *numbers), noises, *starts)
+        return _native(state, of.grad, (times, float(of.step), lr, *numbers), noises, *starts)
     options: Options = dict(zip(("lr", "beta1", "beta2", "eps", "weight_decay"), (lr, *numbers)))
     update = (
         _fused
-        if first.dtype == second.dtype == torch.float32 and not var.is_cuda
+        if of.first.dtype == of.second.dtype == torch.float32 and not var.is_cuda
         else _step_by_step
     )
-    flat, gradient = [t.view(-1) for t in state], grad.reshape(-1)
+    flat, gradient, step = [t.view(-1) for t in state], of.grad.reshape(-1), of.step.reshape(())
     size = max(var.numel(), 1) if var.is_cuda else CHUNK * torch.get_num_threads()
     is_one = isinstance(times, float) and times == 1.0
     for start in range(0, var.numel(), size):
         g = gradient[start : start + size].to(torch.float32)
         part = [t[start : start + size] for t in flat]
-        update(
-            part, g if is_one else g * times, step.reshape(()), options, noises, start, condition
-        )
+        update(part, g if is_one else g * times, step, options, noises, start, condition)
     return var
 
 
-Noises = Sequence[Optional[Noise]]
+def _strided(of: AdamW, condition: Optional[torch.Tensor]) -> torch.Tensor:
+    """`_update` on copies of what does not lie in memory in order."""
+    state = {name: getattr(of, name) for name in STATE}
+    copies = {name: t.contiguous() for name, t in state.items()}
+    _update(of._replace(**copies), condition)
+    for name, t in state.items():
+        t.copy_(copies[name])
+    return of.var
 
 
 def _fused(
@@ -194,24 +158,3 @@ def _native(
     operands = [argument for t in (*state, grad) for argument in (t, native.CODES[t.dtype])]
     native.call("adamw", (), *operands, *keys, offset, *numbers, grad.numel())
     return state[0]
-
-
-def _strided(
-    condition: Optional[torch.Tensor],
-    var: torch.Tensor,
-    grad: torch.Tensor,
-    scale: Any,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    *rest: Any,
-) -> torch.Tensor:
-    """`_adamw` on copies of what does not lie in memory in order."""
-    copies = [t.contiguous() for t in (var, first, second)]
-    _adamw(condition, copies[0], grad, scale, copies[1], copies[2], *rest)
-    for t, copy in zip((var, first, second), copies):
-        t.copy_(copy)
-    return var
-
-
-ADAMW = fused(adamw_, writes=("var", "first", "second"))
-ADAMW_WHERE = fused(adamw_where_, writes=("var", "first", "second"))

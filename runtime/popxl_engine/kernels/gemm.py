@@ -1,5 +1,5 @@
-"""Matrix products with what is added to them: bias, and the scale and mask of attention scores; and
-by tiles.
+"""Products of matrices with what is added to them: a bias, or scale and mask of attention's
+scores.
 """
 
 from typing import Optional
@@ -13,18 +13,27 @@ from popxl_engine.kernels.linalg import (
     product,
     rows_on_boundaries,
 )
+from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import NARROW
-from popxl_engine.rewrites.match import fused
+
+TILE_ROW = 64
+"""Bytes of a row of a tile: a product whose rows begin on such boundaries is not packed when it is
+multiplied again.
+"""
 
 
-def linear(lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+@kernel("fused_gemm_bias")
+def gemm_bias(lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """lhs @ rhs + bias: [m, k], [k, n], [n] -> [m, n]."""
     if lhs.dtype in NARROW and not (lhs.is_cuda or multiplies_natively(lhs.dtype)):
         return product(lhs, rhs, torch.float32).add_(bias).to(lhs.dtype)
     return matrix_product(lhs, rhs, bias)
 
 
-def scores(lhs: torch.Tensor, rhs: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+@kernel("fused_masked_scores")
+def masked_scores(
+    lhs: torch.Tensor, rhs: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
     """lhs @ rhs * scale + mask in one pass over the result: [..., m, k], [..., k, n], [m, n] ->
     [..., m, n].
     """
@@ -37,11 +46,12 @@ def scores(lhs: torch.Tensor, rhs: torch.Tensor, mask: torch.Tensor, scale: floa
     )
 
 
-def tiled(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+@kernel("fused_gemm")
+def gemm(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
     """lhs @ rhs, plus a bias where there is one: by the library's tiles where it has them."""
     (rows, inner), columns = lhs.shape, rhs.shape[1]
     if not native.multiplies(lhs, rhs):
-        return product(lhs, rhs, lhs.dtype) if bias is None else linear(lhs, rhs, bias)
+        return product(lhs, rhs, lhs.dtype) if bias is None else gemm_bias(lhs, rhs, bias)
     y = rows_on_boundaries(rows, columns, lhs, TILE_ROW)
     added, factors = (
         None if bias is None else bias.contiguous(),
@@ -49,10 +59,3 @@ def tiled(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor]) ->
     )
     native.call("multiply_add", (), *factors, added, y, y.stride(0), rows, columns, inner)
     return y
-
-
-LINEAR = fused(linear)
-SCORES = fused(scores)
-TILED = fused(tiled)
-
-TILE_ROW = 64

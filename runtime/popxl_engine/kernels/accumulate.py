@@ -1,4 +1,6 @@
-"""Gradients that go straight into their accumulators: products, and rows of an embedding table."""
+"""Gradients that go straight into their accumulators: products, sums of rows, rows of an embedding
+table.
+"""
 
 from typing import Any, Optional, Tuple
 
@@ -6,9 +8,9 @@ import torch
 
 from popxl_engine import native
 from popxl_engine.kernels.linalg import prefers_onednn, product
+from popxl_engine.kernels.registry import kernel, kernel_like
 from popxl_engine.kernels.rounding import NARROW
-from popxl_engine.kernels.var_updates import shares
-from popxl_engine.rewrites.match import fused, kernel_like
+from popxl_engine.kernels.var_updates import mean_factors
 
 ROWS_AT_A_TIME = 2048
 """Rows of a product that are made before they are added to the accumulator (768 to 1280 rows are
@@ -16,17 +18,18 @@ slow with AMX).
 """
 
 
-def accumulate_product_(
+@kernel("fused_accumulate_gemm_")
+def accumulate_gemm_(
     t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, step: Any
 ) -> torch.Tensor:
     """t = t * step / (step + 1) + lhs @ rhs / (step + 1), without a temporary of t's size."""
     if native.adds_product(t, lhs, rhs):
-        return add_product_(t, lhs, rhs, step)
+        return _add_product(t, lhs, rhs, step)
     mean = kernel_like("accumulate_mean_", t)
     if t.is_cuda or t.dtype in NARROW or not t.is_floating_point():
         return mean(t, product(lhs, rhs, lhs.dtype), step)
     if t.dtype == lhs.dtype == torch.float32 and not prefers_onednn():
-        old, new = shares(step)
+        old, new = mean_factors(step)
         return t.addmm_(lhs, rhs, beta=old, alpha=new)
     for start in range(0, t.shape[0], ROWS_AT_A_TIME):
         rows = slice(start, start + ROWS_AT_A_TIME)
@@ -34,14 +37,14 @@ def accumulate_product_(
     return t
 
 
-def add_product_(
+def _add_product(
     t: torch.Tensor,
     lhs: torch.Tensor,
     rhs: torch.Tensor,
     step: Any,
-    squares: Optional[torch.Tensor] = None,
+    sumsq: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
-    """`accumulate_product_` by the library. ``squares``: float32 scalar, becomes the sum of the
+    """`accumulate_gemm_` by the library. ``sumsq``: float32 scalar, becomes the sum of the
     squares of t.
     """
     factors = (lhs, *lhs.stride(), rhs, *rhs.stride())
@@ -51,39 +54,62 @@ def add_product_(
         *factors,
         t,
         t.stride(0),
-        *shares(step),
+        *mean_factors(step),
         *t.shape,
         lhs.shape[1],
-        squares,
+        sumsq,
     )
     return t
 
 
-def accumulate_sum_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tensor:
+@kernel("fused_accumulate_gemm_sumsq_")
+def accumulate_gemm_sumsq_(
+    t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, step: Any
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """`accumulate_gemm_`, and the sum of the squares of all that t holds then."""
+    if native.adds_product(t, lhs, rhs):
+        sumsq = t.new_empty(())
+        return _add_product(t, lhs, rhs, step, sumsq), sumsq
+    accumulate_gemm_(t, lhs, rhs, step)
+    return t, kernel_like("sumsquare", t)(t, None, False)
+
+
+@kernel("fused_accumulate_column_sum_")
+def accumulate_column_sum_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tensor:
     """t = t * step / (step + 1) + X summed over its rows / (step + 1)."""
     if t.dtype == torch.float32 and X.numel() and native.takes(t, X):
-        native.call("column_sums", (X.dtype,), X, t, *shares(step), *X.shape)
+        native.call("column_sums", (X.dtype,), X, t, *mean_factors(step), *X.shape)
         return t
     total = kernel_like("sum_to", t)(X, tuple(t.shape), ())
     return kernel_like("accumulate_mean_", t)(t, total, step)
 
 
-def accumulate_rows_(
+@kernel("fused_accumulate_gather_grad_")
+def accumulate_gather_grad_(
     t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, zero_OOR: bool, step: Any
 ) -> torch.Tensor:
     """t = t * step / (step + 1), then dy / (step + 1) added to rows by their indices, outside as
     `gather` says.
     """
-    flat, rows = rows_by_index(t, dy, indices, zero_OOR)
+    flat, rows = _rows_by_index(t, dy, indices, zero_OOR)
     if t.is_cuda:  # the count stays where it is
         sums = torch.zeros_like(t).index_add_(0, flat, rows)
         return kernel_like("accumulate_mean_", t)(t, sums, step)
-    old, new = shares(step)
+    old, new = mean_factors(step)
     scaled = t.mul_(old) if old else t.zero_()
     return scaled.index_add_(0, flat, rows, alpha=new)
 
 
-def rows_by_index(
+@kernel("fused_scatter_add_rows_")
+def scatter_add_rows_(
+    t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, zero_OOR: bool
+) -> torch.Tensor:
+    """t with dy added to rows by their indices, outside as `gather` says."""
+    flat, rows = _rows_by_index(t, dy, indices, zero_OOR)
+    return t.index_add_(0, flat, rows)
+
+
+def _rows_by_index(
     t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, zero_OOR: bool
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """(numbers of rows of t, what is added to each, of t's type); with zero_OOR what is outside
@@ -97,8 +123,3 @@ def rows_by_index(
         if t.is_cuda or outside.any():
             rows = rows.masked_fill(outside[:, None], 0)
     return inside, rows
-
-
-PRODUCT = fused(accumulate_product_, writes=("t",))
-SUM = fused(accumulate_sum_, writes=("t",))
-ROWS = fused(accumulate_rows_, writes=("t",))

@@ -1,6 +1,4 @@
-"""Softmax attention and its gradient: from queries, keys and values to results without scores in
-memory.
-"""
+"""Softmax attention and its gradient in one pass over the heads: scores stay in the cache."""
 
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -8,15 +6,15 @@ import torch
 
 from popxl_engine import native
 from popxl_engine.kernels import generator
+from popxl_engine.kernels.gemm import masked_scores
 from popxl_engine.kernels.linalg import product
 from popxl_engine.kernels.random import threshold
-from popxl_engine.rewrites.match import fused, kernel_like
-from popxl_engine.rewrites.products import scores
+from popxl_engine.kernels.registry import kernel, kernel_like
 
-SWAPPED = (0, 1, 3, 2)
 Seed = Optional[torch.Tensor]
 
 
+@kernel("fused_attention")
 def attention(
     query: torch.Tensor,
     key_t: torch.Tensor,
@@ -26,16 +24,11 @@ def attention(
     seed_tensor: Seed,
     p: float,
 ) -> Tuple[torch.Tensor, ...]:
-    """softmax(query @ key_t * scale + mask), with a seed also what dropout leaves of it, and the
-    product with value.
-
-    Shapes: query [b, h, q, d], key_t [b, h, d, s], value [b, h, s, d], mask [q, s] -> [b, h, q, s]
-    (twice with a seed), [b, h, q, d].
-    """
-    return attend(query, key_t, value, mask, scale, seed_tensor, p)
+    """softmax(query @ key_t * scale + mask), what dropout leaves of it, the product with value."""
+    return _attend(query, key_t, value, mask, scale, seed_tensor, p)
 
 
-def attend(
+def _attend(
     query: torch.Tensor,
     key_t: torch.Tensor,
     value: torch.Tensor,
@@ -43,23 +36,38 @@ def attend(
     scale: float,
     seed_tensor: Seed,
     p: float,
-    keeps_shares: bool = True,
+    keeps_probs: bool = True,
 ) -> Tuple[torch.Tensor, ...]:
     """`attention`, or the last of its results alone, in the same bits."""
     key = key_t.transpose(2, 3)
     if not (
         _has_rows(query, key, value) and mask.is_contiguous() and _draws_in_pairs(key, seed_tensor)
     ):
-        results = _attention_by_parts(query, key_t, value, mask, scale, seed_tensor, p)
-        return results if keeps_shares else results[-1:]
+        results = _attention_op_by_op(query, key_t, value, mask, scale, seed_tensor, p)
+        return results if keeps_probs else results[-1:]
     sizes, y = (*query.shape[:3], key.shape[2], query.shape[3]), _result_for(query)
-    shares = [
-        query.new_empty(sizes[:4]) for _ in range(keeps_shares * (1 + (seed_tensor is not None)))
+    kept = [
+        query.new_empty(sizes[:4]) for _ in range(keeps_probs * (1 + (seed_tensor is not None)))
     ]
-    probabilities, dropped, *_ = *shares, None, None
+    probs, dropped, *_ = *kept, None, None
     views, rest = _views(query, key, value), (*_views(y), *sizes, *_dropout(seed_tensor, p))
-    native.call("attend", (query.dtype,), *views, mask, scale, probabilities, dropped, *rest)
-    return (*shares, y)
+    native.call("attend", (query.dtype,), *views, mask, scale, probs, dropped, *rest)
+    return (*kept, y)
+
+
+@kernel("fused_attention_no_probs")
+def attention_no_probs(
+    query: torch.Tensor,
+    key_t: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
+) -> torch.Tensor:
+    """The last result of `attention`, in the same bits."""
+    (y,) = _attend(query, key_t, value, mask, scale, seed_tensor, p, keeps_probs=False)
+    return y
 
 
 class Operands(NamedTuple):
@@ -69,8 +77,8 @@ class Operands(NamedTuple):
     query_t: torch.Tensor
     key: torch.Tensor
     value_t: torch.Tensor
-    probabilities: Optional[torch.Tensor]
-    factors: Optional[torch.Tensor]
+    probs: Optional[torch.Tensor]
+    dropped_probs: Optional[torch.Tensor]
     scale: float
     seed_tensor: Seed
     p: float
@@ -87,38 +95,64 @@ class Operands(NamedTuple):
         return self.value_t.transpose(2, 3)
 
 
+@kernel("fused_attention_grad")
 def attention_grad(
     dy: torch.Tensor,
     query_t: torch.Tensor,
     key: torch.Tensor,
     value_t: torch.Tensor,
-    probabilities: Optional[torch.Tensor],
-    factors: Optional[torch.Tensor],
+    probs: Optional[torch.Tensor],
+    dropped_probs: Optional[torch.Tensor],
     scale: float,
     seed_tensor: Seed,
     p: float,
     mask: Optional[torch.Tensor] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients for query, key_t and value of `attention`; ``factors`` is what was multiplied with
-    value.
-
-    The mask may be left out; where it hides keys, ``factors`` must be zero. The seed may be left
-    out where ``factors`` is what dropout has left of ``probabilities``. With mask and seed, these
-    two may be left out and are computed again.
-    """
+    """Gradients for query, key_t and value of `attention`."""
     operands = Operands(
-        dy, query_t, key, value_t, probabilities, factors, scale, seed_tensor, p, mask
+        dy, query_t, key, value_t, probs, dropped_probs, scale, seed_tensor, p, mask
     )
-    if not takes_gradient(operands):
-        return gradient_by_parts(operands)
+    if not _takes_gradient(operands):
+        return _gradient_op_by_op(operands)
     places = [_result_for(t) for t in (operands.query, key, operands.value)]
-    write_gradient(places, operands)
+    _write_gradient(places, operands)
     return places[0], places[1].transpose(2, 3), places[2]
 
 
-def takes_gradient(o: Operands) -> bool:
-    """Whether `write_gradient` can work on these."""
-    needed = (o.mask,) if o.probabilities is None else (o.probabilities, o.factors)
+@kernel("fused_attention_grad_packed")
+def attention_grad_packed(
+    dy: torch.Tensor,
+    query_t: torch.Tensor,
+    key: torch.Tensor,
+    value_t: torch.Tensor,
+    probs: Optional[torch.Tensor],
+    dropped_probs: Optional[torch.Tensor],
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
+    mask: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """`attention_grad` of n queries and n keys: rows of the gradients, side by side, [b * n, 3 * h
+    * d].
+    """
+    b, h, n, d = dy.shape
+    rows = dy.new_empty(b * n, 3 * h * d)
+    places = [part.view(b, n, h, d).transpose(1, 2) for part in rows.split(h * d, 1)]
+    operands = Operands(
+        dy, query_t, key, value_t, probs, dropped_probs, scale, seed_tensor, p, mask
+    )
+    if _takes_gradient(operands):
+        _write_gradient(places, operands)
+        return rows
+    d_query, d_key_t, d_value = _gradient_op_by_op(operands)
+    for place, t in zip(places, (d_query, d_key_t.transpose(2, 3), d_value)):
+        place.copy_(t)
+    return rows
+
+
+def _takes_gradient(o: Operands) -> bool:
+    """Whether `_write_gradient` can work on these."""
+    needed = (o.mask,) if o.probs is None else (o.probs, o.dropped_probs)
     is_ordered = all(t is not None and t.is_contiguous() for t in needed)
     return (
         is_ordered
@@ -127,12 +161,12 @@ def takes_gradient(o: Operands) -> bool:
     )
 
 
-def write_gradient(places: Sequence[torch.Tensor], o: Operands) -> None:
+def _write_gradient(places: Sequence[torch.Tensor], o: Operands) -> None:
     """`attention_grad` into three [b, h, n, d] whose last axis lies side by side, for query, key
     and value.
     """
     sizes = (*o.query.shape[:3], o.key.shape[2], o.query.shape[3])
-    recomputes = o.probabilities is None
+    recomputes = o.probs is None
     drops_again = recomputes and o.seed_tensor is not None
     scratch = o.dy.new_empty(native.scratch("attend_grad", *sizes[2:4], recomputes, drops_again))
     views, rest = (
@@ -144,8 +178,8 @@ def write_gradient(places: Sequence[torch.Tensor], o: Operands) -> None:
         "attend_grad",
         (o.dy.dtype,),
         *views,
-        o.probabilities,
-        o.factors,
+        o.probs,
+        o.dropped_probs,
         mask,
         o.scale,
         *rest,
@@ -197,7 +231,7 @@ def _in_rows(t: torch.Tensor) -> torch.Tensor:
     return t if t.shape[0] == 1 and t.stride(3) == 1 else t.contiguous()
 
 
-def _attention_by_parts(
+def _attention_op_by_op(
     query: torch.Tensor,
     key_t: torch.Tensor,
     value: torch.Tensor,
@@ -206,11 +240,11 @@ def _attention_by_parts(
     seed_tensor: Seed,
     p: float,
 ) -> Tuple[torch.Tensor, ...]:
-    shares = _shares_by_parts(query, key_t, mask, scale, seed_tensor, p)
-    return (*shares, product(shares[-1], _in_rows(value), value.dtype))
+    kept = _probs_op_by_op(query, key_t, mask, scale, seed_tensor, p)
+    return (*kept, product(kept[-1], _in_rows(value), value.dtype))
 
 
-def _shares_by_parts(
+def _probs_op_by_op(
     query: torch.Tensor,
     key_t: torch.Tensor,
     mask: torch.Tensor,
@@ -220,31 +254,26 @@ def _shares_by_parts(
 ) -> Tuple[torch.Tensor, ...]:
     """Probabilities; with a seed also what dropout leaves of them."""
     query, key_t = _in_rows(query), _in_rows(key_t.transpose(2, 3)).transpose(2, 3)
-    probabilities = kernel_like("softmax", query)(scores(query, key_t, mask, scale), -1)
+    probs = kernel_like("softmax", query)(masked_scores(query, key_t, mask, scale), -1)
     if seed_tensor is None:
-        return (probabilities,)
-    return probabilities, kernel_like("dropout", query)(probabilities, seed_tensor, p)
+        return (probs,)
+    return probs, kernel_like("dropout", query)(probs, seed_tensor, p)
 
 
-def gradient_by_parts(o: Operands) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _gradient_op_by_op(o: Operands) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`attention_grad` op by op."""
-    if o.probabilities is None:
-        assert o.mask is not None, "what is made again needs its mask"
-        shares = _shares_by_parts(
-            o.query, o.key.transpose(2, 3), o.mask, o.scale, o.seed_tensor, o.p
-        )
-        o = o._replace(probabilities=shares[0], factors=shares[-1], seed_tensor=None)
-    assert o.probabilities is not None and o.factors is not None
+    if o.probs is None:
+        assert o.mask is not None, "what is computed again needs its mask"
+        kept = _probs_op_by_op(o.query, o.key.transpose(2, 3), o.mask, o.scale, o.seed_tensor, o.p)
+        o = o._replace(probs=kept[0], dropped_probs=kept[-1], seed_tensor=None)
+    assert o.probs is not None and o.dropped_probs is not None
     dy, query_t = _in_rows(o.dy), _in_rows(o.query).transpose(2, 3)
     key, value_t = _in_rows(o.key), _in_rows(o.value).transpose(2, 3)
     d = product(dy, value_t, dy.dtype)
-    d_value = product(o.factors.transpose(2, 3), dy, dy.dtype)
+    d_value = product(o.dropped_probs.transpose(2, 3), dy, dy.dtype)
     if o.seed_tensor is not None:
         d = kernel_like("dropout", dy)(d, o.seed_tensor, o.p)
     elif o.p:
-        d = torch.where(o.factors == 0, 0, d * (1 / (1 - o.p)))
-    d = kernel_like("softmax_grad", dy)(d, o.probabilities, -1).mul_(o.scale)
+        d = torch.where(o.dropped_probs == 0, 0, d * (1 / (1 - o.p)))
+    d = kernel_like("softmax_grad", dy)(d, o.probs, -1).mul_(o.scale)
     return product(d, key, dy.dtype), product(query_t, d, dy.dtype), d_value
-
-
-ATTENTION, GRADIENT = fused(attention), fused(attention_grad)

@@ -1,5 +1,5 @@
-"""Causal attention on GPUs without its probabilities in memory: the gradient makes them again,
-piece by piece.
+"""Causal attention by PyTorch's kernels that keep no probabilities: the gradient computes them
+again, piece by piece.
 """
 
 from contextlib import contextmanager
@@ -7,25 +7,20 @@ from typing import Any, Iterator, Tuple
 
 import torch
 
-from popxl_engine.rewrites.match import fused
+from popxl_engine.kernels.registry import kernel
+from popxl_engine.ops.attention import ALIGNMENT
 
 aten = torch.ops.aten
 
-ALIGNMENT = 16
-"""Bytes that a GPU's kernels read at once: a head is a multiple of them, and every row begins on
-such a boundary.
-"""
 WIDEST = 192
 """Size of a head up to which every GPU with the flash kernels has their gradient."""
 MULTIPROCESSORS = 132
 """Of the largest GPUs in use, H100 and H200."""
 TILE = (128, 32)
 """Rows and columns of which its sums of a query's gradient are multiples."""
-HIDDEN = -9e3
-"""What is added to the score of a key that a query must not see, at most: its exponential is 0."""
 
 
-def streams(device: torch.device) -> bool:
+def has_flash_attention(device: torch.device) -> bool:
     """Whether a device has the kernels: a GPU from compute capability 8.0 on. One that is not there
     counts as such.
     """
@@ -34,7 +29,8 @@ def streams(device: torch.device) -> bool:
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def streamed_attention(
+@kernel("fused_flash_attention")
+def flash_attention(
     query: torch.Tensor, key_t: torch.Tensor, value: torch.Tensor, scale: float
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """softmax(query @ key_t * scale) @ value over the keys up to each query's own; and what the
@@ -61,7 +57,8 @@ def streamed_attention(
     return y, logsumexp
 
 
-def streamed_attention_grad(
+@kernel("fused_flash_attention_grad")
+def flash_attention_grad(
     dy: torch.Tensor,
     query_t: torch.Tensor,
     key: torch.Tensor,
@@ -70,7 +67,7 @@ def streamed_attention_grad(
     logsumexp: torch.Tensor,
     scale: float,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients for query, key_t and value of `streamed_attention`; the same bits every time."""
+    """Gradients for query, key_t and value of `flash_attention`; the same bits every time."""
     operands = tuple(map(_in_rows, (dy, query_t.transpose(2, 3), key, value_t.transpose(2, 3), y)))
     if dy.device.type == "cpu":
         found = aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -118,7 +115,7 @@ def _gradient_on_gpu(
 
 
 def _sums_of_flash(query: torch.Tensor) -> torch.Tensor:
-    """What the flash kernel takes beside its results to add in one order, which a rehearsal would
+    """What the flash kernel takes beside its results to add in one order, which a dry run would
     not see.
 
     A part for each of the GPU's multiprocessors, as far as heads leave some without work, of whole
@@ -164,6 +161,3 @@ def _one_order() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         settings.fill_uninitialized_memory = fills
-
-
-STREAMED, STREAMED_GRADIENT = fused(streamed_attention), fused(streamed_attention_grad)

@@ -1,0 +1,136 @@
+"""How the engine's own ops are declared, and checked where a pass makes use of one.
+
+    @fused_op(cost=gemm_bias_cost)
+    def gemm_bias(lhs: TensorSpec, rhs: TensorSpec, bias: TensorSpec) -> TensorSpec:
+        ...check the operands, return the spec of each result...
+
+Rules see a `TensorSpec` for each operand. They have no public function: no program adds such an op
+to a graph.
+"""
+
+import inspect
+from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Sequence
+
+import popxl  # noqa: F401 - declares the ops whose costs are summed up
+from popxl.errors import ShapeError
+from popxl.op_records import OPS, Cost, OpDefinition, as_specs, call_arguments
+from popxl.values import TensorSpec
+
+PREFIX = "fused_"
+FUSED_OPS: Dict[str, OpDefinition] = {}
+"""Every op of the engine's own, by name."""
+
+
+class OperandSpec(TensorSpec):
+    """A spec that rules of `popxl.ops` take in place of a tensor."""
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Itself."""
+        return self
+
+
+def fused_op(
+    cost: Callable[..., Cost],
+    writes: Sequence[str] = (),
+    random: bool = False,
+    signature: Optional[inspect.Signature] = None,
+) -> Callable[[Callable[..., Any]], OpDefinition]:
+    """Declare an op by the rule that infers its results' specs.
+
+    Args:
+        cost: ``(results, *operands) -> Cost``: the work of the ops that it stands for.
+        writes: parameters whose storage the op changes; its first result is the first of them.
+        random: whether it depends on a seed operand.
+        signature: its parameters, where they are not the rule's.
+    """
+
+    def declared(rule: Callable[..., Any]) -> OpDefinition:
+        name = PREFIX + rule.__name__
+        if name in FUSED_OPS:
+            raise ValueError(f"fused_op: got a second declaration of {name!r}; expected one.")
+        FUSED_OPS[name] = OpDefinition(
+            name=name,
+            infer=rule,
+            signature=signature or inspect.signature(rule),
+            writes=tuple(writes),
+            random=random,
+            differentiable=False,
+            cost=cost,
+            file=rule.__code__.co_filename,
+            module=rule.__module__,
+        )
+        return FUSED_OPS[name]
+
+    return declared
+
+
+def operand_specs(argument: Any) -> Any:
+    """An argument with the spec of each tensor, or value of a block, in its place."""
+    if isinstance(argument, (tuple, list)):
+        return tuple(map(operand_specs, argument))
+    spec = getattr(argument, "spec", None)
+    return OperandSpec(spec.shape, spec.dtype) if isinstance(spec, TensorSpec) else argument
+
+
+def takes(definition: OpDefinition, arguments: Mapping[str, Any]) -> bool:
+    """Whether an op's inference accepts such operands."""
+    try:
+        definition.infer(**{name: operand_specs(a) for name, a in arguments.items()})
+    except ShapeError:
+        return False
+    return True
+
+
+def check_results(
+    definition: OpDefinition, arguments: Mapping[str, Any], results: Iterable[Any]
+) -> None:
+    """ShapeError if results, tensors or values of a block, are not what an op makes of its
+    operands.
+    """
+    if set(arguments) != set(definition.signature.parameters):
+        raise TypeError(
+            f"{definition.name}: got arguments {', '.join(arguments)}; expected "
+            f"{', '.join(definition.signature.parameters)}."
+        )
+    operands = {name: operand_specs(a) for name, a in arguments.items()}
+    made = [(s.shape, s.dtype) for s in as_specs(definition.infer(**operands))]
+    given = [(r.spec.shape, r.spec.dtype) for r in results]
+    if made != given:
+        raise ShapeError(
+            f"{definition.name}: got results {_shown(given)}; expected {_shown(made)}. Correct the "
+            "pass that put it there."
+        )
+
+
+def declared_cost(
+    definition: OpDefinition, arguments: Mapping[str, Any], results: Iterable[Any]
+) -> Cost:
+    """What an op's rule counts for these operands and results; nothing where it has no rule."""
+    if definition.cost is None:
+        return Cost()
+    made = tuple(map(operand_specs, results))
+    args, kwargs = call_arguments(
+        definition, {name: operand_specs(a) for name, a in arguments.items()}
+    )
+    cost: Cost = definition.cost(made[0] if len(made) == 1 else made, *args, **kwargs)
+    return cost
+
+
+def flops_of(name: str, result: TensorSpec, *operands: Any) -> int:
+    """What the rule of one of `popxl.ops` counts: what an op of ours does is a sum of these."""
+    rule = OPS[name].cost
+    assert rule is not None, name
+    flops: int = rule(result, *operands).flops
+    return flops
+
+
+def _shown(specs: Iterable[Any]) -> str:
+    return ", ".join(str(TensorSpec(*spec)) for spec in specs)
+
+
+def check(holds: bool, name: str, expected: str, **operands: Any) -> None:
+    """ShapeError unless operands are what an op takes."""
+    if not holds:
+        given = ", ".join(f"{n} {t}" for n, t in operands.items() if t is not None)
+        raise ShapeError(f"{PREFIX}{name}: got {given}; expected {expected}.")
