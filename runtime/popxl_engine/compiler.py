@@ -13,7 +13,7 @@ from popxl_engine.checks import check_offsets
 from popxl_engine.collection import without_collection
 from popxl_engine.ir import Block
 from popxl_engine.lowering import Lowering
-from popxl_engine.passes import CPU, LEGALIZATION, Pass, enabled_passes, graph_passes, run_passes
+from popxl_engine.passes import CPU, LEGALIZATION, Pass, PassManager, enabled_passes
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ def compile(  # noqa: A001 - what it does; nobody needs Python's own here
         GraphError: a remote load or store outside its buffer, or a write to a view that memory
             cannot give.
     """
-    chosen = enabled_passes(device) if passes is None else passes
+    manager = PassManager(enabled_passes(device) if passes is None else passes)
     with without_collection():
-        program = Lowering(graph_passes(chosen), ops).main(ir.main_graph)
+        program = Lowering(manager.run_on_graph, ops).main(ir.main_graph)
         check_offsets(program)
-        return Compiled(ir, run_passes(chosen, program), device)
+        return Compiled(ir, manager.run_on_program(program), device)
 
 
 def compile_unfused(ir: Ir) -> Compiled:

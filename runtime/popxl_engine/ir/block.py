@@ -116,12 +116,14 @@ class Instr:
     (`passes.elide_copies`).
     """
 
-    def inputs(self) -> List[Value]:
+    def inputs(self) -> Tuple[Value, ...]:
         """Values read, in order; the seed that it rounds from among them."""
-        found = list(values_in(self.arguments.values()))
-        if self.rng_path.seed is not None:
-            found.append(self.rng_path.seed)
-        return found
+        known: Dict[str, Tuple[Value, ...]] = self.__dict__  # kept, as nothing of it changes
+        if "inputs of it" not in known:
+            seed = self.rng_path.seed
+            values = values_in(self.arguments.values())
+            known["inputs of it"] = (*values, *(() if seed is None else (seed,)))
+        return known["inputs of it"]
 
     @property
     def effects(self) -> FrozenSet[str]:
@@ -132,15 +134,17 @@ class Instr:
         """Whether it is an op of this name."""
         return self.definition is not None and self.definition.name == name
 
-    def written(self) -> List[Value]:
+    def written(self) -> Sequence[Value]:
         """Operands whose storage this instruction changes."""
         if self.definition is None:
+            if not self.bodies:
+                return ()
             return [inputs[i] for body, inputs in self.calls() for i in sorted(body.written)]
-        if "control" in self.effects:
+        if "control" in self.definition.effects:
             return self._taken_by_reference()
         return [self.arguments[p] for p in self.definition.writes]
 
-    def _taken_by_reference(self) -> List[Value]:
+    def _taken_by_reference(self) -> Sequence[Value]:
         """Of a call in the block of a single graph: what the called graphs may write."""
         assert self.source is not None
         written = set(self.source.written)
@@ -152,10 +156,12 @@ class Instr:
         ]
         return [v for t, v in zip(tensors, values) if t in written]
 
-    def lent(self) -> List[Value]:
+    def lent(self) -> Sequence[Value]:
         """Values that bodies take by reference, and may change, whether or not `Block.written` is
         known yet.
         """
+        if not self.bodies:
+            return ()
         return [inputs[i] for body, inputs in self.calls() for i in sorted(body.by_ref)]
 
     def calls(self) -> List[Tuple["Block", Sequence[Value]]]:
@@ -211,10 +217,14 @@ def map_blocks(program: Block, rewrite: Callable[[Block], Block]) -> Block:
 
     def rewritten(block: Block) -> Block:
         if block not in done:
-            done[block] = rewrite(block.with_instrs(map(with_bodies, block.instrs)))
+            has_bodies = any(instr.bodies for instr in block.instrs)
+            inner = block.with_instrs(map(with_bodies, block.instrs)) if has_bodies else block
+            done[block] = rewrite(inner)
         return done[block]
 
     def with_bodies(instr: Instr) -> Instr:
+        if not instr.bodies:
+            return instr
         bodies = tuple(map(rewritten, instr.bodies))
         return instr if bodies == instr.bodies else replace(instr, bodies=bodies)
 

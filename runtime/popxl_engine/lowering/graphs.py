@@ -6,7 +6,7 @@ is computed again has the same bits.
 """
 
 from dataclasses import dataclass
-from typing import Callable, Collection, Dict, Iterable, List, Mapping, Optional, Set
+from typing import Callable, Collection, Dict, List, Mapping, Optional, Set
 
 from popxl.graph import Graph
 from popxl.op_records import Op, map_tensors
@@ -30,11 +30,12 @@ class GraphBlock:
 
 
 def graph_block(
-    graph: Graph, passes: Iterable[GraphPass] = (), ops: Optional[Collection[Op]] = None
+    graph: Graph, run_passes: GraphPass, ops: Optional[Collection[Op]] = None
 ) -> GraphBlock:
     """The block of a graph, after passes.
 
     Args:
+        run_passes: what they make of a block.
         ops: those that run; default: all.
     """
     values: Dict[Tensor, Value] = {}
@@ -72,6 +73,4 @@ def graph_block(
         constants,
         state,
     )
-    for each in passes:
-        block = each(block)
-    return GraphBlock(block, values)
+    return GraphBlock(run_passes(block), values)

@@ -77,14 +77,12 @@ class Lowering:
     """Lowers one Ir. Roots found unfit for the host are remembered in ``device_roots``.
 
     Args:
-        passes: over the block of each graph.
+        run_passes: what passes make of the block of each graph.
         ops: those of the main graph that run; default: all.
     """
 
-    def __init__(
-        self, passes: Sequence[GraphPass] = (), ops: Optional[Collection[Op]] = None
-    ) -> None:
-        self.passes, self.ops = tuple(passes), ops
+    def __init__(self, run_passes: GraphPass, ops: Optional[Collection[Op]] = None) -> None:
+        self.run_passes, self.ops = run_passes, ops
         self.device_roots: Set[Any] = set()
         self._graph_blocks: Dict[Graph, GraphBlock] = {}
         self._writes: Dict[Graph, bool] = {}
@@ -101,7 +99,7 @@ class Lowering:
         """A graph's block after the passes, the same for every caller."""
         if graph not in self._graph_blocks:
             ops = self.ops if graph is graph.main_graph else None
-            self._graph_blocks[graph] = graph_block(graph, self.passes, ops)
+            self._graph_blocks[graph] = graph_block(graph, self.run_passes, ops)
         return self._graph_blocks[graph]
 
     def main(self, graph: Graph) -> Block:
@@ -652,13 +650,16 @@ class BlockBuilder:
                 self.forms[value] = self.forms[written[0]]
             self.roots[value] = self.roots[alias[0]] if host and alias else (instr.source, i)
         self.instrs.append(
-            replace(
-                instr,
-                arguments=arguments,
-                outputs=tuple(outputs),
-                host=host,
+            Instr(
+                "op",
+                arguments,
+                tuple(outputs),
+                definition,
+                instr.source,
+                host,
                 path=path,
                 rng_path=rng_path,
+                writers=instr.writers,
                 rng_positions=tuple(self.lowering.positions.of(op) for op in instr.writers),
             )
         )

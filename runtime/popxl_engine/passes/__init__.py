@@ -11,7 +11,7 @@ import os
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable, FrozenSet, List, Sequence, Tuple
+from typing import Callable, FrozenSet, Sequence, Tuple
 
 import torch
 
@@ -68,6 +68,8 @@ class Pass:
     """It works on the block of a single graph, before calls are inlined: it must do the same
     wherever the graph is called.
     """
+    leaves_dead_code: bool = False
+    """What it replaces may have been the only user of something."""
     is_optional: bool = True
     """Programs are right without it."""
 
@@ -89,16 +91,16 @@ FUSIONS: Tuple[Pass, ...] = (
     Pass("fuse_accumulated_column_sum", fuse_accumulated_column_sum, per_graph=True),
     Pass("fuse_adamw", fuse_adamw, per_graph=True),
     Pass("tile_gemm", tile_gemm, per_graph=True),
-    Pass("narrow_logits", _in_each(narrow_logits)),
+    Pass("narrow_logits", _in_each(narrow_logits), leaves_dead_code=True),
     Pass("pack_qkv_grads", _in_each(pack_qkv_grads), _keeps_probs),
-    Pass("recompute_probs", _in_each(recompute_probs), _keeps_probs),
+    Pass("recompute_probs", _in_each(recompute_probs), _keeps_probs, leaves_dead_code=True),
     Pass("reuse_dropout", _in_each(reuse_dropout), _keeps_probs),
-    Pass("drop_unused_probs", _in_each(drop_unused_probs), _keeps_probs),
+    Pass("drop_unused_probs", _in_each(drop_unused_probs), _keeps_probs, leaves_dead_code=True),
     Pass("elide_zero_init", _in_each(elide_zero_init)),
     Pass("fuse_embedding_grad", _in_each(fuse_embedding_grad)),
     Pass("fuse_grad_norm", _in_each(fuse_grad_norm)),
     Pass("scalar_cse", _in_each(scalar_cse)),
-    Pass("flash_attention", flash_attention, _has_flash),
+    Pass("flash_attention", flash_attention, _has_flash, leaves_dead_code=True),
 )
 
 
@@ -110,7 +112,7 @@ def legalization(rules: FrozenSet[str] = ALL_RULES) -> Tuple[Pass, ...]:
     """
     separate = _in_each(separate_operands) if "operands_apart" in rules else lambda block: block
     return (
-        Pass("emulate_views", EmulateViews(rules), is_optional=False),
+        Pass("emulate_views", EmulateViews(rules), leaves_dead_code=True, is_optional=False),
         Pass("separate_operands", separate, is_optional=False),
         Pass("elide_copies", ElideCopies(rules), is_optional=False),
     )
@@ -145,27 +147,35 @@ def enabled_passes(device: torch.device = CPU) -> Tuple[Pass, ...]:
     )
 
 
-def run_pass(each: Pass, block: Block) -> Block:
-    """A program, or the block of a single graph, after a pass, without dead code."""
-    result = each.fn(block)
-    if result is not block and not each.per_graph:
-        result = remove_dead_code(result)
-    if each.name in os.environ.get("POPXL_PRINT_AFTER", "").split(","):
-        print(f"// after {each.name}\n{to_text(result)}", file=sys.stderr)
-    if os.environ.get("POPXL_VERIFY", "0") not in ("", "0"):
-        verify(result, each.name, is_graph=each.per_graph)
-    return result
+class PassManager:
+    """Runs passes, and prints and verifies after each as the environment asks for."""
 
+    def __init__(self, passes: Sequence[Pass]):
+        self.passes = passes
+        self._printed = {n for n in os.environ.get("POPXL_PRINT_AFTER", "").split(",") if n}
+        self._verifies = os.environ.get("POPXL_VERIFY", "0") not in ("", "0")
 
-def graph_passes(passes: Sequence[Pass]) -> List[Callable[[Block], Block]]:
-    """Those of the passes that work on single graphs."""
-    return [partial(run_pass, each) for each in passes if each.per_graph]
+    def run_on_graph(self, block: Block) -> Block:
+        """The block of a single graph after the passes for these."""
+        for each in self.passes:
+            if each.per_graph:
+                block = self._run(each, block)
+        return block
 
+    def run_on_program(self, program: Block) -> Block:
+        """A program after the passes for whole programs."""
+        program = self._run(Pass("lower", remove_dead_code), program)
+        for each in self.passes:
+            if not each.per_graph:
+                program = self._run(each, program)
+        return program
 
-def run_passes(passes: Sequence[Pass], program: Block) -> Block:
-    """A program after those of the passes that work on whole programs."""
-    program = run_pass(Pass("lower", remove_dead_code), program)
-    for each in passes:
-        if not each.per_graph:
-            program = run_pass(each, program)
-    return program
+    def _run(self, each: Pass, block: Block) -> Block:
+        result = each.fn(block)
+        if result is not block and each.leaves_dead_code:
+            result = remove_dead_code(result)
+        if each.name in self._printed:
+            print(f"// after {each.name}\n{to_text(result)}", file=sys.stderr)
+        if self._verifies and (result is not block or each.name == "lower"):
+            verify(result, each.name, is_graph=each.per_graph)
+        return result

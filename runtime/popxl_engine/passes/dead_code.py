@@ -1,10 +1,12 @@
 """Instructions whose results nobody reads."""
 
-from typing import Any, List, Set
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+from popxl.values import Constant
 
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.analysis.effects import effects_of_instr
-from popxl_engine.ir import Block, Instr, map_blocks
+from popxl_engine.ir import Block, Instr, Value, map_blocks
 
 
 def remove_dead_code(program: Block) -> Block:
@@ -15,17 +17,26 @@ def remove_dead_code(program: Block) -> Block:
 
 
 def _without_dead_code(block: Block) -> Block:
+    kept = block.find(_kept)
+    if kept is None:
+        return block
+    instrs, constants = kept
+    return block.with_instrs(instrs, constants=constants)
+
+
+def _kept(block: Block) -> Optional[Tuple[List[Instr], Dict[Constant, Value]]]:
+    """The instructions and constants that are not dead; None where none is."""
     storage = block.find(MustAlias).storage
     live: Set[Any] = {storage(v) for v in (*block.outputs, *block.state.values())}
     live |= {storage(block.inputs[i]) for i in block.by_ref}
     kept: List[Instr] = []
     for instr in reversed(block.instrs):
         touched = (*instr.outputs, *instr.written(), *instr.lent())
-        if effects_of_instr(instr).lasts or any(storage(v) in live for v in touched):
+        if any(storage(v) in live for v in touched) or effects_of_instr(instr).lasts:
             kept.append(instr)
-            live.update(storage(v) for v in instr.inputs())
+            live.update(map(storage, instr.inputs()))
     read = {v for instr in kept for v in instr.inputs()}.union(block.outputs)
     constants = {c: v for c, v in block.constants.items() if v in read}
     if len(kept) == len(block.instrs) and len(constants) == len(block.constants):
-        return block
-    return block.with_instrs(reversed(kept), constants=constants)
+        return None
+    return kept[::-1], constants

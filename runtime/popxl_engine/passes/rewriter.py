@@ -1,10 +1,11 @@
 """What passes need to find patterns in a block and to replace them."""
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from popxl.op_records import OPS, Op, OpDefinition
-from popxl.values import TensorSpec
+from popxl.values import Constant, TensorSpec
 
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.analysis.def_use import DefUse
@@ -19,28 +20,30 @@ class Rewriter:
 
     def __init__(self, block: Block):
         self.block, self.instrs = block, list(block.instrs)
-        self.uses, self._aliases = block.find(DefUse), block.find(MustAlias)
         self.removed: Set[int] = set()
         self._inserted: Dict[int, List[Instr]] = {}
-        self._numbers = {
-            v: float(c.host_value.reshape(())) for c, v in block.constants.items() if c.nelms == 1
-        }
+        self._is_changed = False
+
+    @cached_property
+    def uses(self) -> DefUse:
+        """Who makes and who uses the block's values."""
+        return self.block.find(DefUse)
 
     def ops(self, *names: str) -> List[Tuple[int, Instr]]:
         """The instructions that are an op of one of these names, with their positions."""
-        return [
-            (i, instr)
-            for i, instr in enumerate(self.block.instrs)
-            if instr.definition is not None and instr.definition.name in names
-        ]
+        found = self.block.find(_ops_by_name)
+        return sorted(
+            (pair for name in names for pair in found.get(name, ())), key=lambda pair: pair[0]
+        )
 
     def number(self, v: Any) -> Optional[float]:
         """The value of a constant of one element."""
-        return self._numbers.get(v) if isinstance(v, Value) else None
+        constant = self.block.find(_constants).get(v) if isinstance(v, Value) else None
+        return None if constant is None else float(constant.host_value.reshape(()))
 
     def storage(self, v: Any) -> Any:
         """The first value whose storage this one is by contract."""
-        return self._aliases.storage(v) if isinstance(v, Value) else v
+        return self.block.find(MustAlias).storage(v) if isinstance(v, Value) else v
 
     def maker(self, v: Any, name: str = "") -> Optional[int]:
         """The position of what makes a value, if it is still there, and an op of this name."""
@@ -98,6 +101,7 @@ class Rewriter:
         """Put another instruction at a position; the absorbed ones go. Nothing where it is None."""
         if instr is None:
             return
+        self._is_changed = True
         self.instrs[index] = instr
         self.removed.update(absorbed)
 
@@ -123,12 +127,26 @@ class Rewriter:
 
     def result(self) -> Block:
         """The block with what is left, and what was inserted."""
+        if not self._is_changed:
+            return self.block
         instrs: List[Instr] = []
         for i, instr in enumerate(self.instrs):
             instrs += self._inserted.get(i, [])
             if i not in self.removed:
                 instrs.append(instr)
         return self.block.with_instrs(instrs)
+
+
+def _ops_by_name(block: Block) -> Dict[str, List[Tuple[int, Instr]]]:
+    found: Dict[str, List[Tuple[int, Instr]]] = {}
+    for i, instr in enumerate(block.instrs):
+        if instr.definition is not None:
+            found.setdefault(instr.definition.name, []).append((i, instr))
+    return found
+
+
+def _constants(block: Block) -> Dict[Value, Constant]:
+    return {v: c for c, v in block.constants.items() if c.nelms == 1}
 
 
 def fused(
