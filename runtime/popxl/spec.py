@@ -1,8 +1,7 @@
 """What is known of a tensor before it exists."""
 
+import math
 from typing import Any, Dict, Iterable, Iterator, Mapping, Tuple
-
-import numpy as np
 
 from popxl.dtypes import dtype
 
@@ -22,7 +21,7 @@ class TensorSpec(Mapping[str, Any]):
     @property
     def nelms(self) -> int:
         """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def rank(self) -> int:

@@ -217,9 +217,10 @@ def map_blocks(program: Block, rewrite: Callable[[Block], Block]) -> Block:
 
     def rewritten(block: Block) -> Block:
         if block not in done:
-            has_bodies = any(instr.bodies for instr in block.instrs)
-            inner = block.with_instrs(map(with_bodies, block.instrs)) if has_bodies else block
-            done[block] = rewrite(inner)
+            if block.find(_runs_others):
+                done[block] = rewrite(block.with_instrs(map(with_bodies, block.instrs)))
+            else:
+                done[block] = rewrite(block)
         return done[block]
 
     def with_bodies(instr: Instr) -> Instr:
@@ -229,6 +230,10 @@ def map_blocks(program: Block, rewrite: Callable[[Block], Block]) -> Block:
         return instr if bodies == instr.bodies else replace(instr, bodies=bodies)
 
     return rewritten(program)
+
+
+def _runs_others(block: Block) -> bool:
+    return any(instr.bodies for instr in block.instrs)
 
 
 def values_in(arguments: Any) -> Iterator[Value]:
