@@ -57,10 +57,6 @@ class Instr:
     place: Place = Place()
     positions: Tuple[int, ...] = ()
     """Where it writes several operands: of each, the position of the user's op that wrote it."""
-    remade: Optional[Op] = None
-    """Of a gradient that computes attention's probabilities again: the op whose attention is gone
-    for that.
-    """
     own: bool = False
     """After `aliasing`: the result must not share storage with the operand it views."""
     contiguous: bool = False

@@ -18,7 +18,8 @@ from popxl_addons.layers import Embedding, Linear
 from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logsumexp_and_pick_grad
 from popxl_addons.optimizers import AdamOptimizerStep
 from popxl_engine.engine import Engine
-from popxl_engine.rewrites import REWRITES
+from popxl_engine.planner.costs import Counter
+from popxl_engine.rewrites import REWRITES, fused_program
 from quick import cases
 from tolerance import TOLERANCE, assert_close
 
@@ -267,6 +268,18 @@ def test_each_rule_finds_its_pattern_and_gives_the_interpreters_numbers(
     name: str, dtype: popxl.dtype
 ) -> None:
     assert check(program(name, dtype, lambda *_: []), dtype, runs=3, scale=4) == {PATTERNS[name][1]}
+
+
+@patterns
+def test_a_fused_op_counts_as_the_work_of_what_it_stands_for(name: str) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        program(name, popxl.float32, lambda *_: [])(ir)
+    fused, plain = (
+        sum(Counter().count(fused_program(ir.main_graph, names).instrs).flops.values())
+        for names in (list(REWRITES), [])
+    )
+    assert fused == plain > 0
 
 
 def places_of(name: str) -> int:

@@ -32,7 +32,6 @@ def remade_shares(block: Block) -> None:
         is_alone = uses.readers(forward.outputs) == [instr]
         if is_alone and are_of_same(uses, forward, instr) and _draws_the_same(uses, instr, forward):
             instr.arguments.update(probs=None, dropped_probs=None, mask=forward.arguments["mask"])
-            instr.remade = forward.source
             assert instr.definition is not None
             check_results(instr.definition, instr.arguments, instr.outputs)
             gone.add(forward)
