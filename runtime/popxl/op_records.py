@@ -12,6 +12,7 @@ from typing import (
     FrozenSet,
     Iterator,
     List,
+    Mapping,
     Optional,
     Sequence,
     Set,
@@ -234,7 +235,7 @@ def as_specs(result: Specs) -> Tuple[TensorSpec, ...]:
 
 
 def call_arguments(
-    definition: OpDefinition, arguments: Dict[str, Any]
+    definition: OpDefinition, arguments: Mapping[str, Any]
 ) -> Tuple[List[Any], Dict[str, Any]]:
     """Arguments as ``(args, kwargs)`` of the definition's rules and kernels: variadic parameters
     are spread.

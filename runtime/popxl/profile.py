@@ -70,8 +70,8 @@ class Span:
     """Nanoseconds since 1970."""
     end: int
     work: Work = Work()
-    """In `PHASES` what the program asks for; of a kernel that of its op and of those that were
-    fused into it.
+    """In `PHASES` what the program asks for; of a kernel what its op declares, which of a fused op
+    is the work of those that it stands for.
     """
     graph: str = ""
     """The graphs around it, outermost first."""

@@ -17,11 +17,14 @@ from popxl.values import Tensor
 from popxl_addons.layers import Embedding, Linear
 from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logsumexp_and_pick_grad
 from popxl_addons.optimizers import AdamOptimizerStep
+from popxl_engine import compiler
 from popxl_engine.engine import Engine
 from popxl_engine.passes import FUSIONS, LEGALIZATION
+from popxl_engine.planner.costs import Counter
 from quick import cases
 from tolerance import TOLERANCE, assert_close
 
+PER_GRAPH = [each for each in FUSIONS if each.per_graph]
 both_types = pytest.mark.parametrize("dtype", [popxl.float32, popxl.bfloat16], ids=lambda d: d.name)
 
 
@@ -267,6 +270,19 @@ def test_each_rule_finds_its_pattern_and_gives_the_interpreters_numbers(
     name: str, dtype: popxl.dtype
 ) -> None:
     assert check(program(name, dtype, lambda *_: []), dtype, runs=3, scale=4) == {PATTERNS[name][1]}
+
+
+@patterns
+def test_a_fused_op_counts_as_the_work_of_what_it_stands_for(name: str) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        for t in program(name, popxl.float32, lambda *_: [])(ir):
+            ops.host_store(popxl.d2h_stream(t.shape, t.dtype), t)
+    fused, plain = (
+        sum(Counter().count(compiler.compile(ir, passes=passes).block.instrs).flops.values())
+        for passes in ([*PER_GRAPH, *LEGALIZATION], LEGALIZATION)
+    )
+    assert fused == plain > 0
 
 
 def places_of(name: str) -> int:

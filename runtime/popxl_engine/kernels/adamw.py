@@ -66,7 +66,8 @@ def _update(of: AdamW, condition: Optional[torch.Tensor] = None) -> torch.Tensor
     size = max(var.numel(), 1) if var.is_cuda else CHUNK * torch.get_num_threads()
     is_one = isinstance(times, float) and times == 1.0
     for start in range(0, var.numel(), size):
-        g = gradient[start : start + size].to(torch.float32)
+        # torch's own update takes a gradient with gaps for one without
+        g = gradient[start : start + size].to(torch.float32).contiguous()
         part = [t[start : start + size] for t in flat]
         update(part, g if is_one else g * times, step, options, noises, start, condition)
     return var

@@ -29,6 +29,12 @@ class GraphBlock:
         return {v for instr in self.block.instrs for v in instr.inputs()}.union(self.block.outputs)
 
 
+def op_of(instr: Instr) -> Op:
+    """The op that an instruction of a graph's block is."""
+    assert instr.source is not None, "each instruction of a graph is of an op"
+    return instr.source
+
+
 def graph_block(
     graph: Graph, run_passes: GraphPass, ops: Optional[Collection[Op]] = None
 ) -> GraphBlock:

@@ -18,6 +18,7 @@ from typing import (
     Dict,
     Iterable,
     List,
+    Mapping,
     NamedTuple,
     Optional,
     Sequence,
@@ -32,7 +33,7 @@ from popxl.values import Constant, Tensor, TensorSpec
 
 from popxl_engine.analysis.union_find import UnionFind
 from popxl_engine.ir import Block, Instr, RngPath, Value, aliased, filled, values_in
-from popxl_engine.lowering.graphs import GraphBlock, GraphPass, graph_block
+from popxl_engine.lowering.graphs import GraphBlock, GraphPass, graph_block, op_of
 from popxl_engine.lowering.outlining import outlined_graphs
 from popxl_engine.shards import Sharding, result_sharding, shardings
 from popxl_engine.stochastic import Positions
@@ -130,7 +131,7 @@ class Lowering:
 
     def drawing(self, instr: Instr, at: RngPath) -> RngPath:
         """The path of an instruction in a graph with a seed, which it has only if it draws."""
-        draws = any(self.positions.draws(op) for op in (instr.source, *instr.writers))
+        draws = any(self.positions.draws(op) for op in (op_of(instr), *instr.writers))
         return at if draws else replace(at, seed=None)
 
     def touches(self, graph: Graph) -> bool:
@@ -418,8 +419,8 @@ class BlockBuilder:
         add = {"call": self._call, "repeat": self._repeat, "conditional": self._conditional}
         paths: Dict[int, RngPath] = {}
         for instr in lowered.block.instrs:
-            assert instr.definition is not None and instr.source is not None
-            position = self.lowering.positions.of(instr.source)
+            assert instr.definition is not None
+            position = self.lowering.positions.of(op_of(instr))
             if position not in paths:
                 paths[position] = rng_path.inside(position)
             at = paths[position]
@@ -436,20 +437,19 @@ class BlockBuilder:
         copies = self.lowering.touches(graph)
         bound = [
             env[t]
-            if instr.source.is_by_reference(g) or not copies
-            else self.copy(env[t], (instr.source, g))
+            if op_of(instr).is_by_reference(g) or not copies
+            else self.copy(env[t], (op_of(instr), g))
             for g, t in zip(graph.inputs, instr.arguments["inputs"])
         ]
         outputs = self.inline(graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", rng_path)
         for i, (t, value) in enumerate(zip(instr.outputs, outputs)):
-            env[t] = self.copy(value, (instr.source, i))
+            env[t] = self.copy(value, (op_of(instr), i))
 
     def _call_outlined(self, instr: Instr, env: Env, path: str, rng_path: RngPath) -> None:
         """Run a graph's own block once. What it returns is apart from all else: it needs no
         copies.
         """
-        assert instr.source is not None
-        used = self.lowering.used(instr.source.graph)
+        used = self.lowering.used(op_of(instr).graph)
         read = [i for i, t in enumerate(instr.outputs) if t in used]
         for i, value in zip(
             read, self._run_outlined(instr, self._inputs(instr, env), read, path, rng_path)
@@ -467,20 +467,20 @@ class BlockBuilder:
         """Those of a call's results, or of a loop's after one iteration, that are read."""
         graph: Graph = instr.arguments["graph"]
         inner = f"{path}/{graph.name.split('_subgraph(')[0]}"
-        body, inputs = self.lowering.body(instr.source, graph, inputs, 0, inner, self, read)
+        body, inputs = self.lowering.body(op_of(instr), graph, inputs, 0, inner, self, read)
         self._check_host(body, inputs)
         inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
         outputs = [
             self.lowering.new(instr.outputs[i].name, result.spec, result.host, result.sharding)
             for i, result in zip(read, body.outputs)
         ]
-        self.roots.update((value, (instr.source, i)) for i, value in zip(read, outputs))
+        self.roots.update((value, (op_of(instr), i)) for i, value in zip(read, outputs))
         arguments = {"inputs": tuple(inputs)}
         call = Instr(
             "call",
             arguments,
             tuple(outputs),
-            source=instr.source,
+            source=op_of(instr),
             bodies=(body,),
             path=path,
             rng_path=rng_path,
@@ -496,7 +496,7 @@ class BlockBuilder:
         graph: Graph = instr.arguments["graph"]
         references = self._references(instr)
         return [
-            env[t] if g in references or not references else self.copy(env[t], (instr.source, g))
+            env[t] if g in references or not references else self.copy(env[t], (op_of(instr), g))
             for g, t in zip(graph.inputs, instr.arguments["inputs"])
         ]
 
@@ -506,7 +506,7 @@ class BlockBuilder:
         carried, first, count = len(graph.outputs), 0, instr.arguments["repeat_count"]
         if not count:
             env.update(
-                (t, self.copy(v, (instr.source, i)))
+                (t, self.copy(v, (op_of(instr), i)))
                 for i, (t, v) in enumerate(zip(instr.outputs, inputs))
             )
             return
@@ -516,7 +516,7 @@ class BlockBuilder:
             if count == 1:
                 env.update(zip(instr.outputs, inputs))
                 return
-        body, inputs = self.lowering.body(instr.source, graph, inputs, carried, inner, self)
+        body, inputs = self.lowering.body(op_of(instr), graph, inputs, carried, inner, self)
         self._check_host(body, inputs)
         inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
         outputs = [
@@ -529,7 +529,7 @@ class BlockBuilder:
             "repeat",
             arguments,
             tuple(outputs),
-            source=instr.source,
+            source=op_of(instr),
             bodies=(body,),
             path=path,
             rng_path=rng_path,
@@ -551,18 +551,18 @@ class BlockBuilder:
             )
         references = self._references(instr)
         bound = [
-            v if g in references else self.copy(v, (instr.source, 0, g))
+            v if g in references else self.copy(v, (op_of(instr), 0, g))
             for g, v in zip(graph.inputs, inputs)
         ]
         results = self.inline(
             graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", rng_path.inside(0)
         )
-        return [self.copy(v, (instr.source, 0, i)) for i, v in enumerate(results)]
+        return [self.copy(v, (op_of(instr), 0, i)) for i, v in enumerate(results)]
 
     @staticmethod
     def _references(instr: Instr) -> Set[Tensor]:
         """Inputs of its graph that a loop or call takes by reference."""
-        return {t for t in instr.arguments["graph"].inputs if instr.source.is_by_reference(t)}
+        return {t for t in instr.arguments["graph"].inputs if op_of(instr).is_by_reference(t)}
 
     def _is_carried_and_seen(
         self, graph: Graph, inputs: Sequence[Value], by_ref: Collection[Tensor]
@@ -589,7 +589,7 @@ class BlockBuilder:
             graph: Graph = a[f"{branch}_branch"]
             inputs = [env[t] for t in a[f"{branch}_inputs"]]
             name = f"{path}/{graph.name.split('_subgraph(')[0]}"
-            body, inputs = self.lowering.body(instr.source, graph, inputs, 0, name, self)
+            body, inputs = self.lowering.body(op_of(instr), graph, inputs, 0, name, self)
             inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
             arguments[f"{branch}_inputs"] = tuple(inputs)
             bodies.append(body)
@@ -602,7 +602,7 @@ class BlockBuilder:
             "conditional",
             arguments,
             tuple(outputs),
-            source=instr.source,
+            source=op_of(instr),
             bodies=tuple(bodies),
             path=path,
             rng_path=rng_path,
@@ -612,6 +612,7 @@ class BlockBuilder:
 
     def _op(self, instr: Instr, env: Env, path: str, rng_path: RngPath) -> None:
         definition = instr.definition
+        assert definition is not None
         arguments = {n: filled(a, lambda v: env[v]) for n, a in instr.arguments.items()}
         inputs = list(values_in(arguments.values()))
         specs = [t.spec for t in instr.outputs]
@@ -626,7 +627,7 @@ class BlockBuilder:
             if value.host and not host:
                 raise NotOnHost(self.roots[value])
         host = host and not any(
-            (instr.source, i) in self.lowering.device_roots for i in range(len(specs))
+            (op_of(instr), i) in self.lowering.device_roots for i in range(len(specs))
         )
         operands, everyone = [v.sharding for v in inputs], self.lowering.everyone
         outputs = [
@@ -648,14 +649,14 @@ class BlockBuilder:
                 self.forms[value] = self._form(definition, arguments, lambda v: v)
             elif i == 0 and written and written[0] in self.forms:
                 self.forms[value] = self.forms[written[0]]
-            self.roots[value] = self.roots[alias[0]] if host and alias else (instr.source, i)
+            self.roots[value] = self.roots[alias[0]] if host and alias else (op_of(instr), i)
         self.instrs.append(
             Instr(
                 "op",
                 arguments,
                 tuple(outputs),
                 definition,
-                instr.source,
+                op_of(instr),
                 host,
                 path=path,
                 rng_path=rng_path,
@@ -666,7 +667,10 @@ class BlockBuilder:
         env.update(zip(instr.outputs, outputs))
 
     def _form(
-        self, definition: OpDefinition, arguments: Dict[str, Any], value: Callable[[Value], Value]
+        self,
+        definition: OpDefinition,
+        arguments: Mapping[str, Any],
+        value: Callable[[Value], Value],
     ) -> Any:
         """How the result of an alias form lies in memory; ``value``: this block's value for one in
         the arguments.

@@ -9,7 +9,7 @@ to a graph.
 """
 
 import inspect
-from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Sequence
 
 import popxl  # noqa: F401 - declares the ops whose costs are summed up
 from popxl.errors import ShapeError
@@ -106,15 +106,25 @@ def check_results(
 def declared_cost(
     definition: OpDefinition, arguments: Mapping[str, Any], results: Iterable[Any]
 ) -> Cost:
-    """What an op's rule counts for these operands and results; nothing where it has no rule."""
-    if definition.cost is None:
-        return Cost()
+    """What an op's rule counts for these operands and results, with bytes filled in as `op_cost`
+    does.
+    """
     made = tuple(map(operand_specs, results))
-    args, kwargs = call_arguments(
-        definition, {name: operand_specs(a) for name, a in arguments.items()}
-    )
-    cost: Cost = definition.cost(made[0] if len(made) == 1 else made, *args, **kwargs)
-    return cost
+    operands = {name: operand_specs(a) for name, a in arguments.items()}
+    args, kwargs = call_arguments(definition, operands)
+    rule = definition.cost
+    cost = rule(made[0] if len(made) == 1 else made, *args, **kwargs) if rule else Cost()
+    if cost.bytes is not None:
+        return cost
+    return Cost(cost.flops, sum(t.nbytes for t in (*_specs_in(operands.values()), *made)))
+
+
+def _specs_in(operands: Iterable[Any]) -> Iterator[TensorSpec]:
+    for operand in operands:
+        if isinstance(operand, TensorSpec):
+            yield operand
+        elif isinstance(operand, tuple):
+            yield from _specs_in(operand)
 
 
 def flops_of(name: str, result: TensorSpec, *operands: Any) -> int:

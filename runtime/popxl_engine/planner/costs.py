@@ -11,6 +11,7 @@ from popxl.replica_grouping import ReplicaGrouping
 from popxl_engine.analysis.effects import meets
 from popxl_engine.ir import Block, Instr
 from popxl_engine.kernels.collectives import READS
+from popxl_engine.ops.definition import declared_cost
 
 Group = Tuple[str, int, int]
 """Op, size of its groups, their stride (0 where they have no constant one)."""
@@ -82,7 +83,8 @@ class Counter:
 def _add_op(costs: Costs, instr: Instr) -> None:
     op, definition = instr.source, instr.definition
     assert op is not None and definition is not None
-    cost = op_cost(op)
+    own = (definition, instr.arguments, instr.outputs)
+    cost = op_cost(op) if definition is op.definition else declared_cost(*own)
     if cost.flops and not instr.host:
         costs.flops[definition.name] = costs.flops.get(definition.name, 0) + cost.flops
     assert cost.bytes is not None

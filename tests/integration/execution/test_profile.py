@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,22 @@ def recorded(config: Config) -> "tuple[Profile, Any]":
 # What is recorded
 
 
+SCALARS = "scalar_cse"
+"""The pass that takes work away from a training step: equal scalars are computed once."""
+
+
+def works_inside(found: Profile, phase: str) -> "list[Work]":
+    """Of each instruction in the spans of a phase, unless it does nothing that counts."""
+    spans = [s for s in found.spans if s.lane == PHASES and s.name == phase]
+    return [
+        leaf.work
+        for leaf in found.spans
+        if leaf.lane != PHASES and leaf.work != Work()
+        for span in spans
+        if span.replica == leaf.replica and span.begin <= leaf.begin and leaf.end <= span.end
+    ]
+
+
 RECORDED = [
     {},
     {"dropout": 0.1, "attention_serialisation": 11},
@@ -61,7 +78,8 @@ RECORDED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", RECORDED, ids=str)
-def test_what_instructions_do_adds_up_to_the_plan(changes):
+def test_what_instructions_do_adds_up_to_the_plan(changes, monkeypatch):
+    monkeypatch.setenv("POPXL_PASSES", f"-{SCALARS}")
     config = preset("tiny", **{**ODD, **changes})
     (found, _), expected = recorded(config), plan(training_program(config)[0])
     names = [p.name for p in expected.phases]
@@ -79,17 +97,21 @@ def test_what_instructions_do_adds_up_to_the_plan(changes):
         )
         assert ours.work == Work(*amounts).times(times)
         assert ours.runs == theirs.runs
-        # Each instruction lies in the spans of its phase.
-        spans = [s for s in found.spans if s.lane == PHASES and s.name == ours.name]
-        inside = [
-            leaf.work
-            for leaf in found.spans
-            if leaf.lane != PHASES and leaf.work != Work()
-            for span in spans
-            if span.replica == leaf.replica and span.begin <= leaf.begin and leaf.end <= span.end
-        ]
-        assert Work.sum(inside) == ours.work
+        assert Work.sum(works_inside(found, ours.name)) == ours.work
     assert found.left_out == 0
+
+
+def test_instructions_do_less_than_the_plan_only_by_scalars_that_are_computed_once(monkeypatch):
+    config = preset("tiny", **ALONE)
+    found, _ = recorded(config)
+    monkeypatch.setenv("POPXL_PASSES", f"-{SCALARS}")
+    plain, _ = recorded(config)
+    fewer = Counter()
+    for phase in plain.phases:
+        ours, theirs = (Counter(works_inside(p, phase.name)) for p in (found, plain))
+        assert not ours - theirs
+        fewer += theirs - ours
+    assert fewer.keys() == {Work(flops=1)}
 
 
 def test_layers_are_spans_with_their_share_of_the_work():

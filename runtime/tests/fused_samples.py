@@ -1,0 +1,367 @@
+"""Operands of the engine's own ops, and what comes of them by the textbook, in float64."""
+
+import math
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+from popxl_engine.kernels.registry import KERNELS
+
+F32 = torch.float32
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+LAYOUTS = ("in order", "heads within rows", "transposed", "strided", "off a boundary")
+
+
+def lying(t: torch.Tensor, how: str) -> torch.Tensor:
+    """The same numbers, elsewhere in memory."""
+    if how == "off a boundary":
+        return torch.cat((t.new_zeros(1), t.reshape(-1)))[1:].view(t.shape)
+    if how == "strided" and t.dim():
+        return torch.stack((t, torch.zeros_like(t)), -1).flatten(-2)[..., ::2]
+    if how == "heads within rows" and t.dim() == 4:
+        return t.transpose(1, 2).contiguous().transpose(1, 2)
+    if how == "transposed" and t.dim() > 1:
+        return t.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return t
+
+
+class Draw:
+    """Random sizes, and operands of one type and layout."""
+
+    def __init__(self, seed: int, dtype: torch.dtype, layout: str = "in order"):
+        self.random, self.dtype, self.layout = Random(seed), dtype, layout
+        self._numbers = torch.Generator().manual_seed(seed)
+
+    def size(self, most: int = 40) -> int:
+        """Of an axis: small ones often."""
+        return self.random.choice((1, 2, 3, self.random.randint(1, most)))
+
+    def normal(self, *shape: int, dtype: Optional[torch.dtype] = None) -> torch.Tensor:
+        """Normal numbers, of the operands' type unless another is given."""
+        numbers = torch.randn(*shape, generator=self._numbers)
+        return lying(numbers.to(dtype or self.dtype), self.layout)
+
+    def one_of(self, *values: Any) -> Any:
+        """Any of these."""
+        return self.random.choice(values)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments of an op, and its results: of an op that writes, what it leaves in each operand
+    that it writes, then its results after the first.
+    """
+
+    arguments: Dict[str, Any]
+    oracle: Callable[..., Any]
+
+    def expected(self) -> List[torch.Tensor]:
+        """In float64, from the operands as they are rounded."""
+        return list(self.oracle(**{n: wide(a) for n, a in self.arguments.items()}))
+
+
+def wide(argument: Any) -> Any:
+    """In float64, in order, and apart from the operand."""
+    if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():
+        return argument
+    return argument.double().clone(memory_format=torch.contiguous_format)
+
+
+# Attention
+
+
+def probs_of(query: Any, key_t: Any, mask: Any, scale: float, seed: Any, p: float) -> Any:
+    """Probabilities, and those after dropout."""
+    probs = torch.softmax(query @ key_t * scale + mask, -1)
+    if seed is None:
+        return probs, probs
+    return probs, probs * KERNELS["dropout"](torch.ones_like(probs).detach(), seed, p)
+
+
+def hidden(queries: int, keys: int) -> torch.Tensor:
+    """What a causal mask adds; the last query sees the last key."""
+    mask = torch.zeros(queries, keys).masked_fill_(
+        torch.ones(queries, keys).tril(keys - queries) == 0, -1e4
+    )
+    return mask
+
+
+def forward_operands(draw: Draw) -> Dict[str, Any]:
+    batch, heads, queries, keys = draw.size(4), draw.size(3), draw.size(), draw.size(70)
+    width, seeds = draw.one_of(8, 24, 64), draw.one_of(None, 1, batch)
+    seed = None if seeds is None else torch.arange(7, 7 + 2 * seeds).to(torch.uint32)
+    mask = hidden(queries, keys) if queries <= keys else torch.zeros(queries, keys)
+    return {
+        "query": draw.normal(batch, heads, queries, width),
+        "key_t": draw.normal(batch, heads, keys, width).transpose(2, 3),
+        "value": draw.normal(batch, heads, keys, width),
+        "mask": mask.to(draw.dtype),
+        "scale": 1 / math.sqrt(width),
+        "seed_tensor": None if seed is None else seed.reshape(seeds, 2),
+        "p": 0.0 if seed is None else draw.one_of(0.1, 0.5),
+    }
+
+
+def attention(draw: Draw) -> Sample:
+    def oracle(query, key_t, value, mask, scale, seed_tensor, p):
+        probs, dropped = probs_of(query, key_t, mask, scale, seed_tensor, p)
+        kept = (probs,) if seed_tensor is None else (probs, dropped)
+        return (*kept, dropped @ value)
+
+    return Sample(forward_operands(draw), oracle)
+
+
+def attention_no_probs(draw: Draw) -> Sample:
+    def oracle(**operands):
+        return attention(draw).oracle(**operands)[-1:]
+
+    return Sample(forward_operands(draw), oracle)
+
+
+def gradients(query_t, key, value_t, dy, mask, scale, seed, p) -> Tuple[torch.Tensor, ...]:
+    """Of query, key_t and value, by autograd."""
+    leaves = [t.detach().requires_grad_() for t in (query_t.mT, key.mT, value_t.mT)]
+    query, key_t, value = leaves
+    y = probs_of(query, key_t, mask, scale, seed, p)[1] @ value
+    return torch.autograd.grad(y, leaves, dy)
+
+
+def attention_grad(draw: Draw, is_square: bool = False) -> Sample:
+    """Probabilities are given or computed again; what dropout let through is drawn or shown."""
+    of = forward_operands(draw)
+    if is_square:
+        keys = of["value"].shape[2]
+        of["query"] = draw.normal(*of["value"].shape)
+        of["mask"] = hidden(keys, keys).to(draw.dtype)
+    query, key_t, mask, scale = (of[n] for n in ("query", "key_t", "mask", "scale"))
+    seed, p = of["seed_tensor"], of["p"]
+    way = draw.one_of("given", "given, with a mask", "computed again", "dropout is shown")
+    probs, dropped = (
+        (t.to(draw.dtype) for t in probs_of(*map(wide, (query, key_t, mask)), scale, seed, p))
+        if way != "computed again"
+        else (None, None)
+    )
+
+    def oracle(dy, query_t, key, value_t, **rest):
+        return gradients(query_t, key, value_t, dy, wide(mask), scale, seed, p)
+
+    arguments = {
+        "dy": draw.normal(*query.shape),
+        "query_t": query.mT,
+        "key": key_t.mT,
+        "value_t": of["value"].mT,
+        "probs": probs,
+        "dropped_probs": dropped,
+        "scale": scale,
+        "seed_tensor": None if way == "dropout is shown" else seed,
+        "p": p,
+        "mask": None if way == "given" else mask,
+    }
+    return Sample(arguments, oracle)
+
+
+def attention_grad_packed(draw: Draw) -> Sample:
+    of = attention_grad(draw, is_square=True)
+
+    def oracle(**operands):
+        d_query, d_key_t, d_value = of.oracle(**operands)
+        rows = (t.transpose(1, 2).flatten(2).flatten(0, 1) for t in (d_query, d_key_t.mT, d_value))
+        return (torch.cat(list(rows), 1),)
+
+    return Sample(of.arguments, oracle)
+
+
+def flash_operands(draw: Draw) -> Tuple[List[torch.Tensor], float]:
+    shape = (draw.size(4), draw.size(3), draw.size(70), draw.one_of(8, 24, 32, 96))
+    return [draw.normal(*shape) for _ in range(4)], 0.7 / math.sqrt(shape[3])
+
+
+def flash_attention(draw: Draw) -> Sample:
+    (query, key, value, _), scale = flash_operands(draw)
+
+    def oracle(query, key_t, value, scale):
+        scores = query @ key_t * scale + hidden(*query.shape[2:3] * 2)
+        return torch.softmax(scores, -1) @ value, scores.logsumexp(-1)
+
+    return Sample({"query": query, "key_t": key.mT, "value": value, "scale": scale}, oracle)
+
+
+def flash_attention_grad(draw: Draw) -> Sample:
+    (query, key, value, dy), scale = flash_operands(draw)
+    y, logsumexp = KERNELS["fused_flash_attention"](query, key.mT, value, scale)
+
+    def oracle(dy, query_t, key, value_t, y, logsumexp, scale):
+        mask = hidden(*dy.shape[2:3] * 2)
+        return gradients(query_t, key, value_t, dy, mask, scale, None, 0.0)
+
+    arguments = {"dy": dy, "query_t": query.mT, "key": key, "value_t": value.mT}
+    return Sample({**arguments, "y": y, "logsumexp": logsumexp, "scale": scale}, oracle)
+
+
+# Products
+
+
+def gemm(draw: Draw) -> Sample:
+    rows, inner, columns = draw.size(600), draw.size(80), draw.size(80)
+    bias = draw.normal(columns) if draw.one_of(True, False) else None
+
+    def oracle(lhs, rhs, bias):
+        return (lhs @ rhs + (0 if bias is None else bias),)
+
+    operands = {"lhs": draw.normal(rows, inner), "rhs": draw.normal(inner, columns), "bias": bias}
+    return Sample(operands, oracle)
+
+
+def gemm_bias(draw: Draw) -> Sample:
+    of = gemm(draw)
+    return Sample({**of.arguments, "bias": draw.normal(of.arguments["rhs"].shape[1])}, of.oracle)
+
+
+def masked_scores(draw: Draw) -> Sample:
+    before = [draw.size(4) for _ in range(draw.one_of(1, 2))]
+    rows, inner, columns = draw.size(), draw.size(), draw.size()
+    operands = {
+        "lhs": draw.normal(*before, rows, inner),
+        "rhs": draw.normal(*before, inner, columns),
+        "mask": draw.normal(rows, columns),
+    }
+    return Sample(
+        {**operands, "scale": 0.3}, lambda lhs, rhs, mask, scale: (lhs @ rhs * scale + mask,)
+    )
+
+
+# Accumulators
+
+
+def counter(draw: Draw) -> Any:
+    return draw.one_of(0.0, 3.0, torch.tensor(0.0), torch.tensor(2.0))
+
+
+def mean(t: torch.Tensor, value: torch.Tensor, step: Any) -> torch.Tensor:
+    return (t * step + value) / (step + 1)
+
+
+def accumulate_gemm_(draw: Draw, total: Optional[torch.dtype] = None) -> Sample:
+    rows, inner, columns = draw.size(80), draw.size(80), draw.size(80)
+    operands = {
+        "t": draw.normal(rows, columns, dtype=total or draw.one_of(F32, draw.dtype)),
+        "lhs": draw.normal(rows, inner),
+        "rhs": draw.normal(inner, columns),
+        "step": counter(draw),
+    }
+    return Sample(operands, lambda t, lhs, rhs, step: (mean(t, lhs @ rhs, step),))
+
+
+def accumulate_gemm_sumsq_(draw: Draw) -> Sample:
+    def oracle(t, lhs, rhs, step):
+        total = mean(t, lhs @ rhs, step)
+        return total, total.square().sum()
+
+    return Sample(accumulate_gemm_(draw, F32).arguments, oracle)
+
+
+def accumulate_column_sum_(draw: Draw) -> Sample:
+    columns = draw.size()
+    operands = {
+        "t": draw.normal(columns, dtype=draw.one_of(F32, draw.dtype)),
+        "X": draw.normal(draw.size(80), columns),
+        "step": counter(draw),
+    }
+    return Sample(operands, lambda t, X, step: (mean(t, X.sum(0), step),))
+
+
+def table_rows(t: torch.Tensor, dy: torch.Tensor, indices: Any, zero_OOR: bool) -> torch.Tensor:
+    """dy at its rows of zeros, one after the other; outside, nothing or the nearest row."""
+    found = torch.zeros_like(t)
+    for row, index in zip(dy.reshape(-1, t.shape[1]), indices.reshape(-1).tolist()):
+        if 0 <= index < len(t) or not zero_OOR:
+            found[min(max(index, 0), len(t) - 1)] += row
+    return found
+
+
+def row_operands(draw: Draw) -> Dict[str, Any]:
+    rows, columns = draw.size(), draw.size()
+    shape = [draw.size(6) for _ in range(draw.one_of(1, 2))]
+    indices = [draw.random.randint(-2, rows + 1) for _ in range(math.prod(shape))]
+    return {
+        "t": draw.normal(rows, columns, dtype=F32),
+        "dy": draw.normal(*shape, columns),
+        "indices": torch.tensor(indices, dtype=torch.int32).reshape(shape),
+        "zero_OOR": draw.one_of(True, False),
+    }
+
+
+def accumulate_gather_grad_(draw: Draw) -> Sample:
+    def oracle(step, **operands):
+        return (mean(operands["t"], table_rows(**operands), step),)
+
+    return Sample({**row_operands(draw), "step": counter(draw)}, oracle)
+
+
+def scatter_add_rows_(draw: Draw) -> Sample:
+    return Sample(row_operands(draw), lambda t, **rest: (t + table_rows(t, **rest),))
+
+
+# AdamW
+
+
+def adamw_(draw: Draw) -> Sample:
+    shape = [draw.size() for _ in range(draw.one_of(1, 2))]
+    first, second = draw.one_of(F32, draw.dtype), draw.one_of(F32, draw.dtype)
+    operands = {
+        "var": draw.normal(*shape),
+        "grad": draw.normal(*shape),
+        "scale": draw.one_of(None, 0.5, torch.tensor(0.25)),
+        "first": draw.normal(*shape, dtype=first),
+        "second": lying(draw.normal(*shape, dtype=second).abs() + 0.1, draw.layout),
+        "step": torch.tensor(draw.one_of(1.0, 4.0)),
+        "minus_lr": draw.one_of(-1e-2, torch.tensor(-1e-2)),
+        "beta1": 0.9,
+        "beta2": 0.99,
+        "epsilon": 1e-6,
+        "weight_decay": draw.one_of(None, 0.1),
+    }
+
+    def oracle(
+        var, grad, scale, first, second, step, minus_lr, beta1, beta2, epsilon, weight_decay
+    ):
+        g = grad * (1 if scale is None else scale)
+        m, v = beta1 * first + (1 - beta1) * g, beta2 * second + (1 - beta2) * g**2
+        update = m / (1 - beta1**step) / ((v / (1 - beta2**step)).sqrt() + epsilon)
+        return var + minus_lr * (update + (weight_decay or 0) * var), m, v
+
+    return Sample(operands, oracle)
+
+
+def adamw_where_(draw: Draw) -> Sample:
+    of = adamw_(draw)
+
+    def oracle(condition, **operands):
+        kept = tuple(operands[n] for n in ("var", "first", "second"))
+        return of.oracle(**operands) if condition else kept
+
+    return Sample({"condition": torch.tensor(draw.one_of(True, False)), **of.arguments}, oracle)
+
+
+MAKERS: Dict[str, Callable[[Draw], Sample]] = {
+    f"fused_{make.__name__}": make
+    for make in (
+        attention,
+        attention_no_probs,
+        attention_grad,
+        attention_grad_packed,
+        flash_attention,
+        flash_attention_grad,
+        gemm,
+        gemm_bias,
+        masked_scores,
+        accumulate_gemm_,
+        accumulate_gemm_sumsq_,
+        accumulate_column_sum_,
+        accumulate_gather_grad_,
+        scatter_add_rows_,
+        adamw_,
+        adamw_where_,
+    )
+}
