@@ -22,7 +22,7 @@ from popxl.transforms.fragments import arrange_fragments
 from popxl.transforms.storage import Summaries
 from popxl.values import Tensor
 from popxl.verify import verify
-from popxl_engine import sharing
+from popxl_engine.lowering import outlining
 
 
 class TooMuch(Exception):
@@ -178,7 +178,7 @@ PROGRAMS = [
 def test_making_a_session_is_linear_in_the_depth_of_calls(
     kind: str, leaf: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(sharing, "MOST_INLINED", 2)
+    monkeypatch.setattr(outlining, "MOST_INLINED", 2)
 
     def prepared(depth: int) -> Callable[[], Any]:
         ir = called(depth, kind, leaf)

@@ -13,16 +13,16 @@ from popxl import ops
 from popxl.extensions import profile
 from popxl.ops import collectives
 from popxl.values import Tensor
-from popxl_engine import sharing
+from popxl_engine.lowering import outlining
 from random_programs import COLLECTIVES, KINDS
 from test_engine import corpus, differences
 
-MOST = sharing.MOST_INLINED
+MOST = outlining.MOST_INLINED
 
 
 @pytest.fixture
 def nothing_is_inlined(monkeypatch: Any) -> None:
-    monkeypatch.setattr(sharing, "MOST_INLINED", 0)
+    monkeypatch.setattr(outlining, "MOST_INLINED", 0)
 
 
 def functions(text: str) -> "list[str]":

@@ -1,6 +1,6 @@
 """Who makes and who uses the values of a block."""
 
-from typing import Dict, Iterator, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 from popxl import dtypes
 
@@ -32,17 +32,14 @@ class DefUse:
         """Whether one instruction sees a value, and nothing writes it."""
         return len(self.users.get(v, ())) == 1 and v not in self.outputs and not self.is_written(v)
 
-    def copied_from(self, v: Value) -> Iterator[Value]:
-        """The value, and what it is a copy of, one after the other."""
-        yield v
-        while v in self.maker and self.maker[v].kind == "copy":
-            v = self.maker[v].arguments["t"]
-            yield v
-
     def source(self, v: Value) -> Optional[Value]:
         """What a value is a copy of, if none of the copies is written, nor it."""
-        chain = list(self.copied_from(v))
-        return None if any(map(self.is_written, chain)) else chain[-1]
+        while not self.is_written(v):
+            maker = self.maker.get(v)
+            if maker is None or maker.kind != "copy":
+                return v
+            v = maker.arguments["t"]
+        return None
 
     def readers(self, values: Sequence[Value]) -> Optional[List[Instr]]:
         """What sees any of these values, or copies of them; None where one leaves the block."""

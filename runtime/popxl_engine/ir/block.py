@@ -120,9 +120,15 @@ class Instr:
         """Values read, in order; the seed that it rounds from among them."""
         known: Dict[str, Tuple[Value, ...]] = self.__dict__  # kept, as nothing of it changes
         if "inputs of it" not in known:
-            seed = self.rng_path.seed
-            values = values_in(self.arguments.values())
-            known["inputs of it"] = (*values, *(() if seed is None else (seed,)))
+            found: List[Value] = []
+            for argument in self.arguments.values():
+                if isinstance(argument, Value):
+                    found.append(argument)
+                elif isinstance(argument, (list, tuple)):
+                    found.extend(values_in(argument))
+            if self.rng_path.seed is not None:
+                found.append(self.rng_path.seed)
+            known["inputs of it"] = tuple(found)
         return known["inputs of it"]
 
     @property
@@ -137,9 +143,8 @@ class Instr:
     def written(self) -> Sequence[Value]:
         """Operands whose storage this instruction changes."""
         if self.definition is None:
-            if not self.bodies:
-                return ()
-            return [inputs[i] for body, inputs in self.calls() for i in sorted(body.written)]
+            calls = [call for call in self.calls() if call[0].written] if self.bodies else ()
+            return [inputs[i] for body, inputs in calls for i in sorted(body.written)]
         if "control" in self.definition.effects:
             return self._taken_by_reference()
         return [self.arguments[p] for p in self.definition.writes]
@@ -162,10 +167,13 @@ class Instr:
         """
         if not self.bodies:
             return ()
-        return [inputs[i] for body, inputs in self.calls() for i in sorted(body.by_ref)]
+        calls = [call for call in self.calls() if call[0].by_ref]
+        return [inputs[i] for body, inputs in calls for i in sorted(body.by_ref)]
 
-    def calls(self) -> List[Tuple["Block", Sequence[Value]]]:
+    def calls(self) -> Sequence[Tuple["Block", Sequence[Value]]]:
         """(body, its inputs here) for calls, loops and branches."""
+        if not self.bodies:
+            return ()
         if self.kind in ("call", "repeat"):
             return [(self.bodies[0], self.arguments["inputs"])]
         if self.kind == "conditional":
@@ -216,24 +224,23 @@ def map_blocks(program: Block, rewrite: Callable[[Block], Block]) -> Block:
     done: Dict[Block, Block] = {}
 
     def rewritten(block: Block) -> Block:
-        if block not in done:
-            if block.find(_runs_others):
-                done[block] = rewrite(block.with_instrs(map(with_bodies, block.instrs)))
-            else:
-                done[block] = rewrite(block)
-        return done[block]
-
-    def with_bodies(instr: Instr) -> Instr:
-        if not instr.bodies:
-            return instr
-        bodies = tuple(map(rewritten, instr.bodies))
-        return instr if bodies == instr.bodies else replace(instr, bodies=bodies)
+        changed: Dict[Instr, Instr] = {}
+        for instr in block.find(_with_bodies):
+            for body in instr.bodies:
+                if body not in done:
+                    done[body] = rewritten(body)
+            bodies = tuple([done[body] for body in instr.bodies])
+            if bodies != instr.bodies:
+                changed[instr] = replace(instr, bodies=bodies)
+        if not changed:
+            return rewrite(block)
+        return rewrite(block.with_instrs([changed.get(instr, instr) for instr in block.instrs]))
 
     return rewritten(program)
 
 
-def _runs_others(block: Block) -> bool:
-    return any(instr.bodies for instr in block.instrs)
+def _with_bodies(block: Block) -> Tuple[Instr, ...]:
+    return tuple([instr for instr in block.instrs if instr.bodies])
 
 
 def values_in(arguments: Any) -> Iterator[Value]:

@@ -9,6 +9,7 @@ value, a result of a call, an out-of-place view) there is a ``copy`` or a view i
 `aliasing` then removes the copies that nothing can observe.
 """
 
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import (
@@ -42,6 +43,7 @@ Env = Dict[Value, Value]
 """What the values of a graph's block have become."""
 
 START = RngPath()
+_NO_NAME = re.compile(r"\W")
 """Where a block runs."""
 HOST_ELEMENTS = 16
 """Integer tensors of up to this many elements are computed on the host where their operands are
@@ -125,7 +127,7 @@ class Lowering:
     ) -> Value:
         """A value with a name that is unique in the program."""
         self._count += 1
-        clean = "".join(c if c.isalnum() else "_" for c in name.split("/")[-1])
+        clean = _NO_NAME.sub("_", name.rsplit("/", 1)[-1])
         clean = f"v{clean}" if clean[:1].isdigit() else clean
         return Value(f"{clean}_{self._count}", spec, host, sharding)
 
