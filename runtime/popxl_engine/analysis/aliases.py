@@ -2,7 +2,9 @@
 What could share it, as no one would notice (*may* alias), `passes.elide_copies` decides.
 """
 
-from typing import Iterable, List, Set, Tuple
+from typing import Iterable, List, Optional, Set, Tuple
+
+from popxl.op_records import OpDefinition
 
 from popxl_engine.analysis.union_find import UnionFind
 from popxl_engine.ir import Block, Instr, Value, aliased
@@ -13,12 +15,13 @@ class MustAlias:
 
     def __init__(self, block: Block):
         self._classes: UnionFind[Value] = UnionFind()
+        written: List[Value] = []
         for instr in block.instrs:
-            for source, result in must_alias_edges(instr):
-                self._classes.join(source, result)
-        self._written: Set[Value] = {
-            self.storage(v) for instr in block.instrs for v in (*instr.written(), *instr.lent())
-        }
+            if instr.bodies or may_alias_or_write(instr.definition):
+                for source, result in must_alias_edges(instr):
+                    self._classes.join(source, result)
+                written += (*instr.written(), *instr.lent())
+        self._written: Set[Value] = set(map(self.storage, written))
 
     def storage(self, value: Value) -> Value:
         """One value for all that share storage."""
@@ -27,6 +30,13 @@ class MustAlias:
     def is_written(self, value: Value) -> bool:
         """Whether anything in the block writes the value's storage, or may."""
         return self.storage(value) in self._written
+
+
+def may_alias_or_write(definition: Optional[OpDefinition]) -> bool:
+    """Whether an op's operands and results may share storage by contract, or it writes some."""
+    return definition is not None and bool(
+        definition.alias or definition.writes or "control" in definition.effects
+    )
 
 
 def must_alias_edges(instr: Instr) -> Iterable[Tuple[Value, Value]]:

@@ -20,7 +20,8 @@ class DefUse:
         self.aliases = block.find(MustAlias)
         for position, instr in enumerate(block.instrs):
             self.position[instr] = position
-            self.maker.update(dict.fromkeys(instr.outputs, instr))
+            for v in instr.outputs:
+                self.maker[v] = instr
             for v in instr.inputs():
                 self.users.setdefault(v, []).append(instr)
 
