@@ -49,8 +49,8 @@ def _scopes(block: Block) -> Wrong:
     for value in (*block.inputs, *block.state.values(), *block.constants.values()):
         known.setdefault(value, value.name)
     for instr in block.instrs:
-        wrong += [(instr, f"uses {v}, which is not made before it") for v in instr.inputs()
-                  if v not in known]  # fmt: skip
+        unknown = [v for v in instr.inputs() if v not in known]
+        wrong += [(instr, f"uses {v}, which is not made before it") for v in unknown]
         for value in instr.outputs:
             if value in known:
                 wrong.append((instr, f"makes {value}, which is made already"))
@@ -100,9 +100,9 @@ def _effects(block: Block) -> Wrong:
     for instr in block.instrs:
         if any(v in fixed for v in aliased(instr)):
             fixed.update(instr.outputs)
-        for value in (*instr.written(), *instr.lent()):
+        for value in _written(instr):
             if value in fixed:
-                wrong.append((instr, f"may write {value}, which is a constant or another's"))
+                wrong.append((instr, f"writes {value}, which is a constant or another's"))
         if (
             instr.kind != "copy"
             and instr.host
@@ -110,6 +110,22 @@ def _effects(block: Block) -> Wrong:
         ):
             wrong.append((instr, "runs on the host with operands or results that are not there"))
     return wrong
+
+
+def _written(instr: Instr) -> List[Value]:
+    """What an instruction writes, itself or by what it runs."""
+    if not instr.bodies:
+        return list(instr.written())
+    return [inputs[i] for body, inputs in instr.calls() for i in body.find(_written_inputs)]
+
+
+def _written_inputs(block: Block) -> List[int]:
+    same: Dict[Value, Value] = {}
+    for instr in block.instrs:
+        for source in aliased(instr)[:1]:
+            same.update(dict.fromkeys(instr.outputs, same.get(source, source)))
+    written = {same.get(v, v) for instr in block.instrs for v in _written(instr)}
+    return [i for i in sorted(block.by_ref) if block.inputs[i] in written]
 
 
 def _bodies(block: Block) -> Wrong:
