@@ -49,7 +49,7 @@ LARGE = 2**28
 def link(device: str, nbytes: int) -> Figures:
     """Bytes/s to the device, from it, and both at once, by the copies that rows travel with."""
     from popxl_engine.machine.device import device_named
-    from popxl_engine.machine.tier import HostStore
+    from popxl_engine.machine.paging import HostStore
 
     place = device_named(device)
     store, memory = HostStore(2 * nbytes, place), place.memory(2 * nbytes).bytes

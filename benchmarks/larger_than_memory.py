@@ -139,7 +139,7 @@ def disk_bandwidth(folder: str, mib: int) -> Figures:
     way.
     """
     from popxl_engine.machine.device import Pages
-    from popxl_engine.machine.tier import FileStore
+    from popxl_engine.machine.paging import FileStore
 
     size = max(1, min(BLOCK_MIB, mib)) * 2**20
     count = max(1, mib * 2**20 // size)

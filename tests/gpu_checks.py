@@ -45,7 +45,7 @@ from popxl_engine.kernels.compiled import compiles  # noqa: E402
 from popxl_engine.kernels.flash_attention import flash_attention, flash_attention_grad  # noqa: E402
 from popxl_engine.kernels.registry import kernel_for  # noqa: E402
 from popxl_engine.machine.device import Device, device_named  # noqa: E402
-from popxl_engine.machine.tier import HostStore  # noqa: E402
+from popxl_engine.machine.paging import HostStore  # noqa: E402
 from popxl_engine.support import uploader  # noqa: E402
 
 from config import Config, override, preset  # noqa: E402

@@ -213,7 +213,7 @@ def _planner() -> Planner:
 def plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device: str = "cpu") -> Plan:
     """Plan a run of a program, without its data: nothing of the program's size is allocated.
 
-    FLOPs, traffic and calls follow from the graphs. Peak memory is found by a rehearsal: the
+    FLOPs, traffic and calls follow from the graphs. Peak memory is found by a dry run: the
     compiled program runs on tensors that have shapes and no memory, each loop twice.
 
     Args:

@@ -15,9 +15,17 @@ from popxl_engine.kernels.collectives import pairing
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 from popxl_engine.kernels.registry import OVERWRITES, kernel_for
 from popxl_engine.machine.memory import unshared
-from popxl_engine.machine.place import enter, of_seed
+from popxl_engine.machine.rng_path import enter, of_seed
 from popxl_engine.stochastic import NARROW, rounded
-from popxl_engine.support import Meeting, clone, copied, downloaded, to_host, uploader, viewed
+from popxl_engine.support import (
+    CollectiveSite,
+    clone,
+    copied,
+    downloaded,
+    to_host,
+    uploader,
+    viewed,
+)
 
 CPU = torch.device("cpu")
 PLAIN = (int, float, bool, str, type(None))
@@ -71,8 +79,8 @@ class Generator:
     ):
         self.source = Source()
         self.device, self.rounds, self.kernels = device, rounds, kernels or device.type
-        self.meetings = 0
-        """Places where replicas meet, so far."""
+        self.collective_sites = 0
+        """Collectives written so far."""
         self._functions: Dict[Block, str] = {}
         self._constants: Dict[Any, str] = {}
 
@@ -107,7 +115,7 @@ class Generator:
         return self._constants[key]
 
 
-def gives(instr: Instr) -> bool:
+def may_donate(instr: Instr) -> bool:
     """Whether a collective may have an operand that nobody needs after it before the others are
     there.
     """
@@ -263,11 +271,11 @@ class BlockWriter:
         arguments = "".join(f", {self.python[v]}" for v in instr.arguments["inputs"])
         call = f"{self._targets(instr)}{self._call_block(instr.bodies[0], arguments)}"
         if self._draws_inside(instr):
-            outer = f"place_{len(self.source.lines)}"
-            yield f"{outer} = r.place"
-            yield f"r.place = {self._inside(self._start(instr), *instr.rng_path.numbers)}"
+            outer = f"path_{len(self.source.lines)}"
+            yield f"{outer} = r.rng_path"
+            yield f"r.rng_path = {self._inside(self._start(instr), *instr.rng_path.numbers)}"
             yield call
-            yield f"r.place = {outer}"
+            yield f"r.rng_path = {outer}"
         else:
             yield call
         yield from self._laid_out(instr)
@@ -304,19 +312,19 @@ class BlockWriter:
             yield f"for _ in range({count}):"
             yield f"    {call}"
             return
-        outer, start = f"place_{len(self.source.lines)}", f"start_{len(self.source.lines)}"
-        yield f"{outer}, {start} = r.place, {self._start(instr)}"
+        outer, start = f"path_{len(self.source.lines)}", f"start_{len(self.source.lines)}"
+        yield f"{outer}, {start} = r.rng_path, {self._start(instr)}"
         first = instr.arguments["first"]
         yield f"for i in range({first}, {first + count}):"
-        yield f"    r.place = {self._inside(start, *instr.rng_path.numbers, 'i')}"
+        yield f"    r.rng_path = {self._inside(start, *instr.rng_path.numbers, 'i')}"
         yield f"    {call}"
-        yield f"r.place = {outer}"
+        yield f"r.rng_path = {outer}"
 
     def _start(self, instr: Instr) -> str:
         """The place from which an instruction's numbers count."""
         seed = instr.rng_path.seed
         return (
-            "r.place"
+            "r.rng_path"
             if seed is None
             else f"{self.source.bind('of_seed', of_seed)}({self.python[seed]})"
         )
@@ -328,10 +336,10 @@ class BlockWriter:
 
     def _conditional(self, instr: Instr) -> Iterator[str]:
         inside = self._draws_inside(instr)
-        outer = f"place_{len(self.source.lines)}"
+        outer = f"path_{len(self.source.lines)}"
         if inside:
-            yield f"{outer} = r.place"
-            yield f"r.place = {self._inside(self._start(instr), *instr.rng_path.numbers)}"
+            yield f"{outer} = r.rng_path"
+            yield f"r.rng_path = {self._inside(self._start(instr), *instr.rng_path.numbers)}"
         yield f"if bool({self.python[instr.arguments['cond']]}):"
         for body, branch in zip(instr.bodies, ("then", "else")):
             arguments = "".join(f", {self.python[v]}" for v in instr.arguments[f"{branch}_inputs"])
@@ -339,7 +347,7 @@ class BlockWriter:
             if branch == "then":
                 yield "else:"
         if inside:
-            yield f"r.place = {outer}"
+            yield f"r.rng_path = {outer}"
         yield from self._laid_out(instr)
 
     def _argument(self, value: Any, host: bool) -> str:
@@ -412,7 +420,7 @@ class BlockWriter:
         )
         over = self._overwritten(instr)
         if over in arguments:
-            yield from self._lend(over)
+            yield from self._donate(over)
             arguments = [*("held[0]" if a == over else a for a in arguments), "into=into"]
         call = f"{kernel}({', '.join([*first, *arguments])})"
         around = (
@@ -475,7 +483,7 @@ class BlockWriter:
         )
         return name if name in self.last_uses and names.count(name) == 1 else ""
 
-    def _lend(self, name: str) -> Iterator[str]:
+    def _donate(self, name: str) -> Iterator[str]:
         """Before a call that is the last to need an operand: its memory is the result's, if nobody
         else has it.
         """
@@ -534,17 +542,18 @@ class BlockWriter:
                 for a in args
             ]
             combine = f"lambda *t: {kernel}({', '.join([*inner, *keywords])})"
-            self.generator.meetings += 1
-            meeting = self.source.bind("meeting", Meeting(instr.source, self.generator.meetings))
-            if gives(instr) and operands[0] in self.last_uses:
-                held = f"held_{self.generator.meetings}"
+            self.generator.collective_sites += 1
+            site = self.source.bind(
+                "site", CollectiveSite(instr.source, self.generator.collective_sites)
+            )
+            if may_donate(instr) and operands[0] in self.last_uses:
+                held = f"held_{self.generator.collective_sites}"
                 yield f"{held} = [{operands[0]}]; del {operands[0]}"
                 self.last_uses = [held, *(n for n in self.last_uses if n != operands[0])]
-                call = f"(yield {meeting}.give(r, {held}, {combine}))"
+                call = f"(yield {site}.donate(r, {held}, {combine}))"
             else:
                 call = (
-                    f"(yield {meeting}.arrive(r, ({''.join(f'{o}, ' for o in operands)}), "
-                    f"{combine}))"
+                    f"(yield {site}.arrive(r, ({''.join(f'{o}, ' for o in operands)}), {combine}))"
                 )
         names = [self.python[v] for v in instr.outputs]
         written = instr.definition.writes

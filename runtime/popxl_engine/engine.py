@@ -35,7 +35,7 @@ from popxl_engine import compiler
 from popxl_engine.checks import check_executable
 from popxl_engine.interpreter import Cell, Interpreter, groups_that_meet
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
-from popxl_engine.machine import place
+from popxl_engine.machine import rng_path
 from popxl_engine.machine.allocator import keep_freed_memory
 from popxl_engine.machine.device import PROCESSOR, Device, device_named
 from popxl_engine.machine.fabric import Fabric
@@ -47,7 +47,7 @@ from popxl_engine.machine.replica import Replica, as_tensor
 from popxl_engine.passes import Pass, enabled_passes
 from popxl_engine.profiler import Recorder
 from popxl_engine.program import Program
-from popxl_engine.residency import lifetimes_of, tier_of
+from popxl_engine.residency import lifetimes_of, paging_of
 from popxl_engine.shards import shardings
 from popxl_engine.watching import Watcher
 
@@ -108,9 +108,9 @@ class Engine:
         block, before_run = (
             p.block if p is not None else None for p in (self.program, self._preparation)
         )
-        tier = tier_of(ir, block, before_run, device, len(replicas))
+        paging = paging_of(ir, block, before_run, device, len(replicas))
         lifetimes = lifetimes_of(ir, block, before_run, device)
-        self.machine = Machine(ir.remote_buffers, replicas, self.fabric, tier, device, lifetimes)
+        self.machine = Machine(ir.remote_buffers, replicas, self.fabric, paging, device, lifetimes)
         if self.fabric is not None:
             check_same_program(ir, interpret, device.where)
         for tensor in ir.main_graph.kept:
@@ -140,7 +140,7 @@ class Engine:
                 stream: array.to(self.device.where) for stream, array in results.items()
             }
             received += zip(results.values(), device_outputs.values())
-            replica.begin(device_inputs, device_outputs, place.of_run(self.run_count))
+            replica.begin(device_inputs, device_outputs, rng_path.of_run(self.run_count))
             programs[replica.index] = self._program(replica, self.program, self._ops)
             if self._before and self._is_uploaded:
                 preparations[replica.index] = self._program(

@@ -33,7 +33,7 @@ from popxl_engine.kernels.collectives import APART, READS
 from popxl_engine.kernels.dtypes import as_signed, from_numpy, torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.machine.lockstep import Rendezvous, run_lockstep
-from popxl_engine.machine.place import enter, of_seed
+from popxl_engine.machine.rng_path import enter, of_seed
 from popxl_engine.shards import Sharding, result_sharding
 from popxl_engine.stochastic import Positions, rounded
 
@@ -123,7 +123,7 @@ class Interpreter:
         ops: Optional[Collection[Op]] = None,
     ):
         self.replica, self.rounds, self.sharding, self.ops = replica, rounds, sharding or {}, ops
-        self.place = replica.place if replica is not None else 0
+        self.rng_path = replica.rng_path if replica is not None else 0
         self._numbers: Dict[Op, int] = {}
         self.positions = Positions()
 
@@ -132,13 +132,13 @@ class Interpreter:
         env: Env = dict(state or {})
         env.update(zip(graph.inputs, inputs))
         env.update((c, Cell.new(constant_tensor(c))) for c in graph.constants)
-        outer, seed = self.place, graph.rounding_seed
+        outer, seed = self.rng_path, graph.rounding_seed
         if seed is not None:
             outer = of_seed(env[seed].read().tolist())
         for op in graph.ops:
             if self.ops is not None and graph is graph.main_graph and op not in self.ops:
                 continue
-            self.place = enter(outer, (self.positions.of(op),))
+            self.rng_path = enter(outer, (self.positions.of(op),))
             try:
                 yield from self.op(op, env)
             except Exception as error:
@@ -192,10 +192,10 @@ class Interpreter:
     def repeat(self, op: Op, env: Env) -> Run:
         """Run a graph repeatedly; its outputs become its first inputs."""
         graph, inputs = op.arguments["graph"], [env[t] for t in op.arguments["inputs"]]
-        carried, outer = [c.copy() for c in inputs[: len(graph.outputs)]], self.place
+        carried, outer = [c.copy() for c in inputs[: len(graph.outputs)]], self.rng_path
         for i in range(op.arguments["repeat_count"]):
             first = inputs[: len(carried)] if i == 0 else carried
-            self.place = enter(outer, (i,))
+            self.rng_path = enter(outer, (i,))
             carried = yield from self.called(op, graph, [*first, *inputs[len(carried) :]])
         return carried
 
@@ -240,7 +240,7 @@ class Interpreter:
         starts = (
             target.sharding.starts(target.index.numel()) if target.sharding is not None else None
         )
-        return rounded((self.place, starts[self.replica.index] if starts is not None else 0))
+        return rounded((self.rng_path, starts[self.replica.index] if starts is not None else 0))
 
     def collective(self, op: Op, run: Any, args: List[Any], kwargs: Dict[str, Any]) -> Run:
         """Meet the other members of the group; alone, combine at once."""

@@ -19,10 +19,10 @@ from popxl_engine.analysis.effects import instrs_run
 from popxl_engine.ir import Block
 from popxl_engine.machine.device import Device
 from popxl_engine.machine.lifetimes import Lifetimes
-from popxl_engine.machine.tier import FileStore, HostStore, StagedStore, Store, Tier, budget_of
-from popxl_engine.machine.tier.rows import RowId, in_blocks, nbytes_of
-from popxl_engine.planner.lending import InUse, in_use
+from popxl_engine.machine.paging import FileStore, HostStore, Paging, StagedStore, Store, budget_of
+from popxl_engine.machine.paging.paged_buffer import RowId, in_blocks, nbytes_of
 from popxl_engine.planner.phases import MAIN
+from popxl_engine.planner.row_usage import InUse, in_use
 from popxl_engine.planner.sequence import Walk
 
 AUTO = 0.9
@@ -33,9 +33,9 @@ LONGEST = 10_000_000
 """Instructions of a run that is followed to know the order of its rows: some minutes."""
 
 
-def tier_of(
+def paging_of(
     ir: Ir, block: Optional[Block], preparation: Optional[Block], device: Device, replicas: int
-) -> Optional[Tier]:
+) -> Optional[Paging]:
     """How rows come and go; None where they are used where they are. ``POPXL_LOOK_AHEAD=0``: no
     look-ahead.
 
@@ -59,7 +59,7 @@ def tier_of(
 
     found = _in_use(ir, device.where)
     memory = ir.remote_files.memory if on_host else _device_memory(ir, device, replicas, found)
-    return Tier(
+    return Paging(
         what=HOST if on_host else DEVICE,
         store="host memory" if ir.remote_files is None else "files",
         memory=memory,
@@ -78,7 +78,7 @@ def lifetimes_of(
     """When rows that are used where they are may give up their memory; None where that is not
     known.
 
-    Arguments as of `tier_of`.
+    Arguments as of `paging_of`.
     """
     events = (
         _events(ir, block)
@@ -112,19 +112,19 @@ def _readable(ir: Ir, preparation: Optional[Block]) -> Set[RowId]:
 
 def device_needs(ir: Ir, device: str) -> DeviceNeeds:
     """See `popxl.extensions.device_needs`."""
-    found = _rehearsed(ir, torch.device(device))
+    found = _dry_run(ir, torch.device(device))
     return DeviceNeeds(least=found.rows + found.working, resident=_all_rows(ir) + found.working)
 
 
 def _in_use(ir: Ir, where: torch.device) -> InUse:
     """What a replica needs at a time on a device, as far as that is known before."""
     try:
-        return _rehearsed(ir, where)
+        return _dry_run(ir, where)
     except GraphError:  # it finds out when it runs
         return InUse(0, MAIN, 0)
 
 
-def _rehearsed(ir: Ir, where: torch.device) -> InUse:
+def _dry_run(ir: Ir, where: torch.device) -> InUse:
     """What a replica needs at a time on a device, with room for one more row; no more than all rows
     take.
     """

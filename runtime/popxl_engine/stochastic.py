@@ -9,7 +9,7 @@ from popxl.graph import Graph
 from popxl.opdef import Op
 
 from popxl_engine.kernels.rounding import Updates
-from popxl_engine.machine.place import as_seed
+from popxl_engine.machine.rng_path import as_seed
 
 NARROW = (dtypes.float16, dtypes.bfloat16)
 TRANSFERS = frozenset({"collective", "remote", "host"})
@@ -21,7 +21,7 @@ def rounded(*updates: Tuple[int, int]) -> ContextManager[None]:
 
     Args:
         updates: for each tensor that it updates, in the order in which it draws: the place of the
-            op that the user wrote, as `machine.place` numbers it, and the index of the tensor's
+            op that the user wrote, as `machine.rng_path` numbers it, and the index of the tensor's
             first element in the unsharded one.
     """
     seeds = (

@@ -74,12 +74,12 @@ def viewed(result: Any, source: Any) -> Any:
 
 
 @dataclass(eq=False)
-class Meeting:
+class CollectiveSite:
     """A collective at one place of the program, where the replicas of a group meet."""
 
     op: Op
     number: int
-    """Among the meetings of the program, the same in every process."""
+    """Among the collectives of the program, the same in every process."""
 
     @cached_property
     def describe(self) -> str:
@@ -109,7 +109,7 @@ class Meeting:
             self, members, operands, combine, self.apart, self.describe, self.number, reads
         )
 
-    def give(self, replica: Any, operands: List[torch.Tensor], combine: Any) -> Rendezvous:
+    def donate(self, replica: Any, operands: List[torch.Tensor], combine: Any) -> Rendezvous:
         """The same, where the replica holds its operand in that list alone."""
         arrival = self.arrive(replica, operands, combine)
         arrival.pair = pairing(self.op.definition.name, self.op.arguments["op"])

@@ -15,7 +15,7 @@ from popxl.not_finite import NotFinite
 from popxl_engine.codegen import BlockWriter, Generator
 from popxl_engine.ir import Block, Instr
 from popxl_engine.profiler.marking import Mark
-from popxl_engine.profiler.places import Places
+from popxl_engine.profiler.sites import Sites
 from popxl_engine.program import Program
 
 Find = Tuple[int, int, str, Dict[Block, int]]
@@ -115,7 +115,7 @@ class WatchingWriter(BlockWriter):
 
 
 class Watcher:
-    """A program that is watched, to run in place of one that is not."""
+    """A program that is watched, to run in site of one that is not."""
 
     def __init__(self, ir: Ir, program: Program):
         self._generator = WatchingGenerator(program.device, program.rounds)
@@ -125,25 +125,25 @@ class Watcher:
 
     def found(self) -> List[NotFinite]:
         """What the last run met first on each replica, in the order in which they met it."""
-        places = Places(self._ir, self.program.block)
+        sites = Sites(self._ir, self.program.block)
         result = []
         for replica, (order, number, kind, rounds) in self.watch.first.items():
             instr, block = self._generator.watched[number]
-            place = places.of(Mark("done", instr, block))
-            bodies = [frame for frame in place.frames if isinstance(frame, Block)]
+            site = sites.of(Mark("done", instr, block))
+            bodies = [frame for frame in site.frames if isinstance(frame, Block)]
             loops = tuple((body.name.rsplit("/", 1)[-1], rounds.get(body, 0)) for body in bodies)
             assert instr.source is not None, "only copies have none"
             name = instr.source.outputs[0].name
             found = (
                 order,
                 replica,
-                place.phase,
-                place.graph,
+                site.phase,
+                site.graph,
                 loops,
                 name,
                 kind,
-                place.name,
-                place.op,
+                site.name,
+                site.op,
             )
             result.append(NotFinite(*found))
         return sorted(result)

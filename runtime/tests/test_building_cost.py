@@ -234,9 +234,9 @@ def test_an_offset_outside_its_buffer_is_found_below_deep_calls() -> None:
         popxl.Session(program(4), "cpu")
 
 
-def test_a_plan_says_when_a_program_runs_for_too_long_to_rehearse() -> None:
+def test_a_plan_says_when_a_program_runs_for_too_long_to_dry_run() -> None:
     with pytest.raises(
-        GraphError, match=r"plan: got a program whose rehearsal runs \d+ instructions"
+        GraphError, match=r"plan: got a program whose dry run runs \d+ instructions"
     ):
         plan(called(40, "calls"))
 

@@ -26,10 +26,10 @@ from popxl.transforms.autodiff import autodiff
 from popxl_engine.interpreter import Cell, Interpreter
 from popxl_engine.kernels.collectives import by_tree, pairing, reduce
 from popxl_engine.kernels.registry import KERNELS
-from popxl_engine.machine import folding
-from popxl_engine.machine.folding import Folding
+from popxl_engine.machine import tree_reduction
 from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.machine import Machine
+from popxl_engine.machine.tree_reduction import TreeReduction
 
 REPLICAS = 8
 GROUPS = ["00000000", "00112233", "01012323", "01230123", "01010101", "01234567"]
@@ -280,7 +280,7 @@ def test_operands_that_are_folded_in_any_order_give_the_same_bits_and_few_are_he
     ):
         ts = [torch.from_numpy(generator.uniform(0, 100, 50)).to(dtype) for _ in range(size)]
         for order in (range(size), generator.permutation(size)):
-            folded, held = Folding(size, pairing("replicated_all_reduce", op)), []
+            folded, held = TreeReduction(size, pairing("replicated_all_reduce", op)), []
             for position in order:
                 folded.add(int(position), [ts[position]])
                 held.append(len(folded._nodes))
@@ -307,7 +307,7 @@ def test_large_operands_that_replicas_need_no_more_are_let_go_of_as_they_come(ma
         with popxl.Session(ir, "cpu") as session:
             return session.run({into: values(40)})[out]
 
-    alive, operands, add = [], [], Folding.add
+    alive, operands, add = [], [], TreeReduction.add
 
     def watched(folding, position, given):
         operands.append(weakref.ref(given[0]))
@@ -315,10 +315,10 @@ def test_large_operands_that_replicas_need_no_more_are_let_go_of_as_they_come(ma
         alive.append(sum(operand() is not None for operand in operands))
 
     expected = program()
-    monkeypatch.setattr(Folding, "add", watched)
+    monkeypatch.setattr(TreeReduction, "add", watched)
     np.testing.assert_array_equal(program(), expected)
     assert not alive  # small ones wait for each other
-    monkeypatch.setattr(folding, "FOLDED_BYTES", 1)
+    monkeypatch.setattr(tree_reduction, "FOLDED_BYTES", 1)
     np.testing.assert_array_equal(program(), expected)
     assert alive == [1, 0, 1, 0, 1, 0, 1, 0]
 

@@ -18,8 +18,8 @@ from popxl_engine.kernels.linalg import matrix_product, product
 from popxl_engine.kernels.rounding import update_noise
 from popxl_engine.machine import device as device_module
 from popxl_engine.machine.device import Processor
-from popxl_engine.machine.tier import HostStore
-from popxl_engine.planner.lending import InUse
+from popxl_engine.machine.paging import HostStore
+from popxl_engine.planner.row_usage import InUse
 from popxl_engine.stochastic import rounded
 from popxl_engine.support import uploader
 from torch.utils._python_dispatch import TorchDispatchMode

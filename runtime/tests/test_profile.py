@@ -27,13 +27,13 @@ from popxl.extensions import (
     sequence,
     timeline,
 )
+from popxl_engine.machine.paging import BLOCK
 from popxl_engine.machine.replica import Replica
-from popxl_engine.machine.tier import BLOCK
 from popxl_engine.profiler import reading
 from popxl_engine.profiler.clock import EventClock
 from popxl_engine.profiler.reading import longest
+from test_paging_sessions import program as rows_program
 from test_plan import REPLICAS, ROWS, first_and_later_steps, program, row_phase
-from test_tier_sessions import program as rows_program
 
 
 def inputs_of(session: popxl.Session) -> Dict[Any, np.ndarray]:

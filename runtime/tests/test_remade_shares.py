@@ -127,7 +127,7 @@ def test_bits_do_not_depend_on_threads(dtype: torch.dtype, way: str, by: Any, th
     native.library() is None, reason="no C++ compiler: nothing is beside the operands"
 )
 @pytest.mark.parametrize("p", [0.0, 0.1])
-def test_a_rehearsal_counts_what_each_thread_takes_beside_operands_and_results(
+def test_a_dry_run_counts_what_each_thread_takes_beside_operands_and_results(
     p: float, threads: Any
 ) -> None:
     threads(2)

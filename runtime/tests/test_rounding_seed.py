@@ -15,7 +15,7 @@ from popxl_addons.module import Module
 from popxl_addons.optimizers import AdamOptimizerStep
 from popxl_addons.transforms.autodiff import autodiff_with_accumulation
 from popxl_engine.kernels.registry import kernel_for
-from popxl_engine.machine.place import as_seed, enter, of_run, of_seed
+from popxl_engine.machine.rng_path import as_seed, enter, of_run, of_seed
 from popxl_engine.stochastic import rounded
 from rounding_programs import (
     PROGRAMS,

@@ -486,7 +486,7 @@ def test_a_plan_for_a_gpu_does_not_see_the_processors_kernels(
 
 
 @pytest.mark.parametrize("dtype, parts", [(torch.bfloat16, 132 // 4), (torch.float32, 0)], ids=str)
-def test_a_rehearsal_counts_what_flash_takes_to_add_in_one_order(
+def test_a_dry_run_counts_what_flash_takes_to_add_in_one_order(
     dtype: torch.dtype, parts: int
 ) -> None:
     shape = (2, 2, 100, 80)  # in tiles: 128 rows, 96 columns

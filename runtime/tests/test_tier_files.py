@@ -9,9 +9,9 @@ import os
 import pytest
 import torch
 from popxl.errors import RemoteMemoryError
-from popxl_engine.machine.tier import BLOCK, FileStore
-from popxl_engine.machine.tier import store as store_module
-from popxl_engine.machine.tier.arena import Arena
+from popxl_engine.machine.paging import BLOCK, FileStore
+from popxl_engine.machine.paging import store as store_module
+from popxl_engine.machine.paging.arena import Arena
 
 
 @pytest.mark.parametrize("direct", [True, False])

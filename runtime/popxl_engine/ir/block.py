@@ -65,7 +65,7 @@ class Value:
 
 @dataclass(frozen=True)
 class RngPath:
-    """Which draws of the generator an instruction takes, see `machine.place`."""
+    """Which draws of the generator an instruction takes, see `machine.rng_path`."""
 
     numbers: Tuple[int, ...] = ()
     """Positions of the calls around it, outermost first, and of the op in its graph; those that

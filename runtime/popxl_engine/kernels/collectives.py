@@ -12,7 +12,7 @@ from popxl.ops.collectives.replicated import shard_length
 
 from popxl_engine.kernels.dtypes import LIMITED
 from popxl_engine.kernels.registry import kernel
-from popxl_engine.machine.folding import Folding
+from popxl_engine.machine.tree_reduction import TreeReduction
 
 Tensors = Sequence[torch.Tensor]
 
@@ -40,11 +40,11 @@ caches.
 """
 
 
-def reduce(ts: Union[Tensors, Folding], op: str) -> torch.Tensor:
+def reduce(ts: Union[Tensors, TreeReduction], op: str) -> torch.Tensor:
     """Reduce by a binary tree over positions: ((0 1) (2 3)) ((4 5) 6). One operand alone is
     returned as it is.
     """
-    if isinstance(ts, Folding):
+    if isinstance(ts, TreeReduction):
         return after_reduction(ts.whole, ts.dtype, op, len(ts))
     if len(ts) == 1 and op != "square_add":
         return ts[0]

@@ -37,7 +37,7 @@ class Memory(Protocol):
     """uint8 [n]."""
 
     def give_up(self, start: int, size: int) -> None:
-        """Let the system have a stretch until it is used again, where it takes it; the contents are
+        """Let the system have a segment until it is used again, where it takes it; the contents are
         lost.
         """
 
@@ -62,14 +62,14 @@ class Device(Protocol):
     def fence(self) -> Optional[Fence]:
         """What the device has been asked for so far; None where all of it is done."""
 
-    def lane(self) -> "Lane":
+    def lane(self) -> "CopyStream":
         """A way between this memory and the host's, beside the program."""
 
     def running(self) -> AbstractContextManager[Any]:
         """Around a program: tensors that it makes live here."""
 
 
-class Lane(Protocol):
+class CopyStream(Protocol):
     """Copies one after the other, beside what the program asks for."""
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
@@ -151,20 +151,20 @@ class Processor:
         """See `Device`."""
         return None
 
-    def lane(self) -> Lane:
+    def lane(self) -> CopyStream:
         """See `Device`."""
-        return Straight()
+        return SynchronousCopies()
 
     def running(self) -> AbstractContextManager[Any]:
         """See `Device`."""
         return nullcontext()
 
 
-class Straight:
+class SynchronousCopies:
     """Plain copies."""
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """See `Lane`."""
+        """See `CopyStream`."""
         into.copy_(source)
 
 
@@ -174,7 +174,7 @@ PROCESSOR = Processor()
 # A GPU
 
 
-class Slab:
+class DeviceMemory:
     """A GPU's memory."""
 
     def __init__(self, nbytes: int, device: torch.device):
@@ -191,7 +191,7 @@ class Slab:
         """See `Memory`. It stays taken."""
 
 
-class Passed:
+class EventFence:
     """A fence on a GPU: an event in the stream that the program uses."""
 
     def __init__(self, stream: "torch.cuda.Stream"):
@@ -215,7 +215,7 @@ class Stream:
         self._stream = torch.cuda.Stream(device)
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """See `Lane`."""
+        """See `CopyStream`."""
         # A thread is on the first GPU; coming back to that from a stream of another one would take
         # memory there.
         with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
@@ -253,7 +253,7 @@ class Gpu:
 
     def memory(self, nbytes: int) -> Memory:
         """See `Device`."""
-        return Slab(nbytes, self.where)
+        return DeviceMemory(nbytes, self.where)
 
     def window(self, memory: torch.Tensor, gone: Callable[[], None]) -> torch.Tensor:
         """See `Device`."""
@@ -263,9 +263,9 @@ class Gpu:
 
     def fence(self) -> Optional[Fence]:
         """See `Device`."""
-        return Passed(self._stream)
+        return EventFence(self._stream)
 
-    def lane(self) -> Lane:
+    def lane(self) -> CopyStream:
         """See `Device`."""
         return Stream(self.where)
 

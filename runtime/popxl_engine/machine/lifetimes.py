@@ -13,8 +13,8 @@ Tests take each rule away and must fail.
 
 from typing import AbstractSet, Dict, FrozenSet, Sequence, Tuple
 
-from popxl_engine.machine.tier.course import Course
-from popxl_engine.machine.tier.rows import RowId
+from popxl_engine.machine.paging.access_trace import AccessTrace
+from popxl_engine.machine.paging.paged_buffer import RowId
 
 ALL_RULES = frozenset({"written_first", "replaced", "readable"})
 
@@ -36,11 +36,11 @@ class Lifetimes:
     ):
         numbers: Dict[RowId, int] = {}
         numbered = [(numbers.setdefault(row, len(numbers)), stores) for row, stores in events]
-        course = Course(numbered, [0] * len(numbers))
+        trace = AccessTrace(numbered, [0] * len(numbers))
         self.over_before = [
             row
             for row, number in numbers.items()
-            if course.begins_with_store(number) or "written_first" not in rules
+            if trace.begins_with_store(number) or "written_first" not in rules
         ]
         """Rows whose contents are over when a run begins."""
         passing = {
@@ -50,7 +50,7 @@ class Lifetimes:
         }
 
         def is_replaced(number: int, time: int) -> bool:
-            return course.at(int(course.next_use(number, time + 1)))[1] or "replaced" not in rules
+            return trace.at(int(trace.next_use(number, time + 1)))[1] or "replaced" not in rules
 
         self.over_after = {
             time + 1: row

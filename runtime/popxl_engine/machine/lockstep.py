@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Generator, Optional, Sequ
 from popxl.errors import GraphError
 
 from popxl_engine.machine.communicator import Seat
-from popxl_engine.machine.folding import Folding, is_folded
+from popxl_engine.machine.tree_reduction import TreeReduction, is_tree_reduced
 
 if TYPE_CHECKING:
     from popxl_engine.machine.fabric import Exchange, Fabric
@@ -45,7 +45,7 @@ Reads = ("all", "elements", "shard", "own")
 elements, alike for all members; the i-th of as many flat pieces as there are members; only its own
 operand, so that it waits for nobody."""
 
-Foldings = Dict[Tuple[Any, Tuple[int, ...]], Folding]
+Foldings = Dict[Tuple[Any, Tuple[int, ...]], TreeReduction]
 """Reductions that have begun, by place and group."""
 
 Program = Generator[Rendezvous, Any, Any]
@@ -95,13 +95,13 @@ def _fold(
     arrival: Rendezvous, replica: int, foldings: Foldings, fabric: "Optional[Fabric]"
 ) -> None:
     """Begin, or go on with, a reduction whose operands are large and all come from this process."""
-    if arrival.pair is None or not is_folded(arrival.operands):
+    if arrival.pair is None or not is_tree_reduced(arrival.operands):
         return
     if fabric is not None and not all(member in fabric.local for member in arrival.members):
         return
     key = (arrival.place, arrival.members)
     if key not in foldings:
-        foldings[key] = Folding(len(arrival.members), arrival.pair)
+        foldings[key] = TreeReduction(len(arrival.members), arrival.pair)
     foldings[key].add(arrival.members.index(replica), arrival.operands)
 
 

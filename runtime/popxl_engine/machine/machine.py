@@ -32,16 +32,16 @@ from popxl_engine.machine.fabric import Fabric
 from popxl_engine.machine.lifetimes import Lifetimes
 from popxl_engine.machine.mapped_files import watch
 from popxl_engine.machine.memory import Rows
-from popxl_engine.machine.replica import Replica, as_tensor
-from popxl_engine.machine.tier import (
+from popxl_engine.machine.paging import (
     Cache,
-    MovingRows,
+    PagedBuffer,
+    Paging,
     Share,
-    Tier,
     budget_of,
-    make_moving_rows,
+    make_paged_buffer,
     shared_bytes,
 )
+from popxl_engine.machine.replica import Replica, as_tensor
 
 
 class Machine:
@@ -51,7 +51,7 @@ class Machine:
     Args:
         replicas: of this process.
         fabric: reaches the others.
-        tier: how remote rows come and go; without it they are used where they are.
+        paging: how remote rows come and go; without it they are used where they are.
         device: where variables are.
         lifetimes: of rows that do not move; without it they keep their memory from run to run.
     """
@@ -61,7 +61,7 @@ class Machine:
         buffers: Iterable[RemoteBuffer],
         replicas: Iterable[int],
         fabric: Optional[Fabric] = None,
-        tier: Optional[Tier] = None,
+        paging: Optional[Paging] = None,
         device: Device = PROCESSOR,
         lifetimes: Optional[Lifetimes] = None,
     ):
@@ -73,31 +73,31 @@ class Machine:
         """Variables whose memory-mapped file is their row."""
         self.replicas: List[Replica] = []
         self._turn: Callable[[], ContextManager[None]] = nullcontext
-        share = self._share(tier, buffers, len(replicas)) if tier is not None else None
+        share = self._share(paging, buffers, len(replicas)) if paging is not None else None
         weakref.finalize(self, close, self.caches)
         for index in replicas:
-            self.replicas.append(Replica(index, self._rows(buffers, tier, len(replicas), share)))
+            self.replicas.append(Replica(index, self._rows(buffers, paging, len(replicas), share)))
 
-    def _share(self, tier: Tier, buffers: Sequence[RemoteBuffer], replicas: int) -> Share:
+    def _share(self, paging: Paging, buffers: Sequence[RemoteBuffer], replicas: int) -> Share:
         """Have other sessions of the process make room for the rows that come and go."""
-        share, budget = Share(tier.memory), budget_of(tier.what, tier.device.where)
-        budget.make_room(share, shared_bytes(tier, buffers, replicas))
+        share, budget = Share(paging.memory), budget_of(paging.what, paging.device.where)
+        budget.make_room(share, shared_bytes(paging, buffers, replicas))
         self._turn = partial(budget.turn, share)
         return share
 
     def _rows(
         self,
         buffers: Sequence[RemoteBuffer],
-        tier: Optional[Tier],
+        paging: Optional[Paging],
         replicas: int,
         share: Optional[Share],
-    ) -> Mapping[RemoteBuffer, Union[Rows, MovingRows]]:
+    ) -> Mapping[RemoteBuffer, Union[Rows, PagedBuffer]]:
         """A replica's remote memory."""
-        if tier is None or share is None:
+        if paging is None or share is None:
             return {
                 b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries) for b in buffers
             }
-        rows, memory = make_moving_rows(tier, buffers, replicas)
+        rows, memory = make_paged_buffer(paging, buffers, replicas)
         share.memories.append(memory)
         self.caches.append(memory.cache)
         return rows

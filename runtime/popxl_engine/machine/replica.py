@@ -16,7 +16,7 @@ from popxl.values import Tensor
 from popxl_engine.kernels.dtypes import from_numpy
 from popxl_engine.machine.lifetimes import Lifetimes, RowId
 from popxl_engine.machine.memory import Rows
-from popxl_engine.machine.tier import MovingRows
+from popxl_engine.machine.paging import PagedBuffer
 
 Arrays = Mapping[Stream, torch.Tensor]
 
@@ -43,13 +43,13 @@ class Traffic:
 class Replica:
     """The machine's handle: kernels with host or remote effects get it as their first parameter."""
 
-    def __init__(self, index: int, rows: Mapping[RemoteBuffer, Union[Rows, MovingRows]]):
+    def __init__(self, index: int, rows: Mapping[RemoteBuffer, Union[Rows, PagedBuffer]]):
         self.index = index
         """Among all replicas, over all processes."""
         self.rows = rows
         self.state: Dict[Tensor, torch.Tensor] = {}
         """Variables, and shards of variables, that live on the device."""
-        self.place = 0
+        self.rng_path = 0
         """Where the program is: a number made from the run, and from the loops and branches that it
         is in.
         """
@@ -66,7 +66,7 @@ class Replica:
         numbers the run.
         """
         self._inputs, self._outputs, self._position = inputs, outputs, {}
-        self.place = place
+        self.rng_path = place
 
     def _next(self, stream: Stream, arrays: Arrays) -> torch.Tensor:
         position = self._position.get(stream, 0)

@@ -21,10 +21,10 @@ def fuse_embedding_grad(block: Block) -> Block:
     """
     if not any(instr.definition is accumulate_gather_grad_ for instr in block.instrs):
         return block
-    meetings = _Meetings(block)
+    uses = _Uses(block)
     instrs: List[Optional[Instr]] = list(block.instrs)
     for mean, instr in enumerate(block.instrs):
-        if instr.definition is accumulate_gather_grad_ and (found := meetings.match(mean)):
+        if instr.definition is accumulate_gather_grad_ and (found := uses.match(mean)):
             made, adding = found
             add, a = block.instrs[adding], instr.arguments
             arguments = {name: a[name] for name in ("dy", "indices", "zero_OOR")}
@@ -36,8 +36,8 @@ def fuse_embedding_grad(block: Block) -> Block:
     return block.with_instrs(instr for instr in instrs if instr is not None)
 
 
-class _Meetings:
-    """Where a block meets each storage."""
+class _Uses:
+    """Where a block uses each storage."""
 
     def __init__(self, block: Block):
         self.block, self.storage = block, block.find(MustAlias).storage

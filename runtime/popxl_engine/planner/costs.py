@@ -43,18 +43,18 @@ class Costs:
 
     @property
     def weight(self) -> Tuple[int, int]:
-        """What makes one branch dearer than another."""
+        """What makes one branch costlier than another."""
         moved = self.loaded + self.stored + sum(sent for _, _, sent in self.collectives.values())
         return sum(self.flops.values()), moved
 
 
 class Counter:
-    """Counts costs. ``dearer``: for each conditional, whether its first branch costs more; that one
-    is counted.
+    """Counts costs. ``costlier_branch``: for each conditional, whether its first branch costs more;
+    that one is counted.
     """
 
     def __init__(self) -> None:
-        self.dearer: Dict[Op, bool] = {}
+        self.costlier_branch: Dict[Op, bool] = {}
         self._bodies: Dict[Block, Costs] = {}
 
     def count(self, instrs: Iterable[Instr]) -> Costs:
@@ -68,8 +68,8 @@ class Counter:
             elif instr.kind == "conditional":
                 then, other = (self._body(body) for body in instr.bodies)
                 assert instr.source is not None
-                self.dearer[instr.source] = then.weight >= other.weight
-                costs.add(then if self.dearer[instr.source] else other)
+                self.costlier_branch[instr.source] = then.weight >= other.weight
+                costs.add(then if self.costlier_branch[instr.source] else other)
             elif instr.kind == "op":
                 _add_op(costs, instr)
         return costs

@@ -14,8 +14,8 @@ from popxl_engine.compiler import compile_unfused
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.machine.memory import Rows
 from popxl_engine.planner.costs import Costs, Counter
+from popxl_engine.planner.dry_run import peak_bytes
 from popxl_engine.planner.phases import in_phases, runs_of, steps_of_run
-from popxl_engine.planner.rehearsal import peak_bytes
 
 
 def make_plan(
@@ -32,7 +32,7 @@ def make_plan(
         costs[name].add(counter.count([instr]), times)
         effects = effects_of_instr(instr)
         reached[name] |= effects.loads | effects.stores
-    peaks = peak_bytes(ir, borrows_rows, together, counter.dearer, torch.device(device))
+    peaks = peak_bytes(ir, borrows_rows, together, counter.costlier_branch, torch.device(device))
     runs = runs_of(ir)
     buffers = {
         b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries).nbytes

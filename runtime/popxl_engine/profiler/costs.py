@@ -15,8 +15,8 @@ from popxl_engine.ir import Block, Instr
 from popxl_engine.planner.costs import Costs, Counter
 from popxl_engine.planner.phases import in_phases
 
-Stretch = Tuple[str, int]
-"""A phase, and which of its stretches in the program: a phase that is called again later has
+PhaseSegment = Tuple[str, int]
+"""A phase, and which of its phase_segments in the program: a phase that is called again later has
 several.
 """
 
@@ -27,8 +27,8 @@ def as_work(costs: Costs) -> Work:
     return Work(sum(costs.flops.values()), costs.loaded, costs.stored, costs.host, sent)
 
 
-def stretches(ir: Ir, block: Block) -> Iterator[Tuple[Stretch, Instr, int]]:
-    """The instructions of all phases, each with its phase's stretch, and how often a run comes
+def phase_segments(ir: Ir, block: Block) -> Iterator[Tuple[PhaseSegment, Instr, int]]:
+    """The instructions of all phases, each with its phase's segment, and how often a run comes
     by.
     """
     count: Dict[str, int] = {}
@@ -48,12 +48,12 @@ class PlannedWork:
     def __init__(self, ir: Ir):
         block = compile_unfused(ir).block
         self._counter = Counter()
-        costs: DefaultDict[Stretch, Costs] = defaultdict(Costs)
-        self._times: Dict[Stretch, int] = {}
-        for stretch, instr, times in stretches(ir, block):
-            costs[stretch].add(self._counter.count([instr]))
-            self._times[stretch] = times
-        self.stretches = {stretch: as_work(cost) for stretch, cost in costs.items()}
+        costs: DefaultDict[PhaseSegment, Costs] = defaultdict(Costs)
+        self._times: Dict[PhaseSegment, int] = {}
+        for segment, instr, times in phase_segments(ir, block):
+            costs[segment].add(self._counter.count([instr]))
+            self._times[segment] = times
+        self.phase_segments = {segment: as_work(cost) for segment, cost in costs.items()}
         loops = (instr for instr in instrs_of(block) if instr.kind == "repeat")
         self._loops = {loop_key(instr): as_work(self._counter.count([instr])) for instr in loops}
 
@@ -64,9 +64,9 @@ class PlannedWork:
     def phases(self) -> "Dict[str, Work]":
         """The work of each phase in a run."""
         found: Dict[str, Work] = {}
-        for stretch, work in self.stretches.items():
-            name, _ = stretch
-            found[name] = Work.sum([found.get(name, Work()), work.times(self._times[stretch])])
+        for segment, work in self.phase_segments.items():
+            name, _ = segment
+            found[name] = Work.sum([found.get(name, Work()), work.times(self._times[segment])])
         return found
 
 

@@ -8,8 +8,8 @@ from typing import Callable, Iterator, List, Sequence
 import torch
 
 from popxl_engine.machine.machine import Machine
-from popxl_engine.machine.tier import Cache
-from popxl_engine.machine.tier.store import Store
+from popxl_engine.machine.paging import Cache
+from popxl_engine.machine.paging.store import Store
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ Kind = Literal["done", "opened"]
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """A place of the program where the time is noted. Its number is its place in
+    """A site of the program where the time is noted. Its number is its site in
     `MarkedGenerator.marks`.
     """
 

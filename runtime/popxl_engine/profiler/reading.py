@@ -9,7 +9,7 @@ from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Wor
 from popxl_engine.ir import Block
 from popxl_engine.planner.phases import MAIN
 from popxl_engine.profiler.files import Transfer
-from popxl_engine.profiler.places import Frame, Place, Places
+from popxl_engine.profiler.sites import Frame, Site, Sites
 
 SPANS = 100_000
 """Spans outside `PHASES` that a profile keeps: what a browser shows without trouble."""
@@ -50,51 +50,51 @@ class Open:
 class Track:
     """Follows one replica through the program."""
 
-    def __init__(self, replica: int, now: int, places: Places):
-        self.replica, self.now, self.places = replica, now, places
+    def __init__(self, replica: int, now: int, sites: Sites):
+        self.replica, self.now, self.sites = replica, now, sites
         self.spans: List[Span] = []
         """Of frames that have ended: those within others before those."""
         self._open: List[Open] = [Open(None, now)]
         self._last: Dict[Block, float] = {}
         self._rounds: Dict[Block, int] = {}
 
-    def enter(self, place: Place) -> None:
-        """End the frames that a place is not in, and begin those that it is in; both at the time of
+    def enter(self, site: Site) -> None:
+        """End the frames that a site is not in, and begin those that it is in; both at the time of
         the last mark.
         """
-        if place.is_shared:
+        if site.is_shared:
             return
         kept = 1
-        for opened, frame in zip(self._open[1:], place.frames):
-            if opened.frame != frame or self._is_new_round(frame, place):
+        for opened, frame in zip(self._open[1:], site.frames):
+            if opened.frame != frame or self._is_new_round(frame, site):
                 break
             kept += 1
         self.leave(kept)
-        for frame in place.frames[kept - 1 :]:
+        for frame in site.frames[kept - 1 :]:
             number = 0
             if isinstance(frame, Block):
                 number = self._rounds[frame] = self._rounds.get(frame, -1) + 1
             self._open.append(Open(frame, self.now, number))
-        self._last.update(place.positions)
-        for body in place.starts:
+        self._last.update(site.positions)
+        for body in site.starts:
             self._last[body] = FIRST
             self._rounds.pop(body, None)
 
-    def phase(self, place: Place) -> str:
-        """The phase of a place: of the frames that are open where its block is shared."""
-        if not place.is_shared:
-            return place.phase
+    def phase(self, site: Site) -> str:
+        """The phase of a site: of the frames that are open where its block is shared."""
+        if not site.is_shared:
+            return site.phase
         return next(
             (opened.frame[0] for opened in self._open if isinstance(opened.frame, tuple)), MAIN
         )
 
-    def _is_new_round(self, frame: Frame, place: Place) -> bool:
+    def _is_new_round(self, frame: Frame, site: Site) -> bool:
         """Whether a body starts again: what has ended in it does not end, and what has begun does
         not begin, twice.
         """
         if not isinstance(frame, Block):
             return False
-        position, last = place.positions[frame], self._last[frame]
+        position, last = site.positions[frame], self._last[frame]
         return position < last or (position == last and position % 2 == 1)
 
     def leave(self, kept: int = 0) -> None:
@@ -104,7 +104,7 @@ class Track:
             name, work = (
                 ("run", Work())
                 if opened.frame is None
-                else self.places.frame(opened.frame, opened.number)
+                else self.sites.frame(opened.frame, opened.number)
             )
             self.spans.append(Span(self.replica, PHASES, name, opened.begin, self.now, work))
 
@@ -114,8 +114,8 @@ class Reading:
     lane.
     """
 
-    def __init__(self, places: Places, marks: Sequence[Place], unpacked: Unpacked, log: Log):
-        self.places, self.unpacked, self.log = places, unpacked, log
+    def __init__(self, sites: Sites, marks: Sequence[Site], unpacked: Unpacked, log: Log):
+        self.sites, self.unpacked, self.log = sites, unpacked, log
         self.tracks: Dict[int, Track] = {}
         self.spent: DefaultDict[Tuple[str, str], int] = defaultdict(int)
         self.leaves: List[Span] = []
@@ -126,7 +126,7 @@ class Reading:
         for track in self.tracks.values():
             track.leave()
 
-    def _read(self, marks: Sequence[Place]) -> None:
+    def _read(self, marks: Sequence[Site]) -> None:
         track: Optional[Track] = None
         entries = self.log.entries
         for number, time in zip(entries[::2], entries[1::2]):
@@ -134,35 +134,35 @@ class Reading:
             if number < 0:
                 replica, mark = self.unpacked(number)
                 if mark is None:
-                    self.tracks[replica] = Track(replica, time, self.places)
+                    self.tracks[replica] = Track(replica, time, self.sites)
                     self._spend(MAIN, "compute", time)
                 track = self.tracks[replica]
             if mark is None:
                 continue
             assert track is not None, "a program begins with a replica"
-            place = marks[mark]
-            track.enter(place)
-            if place.kind == "done":  # a loop that begins takes no time by itself
-                self._spend(track.phase(place), place.lane, time)
-                self._leaf(track, place, time)
+            site = marks[mark]
+            track.enter(site)
+            if site.kind == "done":  # a loop that begins takes no time by itself
+                self._spend(track.phase(site), site.lane, time)
+                self._leaf(track, site, time)
         self._spend(MAIN, "compute", self.log.end)
 
     def _spend(self, phase: str, lane: str, until: int) -> None:
         self.spent[phase, lane] += until - self._last
         self._last = until
 
-    def _leaf(self, track: Track, place: Place, end: int) -> None:
+    def _leaf(self, track: Track, site: Site, end: int) -> None:
         """What a replica has done since its last mark. In a collective others run, too."""
-        row = next(self._rows) if place.lane in ("load", "store") else None
+        row = next(self._rows) if site.lane in ("load", "store") else None
         span = Span(
             track.replica,
-            place.lane,
-            place.name,
+            site.lane,
+            site.name,
             track.now,
             end,
-            place.work,
-            place.graph,
-            place.op,
+            site.work,
+            site.graph,
+            site.op,
             row,
         )
         self.leaves.append(span)
@@ -170,12 +170,12 @@ class Reading:
 
     def profile(self) -> Profile:
         """What the log says."""
-        places, steps = self.places, self.places.steps
+        sites, steps = self.sites, self.sites.steps
         phases = []
-        for name, work in {MAIN: Work(), **places.planned.phases()}.items():
+        for name, work in {MAIN: Work(), **sites.planned.phases()}.items():
             nanoseconds = {lane: self.spent[name, lane] for lane in LANES}
             phases.append(
-                PhaseProfile(name, places.runs[name], work.times(len(self.tracks)), nanoseconds)
+                PhaseProfile(name, sites.runs[name], work.times(len(self.tracks)), nanoseconds)
             )
         files = [
             Span(

@@ -11,13 +11,13 @@ from popxl.profile import Profile
 from popxl_engine.machine.machine import Machine
 from popxl_engine.profiler.files import watched
 from popxl_engine.profiler.marking import MarkedGenerator
-from popxl_engine.profiler.places import Place, Places
 from popxl_engine.profiler.reading import Log, Reading
+from popxl_engine.profiler.sites import Site, Sites
 from popxl_engine.program import Program
 
 
 class Recorder:
-    """A program with marks, to run in place of one without, and the logs of its runs."""
+    """A program with marks, to run in site of one without, and the logs of its runs."""
 
     def __init__(self, ir: Ir, program: Program, machine: Machine):
         self._ir, self._machine = ir, machine
@@ -49,9 +49,9 @@ class Recorder:
         ]
 
     @cached_property
-    def _places(self) -> Places:
-        return Places(self._ir, self.program.block)
+    def _places(self) -> Sites:
+        return Sites(self._ir, self.program.block)
 
     @cached_property
-    def _marks(self) -> List[Place]:
+    def _marks(self) -> List[Site]:
         return [self._places.of(mark) for mark in self._generator.marks]

@@ -9,7 +9,7 @@ import pytest
 from popxl import extensions
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import Replica
-from popxl_engine.planner import rehearsal
+from popxl_engine.planner import dry_run
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from execution.host import run_steps
@@ -124,7 +124,7 @@ def test_remembering_what_kernels_need_changes_no_peak(monkeypatch):
     }
     config = configuration((2, 2, 1), **changes)
     remembered = planned(config).program
-    monkeypatch.setattr(rehearsal, "Remembered", lambda kernel, live: kernel)
+    monkeypatch.setattr(dry_run, "MemoizedKernel", lambda kernel, live: kernel)
     assert planned(config).program == remembered
 
 

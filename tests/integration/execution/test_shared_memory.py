@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from popxl_engine.machine.device import Processor
-from popxl_engine.machine.tier import sharing
+from popxl_engine.machine.paging import budget as budgets
 
 from config import Config, override
 from execution.host import run_steps
@@ -68,7 +68,7 @@ def test_training_validation_and_generation_share_one_limit(
     config = override(TRAINED, steps=3)
     expected, expected_weights = job(config)
     gc.collect()
-    monkeypatch.setattr(sharing, "BUDGETS", {})  # sessions of other tests
+    monkeypatch.setattr(budgets, "BUDGETS", {})  # sessions of other tests
     arenas = Arenas(monkeypatch)
     folder = {"memmap_dir": str(tmp_path)} if name == "host_memory" else {}
     found, weights = job(override(config, **{name: LIMITS[name]}, **folder))

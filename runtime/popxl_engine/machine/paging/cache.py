@@ -28,15 +28,15 @@ from popxl.errors import RemoteMemoryError
 from popxl.remote_files import FileTraffic
 
 from popxl_engine.machine.device import PROCESSOR, Device, Fence
-from popxl_engine.machine.tier.arena import Arena, Extent, Window, until_now
-from popxl_engine.machine.tier.course import NEVER, Course
-from popxl_engine.machine.tier.row import Before, Row, Write
-from popxl_engine.machine.tier.store import Store
+from popxl_engine.machine.paging.access_trace import NEVER, AccessTrace
+from popxl_engine.machine.paging.arena import Arena, Extent, Window, until_now
+from popxl_engine.machine.paging.row import Before, Row, Write
+from popxl_engine.machine.paging.store import Store
 
 ALL_RULES = frozenset({"reads_wait", "pins", "memory_waits", "fences"})
 MARGIN = 2
 """Looking ahead leaves in memory what moves in the time before, up to one part in so many of the
-memory: else, with a course that goes round, the row that is missed least is the one used last, and
+memory: else, with a trace that goes round, the row that is missed least is the one used last, and
 nothing could be fetched before it is.
 """
 
@@ -48,7 +48,7 @@ class Cache:
     """The rows of one replica.
 
     Args:
-        course: the rows of every run in order; without it rows come when they are asked for, and
+        trace: the rows of every run in order; without it rows come when they are asked for, and
             those go that were not used for longest.
         look_ahead: fetch rows before they are asked for.
         rules: what keeps contents right (tests take one away).
@@ -60,22 +60,22 @@ class Cache:
         rows: Sequence[Row],
         arena: Arena,
         store: Store,
-        course: Optional[Course] = None,
+        trace: Optional[AccessTrace] = None,
         look_ahead: bool = True,
         rules: FrozenSet[str] = ALL_RULES,
         device: Device = PROCESSOR,
     ):
         self.rows, self.arena, self.store, self.rules = rows, arena, store, rules
         self.device = device
-        self.course = course if course is not None and len(course) else None
+        self.trace = trace if trace is not None and len(trace) else None
         self.traffic = FileTraffic(is_direct=store.is_direct)
         self.now = 0
-        """Events of the course so far, over all runs."""
-        self._looks_ahead = look_ahead and self.course is not None
+        """Events of the trace so far, over all runs."""
+        self._looks_ahead = look_ahead and self.trace is not None
         self._ahead = 0
         """Time of the event that is looked at next."""
         self._passed = 0.0
-        """Bytes that the course moves before that time."""
+        """Bytes that the trace moves before that time."""
         self._wanted: Optional[Row] = None
         """What the program waits for."""
         self._is_cramped = False
@@ -109,8 +109,8 @@ class Cache:
     def begin(self) -> None:
         """A run begins. One that did not end is forgotten."""
         with self._lock:
-            if self.course is not None and self.now % len(self.course):
-                self.now += len(self.course) - self.now % len(self.course)
+            if self.trace is not None and self.now % len(self.trace):
+                self.now += len(self.trace) - self.now % len(self.trace)
                 self._locate()
             self._in_run = self._has_begun = True
             self._look_again()
@@ -198,21 +198,21 @@ class Cache:
     def _locate(self) -> None:
         """Set every row's next use as it is at the beginning of a run."""
         self._ahead = self.now
-        if self.course is not None:
+        if self.trace is not None:
             for row in self.rows:
-                row.next = self.course.next_use(row.number, self.now)
+                row.next = self.trace.next_use(row.number, self.now)
 
     def _advance(self, row: Row, stores: bool) -> None:
         """A row is asked for."""
-        if self.course is None:
+        if self.trace is None:
             self.now += 1
             row.next = -self.now
         elif self._in_run:
-            assert self.course.at(self.now) == (row.number, stores), (
-                "a run takes rows in the course's order"
+            assert self.trace.at(self.now) == (row.number, stores), (
+                "a run takes rows in the trace's order"
             )
             self.now += 1
-            row.next = self.course.next_use(row.number, self.now)
+            row.next = self.trace.next_use(row.number, self.now)
 
     def _worth(self, row: Row) -> Optional[float]:
         """How little a row in memory is missed: the time of its next use. None where it must
@@ -227,16 +227,16 @@ class Cache:
         """Whether nobody will ask for a row's contents: its next use, in this run or the next one,
         replaces them.
         """
-        return not row.carries and self.course is not None and self.course.at(int(next_use))[1]
+        return not row.carries and self.trace is not None and self.trace.at(int(next_use))[1]
 
     def _later_worth(self, row: Row) -> Optional[float]:
         """How little a row is missed once the program is where it is looked ahead to. None where it
         was used last.
         """
-        assert self.course is not None
+        assert self.trace is not None
         if not row.seen <= self._ahead <= row.later:
-            row.seen, row.later = self._ahead, self.course.next_use(row.number, self._ahead)
-            row.passed = self.course.moved_until(self.course.last_use(row.number, self._ahead))
+            row.seen, row.later = self._ahead, self.trace.next_use(row.number, self._ahead)
+            row.passed = self.trace.moved_until(self.trace.last_use(row.number, self._ahead))
         if self._passed - row.passed < self._margin:
             return None
         return NEVER if self._is_over(row, row.later) else row.later
@@ -394,13 +394,13 @@ class Cache:
             or self._failure is not None
         ):
             return
-        assert self.course is not None
+        assert self.trace is not None
         if self._ahead < self.now:
             self._ahead, self._stalled_by = self.now, None
         if self._stalled_by is not None and not self._is_free(self._stalled_by):
             return
-        while self._ahead < self.now + len(self.course):
-            number, stores = self.course.at(self._ahead)
+        while self._ahead < self.now + len(self.trace):
+            number, stores = self.trace.at(self._ahead)
             row = self.rows[number]
             if row.memory is None:
                 if not self._make_room_later(row):
@@ -413,8 +413,8 @@ class Cache:
         """Give memory to the row that is looked ahead to. False where others are to be used
         first.
         """
-        assert self.course is not None
-        self._passed = self.course.moved_until(self._ahead)
+        assert self.trace is not None
+        self._passed = self.trace.moved_until(self._ahead)
         window = self.arena.find(row.size, self._later_worth, self._ahead)
         self._is_short = window is None
         if window is None:  # what is free now, though it may be missed sooner than others

@@ -10,12 +10,12 @@ from popxl.remote_buffer import RemoteBuffer
 
 from popxl_engine.compiler import compile_unfused
 from popxl_engine.planner.costs import Counter
+from popxl_engine.planner.dry_run import Stage, dry_run
 from popxl_engine.planner.live_bytes import LiveBytes
 from popxl_engine.planner.phases import MAIN
-from popxl_engine.planner.rehearsal import Stage, rehearse
 
 
-class Lender(Stage):
+class RowUsage(Stage):
     """Counts the rows that are borrowed: a row is, as long as a tensor has its memory.
 
     Args:
@@ -77,14 +77,18 @@ def in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int], device: torch.device) 
         nbytes: that a row of a buffer takes.
         device: whose fusions; it need not be there.
     Raises:
-        GraphError: a program that cannot be rehearsed.
+        GraphError: a program that cannot be dry-run.
     """
     counter = Counter()
     counter.count(compile_unfused(ir).block.instrs)
-    live, stages = rehearse(
-        ir, lambda live, index: Lender(live, index, nbytes), False, counter.dearer, device
+    live, stages = dry_run(
+        ir,
+        lambda live, index: RowUsage(live, index, nbytes),
+        False,
+        counter.costlier_branch,
+        device,
     )
-    (lender,) = stages
-    assert isinstance(lender, Lender)
-    phase = max(lender.peaks, key=lambda name: lender.peaks[name], default=MAIN)
-    return InUse(lender.peaks.get(phase, 0), phase, max(live.peaks.values(), default=0))
+    (usage,) = stages
+    assert isinstance(usage, RowUsage)
+    phase = max(usage.peaks, key=lambda name: usage.peaks[name], default=MAIN)
+    return InUse(usage.peaks.get(phase, 0), phase, max(live.peaks.values(), default=0))

@@ -5,12 +5,12 @@ waiting is short.
 import numpy as np
 import pytest
 import torch
+from paging_helpers import LOAD, STORE, Clock, Late, Rows, sweep
 from popxl.errors import RemoteMemoryError
-from popxl_engine.machine.tier import ALL_RULES, BLOCK, Course
-from popxl_engine.machine.tier import cache as cache_module
-from popxl_engine.machine.tier.arena import Arena
+from popxl_engine.machine.paging import ALL_RULES, BLOCK, AccessTrace
+from popxl_engine.machine.paging import cache as cache_module
+from popxl_engine.machine.paging.arena import Arena
 from quick import cases
-from tier_helpers import LOAD, STORE, Clock, Late, Rows, sweep
 
 ROWS = 12
 
@@ -41,13 +41,13 @@ def random_program(seed):
     return [*steps, *(("give back", row) for row in held)], events
 
 
-def wrong_rows(seed, rules=ALL_RULES, with_course=True, memory=15, runs=3, device=None):
+def wrong_rows(seed, rules=ALL_RULES, with_trace=True, memory=15, runs=3, device=None):
     """Reads that a random program gets wrong, beside the same program on plain numbers."""
     steps, events = random_program(seed)
     blocks = [1 + (seed + i) % 3 for i in range(ROWS)]
     # Transfers of some milliseconds make whoever does not wait for them too early.
     link = {"latency": 0.0005, "bandwidth": BLOCK / 0.0005, "duplex": True}
-    rows = Rows(blocks, memory, events if with_course else None, rules=rules, device=device, **link)
+    rows = Rows(blocks, memory, events if with_trace else None, rules=rules, device=device, **link)
     expected, wrong, count = [0] * ROWS, [], 0
 
     def check(number, memory_):
@@ -89,11 +89,11 @@ def wrong_rows(seed, rules=ALL_RULES, with_course=True, memory=15, runs=3, devic
     return sum(wrong)
 
 
-@pytest.mark.parametrize("with_course", [True, False])
+@pytest.mark.parametrize("with_trace", [True, False])
 @pytest.mark.parametrize("memory", cases([10, 15, 40], lambda memory: memory == 15))
-def test_random_programs_read_what_they_stored(with_course, memory):
+def test_random_programs_read_what_they_stored(with_trace, memory):
     for seed in range(2):
-        assert wrong_rows(seed, with_course=with_course, memory=memory) == 0
+        assert wrong_rows(seed, with_trace=with_trace, memory=memory) == 0
 
 
 @pytest.mark.slow
@@ -221,15 +221,15 @@ def test_a_transfer_that_fails_ends_the_run_with_its_words(fails_at):
 
 def test_a_course_knows_the_uses_of_a_row_before_and_after_any_time():
     events = [(0, LOAD), (1, LOAD), (0, STORE)]
-    course = Course(events, [10, 100, 1000])
+    trace = AccessTrace(events, [10, 100, 1000])
     uses = {row: [t for t in range(-3, 12) if events[t % 3][0] == row] for row in (0, 1)}
     for time_ in range(0, 6):
         for row in (0, 1):
-            assert course.next_use(row, time_) == min(t for t in uses[row] if t >= time_)
-            assert course.last_use(row, time_) == max(t for t in uses[row] if t < time_)
-    assert course.next_use(2, 1) == float("inf") and course.last_use(2, 1) == -float("inf")
-    assert course.moved_until(5) - course.moved_until(1) == 100 + 10 + 10 + 100
-    assert not course.begins_with_store(0) and not course.begins_with_store(2)
+            assert trace.next_use(row, time_) == min(t for t in uses[row] if t >= time_)
+            assert trace.last_use(row, time_) == max(t for t in uses[row] if t < time_)
+    assert trace.next_use(2, 1) == float("inf") and trace.last_use(2, 1) == -float("inf")
+    assert trace.moved_until(5) - trace.moved_until(1) == 100 + 10 + 10 + 100
+    assert not trace.begins_with_store(0) and not trace.begins_with_store(2)
 
 
 def test_what_a_row_is_worth_follows_from_the_course_wherever_it_is_looked_from():
@@ -239,12 +239,12 @@ def test_what_a_row_is_worth_follows_from_the_course_wherever_it_is_looked_from(
         for row, store in zip(random.integers(0, 9, 60), random.integers(0, 2, 60))
     ]
     rows = Rows(random.integers(1, 5, 10), 12, events, look_ahead=False)
-    cache, course = rows.cache, rows.cache.course
+    cache, trace = rows.cache, rows.cache.trace
     for time_ in [*range(60, 130), 3, 200, *random.integers(0, 500, 200)]:
-        cache._ahead, cache._passed = int(time_), course.moved_until(int(time_))
+        cache._ahead, cache._passed = int(time_), trace.moved_until(int(time_))
         for row in rows.rows:
-            next_use, last = course.next_use(row.number, time_), course.last_use(row.number, time_)
-            is_recent = course.moved_until(time_) - course.moved_until(last) < cache._margin
+            next_use, last = trace.next_use(row.number, time_), trace.last_use(row.number, time_)
+            is_recent = trace.moved_until(time_) - trace.moved_until(last) < cache._margin
             assert cache._later_worth(row) == (None if is_recent else next_use)
 
 

@@ -7,7 +7,7 @@ from typing import Dict, Iterable, Sequence, Tuple
 NEVER = float("inf")
 
 
-class Course:
+class AccessTrace:
     """The loads and stores of one run, as numbers of rows. A time is a number of events, counted
     over all runs.
 

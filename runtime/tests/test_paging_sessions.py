@@ -11,6 +11,7 @@ import numpy as np
 import popxl
 import pytest
 import torch
+from paging_helpers import Rows, sweep
 from popxl import ops
 from popxl.errors import RemoteMemoryError
 from popxl.extensions import (
@@ -19,10 +20,9 @@ from popxl.extensions import (
     keep_remote_memory_in_files,
     limit_device_memory,
 )
-from popxl_engine.machine.tier import BLOCK
-from popxl_engine.machine.tier import cache as cache_module
+from popxl_engine.machine.paging import BLOCK
+from popxl_engine.machine.paging import cache as cache_module
 from quick import cases
-from tier_helpers import Rows, sweep
 
 ENTRIES, SHAPE = 10, (64, 48)
 

@@ -5,7 +5,7 @@ here.
 import torch
 
 from popxl_engine.machine.device import Device, Pages
-from popxl_engine.machine.tier.store import Store
+from popxl_engine.machine.paging.store import Store
 
 
 class HostStore:

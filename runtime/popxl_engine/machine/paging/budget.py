@@ -15,10 +15,10 @@ from typing import Callable, Dict, Iterator, List, Sequence, Tuple, Union
 import torch
 
 from popxl_engine.machine.device import PROCESSOR, Device
-from popxl_engine.machine.tier.arena import Arena
-from popxl_engine.machine.tier.cache import Cache
-from popxl_engine.machine.tier.row import Row, Staying
-from popxl_engine.machine.tier.store import Store
+from popxl_engine.machine.paging.arena import Arena
+from popxl_engine.machine.paging.cache import Cache
+from popxl_engine.machine.paging.row import Row, Staying
+from popxl_engine.machine.paging.store import Store
 
 
 class RowMemory:
@@ -212,5 +212,5 @@ BUDGETS: Dict[Tuple[str, torch.device], Budget] = {}
 
 
 def budget_of(what: str, where: torch.device) -> Budget:
-    """A process's memory of one kind, as `Tier.what` names it, in one place."""
+    """A process's memory of one kind, as `Paging.what` names it, in one place."""
     return BUDGETS.setdefault((what, where), Budget())

@@ -1,4 +1,4 @@
-"""Kernels that are rehearsed once for operands of some shapes; after that, what they need and give
+"""Kernels that are dry-run once for operands of some shapes; after that, what they need and give
 is known.
 """
 
@@ -16,8 +16,8 @@ Result = Union[int, Form]
 """Number of the operand that is returned, or the form of a new tensor."""
 
 
-class Remembered:
-    """A kernel in a rehearsal. Results that are views of operands are made anew each time."""
+class MemoizedKernel:
+    """A kernel in a dry run. Results that are views of operands are made anew each time."""
 
     def __init__(self, kernel: Callable[..., Any], live: LiveBytes):
         self.kernel, self.live = kernel, live

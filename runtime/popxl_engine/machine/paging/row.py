@@ -5,7 +5,7 @@ from typing import List, Optional, Sequence, Union
 import torch
 
 from popxl_engine.machine.device import Fence
-from popxl_engine.machine.tier.course import NEVER
+from popxl_engine.machine.paging.access_trace import NEVER
 
 
 class Row:
@@ -14,7 +14,7 @@ class Row:
     Args:
         start: place in the store. size: bytes there and in memory, a multiple of the store's
             blocks.
-        carries: whether its contents may be asked for outside the course, or by a later run.
+        carries: whether its contents may be asked for outside the trace, or by a later run.
     """
 
     __slots__ = (
@@ -36,10 +36,10 @@ class Row:
         """Whether its memory is newer than the store."""
         self.pins = 0
         self.next: float = NEVER
-        """Time of its next use; without a course, the later its last one was, the lower."""
+        """Time of its next use; without a trace, the later its last one was, the lower."""
         self.seen, self.later, self.passed = NEVER, -NEVER, -NEVER
         """As looked ahead from times from `seen` to `later` on: when it is used next, and
-        `Course.moved_until` when it was used last."""
+        `AccessTrace.moved_until` when it was used last."""
         self.last: Optional[Write] = None
         """The write of its contents that was begun last."""
         self.fence: Optional[Fence] = None

@@ -13,12 +13,12 @@ from popxl.remote_buffer import RemoteBuffer
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.machine.device import PROCESSOR, Device
 from popxl_engine.machine.memory import check_index, copy_apart
-from popxl_engine.machine.tier.arena import Arena
-from popxl_engine.machine.tier.cache import ALL_RULES, Cache
-from popxl_engine.machine.tier.course import Course
-from popxl_engine.machine.tier.row import Row, Staying
-from popxl_engine.machine.tier.sharing import RowMemory
-from popxl_engine.machine.tier.store import BLOCK, Store
+from popxl_engine.machine.paging.access_trace import AccessTrace
+from popxl_engine.machine.paging.arena import Arena
+from popxl_engine.machine.paging.budget import RowMemory
+from popxl_engine.machine.paging.cache import ALL_RULES, Cache
+from popxl_engine.machine.paging.row import Row, Staying
+from popxl_engine.machine.paging.store import BLOCK, Store
 
 STAYING = 8
 """The smallest rows stay in memory, up to one part in so many of it: for them, the way to the store
@@ -34,7 +34,7 @@ def in_blocks(nbytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Tier:
+class Paging:
     """What is known of a program whose rows come and go between a device's memory and a store."""
 
     what: str
@@ -59,7 +59,7 @@ class Tier:
     rules: FrozenSet[str] = field(default=ALL_RULES)
 
 
-class MovingRows:
+class PagedBuffer:
     """The slots of one remote buffer on one replica, some of them in memory.
 
     Args:
@@ -133,30 +133,30 @@ class MovingRows:
         return memory.view(self.dtype).view(self.shape)
 
 
-def shared_bytes(tier: Tier, buffers: Sequence[RemoteBuffer], replicas: int) -> int:
+def shared_bytes(paging: Paging, buffers: Sequence[RemoteBuffer], replicas: int) -> int:
     """Bytes of memory that the rows of a process's replicas take at most; raises as
-    `make_moving_rows`.
+    `make_paged_buffer`.
     """
-    memory = tier.memory // replicas // BLOCK * BLOCK
-    check_memory(tier, memory, replicas)
+    memory = paging.memory // replicas // BLOCK * BLOCK
+    check_memory(paging, memory, replicas)
     return replicas * min(memory, sum(in_blocks(nbytes_of(b)) * b.entries for b in buffers))
 
 
-def make_moving_rows(
-    tier: Tier, buffers: Sequence[RemoteBuffer], replicas: int
-) -> Tuple[Dict[RemoteBuffer, MovingRows], RowMemory]:
+def make_paged_buffer(
+    paging: Paging, buffers: Sequence[RemoteBuffer], replicas: int
+) -> Tuple[Dict[RemoteBuffer, PagedBuffer], RowMemory]:
     """The buffers of one of a process's replicas.
 
     Raises:
         RemoteMemoryError: too little memory for the program, or a store that does not take the
             rows.
     """
-    memory = tier.memory // replicas // BLOCK * BLOCK
-    check_memory(tier, memory, replicas)
+    memory = paging.memory // replicas // BLOCK * BLOCK
+    check_memory(paging, memory, replicas)
     sizes = {(b, i): nbytes_of(b) for b in buffers for i in range(b.entries)}
     fits = sum(map(in_blocks, sizes.values())) <= memory  # the store then needs nothing
     staying = (
-        list(sizes) if fits else smallest(sizes, min(memory // STAYING, memory - tier.needed[0]))
+        list(sizes) if fits else smallest(sizes, min(memory // STAYING, memory - paging.needed[0]))
     )
     moving = [row for row in sizes if row not in staying]
     held, place = {}, 0
@@ -165,28 +165,30 @@ def make_moving_rows(
             place, in_blocks(sizes[b, i]), b.tensor_shape, torch_dtype(b.tensor_dtype)
         )
         place += held[b, i].size
-    arena = Arena(min(memory - place, sum(in_blocks(sizes[row]) for row in moving)), tier.device)
+    arena = Arena(min(memory - place, sum(in_blocks(sizes[row]) for row in moving)), paging.device)
     numbers = {row: number for number, row in enumerate(moving)}
-    course = None
-    if tier.events is not None:
-        events = ((numbers[row], stores) for row, stores in tier.events if row in numbers)
-        course = Course(events, [in_blocks(sizes[row]) for row in moving])
+    trace = None
+    if paging.events is not None:
+        events = ((numbers[row], stores) for row, stores in paging.events if row in numbers)
+        trace = AccessTrace(events, [in_blocks(sizes[row]) for row in moving])
     rows, end = [], 0
     for number, row in enumerate(moving):
-        carries = course is None or row in tier.variables or not course.begins_with_store(number)
+        carries = trace is None or row in paging.variables or not trace.begins_with_store(number)
         rows.append(Row(number, end, in_blocks(sizes[row]), carries))
         end += rows[-1].size
-    store = tier.open_store(end, max((row.size for row in rows), default=0))
-    cache = Cache(rows, arena, store, course, tier.look_ahead, tier.rules, tier.device)
-    cache.traffic.store = tier.store
-    shared = RowMemory(cache, len(arena.bytes), list(held.values()), tier.open_store, tier.device)
+    store = paging.open_store(end, max((row.size for row in rows), default=0))
+    cache = Cache(rows, arena, store, trace, paging.look_ahead, paging.rules, paging.device)
+    cache.traffic.store = paging.store
+    shared = RowMemory(
+        cache, len(arena.bytes), list(held.values()), paging.open_store, paging.device
+    )
     cache.traffic.memory_bytes, cache.traffic.file_bytes = shared.nbytes, end
     slots = {
         b: [held[b, i] if (b, i) in held else rows[numbers[b, i]] for i in range(b.entries)]
         for b in buffers
     }
     return {
-        b: MovingRows(b.tensor_shape, torch_dtype(b.tensor_dtype), slots[b], shared)
+        b: PagedBuffer(b.tensor_shape, torch_dtype(b.tensor_dtype), slots[b], shared)
         for b in buffers
     }, shared
 
@@ -207,14 +209,14 @@ def smallest(sizes: Dict[RowId, int], memory: int) -> List[RowId]:
     return found
 
 
-def check_memory(tier: Tier, memory: int, replicas: int) -> None:
+def check_memory(paging: Paging, memory: int, replicas: int) -> None:
     """RemoteMemoryError if a replica's memory does not hold the rows that its program uses at a
     time.
     """
-    needed, where = tier.needed
+    needed, where = paging.needed
     if memory < needed:
         raise RemoteMemoryError(
-            f"remote memory: got {tier.memory} bytes of {tier.what}; expected at least "
+            f"remote memory: got {paging.memory} bytes of {paging.what}; expected at least "
             f"{needed * replicas} for the rows in use at a time in {where}. Take more, or smaller "
             "micro-batches."
         )

@@ -12,15 +12,15 @@ from popxl.profile import Work
 from popxl_engine.analysis.effects import blocks_of, instrs_of, meets
 from popxl_engine.ir import Block, Instr
 from popxl_engine.planner.phases import MAIN, loops_of_steps, runs_of, steps_of_run
-from popxl_engine.profiler.costs import InstructionWork, PlannedWork, Stretch, stretches
+from popxl_engine.profiler.costs import InstructionWork, PhaseSegment, PlannedWork, phase_segments
 from popxl_engine.profiler.marking import Kind, Mark
 
-Frame = Union[Block, Stretch]
-"""What lasts longer than an instruction: one round of a loop's body, or a stretch of a phase."""
+Frame = Union[Block, PhaseSegment]
+"""What lasts longer than an instruction: one round of a loop's body, or a segment of a phase."""
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class Site:
     """What is known of a mark before the program runs."""
 
     kind: Kind
@@ -31,7 +31,7 @@ class Place:
     frames: Tuple[Frame, ...]
     """Around it, outermost first; none where `is_shared`."""
     is_shared: bool
-    """Whether it is in a block that is called, maybe from several places: it belongs to what its
+    """Whether it is in a block that is called, maybe from several sites: it belongs to what its
     caller does.
     """
     positions: Dict[Block, int]
@@ -43,8 +43,8 @@ class Place:
     op: str
 
 
-class Places:
-    """The places of a program's marks, and names and work of what is around them."""
+class Sites:
+    """The sites of a program's marks, and names and work of what is around them."""
 
     def __init__(self, ir: Ir, block: Block):
         self.planned, self._instruction_work = PlannedWork(ir), InstructionWork()
@@ -53,7 +53,9 @@ class Places:
             steps_of_run(ir),
             loops_of_steps(ir.main_graph),
         )
-        self._stretches: Dict[int, Stretch] = {id(instr): s for s, instr, _ in stretches(ir, block)}
+        self._segments: Dict[int, PhaseSegment] = {
+            id(instr): s for s, instr, _ in phase_segments(ir, block)
+        }
         self._around: Dict[Block, Tuple[Block, Instr]] = {}
         self._positions: Dict[int, int] = {}
         self._index(block)
@@ -73,11 +75,11 @@ class Places:
         self._shared = set(blocks_of(*several))
         """Blocks that are called, or that several instructions run, and what they run."""
 
-    def of(self, mark: Mark) -> Place:
-        """The place of a mark."""
+    def of(self, mark: Mark) -> Site:
+        """The site of a mark."""
         instr = mark.instr
         if mark.block in self._shared:
-            return self._shared_place(mark)
+            return self._shared_site(mark)
         frames: List[Frame] = []
         positions: Dict[Block, int] = {}
         for block, around in reversed(list(self._chain(mark))):
@@ -87,10 +89,10 @@ class Places:
             if kind != "conditional":
                 has_ended = around is instr and mark.kind != "opened"
                 positions[block] = 2 * self._positions[id(around)] + has_ended
-            if id(around) in self._stretches:
-                frames.append(self._stretches[id(around)])
+            if id(around) in self._segments:
+                frames.append(self._segments[id(around)])
         phases = [frame[0] for frame in frames if isinstance(frame, tuple)]
-        return Place(
+        return Site(
             kind=mark.kind,
             lane=lane_of(instr),
             name=_name(instr),
@@ -104,9 +106,9 @@ class Places:
             op=instr.source.where if instr.source is not None else "",
         )
 
-    def _shared_place(self, mark: Mark) -> Place:
+    def _shared_site(self, mark: Mark) -> Site:
         instr = mark.instr
-        return Place(
+        return Site(
             kind=mark.kind,
             lane=lane_of(instr),
             name=_name(instr),
@@ -131,9 +133,9 @@ class Places:
             yield block, instr
 
     def frame(self, frame: Frame, number: int) -> Tuple[str, Work]:
-        """Name and work of a stretch, or of a round of a loop."""
+        """Name and work of a segment, or of a round of a loop."""
         if isinstance(frame, tuple):
-            return frame[0], self.planned.stretches.get(frame, Work())
+            return frame[0], self.planned.phase_segments.get(frame, Work())
         _, loop = self._around[frame]
         rounds = loop.arguments["repeat_count"]
         shown = f"{frame.name.rsplit('/', 1)[-1]} {number + 1} of {rounds}"

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from popxl.errors import RemoteMemoryError
 from popxl_engine.machine.device import Processor
-from popxl_engine.machine.tier import ALL_RULES, BLOCK, Cache, Course
-from popxl_engine.machine.tier.arena import Arena
-from popxl_engine.machine.tier.row import Row
+from popxl_engine.machine.paging import ALL_RULES, BLOCK, AccessTrace, Cache
+from popxl_engine.machine.paging.arena import Arena
+from popxl_engine.machine.paging.row import Row
 
 LOAD, STORE = False, True
 
@@ -158,7 +158,7 @@ class Late(Processor):
         return memory
 
     def fence(self):
-        passed = Passed()
+        passed = EventFence()
         self.requests.put(passed.event.set)
         return passed
 
@@ -170,7 +170,7 @@ class Late(Processor):
             request()
 
 
-class Passed:
+class EventFence:
     """A fence of `Late`."""
 
     def __init__(self):
@@ -211,10 +211,10 @@ class Rows:
             for i, n in enumerate(blocks)
         ]
         self.link = Link(int(starts[-1]), **link)
-        course = Course(events, [row.size for row in self.rows]) if events else None
+        trace = AccessTrace(events, [row.size for row in self.rows]) if events else None
         self.device = device or Prompt()
         arena = Arena(memory * BLOCK, self.device)
-        self.cache = Cache(self.rows, arena, self.link, course, look_ahead, rules, self.device)
+        self.cache = Cache(self.rows, arena, self.link, trace, look_ahead, rules, self.device)
 
     @contextmanager
     def borrowed(self, number):

@@ -9,11 +9,11 @@ import threading
 import numpy as np
 import pytest
 import torch
+from paging_helpers import LOAD, STORE, Late, Rows
 from popxl.errors import RemoteMemoryError
 from popxl_engine.machine.device import Processor
-from popxl_engine.machine.tier import BLOCK
+from popxl_engine.machine.paging import BLOCK
 from quick import cases
-from tier_helpers import LOAD, STORE, Late, Rows
 
 KINDS = ("read", "change", "replace", "copy", "hold", "hold", "give back", "change what is held")
 
@@ -158,10 +158,10 @@ class Run:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("with_course, look_ahead", [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("with_trace, look_ahead", [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("is_late", [False, True])
 def test_programs_with_memory_just_enough_read_what_they_stored_whatever_is_given_up(
-    is_late, with_course, look_ahead
+    is_late, with_trace, look_ahead
 ):
     was_apart = 0
     for seed in range(1, 4):
@@ -171,7 +171,7 @@ def test_programs_with_memory_just_enough_read_what_they_stored_whatever_is_give
             Late(0.0003) if is_late else None,
             {"latency": 0.0003, "bandwidth": BLOCK / 0.0002},
         )
-        events = program.events if with_course else None
+        events = program.events if with_trace else None
         memory = max(*program.blocks, program.needed)
         rows = Rows(
             program.blocks,

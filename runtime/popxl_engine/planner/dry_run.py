@@ -32,9 +32,9 @@ from popxl_engine.kernels.registry import kernel, kernel_for
 from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.replica import Traffic
 from popxl_engine.planner.live_bytes import LiveBytes, on_meta
+from popxl_engine.planner.memoized import MemoizedKernel
 from popxl_engine.planner.phases import in_phases
-from popxl_engine.planner.remembered import Remembered
-from popxl_engine.support import Meeting, to_device
+from popxl_engine.support import CollectiveSite, to_device
 
 NOT_REMEMBERED = {"host", "remote", "collective"}
 """Effects of ops whose kernels are called with more than tensors and numbers."""
@@ -57,29 +57,33 @@ kernel(MARK.name)(enter_phase)
 
 
 def peak_bytes(
-    ir: Ir, borrows_rows: bool, together: bool, dearer: Mapping[Op, bool], device: torch.device
+    ir: Ir,
+    borrows_rows: bool,
+    together: bool,
+    costlier_branch: Mapping[Op, bool],
+    device: torch.device,
 ) -> Dict[str, int]:
     """Most bytes of device memory that are in use at a time on one replica, by phase.
 
     Args:
         borrows_rows: whether remote rows and stream slots take no device memory.
         together: count all replicas, as one process runs them.
-        dearer: for each conditional, whether its first branch is the one to run.
+        costlier_branch: for each conditional, whether its first branch is the one to run.
         device: whose fusions; it need not be there.
     """
 
     def stage(live: LiveBytes, index: int) -> Stage:
         return Stage(live, borrows_rows, index)
 
-    live, _ = rehearse(ir, stage, together, dearer, device)
+    live, _ = dry_run(ir, stage, together, costlier_branch, device)
     return live.peaks
 
 
-def rehearse(
+def dry_run(
     ir: Ir,
     make_stage: "Callable[[LiveBytes, int], Stage]",
     together: bool,
-    dearer: Mapping[Op, bool],
+    costlier_branch: Mapping[Op, bool],
     device: torch.device,
 ) -> "Tuple[LiveBytes, List[Stage]]":
     """Run a program on stages; returns the bytes that they counted, and the stages. Arguments as of
@@ -88,7 +92,7 @@ def rehearse(
     block = _shortened(_with_marks(ir, compiler.compile(ir, device).block))
     if (count := instrs_run(block)) > LONGEST:
         raise GraphError(
-            f"plan: got a program whose rehearsal runs {count} instructions, because of calls in "
+            f"plan: got a program whose dry run runs {count} instructions, because of calls in "
             f"calls; expected at most {LONGEST}. Plan a part of it."
         )
     rounds = bool(ir._pb_ir.getSessionOptions().enableStochasticRounding)
@@ -98,9 +102,9 @@ def rehearse(
         replicas = [
             make_stage(live, index) for index in range(ir.replication_factor if together else 1)
         ]
-        names = _props(generator, live, together, dearer)
+        names = _props(generator, live, together, costlier_branch)
         states = [_state(block) for _ in replicas]
-        text, filename = generator.source.text(), f"<rehearsal of popxl program {ir.id}>"
+        text, filename = generator.source.text(), f"<dry run of popxl program {ir.id}>"
         linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
         try:
             exec(compile(text, filename, "exec"), names)  # noqa: S102 - our own source
@@ -134,7 +138,7 @@ class Stage:
 
     def __init__(self, live: LiveBytes, borrows_rows: bool, index: int):
         self.bytes, self.borrows, self.index = live, borrows_rows, index
-        self.place = 0
+        self.rng_path = 0
         self.traffic = Traffic()
 
     def _received(self, shape: Tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -166,24 +170,24 @@ def on_meta_uncounted(shape: Tuple[int, ...], dtype: torch.dtype) -> torch.Tenso
         return torch.empty(shape, dtype=dtype, device="meta")
 
 
-class Rehearsed:
-    """Stands in for a `Meeting`: nobody else comes."""
+class DryRun:
+    """Stands in for a `CollectiveSite`: nobody else comes."""
 
-    def __init__(self, meeting: Meeting):
-        self.meeting = meeting
+    def __init__(self, site: CollectiveSite):
+        self.site = site
 
     def arrive(
         self, replica: Stage, operands: Sequence[torch.Tensor], combine: Any
     ) -> Iterator[torch.Tensor]:
         """What the collective gives: memory of its own, or for slices a view of the operand."""
-        op = self.meeting.op
+        op = self.site.op
         if READS.get(op.definition.name) == "own":
             (spec,) = (t.spec for t in op.outputs)
             return operands[0].reshape(-1)[: spec.nelms].view(spec.shape)  # type: ignore[return-value]
         results = tuple(empty(t.spec) for t in op.outputs)
         return results[0] if len(results) == 1 else results  # type: ignore[return-value]
 
-    give = arrive
+    donate = arrive
 
 
 def _run(mains: Sequence[Callable[..., Any]], are_generators: bool, together: bool) -> None:
@@ -206,7 +210,7 @@ def _run_alone(running: Any) -> None:
 
 
 def _props(
-    generator: Generator, live: LiveBytes, together: bool, dearer: Mapping[Op, bool]
+    generator: Generator, live: LiveBytes, together: bool, costlier_branch: Mapping[Op, bool]
 ) -> Dict[str, Any]:
     """The names that the source refers to, with what has memory or waits for others replaced."""
     printing = {
@@ -221,15 +225,15 @@ def _props(
     for name, value in generator.source.names.items():
         if isinstance(value, torch.Tensor):
             names[name] = on_meta(value)
-        elif isinstance(value, Meeting):
-            names[name] = value if together else Rehearsed(value)
+        elif isinstance(value, CollectiveSite):
+            names[name] = value if together else DryRun(value)
         elif callable(value) and value in printing:
             names[name] = _unprinted
         elif name.startswith("k_") and value not in transfers:
-            names[name] = Remembered(value, live)
+            names[name] = MemoizedKernel(value, live)
         else:
             names[name] = _to_meta if value is to_device else value
-    names["bool"] = _Truth(generator.source.instrs, dearer)
+    names["bool"] = _Truth(generator.source.instrs, costlier_branch)
     return names
 
 
@@ -242,17 +246,17 @@ def _to_meta(value: np.ndarray) -> torch.Tensor:
 
 
 class _Truth:
-    """What branches ask: a value on the host as it is, one on the device by the dearer branch."""
+    """What branches ask: a value on the host as it is; else the branch that costs more."""
 
-    def __init__(self, instrs: Dict[int, Instr], dearer: Mapping[Op, bool]):
-        self.instrs, self.dearer = instrs, dearer
+    def __init__(self, instrs: Dict[int, Instr], costlier_branch: Mapping[Op, bool]):
+        self.instrs, self.costlier_branch = instrs, costlier_branch
 
     def __call__(self, condition: Any) -> bool:
         if not isinstance(condition, torch.Tensor):
             return bool(condition)
         op = self.instrs[sys._getframe(1).f_lineno].source
         assert op is not None
-        return self.dearer[op]
+        return self.costlier_branch[op]
 
 
 def _with_marks(ir: Ir, program: Block) -> Block:
@@ -298,4 +302,4 @@ def _located(error: Exception, generator: Generator, filename: str) -> Exception
         if op is not None
         else "the program"
     )
-    return GraphError(f"plan: while rehearsing {where}: {error}")
+    return GraphError(f"plan: while dry-running {where}: {error}")

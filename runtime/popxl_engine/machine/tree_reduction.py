@@ -19,7 +19,7 @@ Node = Tuple[int, int]
 """Level, from the leaves up, and position in it."""
 
 
-class Folding:
+class TreeReduction:
     """One collective's operands, as far as they have come. Its length is their number.
 
     Args:
@@ -59,6 +59,6 @@ class Folding:
         return found
 
 
-def is_folded(operands: Sequence[torch.Tensor]) -> bool:
+def is_tree_reduced(operands: Sequence[torch.Tensor]) -> bool:
     """Whether an operand is large enough."""
     return operands[0].nbytes >= FOLDED_BYTES

@@ -11,8 +11,8 @@ import pytest
 from popxl.errors import RemoteMemoryError
 from popxl.extensions import file_traffic, keep_remote_memory_in_files, limit_device_memory
 from popxl_engine.machine.device import Processor
-from popxl_engine.machine.tier import sharing
-from test_tier_sessions import ENTRIES, program
+from popxl_engine.machine.paging import budget as budgets
+from test_paging_sessions import ENTRIES, program
 
 LIMIT = 80_000
 KINDS = pytest.mark.parametrize("kind", ["files", "device"])
@@ -22,7 +22,7 @@ KINDS = pytest.mark.parametrize("kind", ["files", "device"])
 def nobody_else(monkeypatch):
     """Sessions that other tests left are not asked to make room."""
     gc.collect()
-    monkeypatch.setattr(sharing, "BUDGETS", {})
+    monkeypatch.setattr(budgets, "BUDGETS", {})
 
 
 class Taken:
@@ -130,7 +130,7 @@ def test_sessions_for_which_there_is_room_together_keep_their_rows_in_memory(kin
     assert [file_traffic(session).written_bytes for session, _ in sessions] == [0, 0]
     assert all(session._engine.machine.caches[0].traffic.reads == 0 for session, _ in sessions)
     assert not any(
-        m.is_parked for b in sharing.BUDGETS.values() for s in b._alive() for m in s.memories
+        m.is_parked for b in budgets.BUDGETS.values() for s in b._alive() for m in s.memories
     )
 
 
@@ -171,7 +171,7 @@ def test_a_session_that_is_gone_is_asked_for_nothing(tmp_path):
     assert gone() is None
     other, others = limited("files", tmp_path)
     run_and_read(other, others, 1)
-    (budget,) = sharing.BUDGETS.values()
+    (budget,) = budgets.BUDGETS.values()
     assert len(budget._alive()) == 1
 
 

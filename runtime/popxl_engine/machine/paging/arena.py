@@ -18,7 +18,7 @@ Window = Tuple[int, int]
 
 @dataclass
 class Extent:
-    """A stretch of the arena: of a row, or free."""
+    """A segment of the arena: of a row, or free."""
 
     start: int
     size: int
@@ -44,13 +44,13 @@ class Arena:
         self.extents: List[Extent] = [Extent(0, nbytes, after=until_now(device))]
 
     def find(
-        self, size: int, worth: Callable[[Any], Optional[float]], above: float
+        self, size: int, eviction_priority: Callable[[Any], Optional[float]], above: float
     ) -> Optional[Window]:
         """The neighbouring extents that together hold ``size`` bytes and are missed least.
 
         Args:
-            worth: of a row: the higher, the less it is missed; None where it must stay.
-            above: what no worth may fall to. Free extents are missed least of all.
+            eviction_priority: of a row: the higher, the less it is missed; None where it must stay.
+            above: what no eviction_priority may fall to. Free extents are missed least of all.
         Returns:
             None where there are none. What is large for the arena takes free memory, or goes to the
             arena's beginning or beside something as large, if it can, so that such rows leave room
@@ -63,7 +63,7 @@ class Arena:
         """
         left = total = 0
         for right, extent in enumerate(self.extents):
-            value = NEVER if extent.row is None else worth(extent.row)
+            value = NEVER if extent.row is None else eviction_priority(extent.row)
             if value is None or value <= above:
                 left, total = right + 1, 0
                 lowest.clear()
