@@ -23,7 +23,7 @@ from popxl import Graph, Tensor, TensorByRef, TensorSpec, ops
 from popxl_addons.named_tensors import NamedTensors
 
 from config import Config, exit_on_user_error
-from execution import benchmark, phases
+from execution import phases
 from execution.batch_serialisation import Connections
 from execution.graphs import TrainingStep
 from execution.layer_graphs import (
@@ -34,6 +34,7 @@ from execution.layer_graphs import (
     words_spec,
 )
 from execution.overflow import LOSS_SCALE_INDEX, count_step, counters, make_counters
+from execution.reports.benchmark.report import main
 from execution.transfers import Load, first_row, selected
 from execution.variables import fresh_weights, make_variables, write_whole_weights
 from modelling import Layout
@@ -265,4 +266,4 @@ def optimizer_step(
 
 if __name__ == "__main__":
     with exit_on_user_error():
-        benchmark.main(pretraining, training_program, sys.argv[1:])
+        main(pretraining, training_program, sys.argv[1:])
