@@ -183,9 +183,7 @@ def optimizer_step(
     norm_sq = run.per_layer_backwards(phases.decoder_bwd_phase, norm_sq)
     norm, finite = run.once(phases.embedding_bwd_phase, norm_sq, rate, scale, embedding)
     run.once(phases.head_optim_phase, TrainState(rate, norm, finite, scale, head))
-    pending = TrainState(
-        rate, norm, finite, scale, decoder
-    ).tensors()  # decoder_optim_phase, lazily
+    pending = TrainState(rate, norm, finite, scale, decoder).tensors()  # decoder_optim: lazy
 
     finish_step(step, kept, norm, finite, scale)
     return pending
