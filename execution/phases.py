@@ -39,22 +39,22 @@ def head_phase(step: TrainingStep, loss_scale: LossScale) -> Tensor:
     the squared norm.
     """
     gradients = _run_gradient(step.head, first_row(), loss_scale)
-    norm_sq = step.head.grad_norm_sq(gradients)
+    grad_norm_sq = step.head.grad_norm_sq(gradients)
     step.head.grad_store(gradients, first_row())
-    return norm_sq
+    return grad_norm_sq
 
 
-def decoder_bwd_phase(step: TrainingStep, n: Tensor, norm_sq: Tensor) -> Tuple[Tensor, Tensor]:
+def decoder_bwd_phase(step: TrainingStep, n: Tensor, grad_norm_sq: Tensor) -> Tuple[Tensor, Tensor]:
     """Layer n backward: row n + 1 of `dx` to row n. Returns n - 1 and the squared norm so far."""
     gradients = _run_gradient(step.decoder, n)
-    norm_sq = norm_sq + step.decoder.grad_norm_sq(gradients)
+    grad_norm_sq = grad_norm_sq + step.decoder.grad_norm_sq(gradients)
     step.decoder.grad_store(gradients, n)
-    return n - 1, norm_sq
+    return n - 1, grad_norm_sq
 
 
 def embedding_bwd_phase(
     step: TrainingStep,
-    norm_sq: Tensor,
+    grad_norm_sq: Tensor,
     learning_rate: Tensor,
     loss_scale: LossScale,
     rounding: Rounding,
@@ -67,10 +67,12 @@ def embedding_bwd_phase(
     row = first_row()
     gradients = with_tied_gradient(step, _run_gradient(step.embedding, row), row)
     step.embedding.grad_store(gradients, row)
-    norm_sq = norm_sq + step.embedding.grad_norm_sq(gradients)
+    grad_norm_sq = grad_norm_sq + step.embedding.grad_norm_sq(gradients)
     if step.layout.everyone.group_size > 1:
-        norm_sq = ops.collectives.replicated_all_reduce(norm_sq, group=step.layout.everyone)
-    norm = ops.sqrt(norm_sq)
+        grad_norm_sq = ops.collectives.replicated_all_reduce(
+            grad_norm_sq, group=step.layout.everyone
+        )
+    norm = ops.sqrt(grad_norm_sq)
     if isinstance(loss_scale, Tensor):  # a constant is divided out of each gradient's part
         norm = norm / loss_scale
     is_finite = ops.isfinite(norm)

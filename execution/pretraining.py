@@ -179,9 +179,9 @@ def optimizer_step(
 
     seed = run.once(phases.embedding_fwd_phase, kept.seed)
     run_decoder_fwd(run, seed, pending)
-    norm_sq = run.once(phases.head_phase, scale)
-    norm_sq = run.per_layer_backwards(phases.decoder_bwd_phase, norm_sq)
-    norm, finite = run.once(phases.embedding_bwd_phase, norm_sq, rate, scale, embedding)
+    grad_norm_sq = run.once(phases.head_phase, scale)
+    grad_norm_sq = run.per_layer_backwards(phases.decoder_bwd_phase, grad_norm_sq)
+    norm, finite = run.once(phases.embedding_bwd_phase, grad_norm_sq, rate, scale, embedding)
     run.once(phases.head_optim_phase, TrainState(rate, norm, finite, scale, head))
     pending = TrainState(rate, norm, finite, scale, decoder).tensors()  # decoder_optim: lazy
 
