@@ -49,9 +49,10 @@ from execution.checkpoint import SavedRun
 from execution.instances import check_instances
 from execution.memory import check_memory
 from execution.metrics import read_metrics
-from execution.planning import PlanOptions, plan_and_show
 from execution.pretraining import training_program
-from execution.profiling import step_profiler
+from execution.reports.options import PlanOptions
+from execution.reports.plan.report import plan_and_show
+from execution.reports.profile.report import step_profiler
 from utils.runtime import gather, remote_memory_errors_are_user_errors
 from utils.units import si
 

@@ -24,7 +24,7 @@ from execution.inference import evaluate, evaluation
 from execution.metrics import MetricsFile
 from execution.overflow import FLOOR, Skipped, name_the_first
 from execution.pretraining import pretraining
-from execution.profiling import StepProfiler
+from execution.reports.profile.report import StepProfiler
 from execution.variables import copy_weights
 from utils.runtime import gather
 

@@ -17,7 +17,7 @@ Stores = Dict[Tensor, addons.RemoteHandle]
 
 
 @dataclass(frozen=True, eq=False)
-class Connections:
+class LayerIO:
     """What the plans' names stand for: host streams, and buffers for activations between layers."""
 
     inputs: addons.InputStreams
@@ -39,10 +39,8 @@ class Connections:
         steps: int,
         io_mode: IoMode,
         shard_group: Optional[ReplicaGrouping] = None,
-    ) -> "Connections":
-        """Connections with one buffer per name; the transforms enlarge them to the rows that the
-        plans reach.
-        """
+    ) -> "LayerIO":
+        """One buffer per name; the transforms enlarge them to the rows that the plans reach."""
         row = activation if shard_group is None else shard_spec(activation, shard_group)
         buffers = {name: addons.create_remote_buffer(row, steps) for name in names}
         return cls(inputs, outputs, buffers, shard_group, steps, io_mode)
@@ -53,20 +51,20 @@ class Connections:
 
 
 def serialise(
-    graph: addons.GraphWithNamedArgs, plan: LayerPlan, connections: Connections
+    graph: addons.GraphWithNamedArgs, plan: LayerPlan, io: LayerIO
 ) -> addons.GraphWithNamedArgs:
     """The graph over all micro-batches, with inputs (n, [seed], named arguments) and no outputs."""
-    loads, seed = _loads(graph.graph, plan, connections)
-    streams, buffers = _stores(graph.graph, plan, connections)
+    loads, seed = _loads(graph.graph, plan, io)
+    streams, buffers = _stores(graph.graph, plan, io)
     return addons.batch_serialise(
         graph,
-        connections.steps,
+        io.steps,
         load_handles=loads,
         store_streams=streams,
         store_buffers=buffers,
         seed_input=seed,
         rows=plan.layers,
-        io_mode=connections.io_mode,
+        io_mode=io.io_mode,
     ).graph
 
 
@@ -74,39 +72,35 @@ def serialise_with_gradient(
     fwd: addons.GraphWithNamedArgs,
     grad: addons.GraphWithNamedArgs,
     plan: LayerPlan,
-    connections: Connections,
+    io: LayerIO,
 ) -> Tuple[addons.GraphWithNamedArgs, addons.GraphWithNamedArgs]:
     """Forward and gradient graph over all micro-batches.
 
     What the gradient needs of the forward pass is loaded again where it came from a buffer, and
     kept otherwise.
     """
-    loads, seed = _loads(fwd.graph, plan, connections)
-    streams, buffers = _stores(fwd.graph, plan, connections)
+    loads, seed = _loads(fwd.graph, plan, io)
+    streams, buffers = _stores(fwd.graph, plan, io)
     provided = grad.graph.inputs[: len(plan.gradient_inputs)]
-    loads.update({t: connections.rows(place) for t, place in zip(provided, plan.gradient_inputs)})
+    loads.update({t: io.rows(place) for t, place in zip(provided, plan.gradient_inputs)})
     required = grad.graph.outputs[: len(plan.gradient_outputs)]
-    buffers.update(
-        {t: connections.rows(place) for t, place in zip(required, plan.gradient_outputs)}
-    )
+    buffers.update({t: io.rows(place) for t, place in zip(required, plan.gradient_outputs)})
     fwd_result, grad_result = addons.batch_serialise_fwd_and_grad(
         fwd,
         grad,
         fwd.args,
-        connections.steps,
+        io.steps,
         load_handles=loads,
         store_streams=streams,
         store_buffers=buffers,
         seed_input=seed,
         rows=plan.layers,
-        io_mode=connections.io_mode,
+        io_mode=io.io_mode,
     )
     return fwd_result.graph, grad_result.graph
 
 
-def _loads(
-    graph: popxl.Graph, plan: LayerPlan, connections: Connections
-) -> Tuple[Loads, Optional[Tensor]]:
+def _loads(graph: popxl.Graph, plan: LayerPlan, io: LayerIO) -> Tuple[Loads, Optional[Tensor]]:
     """Where the inputs come from, and the input that is the seed."""
     loads: Loads = {}
     seed = None
@@ -114,24 +108,16 @@ def _loads(
         if isinstance(place, Seed):
             seed = t
         else:
-            loads[t] = (
-                connections.inputs[place.name]
-                if isinstance(place, FromStream)
-                else connections.rows(place)
-            )
+            loads[t] = io.inputs[place.name] if isinstance(place, FromStream) else io.rows(place)
     return loads, seed
 
 
-def _stores(
-    graph: popxl.Graph, plan: LayerPlan, connections: Connections
-) -> Tuple[Streams, Stores]:
+def _stores(graph: popxl.Graph, plan: LayerPlan, io: LayerIO) -> Tuple[Streams, Stores]:
     """Where the outputs go: to the host, or to buffers."""
     places = dict(zip(graph.outputs, plan.outputs))
     streams = {
-        t: connections.outputs[place.name]
-        for t, place in places.items()
-        if isinstance(place, ToStream)
+        t: io.outputs[place.name] for t, place in places.items() if isinstance(place, ToStream)
     }
     return streams, {
-        t: connections.rows(place) for t, place in places.items() if isinstance(place, ToBuffer)
+        t: io.rows(place) for t, place in places.items() if isinstance(place, ToBuffer)
     }

@@ -1,9 +1,12 @@
-"""`Graphs`: one kind of layer's part of the step. Layers of a kind share graphs; row n of a buffer
-is layer n's.
+"""The graphs of each kind of layer, and what the phases of a program are given.
+
+Layers of a kind share graphs; row n of a buffer is layer n's. Training and inference have records
+of their own: a layer in training has gradients and an optimizer, a layer in inference has weights
+and a forward pass.
 """
 
 from dataclasses import dataclass
-from typing import Mapping, Optional
+from typing import Mapping
 
 import popxl_addons as addons
 from popxl import Tensor
@@ -12,8 +15,9 @@ from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
 from config import Config
-from execution.batch_serialisation import Connections
-from execution.optimizer import Optimizer, sum_of_squares
+from execution.batch_serialisation import LayerIO
+from execution.optimizer import Optimizer, grad_norm_sq
+from execution.train_state import TrainState
 from execution.transfers import Gather, Load, Reduce, Row, Store
 from modelling import Layout, Table
 
@@ -33,53 +37,49 @@ class Weights:
 
 
 @dataclass(frozen=True, eq=False)
-class Update:
-    """What a trained layer has beside its weights: gradients, optimizer, and their transfers.
+class Gradients:
+    """A layer's gradients: where they are summed, and where they wait for the update."""
+
+    accumulators: NamedVariableFactories
+    """Sums over micro-batches (`accum.<name>`) and their counter, for everything that the layer's
+    graphs name.
+    """
+    buffers: NamedRemoteBuffers
+    """A buffer for each gradient, tied weights included; none where the gradient never leaves the
+    phase.
+    """
+    reduce: Reduce
+    store: Store
+    loads: Mapping[str, Load]
+    """For each of the layer's own parameters."""
+
+
+@dataclass(frozen=True, eq=False)
+class OptimizerState:
+    """A layer's optimizer and its state.
 
     An update takes one parameter after the other, so that no more than the largest one's state is
     there at a time.
     """
 
-    accumulators: NamedVariableFactories
-    """Gradient accumulators (`accum.<name>`) and their counter, for everything that the layer's
-    graphs name.
-    """
-    gradients: NamedRemoteBuffers
-    """A buffer for each gradient, tied weights included; none where the gradient never leaves the
-    phase.
-    """
-    state: NamedRemoteBuffers
-    """A buffer for each tensor of the optimizer's state."""
     optimizer: Optimizer
-    reduce: Reduce
-    gradient_store: Store
-    gradient_loads: Mapping[str, Load]
-    """For each of the layer's own parameters."""
+    buffers: NamedRemoteBuffers
+    """A buffer for each tensor of the state."""
     loads: Mapping[str, Load]
-    """For each: its `weight`, and the optimizer's `state` of it."""
+    """For each parameter: its `weight`, and the optimizer's `state` of it."""
     stores: Mapping[str, Store]
     """For each: the same."""
 
 
-@dataclass(frozen=True, eq=False)
-class Graphs:
-    """One kind of layer's part of the step."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LayerGraphs:
+    """What a kind of layer has in every program."""
 
-    config: Config
-    layout: Layout
     table: Table
     """The layer's own parameters."""
     rows: int
     """Layers of this kind."""
     weights: Weights
-    fwd: Optional[addons.GraphWithNamedArgs] = None
-    """Forward pass over all micro-batches; the head in training has none by itself."""
-    grad: Optional[addons.GraphWithNamedArgs] = None
-    """Adds the gradients of all micro-batches to accumulators; the head's does its forward pass
-    too.
-    """
-    update: Optional[Update] = None
-    """None in a program that only runs forward."""
 
     def fwd_load(self, row: Row) -> NamedTensors:
         """Shards of a layer's weights."""
@@ -89,65 +89,98 @@ class Graphs:
         """Whole weights from their shards."""
         return self.weights.gather(shards)
 
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class InferenceGraphs(LayerGraphs):
+    """A kind of layer in a program that only runs forward."""
+
+    fwd: addons.GraphWithNamedArgs
+    """Forward pass over all micro-batches."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainingGraphs(LayerGraphs):
+    """A kind of layer in training: backward pass and update. Of the head, this is all."""
+
+    config: Config
+    layout: Layout
+    grad: addons.GraphWithNamedArgs
+    """Adds the gradients of all micro-batches to accumulators; the head's does its forward pass
+    too.
+    """
+    gradients: Gradients
+    optimizer_state: OptimizerState
+
     def grad_zeros(self) -> NamedTensors:
         """Fresh accumulators and their counter."""
-        return self.trained.accumulators.init_zero()
+        return self.gradients.accumulators.init_zero()
 
     def grad_reduce(self, accumulators: NamedTensors) -> NamedTensors:
         """Means over the data-parallel replicas, as shards, by parameter."""
-        return self.trained.reduce(accumulators)
+        return self.gradients.reduce(accumulators)
 
-    def grad_squares(self, gradients: NamedTensors) -> Tensor:
+    def grad_norm_sq(self, gradients: NamedTensors) -> Tensor:
         """This replica's part of the layer's own squared gradient norm."""
-        return sum_of_squares(self.table, gradients, self.layout, self.config.training)
+        return grad_norm_sq(self.table, gradients, self.layout, self.config.training)
 
     def grad_store(self, gradients: NamedTensors, row: Row) -> None:
-        """Put reduced gradients away until the update."""
-        self.trained.gradient_store(gradients, row)
+        """Store reduced gradients until the update."""
+        self.gradients.store(gradients, row)
 
     def grad_load(self, name: str, row: Row) -> Tensor:
         """The reduced gradient of one of the layer's own parameters."""
-        return self.trained.gradient_loads[name](row)[name]
+        return self.gradients.loads[name](row)[name]
 
     def optim_fwd_load(self, name: str, row: Row) -> NamedTensors:
         """A parameter's `weight`, a shard, and the optimizer's `state` of it."""
-        return self.trained.loads[name](row)
+        return self.optimizer_state.loads[name](row)
 
     def optim_fwd_store(self, name: str, tensors: NamedTensors, row: Row) -> None:
-        """Put both back."""
-        self.trained.stores[name](tensors, row)
+        """Store both."""
+        self.optimizer_state.stores[name](tensors, row)
 
     def optimize(
-        self,
-        name: str,
-        tensors: NamedTensors,
-        gradient: Tensor,
-        learning_rate: Tensor,
-        norm: Tensor,
-        is_finite: Tensor,
-        scale: Optional[Tensor],
+        self, name: str, tensors: NamedTensors, gradient: Tensor, state: TrainState
     ) -> None:
-        """Change a parameter's weight and state in place, where the norm is finite."""
-        self.trained.optimizer(
-            name, tensors.weight, gradient, tensors.state, learning_rate, norm, is_finite, scale
-        )
+        """Change a parameter's weight and the optimizer's state of it in place, where the norm is
+        finite.
+        """
+        self.optimizer_state.optimizer(name, tensors.weight, gradient, tensors.state, state)
 
-    @property
-    def trained(self) -> Update:
-        """What only a trained layer has."""
-        assert self.update is not None, "forward-only graphs have no update"
-        return self.update
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TwoPassGraphs(TrainingGraphs):
+    """A kind of layer in training whose forward pass is a phase of its own: embedding, decoder."""
+
+    fwd: addons.GraphWithNamedArgs
+    """Forward pass over all micro-batches."""
+
+    @classmethod
+    def of(cls, graphs: TrainingGraphs, fwd: addons.GraphWithNamedArgs) -> "TwoPassGraphs":
+        """Those of the backward pass and the update, with a forward pass."""
+        return cls(**vars(graphs), fwd=fwd)
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingStep:
-    """All that the phases of a step need."""
+    """All that the phases of a training step need."""
 
     config: Config
     layout: Layout
-    connections: Connections
-    embedding: Graphs
-    decoder: Graphs
-    head: Graphs
-    tied_load: Optional[Load] = None
-    """Loads the head's gradient of the tied word embedding; none without gradients."""
+    io: LayerIO
+    embedding: TwoPassGraphs
+    decoder: TwoPassGraphs
+    head: TrainingGraphs
+    tied_load: Load
+    """Loads the head's gradient of the tied word embedding."""
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardPass:
+    """All that the phases of a program that only runs forward need."""
+
+    config: Config
+    io: LayerIO
+    embedding: InferenceGraphs
+    decoder: InferenceGraphs
+    head: InferenceGraphs

@@ -10,16 +10,17 @@ import dataclasses
 import numpy as np
 import popxl
 import popxl_addons as addons
-from popxl import ops
+from popxl import Tensor
 
 from config import Config
-from execution import phases
-from execution.batch_serialisation import Connections
-from execution.graphs import TrainingStep
+from execution.batch_serialisation import LayerIO
+from execution.graphs import ForwardPass, InferenceGraphs
 from execution.host import all_replicas, own_samples, token_array
 from execution.layer_graphs import activation_spec, fwd_graphs, words_spec
+from execution.phase_graphs import PhaseGraphs
 from execution.pretraining import make_ir
-from execution.variables import make_variables
+from execution.transfers import first_row
+from execution.variables import make_weights
 from modelling import Layout, model_table
 from modelling.head import TIED
 from utils.runtime import session_device
@@ -124,7 +125,7 @@ def _session(
     ir = make_ir(config)
     with ir.main_graph:
         layout = Layout.of(ir, config.execution)
-        connections = Connections.make(
+        io = LayerIO.make(
             addons.InputStreams(**inputs),
             addons.OutputStreams(**outputs),
             activation_spec(config),
@@ -133,17 +134,34 @@ def _session(
             config.execution.io_mode,
             layout.tp1 if config.execution.replicated_tensor_sharding else None,
         )
-        step = TrainingStep(
-            config, layout, connections, *fwd_graphs(config, layout, connections, rows)
-        )
-        state = make_variables(step, "evaluation" if rows is None else "generation")
+        step = ForwardPass(config, io, *fwd_graphs(config, layout, io, rows))
+        state = make_weights(step, "evaluation" if rows is None else "generation")
+        run = PhaseGraphs(step, config.model.layers)
         with popxl.in_sequence(True):
-            zero = popxl.constant(0, popxl.int32, "first_layer")
-            ops.call(ir.create_graph(phases.embedding_fwd_phase, step))
-            ops.repeat(
-                ir.create_graph(phases.decoder_fwd_phase, step, zero), config.model.layers, zero
-            )
-            ops.call(ir.create_graph(phases.head_fwd_phase, step))
+            run.once(embedding_fwd_phase)
+            run.per_layer(decoder_fwd_phase)
+            run.once(head_fwd_phase)
     ir.num_host_transfers = config.runs_per_phase
     device = session_device(config.execution.device)
-    return addons.TaskSession(connections.inputs, connections.outputs, state, 1, ir, device)
+    return addons.TaskSession(io.inputs, io.outputs, state, 1, ir, device)
+
+
+def embedding_fwd_phase(step: ForwardPass) -> None:
+    """Words to row 0 of `x`."""
+    _run_forward(step.embedding, first_row())
+
+
+def decoder_fwd_phase(step: ForwardPass, n: Tensor) -> Tensor:
+    """Layer n: row n of `x` to row n + 1. Returns n + 1."""
+    _run_forward(step.decoder, n)
+    return n + 1
+
+
+def head_fwd_phase(step: ForwardPass) -> None:
+    """The last row of `x` to the loss or the logits."""
+    _run_forward(step.head, first_row())
+
+
+def _run_forward(graphs: InferenceGraphs, row: Tensor) -> None:
+    """Run a layer forward."""
+    graphs.fwd.bind(graphs.fwd_all_gather(graphs.fwd_load(row))).call(row)

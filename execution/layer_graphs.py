@@ -1,5 +1,5 @@
-"""Building `Graphs`: layers traced, differentiated, run over micro-batches, and given their buffers
-and transfers.
+"""Building the graphs of layers: traced, differentiated, run over micro-batches, and given their
+buffers and transfers.
 """
 
 from typing import Mapping, Optional, Tuple
@@ -15,8 +15,16 @@ from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
 from config import Config
-from execution.batch_serialisation import Connections, serialise, serialise_with_gradient
-from execution.graphs import Graphs, Update, Weights
+from execution.batch_serialisation import LayerIO, serialise, serialise_with_gradient
+from execution.graphs import (
+    Gradients,
+    InferenceGraphs,
+    LayerGraphs,
+    OptimizerState,
+    TrainingGraphs,
+    TwoPassGraphs,
+    Weights,
+)
 from execution.layer_plan import (
     decoder_plan,
     embedding_plan,
@@ -56,19 +64,20 @@ def _tokens(config: Config) -> int:
     )
 
 
-def embedding_graphs(config: Config, layout: Layout, connections: Connections) -> Graphs:
+def embedding_graphs(config: Config, layout: Layout, io: LayerIO) -> TwoPassGraphs:
     """The embedding's part of a training step. Its gradient needs nothing that would be worth
     computing again.
     """
     layer = Embedding(config.model, layout)
     factories, fwd = layer.create_graph(words_spec(config), seed_spec(config.execution.widening))
     accumulators, grad = _gradient(fwd, factories, layer, required=0)
-    fwd_all, grad_all = serialise_with_gradient(fwd, grad, embedding_plan(), connections)
+    fwd_all, grad_all = serialise_with_gradient(fwd, grad, embedding_plan(), io)
     table = Embedding.parameters(config.model)
-    return _training_graphs(config, layout, table, 1, factories, fwd_all, accumulators, grad_all)
+    graphs = _training_graphs(config, layout, table, 1, factories, accumulators, grad_all)
+    return TwoPassGraphs.of(graphs, fwd_all)
 
 
-def decoder_graphs(config: Config, layout: Layout, connections: Connections) -> Graphs:
+def decoder_graphs(config: Config, layout: Layout, io: LayerIO) -> TwoPassGraphs:
     """The decoder blocks' part of a training step."""
     layers = config.model.layers
     layer = DecoderBlock(config.model, layout)
@@ -81,16 +90,15 @@ def decoder_graphs(config: Config, layout: Layout, connections: Connections) -> 
     accumulators, grad = _gradient(fwd, factories, layer, required=1, gradients=again)
     if config.execution.recomputation:
         grad = addons.recompute_graph(grad)
-    fwd_all, grad_all = serialise_with_gradient(fwd, grad, decoder_plan(layers), connections)
+    fwd_all, grad_all = serialise_with_gradient(fwd, grad, decoder_plan(layers), io)
     table = DecoderBlock.parameters(config.model)
-    return _training_graphs(
-        config, layout, table, layers, factories, fwd_all, accumulators, grad_all
-    )
+    graphs = _training_graphs(config, layout, table, layers, factories, accumulators, grad_all)
+    return TwoPassGraphs.of(graphs, fwd_all)
 
 
 def head_graphs(
-    config: Config, layout: Layout, connections: Connections, embedding: Graphs
-) -> Graphs:
+    config: Config, layout: Layout, io: LayerIO, embedding: TrainingGraphs
+) -> TrainingGraphs:
     """The head's part of a training step: forward and backward pass in one graph."""
     head = LossHead(config.model, layout)
     scaling = None if config.training.is_scaled_by_program else config.training.fixed_scale
@@ -102,11 +110,11 @@ def head_graphs(
     if scaling is None:
         args.insert(LOSS_SCALE, both.args[LOSS_SCALE])
     graph = serialise(
-        addons.GraphWithNamedArgs(both.graph, args), head_plan(config.model.layers), connections
+        addons.GraphWithNamedArgs(both.graph, args), head_plan(config.model.layers), io
     )
     table = Head.parameters(config.model)
     return _training_graphs(
-        config, layout, table, 1, factories.fwd, None, factories.grad, graph, tied_to=embedding
+        config, layout, table, 1, factories.fwd, factories.grad, graph, tied_to=embedding
     )
 
 
@@ -137,8 +145,8 @@ class HeadStep(addons.Module):
 
 
 def fwd_graphs(
-    config: Config, layout: Layout, connections: Connections, rows: Optional[int]
-) -> Tuple[Graphs, Graphs, Graphs]:
+    config: Config, layout: Layout, io: LayerIO, rows: Optional[int]
+) -> Tuple[InferenceGraphs, InferenceGraphs, InferenceGraphs]:
     """Embedding, decoder and head of a program that only runs forward, without dropout.
 
     Args:
@@ -158,13 +166,13 @@ def fwd_graphs(
     inputs = ((words_spec(config),), (activation_spec(config),), (activation_spec(config), labels))
     head = loss_plan(model.layers) if rows is None else logits_plan(model.layers)
     plans = (without_seed(embedding_plan()), without_seed(decoder_plan(model.layers)), head)
-    result: "list[Graphs]" = []
+    result: "list[InferenceGraphs]" = []
     for (layer, table, count), specs, plan in zip(layers, inputs, plans):
         factories, fwd = layer.create_graph(*specs)
         tied_to = result[0] if TIED in factories and result else None
         weights = _weights(config, layout, factories, count, tied_to)
         result.append(
-            Graphs(config, layout, table, count, weights, fwd=serialise(fwd, plan, connections))
+            InferenceGraphs(table=table, rows=count, weights=weights, fwd=serialise(fwd, plan, io))
         )
     return result[0], result[1], result[2]
 
@@ -198,7 +206,7 @@ def _weights(
     layout: Layout,
     factories: NamedVariableFactories,
     rows: int,
-    tied_to: Optional[Graphs],
+    tied_to: Optional[LayerGraphs],
 ) -> Weights:
     groups = _shard_groups(config, layout, factories)
     own = factories.copy()
@@ -217,40 +225,46 @@ def _training_graphs(
     table: Table,
     rows: int,
     factories: NamedVariableFactories,
-    fwd: Optional[addons.GraphWithNamedArgs],
     accumulators: NamedVariableFactories,
     grad: addons.GraphWithNamedArgs,
-    tied_to: Optional[Graphs] = None,
-) -> Graphs:
+    tied_to: Optional[TrainingGraphs] = None,
+) -> TrainingGraphs:
     weights = _weights(config, layout, factories, rows, tied_to)
     groups = _shard_groups(config, layout, accumulators.accum)
     own_sums = accumulators.accum.copy()
     if tied_to is not None:
         own_sums.pop(TIED)
-    gradients = _buffers(own_sums, rows, groups)
-    gradient_loads = {name: Load.of(selected(gradients, (name,)), rows) for name in table}
-    own = NamedTensors.pack(
-        list(table), [load.results[name] for name, load in gradient_loads.items()]
-    )
+    buffers = _buffers(own_sums, rows, groups)
+    loads = {name: Load.of(selected(buffers, (name,)), rows) for name in table}
+    own = NamedTensors.pack(list(table), [load.results[name] for name, load in loads.items()])
     optimizer = Optimizer.of(table, weights.load.results, own, layout, config.training)
     state = addons.named_variable_buffers(optimizer.factories, rows, False)
     updated = {
         name: NamedRemoteBuffers(weight=weights.buffers[name], state=state[name]) for name in table
     }
     if tied_to is not None:
-        gradients.insert(TIED, tied_to.trained.gradients[TIED], overwrite=True)
-    update = Update(
-        accumulators=accumulators,
-        gradients=gradients,
-        state=state,
-        optimizer=optimizer,
-        reduce=Reduce.of(grad.args.accum, groups, layout.dp),
-        gradient_store=Store.of(gradients, rows),
-        gradient_loads=gradient_loads,
-        loads={name: Load.of(buffers, rows) for name, buffers in updated.items()},
-        stores={name: Store.of(buffers, rows) for name, buffers in updated.items()},
+        buffers.insert(TIED, tied_to.gradients.buffers[TIED], overwrite=True)
+    return TrainingGraphs(
+        table=table,
+        rows=rows,
+        weights=weights,
+        config=config,
+        layout=layout,
+        grad=grad,
+        gradients=Gradients(
+            accumulators,
+            buffers,
+            Reduce.of(grad.args.accum, groups, layout.dp),
+            Store.of(buffers, rows),
+            loads,
+        ),
+        optimizer_state=OptimizerState(
+            optimizer,
+            state,
+            {name: Load.of(both, rows) for name, both in updated.items()},
+            {name: Store.of(both, rows) for name, both in updated.items()},
+        ),
     )
-    return Graphs(config, layout, table, rows, weights, fwd, grad, update)
 
 
 def _shard_groups(

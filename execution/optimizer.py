@@ -6,7 +6,7 @@ changes, bit for bit.
 """
 
 from dataclasses import dataclass
-from typing import Dict, Optional
+from typing import Dict
 
 import popxl
 import popxl_addons as addons
@@ -17,6 +17,7 @@ from popxl_addons.optimizers.adam import AdamOptimizerStep
 from popxl_addons.variable_factory import NamedVariableFactories
 
 from config import Training
+from execution.train_state import TrainState
 from modelling import Layout, Table
 from utils.runtime import moment_options, update_condition
 
@@ -32,8 +33,6 @@ class Optimizer:
     factories: NamedVariableFactories
     """Optimizer state by parameter: moments and step."""
     is_clipped: bool
-    is_scaled: bool
-    """Whether the graphs have the loss scale as an input."""
     is_conditional: bool
     """Whether the graphs have the condition of an update as an input; plain PopXL's have not."""
 
@@ -73,47 +72,38 @@ class Optimizer:
             )
             graphs[name] = graph
             factories.insert(name, state, overwrite=True)
-        return cls(graphs, factories, bool(clip), training.is_scaled_by_program, bool(condition))
+        return cls(graphs, factories, bool(clip), bool(condition))
 
     def __call__(
         self,
         name: str,
         weight: Tensor,
         gradient: Tensor,
-        state: NamedTensors,
-        learning_rate: Tensor,
-        norm: Tensor,
-        is_finite: Tensor,
-        scale: Optional[Tensor] = None,
+        moments: NamedTensors,
+        state: TrainState,
     ) -> None:
-        """Change a parameter's weight and state in place, unless the norm is not finite.
+        """Change a parameter's weight, moments and step in place, unless the norm is not finite.
 
         Args:
             gradient: of the scaled loss.
-            norm: global L2 norm of all gradients, of the unscaled loss.
-            is_finite: whether the norm is, bool scalar.
-            scale: the loss scale, where the program finds it.
         """
-        assert (scale is not None) == self.is_scaled, (
-            "the scale is found by the program, or a constant"
-        )
-        scalars = [
-            learning_rate,
-            *([] if scale is None else [scale]),
-            *([norm] if self.is_clipped else []),
-        ]
-        graph = self.graphs[name].bind(state)
+        scalars = [state.learning_rate]
+        if isinstance(state.loss_scale, Tensor):
+            scalars.append(state.loss_scale)
+        if self.is_clipped:
+            scalars.append(state.grad_norm)
+        graph = self.graphs[name].bind(moments)
         if self.is_conditional:
-            graph.call(weight, gradient, *scalars, is_finite)
+            graph.call(weight, gradient, *scalars, state.is_finite)
             return
-        changed = (weight, *state.values_flat())
+        changed = (weight, *moments.values_flat())
         kept = [ops.identity(t) for t in changed]
         graph.call(weight, gradient, *scalars)
         for t, before in zip(changed, kept):
-            ops.var_updates.copy_var_update_(t, ops.where(is_finite, t, before))
+            ops.var_updates.copy_var_update_(t, ops.where(state.is_finite, t, before))
 
 
-def sum_of_squares(
+def grad_norm_sq(
     table: Table, gradients: NamedTensors, layout: Layout, training: Training
 ) -> Tensor:
     """This replica's part of the squared global norm, float32 scalar; the sum over all replicas is
@@ -122,11 +112,11 @@ def sum_of_squares(
     A fixed loss scale is divided out, one that the program finds is not. A parameter or shard that
     several replicas hold is counted once: each gives its share.
     """
-    total: Tensor = popxl.constant(0.0, popxl.float32, "squares")
+    total: Tensor = popxl.constant(0.0, popxl.float32, "grad_norm_sq")
     for name, parameter in table.items():
         t = gradients[name]
-        squares = grad_reduce_square_add(t, training.fixed_scale)
+        part = grad_reduce_square_add(t, training.fixed_scale)
         shards = -(-ops.multiply_tuple(t.meta_shape) // t.nelms) if t.meta_shape else 1
         copies = layout.holders(parameter).group_size // shards
-        total = total + (squares if copies == 1 else squares * (1.0 / copies))
+        total = total + (part if copies == 1 else part * (1.0 / copies))
     return total

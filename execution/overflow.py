@@ -8,7 +8,7 @@ row double it.
 # No `from __future__ import annotations`: annotations of graph functions are read at run time.
 
 from dataclasses import dataclass
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import popdist
@@ -32,7 +32,6 @@ skipped.
 SEEDS = ("seed", "rounding_seed")
 """Variables of the state that every step adds one to."""
 COUNTED = (*COUNTERS, *SCALING)
-LOSS_SCALE_INDEX = COUNTED.index("loss_scale")
 INITIAL, FLOOR, CEILING = 2.0**16, 1.0, 2.0**24
 """Loss scales, powers of two, so that no gradient's digits change. With the largest, squares of
 gradients up to 1e12 are numbers of float32."""
@@ -43,14 +42,17 @@ def counters(training: Training) -> Tuple[str, ...]:
     return COUNTED if training.is_scaled_by_program else COUNTERS
 
 
-def make_counters(training: Training, state: NamedTensors) -> List[Tensor]:
-    """The counters, put into the state's tree. Call it in the main graph."""
-    found: List[Tensor] = []
+def seeds(training: Training) -> Tuple[str, ...]:
+    """Names of a program's seeds."""
+    return SEEDS if training.stochastic_rounding else SEEDS[:1]
+
+
+def make_counters(training: Training) -> NamedTensors:
+    """The counters as variables. Call it in the main graph."""
+    found = NamedTensors()
     for name in counters(training):
         value = read_count({}, name)
-        variable = popxl.variable(value, popxl.dtype.as_dtype(value.dtype), name)
-        state.insert(name, variable)
-        found.append(variable)
+        found.insert(name, popxl.variable(value, popxl.dtype.as_dtype(value.dtype), name))
     return found
 
 
@@ -71,17 +73,19 @@ def read_count(saved: Mapping[str, Any], name: str) -> np.ndarray:
     return np.array(count, np.int32)
 
 
-def count_step(
-    training: Training, is_finite: Tensor, skipped: Tensor, in_a_row: Tensor, *scaling: Tensor
-) -> None:
+def count_step(training: Training, is_finite: Tensor, counted: NamedTensors) -> None:
     """Count a step: as skipped where its norm is not finite, else, if the program scales, as a good
     one.
+
+    Args:
+        counted: the counters, by name.
     """
     is_skipped = ops.cast(ops.logical_not(is_finite), popxl.int32)
-    ops.add_(skipped, is_skipped)
+    in_a_row = counted.skipped_in_a_row
+    ops.add_(counted.skipped, is_skipped)
     ops.var_updates.copy_var_update_(in_a_row, (in_a_row + 1) * is_skipped)
-    if scaling:
-        _scale_next(training.loss_scaling_window, is_finite, *scaling)
+    if training.is_scaled_by_program:
+        _scale_next(training.loss_scaling_window, is_finite, counted.loss_scale, counted.good_steps)
 
 
 def _scale_next(window: int, is_finite: Tensor, loss_scale: Tensor, good_steps: Tensor) -> None:

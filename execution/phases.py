@@ -1,93 +1,83 @@
-"""The phases of a step: graphs that the main graph calls in order, each over all micro-batches of
-the global batch.
+"""The phases of a training step: graphs that the main graph calls in order, each over all
+micro-batches of the global batch.
 
 A phase loads its layer's weights, gathers them from their shards, uses them and drops them. `n` is
 the number of the layer, int32 scalar: phases of the decoder are repeated, and count it up or down.
+`state` in a phase's parameters are the tensors of a `TrainState`.
 """
 
 # No `from __future__ import annotations`: annotations of graph functions are read at run time.
 
-from typing import Optional, Tuple
+from typing import List, Optional, Tuple
 
 import popxl
 from popxl import Tensor, ops
 from popxl_addons.named_tensors import NamedTensors
 
-from execution.graphs import Graphs, TrainingStep
+from execution.graphs import TrainingGraphs, TrainingStep, TwoPassGraphs
 from execution.layer_graphs import LOSS_SCALE
+from execution.train_state import LossScale, Rounding, TrainState
 from execution.transfers import first_row
 from modelling.head import TIED
 from utils.runtime import round_from
 
 
-def embedding_fwd_phase(step: TrainingStep, seed: Optional[Tensor] = None) -> Tuple[Tensor, ...]:
-    """Words to row 0 of `x`. Returns the seed for the next phase, if there is one."""
+def embedding_fwd_phase(step: TrainingStep, seed: Tensor) -> Tensor:
+    """Words to row 0 of `x`. Returns the seed for the next phase."""
     return _run_forward(step.embedding, first_row(), seed)
 
 
-def decoder_fwd_phase(
-    step: TrainingStep, n: Tensor, seed: Optional[Tensor] = None
-) -> Tuple[Tensor, ...]:
-    """Layer n forward: row n of `x` to row n + 1. Returns n + 1 and the next seed, if there is
-    one.
-    """
-    return (n + 1, *_run_forward(step.decoder, n, seed))
+def decoder_fwd_phase(step: TrainingStep, n: Tensor, seed: Tensor) -> Tuple[Tensor, Tensor]:
+    """Layer n forward: row n of `x` to row n + 1. Returns n + 1 and the next seed."""
+    return n + 1, _run_forward(step.decoder, n, seed)
 
 
-def head_fwd_phase(step: TrainingStep) -> None:
-    """The last row of `x` to the loss or the logits, in a program that only runs forward."""
-    _run_forward(step.head, first_row(), None)
-
-
-def head_phase(step: TrainingStep, scale: Optional[Tensor] = None) -> Tensor:
+def head_phase(step: TrainingStep, loss_scale: LossScale) -> Tensor:
     """Head forward and backward: the last row of `x` to the loss and to the last row of `dx`.
 
     The gradient of the tied word embedding waits in its own buffer. Returns this replica's part of
     the squared norm.
-
-    Args:
-        scale: the loss scale, where the program finds it; so in all phases.
     """
-    gradients = _run_gradient(step.head, first_row(), scale)
-    squares = step.head.grad_squares(gradients)
+    gradients = _run_gradient(step.head, first_row(), loss_scale)
+    grad_norm_sq = step.head.grad_norm_sq(gradients)
     step.head.grad_store(gradients, first_row())
-    return squares
+    return grad_norm_sq
 
 
-def decoder_bwd_phase(step: TrainingStep, n: Tensor, squares: Tensor) -> Tuple[Tensor, Tensor]:
+def decoder_bwd_phase(step: TrainingStep, n: Tensor, grad_norm_sq: Tensor) -> Tuple[Tensor, Tensor]:
     """Layer n backward: row n + 1 of `dx` to row n. Returns n - 1 and the squared norm so far."""
     gradients = _run_gradient(step.decoder, n)
-    squares = squares + step.decoder.grad_squares(gradients)
+    grad_norm_sq = grad_norm_sq + step.decoder.grad_norm_sq(gradients)
     step.decoder.grad_store(gradients, n)
-    return n - 1, squares
+    return n - 1, grad_norm_sq
 
 
 def embedding_bwd_phase(
     step: TrainingStep,
-    squares: Tensor,
+    grad_norm_sq: Tensor,
     learning_rate: Tensor,
-    rounding: Optional[Tensor] = None,
-    scale: Optional[Tensor] = None,
+    loss_scale: LossScale,
+    rounding: Rounding,
 ) -> Tuple[Tensor, Tensor]:
     """Embedding backward, tied gradient added, global norm, and the embedding's update.
 
-    Args:
-        rounding: seed of the update's stochastic rounding, if there is any.
     Returns:
         The global L2 norm of all gradients, without the loss scaling, and whether it is finite.
     """
     row = first_row()
-    _round_from(rounding)
     gradients = with_tied_gradient(step, _run_gradient(step.embedding, row), row)
     step.embedding.grad_store(gradients, row)
-    squares = squares + step.embedding.grad_squares(gradients)
+    grad_norm_sq = grad_norm_sq + step.embedding.grad_norm_sq(gradients)
     if step.layout.everyone.group_size > 1:
-        squares = ops.collectives.replicated_all_reduce(squares, group=step.layout.everyone)
-    norm = ops.sqrt(squares)
-    if scale is not None:
-        norm = norm / scale
+        grad_norm_sq = ops.collectives.replicated_all_reduce(
+            grad_norm_sq, group=step.layout.everyone
+        )
+    norm = ops.sqrt(grad_norm_sq)
+    if isinstance(loss_scale, Tensor):  # a constant is divided out of each gradient's part
+        norm = norm / loss_scale
     is_finite = ops.isfinite(norm)
-    _update(step.embedding, row, learning_rate, norm, is_finite, scale, gradients)
+    state = TrainState(learning_rate, norm, is_finite, loss_scale, rounding)
+    _update(step.embedding, row, state, gradients)
     return norm, is_finite
 
 
@@ -95,7 +85,6 @@ def with_tied_gradient(step: TrainingStep, gradients: NamedTensors, row: Tensor)
     """Gradients with the word embedding's added to the head's, which waited in its buffer and goes
     back there.
     """
-    assert step.tied_load is not None, "a training step has a tied gradient"
     total = step.tied_load(row)[TIED]
     ops.add_(total, gradients[TIED])
     result = gradients.copy()
@@ -103,94 +92,58 @@ def with_tied_gradient(step: TrainingStep, gradients: NamedTensors, row: Tensor)
     return result
 
 
+def head_optim_phase(step: TrainingStep, state: List[Tensor]) -> None:
+    """The update of the head's own parameters; the word embedding's is done."""
+    _update(step.head, first_row(), TrainState.unpack(step.config.training, state))
+
+
+def decoder_optim_phase(step: TrainingStep, n: Tensor, state: List[Tensor]) -> Tuple[Tensor, ...]:
+    """Layer n's update. Returns n + 1 and the next seed for rounding, if there is one."""
+    own = TrainState.unpack(step.config.training, state)
+    _update(step.decoder, n, own)
+    return (n + 1, own.rounding + 1) if isinstance(own.rounding, Tensor) else (n + 1,)
+
+
 def decoder_optim_fwd_phase(
-    step: TrainingStep,
-    n: Tensor,
-    seed: Tensor,
-    rounding: Optional[Tensor],
-    learning_rate: Tensor,
-    norm: Tensor,
-    is_finite: Tensor,
-    scale: Optional[Tensor] = None,
+    step: TrainingStep, n: Tensor, seed: Tensor, state: List[Tensor]
 ) -> Tuple[Tensor, ...]:
     """Layer n's update by the gradients of the step before, and layer n forward. Returns n + 1 and
     the next seeds.
     """
-    n_next, *rounding_next = decoder_optim_phase(
-        step, n, rounding, learning_rate, norm, is_finite, scale
-    )
-    return (n_next, *_run_forward(step.decoder, n, seed), *rounding_next)
+    n_next, *rounding = decoder_optim_phase(step, n, state)
+    return (n_next, _run_forward(step.decoder, n, seed), *rounding)
 
 
-def decoder_optim_phase(
-    step: TrainingStep,
-    n: Tensor,
-    rounding: Optional[Tensor],
-    learning_rate: Tensor,
-    norm: Tensor,
-    is_finite: Tensor,
-    scale: Optional[Tensor] = None,
-) -> Tuple[Tensor, ...]:
-    """Layer n's update. Returns n + 1 and the next seed for rounding, if there is one."""
-    _round_from(rounding)
-    _update(step.decoder, n, learning_rate, norm, is_finite, scale)
-    return (n + 1,) if rounding is None else (n + 1, rounding + 1)
-
-
-def head_optim_phase(
-    step: TrainingStep,
-    learning_rate: Tensor,
-    norm: Tensor,
-    is_finite: Tensor,
-    rounding: Optional[Tensor] = None,
-    scale: Optional[Tensor] = None,
-) -> None:
-    """The update of the head's own parameters; the word embedding's is done."""
-    _round_from(rounding)
-    _update(step.head, first_row(), learning_rate, norm, is_finite, scale)
-
-
-def _run_forward(graphs: Graphs, row: Tensor, seed: Optional[Tensor]) -> Tuple[Tensor, ...]:
-    """Run a layer forward. Returns the next seed, if there is one."""
+def _run_forward(graphs: TwoPassGraphs, row: Tensor, seed: Tensor) -> Tensor:
+    """Run a layer forward. Returns the next seed."""
     weights = graphs.fwd_all_gather(graphs.fwd_load(row))
-    assert graphs.fwd is not None, "the head in training has no forward graph of its own"
-    if seed is None:
-        graphs.fwd.bind(weights).call(row)
-        return ()
     layer_seed, next_seed = ops.split_random_seed(seed)
     graphs.fwd.bind(weights).call(row, layer_seed)
-    return (next_seed,)
+    return next_seed
 
 
-def _run_gradient(graphs: Graphs, row: Tensor, scale: Optional[Tensor] = None) -> NamedTensors:
+def _run_gradient(
+    graphs: TrainingGraphs, row: Tensor, loss_scale: Optional[LossScale] = None
+) -> NamedTensors:
     """Run a layer backward. Returns the gradients' means over micro-batches and replicas, as
     shards.
+
+    Args:
+        loss_scale: for the head, where the backward pass begins.
     """
     inputs = graphs.fwd_all_gather(graphs.fwd_load(row))
     sums = graphs.grad_zeros()
     inputs.update(sums)
-    if scale is not None:
-        inputs.insert(LOSS_SCALE, scale)
-    assert graphs.grad is not None, "a program that only runs forward has no gradients"
+    if isinstance(loss_scale, Tensor):
+        inputs.insert(LOSS_SCALE, loss_scale)
     graphs.grad.bind(inputs).call(row)
     return graphs.grad_reduce(sums.accum)
 
 
-def _round_from(seed: Optional[Tensor]) -> None:
-    """Let updates of the phase that is being traced draw from a seed, whatever the run that does
-    them.
-    """
-    if seed is not None:
-        round_from(popxl.gcg(), seed)
-
-
 def _update(
-    graphs: Graphs,
+    graphs: TrainingGraphs,
     row: Tensor,
-    learning_rate: Tensor,
-    norm: Tensor,
-    is_finite: Tensor,
-    scale: Optional[Tensor],
+    state: TrainState,
     gradients: Optional[NamedTensors] = None,
 ) -> None:
     """Update a layer, one parameter after the other, by gradients that are at hand or wait in their
@@ -199,8 +152,10 @@ def _update(
     Where the norm is not finite it stays as it was. Rows come and go all the same: their course is
     known beforehand.
     """
+    if isinstance(state.rounding, Tensor):
+        round_from(popxl.gcg(), state.rounding)
     for name in graphs.table:
         gradient = graphs.grad_load(name, row) if gradients is None else gradients[name]
         tensors = graphs.optim_fwd_load(name, row)
-        graphs.optimize(name, tensors, gradient, learning_rate, norm, is_finite, scale)
+        graphs.optimize(name, tensors, gradient, state)
         graphs.optim_fwd_store(name, tensors, row)

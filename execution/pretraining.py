@@ -13,18 +13,17 @@ if __name__ == "__main__":
         # while modules load, Ctrl-C ends the process without a traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from dataclasses import dataclass, replace
-from typing import List, Optional, Tuple
+from typing import List, Tuple
 
 import popdist
 import popxl
 import popxl_addons as addons
-from popxl import Graph, Tensor, TensorByRef, TensorSpec, ops
+from popxl import Tensor, TensorByRef, TensorSpec, ops
 from popxl_addons.named_tensors import NamedTensors
 
-from config import Config, exit_on_user_error
-from execution import benchmark, phases
-from execution.batch_serialisation import Connections
+from config import Config, Training, exit_on_user_error
+from execution import phases
+from execution.batch_serialisation import LayerIO
 from execution.graphs import TrainingStep
 from execution.layer_graphs import (
     activation_spec,
@@ -33,8 +32,11 @@ from execution.layer_graphs import (
     head_graphs,
     words_spec,
 )
-from execution.overflow import LOSS_SCALE_INDEX, count_step, counters, make_counters
-from execution.transfers import Load, first_row, selected
+from execution.overflow import count_step, counters, make_counters, seeds
+from execution.phase_graphs import PhaseGraphs
+from execution.reports.benchmark.report import main
+from execution.train_state import LossScale, Rounding, TrainState
+from execution.transfers import Load, selected
 from execution.variables import fresh_weights, make_variables, write_whole_weights
 from modelling import Layout
 from modelling.head import TIED
@@ -46,9 +48,7 @@ from utils.runtime import (
     session_device,
 )
 
-ROW, SCALAR = TensorSpec((), popxl.int32), TensorSpec((), popxl.float32)
-BOOL = TensorSpec((), popxl.bool)
-SEED = TensorSpec((2,), popxl.uint32)
+SCALAR = TensorSpec((), popxl.float32)
 
 
 def pretraining(config: Config) -> addons.TaskSession:
@@ -67,7 +67,7 @@ def pretraining(config: Config) -> addons.TaskSession:
     return session
 
 
-def training_program(config: Config) -> "Tuple[popxl.Ir, Connections, NamedTensors]":
+def training_program(config: Config) -> "Tuple[popxl.Ir, LayerIO, NamedTensors]":
     """The program of a training run, its streams and its state. Variables are one number each until
     weights come.
     """
@@ -77,31 +77,9 @@ def training_program(config: Config) -> "Tuple[popxl.Ir, Connections, NamedTenso
         state = make_variables(step)
         kept = make_kept(step, state)
         with popxl.in_sequence(True):
-            run_phases(ir, step, kept)
+            run_phases(step, kept)
     ir.num_host_transfers = config.execution.device_iterations * config.runs_per_phase
-    return ir, step.connections, state
-
-
-def make_kept(step: TrainingStep, state: NamedTensors) -> List[Tensor]:
-    """What steps hand on to each other beside layers' state, put into the state's tree: counters,
-    and seeds.
-    """
-    return [*make_counters(step.config.training, state), *make_seeds(step, state)]
-
-
-def make_seeds(step: TrainingStep, state: NamedTensors) -> List[Tensor]:
-    """Seeds of dropout, and of stochastic rounding if there is any, which are put into the state's
-    tree.
-    """
-    kinds = {"seed": step.layout.tp}
-    if step.config.training.stochastic_rounding:
-        kinds["rounding_seed"] = step.layout.everyone
-    found = []
-    for name, replicas in kinds.items():
-        variable, seed = addons.seed_variable(step.config.training.seed, replicas)
-        state.insert(name, variable)
-        found.append(seed)
-    return found
+    return ir, step.io, state
 
 
 def make_ir(config: Config) -> popxl.Ir:
@@ -132,7 +110,7 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
         "gradient_norm",
         *(["loss_scale"] if config.training.is_scaled_by_program else []),
     ]
-    connections = Connections.make(
+    io = LayerIO.make(
         addons.InputStreams(
             words=(words_spec(config).shape, popxl.int32),
             labels=(words_spec(config).shape, popxl.int32),
@@ -145,124 +123,106 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
         config.execution.io_mode,
         layout.tp1 if config.execution.replicated_tensor_sharding else None,
     )
-    embedding = embedding_graphs(config, layout, connections)
-    decoder = decoder_graphs(config, layout, connections)
-    head = head_graphs(config, layout, connections, embedding)
-    tied_load = Load.of(selected(embedding.trained.gradients, (TIED,)), 1)
-    return TrainingStep(config, layout, connections, embedding, decoder, head, tied_load)
+    embedding = embedding_graphs(config, layout, io)
+    decoder = decoder_graphs(config, layout, io)
+    head = head_graphs(config, layout, io, embedding)
+    tied_load = Load.of(selected(embedding.gradients.buffers, (TIED,)), 1)
+    return TrainingStep(config, layout, io, embedding, decoder, head, tied_load)
 
 
-@dataclass(frozen=True, eq=False)
-class PhaseGraphs:
-    """The phases of a step as graphs; `decoder_fwd` may do the update of the step before as
-    well.
+def make_kept(step: TrainingStep, state: NamedTensors) -> NamedTensors:
+    """What a step hands on to the next one beside layers' state, put into the state's tree:
+    counters, and seeds of dropout and of stochastic rounding.
     """
-
-    embedding_fwd: Graph
-    decoder_fwd: Graph
-    head: Graph
-    decoder_bwd: Graph
-    embedding_bwd: Graph
-    head_optim: Graph
-
-    @classmethod
-    def make(
-        cls, ir: popxl.Ir, step: TrainingStep, rounding: Optional[TensorSpec]
-    ) -> "PhaseGraphs":
-        """Trace them, without an update in `decoder_fwd`. ``rounding``: the seed of stochastic
-        rounding.
-        """
-        scale = _scale(step)
-        return cls(
-            embedding_fwd=ir.create_graph(phases.embedding_fwd_phase, step, SEED),
-            decoder_fwd=ir.create_graph(phases.decoder_fwd_phase, step, ROW, SEED),
-            head=ir.create_graph(phases.head_phase, step, scale),
-            decoder_bwd=ir.create_graph(phases.decoder_bwd_phase, step, ROW, SCALAR),
-            embedding_bwd=ir.create_graph(
-                phases.embedding_bwd_phase, step, SCALAR, SCALAR, rounding, scale
-            ),
-            head_optim=ir.create_graph(
-                phases.head_optim_phase, step, SCALAR, SCALAR, BOOL, rounding, scale
-            ),
-        )
+    training = step.config.training
+    kept = make_counters(training)
+    state.update(kept)
+    replicas = {"seed": step.layout.tp, "rounding_seed": step.layout.everyone}
+    for name in seeds(training):
+        variable, seed = addons.seed_variable(training.seed, replicas[name])
+        state.insert(name, variable)
+        kept.insert(name, seed)
+    return kept
 
 
-def _scale(step: TrainingStep) -> Optional[TensorSpec]:
-    return SCALAR if step.config.training.is_scaled_by_program else None
+def run_phases(step: TrainingStep, kept: NamedTensors) -> None:
+    """The optimizer steps of a run, in the main graph.
 
-
-def run_phases(ir: popxl.Ir, step: TrainingStep, kept: List[Tensor]) -> None:
-    """The optimizer steps of a run, in the main graph. ``kept``: the counters, and the seeds.
-
-    Layers of the decoder wait for their update until the next step runs them forward: its
-    transfers, which take longer than its arithmetic, then go on while a layer computes, and weights
-    that it brought are still there. The last step's updates follow it.
+    The decoder's update is lazy. A layer waits for it until the next step runs that layer forward:
+    its transfers, which take longer than its arithmetic, then go on while a layer computes, and
+    weights that it brought are still there. Only the last step's updates are a phase by themselves.
     """
-    rounding = SEED if step.config.training.stochastic_rounding else None
-    graphs, later = (
-        PhaseGraphs.make(ir, step, rounding),
-        step.config.execution.device_iterations - 1,
-    )
-    update = optimizer_step((), kept, step, graphs)
-    if later:
-        both = ir.create_graph(
-            phases.decoder_optim_fwd_phase,
-            step,
-            ROW,
-            SEED,
-            rounding,
-            SCALAR,
-            SCALAR,
-            BOOL,
-            _scale(step),
-        )
-        graph = ir.create_graph(
-            optimizer_step, update, kept, step, replace(graphs, decoder_fwd=both)
-        )
-        update = ops.repeat(graph, later, *update, *kept)
-    graph = ir.create_graph(
-        phases.decoder_optim_phase, step, ROW, rounding, SCALAR, SCALAR, BOOL, _scale(step)
-    )
-    ops.repeat(graph, step.config.model.layers, first_row(), *update)
+    run, variables = PhaseGraphs(step, step.config.model.layers), kept.values_flat()
+    pending = optimizer_step([], variables, run)
+    later_steps = step.config.execution.device_iterations - 1
+    if later_steps:
+        graph = popxl.gir().create_graph(optimizer_step, pending, variables, run)
+        pending = list(ops.repeat(graph, later_steps, *pending, *variables))
+    run.per_layer(phases.decoder_optim_phase, pending)
 
 
 def optimizer_step(
-    update: Tuple[Tensor, ...], kept: List[TensorByRef], step: TrainingStep, graphs: PhaseGraphs
-) -> Tuple[Tensor, ...]:
-    """One optimizer step, but for the update of the decoder.
+    pending: List[Tensor], variables: List[TensorByRef], run: PhaseGraphs
+) -> List[Tensor]:
+    """One optimizer step: the seven phases of `imgs/phases.png`, in order.
 
     Args:
-        update: what the step before returned, where `graphs.decoder_fwd` updates, too.
-        kept: the counters, which count this step; and the seeds of dropout, and of stochastic
-            rounding if there is any, which are other ones afterwards.
+        pending: what the decoder's update of the step before needs; empty in the first step.
+        variables: the tensors of `make_kept`; afterwards they are the next step's.
     Returns:
-        What the update needs: the seed of its rounding, if there is any, the learning rate, the
-        global norm, whether it is finite, and the loss scale, if the program finds it.
+        What the decoder's update of this step needs.
     """
-    layers, training = step.config.model.layers, step.config.training
-    counted = len(counters(training))
-    seed, *rounding = seeds = kept[counted:]
-    scale = [ops.identity(kept[LOSS_SCALE_INDEX])] if training.is_scaled_by_program else []
-    decoder, embedding, head = (
-        ([t] for t in ops.split_random_seed(rounding[0], 3)) if rounding else ([], [], [])
-    )
-    (decoder_seed,) = ops.call(graphs.embedding_fwd, seed)
-    ops.repeat(graphs.decoder_fwd, layers, first_row(), decoder_seed, *update)
-    (squares,) = ops.call(graphs.head, *scale)
-    last = popxl.constant(layers - 1, popxl.int32, "last_layer")
-    _, squares = ops.repeat(graphs.decoder_bwd, layers, last, squares)
-    learning_rate = ops.host_load(step.connections.inputs.learning_rate)
-    norm, is_finite = ops.call(graphs.embedding_bwd, squares, learning_rate, *embedding, *scale)
-    ops.call(graphs.head_optim, learning_rate, norm, is_finite, *head, *scale)
-    ops.host_store(step.connections.outputs.gradient_norm, norm)
-    for t in scale:
-        ops.host_store(step.connections.outputs.loss_scale, t)
-    count_step(training, is_finite, *kept[:counted])
-    for t in seeds:
-        t += popxl.constant(1, popxl.uint32)
-    return (*decoder, learning_rate, norm, is_finite, *scale)
+    step, training = run.step, run.step.config.training
+    kept = NamedTensors.pack((*counters(training), *seeds(training)), variables)
+    rate, scale = ops.host_load(step.io.inputs.learning_rate), loss_scale(training, kept)
+    decoder, embedding, head = rounding_by_kind(training, kept)
+
+    seed = run.once(phases.embedding_fwd_phase, kept.seed)
+    run_decoder_fwd(run, seed, pending)
+    grad_norm_sq = run.once(phases.head_phase, scale)
+    grad_norm_sq = run.per_layer_backwards(phases.decoder_bwd_phase, grad_norm_sq)
+    norm, finite = run.once(phases.embedding_bwd_phase, grad_norm_sq, rate, scale, embedding)
+    run.once(phases.head_optim_phase, TrainState(rate, norm, finite, scale, head))
+    pending = TrainState(rate, norm, finite, scale, decoder).tensors()  # decoder_optim: lazy
+
+    finish_step(step, kept, norm, finite, scale)
+    return pending
+
+
+def run_decoder_fwd(run: PhaseGraphs, seed: Tensor, pending: List[Tensor]) -> None:
+    """The decoder's forward pass. Each layer is updated before it, if an update is pending."""
+    if pending:
+        run.per_layer(phases.decoder_optim_fwd_phase, seed, pending)
+    else:
+        run.per_layer(phases.decoder_fwd_phase, seed)
+
+
+def loss_scale(training: Training, kept: NamedTensors) -> LossScale:
+    """The loss scale of this step, whatever `finish_step` makes of the variable."""
+    return ops.identity(kept.loss_scale) if training.is_scaled_by_program else training.fixed_scale
+
+
+def rounding_by_kind(training: Training, kept: NamedTensors) -> Tuple[Rounding, Rounding, Rounding]:
+    """How updates of decoder, embedding and head are rounded."""
+    if not training.stochastic_rounding:
+        return "nearest", "nearest", "nearest"
+    decoder, embedding, head = ops.split_random_seed(kept.rounding_seed, 3)
+    return decoder, embedding, head
+
+
+def finish_step(
+    step: TrainingStep, kept: NamedTensors, norm: Tensor, is_finite: Tensor, scale: LossScale
+) -> None:
+    """Tell the host of the step, count it, and take the next one's seeds."""
+    training, outputs = step.config.training, step.io.outputs
+    ops.host_store(outputs.gradient_norm, norm)
+    if isinstance(scale, Tensor):
+        ops.host_store(outputs.loss_scale, scale)
+    count_step(training, is_finite, kept)
+    for name in seeds(training):
+        ops.add_(kept[name], popxl.constant(1, popxl.uint32))
 
 
 if __name__ == "__main__":
     with exit_on_user_error():
-        benchmark.main(pretraining, training_program, sys.argv[1:])
+        main(pretraining, training_program, sys.argv[1:])

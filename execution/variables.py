@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple, TypeVar
 
 import numpy as np
 import popdist
@@ -21,41 +21,51 @@ from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
 from config import Config, UserError
-from execution.graphs import Graphs, TrainingStep
+from execution.graphs import ForwardPass, LayerGraphs, TrainingStep
 from modelling import model_table
 from utils.ahead import made_ahead
 
+Kind = TypeVar("Kind", bound=LayerGraphs)
 DRAWN_AHEAD = 2**29
 """Bytes of fresh weights on a machine that may wait while its programs are built."""
 
 
-def make_variables(step: TrainingStep, program: str = "") -> NamedTensors:
-    """Remote variables for everything that the step keeps. Call it in the main graph; returns the
+def make_variables(step: TrainingStep) -> NamedTensors:
+    """Remote variables for everything that training keeps. Call it in the main graph; returns the
     state's tree.
+    """
+    state: "Dict[str, Any]" = {"weights": {}, "optimizer": {}}
+    for name, row, graphs in _layers(step.embedding, step.decoder, step.head):
+        place = (row, name, _memmap_dir(step.config))
+        _put(state["weights"], name, _remote_weights(graphs, *place))
+        own, gradients = graphs.optimizer_state, graphs.gradients
+        moments = _remote(own.optimizer.factories, own.buffers, "optimizer", *place)
+        _put(state["optimizer"], name, moments)
+        sums = gradients.accumulators.accum.filter_keys(graphs.table)
+        _remote(sums, gradients.buffers, "gradients", *place)
+    return NamedTensors.from_dict(state)
+
+
+def make_weights(step: ForwardPass, program: str) -> NamedTensors:
+    """Remote variables for the weights of a program that only runs forward. Call it in the main
+    graph; returns the state's tree.
 
     Args:
-        program: folder in `memmap_dir` for a program beside the training program, whose files have
-            the same names.
+        program: folder in `memmap_dir` for its files, which have the names of the training
+            program's.
     """
-    execution = step.config.execution
-    memmap_dir = None
-    # else the runtime has its own files
-    if execution.memmap_dir is not None and execution.host_memory is None:
-        memmap_dir = os.path.join(execution.memmap_dir, program)
-    state: "Dict[str, Any]" = {"weights": {}}
-    if step.head.update is not None:
-        state["optimizer"] = {}
-    for name, graphs, row in _layers(step):
-        place = (row, name, memmap_dir)
-        weights = _remote(graphs.weights.factories, graphs.weights.buffers, "weights", *place)
-        _put(state["weights"], name, weights.filter_keys(graphs.table))
-        if graphs.update is not None:
-            update = graphs.update
-            moments = _remote(update.optimizer.factories, update.state, "optimizer", *place)
-            _put(state["optimizer"], name, moments)
-            own = update.accumulators.accum.filter_keys(graphs.table)
-            _remote(own, update.gradients, "gradients", *place)
-    return NamedTensors.from_dict(state)
+    weights: "Dict[str, Any]" = {}
+    for name, row, graphs in _layers(step.embedding, step.decoder, step.head):
+        _put(weights, name, _remote_weights(graphs, row, name, _memmap_dir(step.config, program)))
+    return NamedTensors.from_dict({"weights": weights})
+
+
+def _memmap_dir(config: Config, program: str = "") -> Optional[str]:
+    """The folder of a program's variables; none where they are in memory, or in files of the
+    runtime's own.
+    """
+    folder, part_in_memory = config.execution.memmap_dir, config.execution.host_memory
+    return None if folder is None or part_in_memory is not None else os.path.join(folder, program)
 
 
 def _put(trees: "Dict[str, Any]", layer: str, tree: NamedTensors) -> None:
@@ -67,9 +77,19 @@ def _put(trees: "Dict[str, Any]", layer: str, tree: NamedTensors) -> None:
         trees[kind] = tree
 
 
-def _layers(step: TrainingStep) -> "list[Tuple[str, Graphs, int]]":
-    blocks = [(f"decoder.{n}", step.decoder, n) for n in range(step.decoder.rows)]
-    return [("embedding", step.embedding, 0), *blocks, ("head", step.head, 0)]
+def _layers(embedding: Kind, decoder: Kind, head: Kind) -> "list[Tuple[str, int, Kind]]":
+    """Every layer's name, its row, and the graphs of its kind."""
+    blocks = [(f"decoder.{n}", n, decoder) for n in range(decoder.rows)]
+    return [("embedding", 0, embedding), *blocks, ("head", 0, head)]
+
+
+def _remote_weights(
+    graphs: LayerGraphs, row: int, layer: str, memmap_dir: Optional[str]
+) -> NamedTensors:
+    """A layer's own parameters, of all variables that its weights need."""
+    weights = graphs.weights
+    found = _remote(weights.factories, weights.buffers, "weights", row, layer, memmap_dir)
+    return found.filter_keys(graphs.table)
 
 
 def _remote(

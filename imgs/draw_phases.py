@@ -43,7 +43,7 @@ def program(config: Config) -> Tuple[popxl.Ir, TrainingStep]:
     ir = make_ir(config)
     with ir.main_graph:
         step = training_step(config, ir)
-        run_phases(ir, step, make_kept(step, NamedTensors()))
+        run_phases(step, make_kept(step, NamedTensors()))
     return ir, step
 
 
@@ -51,12 +51,12 @@ def lanes_of(step: TrainingStep) -> Dict[Any, str]:
     """The lane of each remote buffer of the step, but those that keep words and seeds for the
     backward pass.
     """
-    lanes: Dict[Any, str] = {step.connections.buffers["x"]: X, step.connections.buffers["dx"]: DX}
+    lanes: Dict[Any, str] = {step.io.buffers["x"]: X, step.io.buffers["dx"]: DX}
     for layer in (step.embedding, step.decoder, step.head):
         for tree, lane in (
             (layer.weights.buffers, WEIGHTS),
-            (layer.trained.gradients, GRADIENTS),
-            (layer.trained.state, STATE),
+            (layer.gradients.buffers, GRADIENTS),
+            (layer.optimizer_state.buffers, STATE),
         ):
             for buffer in tree.values_flat():
                 lanes.setdefault(buffer, lane)

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 
 from config import Config, preset
-from execution.planning import PlanOptions, RunPlan, make_run_plan
 from execution.pretraining import training_program
+from execution.reports.options import PlanOptions
+from execution.reports.plan.run_plan import RunPlan, make_run_plan
 
 SPEEDS = {"device_tflops": 1.0, "link_gbps": 1.0, "remote_gbps": 1.0}
 ODD = {

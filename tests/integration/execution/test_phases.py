@@ -6,7 +6,7 @@ from quick import cases
 
 from config import Config, override
 from execution import phases
-from execution.batch_serialisation import Connections
+from execution.batch_serialisation import LayerIO
 from execution.inference import generation, logits
 from execution.variables import write_whole_weights
 from tests.integration.gpt_oracle import (
@@ -92,13 +92,13 @@ def test_recomputation_does_not_change_a_bit_of_any_gradient():
 
 @pytest.mark.slow
 def test_a_program_that_drops_a_micro_batch_is_noticed(monkeypatch):
-    make = Connections.make
+    make = LayerIO.make
 
     def make_with_fewer(*arguments):
         inputs, outputs, activation, names, steps, io_mode, group = arguments
         return make(inputs, outputs, activation, names, steps - 1, io_mode, group)
 
-    monkeypatch.setattr(Connections, "make", make_with_fewer)
+    monkeypatch.setattr(LayerIO, "make", make_with_fewer)
     config = CASES["plain"]
     _, gradients, _ = gradients_of(config)
     assert worst_distance(gradients, expected_of(config).gradients)[0] > 1000 * TOLERANCE

@@ -17,12 +17,14 @@ from popxl_engine.machine.replica import Replica
 from quick import cases
 
 from config import UserError, parse_command_line, preset, preset_names
-from execution.benchmark import Options
 from execution.host import run_steps
 from execution.metrics import flops_per_step
-from execution.plan_tables import group_name, plan_text
-from execution.planning import PlanOptions, as_json, make_run_plan
 from execution.pretraining import pretraining, training_program
+from execution.reports.benchmark.speed import Options
+from execution.reports.options import PlanOptions
+from execution.reports.plan.run_plan import make_run_plan
+from execution.reports.plan.text import group_name, plan_text
+from execution.reports.plan.values import plan_values
 from tests.integration.execution.plan_cases import (
     GRIDS,
     SPEEDS,
@@ -174,7 +176,7 @@ def test_bytes_are_those_of_the_rows_that_move_and_of_the_tensors_that_meet(grid
     session = pretraining(config)
     with session:
         run_steps(session, config, *step_arrays(config))
-    plan = as_json(planned(config))
+    plan = plan_values(planned(config))
     # bring nothing to others
     replicas, slices = plan["replicas"], ("replica_sharded_slice", "replicated_slice")
     assert rows["load"] == replicas * sum(phase["loaded_bytes"] for phase in plan["phases"])
@@ -265,7 +267,7 @@ def test_updates_of_all_but_the_last_step_of_a_run_are_planned_with_the_next_for
             sum(getattr(p, amount) for p in found.values()) for found in (phases, single)
         )
         assert total == 3 * alone
-    assert as_json(three)["step"]["flops"] == as_json(one)["step"]["flops"]
+    assert plan_values(three)["step"]["flops"] == plan_values(one)["step"]["flops"]
     assert three.seconds < one.seconds, "transfers of updates meet the work of forward passes"
 
 
@@ -285,7 +287,7 @@ def test_the_text_has_a_line_for_each_phase_and_each_collective():
     for group in ("dp (2)", "tp1 (2)", "tp2 (2)", "all (8)"):
         assert any(group in line for line in lines), group
     assert any(line.startswith("remote memory") and "in total" in line for line in lines)
-    assert json.loads(json.dumps(as_json(found)))["step"]["bound"] == found.bound
+    assert json.loads(json.dumps(plan_values(found)))["step"]["bound"] == found.bound
 
 
 def test_groups_are_named_by_what_they_are_for():

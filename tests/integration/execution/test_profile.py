@@ -12,13 +12,15 @@ import pytest
 from popxl.extensions import LANES, PHASES, Machine, PhaseProfile, Profile, Work, plan, profile
 
 from config import Config, UserError, parse_command_line, preset
-from execution.benchmark import Options
 from execution.host import run_steps
-from execution.planning import PlanOptions
 from execution.pretraining import pretraining, training_program
-from execution.profile_picture import busy
-from execution.profile_tables import profile_text
-from execution.profiling import RunProfile, StepProfiler, as_json, make_run_profile
+from execution.reports.benchmark.speed import Options
+from execution.reports.options import PlanOptions
+from execution.reports.profile.picture import busy
+from execution.reports.profile.report import StepProfiler
+from execution.reports.profile.run_profile import RunProfile, make_run_profile
+from execution.reports.profile.text import profile_text
+from execution.reports.profile.values import profile_values
 from tests.integration.execution.plan_cases import step_arrays
 from tests.integration.runs import run_job
 
@@ -172,7 +174,7 @@ def test_times_are_set_beside_the_limit():
     assert lines["first_phase"][11:] == ["0.50", "s", "25.0%", "compute", "store", "25%"]
     assert lines["second_phase"][-5:] == ["1.00", "s", "50.0%", "remote", "nothing"]
     assert lines["step"][-3:] == ["1.50", "s", "37.5%"]
-    values = json.loads(json.dumps(as_json(found)))
+    values = json.loads(json.dumps(profile_values(found)))
     assert (
         values["limit_seconds"] == 3.0
         and values["seconds"] == 8.0

@@ -71,8 +71,8 @@ def poisoned(monkeypatch):
     run_gradient, phase = phases._run_gradient, phases.embedding_bwd_phase
     given = []
 
-    def with_infinity(graphs, row, scale=None):
-        gradients = run_gradient(graphs, row, scale)
+    def with_infinity(graphs, row, *scale):
+        gradients = run_gradient(graphs, row, *scale)
         if given:
             t = gradients["position.weight"]
             first = np.zeros(t.nelms, np.float32)
@@ -86,16 +86,10 @@ def poisoned(monkeypatch):
             t = ops.add_(t, ops.where(here, bad, popxl.constant(0.0)))
         return gradients
 
-    def embedding_bwd_phase(
-        step,
-        squares: popxl.Tensor,
-        learning_rate: popxl.Tensor,
-        rounding=None,
-        scale=None,
-    ):
+    def embedding_bwd_phase(step, grad_norm_sq, learning_rate, loss_scale, rounding):
         given.append(learning_rate)
         try:
-            return phase(step, squares, learning_rate, rounding, scale)
+            return phase(step, grad_norm_sq, learning_rate, loss_scale, rounding)
         finally:
             given.pop()
 

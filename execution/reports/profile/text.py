@@ -1,12 +1,10 @@
 """A profile as text: a line per phase, and the whole step."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from execution.plan_tables import micro_batches, table
+from execution.reports.profile.run_profile import RunProfile
+from execution.reports.text import micro_batches, table
 from utils.units import bytes_text, duration, si
-
-if TYPE_CHECKING:
-    from execution.profiling import RunProfile
 
 WORTH_TELLING = 0.01
 """Share of a phase's time from which a wait is told."""
@@ -31,12 +29,12 @@ HEADS = (
 )
 
 
-def profile_text(found: "RunProfile") -> str:
+def profile_text(found: RunProfile) -> str:
     """The whole profile."""
     return "\n\n".join([_head(found), _phases(found), EXPLANATION])
 
 
-def _head(found: "RunProfile") -> str:
+def _head(found: RunProfile) -> str:
     config, record, machine = found.config, found.record, found.machine
     speeds = (
         ("device", "device_tflops", si(machine.flops, "FLOP/s")),
@@ -59,7 +57,7 @@ def _counted(count: int, one: str, more: str) -> str:
     return f"{count} {one if count == 1 else more}"
 
 
-def _phases(found: "RunProfile") -> str:
+def _phases(found: RunProfile) -> str:
     steps, phases = found.record.steps, found.record.phases
     rows: "list[tuple[str, ...]]" = [HEADS]
     for phase, time in zip(phases, found.limits):

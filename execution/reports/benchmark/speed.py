@@ -1,28 +1,21 @@
 """Speed of the training program on synthetic data."""
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Optional
 
-import popdist
 import popxl_addons as addons
 
-from config import Config, UserError, parse_command_line
+from config import Config
 from data import BatchLoader, SyntheticDataset
 from execution.host import data_share, run_steps
-from execution.instances import check_instances
-from execution.memory import check_memory
 from execution.metrics import flops_per_step
-from execution.planning import Build, PlanOptions, plan_and_show
-from execution.profiling import StepProfiler, step_profiler
-from utils.runtime import file_traffic, remote_memory_errors_are_user_errors
-from utils.units import bytes_text, duration, si
+from execution.reports.options import PlanOptions
+from execution.reports.profile.report import StepProfiler
+from utils.runtime import file_traffic
 
-UNUSED = ("data", "checkpoint", "wandb", "wandb_name", "wandb_project", "log_every")
-"""Settings that a run on random tokens, of which nothing is kept, has no use for."""
 PROFILED_RUNS = 2
 """Runs with a profiler; it keeps the last."""
 
@@ -141,66 +134,4 @@ def file_use(
         seconds_reading=(after.read_seconds - before.read_seconds) / steps,
         seconds_writing=(after.write_seconds - before.write_seconds) / steps,
         waiting=(after.waited - before.waited) / (sum(times) * iterations),
-    )
-
-
-def main(
-    program: Callable[[Config], addons.TaskSession], build: Build, arguments: Sequence[str]
-) -> None:
-    """Print the speed of a preset's training program, as a table and, in the last line, as JSON; or
-    plan it.
-
-    Args:
-        program: the session.
-        build: the program by itself, for plans.
-    """
-    config, options = parse_command_line(
-        arguments,
-        program="execution/pretraining.py: speed of the training program on synthetic data",
-        default="test",
-        options=Options,
-        unused=UNUSED,
-    )
-    if options.measured_runs < 1 or options.unmeasured_runs < 0:
-        raise UserError(
-            f"measured_runs, unmeasured_runs: got {options.measured_runs} and "
-            f"{options.unmeasured_runs}; expected at least 1 and at least 0. Raise them."
-        )
-    is_leader = check_instances(config)
-    if options.is_plan():
-        plan_and_show(build, config, options)
-        return
-    check_memory(config, popdist.getNumInstances())
-    with remote_memory_errors_are_user_errors():
-        speed = measure(program, config, options, step_profiler(config, options))
-    if not is_leader:
-        return
-    print(
-        f"configuration   {config.name} ({si(config.model.parameters)} parameters, "
-        f"{config.model.precision})"
-    )
-    print(f"step time       {duration(speed.seconds_per_step)}")
-    print(
-        f"throughput      {si(speed.tokens_per_second, 'tokens/s')}, "
-        f"{si(speed.samples_per_second, 'samples/s')}"
-    )
-    print(f"arithmetic      {si(speed.tflops_per_second * 1e12, 'FLOP/s')}")
-    if speed.files is not None:
-        print(files_line(speed.files))
-    print(json.dumps(asdict(speed)))
-
-
-def files_line(files: FileUse) -> str:
-    """What was moved, for people."""
-    read, written = bytes_text(files.read_bytes_per_step), bytes_text(files.written_bytes_per_step)
-    way = (
-        ""
-        if files.store != "files"
-        else ", direct"
-        if files.is_direct
-        else ", through the page cache"
-    )
-    moved = f"{read} read and {written} written a step{way}"
-    return (
-        f"{files.store:15} {moved}; {100 * files.waiting:.1f} % of the time spent waiting for them"
     )

@@ -4,57 +4,25 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 import popdist
 import popxl
 
 from config import Config
-from execution.planning import PlanOptions, speeds, written_to
-from execution.profile_picture import draw_profile
-from execution.profile_tables import profile_text
+from execution.reports.folder import written_to
+from execution.reports.options import PlanOptions
+from execution.reports.profile.picture import draw_profile
+from execution.reports.profile.run_profile import make_run_profile
+from execution.reports.profile.text import profile_text
+from execution.reports.profile.values import profile_values
 from utils.files import written_whole
 from utils.runtime import gather, planner, profile
 
 WARM_UP = 2
 """Runs of a session, with marks as well, before the one whose record counts: they fill caches."""
 FLAG = "--profile_folder"
-
-
-@dataclass(frozen=True)
-class RunProfile:
-    """What a process did in one run of its session, and what the machine could have done. Seconds
-    are of one step.
-    """
-
-    config: Config
-    record: Any
-    """The runtime's profile of the run."""
-    machine: Any
-    """Speeds of the machine, which the replicas of a process share."""
-    measured: Tuple[str, ...]
-    """Those speeds, by flag, that were measured on this machine."""
-    limits: Tuple[Any, ...]
-    """For each phase the times of its work at those speeds, in the whole run."""
-
-    @property
-    def seconds(self) -> float:
-        """Of a step."""
-        return self.record.seconds / self.record.steps
-
-    @property
-    def limit(self) -> float:
-        """Of a step, at the physical limit of every phase."""
-        return sum(time.limit for time in self.limits) / self.record.steps
-
-
-def make_run_profile(config: Config, options: PlanOptions, record: Any) -> RunProfile:
-    """Set the record of a run beside the speeds that are given, or those of this machine."""
-    machine, measured = speeds(config, options)
-    limits = tuple(planner().phase_time(phase.work, machine) for phase in record.phases)
-    return RunProfile(config, record, machine, measured, limits)
 
 
 class StepProfiler:
@@ -104,7 +72,7 @@ class StepProfiler:
                 self.folder / "timeline.json",
                 json.dumps(planner().timeline(records), separators=(",", ":")),
             )
-            _write(self.folder / "profile.json", json.dumps(as_json(found), indent=2))
+            _write(self.folder / "profile.json", json.dumps(profile_values(found), indent=2))
             draw_profile(found, self.folder / "profile.png")
         names = ("timeline.json", "profile.json", "profile.png")
         print(
@@ -125,29 +93,3 @@ def _write(path: Path, text: str) -> None:
     """Write a file, whole or not at all."""
     with written_whole(path) as partial:
         partial.write_text(text + "\n", encoding="utf-8")
-
-
-def as_json(found: RunProfile) -> "dict[str, Any]":
-    """The profile as plain values: amounts and seconds of the whole run, over the replicas of the
-    first process.
-    """
-    record = found.record
-    phases = []
-    for phase, time in zip(record.phases, found.limits):
-        values = {
-            "name": phase.name,
-            "runs": phase.runs,
-            "seconds": phase.seconds,
-            **asdict(phase.work),
-        }
-        values["seconds_by_lane"] = {lane: value / 1e9 for lane, value in phase.nanoseconds.items()}
-        phases.append(values | {"limit_seconds": time.limit, "bound": time.bound})
-    return {
-        "config": found.config.name,
-        "replicas": list(record.replicas),
-        "steps": record.steps,
-        "seconds": record.seconds,
-        "limit_seconds": found.limit * record.steps,
-        "machine": asdict(found.machine) | {"measured": list(found.measured)},
-        "phases": phases,
-    }

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from execution.profile_tables import fraction, speed
+from execution.reports.profile.run_profile import RunProfile
+from execution.reports.profile.text import fraction, speed
 from utils.files import save_picture
 from utils.units import duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from execution.profiling import RunProfile
 
 COLOURS = {
     "compute": "tab:blue",
@@ -44,7 +43,7 @@ NARROW = 0.07
 """Share of the run below which a phase's name does not fit into its box."""
 
 
-def draw_profile(found: "RunProfile", path: Path) -> None:
+def draw_profile(found: RunProfile, path: Path) -> None:
     """Write the picture to a PNG file, whole or not at all."""
     # slow to import, and few runs draw one
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -105,7 +104,7 @@ def busy(intervals: "list[tuple[int, int]]", edges: np.ndarray) -> np.ndarray:
     return np.clip(shares, 0, 1)
 
 
-def _draw_phases(axes: "Axes", found: "RunProfile") -> None:
+def _draw_phases(axes: "Axes", found: RunProfile) -> None:
     """For each phase its time by lanes, a line at its limit, and its speed."""
     record = found.record
     places = range(len(record.phases))

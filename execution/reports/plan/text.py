@@ -1,13 +1,9 @@
 """A plan as text: a line per phase, a line per collective, and the totals."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from config import Config, Execution
+from config import Execution
+from execution.reports.plan.run_plan import RunPlan
+from execution.reports.text import micro_batches, table
 from utils.units import bytes_text, duration, si
-
-if TYPE_CHECKING:
-    from execution.planning import RunPlan
 
 ASSUMPTIONS = (
     "Per replica and step, the mean of a run's. Every FLOP at the device's speed; rows come and "
@@ -19,14 +15,14 @@ ASSUMPTIONS = (
 )
 
 
-def plan_text(found: "RunPlan") -> str:
+def plan_text(found: RunPlan) -> str:
     """The whole plan."""
     return "\n\n".join(
         [_head(found), _phases(found), _collectives(found), _totals(found), ASSUMPTIONS]
     )
 
 
-def _head(found: "RunPlan") -> str:
+def _head(found: RunPlan) -> str:
     execution, machine, replicas = found.config.execution, found.machine, found.program.replicas
     layout = (
         f"{execution.data_parallel} x {execution.tensor_parallel_1} x {execution.tensor_parallel_2}"
@@ -47,14 +43,7 @@ def _head(found: "RunPlan") -> str:
     )
 
 
-def micro_batches(config: Config) -> str:
-    """How many there are, and how many of them run as one."""
-    count, widening = config.gradient_accumulation, config.execution.widening
-    together = f" ({widening} at a time)" if widening > 1 else ""
-    return f"{count} micro-batch{'es' * (count > 1)}{together}"
-
-
-def _phases(found: "RunPlan") -> str:
+def _phases(found: RunPlan) -> str:
     heads = (
         "phase",
         "runs",
@@ -106,7 +95,7 @@ def _phases(found: "RunPlan") -> str:
     return table(rows)
 
 
-def _collectives(found: "RunPlan") -> str:
+def _collectives(found: RunPlan) -> str:
     rows, steps = (
         [("phase", "collective", "group", "calls", "brought", "sent")],
         found.program.steps,
@@ -144,7 +133,7 @@ def group_name(size: int, stride: int, execution: Execution) -> str:
     return f"{name} ({size})"
 
 
-def _totals(found: "RunPlan") -> str:
+def _totals(found: RunPlan) -> str:
     program, config = found.program, found.config
     slowest, longest = max(zip(found.times, program.phases), key=lambda pair: pair[0].seconds)
     in_it = duration(slowest.seconds / program.steps)
@@ -181,18 +170,3 @@ def _totals(found: "RunPlan") -> str:
         ),
     )
     return "\n".join(f"{name:<15}{text}" for name, text in lines)
-
-
-def table(rows: "Sequence[Sequence[str]]", numbers_from: int = 1) -> str:
-    """Cells in columns, the first ones to the left and numbers to the right; a line under the
-    heads.
-    """
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = (
-            cell.ljust(width) if i < numbers_from else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths))
-        )
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])

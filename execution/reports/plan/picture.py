@@ -1,13 +1,10 @@
 """A plan as bars: the times of each phase, and the device memory that it needs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from execution.reports.plan.run_plan import RunPlan
 from utils.files import save_picture
 from utils.units import bytes_text, duration, si
-
-if TYPE_CHECKING:
-    from execution.planning import RunPlan
 
 COLOURS = {"compute": "tab:blue", "link": "tab:orange", "remote": "tab:green"}
 LABELS = {"compute": "compute", "link": "links", "remote": "remote memory"}
@@ -15,7 +12,7 @@ HEIGHT = 0.26
 """Of a bar, in phases."""
 
 
-def draw_plan(found: "RunPlan", path: Path) -> None:
+def draw_plan(found: RunPlan, path: Path) -> None:
     """Write the picture to a PNG file, whole or not at all."""
     # slow to import, and few runs draw one
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,0 +1,1 @@
+"""The speed of the training program on synthetic data."""

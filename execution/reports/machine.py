@@ -1,0 +1,30 @@
+"""The machine that a plan or a profile is set beside."""
+
+from dataclasses import replace
+from typing import Any, Tuple
+
+from config import Config
+from execution.reports.options import PlanOptions
+from utils.runtime import data_type, planner
+
+SPEEDS = {
+    "device_tflops": ("flops", 1e12),
+    "link_gbps": ("link", 1e9),
+    "remote_gbps": ("remote", 1e9),
+}
+"""For each flag, the machine's speed that it gives, and its unit in FLOP/s or bytes/s."""
+
+
+def speeds(config: Config, options: PlanOptions) -> Tuple[Any, Tuple[str, ...]]:
+    """The machine that the options describe, and the flags of those speeds that were measured on
+    this one.
+    """
+    tools = planner()
+    given = {flag: getattr(options, flag) for flag in SPEEDS}
+    known = {
+        name: given[flag] * unit for flag, (name, unit) in SPEEDS.items() if given[flag] is not None
+    }
+    measured = tuple(flag for flag, value in given.items() if value is None)
+    if not measured:
+        return tools.Machine(**known), measured
+    return replace(tools.measure(data_type(config.model.precision)), **known), measured

@@ -1,0 +1,69 @@
+"""The flags that ask for a plan or a profile, and say which machine it is set beside."""
+
+from dataclasses import dataclass
+from typing import Optional
+
+from config import ConfigError
+from config.schema import PathText, Positive
+
+USED_BY = {
+    "plan_folder": ("plan",),
+    "profile_folder": ("profile",),
+    "device_tflops": ("plan", "profile"),
+    "link_gbps": ("plan",),
+    "remote_gbps": ("plan", "profile"),
+}
+"""For each flag, the flags that make use of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanOptions:
+    """What a plan or a profile is made for. Speeds that are not given are measured on this
+    machine.
+    """
+
+    plan: bool = False
+    """Print what the run would need of memory, traffic and time, and stop; nothing of the model's
+    size is allocated.
+    """
+    plan_folder: Optional[PathText] = None
+    """Folder for plan.json and plan.png; none: the run's folder."""
+    profile: bool = False
+    """Record one call of the session: a table, profile.json, profile.png, and timeline.json for
+    ui.perfetto.dev or chrome://tracing.
+    """
+    profile_folder: Optional[PathText] = None
+    """Folder for the files of a profile; none: the run's folder."""
+    device_tflops: Optional[Positive] = None
+    """Speed of one device on matrix products, in 1e12 FLOP/s; none: measured here."""
+    link_gbps: Optional[Positive] = None
+    """What one device can send to the others, in 1e9 bytes/s (gigabytes, not gigabits); none:
+    measured here.
+    """
+    remote_gbps: Optional[Positive] = None
+    """Between one device and its remote memory, both ways together, in 1e9 bytes/s; none: measured
+    here.
+    """
+
+    def is_plan(self) -> bool:
+        """Whether a plan is asked for.
+
+        Raises:
+            ConfigError: flags that nothing makes use of, or a plan and a profile at once.
+        """
+        problems = []
+        for name, users in USED_BY.items():
+            if getattr(self, name) is not None and not any(getattr(self, user) for user in users):
+                flags = " or ".join(f"--{user}" for user in users)
+                problems.append(
+                    f"--{name}: got a value without {flags}; expected both or none. Add "
+                    f"--{users[0]}."
+                )
+        if self.plan and self.profile:
+            problems.append(
+                "--profile: got it with --plan, which runs nothing; expected one of them. "
+                "Choose one."
+            )
+        if problems:
+            raise ConfigError(problems)
+        return self.plan

@@ -1,0 +1,1 @@
+"""`--plan`: the memory, traffic and time of a run, without running it."""

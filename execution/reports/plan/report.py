@@ -1,0 +1,37 @@
+"""`--plan`: what a run would need of memory, traffic and time, printed and written to files."""
+
+import json
+from pathlib import Path
+
+import popdist
+
+from config import Config
+from execution.reports.folder import written_to
+from execution.reports.options import PlanOptions
+from execution.reports.plan.picture import draw_plan
+from execution.reports.plan.run_plan import Build, make_run_plan
+from execution.reports.plan.text import plan_text
+from execution.reports.plan.values import plan_values
+
+
+def plan_and_show(build: Build, config: Config, options: PlanOptions) -> None:
+    """Print a plan, and write it as JSON and as a picture. In a run of several processes the first
+    one does it.
+    """
+    if popdist.getInstanceIndex() != 0:
+        return
+    folder = (
+        Path(options.plan_folder)
+        if options.plan_folder
+        else Path(config.logging.run_folder) / config.name
+    )
+    with written_to(folder, "--plan_folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+    found = make_run_plan(build, config, options)
+    print(plan_text(found))
+    with written_to(folder, "--plan_folder"):
+        (folder / "plan.json").write_text(
+            json.dumps(plan_values(found), indent=2) + "\n", encoding="utf-8"
+        )
+        draw_plan(found, folder / "plan.png")
+    print(f"\nwritten to {folder / 'plan.json'} and {folder / 'plan.png'}")

@@ -1,0 +1,43 @@
+"""What a run of the session did, beside what the machine could have done."""
+
+from dataclasses import dataclass
+from typing import Any, Tuple
+
+from config import Config
+from execution.reports.machine import speeds
+from execution.reports.options import PlanOptions
+from utils.runtime import planner
+
+
+@dataclass(frozen=True)
+class RunProfile:
+    """What a process did in one run of its session, and what the machine could have done. Seconds
+    are of one step.
+    """
+
+    config: Config
+    record: Any
+    """The runtime's profile of the run."""
+    machine: Any
+    """Speeds of the machine, which the replicas of a process share."""
+    measured: Tuple[str, ...]
+    """Those speeds, by flag, that were measured on this machine."""
+    limits: Tuple[Any, ...]
+    """For each phase the times of its work at those speeds, in the whole run."""
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.record.seconds / self.record.steps
+
+    @property
+    def limit(self) -> float:
+        """Of a step, at the physical limit of every phase."""
+        return sum(time.limit for time in self.limits) / self.record.steps
+
+
+def make_run_profile(config: Config, options: PlanOptions, record: Any) -> RunProfile:
+    """Set the record of a run beside the speeds that are given, or those of this machine."""
+    machine, measured = speeds(config, options)
+    limits = tuple(planner().phase_time(phase.work, machine) for phase in record.phases)
+    return RunProfile(config, record, machine, measured, limits)

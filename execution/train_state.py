@@ -1,0 +1,54 @@
+"""`TrainState`: what all updates of an optimizer step share."""
+
+from dataclasses import dataclass
+from typing import List, Literal, Sequence, Union
+
+from popxl import Tensor
+
+from config import Training
+
+LossScale = Union[Tensor, float]
+"""What the loss is multiplied by: a tensor where the program finds it, else a constant of its
+graphs.
+"""
+Rounding = Union[Tensor, Literal["nearest"]]
+"""How updated weights are rounded to their type: at random, by this seed, or to the nearest."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainState:
+    """What an update needs beside a layer's gradients, weights and moments."""
+
+    learning_rate: Tensor
+    grad_norm: Tensor
+    """Global L2 norm of all gradients, of the unscaled loss."""
+    is_finite: Tensor
+    """Whether the norm is, bool scalar: else the update changes nothing."""
+    loss_scale: LossScale
+    """What the gradients are multiplied by."""
+    rounding: Rounding
+    """Another one for each kind of layer."""
+
+    def tensors(self) -> List[Tensor]:
+        """The members that are tensors: what a graph is called with, and `unpack` makes a state of.
+
+        The seed comes first, since a loop over layers carries its first inputs from one to the
+        next, and the seed alone changes.
+        """
+        members = (
+            self.rounding,
+            self.learning_rate,
+            self.grad_norm,
+            self.is_finite,
+            self.loss_scale,
+        )
+        return [member for member in members if isinstance(member, Tensor)]
+
+    @classmethod
+    def unpack(cls, training: Training, tensors: Sequence[Tensor]) -> "TrainState":
+        """The state of which these are the tensors."""
+        rest = iter(tensors)
+        rounding: Rounding = next(rest) if training.stochastic_rounding else "nearest"
+        learning_rate, grad_norm, is_finite = next(rest), next(rest), next(rest)
+        scale = next(rest) if training.is_scaled_by_program else training.fixed_scale
+        return cls(learning_rate, grad_norm, is_finite, scale, rounding)
