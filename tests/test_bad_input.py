@@ -470,7 +470,8 @@ def test_a_run_that_is_told_to_stop_saves_and_can_go_on(number, code, copy, monk
 
 
 @pytest.mark.parametrize(
-    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    "number, code",
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)],
 )
 def test_a_signal_before_training_leaves_no_folder(number, code, copy, tmp_path):
     before = hashes(copy)
