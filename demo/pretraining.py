@@ -44,6 +44,7 @@ from config import (
 from config.schema import CountOrZero
 from data import DataError, Dataset, SyntheticDataset, TokenDataset
 from demo.interruption import Interruption
+from demo.output import lasting_output
 from demo.pictures import draw_losses
 from demo.run_folder import RunFolder, claimed
 from demo.text import MARK, read_tokenizer, whole_lines, write_samples
@@ -83,7 +84,8 @@ def main(arguments: Sequence[str]) -> int:
         check_instances(config)
         plan_and_show(training_program, config, options)
         return 0
-    return train(config, options)
+    with lasting_output():
+        return train(config, options)
 
 
 def train(config: Config, options: Options) -> int:

@@ -1,10 +1,12 @@
 """Runs that end before their time, and runs that meet: the training job as real processes."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -122,3 +124,134 @@ def test_of_starts_with_one_folder_for_checkpoints_one_trains_and_one_is_refused
     assert saved_in(tmp_path / "saved") == ["step_00000004"]
     (run,) = (tmp_path / "runs").iterdir()
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 4
+
+
+# Signals
+
+ENDING = [signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
+QUIET = {"stdout": subprocess.DEVNULL}
+
+
+def poprun(command: "list[str]", instances: int = 2) -> "list[str]":
+    launcher = [sys.executable, "-m", "popdist.launcher", "--num-replicas", str(instances)]
+    return [*launcher, "--num-instances", str(instances), *command]
+
+
+def check_saved(run: Path) -> None:
+    """The last step that was done is saved, and nothing is left half-made."""
+    assert saved_in(run / "checkpoints") == [f"step_{steps_in(run):08d}"]
+    assert not [name for name in saved_in(run) if name.startswith(".")]
+
+
+def instances_of(launcher: int) -> "list[int]":
+    """Processes that a launcher has started."""
+    return [
+        int(number)
+        for task in Path(f"/proc/{launcher}/task").iterdir()
+        for number in (task / "children").read_text().split()
+    ]
+
+
+@pytest.mark.parametrize("number", ENDING, ids=lambda number: number.name)
+def test_a_signal_that_is_sent_twice_saves_and_ends_with_its_number(number, tmp_path):
+    process = start(words(tmp_path, steps=LONG), **QUIET)
+    wait_for_steps(process, tmp_path / "runs/run")
+    process.send_signal(number)
+    time.sleep(0.002)
+    code, _, errors = end(process, signal.SIGTERM)
+    assert code == 128 + number, errors
+    assert "stopping after this step" in errors
+    check_saved(tmp_path / "runs/run")
+
+
+def test_a_signal_that_nohup_ignores_is_ignored(tmp_path):
+    process = start(["nohup", *words(tmp_path, steps=LONG)], **QUIET)
+    wait_for_steps(process, tmp_path / "runs/run")
+    process.send_signal(signal.SIGHUP)
+    steps = steps_in(tmp_path / "runs/run")
+    wait_for_steps(process, tmp_path / "runs/run", steps + 5)
+    code, _, errors = end(process, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM, errors
+    check_saved(tmp_path / "runs/run")
+
+
+@pytest.mark.parametrize("launched", [False, True], ids=["process", "launcher"])
+def test_sigusr1_saves_and_the_run_goes_on(launched, tmp_path):
+    command = words(tmp_path, steps=LONG, checkpoint__keep=1, data_parallel=1 + launched)
+    process, run = start(poprun(command) if launched else command, **QUIET), tmp_path / "runs/run"
+    wait_for_steps(process, run)
+    process.send_signal(signal.SIGUSR1)
+    while not (run / "checkpoints").is_dir() or not list((run / "checkpoints").glob("step_*")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    wait_for_steps(process, run, steps_in(run) + 2)
+    code, _, errors = end(process, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM, errors
+    check_saved(run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_to_the_launcher_and_its_instances_at_once_saves(number, tmp_path):
+    process = start(poprun(words(tmp_path, steps=LONG, data_parallel=2)), **QUIET)
+    wait_for_steps(process, tmp_path / "runs/run")
+    for member in [*instances_of(process.pid), process.pid]:
+        os.kill(member, number)
+    code, _, errors = end(process)
+    assert code == 128 + number, errors
+    check_saved(tmp_path / "runs/run")
+
+
+@pytest.mark.parametrize("launched", [False, True], ids=["process", "launcher"])
+def test_a_terminal_that_closes_ends_a_run_that_saves(launched, tmp_path):
+    command = words(tmp_path, steps=LONG, data_parallel=1 + launched)
+    terminal, inside = os.openpty()
+
+    def in_terminal() -> None:
+        hear_signals()
+        os.setsid()
+        fcntl.ioctl(inside, termios.TIOCSCTTY, 0)
+
+    process = start(
+        poprun(command) if launched else command,
+        stdin=inside, stdout=inside, stderr=inside, preexec_fn=in_terminal,
+    )  # fmt: skip
+    os.close(inside)
+    shown = b""
+    while b"step      2/" not in shown:
+        shown += os.read(terminal, 4096)
+    os.close(terminal)
+    code, _, _ = end(process)
+    assert code == 128 + signal.SIGHUP
+    check_saved(tmp_path / "runs/run")
+
+
+# Outputs that take nothing
+
+OUTPUTS = {
+    "full": "> /dev/full",
+    "closed": ">&-",
+    "a broken pipe": "> >(exec true)",
+}
+SAID = {"full": "No space left on device", "a broken pipe": "Broken pipe"}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_an_output_that_takes_nothing_is_told_of_once_and_stops_no_training(output, tmp_path):
+    shell = ["bash", "-c", f'exec "$@" {OUTPUTS[output]}', "bash"]
+    code, _, errors = end(start([*shell, *words(tmp_path)]))
+    assert code == 0, errors
+    assert [line for line in errors.splitlines() if "stdout" in line] == [
+        line for line in errors.splitlines() if f"stdout: got '{SAID.get(output)}'" in line
+    ]
+    assert errors.count("stdout: got") == (output in SAID)
+    assert steps_in(tmp_path / "runs/run") == 4
+    assert saved_in(tmp_path / "runs/run/checkpoints") == ["step_00000004"]
+
+
+def test_neither_output_nor_errors_that_are_full_change_the_exit_code(tmp_path):
+    with open("/dev/full", "w") as full:
+        process = start(words(tmp_path), stdout=full, stderr=full)
+        assert process.wait(SECONDS) == 0
+        refused = start(words(tmp_path, layers=0), stdout=full, stderr=full)
+        assert refused.wait(SECONDS) == 2
+    assert saved_in(tmp_path / "runs/run/checkpoints") == ["step_00000004"]

@@ -176,9 +176,7 @@ def test_counts_that_no_program_comes_to_are_refused(name, value, tmp_path, save
     changed.mkdir()
     shutil.copy(folder / MANIFEST, changed)
     json_changed(MANIFEST, **{name: value})(changed)
-    with pytest.raises(
-        UserError, match="got no (count that a run comes to|JSON \\(NaN)"
-    ):
+    with pytest.raises(UserError, match="got no (count that a run comes to|JSON \\(NaN)"):
         SavedRun(changed, config)
 
 
