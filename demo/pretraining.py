@@ -50,6 +50,7 @@ from demo.run_folder import RunFolder, claimed
 from demo.text import MARK, read_tokenizer, whole_lines, write_samples
 from demo.training_run import TrainingRun
 from execution.checkpoint import SavedRun
+from execution.checkpoint_folder import best_in
 from execution.instances import check_instances
 from execution.memory import check_memory
 from execution.metrics import read_metrics
@@ -110,6 +111,8 @@ def train(config: Config, options: Options) -> int:
                 run = TrainingRun(
                     config, folder, data, validation_data, saved, interruption, profiler
                 )
+            if is_leader and saved is not None:
+                saved.set_aside_passed_over()
             signal = run.run()
             is_done = signal is None and run.diverged is None
             finish(run, tokenizer, validation_data or data, options.samples if is_done else 0)
@@ -273,6 +276,9 @@ def show_files(folder: RunFolder, step: int) -> None:
         ("configuration", folder.config),
     ):
         print(f"  {name:<14}{path}")
+    best = best_in(folder.checkpoints)
+    if best is not None:
+        print(f"  {'best':<14}{best}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from typing import Optional
 
 from config import Config, UserError, to_yaml
 from demo.folder_lock import FolderLock
-from execution.checkpoint import SavedRun, checkpoints_in, find
+from execution.checkpoint import SavedRun, find
+from execution.checkpoint_folder import checkpoints_in
 from utils.files import written_whole
 
 

@@ -100,7 +100,9 @@ class TrainingRun:
         self._first_step = self.step
         self._saved_step = self.step if saved is not None else None
         self._is_save_due = False
+        self._saved_at = time.monotonic()
         self._last_validation: Optional[float] = None
+        self._validated_step: Optional[int] = None
         self._interruption = interruption
 
     def run(self) -> Optional[int]:
@@ -141,10 +143,21 @@ class TrainingRun:
         """Let all processes do the same after this step: note whether to save, and return the
         signal that ends the run, if one does.
         """
-        mine = [self._interruption.signal, self._interruption.take_save()]
+        mine = [
+            self._interruption.signal,
+            self._interruption.take_save() or self.is_leader and self._is_late(),
+        ]
         signals, saves = zip(*gather(mine, popdist.getNumInstances()))
         self._is_save_due |= any(saves)
         return first(signals)
+
+    def _is_late(self) -> bool:
+        """Whether a checkpoint is due by the clock: one of a validated step, that can be the best,
+        is worth more.
+        """
+        minutes = self.config.checkpoint.every_minutes
+        share = 0.5 if self._validated_step == self.step else 1.0
+        return 0 < 60 * minutes * share <= time.monotonic() - self._saved_at
 
     def _advance(self) -> None:
         """One session run, then what is due after it."""
@@ -236,7 +249,7 @@ class TrainingRun:
             return None
         found = self.validation.loss(self.session, lambda: self._interruption.agree() is not None)
         if found is not None:
-            self._last_validation = found
+            self._last_validation, self._validated_step = found, self.step
         return found
 
     def _record(self, result: StepResult, rate: float) -> None:
@@ -283,9 +296,12 @@ class TrainingRun:
         if self.metrics is not None:
             self.metrics.sync()
         lines = None if self.metrics is None else self.metrics.lines
-        position = Position(self.step, self.data.fingerprint, lines)
+        loss = self._last_validation if self._validated_step == self.step else None
+        if loss is not None and not math.isfinite(loss):
+            loss = None
+        position = Position(self.step, self.data.fingerprint, lines, loss)
         save(self.session, self.config, self.folder.checkpoints, position, keep_all=keep_all)
-        self._saved_step = self.step
+        self._saved_step, self._saved_at = self.step, time.monotonic()
 
 
 def _loader(config: Config, dataset: Dataset, *, shuffle: bool) -> BatchLoader:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from execution.checkpoint_folder import checkpoints_in
+from tests.integration.runs import run_job
 
 pytestmark = pytest.mark.multi
 ROOT = Path(__file__).parents[3]
@@ -255,3 +259,78 @@ def test_neither_output_nor_errors_that_are_full_change_the_exit_code(tmp_path):
         refused = start(words(tmp_path, layers=0), stdout=full, stderr=full)
         assert refused.wait(SECONDS) == 2
     assert saved_in(tmp_path / "runs/run/checkpoints") == ["step_00000004"]
+
+
+# Checkpoints by the clock, whole ones, and the best
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_a_checkpoint_is_due_by_the_clock(instances, tmp_path):
+    settings = {"checkpoint__every_minutes": 1e-9, "checkpoint__keep": 10}
+    command = words(tmp_path, **settings, data_parallel=instances)
+    code, _, errors = end(start(poprun(command) if instances > 1 else command))
+    assert code == 0, errors
+    checkpoints = tmp_path / "runs/run/checkpoints"
+    assert saved_in(checkpoints) == [f"step_0000000{step}" for step in (1, 2, 3, 4)]
+
+
+def here(folder: Path, **settings: object) -> None:
+    run_job(*words(folder, **settings)[2:])
+
+
+@pytest.fixture(scope="module")
+def validated(tmp_path_factory) -> Path:
+    """A folder with a run that has a checkpoint after each step, each validated."""
+    folder = tmp_path_factory.mktemp("validated")
+    here(folder, checkpoint__every=1, checkpoint__keep=10, validate_every=1, learning_rate=0.03)
+    return folder
+
+
+def damage(checkpoint: Path) -> None:
+    file = checkpoint / "head.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def test_auto_takes_the_newest_whole_checkpoint_and_says_what_it_passed_over(
+    validated, tmp_path, capfd
+):
+    shutil.copytree(validated / "runs", tmp_path / "runs")
+    run = tmp_path / "runs/run"
+    for step in (3, 4):
+        damage(run / f"checkpoints/step_0000000{step}")
+    here(tmp_path, checkpoint__load="auto", checkpoint__keep=1, steps=4)
+    said = capfd.readouterr()
+    assert f"continuing after step 2, from {run}/checkpoints/step_00000002" in said.out
+    for step in (3, 4):
+        path = f"{run}/checkpoints/step_0000000{step}"
+        assert f"{path}/head.safetensors: got " in said.err
+        assert f"{path}: damaged, now damaged_step_0000000{step}." in said.err
+    assert said.err.count("It is passed over for step_00000002.") == 2
+    assert [path.name for path in checkpoints_in(run / "checkpoints")][-1] == "step_00000004"
+    assert (run / "metrics.jsonl").read_text().splitlines()[:2] == (
+        validated / "runs/run/metrics.jsonl"
+    ).read_text().splitlines()[:2]
+    assert steps_in(run) == 4
+
+
+def losses_in(run: Path) -> "dict[int, float]":
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["validation_loss"] for line in lines}
+
+
+def test_the_checkpoint_with_the_lowest_validation_loss_stays_and_is_loaded(
+    validated, tmp_path, capfd
+):
+    losses = losses_in(validated / "runs/run")
+    best = min(losses, key=lambda step: losses[step])
+    shutil.copytree(validated / "runs", tmp_path / "runs")
+    settings = {"checkpoint__every": 1, "checkpoint__keep": 1, "learning_rate": 10.0}
+    here(tmp_path, **settings, checkpoint__load="auto", validate_every=1, steps=6)
+    kept = saved_in(tmp_path / "runs/run/checkpoints")
+    assert kept == [f"step_{best:08d}", "step_00000006"]
+    assert (
+        f"best          {tmp_path}/runs/run/checkpoints/step_{best:08d}" in capfd.readouterr().out
+    )
+    here(tmp_path, checkpoint__load="best", steps=5)
+    assert f"from {tmp_path}/runs/run/checkpoints/step_{best:08d}" in capfd.readouterr().out
+    assert saved_in(tmp_path / "runs/run/checkpoints") == kept
