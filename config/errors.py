@@ -9,9 +9,9 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, Optional, Union
+from typing import NoReturn, Optional, TextIO, Union
 
 USER_ERROR_EXIT_CODE = 2
 SHOWN = 50
@@ -104,14 +104,14 @@ def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
     except KeyboardInterrupt:
         _end(stopped, 128 + signal.SIGINT)
     except BrokenPipeError:
-        _drop_output()
+        _drop(sys.stdout)
         sys.exit(128 + signal.SIGPIPE)
     except SystemExit:
         raise
     except BaseException as error:  # among them panics of libraries in Rust, which are no Exception
         message = _outside_message(error)
         if isinstance(error, OSError) and error.errno in FULL:
-            _drop_output()
+            _drop(sys.stdout)
         if message is None:
             _end(_internal_message(error), INTERNAL_ERROR_EXIT_CODE)
         _end(f"error: {message}", USER_ERROR_EXIT_CODE)
@@ -209,10 +209,14 @@ def _end(message: str, code: int) -> NoReturn:
 
 
 def _say(message: str) -> None:
-    with suppress(OSError):  # a stderr that is full or gone hears nothing
+    try:
         print(message, file=sys.stderr, flush=True)
+    except OSError:  # a stderr that is full or gone hears nothing
+        _drop(sys.stderr)
 
 
-def _drop_output() -> None:
-    """Give up what is still to be printed, or Python complains about it once more at its exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _drop(stream: TextIO) -> None:
+    """Give up what is still to be printed, or Python tries once more at its exit, and changes the
+    exit code.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

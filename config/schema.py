@@ -219,15 +219,19 @@ class Checkpoint:
     """What is saved for a later run, and where a run starts from."""
 
     load: Optional[PathText] = None
-    """Checkpoint folder to continue from; auto: the newest in the run's folder; none: start
-    afresh.
+    """Checkpoint folder to continue from; auto: the newest whole one in the run's folder; best:
+    that with the lowest validation loss there; none: start afresh.
     """
     save: Optional[PathText] = None
     """Folder that checkpoints are written to; none: checkpoints/ in the run's folder."""
     every: CountOrZero = 0
-    """Steps between checkpoints; 0: only after the last step."""
+    """Steps between checkpoints; 0: those by the clock, and one after the last step."""
+    every_minutes: PositiveOrZero = 30.0
+    """Minutes of training after which a checkpoint is due, whatever the step; from half of them on
+    a step that is validated is saved; 0: never."""
     keep: Count = 2
-    """Newest checkpoints that are kept; older ones are deleted."""
+    """Newest checkpoints that are kept; older ones are deleted, but that with the lowest validation
+    loss of all that were saved."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,10 +20,7 @@ def partial_folder(target: Path) -> Iterator[Path]:
     target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.name}.partial-"
-    for left in target.parent.glob(f"{prefix}*"):
-        with suppress(OSError):  # Locked: another call is at work in it.
-            with _locked(left):
-                shutil.rmtree(left, ignore_errors=True)
+    remove_unlocked(target.parent, f"{prefix}*")
     folder = target.parent / f"{prefix}{os.getpid()}-{time.time_ns()}"
     try:
         folder.mkdir()
@@ -31,6 +28,14 @@ def partial_folder(target: Path) -> Iterator[Path]:
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_unlocked(folder: Path, pattern: str) -> None:
+    """Remove the folders of a pattern that no call is at work in."""
+    for left in folder.glob(pattern):
+        with suppress(OSError):  # locked
+            with _locked(left):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def publish(folder: Path, target: Path, *, overwrite: bool) -> None:

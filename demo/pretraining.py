@@ -13,6 +13,8 @@ if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # while modules load, Ctrl-C ends the process without a traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # nothing is there to save yet
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     # OpenMP's threads spin while they wait. On cores shared with other work that took three times
     # the processor time and 2.0 s a step where 0.7 s is enough (preset demo, two threads). Read
     # when PyTorch is loaded.
@@ -41,11 +43,14 @@ from config import (
 )
 from config.schema import CountOrZero
 from data import DataError, Dataset, SyntheticDataset, TokenDataset
+from demo.interruption import Interruption
+from demo.output import lasting_output
 from demo.pictures import draw_losses
-from demo.run_folder import RunFolder, choose_folder
+from demo.run_folder import RunFolder, claimed
 from demo.text import MARK, read_tokenizer, whole_lines, write_samples
 from demo.training_run import TrainingRun
 from execution.checkpoint import SavedRun
+from execution.checkpoint_folder import best_in
 from execution.instances import check_instances
 from execution.memory import check_memory
 from execution.metrics import read_metrics
@@ -77,26 +82,41 @@ def main(arguments: Sequence[str]) -> int:
         default="gpt3_2.7B_pod64",
         options=Options,
     )
-    is_leader = check_instances(config)
     if options.is_plan():
+        check_instances(config)
         plan_and_show(training_program, config, options)
         return 0
+    with lasting_output():
+        return train(config, options)
+
+
+def train(config: Config, options: Options) -> int:
+    """Train, and leave a run folder. Returns the exit code."""
+    is_leader = check_instances(config)
     check_memory(config, popdist.getNumInstances())
-    with data_errors_are_user_errors(), remote_memory_errors_are_user_errors():
+    with (
+        Interruption() as interruption,
+        data_errors_are_user_errors(),
+        remote_memory_errors_are_user_errors(),
+    ):
         data, validation_data = open_data(config)
         tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
         check_tokenizer(config, tokenizer, data)
-        folder, saved = choose_together(config)
-        if saved is not None:
-            check_goes_on(config, saved)
-        profiler = step_profiler(config, options, folder.path)
-        with folder.prepared(config) if is_leader else contextlib.nullcontext():
-            if is_leader:
-                show_start(config, folder, saved)
-            run = TrainingRun(config, folder, data, validation_data, saved, profiler)
-        signal = run.run()
-        is_done = signal is None and run.diverged is None
-        finish(run, tokenizer, validation_data or data, options.samples if is_done else 0)
+        with claimed_together(config) as (folder, saved):
+            if saved is not None:
+                check_goes_on(config, saved)
+            profiler = step_profiler(config, options, folder.path)
+            with folder.prepared(config) if is_leader else contextlib.nullcontext():
+                if is_leader:
+                    show_start(config, folder, saved)
+                run = TrainingRun(
+                    config, folder, data, validation_data, saved, interruption, profiler
+                )
+            if is_leader and saved is not None:
+                saved.set_aside_passed_over()
+            signal = run.run()
+            is_done = signal is None and run.diverged is None
+            finish(run, tokenizer, validation_data or data, options.samples if is_done else 0)
     if signal is None and run.diverged is not None:
         raise DivergedError(run.diverged)
     return 0 if signal is None else 128 + signal
@@ -124,36 +144,39 @@ def check_goes_on(config: Config, saved: SavedRun) -> None:
         )
 
 
-def choose_together(config: Config) -> "tuple[RunFolder, Optional[SavedRun]]":
-    """The run's folder and checkpoint, as instance 0 finds them.
+@contextlib.contextmanager
+def claimed_together(config: Config) -> "Iterator[tuple[RunFolder, Optional[SavedRun]]]":
+    """The run's folder and checkpoint, as instance 0 finds them and keeps other runs out of them.
 
     Raises:
         UserError: the checkpoint cannot be used, or not by all processes.
     """
-    instances, is_leader = popdist.getNumInstances(), popdist.getInstanceIndex() == 0
-    folder, saved = choose_folder(config) if is_leader else (None, None)
-    found: list[Optional[str]] = (
-        [] if folder is None else [str(folder.path), str(folder.checkpoints)]
-    )
-    found.append(None if saved is None else str(saved.folder))
-    path, checkpoints, named = gather(found, instances, patiently=True)[0]
-    folder, checkpoint = (
-        RunFolder(Path(path), Path(checkpoints)),
-        None if named is None else Path(named),
-    )
-    problem = None
-    if not is_leader and checkpoint is not None:
+    if popdist.getInstanceIndex() == 0:
+        with claimed(config) as (folder, saved):
+            told = [str(folder.path), str(folder.checkpoints), saved and str(saved.folder)]
+            gather(told, popdist.getNumInstances(), patiently=True)
+            _check_all_can_read(None)
+            yield folder, saved
+        return
+    told = gather(None, popdist.getNumInstances(), patiently=True)[0]
+    path, checkpoints, named = told
+    problem, saved = None, None
+    if named is not None:
         try:
-            saved = SavedRun(checkpoint, config)
+            saved = SavedRun(Path(named), config)
         except UserError as error:
             problem = str(error)
-    for number, theirs in enumerate(gather(problem, instances, patiently=True)):
+    _check_all_can_read(problem)
+    yield RunFolder(Path(path), Path(checkpoints)), saved
+
+
+def _check_all_can_read(problem: Optional[str]) -> None:
+    for number, theirs in enumerate(gather(problem, popdist.getNumInstances(), patiently=True)):
         if theirs is not None:
             raise UserError(
                 f"instance {number}: {theirs} Instance 0 can read it: checkpoints have to be on a "
                 "file system that all machines see."
             )
-    return folder, saved
 
 
 @contextlib.contextmanager
@@ -254,6 +277,9 @@ def show_files(folder: RunFolder, step: int) -> None:
         ("configuration", folder.config),
     ):
         print(f"  {name:<14}{path}")
+    best = best_in(folder.checkpoints)
+    if best is not None:
+        print(f"  {'best':<14}{best}")
 
 
 if __name__ == "__main__":

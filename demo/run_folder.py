@@ -1,27 +1,17 @@
 """The folder that a run leaves: config.yml, metrics.jsonl, loss.png, checkpoints."""
 
 import errno
-import fcntl
-import logging
-import os
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Optional
 
 from config import Config, UserError, to_yaml
-from execution.checkpoint import SavedRun, checkpoints_in, find
+from demo.folder_lock import FolderLock
+from execution.checkpoint import SavedRun, find
+from execution.checkpoint_folder import checkpoints_in
 from utils.files import written_whole
-
-_LOG = logging.getLogger(__name__)
-_locks: "dict[Path, int]" = {}
-"""Descriptors of the folders that this process writes to; their locks end with the process, however
-it ends.
-"""
 
 
 @dataclass(frozen=True)
@@ -52,98 +42,77 @@ class RunFolder:
 
     @contextmanager
     def prepared(self, config: Config) -> Iterator[None]:
-        """Make the folder, keep other runs out of it, and write the configuration.
+        """Write the configuration.
 
         It takes the place of an older one only after the block: a run that cannot start leaves what
             it would continue.
 
         Raises:
-            UserError: the folder takes no files, or another run writes to it now.
+            UserError: the folder takes no files.
         """
         with ExitStack() as stack:
-            stack.enter_context(_unwound_by(signal.SIGTERM, signal.SIGHUP))
-            stack.enter_context(_removed_where_it_fails(self.path, self.checkpoints))
             try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                _lock(self.path)
                 partial = stack.enter_context(written_whole(self.config))
                 partial.write_text(to_yaml(config), encoding="utf-8")
                 for path in (self.config, self.metrics):
                     if path.is_dir():
                         raise IsADirectoryError(errno.EISDIR, f"{path.name} is a folder", str(path))
             except OSError as error:
-                raise UserError(
-                    f"{self.path}: got '{error.strerror}' while writing; expected a folder that "
-                    "takes files. Check its permissions and the space on the disk, or choose "
-                    "another --run_folder."
-                ) from error
-            try:
-                self.checkpoints.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                flag = (
-                    "--run_folder" if self.checkpoints.parent == self.path else "--checkpoint.save"
-                )
-                raise UserError(
-                    f"{self.checkpoints}: got '{error.strerror}'; expected a folder for "
-                    f"checkpoints. Check what it is and its permissions, or choose another {flag}."
-                ) from error
+                raise _takes_no_files(self.path, error) from error
             yield
 
 
 @contextmanager
-def _unwound_by(*numbers: signal.Signals) -> Iterator[None]:
-    """Let signals that would end the process where it stands end the block in order, as Ctrl-C
-    does.
+def _removed_where_it_fails(path: Path) -> Iterator[None]:
+    """Remove a folder, and those above it, that the block has made, and nothing has come into, if
+    it fails.
     """
-    heard = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-    for number in heard:
-        signal.signal(number, _unwind)
-    try:
-        yield
-    finally:
-        for number in heard:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _unwind(number: int, frame: Optional[FrameType]) -> None:
-    sys.exit(128 + number)
-
-
-@contextmanager
-def _removed_where_it_fails(*paths: Path) -> Iterator[None]:
-    """Remove folders that the block has made, and nothing has come into, if it fails."""
-    made = [folder for path in paths for folder in (path, *path.parents) if not folder.exists()]
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         yield
     except BaseException:
-        for folder in sorted(set(made), key=lambda folder: len(folder.parts), reverse=True):
+        for folder in made:  # the innermost first
             with suppress(OSError):  # something is in it, or it was not made
                 folder.rmdir()
         raise
 
 
-def choose_folder(config: Config) -> "tuple[RunFolder, Optional[SavedRun]]":
-    """The run's folder, and the checkpoint it continues from.
+@contextmanager
+def claimed(config: Config) -> "Iterator[tuple[RunFolder, Optional[SavedRun]]]":
+    """The run's folder, which no other run writes to during the block, and the checkpoint it
+    continues from.
 
     A run that starts afresh never touches an older run's files: it takes the first of `<name>`,
-    `<name>-2`, .. that has none. With `--checkpoint.load auto` it continues in `<name>`; so it does
-    from the newest checkpoint's path.
+    `<name>-2`, .. that is free. With `--checkpoint.load auto` it continues in `<name>`; so it does
+    from the newest checkpoint's path. Folders that are made for it go where the block fails and
+    nothing has come into them.
 
     Raises:
-        UserError: the checkpoint cannot be used.
+        UserError: the checkpoint cannot be used, or another run writes to a folder now.
     """
     root, load = Path(config.logging.run_folder), config.checkpoint.load
-    named = _folder(root / config.name, config)
-    if load is None:
-        return _unused(root, config), None
-    saved = find(load, named.checkpoints, config)
-    if load == "auto":
-        return named, saved
-    assert saved is not None
-    is_newest = [path.resolve() for path in checkpoints_in(named.checkpoints)[-1:]] == [
-        saved.folder.resolve()
-    ]
-    return (named if is_newest else _unused(root, config)), saved
+    with ExitStack() as stack:
+        if load is None:
+            yield _claim_unused(root, config, stack), None
+            return
+        named = _folder(root / config.name, config)
+        if load == "auto":
+            _claim(named, stack)
+            yield named, find(load, named.checkpoints, config)
+            return
+        saved = find(load, named.checkpoints, config)
+        assert saved is not None
+        if is_newest(saved, named):
+            _claim(named, stack)
+            yield named, saved
+        else:
+            yield _claim_unused(root, config, stack), saved
+
+
+def is_newest(saved: SavedRun, folder: RunFolder) -> bool:
+    """Whether a checkpoint is the last one of a run."""
+    newest = checkpoints_in(folder.checkpoints)[-1:]
+    return [path.resolve() for path in newest] == [saved.folder.resolve()]
 
 
 def _folder(path: Path, config: Config) -> RunFolder:
@@ -152,57 +121,78 @@ def _folder(path: Path, config: Config) -> RunFolder:
     )
 
 
-def _unused(root: Path, config: Config) -> RunFolder:
-    if config.checkpoint.save and checkpoints_in(Path(config.checkpoint.save)):
+def _claim(folder: RunFolder, stack: ExitStack) -> None:
+    """Take a run's folders, until the stack ends; UserError where another run has one."""
+    if not _lock_run(folder, stack):
         raise UserError(
-            f"--checkpoint.save: got {config.checkpoint.save}, which holds checkpoints of another "
+            f"{folder.path}: got a folder that another run is writing to; expected one of our "
+            "own. Wait for that run to end, or choose another --name."
+        )
+    _lock_checkpoints(folder, stack)
+
+
+def _claim_unused(root: Path, config: Config, stack: ExitStack) -> RunFolder:
+    """Take the first folder of the run's name that is free, until the stack ends."""
+    number, folder = 1, _folder(root / config.name, config)
+    while True:
+        # free now, and when we have it
+        if not _is_used(folder):
+            with ExitStack() as attempt:
+                if _lock_run(folder, attempt) and not _is_used(folder):
+                    stack.push(attempt.pop_all())
+                    break
+        number += 1
+        folder = _folder(root / f"{config.name}-{number}", config)
+    _lock_checkpoints(folder, stack)
+    if checkpoints_in(folder.checkpoints):
+        raise UserError(
+            f"--checkpoint.save: got {folder.checkpoints}, which holds checkpoints of another "
             "run; expected an empty folder. Choose another, or continue that run with "
             "--checkpoint.load auto."
         )
-    number, path = 1, root / config.name
-    while (
-        (path / "metrics.jsonl").exists()
-        or checkpoints_in(path / "checkpoints")
-        or _is_locked(path)
-    ):
-        number += 1
-        path = root / f"{config.name}-{number}"
-    return _folder(path, config)
+    return folder
 
 
-def _lock(folder: Path) -> None:
-    """Take a run's folder for this process."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _is_used(folder: RunFolder) -> bool:
+    """Whether an older run has left something here."""
+    return folder.metrics.exists() or bool(checkpoints_in(folder.path / "checkpoints"))
+
+
+def _lock_run(folder: RunFolder, stack: ExitStack) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise UserError(
-            f"{folder}: got a folder that another run is writing to; expected one of our own. "
-            "Wait for that run to end, or choose another --name."
-        ) from error
+        return _lock(folder.path, stack)
     except OSError as error:
-        _LOG.warning(
-            "%s: this file system has no locks (%s); start no second run here.",
-            folder,
-            error.strerror,
+        raise _takes_no_files(folder.path, error) from error
+
+
+def _lock_checkpoints(folder: RunFolder, stack: ExitStack) -> None:
+    if folder.checkpoints.resolve() == folder.path.resolve():
+        return
+    is_own = folder.checkpoints.parent == folder.path
+    try:
+        is_ours = _lock(folder.checkpoints, stack)
+    except OSError as error:
+        raise UserError(
+            f"{folder.checkpoints}: got '{error.strerror}'; expected a folder for checkpoints. "
+            "Check what it is and its permissions, or choose another "
+            f"{'--run_folder' if is_own else '--checkpoint.save'}."
+        ) from error
+    if not is_ours:
+        raise UserError(
+            f"--checkpoint.save: got {folder.checkpoints}, to which another run is writing; "
+            "expected a folder of our own. Wait for that run to end, or choose another."
         )
-    _locks[folder] = descriptor
 
 
-def _is_locked(folder: Path) -> bool:
-    if not folder.is_dir():
-        return False
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # told when this run takes it
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # told when this run takes its folder
-        return False
-    finally:
-        os.close(descriptor)
-    return False
+def _lock(path: Path, stack: ExitStack) -> bool:
+    lock = FolderLock(path)
+    stack.callback(lock.release)
+    stack.enter_context(_removed_where_it_fails(path))  # before it is released
+    return lock.take()
+
+
+def _takes_no_files(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path}: got '{error.strerror}' while writing; expected a folder that takes files. Check "
+        "its permissions and the space on the disk, or choose another --run_folder."
+    )

@@ -2,12 +2,10 @@
 
 import logging
 import math
-import signal
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import FrameType
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 import popdist
@@ -15,6 +13,7 @@ import popxl_addons as addons
 
 from config import Config, learning_rate
 from data import BatchLoader, Dataset
+from demo.interruption import Interruption, first
 from demo.progress import Progress
 from demo.run_folder import RunFolder
 from demo.wandb_log import WandbLog
@@ -29,42 +28,6 @@ from execution.variables import copy_weights
 from utils.runtime import gather
 
 _LOG = logging.getLogger(__name__)
-
-
-class Interruption:
-    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop after the present step, or batch of
-    validation.
-
-    A second one stops at once.
-    """
-
-    def __init__(self) -> None:
-        self.signal: Optional[int] = None
-        self._before: "dict[int, Any]" = {}
-
-    def __enter__(self) -> "Interruption":
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: Optional[FrameType]) -> None:
-        if self.signal is not None:
-            raise KeyboardInterrupt
-        self.signal = number
-        _LOG.info("stopping after this step; once more to stop at once")
-
-    def agree(self) -> Optional[int]:
-        """The signal that some process of the run got, if one did: all stop after the same step."""
-        found = [
-            number
-            for number in gather(self.signal, popdist.getNumInstances())
-            if number is not None
-        ]
-        return found[0] if found else None
 
 
 class Validation:
@@ -104,6 +67,7 @@ class TrainingRun:
         data: Dataset,
         validation_data: Optional[Dataset],
         saved: Optional[SavedRun],
+        interruption: Interruption,
         profiler: Optional[StepProfiler] = None,
     ):
         self.config = config
@@ -136,8 +100,10 @@ class TrainingRun:
         self._first_step = self.step
         self._saved_step = self.step if saved is not None else None
         self._is_save_due = False
+        self._saved_at = time.monotonic()
         self._last_validation: Optional[float] = None
-        self._interruption = Interruption()
+        self._validated_step: Optional[int] = None
+        self._interruption = interruption
 
     def run(self) -> Optional[int]:
         """Train to the last step, or until too many in a row are skipped; all is saved then.
@@ -147,18 +113,21 @@ class TrainingRun:
         Raises:
             DivergedError: weights or moments are not finite; they are not saved.
         """
-        with self._interruption as interruption:
+        with self._interruption.training():
             try:
                 with self.session:
                     self._catch_up()
-                    signal_received = interruption.agree()
+                    ending = self._agree()
                     while (
                         self.step < self.config.training.steps
-                        and signal_received is None
+                        and ending is None
                         and not self.diverged
                     ):
                         self._advance()
-                        signal_received = interruption.agree()
+                        ending = self._agree()
+                        if self._is_save_due and not self.skipped.in_a_row:
+                            self._save()
+                            ending = self._agree()
                     self._save(keep_all=self.skipped.in_a_row > 0)
                     if self.diverged is not None:
                         self.diverged += self._first_place()
@@ -168,7 +137,27 @@ class TrainingRun:
                     self.metrics.close()
                 if self.wandb is not None:
                     self.wandb.close()
-        return signal_received
+        return ending
+
+    def _agree(self) -> Optional[int]:
+        """Let all processes do the same after this step: note whether to save, and return the
+        signal that ends the run, if one does.
+        """
+        mine = [
+            self._interruption.signal,
+            self._interruption.take_save() or self.is_leader and self._is_late(),
+        ]
+        signals, saves = zip(*gather(mine, popdist.getNumInstances()))
+        self._is_save_due |= any(saves)
+        return first(signals)
+
+    def _is_late(self) -> bool:
+        """Whether a checkpoint is due by the clock: one of a validated step, that can be the best,
+        is worth more.
+        """
+        minutes = self.config.checkpoint.every_minutes
+        share = 0.5 if self._validated_step == self.step else 1.0
+        return 0 < 60 * minutes * share <= time.monotonic() - self._saved_at
 
     def _advance(self) -> None:
         """One session run, then what is due after it."""
@@ -192,8 +181,6 @@ class TrainingRun:
             self._judge(result)
         every = self.config.checkpoint.every
         self._is_save_due |= every > 0 and self.step % every == 0
-        if self._is_save_due and not self.skipped.in_a_row:
-            self._save()
 
     def _first_place(self) -> str:
         """A sentence on where the last call first met a number that is not finite; none where that
@@ -262,7 +249,7 @@ class TrainingRun:
             return None
         found = self.validation.loss(self.session, lambda: self._interruption.agree() is not None)
         if found is not None:
-            self._last_validation = found
+            self._last_validation, self._validated_step = found, self.step
         return found
 
     def _record(self, result: StepResult, rate: float) -> None:
@@ -309,9 +296,12 @@ class TrainingRun:
         if self.metrics is not None:
             self.metrics.sync()
         lines = None if self.metrics is None else self.metrics.lines
-        position = Position(self.step, self.data.fingerprint, lines)
+        loss = self._last_validation if self._validated_step == self.step else None
+        if loss is not None and not math.isfinite(loss):
+            loss = None
+        position = Position(self.step, self.data.fingerprint, lines, loss)
         save(self.session, self.config, self.folder.checkpoints, position, keep_all=keep_all)
-        self._saved_step = self.step
+        self._saved_step, self._saved_at = self.step, time.monotonic()
 
 
 def _loader(config: Config, dataset: Dataset, *, shuffle: bool) -> BatchLoader:

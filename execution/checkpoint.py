@@ -11,8 +11,8 @@ itself, of every file and of every tensor (see `manifest.py`).
 
 import hashlib
 import logging
+import math
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,18 +29,42 @@ from safetensors.numpy import save_file
 
 from config import Config, DivergedError, UserError, numerics_hash, to_mapping
 from config.plain_files import open_plain
-from data.folders import flush_folder, partial_folder, publish
+from data.folders import partial_folder, publish
+from execution.checkpoint_folder import (
+    MANIFEST,
+    NAME,
+    best_in,
+    checkpoints_in,
+    delete_old,
+    folder_name,
+    remove_leftovers,
+    set_aside,
+)
 from execution.manifest import FORMAT, FORMATS, ManifestError, manifest_text, read_manifest
 from execution.overflow import COUNTED, SEEDS, read_count
 from execution.tensor_files import TensorFileError, damaged_tensors, read_tensors, tensor_checksum
 from execution.variables import write
 from modelling import Parameter, Table, model_table
 from utils.runtime import gather
+from utils.units import bytes_text
 
-MANIFEST = "checkpoint.json"
-OLDER = "The checkpoint is damaged: load an older one with --checkpoint.load."
-_FOLDER = re.compile(r"step_(\d+)")
+OLDER = (
+    "The checkpoint is damaged: load an older one with --checkpoint.load; auto finds the newest "
+    "whole one."
+)
 _LOG = logging.getLogger(__name__)
+
+
+class DamagedError(UserError):
+    """A checkpoint that is not as it was saved.
+
+    Attributes:
+        problem: what was found and what was expected.
+    """
+
+    def __init__(self, problem: str):
+        self.problem = problem
+        super().__init__(f"{problem}. {OLDER}")
 
 
 @dataclass(frozen=True)
@@ -53,21 +77,8 @@ class Position:
     """Fingerprint of the training data."""
     metrics: Optional[int] = None
     """Lines that metrics.jsonl has by then; None where that was not written down."""
-
-
-def folder_name(step: int) -> str:
-    """Name of the checkpoint after a step."""
-    return f"step_{step:08d}"
-
-
-def checkpoints_in(folder: Path) -> "list[Path]":
-    """Checkpoints of a folder, oldest first."""
-    found = (
-        [path for path in folder.glob("step_*") if _FOLDER.fullmatch(path.name)]
-        if folder.is_dir()
-        else []
-    )
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+    validation_loss: Optional[float] = None
+    """The loss on held-out text after this step, where it was measured and is a number."""
 
 
 def save(
@@ -78,8 +89,8 @@ def save(
     *,
     keep_all: bool = False,
 ) -> Path:
-    """Write a checkpoint into a folder, then delete those beyond the newest `checkpoint.keep`,
-    unless it keeps all.
+    """Write a checkpoint into a folder, then delete those beyond the newest `checkpoint.keep` but
+    the best, unless it keeps all.
 
     Over several processes all call this, since each holds a part; instance 0 writes, and the others
     wait for it.
@@ -111,19 +122,18 @@ def _save(
 ) -> None:
     folder = target.parent
     try:
-        for left in folder.glob(".step_*"):  # of runs that were killed while saving
-            shutil.rmtree(left, ignore_errors=True)
+        remove_leftovers(folder)
         with partial_folder(target) as partial:
             _write(session, config, partial, position)
             publish(partial, target, overwrite=False)
-        for old in () if keep is None else checkpoints_in(folder)[:-keep]:
-            _delete(old)
+        if keep is not None:
+            delete_old(folder, keep)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            f"{target}: got '{reason}' while saving; expected a folder that takes the checkpoint. "
-            "Free space on the disk or set --checkpoint.save to another folder, and continue "
-            "with --checkpoint.load."
+            f"{target}: got '{reason}' while saving; expected a folder that takes the checkpoint's "
+            f"{_bytes_needed(session, config)} bytes{_free(folder)}. Free space on the disk or set "
+            "--checkpoint.save to another folder, and continue with --checkpoint.load."
         ) from error
 
 
@@ -158,7 +168,14 @@ def _write(session: addons.TaskSession, config: Config, folder: Path, position: 
         **{name: array.tolist() for name, array in _read_scalars(session).items()},
         "numerics": numerics_hash(config),
         "config": to_mapping(config),
-        **({} if position.metrics is None else {"metrics": position.metrics}),
+        **{
+            name: value
+            for name, value in (
+                ("metrics", position.metrics),
+                ("validation_loss", position.validation_loss),
+            )
+            if value is not None
+        },
         "files": files,
     }
     with open(folder / MANIFEST, "w", encoding="utf-8") as file:
@@ -167,12 +184,23 @@ def _write(session: addons.TaskSession, config: Config, folder: Path, position: 
         os.fsync(file.fileno())
 
 
-def _delete(folder: Path) -> None:
-    """Delete a checkpoint, under a hidden name first: what carries a checkpoint's name is whole."""
-    hidden = folder.with_name(f".{folder.name}.deleted")
-    os.rename(folder, hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
-    flush_folder(folder.parent)
+def _bytes_needed(session: addons.TaskSession, config: Config) -> int:
+    """Bytes of the tensors in a checkpoint."""
+    table, total = model_table(config.model), 0
+    for layer, variables in _layer_variables(session, config).items():
+        for name, variable in variables.items():
+            parameter = _parameter(table, layer, name)
+            size = 2 if variable.dtype is popxl.float16 else 4
+            total += size * (1 if parameter is None else math.prod(parameter.shape))
+    return total
+
+
+def _free(folder: Path) -> str:
+    """Words for the space that a folder has."""
+    try:
+        return f" ({bytes_text(shutil.disk_usage(folder).free)} are free)"
+    except OSError:
+        return ""
 
 
 def _layer_tensors(
@@ -242,16 +270,22 @@ class SavedRun:
     """A checkpoint that was found whole, and is of this model.
 
     Raises:
-        UserError: it is missing, damaged, of another version, or of another model.
+        DamagedError: it is not whole.
+        UserError: it is of another version, or of another model.
     """
 
     def __init__(self, folder: Path, config: Config):
         self.folder = folder
         self.config = config
+        self.passed_over: "list[Path]" = []
+        """Newer ones, which are damaged."""
         manifest = _read_manifest(folder)
         self._manifest = manifest
         self.position = Position(
-            manifest["step"], manifest["data"]["fingerprint"], manifest.get("metrics")
+            manifest["step"],
+            manifest["data"]["fingerprint"],
+            manifest.get("metrics"),
+            manifest.get("validation_loss"),
         )
         _check_fits(folder, manifest, config)
         self._verify()
@@ -262,6 +296,14 @@ class SavedRun:
             _LOG.warning(
                 "%s: continuing on other training data than the checkpoint's.", self.folder
             )
+
+    def set_aside_passed_over(self) -> None:
+        """Rename the damaged checkpoints that this one is loaded in place of: what the run saves
+        from now on is newer.
+        """
+        for path in self.passed_over:
+            _LOG.warning("%s: damaged, now %s.", path, set_aside(path).name)
+        self.passed_over = []
 
     def restore(self, session: addons.TaskSession) -> None:
         """Give weights, optimizer state, seeds and counters to a session."""
@@ -338,7 +380,7 @@ class SavedRun:
             try:
                 size, digest = path.stat().st_size, _sha256(path)
             except OSError as error:
-                raise _damaged(path, f"'{error.strerror}'", "a readable file") from error
+                raise _unreadable(path, error) from error
             if size != entry["bytes"]:
                 raise _damaged(path, f"{size} bytes{_where(path, entry)}", f"{entry['bytes']}")
             if digest != entry["sha256"]:
@@ -350,7 +392,7 @@ class SavedRun:
         try:
             tensors = read_tensors(path)
         except TensorFileError as error:
-            raise UserError(f"{path}, {error}. {OLDER}") from error
+            raise DamagedError(f"{path}, {error}") from error
         except (OSError, ValueError) as error:
             raise _damaged(path, f"'{error}'", "a safetensors file") from error
         if set(tensors) != expected:
@@ -360,13 +402,42 @@ class SavedRun:
 
 
 def find(load: str, folder: Path, config: Config) -> Optional[SavedRun]:
-    """The checkpoint that `checkpoint.load` asks for: a path, or "auto" for the newest of a folder,
-    if there is one.
+    """The checkpoint that `checkpoint.load` asks for: a path; "best"; or "auto" for the newest of a
+    folder that is whole, None where there is none at all.
+
+    Raises:
+        UserError: it cannot be used, all are damaged, or none is the best.
     """
-    if load != "auto":
-        return SavedRun(Path(load), config)
-    found = checkpoints_in(folder)
-    return SavedRun(found[-1], config) if found else None
+    if load == "best":
+        best = best_in(folder)
+        if best is None:
+            raise UserError(
+                f"--checkpoint.load: got best, and no checkpoint in {folder} has a validation "
+                "loss; expected one. Load the newest with auto, and use --validate_every."
+            )
+        return SavedRun(best, config)
+    return _newest_whole(folder, config) if load == "auto" else SavedRun(Path(load), config)
+
+
+def _newest_whole(folder: Path, config: Config) -> Optional[SavedRun]:
+    damaged: "list[DamagedError]" = []
+    for number, path in enumerate(reversed(checkpoints := checkpoints_in(folder))):
+        try:
+            saved = SavedRun(path, config)
+        except DamagedError as error:
+            damaged.append(error)
+            continue
+        saved.passed_over = checkpoints[len(checkpoints) - number :]
+        for error in damaged:
+            _LOG.warning("%s. It is passed over for %s.", error.problem, path.name)
+        return saved
+    if damaged:
+        problems = "; ".join(error.problem for error in damaged[:3])
+        raise UserError(
+            f"{folder}: got {len(damaged)} checkpoints, all damaged ({problems}); expected a whole "
+            "one. Restore one from a copy, or start afresh without --checkpoint.load."
+        )
+    return None
 
 
 def _read_manifest(folder: Path) -> "dict[str, Any]":
@@ -376,14 +447,17 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
         for name in COUNTED:
             read_count(manifest, name)
     except FileNotFoundError as error:
-        raise UserError(
+        problem = (
             f"{folder}: got no checkpoint ({MANIFEST} is not there); expected a folder step_<n> "
-            "of a run. Check --checkpoint.load; 'auto' finds the newest."
-        ) from error
+            "of a run"
+        )
+        if folder.is_dir() and NAME.fullmatch(folder.name):
+            raise DamagedError(problem) from error
+        raise UserError(f"{problem}. Check --checkpoint.load; auto finds the newest.") from error
     except OSError as error:
-        raise _damaged(path, f"'{error.strerror}'", "a readable file") from error
+        raise _unreadable(path, error) from error
     except ManifestError as error:
-        raise UserError(f"{path}: {error}. {OLDER}") from error
+        raise DamagedError(f"{path}: {error}") from error
     except (ValueError, TypeError, OverflowError) as error:
         raise _damaged(
             path, f"no count that a run comes to ({error})", "what saving wrote"
@@ -393,7 +467,7 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
             f"{path}: got format {manifest['format']}; expected {FORMAT} or older. "
             "Use the version of this program that wrote it."
         )
-    named = _FOLDER.fullmatch(folder.resolve().name)
+    named = NAME.fullmatch(folder.resolve().name)
     if named is not None and int(named[1]) != manifest["step"]:
         raise _damaged(
             path, f"step {manifest['step']}", f"{int(named[1])}, as its folder's name says"
@@ -443,8 +517,17 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
         _LOG.warning("%s: continuing with other settings: %s.", folder, "; ".join(changed))
 
 
-def _damaged(path: Union[Path, str], got: str, expected: str) -> UserError:
-    return UserError(f"{path}: got {got}; expected {expected}. {OLDER}")
+def _damaged(path: Union[Path, str], got: str, expected: str) -> DamagedError:
+    return DamagedError(f"{path}: got {got}; expected {expected}")
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    if isinstance(error, PermissionError):
+        return UserError(
+            f"{path}: got '{error.strerror}'; expected a file that can be read. Check its "
+            "permissions."
+        )
+    return _damaged(path, f"'{error.strerror}'", "a readable file")
 
 
 def _where(path: Path, entry: "dict[str, Any]") -> str:

@@ -151,6 +151,9 @@ def _check_sections(values: "dict[str, Any]") -> None:
         _seeds("rounding_seed", values["rounding_seed"])
     if "metrics" in values:
         _whole("metrics", values["metrics"], 0, LARGEST_STEP)
+    loss = values.get("validation_loss", 0.0)
+    if not isinstance(loss, (int, float)) or isinstance(loss, bool):
+        raise _odd("validation_loss", loss, "a number")
 
 
 _CHECKS: "dict[str, Callable[[str, Any], object]]" = {

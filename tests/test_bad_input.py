@@ -63,6 +63,8 @@ RESUME = f"{RUN} --checkpoint.load auto --steps 6"
 PREPARE = "{prepare} text text --sequence_length 8 --vocabulary_size 300 --workers 1"
 NEWEST = "runs/run/checkpoints/step_00000004"
 MANIFEST = f"{NEWEST}/checkpoint.json"
+LOAD = f"{RUN} --checkpoint.load {NEWEST} --steps 6"
+LATER = "runs/run/checkpoints/step_00000009"
 
 
 @dataclass(frozen=True)
@@ -165,54 +167,63 @@ ROWS = [
     Row("checkpoint within a run of several steps",
         f"{RUN} --checkpoint.load auto --steps 6 --checkpoint.every 0 --device_iterations 3",
         ("device_iterations: got 3; expected a divisor of the 4 steps done", "Use 1, or load")),
-    Row("description that was cut off", RESUME,
+    Row("description that was cut off", LOAD,
         ("checkpoint.json", "damaged", "older one"), damaged(MANIFEST, cut_off)),
-    Row("description that says something else", RESUME,
+    Row("description that says something else", LOAD,
         ("checkpoint.json", "damaged"), written(MANIFEST, '{"step": 4}')),
-    Row("description that is no object", RESUME, ("checkpoint.json", "damaged"), written(MANIFEST, "[1, 2]")),
-    Row("description with a wrong step", RESUME, ("checkpoint.json", "damaged"), json_changed(MANIFEST, step="four")),
-    Row("description of another format", RESUME,
+    Row("description that is no object", LOAD, ("checkpoint.json", "damaged"), written(MANIFEST, "[1, 2]")),
+    Row("description with a wrong step", LOAD, ("checkpoint.json", "damaged"), json_changed(MANIFEST, step="four")),
+    Row("description of another format", LOAD,
         ("format 99; expected 2 or older",), json_changed(MANIFEST, format=99)),
-    Row("description with another step", RESUME,
+    Row("description with another step", LOAD,
         ("checkpoint.json", "SHA-256", "damaged"), replaced(MANIFEST, b'"step": 4', b'"step": 3')),
-    Row("flipped bit in a seed", RESUME, ("checkpoint.json", "SHA-256", "damaged"),
+    Row("flipped bit in a seed", LOAD, ("checkpoint.json", "SHA-256", "damaged"),
         damaged(MANIFEST, lambda content: flipped(content.index(b'"seed": [') + 13)(content))),
-    Row("description without its checksum", RESUME, ("without its checksum", "damaged"),
+    Row("description without its checksum", LOAD, ("without its checksum", "damaged"),
         lambda folder: (folder / MANIFEST).write_text(json.dumps(json.loads((folder / MANIFEST).read_text())))),
-    Row("folder of another step", RESUME,
+    Row("folder of another step", LOAD.replace("04 ", "05 "),
         ("step_00000005/checkpoint.json: got step 4; expected 5, as its folder's name",),
         renamed(NEWEST, "runs/run/checkpoints/step_00000005")),
-    Row("step below zero", RESUME, ("got int -1 for step; expected a whole number",), json_entry(MANIFEST, "step", -1)),
-    Row("seed beyond 32 bits", RESUME,
+    Row("step below zero", LOAD, ("got int -1 for step; expected a whole number",), json_entry(MANIFEST, "step", -1)),
+    Row("seed beyond 32 bits", LOAD,
         (f"got int {2**32} for seed; expected", "damaged"), json_entry(MANIFEST, "seed", [1, 2**32])),
-    Row("model that is a list", RESUME, ("got list [] for config.model", "damaged"),
+    Row("model that is a list", LOAD, ("got list [] for config.model", "damaged"),
         json_entry(MANIFEST, "config/model", [])),
-    Row("description without execution", RESUME, ("got nothing for config.execution", "damaged"),
+    Row("description without execution", LOAD, ("got nothing for config.execution", "damaged"),
         json_entry(MANIFEST, "config/execution")),
-    Row("checksum that is a number", RESUME, ("got int 7 for files.head.safetensors.sha256", "damaged"),
+    Row("checksum that is a number", LOAD, ("got int 7 for files.head.safetensors.sha256", "damaged"),
         json_entry(MANIFEST, "files/head.safetensors/sha256", 7)),
-    Row("description nested without end", RESUME,
+    Row("description nested without end", LOAD,
         ("inside each other without end", "damaged"), written(MANIFEST, "[" * 100_000)),
-    Row("folder in place of a description", RESUME, ("checkpoint.json: got 'Is a directory'", "damaged"),
+    Row("folder in place of a description", LOAD, ("checkpoint.json: got 'Is a directory'", "damaged"),
         folder_in_place_of(MANIFEST)),
-    Row("folder in place of weights", RESUME, ("head.safetensors: got ", "Is a directory", "damaged"),
+    Row("folder in place of weights", LOAD, ("head.safetensors: got ", "Is a directory", "damaged"),
         folder_in_place_of(f"{NEWEST}/head.safetensors")),
-    Row("file in place of a checkpoint", RESUME, ("step_00000009/checkpoint.json: got 'Not a directory'", "damaged"),
-        written("runs/run/checkpoints/step_00000009", "no folder")),
-    Row("tensors that are missing", RESUME, ("head.safetensors: got tensors without", "damaged"),
+    Row("file in place of a checkpoint", LOAD.replace(NEWEST, LATER), ("step_00000009/checkpoint.json: got 'Not a directory'", "damaged"),
+        written(LATER, "no folder")),
+    Row("tensors that are missing", LOAD, ("head.safetensors: got tensors without", "damaged"),
         tensors_changed(f"{NEWEST}/head.safetensors", more=np.zeros(3, np.float32)), asks_for_training=True),
-    Row("description without a layer", RESUME, ("checkpoint.json", "damaged"), json_changed(MANIFEST, files={})),
-    Row("description without a seed", RESUME, ("checkpoint.json", "damaged"), json_changed(MANIFEST, seed="none")),
-    Row("weights that were cut off", RESUME,
+    Row("description without a layer", LOAD, ("checkpoint.json", "damaged"), json_changed(MANIFEST, files={})),
+    Row("description without a seed", LOAD, ("checkpoint.json", "damaged"), json_changed(MANIFEST, seed="none")),
+    Row("weights that were cut off", LOAD,
         ("decoder.1.safetensors", "bytes in weights.feed_forward_norm.weight; expected", "older one"),
         damaged(f"{NEWEST}/decoder.1.safetensors", cut_off)),
-    Row("flipped bit in weights", RESUME,
+    Row("flipped bit in weights", LOAD,
         ("head.safetensors", "SHA-256", " in weights.norm.", "damaged"),
         damaged(f"{NEWEST}/head.safetensors", flipped(-9))),
-    Row("missing weights", RESUME,
+    Row("missing weights", LOAD,
         ("embedding.safetensors", "No such file"), missing(f"{NEWEST}/embedding.safetensors")),
-    Row("folder that holds a checkpoint's name only", RESUME, ("step_00000009: got no checkpoint",),
-        lambda folder: (folder / "runs/run/checkpoints/step_00000009").mkdir()),
+    Row("folder that holds a checkpoint's name only", LOAD.replace(NEWEST, LATER), ("step_00000009: got no checkpoint",),
+        lambda folder: (folder / LATER).mkdir()),
+    Row("only damaged checkpoints", RESUME,
+        ("runs/run/checkpoints: got 2 checkpoints, all damaged (", "embedding.safetensors: got", "start afresh"),
+        lambda folder: [missing(f"runs/run/checkpoints/step_0000000{step}/embedding.safetensors")(folder)
+                        for step in (2, 4)]),
+    Row("no best checkpoint", RESUME.replace("auto", "best"),
+        ("--checkpoint.load: got best, and no checkpoint in runs/run/checkpoints has", "--validate_every"),
+        lambda folder: shutil.rmtree(folder / NEWEST)),
+    Row("validation loss that is a text", LOAD, ("got str 'low' for validation_loss; expected a number", "damaged"),
+        json_entry(MANIFEST, "validation_loss", "low")),
     # What the system does not take, and what is something else
     Row("home of nobody", f"{RUN} --run_folder ~nosuchuser/x", ("--run_folder: got '~nosuchuser/x'", "no home folder")),
     Row("long path", f"{RUN} --checkpoint.load {'x/' * 3000}", ("--load: got ", "of 6000 bytes", "at most")),
@@ -264,7 +275,8 @@ ROWS = [
     # Full disks
     Row("full disk at the start", RESUME, ("runs/run: got 'File too large'", "space on the disk"), largest_file=500),
     Row("full disk at a checkpoint", RESUME,
-        ("step_00000006: got", "while saving", "Free space on the disk"), largest_file=40_000,
+        ("step_00000006: got", "while saving", "takes the checkpoint's", " bytes (", "Free space on the disk"),
+        largest_file=40_000,
         asks_for_training=True),
     Row("full disk between checkpoints", f"{RUN} --name new --steps 40 --checkpoint.every 0",
         ("runs/new/metrics.jsonl: got 'File too large'",), largest_file=3000, asks_for_training=True),
@@ -470,7 +482,8 @@ def test_a_run_that_is_told_to_stop_saves_and_can_go_on(number, code, copy, monk
 
 
 @pytest.mark.parametrize(
-    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    "number, code",
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)],
 )
 def test_a_signal_before_training_leaves_no_folder(number, code, copy, tmp_path):
     before = hashes(copy)
@@ -522,9 +535,8 @@ def test_a_reader_that_goes_away_ends_the_output_quietly(command, copy):
         assert process.wait(timeout=60) == 141 and errors.read() == ""
 
 
-@pytest.mark.parametrize("command", [f"{RUN} --name new", "{train} --help"], ids=["a run", "help"])
-def test_output_that_a_full_disk_does_not_take_ends_in_words(command, copy):
-    words, environment = read(command)
+def test_help_that_a_full_disk_does_not_take_ends_in_words(copy):
+    words, environment = read("{train} --help")
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             words, cwd=copy, env=environment, stdout=full, stderr=subprocess.PIPE, text=True

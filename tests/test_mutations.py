@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import demo.pretraining
-import demo.run_folder
 from config import UserError, exit_on_user_error, leaves, preset, to_yaml
 from config.bounds import Bytes
 from data import TokenDataset, example
@@ -168,9 +167,6 @@ def program(made, tmp_path, monkeypatch, capfd):
     def call(arguments):
         with pytest.raises(SystemExit) as stop, exit_on_user_error():
             raise SystemExit(demo.pretraining.main(arguments))
-        for descriptor in demo.run_folder._locks.values():
-            os.close(descriptor)
-        demo.run_folder._locks.clear()
         return stop.value.code, capfd.readouterr().err
 
     return call

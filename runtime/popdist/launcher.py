@@ -47,6 +47,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     os.environ.update(environment(options))
     # Ctrl-C ends this process at once, until the agent starts instances
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # for instances, which are not there yet
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)
     agent = _load_agent()
     machines = agent.Machines(
         options.nnodes,

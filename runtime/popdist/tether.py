@@ -15,6 +15,8 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 """prctl(2), Linux: the signal that this process gets when its parent ends, however that ends."""
+FOR_THE_PROGRAM = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+"""Signals that do not end what ends the program."""
 IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
 
 
@@ -45,8 +47,8 @@ def leave_watch(launcher: int) -> None:
     elif os.fork():
         os._exit(0)
     else:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)  # they are for the program
+        for name in FOR_THE_PROGRAM:
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
         os.closerange(0, end)
         poll = select.poll()
         poll.register(end, select.POLLIN)

@@ -19,6 +19,16 @@ CHUNK = 2**16
 """Bytes; what a pipe holds."""
 
 
+def say(text: bytes) -> None:
+    """Write to stderr. Where that is full or gone nobody hears it, and all goes on."""
+    rest = memoryview(text)
+    try:
+        while rest:
+            rest = rest[os.write(sys.stderr.fileno(), rest) :]
+    except OSError:
+        pass
+
+
 class Voice:
     """One instance's text."""
 
@@ -80,8 +90,7 @@ class Voice:
 
     def _say(self, text: bytes) -> None:
         self.spoke, self._said = time.monotonic(), (self._said + text)[-CHUNK:]
-        sys.stderr.buffer.write(text)
-        sys.stderr.buffer.flush()
+        say(text)
 
     def close(self) -> None:
         """Forget it."""

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Dict, Optional, Sequence, Tuple
@@ -21,7 +21,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 from popdist import exchange, meeting, tether, wire
 from popdist.launcher import USAGE_ERROR
 from popdist.store import Client, Keeper, StoreError, connect
-from popdist.voices import Voices
+from popdist.voices import Voices, say
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
@@ -41,6 +41,9 @@ END_SECONDS = 5.0
 """From SIGTERM, which the others get after a failure, to SIGKILL."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Those that end this process: at the first, instances may finish; a second ends them at once."""
+
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+"""Those that instances get, whatever they mean there, and which do nothing to this process."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
                 128 + error.sigval, f"its poprun got {signal.Signals(error.sigval).name}."
             )
         except OptionsDiffer as error:
-            print(f"poprun: {error}", file=sys.stderr, flush=True)
+            _say(str(error))
             return USAGE_ERROR
         except wire.Stranger as error:
             return _refuse(machines, f"{error}: {meeting.how_to_share()}")
@@ -142,13 +145,17 @@ def _be_quiet() -> None:
 
 
 def _refuse(machines: Machines, problem: str) -> int:
-    print(_alone(machines, problem), file=sys.stderr, flush=True)
+    _say(_alone(machines, problem))
     return 1
+
+
+def _say(problem: str) -> None:
+    say(f"poprun: {problem}\n".encode("utf-8", "backslashreplace"))
 
 
 def _alone(machines: Machines, problem: str) -> str:
     return (
-        f"poprun: machine {machines.index} of {machines.count} did not meet the others at "
+        f"machine {machines.index} of {machines.count} did not meet the others at "
         f"{machines.address}:{machines.port} ({problem}); expected poprun on all of them within "
         f"{exchange.JOIN_SECONDS} s, with the same options but --node-rank."
     )
@@ -283,6 +290,13 @@ class Agent(LocalElasticAgent):
         """
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN if number in self._ignored else self._hear)
+        for number in PASSED_ON:
+            signal.signal(number, self._pass_on)
+
+    def _pass_on(self, number: int, frame: Optional[FrameType]) -> None:
+        for pid in self.processes().values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def _hear(self, number: int, frame: Optional[FrameType]) -> None:
         if self._is_ending:
@@ -370,11 +384,9 @@ class Agent(LocalElasticAgent):
         seconds: Any = END_SECONDS
         if death_sig is not None:
             seconds = self._grace
-            print(
-                f"poprun: got {death_sig.name}; instances have {seconds:g} s to finish (--grace). "
-                "Once more ends them at once.",
-                file=sys.stderr,
-                flush=True,
+            _say(
+                f"got {death_sig.name}; instances have {seconds:g} s to finish (--grace). Once "
+                "more ends them at once."
             )
         self._pcontext.close(death_sig or signal.SIGTERM, seconds)
 
@@ -403,7 +415,7 @@ class Agent(LocalElasticAgent):
         }
         if self._failed_elsewhere is not None and not self._failed:
             code, problem = self._failed_elsewhere
-            print(f"poprun: {problem} What runs here was ended.", file=sys.stderr, flush=True)
+            _say(f"{problem} What runs here was ended.")
             return code
         if not failed:
             self._voices.finish()
@@ -421,7 +433,7 @@ class Agent(LocalElasticAgent):
                 if voice.has_spoken
                 else "It said nothing. "
             )
-            print(f"poprun: {happened} {where}The others were ended.", file=sys.stderr, flush=True)
+            _say(f"{happened} {where}The others were ended.")
         return self.tell(code, happened)
 
     @staticmethod

@@ -33,10 +33,7 @@ random, clipping.
 
 def run_job(*words: object) -> None:
     """The training job with a command line, in this process: where no fresh one is claimed, that is
-    most of the time.
-
-    Once for each folder, which is locked until the process ends. Tests of how processes start, fail
-    and end start some.
+    most of the time. Tests of how processes start, fail and end start some.
     """
     assert main([str(word) for word in words]) == 0
 

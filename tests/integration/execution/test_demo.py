@@ -17,7 +17,7 @@ from data import example
 from data.records import RecordWriter
 from data.tokenisation import train_tokenizer
 from demo.pictures import smooth
-from demo.run_folder import choose_folder
+from demo.run_folder import claimed
 from demo.text import whole_lines
 from demo.wandb_log import WandbLog
 from tests.integration.runs import run_job
@@ -185,9 +185,8 @@ def test_a_fresh_run_takes_a_folder_that_no_run_has(tmp_path):
     settings = preset("tiny", run_folder=str(tmp_path))
     names = []
     for _ in range(3):
-        run, saved = choose_folder(settings)
-        assert saved is None
-        with run.prepared(settings):
+        with claimed(settings) as (run, saved), run.prepared(settings):
+            assert saved is None
             run.metrics.write_text("")
         names.append(run.path.name)
     assert names == ["tiny", "tiny-2", "tiny-3"]

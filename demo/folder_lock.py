@@ -1,0 +1,61 @@
+"""Folders that a run keeps other runs out of."""
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+from typing import Optional
+
+_LOG = logging.getLogger(__name__)
+
+
+class FolderLock:
+    """A lock on a folder. It ends with the process, however that ends; it is on the folder itself
+    and goes where that is moved.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._descriptor: Optional[int] = None
+
+    def take(self) -> bool:
+        """Make the folder where it is missing, and lock it. Returns False where another has it.
+
+        Raises:
+            OSError: it cannot be made or opened.
+        """
+        while True:
+            self.release()
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue  # another, which had made it, could not start and has removed it
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.release()
+                return False
+            except OSError as error:
+                _LOG.warning(
+                    "%s: this file system has no locks (%s); start no second run here.",
+                    self.path,
+                    error.strerror,
+                )
+            if self.is_there():
+                return True
+
+    def is_there(self) -> bool:
+        """Whether the folder has its name still: it was neither deleted nor renamed."""
+        if self._descriptor is None:
+            return False
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Let others have the folder."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

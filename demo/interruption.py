@@ -1,0 +1,99 @@
+"""Signals: those that end a run, and the one that asks for a checkpoint."""
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Optional
+
+import popdist
+
+from utils.runtime import gather
+
+ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+"""Those that let the present step end, save, and end the process with 128 + their number."""
+SAVING = signal.SIGUSR1
+"""The one that saves after the present step, and the run goes on."""
+AGAIN_SECONDS = 1.0
+"""Ctrl-C so long after the first signal is meant to end the process at once. What comes earlier may
+be one wish: a terminal that closes, its shell and a launcher each send their own.
+"""
+_LOG = logging.getLogger(__name__)
+
+
+class Interruption:
+    """Hears signals for the time of a block: in training as wishes, before and after it as the
+    end.
+    """
+
+    def __init__(self) -> None:
+        self.signal: Optional[int] = None
+        """The first one that ends the run."""
+        self._wants_save = False
+        self._is_training = False
+        self._since = 0.0
+        self._before: "dict[int, Any]" = {}
+
+    def __enter__(self) -> "Interruption":
+        for number in (*ENDING, SAVING):
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # as under nohup
+            self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            # a process that ends as it was told to is told so several times, perhaps
+            ends = self.signal is not None and number in ENDING
+            signal.signal(number, signal.SIG_IGN if ends else handler)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """A block that ends by itself when it is asked to, and saves."""
+        self._is_training = True
+        try:
+            yield
+        finally:
+            self._is_training = False
+
+    def _hear(self, number: int, frame: Optional[FrameType]) -> None:
+        if number == SAVING:
+            self._wants_save = True
+        elif self.signal is None:
+            self.signal, self._since = number, time.monotonic()
+            if not self._is_training:
+                _end(number)
+            _LOG.info("%s: stopping after this step; Ctrl-C stops at once", _name(number))
+        elif (
+            number == signal.SIGINT
+            and time.monotonic() - self._since >= AGAIN_SECONDS
+            and not popdist.isPopdistEnvSet()  # launchers see to that themselves
+        ):
+            raise KeyboardInterrupt
+
+    def take_save(self) -> bool:
+        """Whether a checkpoint was asked for since this was asked last."""
+        wanted, self._wants_save = self._wants_save, False
+        return wanted
+
+    def agree(self) -> Optional[int]:
+        """The signal that some process of the run got, if one did: all stop after the same step."""
+        return first(gather(self.signal, popdist.getNumInstances()))
+
+
+def first(signals: "list[Optional[int]]") -> Optional[int]:
+    """The signal of the first process that got one."""
+    return next((number for number in signals if number is not None), None)
+
+
+def _end(number: int) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
+
+
+def _name(number: int) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name

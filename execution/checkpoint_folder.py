@@ -1,0 +1,77 @@
+"""Which checkpoints a folder has, which of them stay, and what killed runs left beside them."""
+
+import os
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Optional
+
+from data.folders import flush_folder, remove_unlocked
+from execution.manifest import ManifestError, read_manifest
+
+MANIFEST = "checkpoint.json"
+NAME = re.compile(r"step_(\d+)")
+
+
+def folder_name(step: int) -> str:
+    """Name of the checkpoint after a step."""
+    return f"step_{step:08d}"
+
+
+def checkpoints_in(folder: Path) -> "list[Path]":
+    """Checkpoints of a folder, oldest first."""
+    found = (
+        [path for path in folder.glob("step_*") if NAME.fullmatch(path.name)]
+        if folder.is_dir()
+        else []
+    )
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def best_in(folder: Path) -> Optional[Path]:
+    """The checkpoint with the lowest validation loss, the newest of equal ones; None where no step
+    that was saved was validated.
+    """
+    losses = [(_validation_loss(path), path) for path in reversed(checkpoints_in(folder))]
+    validated = [(loss, path) for loss, path in losses if loss is not None]
+    return min(validated, key=lambda found: found[0])[1] if validated else None
+
+
+def _validation_loss(checkpoint: Path) -> Optional[float]:
+    try:
+        found: Optional[float] = read_manifest(checkpoint / MANIFEST).get("validation_loss")
+    except (OSError, ManifestError):
+        return None  # whoever loads it is told
+    return found
+
+
+def delete_old(folder: Path, keep: int) -> None:
+    """Delete the checkpoints before the newest ones, but the best.
+
+    A checkpoint is deleted under a hidden name: what carries a checkpoint's name is whole.
+    """
+    old = checkpoints_in(folder)[:-keep]
+    best = best_in(folder) if old else None
+    for path in old:
+        if path != best:
+            hidden = path.with_name(f".{path.name}.deleted")
+            os.rename(path, hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
+            flush_folder(folder)
+
+
+def set_aside(checkpoint: Path) -> Path:
+    """Give a damaged checkpoint a name that no checkpoint has. Returns its new path."""
+    number, path = 1, checkpoint.with_name(f"damaged_{checkpoint.name}")
+    while path.exists():
+        number += 1
+        path = checkpoint.with_name(f"damaged_{checkpoint.name}-{number}")
+    checkpoint.rename(path)
+    return path
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what runs have left that were killed while they saved or deleted a checkpoint."""
+    with suppress(OSError):  # told when something is written
+        remove_unlocked(folder, ".step_*")

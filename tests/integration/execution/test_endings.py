@@ -1,0 +1,336 @@
+"""Runs that end before their time, and runs that meet: the training job as real processes."""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from execution.checkpoint_folder import checkpoints_in
+from tests.integration.runs import run_job
+
+pytestmark = pytest.mark.multi
+ROOT = Path(__file__).parents[3]
+SECONDS = 90
+SETTINGS: "dict[str, object]" = {
+    "config": "tiny", "name": "run", "vocabulary_size": 61, "hidden_size": 24, "heads": 3, "dropout": 0.1,
+    "steps": 4, "warmup_steps": 0, "global_batch_size": 4, "micro_batch_size": 2, "sequence_length": 8,
+    "data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1, "samples": 0,
+}  # fmt: skip
+LONG = 100_000
+"""Steps of a run that does not end by itself."""
+
+
+def words(folder: Path, **settings: object) -> "list[str]":
+    """The command line of a run in `folder`/runs/run; `__` stands for a dot."""
+    given = {**SETTINGS, "run_folder": folder / "runs", **settings}
+    flags = [
+        word
+        for name, value in given.items()
+        for word in (f"--{name.replace('__', '.')}", str(value))
+    ]
+    return [sys.executable, str(ROOT / "demo/pretraining.py"), *flags]
+
+
+def start(command: "list[str]", **options: object) -> subprocess.Popen:
+    plain = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("RANK", "WORLD_SIZE", "POPDIST_"))
+    }
+    given = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "env": {**plain, "OMP_NUM_THREADS": "1"},
+        "preexec_fn": hear_signals,
+        **options,
+    }
+    return subprocess.Popen(command, **given)  # type: ignore[call-overload]
+
+
+def hear_signals() -> None:
+    """As in a terminal: what a shell starts in the background or under nohup ignores some."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def end(process: subprocess.Popen, number: "int | None" = None) -> "tuple[int, str, str]":
+    """Send a signal, if one is given, and wait: exit code, output, errors."""
+    try:
+        if number is not None:
+            process.send_signal(number)
+        output, errors = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    assert "Traceback" not in (errors or ""), errors
+    return process.returncode, output, errors
+
+
+def steps_in(run: Path) -> int:
+    metrics = run / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+def wait_for_steps(process: subprocess.Popen, run: Path, steps: int = 2) -> None:
+    until = time.monotonic() + SECONDS
+    while steps_in(run) < steps:
+        assert process.poll() is None and time.monotonic() < until, process.communicate()
+        time.sleep(0.005)
+
+
+def saved_in(folder: Path) -> "list[str]":
+    return sorted(path.name for path in folder.iterdir())
+
+
+# Runs that meet
+
+
+def test_a_second_run_with_the_same_folder_for_checkpoints_is_refused(tmp_path):
+    shared = {"checkpoint__save": tmp_path / "saved", "steps": LONG}
+    first = start(words(tmp_path, **shared))
+    wait_for_steps(first, tmp_path / "runs/run")
+    code, _, errors = end(start(words(tmp_path, **shared, name="other")))
+    assert code == 2, errors
+    assert f"--checkpoint.save: got {tmp_path}/saved, to which another run is writing" in errors
+    assert not (tmp_path / "runs/other").exists()
+    code, _, errors = end(first, signal.SIGINT)
+    assert code == 128 + signal.SIGINT, errors
+    assert saved_in(tmp_path / "saved") == [f"step_{steps_in(tmp_path / 'runs/run'):08d}"]
+
+
+def test_starts_of_one_name_at_once_get_a_folder_each(tmp_path):
+    ends = [end(process) for process in [start(words(tmp_path)) for _ in range(4)]]
+    assert [code for code, _, _ in ends] == [0] * 4, ends
+    runs = sorted((tmp_path / "runs").iterdir())
+    assert [run.name for run in runs] == ["run", "run-2", "run-3", "run-4"]
+    for run in runs:
+        assert steps_in(run) == 4
+        assert saved_in(run / "checkpoints") == ["step_00000004"]
+
+
+def test_of_starts_with_one_folder_for_checkpoints_one_trains_and_one_is_refused(tmp_path):
+    both = [
+        start(words(tmp_path, name=name, checkpoint__save=tmp_path / "saved"))
+        for name in ("one", "other")
+    ]
+    ends = [end(process) for process in both]
+    assert sorted(code for code, _, _ in ends) == [0, 2], ends
+    (refused,) = (errors for code, _, errors in ends if code == 2)
+    assert "--checkpoint.save: got" in refused
+    assert saved_in(tmp_path / "saved") == ["step_00000004"]
+    (run,) = (tmp_path / "runs").iterdir()
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 4
+
+
+# Signals
+
+ENDING = [signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
+QUIET = {"stdout": subprocess.DEVNULL}
+
+
+def poprun(command: "list[str]", instances: int = 2) -> "list[str]":
+    launcher = [sys.executable, "-m", "popdist.launcher", "--num-replicas", str(instances)]
+    return [*launcher, "--num-instances", str(instances), *command]
+
+
+def check_saved(run: Path) -> None:
+    """The last step that was done is saved, and nothing is left half-made."""
+    assert saved_in(run / "checkpoints") == [f"step_{steps_in(run):08d}"]
+    assert not [name for name in saved_in(run) if name.startswith(".")]
+
+
+def instances_of(launcher: int) -> "list[int]":
+    """Processes that a launcher has started."""
+    return [
+        int(number)
+        for task in Path(f"/proc/{launcher}/task").iterdir()
+        for number in (task / "children").read_text().split()
+    ]
+
+
+@pytest.mark.parametrize("number", ENDING, ids=lambda number: number.name)
+def test_a_signal_that_is_sent_twice_saves_and_ends_with_its_number(number, tmp_path):
+    process = start(words(tmp_path, steps=LONG), **QUIET)
+    wait_for_steps(process, tmp_path / "runs/run")
+    process.send_signal(number)
+    time.sleep(0.002)
+    code, _, errors = end(process, signal.SIGTERM)
+    assert code == 128 + number, errors
+    assert "stopping after this step" in errors
+    check_saved(tmp_path / "runs/run")
+
+
+def test_a_signal_that_nohup_ignores_is_ignored(tmp_path):
+    process = start(["nohup", *words(tmp_path, steps=LONG)], **QUIET)
+    wait_for_steps(process, tmp_path / "runs/run")
+    process.send_signal(signal.SIGHUP)
+    steps = steps_in(tmp_path / "runs/run")
+    wait_for_steps(process, tmp_path / "runs/run", steps + 5)
+    code, _, errors = end(process, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM, errors
+    check_saved(tmp_path / "runs/run")
+
+
+@pytest.mark.parametrize("launched", [False, True], ids=["process", "launcher"])
+def test_sigusr1_saves_and_the_run_goes_on(launched, tmp_path):
+    command = words(tmp_path, steps=LONG, checkpoint__keep=1, data_parallel=1 + launched)
+    process, run = start(poprun(command) if launched else command, **QUIET), tmp_path / "runs/run"
+    wait_for_steps(process, run)
+    process.send_signal(signal.SIGUSR1)
+    while not (run / "checkpoints").is_dir() or not list((run / "checkpoints").glob("step_*")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    wait_for_steps(process, run, steps_in(run) + 2)
+    code, _, errors = end(process, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM, errors
+    check_saved(run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_to_the_launcher_and_its_instances_at_once_saves(number, tmp_path):
+    process = start(poprun(words(tmp_path, steps=LONG, data_parallel=2)), **QUIET)
+    wait_for_steps(process, tmp_path / "runs/run")
+    for member in [*instances_of(process.pid), process.pid]:
+        os.kill(member, number)
+    code, _, errors = end(process)
+    assert code == 128 + number, errors
+    check_saved(tmp_path / "runs/run")
+
+
+@pytest.mark.parametrize("launched", [False, True], ids=["process", "launcher"])
+def test_a_terminal_that_closes_ends_a_run_that_saves(launched, tmp_path):
+    command = words(tmp_path, steps=LONG, data_parallel=1 + launched)
+    terminal, inside = os.openpty()
+
+    def in_terminal() -> None:
+        hear_signals()
+        os.setsid()
+        fcntl.ioctl(inside, termios.TIOCSCTTY, 0)
+
+    process = start(
+        poprun(command) if launched else command,
+        stdin=inside, stdout=inside, stderr=inside, preexec_fn=in_terminal,
+    )  # fmt: skip
+    os.close(inside)
+    shown = b""
+    while b"step      2/" not in shown:
+        shown += os.read(terminal, 4096)
+    os.close(terminal)
+    code, _, _ = end(process)
+    assert code == 128 + signal.SIGHUP
+    check_saved(tmp_path / "runs/run")
+
+
+# Outputs that take nothing
+
+OUTPUTS = {
+    "full": "> /dev/full",
+    "closed": ">&-",
+    "a broken pipe": "> >(exec true)",
+}
+SAID = {"full": "No space left on device", "a broken pipe": "Broken pipe"}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_an_output_that_takes_nothing_is_told_of_once_and_stops_no_training(output, tmp_path):
+    shell = ["bash", "-c", f'exec "$@" {OUTPUTS[output]}', "bash"]
+    code, _, errors = end(start([*shell, *words(tmp_path)]))
+    assert code == 0, errors
+    assert [line for line in errors.splitlines() if "stdout" in line] == [
+        line for line in errors.splitlines() if f"stdout: got '{SAID.get(output)}'" in line
+    ]
+    assert errors.count("stdout: got") == (output in SAID)
+    assert steps_in(tmp_path / "runs/run") == 4
+    assert saved_in(tmp_path / "runs/run/checkpoints") == ["step_00000004"]
+
+
+def test_neither_output_nor_errors_that_are_full_change_the_exit_code(tmp_path):
+    with open("/dev/full", "w") as full:
+        process = start(words(tmp_path), stdout=full, stderr=full)
+        assert process.wait(SECONDS) == 0
+        refused = start(words(tmp_path, layers=0), stdout=full, stderr=full)
+        assert refused.wait(SECONDS) == 2
+    assert saved_in(tmp_path / "runs/run/checkpoints") == ["step_00000004"]
+
+
+# Checkpoints by the clock, whole ones, and the best
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_a_checkpoint_is_due_by_the_clock(instances, tmp_path):
+    settings = {"checkpoint__every_minutes": 1e-9, "checkpoint__keep": 10}
+    command = words(tmp_path, **settings, data_parallel=instances)
+    code, _, errors = end(start(poprun(command) if instances > 1 else command))
+    assert code == 0, errors
+    checkpoints = tmp_path / "runs/run/checkpoints"
+    assert saved_in(checkpoints) == [f"step_0000000{step}" for step in (1, 2, 3, 4)]
+
+
+def here(folder: Path, **settings: object) -> None:
+    run_job(*words(folder, **settings)[2:])
+
+
+@pytest.fixture(scope="module")
+def validated(tmp_path_factory) -> Path:
+    """A folder with a run that has a checkpoint after each step, each validated."""
+    folder = tmp_path_factory.mktemp("validated")
+    here(folder, checkpoint__every=1, checkpoint__keep=10, validate_every=1, learning_rate=0.03)
+    return folder
+
+
+def damage(checkpoint: Path) -> None:
+    file = checkpoint / "head.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def test_auto_takes_the_newest_whole_checkpoint_and_says_what_it_passed_over(
+    validated, tmp_path, capfd
+):
+    shutil.copytree(validated / "runs", tmp_path / "runs")
+    run = tmp_path / "runs/run"
+    for step in (3, 4):
+        damage(run / f"checkpoints/step_0000000{step}")
+    here(tmp_path, checkpoint__load="auto", checkpoint__keep=1, steps=4)
+    said = capfd.readouterr()
+    assert f"continuing after step 2, from {run}/checkpoints/step_00000002" in said.out
+    for step in (3, 4):
+        path = f"{run}/checkpoints/step_0000000{step}"
+        assert f"{path}/head.safetensors: got " in said.err
+        assert f"{path}: damaged, now damaged_step_0000000{step}." in said.err
+    assert said.err.count("It is passed over for step_00000002.") == 2
+    assert [path.name for path in checkpoints_in(run / "checkpoints")][-1] == "step_00000004"
+    assert (run / "metrics.jsonl").read_text().splitlines()[:2] == (
+        validated / "runs/run/metrics.jsonl"
+    ).read_text().splitlines()[:2]
+    assert steps_in(run) == 4
+
+
+def losses_in(run: Path) -> "dict[int, float]":
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["validation_loss"] for line in lines}
+
+
+def test_the_checkpoint_with_the_lowest_validation_loss_stays_and_is_loaded(
+    validated, tmp_path, capfd
+):
+    losses = losses_in(validated / "runs/run")
+    best = min(losses, key=lambda step: losses[step])
+    shutil.copytree(validated / "runs", tmp_path / "runs")
+    settings = {"checkpoint__every": 1, "checkpoint__keep": 1, "learning_rate": 10.0}
+    here(tmp_path, **settings, checkpoint__load="auto", validate_every=1, steps=6)
+    kept = saved_in(tmp_path / "runs/run/checkpoints")
+    assert kept == [f"step_{best:08d}", "step_00000006"]
+    assert (
+        f"best          {tmp_path}/runs/run/checkpoints/step_{best:08d}" in capfd.readouterr().out
+    )
+    here(tmp_path, checkpoint__load="best", steps=5)
+    assert f"from {tmp_path}/runs/run/checkpoints/step_{best:08d}" in capfd.readouterr().out
+    assert saved_in(tmp_path / "runs/run/checkpoints") == kept
