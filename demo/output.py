@@ -7,7 +7,7 @@ import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Optional, cast
+from typing import Optional, TextIO, cast
 
 PIECE = 4096
 """Bytes that a pipe which is ready takes without waiting (PIPE_BUF, pipe(7))."""
@@ -99,7 +99,7 @@ def lasting_output() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def _lasting(stream: io.TextIOBase, is_told: bool) -> io.TextIOWrapper:
+def _lasting(stream: TextIO, is_told: bool) -> io.TextIOWrapper:
     try:
         stream.fileno()
     except OSError:  # in memory

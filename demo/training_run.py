@@ -149,7 +149,7 @@ class TrainingRun:
         ]
         signals, saves = zip(*gather(mine, popdist.getNumInstances()))
         self._is_save_due |= any(saves)
-        return first(signals)
+        return first(list(signals))
 
     def _is_late(self) -> bool:
         """Whether a checkpoint is due by the clock: one of a validated step, that can be the best,

@@ -428,8 +428,8 @@ def _newest_whole(folder: Path, config: Config) -> Optional[SavedRun]:
             damaged.append(error)
             continue
         saved.passed_over = checkpoints[len(checkpoints) - number :]
-        for error in damaged:
-            _LOG.warning("%s. It is passed over for %s.", error.problem, path.name)
+        for other in damaged:
+            _LOG.warning("%s. It is passed over for %s.", other.problem, path.name)
         return saved
     if damaged:
         problems = "; ".join(error.problem for error in damaged[:3])
