@@ -1,5 +1,5 @@
 # Everything runs in .venv, which is made once and reused. `make PYTHON=python3.12 ...` chooses another Python (3.10+),
-# `make PIP_ARGS="--index-url ..." ...` another package index (README.md: CPU and CUDA builds of torch), and
+# `make PIP_ARGS="--index-url ..." ...` another package index (docs/index.md: CPU and CUDA builds of torch), and
 # `make demo DEMO_ARGS="--steps 100"` other settings (PREPARE_ARGS: other data).
 
 PYTHON ?= python3
@@ -28,9 +28,9 @@ help:
 	@echo "make check   format, lint, types and the fast tests"
 	@echo "make torture kills, damages and fills disks for MINUTES (10), every case of some kinds with FULL=1"
 	@echo "make bench   every benchmark, one after the other"
-	@echo "make docs    the generated parts of the READMEs, the page of ops and the pictures in imgs/"
+	@echo "make docs    the generated pages and pictures of docs/, and the site in build/site"
 	@echo "make format  format and tidy the sources"
-	@echo "make clean   delete .venv and caches; runs and prepared text stay"
+	@echo "make clean   delete .venv, the site and caches; runs and prepared text stay"
 
 demo: $(INSTALLED)
 	$(BIN)/python data/prepare.py stdlib --output $(TEXT) --overwrite $(PREPARE_ARGS)
@@ -59,12 +59,14 @@ bench: $(INSTALLED)
 	    echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 2 ]; done  # 2: it has said which file it needs
 
 docs: $(INSTALLED)
-	$(BIN)/python -m utils.readme
+	$(BIN)/python -m utils.pages
 	$(BIN)/python runtime/tests/ops_page.py
 	$(BIN)/python imgs/draw_phases.py
+	$(BIN)/python imgs/draw_architecture.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build/site .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(INSTALLED): requirements.txt runtime/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || { \

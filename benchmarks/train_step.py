@@ -183,8 +183,8 @@ def variants_of(
         "dropout": arguments.dropout,
         "dtype": dtype,
     }
-    # NOTES.md says which forms win: fused attention loses in bfloat16 and with dropout, the tanh
-    # GELU when compiled.
+    # docs/performance.md says which forms win: fused attention loses in bfloat16 and with dropout,
+    # the tanh GELU when compiled.
     attention = "products" if dtype == "bfloat16" or arguments.dropout else "fused"
     eager = {**options, "kind": "plain", "compiled": False, "forms": {"attention": attention}}
     compiled = {

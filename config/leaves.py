@@ -293,13 +293,14 @@ def reference(record: type = Config) -> str:
     for section, doc in sections(record).items():
         rows = [leaf for leaf in leaves(record) if leaf.section == section]
         lines = [
-            f"**{section}**: {doc}" if section else doc,
+            f"### {section}\n\n{doc}" if section else doc,
             "",
             "| flag | default | values | meaning |",
             "|---|---|---|---|",
         ]
         lines += [
-            f"| `--{row.name}` | {shown(row.default)} | {row.expected} | {row.doc} |"
+            f"| `--{row.name}` | {shown(row.default)} | {row.expected} | "
+            f"{' '.join(row.doc.split())} |"
             for row in rows
         ]
         blocks.append("\n".join(lines))

@@ -1,5 +1,5 @@
-"""Draws `imgs/phases.png` from the training program: what each phase of a step loads and stores,
-how often it runs.
+"""Draws `docs/imgs/phases.png` from the training program: what each phase of a step loads and
+stores, how often it runs.
 """
 
 import json
@@ -178,7 +178,7 @@ def draw(found: List[Tuple[str, int, Set[Tuple[str, str]]]], layers: int, file: 
     plt.close(figure)
 
 
-def main(file: Path = ROOT / "imgs" / "phases.png") -> None:
+def main(file: Path = ROOT / "docs" / "imgs" / "phases.png") -> None:
     """Draw the picture of the smallest preset, which has the phases of all."""
     config = preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
     ir, step = program(config)

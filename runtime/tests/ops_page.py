@@ -1,4 +1,4 @@
-"""The reference page of ops, `runtime/OPS.md`: `python runtime/tests/ops_page.py` writes it anew.
+"""The reference page of ops, `docs/ops.md`: `python runtime/tests/ops_page.py` writes it anew.
 
 Everything on it is asked of the declarations and of the sample tables: an op has the data types in
 which a sample of it is accepted and its kernel computes, the gradient it declares, and the cost of
@@ -27,14 +27,14 @@ from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import ALTERNATES, KERNELS, Kernel
 from samples.sample import Operand, Sample
 
-PAGE = Path(__file__).parents[1] / "OPS.md"
+PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 NAMES = json.loads((Path(__file__).parent / "public_names.json").read_text(encoding="utf-8"))[
     "modules"
 ]
 HEADER = """# Ops
 
-Written by `python runtime/tests/ops_page.py` from the declarations in `popxl/ops/`, the kernels in
-`popxl_engine/kernels/` and the samples in `tests/samples/`.
+Written by `python runtime/tests/ops_page.py` from the declarations in `runtime/popxl/ops/`, the kernels in
+`runtime/popxl_engine/kernels/` and the samples in `runtime/tests/samples/`.
 
 - **Data types** are those of the first operand, or of the results of its samples where there is none. Sessions refuse
   the others.

@@ -9,7 +9,7 @@ import pytest
 from config import UserError
 from utils import runtime
 from utils.log import set_up_logging
-from utils.readme import PARTS, README, with_generated_parts
+from utils.pages import PAGES, SETTINGS, with_generated_parts
 from utils.units import bytes_text, duration, si
 
 
@@ -80,15 +80,20 @@ def test_sessions_on_processors_are_expected_where_this_popxl_can(monkeypatch):
     runtime.expect_session("cpu")
 
 
-def test_the_generated_parts_of_the_readme_are_up_to_date():
-    text = README.read_text(encoding="utf-8")
-    assert with_generated_parts(text) == text, "run: make docs"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_generated_parts_of_pages_are_up_to_date(page):
+    text = page.read_text(encoding="utf-8")
+    assert with_generated_parts(text, page) == text, "run: make docs"
 
 
-def test_a_lost_mark_in_the_readme_is_named():
-    with pytest.raises(UserError, match="README.md: got generated parts .* Restore the marks"):
-        with_generated_parts("no parts here")
-    assert set(PARTS) >= {"presets", "settings"}
+def test_a_lost_mark_in_a_page_is_named():
+    with pytest.raises(UserError, match="settings.md: got generated parts .* Restore the marks"):
+        with_generated_parts("no parts here", SETTINGS)
+
+
+def test_a_setting_is_one_line_of_its_table():
+    for line in PAGES[SETTINGS]["settings"]().splitlines():
+        assert not line.startswith("|") or line.endswith("|"), line
 
 
 @pytest.fixture

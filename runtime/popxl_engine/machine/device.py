@@ -298,7 +298,7 @@ def device_named(name: str) -> Device:
         )
         raise ValueError(
             f"device: got {name!r} on a machine with {found}; expected a GPU that is there. Use "
-            "'cpu', or install torch's CUDA build (README.md)."
+            "'cpu', or install torch's CUDA build (docs/index.md)."
         )
     return Gpu(torch.device("cuda", index))
 

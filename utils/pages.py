@@ -1,5 +1,4 @@
-"""The generated parts of README.md and runtime/README.md: `python -m utils.readme` writes them anew
-from the code.
+"""The generated parts of pages in docs/: `python -m utils.pages` writes them anew from the code.
 
 A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; a new one is an entry of
 `PAGES`.
@@ -15,7 +14,7 @@ from config import UserError, exit_on_user_error, preset, preset_names, referenc
 from utils.units import si
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+SETTINGS = ROOT / "docs" / "settings.md"
 API = ROOT / "runtime" / "tests" / "public_names.json"
 """The names of the original API, by module."""
 _PART = re.compile(r"(<!-- generated: (?P<name>[\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -86,14 +85,13 @@ def missing_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-PARTS: dict[str, Callable[[], str]] = {"presets": presets_table, "settings": reference}
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
-    README: PARTS,
-    ROOT / "runtime" / "README.md": {"missing names": missing_table},
+    SETTINGS: {"presets": presets_table, "settings": reference},
+    ROOT / "docs" / "popxl.md": {"missing names": missing_table},
 }
 
 
-def with_generated_parts(text: str, page: Path = README) -> str:
+def with_generated_parts(text: str, page: Path) -> str:
     """The text of a page with every generated part written anew.
 
     Raises:

@@ -1,0 +1,398 @@
+"""What the pages show is true: their commands and code run, their recipes apply, their tables and
+pictures come from the program.
+
+A page runs from top to bottom in a copy of the repository. Commands that take long, or need a
+network, run shorter: `SHORTER` says how. A comment above a block says what else it is:
+
+- `<!-- not run: why -->`: a command that no test runs.
+- `<!-- output -->` and `<!-- output: COMMAND -->`: what the command above, or another one of the
+  page, prints; `...` stands for lines that are left out.
+- `<!-- file: NAME -->`: code that is added to a file, and run by a later command.
+- `<!-- new file: NAME -->`, `<!-- add to: NAME -->` and `<!-- add to: NAME, below: LINE -->`: code
+  that is put into the copy.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from quick import Later
+
+from config import preset
+from utils.pages import ROOT
+
+phases_picture = Later("imgs.draw_phases")
+architecture_picture = Later("imgs.draw_architecture")
+README, GUIDE = ROOT / "README.md", ROOT / "docs" / "popxl.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SMALL = (
+    "--layers 1 --hidden_size 32 --heads 4 --sequence_length 16 --warmup_steps 0 --validate_every 2"
+)
+DEMO = "make demo {make} PREPARE_ARGS='--max_bytes 3000000 --workers 1' DEMO_ARGS='{small}'"
+ONE_STEP = "+ {small} --steps 1 --global_batch_size 4 --vocabulary_size 300 --validate_every 0"
+ALONE = "+ --data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1"
+ON_TWO = "{python} -m popdist.launcher --num-instances 2"
+CUSTOM_MODULE = "{python} runtime/examples/custom_module.py"
+SHORTER = {
+    # What they run is written in the Makefile: the demo with less text and a smaller model, the
+    # rest by name only, as `make test` runs this very test, and `make check` would run the other
+    # tests once more. What `make docs` runs has tests of its own, here and in test_site.py.
+    "make demo": DEMO,
+    "index.md: make demo": "make demo {make} --dry-run",
+    'make demo DEMO_ARGS="--steps 200"': "make demo {make} --dry-run",
+    "make test": "make test {make} --dry-run",
+    "make check": "make check {make} --dry-run",
+    "make torture": "make torture {make} --dry-run",
+    "make docs": "make docs {make} --dry-run",
+    # Without a network: the pins must be what this environment has. The runtime itself is installed
+    # from the copy.
+    "pip install -r requirements.txt": "{python} -m pip install --no-index --dry-run -r pins.txt",
+    "pip install -e ./runtime": "{python} -c 'import popxl, popxl_addons, popdist, popart'",
+    # The same commands with less to do: added flags win over those before them.
+    "python data/prepare.py text ...": "+ --vocabulary_size 300 --sequence_length 16 --workers 1",
+    "python demo/pretraining.py --config demo ...": "+ {small} --steps 4 --vocabulary_size 300",
+    "python demo/pretraining.py --config runs/mine/config.yml ...": "+ --steps 6",
+    # The launcher by its module: an environment made before it has no `poprun`.
+    "poprun --num-replicas 8 ...": f"{ON_TWO} --num-replicas 8 {{python}} "
+    "demo/pretraining.py --config tiny --steps 2",
+    "poprun --num-replicas 4 ...": f"{ON_TWO} --num-replicas 4 {{python}} "
+    "runtime/examples/mnist_data_parallel.py",
+    "python demo/pretraining.py --config gpt3_2.7B_pod64 --input_files ...": ONE_STEP,
+    "python demo/pretraining.py --config gpt2_xl ...": f"{ONE_STEP} --memmap_dir rows",
+    "python demo/pretraining.py --config tiny --name ...": ALONE,
+    "python demo/pretraining.py --config tiny --cooldown_steps ...": ALONE,
+    "python demo/pretraining.py --config gpt3_2.7B_pod64 --plan ...": "+ --layers 1",
+    "python tests/gpu_checks.py": "+ --device cpu --only rows",
+    "python execution/pretraining.py --config demo --profile": "+ --layers 1 --sequence_length 16 "
+    "--vocabulary_size 64",
+    # What these measure is in tests of their own: test_gpu_scripts.py, test_benchmarks.py and
+    # test_benchmarks_*.py.
+    "python benchmarks/...": "+ --help",
+    "python benchmarks/shakespeare.py --text FILE": "+ --text letters.txt --steps 100 --seeds 1 "
+    "--variants phased",
+    # Only `cache/` gets kernels of its own: compiling them takes longer than all the rest.
+    "POPXL_CACHE_DIR=fused ...": f"POPXL_NATIVE=0 POPXL_CACHE_DIR=fused {CUSTOM_MODULE}",
+    "POPXL_CACHE_DIR=plain ...": "POPXL_NATIVE=0 POPXL_CACHE_DIR=plain POPXL_PASSES=-all "
+    f"{CUSTOM_MODULE}",
+    # They differ: diff says so with 1, and stops for a file that is not there with 2.
+    "diff fused/*.py plain/*.py": "+ || test $? -eq 1",
+    "python -m pytest ...": "+ -p no:xdist",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    text: str
+    mark: str
+    """What the comment above it says; empty without one."""
+
+    @property
+    def commands(self) -> "list[str]":
+        """Its commands, each on one line and without its comment."""
+        if self.language != "sh" or self.mark.startswith("not run: "):
+            return []
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [" ".join(re.sub(r"\s+#.*", "", line).split()) for line in lines if line.strip()]
+
+
+def blocks(page: Path) -> "list[Block]":
+    """The fenced blocks of a page."""
+    pattern = r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$"
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(found["language"], found["text"], found["mark"] or "")
+        for found in re.finditer(pattern, text, re.MULTILINE | re.DOTALL)
+    ]
+
+
+def rule_for(command: str, page: Path) -> "str | None":
+    """The line of `SHORTER` that fits a command of a page best."""
+    own = f"{page.name}: {command}"
+    fits = [
+        rule
+        for rule in SHORTER
+        if rule in (command, own) or (rule.endswith("...") and command.startswith(rule[:-3]))
+    ]
+    return own if own in fits else max(fits, key=len, default=None)
+
+
+def shorter(command: str, page: Path) -> str:
+    """What runs in place of a command."""
+    python = shlex.quote(sys.executable)
+    command = command.replace(".venv/bin/python ", "python ")
+    rule = rule_for(command, page)
+    form = SHORTER[rule] if rule else "+"
+    words = form.format(python=python, make="VENV=venv", small=f"{SMALL} --steps 4")
+    if words.startswith("+"):
+        words = re.sub(r"(^| )python ", rf"\1{python} ", command) + words[1:]
+    return words
+
+
+@pytest.fixture
+def copy(tmp_path) -> Path:
+    """A copy of the repository's sources, with an environment, a text of one's own and the pins
+    without the runtime.
+    """
+    folder = tmp_path / "copy"
+    left_out = shutil.ignore_patterns(
+        ".*", "venv", "runs", "wandb", "files", "__pycache__", "*.egg-info", "build", "dist"
+    )
+    shutil.copytree(ROOT, folder, ignore=left_out)
+    (folder / "venv/bin").mkdir(parents=True)
+    (folder / "venv/bin/python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    (folder / "venv/bin/python").chmod(0o755)
+    (folder / "venv/.installed").touch()
+    (folder / "my_texts").mkdir()
+    for path in sorted((ROOT / "config").glob("*.py")):
+        shutil.copy(path, folder / "my_texts")
+    (folder / "letters.txt").write_text(
+        "the cat sat on the mat, and the dog sat on the log.\n" * 400
+    )
+    pins = (folder / "requirements.txt").read_text().replace("-e ./runtime", "")
+    (folder / "pins.txt").write_text(pins)
+    return folder
+
+
+def run(command: str, folder: Path) -> str:
+    paths = os.pathsep.join(
+        [str(folder / "runtime"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@dataclass
+class Reader:
+    """Does what a page says, block by block."""
+
+    page: Path
+    folder: Path
+    printed: "dict[str, str]" = field(default_factory=dict)
+    """What each command printed."""
+    shown: "list[tuple[str, str]]" = field(default_factory=list)
+    """Commands, and what the page shows of their output."""
+
+    def read(self) -> None:
+        for number, block in enumerate(blocks(self.page)):
+            kind, _, rest = block.mark.partition(": ")
+            for command in block.commands:
+                self.printed[command] = run(shorter(command, self.page), self.folder)
+            if kind == "output":
+                self.shown.append((rest or list(self.printed)[-1], block.text))
+            elif kind in ("file", "new file", "add to"):
+                name, _, line = rest.partition(", below: ")
+                put(self.folder / name, block.text, line, is_new=kind == "new file")
+            elif block.language == "python":
+                (self.folder / f"code_{number}.py").write_text(block.text, encoding="utf-8")
+                assert run(shorter(f"python code_{number}.py", self.page), self.folder).strip()
+        for command, text in self.shown:
+            printed = self.printed[command]
+            for line in text.splitlines():
+                told = f"{self.page.name} shows\n{line}\n\n{command} printed\n{printed}"
+                assert line == "..." or line in printed.splitlines(), told
+
+
+def put(file: Path, code: str, line: str, *, is_new: bool) -> None:
+    """Add code to the end of a file, or below a line of it."""
+    assert not (is_new and file.exists()), file
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    if not line:
+        file.write_text(text + code, encoding="utf-8")
+        return
+    lines = text.splitlines(keepends=True)
+    (place,) = [number for number, each in enumerate(lines) if each.strip() == line]
+    file.write_text("".join([*lines[: place + 1], code, *lines[place + 1 :]]), encoding="utf-8")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def has_something_to_run(page: Path) -> bool:
+    return any(block.commands or block.language == "python" for block in blocks(page))
+
+
+over_pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [*filter(has_something_to_run, PAGES)], ids=name_of)
+def test_every_command_and_every_piece_of_code_runs(page, copy):
+    reader = Reader(page, copy)
+    prepare_data(page, copy)
+    reader.read()
+    CHECKS.get(page.name, lambda printed, folder: None)(reader.printed, copy)
+
+
+def prepare_data(page: Path, folder: Path) -> None:
+    """The token files that pages after `train.md` read."""
+    if page.name == "memory.md":
+        train = ROOT / "docs" / "train.md"
+        command = next(
+            command
+            for block in blocks(train)
+            for command in block.commands
+            if "data/prepare.py" in command
+        )
+        run(shorter(command, train), folder)
+
+
+def check_readme(printed: "dict[str, str]", folder: Path) -> None:
+    assert (folder / "runs/demo/loss.png").is_file()
+    again = run(shorter("make demo", README), folder)
+    assert "is there already" in again and "run folder runs/demo-2" in again
+
+
+def check_contributing(printed: "dict[str, str]", folder: Path) -> None:
+    assert "pytest" in printed["make test"] and "mypy" in printed["make check"]
+    assert "mkdocs build --strict" in printed["make docs"]
+    for command, output in printed.items():
+        if "pytest" in command:
+            assert re.search(r"\d+ passed", output), output
+    assert "`--cooldown_steps`" in (folder / "docs/settings.md").read_text(encoding="utf-8")
+
+
+def check_train(printed: "dict[str, str]", folder: Path) -> None:
+    assert (folder / "runs/mine/checkpoints/step_00000006").is_dir()
+
+
+def check_plan(printed: "dict[str, str]", folder: Path) -> None:
+    assert (folder / "runs/demo/timeline.json").is_file()
+
+
+def check_checkpoints(printed: "dict[str, str]", folder: Path) -> None:
+    first, second, _ = printed.values()
+    assert "step 6/6" in first and "step 7/8" in second and "step 6/8" not in second
+
+
+def check_guide(printed: "dict[str, str]", folder: Path) -> None:
+    losses = re.findall(r"`(\d+\.\d+)`", GUIDE.read_text(encoding="utf-8"))[:3]
+    for command, output in printed.items():
+        if command.endswith("program.py"):
+            assert output.split()[:3] == losses
+    assert len(list((folder / "cache").glob("*.py"))) == 1
+    assert "fused_gemm_bias" in printed["diff fused/*.py plain/*.py"]
+    (digits,) = (output for command, output in printed.items() if "mnist" in command)
+    # one instance speaks
+    assert digits.splitlines()[-1].startswith("right on 9") and digits.count("right on") == 1
+
+
+CHECKS = {
+    "README.md": check_readme,
+    "CONTRIBUTING.md": check_contributing,
+    "train.md": check_train,
+    "plan.md": check_plan,
+    "checkpoints.md": check_checkpoints,
+    "popxl.md": check_guide,
+}
+"""What else must hold when a page has run."""
+
+
+def test_every_shorter_command_is_on_a_page():
+    used = {
+        rule_for(command, page)
+        for page in PAGES
+        for block in blocks(page)
+        for command in block.commands
+    }
+    assert set(SHORTER) == used - {None}
+
+
+@over_pages
+def test_readers_see_where_the_code_of_a_recipe_goes(page):
+    text = page.read_text(encoding="utf-8")
+    for section in re.split(r"^## ", text, flags=re.MULTILINE):
+        for name in re.findall(r"^<!-- (?:new file|add to): ([^,\n]+?)(?:,.*)? -->", section, re.M):
+            assert f"`{name}`" in section, name
+
+
+@over_pages
+def test_every_kind_of_block_is_looked_at(page):
+    marks = ("not run", "output", "file", "new file", "add to")
+    for block in blocks(page):
+        assert block.language in ("sh", "python", "text"), block
+        assert not block.mark or block.mark.partition(": ")[0] in marks, block
+        if block.language == "text" and not block.mark:  # the demo's, and the examples'
+            assert page in (README, GUIDE), block
+
+
+def test_the_output_shown_is_what_a_run_prints_today():
+    (shown,) = [b.text for b in blocks(README) if b.language == "text" and not b.mark]
+    steps = [line for line in shown.splitlines() if line.startswith("step ")]
+    pattern = (
+        r"step +\d+/\d+  loss \d\.\d+  validation (\d\.\d+|-)  lr \d\.\d+e-\d+  norm \d+\.\d+  "
+        r"[\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  .* left"
+    )
+    assert len(steps) > 3
+    for line in steps:
+        assert re.fullmatch(pattern, line), line
+    assert f"/{preset('demo').training.steps} " in steps[-1]
+    for words in (
+        "parameters, run folder runs/demo",
+        ": after » the model goes on",
+        "  checkpoints   runs/demo/checkpoints",
+    ):
+        assert words in shown, words
+
+
+def test_the_readme_is_short():
+    assert len(README.read_bytes()) <= 10_000
+
+
+@over_pages
+def test_files_that_pages_name_are_there(page):
+    known = {path.name for path in ROOT.iterdir()}
+    gone = {"benchmarks/NOTES.md"}
+    made = {b.mark.removeprefix("new file: ") for b in blocks(page)}
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for name in re.findall(r"`([\w./-]+/[\w./-]*)`", text):
+        if name.partition("/")[0] in known and not name.startswith(("data/files", "build/")):
+            assert (ROOT / name).exists() or name in made | gone, name
+
+
+def test_the_architecture_names_every_folder():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for folder in (*ROOT.iterdir(), *(ROOT / "runtime").iterdir()):
+        if folder.is_dir() and any(folder.glob("*.py")):
+            assert f"`{folder.relative_to(ROOT)}/`" in text, folder.name
+
+
+@pytest.mark.slow
+def test_the_picture_shows_the_phases_of_the_program():
+    config = preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
+    found = phases_picture.phases(*phases_picture.program(config))
+    names = [name for name, _, _ in found]
+    assert names == [
+        "embedding_fwd_phase", "decoder_fwd_phase", "head_phase", "decoder_bwd_phase", "embedding_bwd_phase",
+        "head_optim_phase", "decoder_optim_phase",
+    ]  # fmt: skip
+    assert [times for _, times, _ in found] == [1, 2, 1, 2, 1, 1, 2]
+    shown = phases_picture.drawn_from(ROOT / "docs/imgs/phases.png")
+    assert shown == phases_picture.description(found)
+
+
+@pytest.mark.slow
+def test_the_picture_of_the_architecture_shows_what_the_compiler_does():
+    shown = phases_picture.drawn_from(ROOT / "docs/imgs/architecture.png")
+    expected = architecture_picture.description(architecture_picture.panels())
+    assert shown == expected, "run: make docs"
