@@ -164,7 +164,7 @@ def run_phases(step: TrainingStep, kept: NamedTensors) -> None:
 def optimizer_step(
     pending: List[Tensor], variables: List[TensorByRef], run: PhaseGraphs
 ) -> List[Tensor]:
-    """One optimizer step: the seven phases of `imgs/phases.png`, in order.
+    """One optimizer step: the seven phases of `docs/imgs/phases.png`, in order.
 
     Args:
         pending: what the decoder's update of the step before needs; empty in the first step.

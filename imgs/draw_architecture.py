@@ -19,6 +19,8 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 INK, BOX, ACCENT = "#1a202c", "#edf2f7", "#2b6cb0"
+FIRST, FUSING = "drop_casts", "fuse_gemm_bias"
+"""The first pass, which finds nothing to do here, and one that does."""
 OUR_LINES = 2
 """Lines of the program that its panel shows."""
 PROGRAM = """\
@@ -53,7 +55,7 @@ class Panel:
 
 
 def run(**environment: str) -> "Dict[str, str]":
-    """What the program prints, and the source that is generated for it."""
+    """What the program and the compiler print, and the source that is generated."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "program.py"
         # Annotations are read when a graph is made: imports may follow the function.
@@ -67,13 +69,21 @@ def run(**environment: str) -> "Dict[str, str]":
             check=True,
         )
         (source,) = [path for path in Path(folder).glob("*.py") if path != file]
-        return {"printed": done.stdout, "source": source.read_text(encoding="utf-8")}
+        compiled = source.read_text(encoding="utf-8")
+        return {"printed": done.stdout, "compiler": done.stderr, "source": compiled}
 
 
 def graph_of(printed: str) -> str:
     """The called graph, without attributes that are not given."""
     graph = printed[printed.index("graph 'layer") :].split("\n\n")[0]
     return re.sub(r", \w+=None", "", graph).replace(") -> (", ")\n  -> (")
+
+
+def block_of(compiler: str) -> str:
+    """The instructions of the called graph as the compiler prints them after a pass."""
+    block = compiler[compiler.index("block layer") :].split("\n}")[0] + "\n}"
+    block = re.sub(r", \w+=None", "", block)
+    return re.sub(r"  # .*/(\w+\.py):\d+", "", block)
 
 
 def body_of(source: str) -> str:
@@ -87,17 +97,30 @@ def body_of(source: str) -> str:
 
 def panels() -> "List[Panel]":
     """The stages, from the program to its result."""
-    whole, plain = run(), run(POPXL_PASSES="-all")
+    before, after = run(POPXL_PRINT_AFTER=FIRST), run(POPXL_PRINT_AFTER=FUSING)
     program = "\n".join(PROGRAM.splitlines()[:OUR_LINES])
     return [
         Panel("ops: your program calls them", "popxl/ops", program),
-        Panel("graph: one op a line", "popxl", graph_of(whole["printed"])),
-        Panel("instructions, before passes", "popxl_engine", body_of(plain["source"])),
-        Panel("source: after passes", "popxl_engine", body_of(whole["source"])),
+        Panel("graph: one op a line", "popxl", graph_of(after["printed"])),
+        Panel(
+            "instructions, before passes change them",
+            "popxl_engine/lowering, popxl_engine/ir",
+            block_of(before["compiler"]),
+        ),
+        Panel(
+            f"passes: here {FUSING} has fused two of them",
+            "popxl_engine/analysis, popxl_engine/passes",
+            block_of(after["compiler"]),
+        ),
+        Panel(
+            "source: generated Python, calls inlined",
+            "popxl_engine/codegen.py",
+            body_of(after["source"]),
+        ),
         Panel(
             "run: kernels, memory, replicas",
             "popxl_engine/kernels, popxl_engine/machine",
-            whole["printed"].splitlines()[-1],
+            after["printed"].splitlines()[-1],
         ),
     ]
 
