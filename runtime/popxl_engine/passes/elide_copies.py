@@ -146,6 +146,7 @@ class _Elision:
     def run(self) -> Block:
         """The block with every edge decided."""
         self._join_aliases()
+        self._find_accesses()
         self._find_viewed()
         for position, instr in enumerate(self.block.instrs):
             self._decide(position, instr)
@@ -168,13 +169,16 @@ class _Elision:
     # Facts
 
     def _join_aliases(self) -> None:
-        """Join by contract; record where everything is read and written."""
-        block = self.block
-        for instr in block.instrs:
+        """Join what shares storage by contract."""
+        for instr in self.block.instrs:
             for source, result in must_alias_edges(instr):
                 self.join(source, result)
                 if instr.kind == "op" and not (instr.definition and instr.definition.alias):
                     self.same[result] = self.identity(source)
+
+    def _find_accesses(self) -> None:
+        """Record where everything is read and written."""
+        block = self.block
         for position, instr in enumerate(block.instrs):
             for value in instr.inputs():
                 self.of(value).reads.append(position)
