@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -12,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from execution.checkpoint_folder import checkpoints_in
 from tests.integration.runs import run_job
@@ -334,3 +337,48 @@ def test_the_checkpoint_with_the_lowest_validation_loss_stays_and_is_loaded(
     here(tmp_path, checkpoint__load="best", steps=5)
     assert f"from {tmp_path}/runs/run/checkpoints/step_{best:08d}" in capfd.readouterr().out
     assert saved_in(tmp_path / "runs/run/checkpoints") == kept
+
+
+# Disks that are full
+
+ROOM = 20_000
+"""Bytes that a file may have: what a full disk is to a process."""
+
+
+def test_a_disk_that_is_full_for_a_while_costs_no_line_of_metrics_and_no_step(tmp_path):
+    process = start(words(tmp_path, hidden_size=12, steps=LONG), **QUIET)
+    run, before = tmp_path / "runs/run", resource.getrlimit(resource.RLIMIT_FSIZE)
+    wait_for_steps(process, run)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (ROOM, before[1]))
+    while (run / "metrics.jsonl").stat().st_size < ROOM:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    time.sleep(0.1)  # some steps
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
+    wait_for_steps(process, run, steps_in(run) + 10)
+    code, _, errors = end(process, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM, errors
+    assert errors.count("metrics.jsonl: got 'File too large' while writing; expected space.") == 1
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, len(steps) + 1))
+    check_saved(run)
+
+
+def test_a_save_that_a_full_disk_does_not_take_names_the_bytes_it_needs(tmp_path):
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, ROOM))
+
+    code, _, errors = end(start(words(tmp_path / "small"), preexec_fn=limited))
+    assert code == 2
+    found = re.search(
+        r"expected a folder that takes the checkpoint's (\d+) bytes \(.* are free\)", errors
+    )
+    assert found, errors
+    here(tmp_path / "large")
+    files = (tmp_path / "large/runs/run/checkpoints/step_00000004").glob("*.safetensors")
+    assert int(found[1]) == sum(
+        array.nbytes for file in files for array in load_file(file).values()
+    )
+
+
+# Folders that go away, and what killed runs leave
