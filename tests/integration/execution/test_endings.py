@@ -382,3 +382,76 @@ def test_a_save_that_a_full_disk_does_not_take_names_the_bytes_it_needs(tmp_path
 
 
 # Folders that go away, and what killed runs leave
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_a_run_folder_that_is_renamed_ends_the_run_which_is_saved(instances, tmp_path):
+    command = words(tmp_path, steps=LONG, data_parallel=instances)
+    process = start(poprun(command) if instances > 1 else command, **QUIET)
+    run, away = tmp_path / "runs/run", tmp_path / "runs/away"
+    wait_for_steps(process, run)
+    run.rename(away)
+    code, _, errors = end(process)
+    (checkpoint,) = checkpoints_in(run / "checkpoints")
+    assert code == 2, errors
+    assert f"{run}: got a run folder that was renamed to {away} during the run" in errors
+    assert f"Step {steps_in(away)} is saved: {checkpoint}. Go on from there with" in errors
+    assert errors.count("error: ") == 1
+    steps = steps_in(away)
+    assert checkpoint.name == f"step_{steps:08d}"
+    here(tmp_path, checkpoint__load="auto", steps=steps + 2, data_parallel=instances)
+
+
+def test_a_run_folder_that_is_deleted_ends_the_run_which_is_saved(tmp_path):
+    process, run = start(words(tmp_path, steps=LONG), **QUIET), tmp_path / "runs/run"
+    wait_for_steps(process, run)
+    run.rename(tmp_path / "gone")  # at once
+    shutil.rmtree(tmp_path / "gone")
+    code, _, errors = end(process)
+    assert code == 2, errors
+    assert f"{run}: got a run folder that was deleted during the run; expected it to" in errors
+    (checkpoint,) = checkpoints_in(run / "checkpoints")
+    assert f" is saved: {checkpoint}." in errors
+    assert saved_in(run) == ["checkpoints", "config.yml"]
+
+
+def test_a_folder_for_checkpoints_that_is_deleted_is_made_again(tmp_path):
+    process, run = (
+        start(words(tmp_path, steps=LONG, checkpoint__every=2), **QUIET),
+        tmp_path / "runs/run",
+    )
+    wait_for_steps(process, run)
+    (run / "checkpoints").rename(tmp_path / "gone")
+    wait_for_steps(process, run, steps_in(run) + 3)
+    assert checkpoints_in(run / "checkpoints")
+    code, _, errors = end(process, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM, errors
+    assert errors.count(f"{run}/checkpoints: got a folder that was deleted or renamed during") == 1
+    assert checkpoints_in(run / "checkpoints")[-1].name == f"step_{steps_in(run):08d}"
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_and_nothing_else(tmp_path):
+    run = tmp_path / "runs/run"
+    left = [".config.yml.123", ".metrics.jsonl.4", ".loss.png.5"]
+    kept = [".config.yml.mine", ".plan.json.7"]
+    folders = [".step_00000002.deleted", ".step_00000004.partial-12-3"]
+    for name in folders:
+        (run / "checkpoints" / name).mkdir(parents=True)
+        (run / "checkpoints" / name / "head.safetensors").touch()
+    for name in left + kept:
+        (run / name).touch()
+    here(tmp_path, checkpoint__load="auto")
+    assert [name for name in saved_in(run) if name.startswith(".")] == kept
+    assert saved_in(run / "checkpoints") == ["step_00000004"]
+
+
+def test_a_start_that_is_refused_removes_nothing_of_the_run_that_is_at_work(tmp_path):
+    process, run = start(words(tmp_path, steps=LONG), **QUIET), tmp_path / "runs/run"
+    wait_for_steps(process, run)
+    works_at = [run / ".config.yml.123", run / "checkpoints/.step_00000007.deleted"]
+    works_at[0].touch()
+    works_at[1].mkdir()
+    code, _, errors = end(start(words(tmp_path, checkpoint__load="auto")))
+    assert code == 2 and f"{run}: got a folder that another run is writing to" in errors
+    assert all(path.exists() for path in works_at)
+    assert end(process, signal.SIGTERM)[0] == 128 + signal.SIGTERM
