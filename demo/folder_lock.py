@@ -51,8 +51,16 @@ class FolderLock:
             return False
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
+
+    def now_at(self) -> Optional[Path]:
+        """Where the folder is that lost its name; None where it was deleted, or nobody knows."""
+        try:
+            path = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
+        except OSError:
+            return None
+        return path if path.is_dir() else None
 
     def release(self) -> None:
         """Let others have the folder."""

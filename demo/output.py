@@ -21,7 +21,7 @@ class Output(io.TextIOBase):
     time is told.
     """
 
-    def __init__(self, stream: io.TextIOWrapper, is_told: bool):
+    def __init__(self, stream: TextIO, is_told: bool):
         self._stream = stream
         self._line = ""
         self._patience = PATIENCE_SECONDS
@@ -99,9 +99,9 @@ def lasting_output() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def _lasting(stream: TextIO, is_told: bool) -> io.TextIOWrapper:
+def _lasting(stream: TextIO, is_told: bool) -> TextIO:
     try:
         stream.fileno()
     except OSError:  # in memory
-        return cast(io.TextIOWrapper, stream)
-    return cast(io.TextIOWrapper, Output(cast(io.TextIOWrapper, stream), is_told))
+        return stream
+    return cast(TextIO, Output(stream, is_told))

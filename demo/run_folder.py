@@ -3,15 +3,16 @@
 import errno
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Optional
 
 from config import Config, UserError, to_yaml
 from demo.folder_lock import FolderLock
 from execution.checkpoint import SavedRun, find
-from execution.checkpoint_folder import checkpoints_in
-from utils.files import written_whole
+from execution.checkpoint_folder import checkpoints_in, remove_leftovers
+from utils.files import remove_partial, written_whole
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class RunFolder:
 
     path: Path
     checkpoints: Path
+    locks: "tuple[FolderLock, ...]" = ()
+    """Of the folder, and of that for checkpoints where it is another one; in instance 0 alone."""
 
     @property
     def config(self) -> Path:
@@ -35,6 +38,25 @@ class RunFolder:
     def picture(self) -> Path:
         """Training and validation loss."""
         return self.path / "loss.png"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was deleted or renamed while the run has it."""
+        return bool(self.locks) and not self.locks[0].is_there()
+
+    @property
+    def has_lost_checkpoints(self) -> bool:
+        """Whether that for checkpoints was."""
+        return not all(lock.is_there() for lock in self.locks[1:])
+
+    def make_checkpoints_again(self) -> None:
+        """Make the folder for checkpoints that was lost. UserError where it cannot be made."""
+        try:
+            is_ours = self.locks[1].take()
+        except OSError as error:
+            raise _no_checkpoints(self, error) from error
+        if not is_ours:
+            raise _is_anothers(self)
 
     def holds(self, saved: SavedRun) -> bool:
         """Whether a checkpoint is one of this run's."""
@@ -90,23 +112,32 @@ def claimed(config: Config) -> "Iterator[tuple[RunFolder, Optional[SavedRun]]]":
     Raises:
         UserError: the checkpoint cannot be used, or another run writes to a folder now.
     """
-    root, load = Path(config.logging.run_folder), config.checkpoint.load
+    load, named = config.checkpoint.load, _folder(config)
     with ExitStack() as stack:
         if load is None:
-            yield _claim_unused(root, config, stack), None
-            return
-        named = _folder(root / config.name, config)
-        if load == "auto":
-            _claim(named, stack)
+            yield _claim_unused(config, stack), None
+        elif load == "auto":
+            named = _claim(named, stack)
             yield named, find(load, named.checkpoints, config)
-            return
-        saved = find(load, named.checkpoints, config)
-        assert saved is not None
-        if is_newest(saved, named):
-            _claim(named, stack)
-            yield named, saved
         else:
-            yield _claim_unused(root, config, stack), saved
+            saved = find(load, named.checkpoints, config)
+            is_next = saved is not None and is_newest(saved, named)
+            yield _claim(named, stack) if is_next else _claim_unused(config, stack), saved
+
+
+@contextmanager
+def for_rescue(folder: RunFolder, config: Config) -> Iterator[RunFolder]:
+    """Where a run whose folder was lost saves before it ends: a fresh one; its folder for
+    checkpoints, where that is another one.
+    """
+    with ExitStack() as stack:
+        if config.checkpoint.save:
+            if folder.has_lost_checkpoints:
+                folder.make_checkpoints_again()
+        else:
+            folder = _claim_unused(config, stack)
+            stack.enter_context(folder.prepared(config))
+        yield folder
 
 
 def is_newest(saved: SavedRun, folder: RunFolder) -> bool:
@@ -115,35 +146,37 @@ def is_newest(saved: SavedRun, folder: RunFolder) -> bool:
     return [path.resolve() for path in newest] == [saved.folder.resolve()]
 
 
-def _folder(path: Path, config: Config) -> RunFolder:
-    return RunFolder(
-        path, Path(config.checkpoint.save) if config.checkpoint.save else path / "checkpoints"
-    )
+def _folder(config: Config, number: int = 1) -> RunFolder:
+    """The run's folder, or another of its name."""
+    name = config.name if number == 1 else f"{config.name}-{number}"
+    path, save = Path(config.logging.run_folder) / name, config.checkpoint.save
+    return RunFolder(path, Path(save) if save else path / "checkpoints")
 
 
-def _claim(folder: RunFolder, stack: ExitStack) -> None:
+def _claim(folder: RunFolder, stack: ExitStack) -> RunFolder:
     """Take a run's folders, until the stack ends; UserError where another run has one."""
-    if not _lock_run(folder, stack):
+    lock = _lock_run(folder, stack)
+    if lock is None:
         raise UserError(
             f"{folder.path}: got a folder that another run is writing to; expected one of our "
             "own. Wait for that run to end, or choose another --name."
         )
-    _lock_checkpoints(folder, stack)
+    return _with_checkpoints(folder, lock, stack)
 
 
-def _claim_unused(root: Path, config: Config, stack: ExitStack) -> RunFolder:
+def _claim_unused(config: Config, stack: ExitStack) -> RunFolder:
     """Take the first folder of the run's name that is free, until the stack ends."""
-    number, folder = 1, _folder(root / config.name, config)
-    while True:
+    for number in count(1):
+        folder = _folder(config, number)
         # free now, and when we have it
         if not _is_used(folder):
             with ExitStack() as attempt:
-                if _lock_run(folder, attempt) and not _is_used(folder):
+                lock = _lock_run(folder, attempt)
+                if lock is not None and not _is_used(folder):
                     stack.push(attempt.pop_all())
                     break
-        number += 1
-        folder = _folder(root / f"{config.name}-{number}", config)
-    _lock_checkpoints(folder, stack)
+    assert lock is not None
+    folder = _with_checkpoints(folder, lock, stack)
     if checkpoints_in(folder.checkpoints):
         raise UserError(
             f"--checkpoint.save: got {folder.checkpoints}, which holds checkpoints of another "
@@ -158,37 +191,54 @@ def _is_used(folder: RunFolder) -> bool:
     return folder.metrics.exists() or bool(checkpoints_in(folder.path / "checkpoints"))
 
 
-def _lock_run(folder: RunFolder, stack: ExitStack) -> bool:
+def _lock_run(folder: RunFolder, stack: ExitStack) -> Optional[FolderLock]:
+    """Take a run's folder, and remove what a run that was killed has left half-written. None:
+    another has it.
+    """
     try:
-        return _lock(folder.path, stack)
+        lock = _lock(folder.path, stack)
+        if lock is not None:
+            for file in (folder.config, folder.metrics, folder.picture):
+                remove_partial(file)
     except OSError as error:
         raise _takes_no_files(folder.path, error) from error
+    return lock
 
 
-def _lock_checkpoints(folder: RunFolder, stack: ExitStack) -> None:
+def _with_checkpoints(folder: RunFolder, lock: FolderLock, stack: ExitStack) -> RunFolder:
+    """The folder with its locks, once that for checkpoints is taken, too."""
     if folder.checkpoints.resolve() == folder.path.resolve():
-        return
-    is_own = folder.checkpoints.parent == folder.path
+        return replace(folder, locks=(lock,))
     try:
-        is_ours = _lock(folder.checkpoints, stack)
+        other = _lock(folder.checkpoints, stack)
     except OSError as error:
-        raise UserError(
-            f"{folder.checkpoints}: got '{error.strerror}'; expected a folder for checkpoints. "
-            "Check what it is and its permissions, or choose another "
-            f"{'--run_folder' if is_own else '--checkpoint.save'}."
-        ) from error
-    if not is_ours:
-        raise UserError(
-            f"--checkpoint.save: got {folder.checkpoints}, to which another run is writing; "
-            "expected a folder of our own. Wait for that run to end, or choose another."
-        )
+        raise _no_checkpoints(folder, error) from error
+    if other is None:
+        raise _is_anothers(folder)
+    remove_leftovers(folder.checkpoints)
+    return replace(folder, locks=(lock, other))
 
 
-def _lock(path: Path, stack: ExitStack) -> bool:
+def _lock(path: Path, stack: ExitStack) -> Optional[FolderLock]:
     lock = FolderLock(path)
     stack.callback(lock.release)
     stack.enter_context(_removed_where_it_fails(path))  # before it is released
-    return lock.take()
+    return lock if lock.take() else None
+
+
+def _no_checkpoints(folder: RunFolder, error: OSError) -> UserError:
+    flag = "--run_folder" if folder.checkpoints.parent == folder.path else "--checkpoint.save"
+    return UserError(
+        f"{folder.checkpoints}: got '{error.strerror}'; expected a folder for checkpoints. Check "
+        f"what it is and its permissions, or choose another {flag}."
+    )
+
+
+def _is_anothers(folder: RunFolder) -> UserError:
+    return UserError(
+        f"--checkpoint.save: got {folder.checkpoints}, to which another run is writing; expected "
+        "a folder of our own. Wait for that run to end, or choose another."
+    )
 
 
 def _takes_no_files(path: Path, error: OSError) -> UserError:

@@ -5,17 +5,17 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Optional
+from typing import NoReturn, Optional
 
 import numpy as np
 import popdist
 import popxl_addons as addons
 
-from config import Config, learning_rate
+from config import Config, UserError, learning_rate
 from data import BatchLoader, Dataset
 from demo.interruption import Interruption, first
 from demo.progress import Progress
-from demo.run_folder import RunFolder
+from demo.run_folder import RunFolder, for_rescue
 from demo.wandb_log import WandbLog
 from execution.checkpoint import Position, SavedRun, save
 from execution.host import StepResult, data_share, run_steps
@@ -128,7 +128,9 @@ class TrainingRun:
                         if self._is_save_due and not self.skipped.in_a_row:
                             self._save()
                             ending = self._agree()
-                    self._save(keep_all=self.skipped.in_a_row > 0)
+                    self._save_last()
+                    ending = self._agree()
+                    self._save_last()  # where the folder was lost meanwhile
                     if self.diverged is not None:
                         self.diverged += self._first_place()
             finally:
@@ -142,14 +144,54 @@ class TrainingRun:
     def _agree(self) -> Optional[int]:
         """Let all processes do the same after this step: note whether to save, and return the
         signal that ends the run, if one does.
+
+        Raises:
+            UserError: the run's folder is gone; this step is saved elsewhere.
         """
         mine = [
             self._interruption.signal,
             self._interruption.take_save() or self.is_leader and self._is_late(),
+            self.folder.is_lost,
+            self.folder.has_lost_checkpoints,
         ]
-        signals, saves = zip(*gather(mine, popdist.getNumInstances()))
+        signals, saves, is_lost, has_lost_checkpoints = zip(
+            *gather(mine, popdist.getNumInstances())
+        )
         self._is_save_due |= any(saves)
+        if any(is_lost):
+            self._end_elsewhere()
+        if any(has_lost_checkpoints):
+            self._begin_checkpoints_again()
         return first(list(signals))
+
+    def _end_elsewhere(self) -> NoReturn:
+        """Save where there is a folder, and end a run that has lost its own."""
+        with (
+            for_rescue(self.folder, self.config) if self.is_leader else nullcontext(self.folder)
+        ) as other:
+            position = self._position()
+            saved = save(self.session, self.config, other.checkpoints, position, keep_all=True)
+        problem = ""
+        if self.is_leader:
+            place = self.folder.locks[0].now_at()
+            problem = (
+                f"{self.folder.path}: got a run folder that was "
+                f"{'deleted' if place is None else f'renamed to {place}'} during the run; expected "
+                f"it to stay. Step {self.step} is saved: {saved}. Go on from there with "
+                "--checkpoint.load."
+            )
+        raise UserError(gather(problem, popdist.getNumInstances(), patiently=True)[0])
+
+    def _begin_checkpoints_again(self) -> None:
+        """Make the folder for checkpoints anew, to save this step there."""
+        if self.is_leader:
+            self.folder.make_checkpoints_again()
+            _LOG.warning(
+                "%s: got a folder that was deleted or renamed during the run; expected it to stay. "
+                "It is made again, and this step is saved there.",
+                self.folder.checkpoints,
+            )
+        self._saved_step, self._is_save_due = None, True
 
     def _is_late(self) -> bool:
         """Whether a checkpoint is due by the clock: one of a validated step, that can be the best,
@@ -293,15 +335,28 @@ class TrainingRun:
         self._is_save_due = False
         if self._saved_step == self.step:
             return
+        place, position = self.folder.checkpoints, self._position()
+        try:
+            save(self.session, self.config, place, position, keep_all=keep_all)
+        except UserError:
+            is_lost = self.folder.is_lost or self.folder.has_lost_checkpoints
+            if not is_lost or popdist.getNumInstances() > 1:  # the others are in the save still
+                raise
+            return  # the folder went away meanwhile: seen before the next step
+        self._saved_step, self._saved_at = self.step, time.monotonic()
+
+    def _save_last(self) -> None:
+        self._save(keep_all=self.skipped.in_a_row > 0)
+
+    def _position(self) -> Position:
+        """Where the run stands; its metrics are on the disk."""
         if self.metrics is not None:
             self.metrics.sync()
         lines = None if self.metrics is None else self.metrics.lines
         loss = self._last_validation if self._validated_step == self.step else None
         if loss is not None and not math.isfinite(loss):
             loss = None
-        position = Position(self.step, self.data.fingerprint, lines, loss)
-        save(self.session, self.config, self.folder.checkpoints, position, keep_all=keep_all)
-        self._saved_step, self._saved_at = self.step, time.monotonic()
+        return Position(self.step, self.data.fingerprint, lines, loss)
 
 
 def _loader(config: Config, dataset: Dataset, *, shuffle: bool) -> BatchLoader:

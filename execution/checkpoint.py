@@ -428,11 +428,11 @@ def _newest_whole(folder: Path, config: Config) -> Optional[SavedRun]:
             damaged.append(error)
             continue
         saved.passed_over = checkpoints[len(checkpoints) - number :]
-        for other in damaged:
-            _LOG.warning("%s. It is passed over for %s.", other.problem, path.name)
+        for found in damaged:
+            _LOG.warning("%s. It is passed over for %s.", found.problem, path.name)
         return saved
     if damaged:
-        problems = "; ".join(error.problem for error in damaged[:3])
+        problems = "; ".join(found.problem for found in damaged[:3])
         raise UserError(
             f"{folder}: got {len(damaged)} checkpoints, all damaged ({problems}); expected a whole "
             "one. Restore one from a copy, or start afresh without --checkpoint.load."

@@ -63,6 +63,9 @@ class MetricsFile:
         self.lines = len(kept)
         """Lines that the file has."""
         self._steps_done, self._steps = steps_done, [json.loads(line)["step"] for line in kept]
+        self._waiting = bytearray()
+        """Lines that the disk has not taken yet, the first one perhaps in part."""
+        self._is_told = False
         self._begin_with(kept)
 
     def tell_of_lost_lines(self, lines: Optional[int]) -> None:
@@ -93,41 +96,67 @@ class MetricsFile:
                 file.writelines(lines)
                 file.flush()
                 os.fsync(file.fileno())
-            self._file = open(self.path, "a", encoding="utf-8")
+            self._file = open(self.path, "ab", buffering=0)
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
     def replace_last(self, values: "dict[str, Any]") -> None:
-        """Put another line in the place of the last; raises as `write` does."""
+        """Put another line in the place of the last, before any is written.
+
+        Raises:
+            UserError: the disk is full; the lines before stay.
+        """
         *before, _ = _complete_lines(self.path)
         self.close()
         self._begin_with([*before, _line(values)])
 
     def write(self, values: "dict[str, Any]") -> None:
-        """Append a line; floats keep every digit.
-
-        Raises:
-            UserError: the disk is full; the lines before stay.
+        """Append a line; floats keep every digit. Lines that a full disk does not take wait in
+        memory, and training goes on.
         """
-        try:
-            self._file.write(_line(values))
-            self._file.flush()
-            self.lines += 1
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
+        self._waiting += _line(values).encode()
+        self.lines += 1
+        self._write_waiting()
 
     def sync(self) -> None:
-        """Bring what was written onto the disk; raises as `write` does."""
+        """Bring what was written onto the disk."""
+        self._write_waiting()
         try:
-            self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            self._tell(error)
 
     def close(self) -> None:
-        """Close the file; what a full disk did not take is given up, as `write` has said."""
+        """Write what waits, and close the file; say so where lines are lost."""
+        self._write_waiting()
+        if self._waiting:
+            _LOG.warning(
+                "%s: the last %d lines could not be written, and are lost. Free space on the disk.",
+                self.path,
+                self._waiting.count(b"\n"),
+            )
         with contextlib.suppress(OSError):
             self._file.close()
+
+    def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                del self._waiting[: self._file.write(self._waiting)]
+        except OSError as error:
+            self._tell(error)
+        else:
+            self._is_told = False
+
+    def _tell(self, error: OSError) -> None:
+        """Say what keeps lines in memory, once until they are written."""
+        if not self._is_told:
+            self._is_told = True
+            _LOG.warning(
+                "%s: got '%s' while writing; expected space. Training goes on, and lines wait in "
+                "memory until there is some. Free space on the disk.",
+                self.path,
+                error.strerror,
+            )
 
 
 def _line(values: "dict[str, Any]") -> str:

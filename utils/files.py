@@ -1,6 +1,7 @@
 """Files that others never see half written."""
 
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,15 @@ def written_whole(path: Path) -> Iterator[Path]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def remove_partial(path: Path) -> None:
+    """Remove what processes that were killed have left of `written_whole`. None may write to the
+    file now.
+    """
+    for left in path.parent.glob(".*"):
+        if re.fullmatch(rf"\.{re.escape(path.name)}\.\d+", left.name):
+            left.unlink(missing_ok=True)
 
 
 def save_picture(figure: Any, path: Path) -> None:

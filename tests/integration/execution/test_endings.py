@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -12,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from execution.checkpoint_folder import checkpoints_in
 from tests.integration.runs import run_job
@@ -334,3 +337,121 @@ def test_the_checkpoint_with_the_lowest_validation_loss_stays_and_is_loaded(
     here(tmp_path, checkpoint__load="best", steps=5)
     assert f"from {tmp_path}/runs/run/checkpoints/step_{best:08d}" in capfd.readouterr().out
     assert saved_in(tmp_path / "runs/run/checkpoints") == kept
+
+
+# Disks that are full
+
+ROOM = 20_000
+"""Bytes that a file may have: what a full disk is to a process."""
+
+
+def test_a_disk_that_is_full_for_a_while_costs_no_line_of_metrics_and_no_step(tmp_path):
+    process = start(words(tmp_path, hidden_size=12, steps=LONG), **QUIET)
+    run, before = tmp_path / "runs/run", resource.getrlimit(resource.RLIMIT_FSIZE)
+    wait_for_steps(process, run)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (ROOM, before[1]))
+    while (run / "metrics.jsonl").stat().st_size < ROOM:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    time.sleep(0.1)  # some steps
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
+    wait_for_steps(process, run, steps_in(run) + 10)
+    code, _, errors = end(process, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM, errors
+    assert errors.count("metrics.jsonl: got 'File too large' while writing; expected space.") == 1
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, len(steps) + 1))
+    check_saved(run)
+
+
+def test_a_save_that_a_full_disk_does_not_take_names_the_bytes_it_needs(tmp_path):
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, ROOM))
+
+    code, _, errors = end(start(words(tmp_path / "small"), preexec_fn=limited))
+    assert code == 2
+    found = re.search(
+        r"expected a folder that takes the checkpoint's (\d+) bytes \(.* are free\)", errors
+    )
+    assert found, errors
+    here(tmp_path / "large")
+    files = (tmp_path / "large/runs/run/checkpoints/step_00000004").glob("*.safetensors")
+    assert int(found[1]) == sum(
+        array.nbytes for file in files for array in load_file(file).values()
+    )
+
+
+# Folders that go away, and what killed runs leave
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_a_run_folder_that_is_renamed_ends_the_run_which_is_saved(instances, tmp_path):
+    command = words(tmp_path, steps=LONG, data_parallel=instances)
+    process = start(poprun(command) if instances > 1 else command, **QUIET)
+    run, away = tmp_path / "runs/run", tmp_path / "runs/away"
+    wait_for_steps(process, run)
+    run.rename(away)
+    code, _, errors = end(process)
+    (checkpoint,) = checkpoints_in(run / "checkpoints")
+    assert code == 2, errors
+    assert f"{run}: got a run folder that was renamed to {away} during the run" in errors
+    assert f"Step {steps_in(away)} is saved: {checkpoint}. Go on from there with" in errors
+    assert errors.count("error: ") == 1
+    steps = steps_in(away)
+    assert checkpoint.name == f"step_{steps:08d}"
+    here(tmp_path, checkpoint__load="auto", steps=steps + 2, data_parallel=instances)
+
+
+def test_a_run_folder_that_is_deleted_ends_the_run_which_is_saved(tmp_path):
+    process, run = start(words(tmp_path, steps=LONG), **QUIET), tmp_path / "runs/run"
+    wait_for_steps(process, run)
+    run.rename(tmp_path / "gone")  # at once
+    shutil.rmtree(tmp_path / "gone")
+    code, _, errors = end(process)
+    assert code == 2, errors
+    assert f"{run}: got a run folder that was deleted during the run; expected it to" in errors
+    (checkpoint,) = checkpoints_in(run / "checkpoints")
+    assert f" is saved: {checkpoint}." in errors
+    assert saved_in(run) == ["checkpoints", "config.yml"]
+
+
+def test_a_folder_for_checkpoints_that_is_deleted_is_made_again(tmp_path):
+    process, run = (
+        start(words(tmp_path, steps=LONG, checkpoint__every=2), **QUIET),
+        tmp_path / "runs/run",
+    )
+    wait_for_steps(process, run)
+    (run / "checkpoints").rename(tmp_path / "gone")
+    wait_for_steps(process, run, steps_in(run) + 3)
+    assert checkpoints_in(run / "checkpoints")
+    code, _, errors = end(process, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM, errors
+    assert errors.count(f"{run}/checkpoints: got a folder that was deleted or renamed during") == 1
+    assert checkpoints_in(run / "checkpoints")[-1].name == f"step_{steps_in(run):08d}"
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_and_nothing_else(tmp_path):
+    run = tmp_path / "runs/run"
+    left = [".config.yml.123", ".metrics.jsonl.4", ".loss.png.5"]
+    kept = [".config.yml.mine", ".plan.json.7"]
+    folders = [".step_00000002.deleted", ".step_00000004.partial-12-3"]
+    for name in folders:
+        (run / "checkpoints" / name).mkdir(parents=True)
+        (run / "checkpoints" / name / "head.safetensors").touch()
+    for name in left + kept:
+        (run / name).touch()
+    here(tmp_path, checkpoint__load="auto")
+    assert [name for name in saved_in(run) if name.startswith(".")] == kept
+    assert saved_in(run / "checkpoints") == ["step_00000004"]
+
+
+def test_a_start_that_is_refused_removes_nothing_of_the_run_that_is_at_work(tmp_path):
+    process, run = start(words(tmp_path, steps=LONG), **QUIET), tmp_path / "runs/run"
+    wait_for_steps(process, run)
+    works_at = [run / ".config.yml.123", run / "checkpoints/.step_00000007.deleted"]
+    works_at[0].touch()
+    works_at[1].mkdir()
+    code, _, errors = end(start(words(tmp_path, checkpoint__load="auto")))
+    assert code == 2 and f"{run}: got a folder that another run is writing to" in errors
+    assert all(path.exists() for path in works_at)
+    assert end(process, signal.SIGTERM)[0] == 128 + signal.SIGTERM
