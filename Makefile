@@ -63,6 +63,7 @@ docs: $(INSTALLED)
 	$(BIN)/python runtime/tests/ops_page.py
 	$(BIN)/python imgs/draw_phases.py
 	$(BIN)/python imgs/draw_architecture.py
+	$(BIN)/python imgs/draw_passes.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:

@@ -29,6 +29,7 @@ from utils.pages import ROOT
 
 phases_picture = Later("imgs.draw_phases")
 architecture_picture = Later("imgs.draw_architecture")
+passes_page = Later("imgs.draw_passes")
 README, GUIDE = ROOT / "README.md", ROOT / "docs" / "popxl.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMALL = (
@@ -330,7 +331,7 @@ def test_readers_see_where_the_code_of_a_recipe_goes(page):
 def test_every_kind_of_block_is_looked_at(page):
     marks = ("not run", "output", "file", "new file", "add to")
     for block in blocks(page):
-        assert block.language in ("sh", "python", "text"), block
+        assert block.language in ("sh", "python", "text", "diff"), block
         assert not block.mark or block.mark.partition(": ")[0] in marks, block
         if block.language == "text" and not block.mark:  # the demo's, and the examples'
             assert page in (README, GUIDE), block
@@ -396,3 +397,11 @@ def test_the_picture_of_the_architecture_shows_what_the_compiler_does():
     shown = phases_picture.drawn_from(ROOT / "docs/imgs/architecture.png")
     expected = architecture_picture.description(architecture_picture.panels())
     assert shown == expected, "run: make docs"
+
+
+def test_the_page_of_passes_is_what_the_compiler_does():
+    text = passes_page.page()
+    assert text == passes_page.PAGE.read_text(), "run: make docs"
+    sections = text.split("\n## ")[1:]
+    assert [s.split("\n", 1)[0] for s in sections] == [each.name for each in passes_page.PASSES]
+    assert all("```diff" in s for s in sections if "always on" not in s)

@@ -1,0 +1,129 @@
+"""Write docs/passes.md: each pass of the compiler with a place of a training step before and after
+it.
+
+    python imgs/draw_passes.py
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+from popxl_engine.ir import Block, to_text  # noqa: E402
+from popxl_engine.lowering import Lowering  # noqa: E402
+from popxl_engine.passes import (  # noqa: E402
+    FUSIONS,
+    PASSES,
+    Pass,
+    PassManager,
+    enabled_passes,
+)
+
+from config import override, preset  # noqa: E402
+from execution.pretraining import training_program  # noqa: E402
+
+PAGE = ROOT / "docs/passes.md"
+HEAD = """\
+# Passes
+
+<!-- Written by imgs/draw_passes.py -->
+
+The compiler runs these passes in this order. Each takes a program, as blocks of instructions, and
+gives another one that does the same. Those of a graph work on the block of a single graph, before
+calls are inlined: they do the same wherever it is called. `POPXL_PASSES=-name,-name` turns passes
+off, `POPXL_PRINT_AFTER=name` prints the program after one, `POPXL_VERIFY=1` checks it after each.
+The lines below are from training steps of the `demo` preset: what was there, and what a pass puts
+there.
+"""
+STEPS = (
+    ({}, "cpu", ()),
+    ({"precision": "bfloat16", "micro_batch_size": 8, "dropout": 0.1}, "cpu", ()),
+    ({"recomputation": False, "dropout": 0.1}, "cpu", ("recompute_probs",)),
+    ({}, "cuda", ()),
+)
+"""Changes to the preset, the device, and passes that are left out."""
+
+
+class Watching(PassManager):
+    """Keeps the smallest change of each pass. ``changes``: by its name."""
+
+    changes: "dict[str, tuple[list[str], list[str]]]" = {}
+
+    def _run(self, each: Pass, block: Block) -> Block:
+        result = super()._run(each, block)
+        if result is not block and each.name in {fusion.name for fusion in FUSIONS}:
+            found = one_change(list(lines(block)), list(lines(result)))
+            known = self.changes.get(each.name)
+            if found[1] and (known is None or len(sum(found, [])) < len(sum(known, []))):
+                self.changes[each.name] = found
+        return result
+
+
+def lines(block: Block) -> "Iterator[str]":
+    """The instructions of a program, without what is not given to them."""
+    for line in to_text(block).splitlines():
+        if line.startswith("  "):
+            text = line.split("  #")[0].strip()
+            yield re.sub(r"(, )?\b\w+=(None|False|\(\))(?=[,)])", "", text)
+
+
+def one_change(before: "list[str]", after: "list[str]") -> "tuple[list[str], list[str]]":
+    """The first instruction that is new, and those that are gone for it, through their operands."""
+    kept, was = set(after), set(before)
+    gone, new = [x for x in before if x not in kept], [x for x in after if x not in was]
+    if not new:
+        return gone, new
+    first = new[-1]
+    wanted = set(re.findall(r"%[^\s:,()]+", first.split(" = ")[0]))
+    found: "list[str]" = []
+    for line in reversed(gone):
+        results, _, operands = line.partition(" = ")
+        if wanted & set(re.findall(r"%[^\s:,()]+", results)):
+            found.insert(0, line)
+            wanted |= set(re.findall(r"%[^\s:,()]+", operands))
+    made = set(re.findall(r"%[^\s:,()]+", first.partition(" = ")[2]))
+    return found, [x for x in new if made & set(re.findall(r"%[^\s:,()]+", x.split(" = ")[0]))] + [
+        first
+    ]
+
+
+def watch_all() -> "dict[str, tuple[list[str], list[str]]]":
+    """Compile all steps."""
+    for changes, device, left_out in STEPS:
+        ir = training_program(override(preset("demo"), **changes))[0]
+        where = torch.device(device)
+        manager = Watching([p for p in enabled_passes(where) if p.name not in left_out])
+        manager.run_on_program(Lowering(manager.run_on_graph).main(ir.main_graph))
+    return Watching.changes
+
+
+def described(fn: "Callable[[Block], Block]") -> str:
+    """What a pass's function says of itself, a line a paragraph."""
+    inner = getattr(fn, "keywords", {}).get("rewrite", fn)
+    words = (inspect.getdoc(inner) or "").split("Args:")[0].split("Raises:")[0].strip()
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in words.split("\n\n"))
+
+
+def page() -> str:
+    """The whole page."""
+    changes = watch_all()
+    parts = [HEAD]
+    for each in PASSES:
+        scope = "of a graph" if each.per_graph else "of a program"
+        needed = "" if each.is_optional else ", always on"
+        parts.append(f"## {each.name}\n\n*{scope}{needed}*. {described(each.fn)}\n")
+        if each.name in changes:
+            before, after = changes[each.name]
+            shown = [f"- {line}" for line in before] + [f"+ {line}" for line in after]
+            text = re.sub(r"(%[\w./]+?)_\d{3,}\b", r"\1", "\n".join(shown))
+            parts.append(f"```diff\n{text}\n```\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
