@@ -452,9 +452,12 @@ def test_two_runs_do_not_write_to_one_folder_at_once(copy):
     first = start(copy, f"{RESUME} --steps 100000")
     try:
         wait_for(copy / "runs/run/checkpoints/step_00000006", first)
+        works_at = copy / "runs/run/.config.yml.123"
+        works_at.touch()
         second, _ = run(copy, f"{RESUME} --steps 100000")
         assert second.returncode == 2, second.stdout
         assert "runs/run: got a folder that another run is writing to" in second.stderr
+        assert works_at.exists()
         assert "Traceback" not in second.stderr
     finally:
         first.send_signal(signal.SIGINT)

@@ -28,7 +28,7 @@ SHARE = {
     "save_calls": [17, 72],
     "flipped_bytes": range(2400, 20000, 97),
     "disks": [4176489243],
-    "signals": [18, 39],
+    "signals": [18, 39, 65],
     "instances": [6],
 }
 """Cases of each kind."""
