@@ -87,7 +87,7 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        launcher = [sys.executable, "-m", "popdist.launcher", "--num-instances", str(INSTANCES)]
+        launcher = [sys.executable, "-m", "poprun", "--num-instances", str(INSTANCES)]
         subprocess.run([*launcher, sys.executable, str(Path(__file__)), folder], check=True)
     return None
 

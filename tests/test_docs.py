@@ -38,7 +38,7 @@ SMALL = (
 DEMO = "make demo {make} PREPARE_ARGS='--max_bytes 3000000 --workers 1' DEMO_ARGS='{small}'"
 ONE_STEP = "+ {small} --steps 1 --global_batch_size 4 --vocabulary_size 300 --validate_every 0"
 ALONE = "+ --data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1"
-ON_TWO = "{python} -m popdist.launcher --num-instances 2"
+ON_TWO = "{python} -m poprun --num-instances 2"
 CUSTOM_MODULE = "{python} runtime/examples/custom_module.py"
 SHORTER = {
     # What they run is written in the Makefile: the demo with less text and a smaller model, the

@@ -1,7 +1,7 @@
-"""Instances (processes) and replicas: who am I, and how many are we; and ``poprun``, which starts
-them.
+"""Instances (processes) and replicas: who am I, and how many are we.
 
-Imports nothing of ours but ``popart``. What instances tell each other goes through `exchange`.
+Imports nothing of ours but ``popart``, and ``poprun``, by which instances meet and are watched.
+What they tell each other goes through `exchange`.
 
 The answers come from the launcher's environment: ``RANK`` and ``WORLD_SIZE`` as ``torchrun`` sets
 them, one instance per process, and ``POPDIST_NUM_TOTAL_REPLICAS`` (default: one replica per

@@ -1,26 +1,9 @@
-"""The launcher's environment, read anew at every call so that a launcher or a test may still set
-it.
-"""
+"""Which instance this is, and of how many, as the launcher's environment says."""
 
 import os
 from typing import Any, Callable, Optional, Set
 
-INDEX, INSTANCES = "RANK", "WORLD_SIZE"
-REPLICAS, IPUS = "POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_IPUS_PER_REPLICA"
-
-
-def number_from_environment(name: str, default: int) -> int:
-    """An environment variable as a whole number. ValueError if it is none."""
-    text = os.environ.get(name)
-    if text is None:
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(
-            f"environment variable {name}: got {text!r}; expected a whole number. Correct or "
-            "unset it."
-        ) from None
+from poprun.environment import INDEX, INSTANCES, IPUS, REPLICAS, number_from_environment
 
 
 def isPopdistEnvSet() -> bool:  # noqa: N802 - PopXL's name

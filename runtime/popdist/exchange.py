@@ -17,28 +17,20 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple, Type, Union
 
-from popdist import meeting, store, wire
-from popdist.environment import (
-    getInstanceIndex,
-    getNumInstances,
-    getNumTotalReplicas,
-    number_from_environment,
-)
-from popdist.linking import INTERFACE, LinkError, link_all, make_listener, missing_interfaces
-from popdist.meeting import Meeting
-from popdist.messages import Messages, TransferError
-from popdist.pulse import Pulse
-from popdist.roll_call import RollCall, own_name, waiting
+from poprun import meeting, store, wire
+from poprun.environment import INTERFACE, SECONDS, TIMEOUT, number_from_environment
+from poprun.hang_report import HangReport, own_name, waiting
+from poprun.heartbeat import InstanceHeartbeat
+from poprun.interfaces import missing_interfaces
+from poprun.meeting import Meeting
 
-TIMEOUT = "POPDIST_TIMEOUT"
-"""Environment variable: seconds that an instance waits for others at a collective before the run
-ends.
-"""
-SECONDS, JOIN_SECONDS, PATIENT_SECONDS = 60, 300, 3600
-"""Defaults: at collectives; for all to start; while one instance does what only it does, such as
-writing files.
-"""
-PULSE_SECONDS = 10
+from popdist.environment import getInstanceIndex, getNumInstances, getNumTotalReplicas
+from popdist.linking import LinkError, link_all, make_listener
+from popdist.messages import Messages, TransferError
+
+PATIENT_SECONDS = 3600
+"""At a collective, while one instance does what only it does, such as writing files."""
+SILENT_SECONDS = 10
 """How much longer than at a collective an instance may be silent altogether: what waits there can
 say more.
 """
@@ -66,7 +58,7 @@ class Connection(NamedTuple):
 
 
 _connection: Optional[Connection] = None
-_roll_call: Optional[RollCall] = None
+_hang_report: Optional[HangReport] = None
 """From when all instances have come."""
 _lost: List[InstanceError] = []
 """Of instances that are gone or do not answer."""
@@ -127,8 +119,8 @@ def _ended_by_ctrl_c() -> Iterator[None]:
 
 
 def _open(index: int, instances: int) -> Connection:
-    global _roll_call
-    place = meeting.find()
+    global _hang_report
+    place = meeting.find(index)
     check_interface()
     if place.keeps_store:
         _keep_store(place)
@@ -137,20 +129,20 @@ def _open(index: int, instances: int) -> Connection:
     told = _meet(values, index, instances, address)
     values.close()
     names = [name for name, _ in told]
-    _roll_call = RollCall(_reach(place, index, instances), index, names)
-    atexit.register(_roll_call.stop)
-    silence = seconds() + PULSE_SECONDS
+    _hang_report = HangReport(_reach(place, index, instances), index, names)
+    atexit.register(_hang_report.stop)
+    silence = seconds() + SILENT_SECONDS
     with reaching_others(_opening, (LinkError,)):
         connections = link_all(place, index, listener, [theirs for _, theirs in told], seconds())
-    pulse = Pulse(connections.following, connections.before, index, names, silence)
+    heartbeat = InstanceHeartbeat(connections.following, connections.before, index, names, silence)
     messages = Messages(connections.links)
-    atexit.register(_leave, pulse, messages)
+    atexit.register(_leave, heartbeat, messages)
     return Connection(place, messages)
 
 
-def _leave(pulse: Pulse, messages: Messages) -> None:
+def _leave(heartbeat: InstanceHeartbeat, messages: Messages) -> None:
     """Close the connections."""
-    pulse.stop()
+    heartbeat.stop()
     try:
         messages.flush(FLUSH_SECONDS)
     except TransferError:
@@ -176,7 +168,7 @@ def _opening() -> str:
 
 
 def _join_seconds() -> int:
-    return max(JOIN_SECONDS, seconds())
+    return max(meeting.JOIN_SECONDS, seconds())
 
 
 def _keep_store(place: Meeting) -> None:
@@ -246,7 +238,7 @@ def reaching_others(
                 raise
             if not LATE.search(str(error)):
                 time.sleep(AFTERMATH_SECONDS)
-            others = "" if _roll_call is None else _roll_call.call()
+            others = "" if _hang_report is None else _hang_report.ask()
             lost = InstanceError(
                 f"popdist: instance {getInstanceIndex()} of {getNumInstances()}, {told()}: "
                 f"{_in_words(error)} {others}"

@@ -1,6 +1,5 @@
 """How the instances of a run connect with each other, once all have met at the store."""
 
-import fcntl
 import json
 import mmap
 import os
@@ -8,24 +7,20 @@ import socket
 import struct
 import threading
 import time
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
-from popdist import wire
-from popdist.meeting import Meeting, is_loopback
+from poprun import wire
+from poprun.interfaces import own_address
+from poprun.meeting import Meeting
+
 from popdist.messages import RING_BYTES, Link
 
-INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Environment variable: the network interface by which other instances are reached; the launcher
-sets it, too.
-"""
 HELLO = struct.Struct("!IB")
 """What an instance says first when it has connected: which it is, and what the connection is
 for.
 """
-MESSAGES, PULSE = 0, 1
+MESSAGES, HEARTBEAT = 0, 1
 HELLO_SECONDS = 5.0
-SIOCGIFADDR = 0x8915
-"""ioctl(2), Linux: the address of a network interface."""
 
 
 class LinkError(RuntimeError):
@@ -38,7 +33,7 @@ class Connections(NamedTuple):
     links: Dict[int, Link]
     """With each other instance."""
     following: socket.socket
-    """To the next instance, for signs of life."""
+    """To the next instance, for heartbeats."""
     before: socket.socket
     """From the one before."""
 
@@ -48,43 +43,8 @@ def make_listener(meeting: Meeting, index: int) -> Tuple[socket.socket, str]:
     if meeting.folder is not None:
         return wire.listen(meeting.folder / str(index)), str(index)
     assert isinstance(meeting.address, tuple)
-    listener = wire.listen((own_address(meeting.address), 0))
+    listener = wire.listen((own_address(meeting.address[0]), 0))
     return listener, json.dumps(listener.getsockname()[:2])
-
-
-def own_address(first: Tuple[str, int]) -> str:
-    """This machine's address for others: that of the named interface, or that by which machine 0 is
-    reached.
-    """
-    named = os.environ.get(INTERFACE)
-    if named and (address := address_of_interface(named.split(",")[0])) is not None:
-        return address
-    address = source_address(first[0]) or ""
-    if is_loopback(address) and not is_loopback(first[0]):
-        # machine 0's own name stands for a loopback address there
-        address = socket.gethostbyname(socket.gethostname())
-    return address
-
-
-def source_address(host: str) -> Optional[str]:
-    """This machine's address where it talks to a host. None: there is no way to it."""
-    try:
-        family, _, _, _, place = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(place)  # which sends nothing
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None
-
-
-def address_of_interface(interface: str) -> Optional[str]:
-    """Its IPv4 address. None: it has none."""
-    request = struct.pack("256s", interface.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])
-        except OSError:
-            return None
 
 
 def link_all(
@@ -109,14 +69,14 @@ def link_all(
         for other in range(index):
             link = _connect(meeting, addresses[other], index, MESSAGES, until)
             links[other] = _link_to(meeting, link)
-        pulse = _connect(meeting, addresses[following], index, PULSE, until)
+        following_heartbeat = _connect(meeting, addresses[following], index, HEARTBEAT, until)
     except OSError as error:
         raise LinkError(f"not all could be reached ({error})") from None
     reception.join()
     if reception.missing or reception.before is None:
         waited = ", ".join(map(str, sorted(reception.missing))) or str((index - 1) % len(addresses))
         raise LinkError(f"timed out after {seconds:g} s waiting for instance {waited} to connect")
-    return Connections({**links, **reception.links}, pulse, reception.before)
+    return Connections({**links, **reception.links}, following_heartbeat, reception.before)
 
 
 class _Reception(threading.Thread):
@@ -145,7 +105,7 @@ class _Reception(threading.Thread):
 
     def _take(self, visitor: socket.socket) -> None:
         index, kind = HELLO.unpack(wire.receive_exactly(visitor, HELLO.size))
-        if kind == PULSE and self.before is None:
+        if kind == HEARTBEAT and self.before is None:
             visitor.settimeout(None)
             self.before = visitor
         elif kind == MESSAGES and index in self.missing:
@@ -186,9 +146,3 @@ def _link_to(meeting: Meeting, connection: socket.socket) -> Link:
     finally:
         os.close(given[0])
     return Link(connection, outgoing, incoming)
-
-
-def missing_interfaces() -> List[str]:
-    """Network interfaces that the environment names, and that are not there."""
-    there = [name for _, name in socket.if_nameindex()]
-    return [name for name in os.environ.get(INTERFACE, "").split(",") if name and name not in there]

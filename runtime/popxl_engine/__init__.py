@@ -2,5 +2,5 @@
 
 ``interpreter`` is the specification; ``lowering`` and ``codegen`` make the fast program;
 ``kernels/`` holds one torch function per op; ``machine/`` is memory, rows, replicas and streams,
-and knows no ops; ``agent`` is `poprun`'s.
+and knows no ops.
 """

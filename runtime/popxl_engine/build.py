@@ -1,7 +1,7 @@
 """The compiled library's file: made once per machine, beside the program that will need it.
 
 It is only taken from folders and files that no other user has written and none can change
-(`popdist.private`); where there are none such, each process makes its own. `compiling` is how it is
+(`poprun.private`); where there are none such, each process makes its own. `compiling` is how it is
 made. This module loads no torch, so that it can begin before torch is there.
 """
 
@@ -22,7 +22,7 @@ import threading
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Tuple
 
-from popdist import private
+from poprun import private
 
 from popxl_engine import compiling
 from popxl_engine.compiling import CANNOT_COMPILE, CANNOT_WRITE, FLAGS, OPTIONAL_FLAGS, UNITS

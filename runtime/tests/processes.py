@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-LAUNCHER = "popdist.launcher"
+LAUNCHER = "poprun"
 SECONDS = 100
 """Beyond, a launch has failed."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 RUNTIME = Path(__file__).parents[1]
 ROOT = RUNTIME.parent
-RUNTIME_PACKAGES = ("popart", "popdist", "popxl", "popxl_addons", "popxl_engine")
+RUNTIME_PACKAGES = ("popart", "poprun", "popdist", "popxl", "popxl_addons", "popxl_engine")
 APPLICATION_PACKAGES = ("config", "data", "utils", "modelling", "execution", "demo")
 PACKAGES = RUNTIME_PACKAGES + APPLICATION_PACKAGES
 

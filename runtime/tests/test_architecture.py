@@ -43,7 +43,10 @@ class Room:
 
 ROOMS = (
     Room("popart"),
-    Room("popdist", ("popart",)),
+    Room("poprun", ("poprun",)),
+    Room("poprun.agent", ("poprun",), ("torch",)),
+    Room("poprun.torch_store", ("poprun",), ("torch",)),
+    Room("popdist", ("poprun", "popart")),
     Room("popxl", (CORE, "popdist", "popart"), ("numpy",)),
     Room("popxl.ops", (CORE, "popdist", "popart"), ("numpy",)),
     Room("popxl.transforms", (CORE, "popxl.ops", "popdist", "popart"), ("numpy",)),
@@ -51,10 +54,12 @@ ROOMS = (
     Room("popxl.session_state", (CORE, "popxl.transforms", "popdist"), ("numpy",)),
     Room("popxl.extensions", ("popxl", "popdist", "popart"), ("numpy",)),
     Room("popxl_addons", ("popxl", "popdist", "popart"), ("numpy",)),
-    Room("popxl_engine", ("popxl_engine", "popxl", "popdist", "popart"), ("numpy", "torch")),
+    Room(
+        "popxl_engine", ("popxl_engine", "popxl", "popdist", "poprun", "popart"), ("numpy", "torch")
+    ),
     Room(
         "popxl_engine.machine",
-        (*NOUNS, "popxl_engine.kernels.dtypes", "popdist"),
+        (*NOUNS, "popxl_engine.kernels.dtypes", "popdist", "poprun"),
         ("numpy", "torch"),
     ),
     Room("config", (), ("yaml",)),
@@ -75,8 +80,13 @@ ROOMS = (
 )
 """`popxl` stands for its core and, in its `__init__`, for the whole package."""
 
-IMPORTS_IN_FUNCTIONS: dict[tuple[str, str], str] = {}
-"""(module, imported module) -> why it cannot stand at the top. The rule is that none is needed."""
+IMPORTS_IN_FUNCTIONS = {
+    (
+        "poprun.launcher",
+        "poprun.agent",
+    ): "loads torch, which a wrong command line must not wait for",
+}
+"""(module, imported module) -> why it cannot stand at the top, which is never a circle."""
 
 
 def room_of(module: str) -> Room:

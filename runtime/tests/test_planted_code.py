@@ -14,7 +14,7 @@ from typing import Callable, Dict, List
 import numpy as np
 import popxl
 import pytest
-from popdist import private
+from poprun import private
 from popxl import ops
 from popxl_engine import build, compiling, native
 from popxl_engine.kernels import compiled

@@ -163,7 +163,7 @@ def test_instances_that_do_not_finish_after_a_signal_are_ended(number, grace, si
 def test_a_run_that_ignores_hangups_goes_on_after_one(tmp_path):
     """.. as under nohup."""
     code = (
-        "signal.signal(signal.SIGHUP, signal.SIG_IGN); from popdist import launcher; "
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN); from poprun import launcher; "
         "sys.exit(launcher.main())"
     )
     words = [

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from popdist import launcher
+from poprun import launcher
 from processes import (
     NOTED,
     environment,
@@ -25,8 +25,7 @@ from processes import (
 pytestmark = pytest.mark.multi
 
 IMPATIENT = (
-    "import sys, popdist.exchange; popdist.exchange.JOIN_SECONDS = 1; from popdist import "
-    "launcher; "
+    "import sys, poprun.meeting; poprun.meeting.JOIN_SECONDS = 1; from poprun import launcher; "
 )
 
 
@@ -106,8 +105,8 @@ def test_a_port_where_something_else_listens_and_says_nothing_is_told_of(who):
 @pytest.mark.parametrize("index", [0, 1])
 def test_waiting_for_other_machines_ends_with_ctrl_c(index):
     code = (
-        "import threading, os, signal; from popdist import launcher; import sys; import "
-        "popxl_engine.agent; "
+        "import threading, os, signal; from poprun import launcher; import sys; import "
+        "poprun.agent; "
     )
     code += (
         "threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start(); "

@@ -20,7 +20,7 @@ def in_one_process(tmp_path_factory):
     return results(str(tmp_path_factory.mktemp("one")))
 
 
-def in_processes(folder, options, module="popdist.launcher", **environment):
+def in_processes(folder, options, module="poprun", **environment):
     ended = launch(options, [SCRIPT, folder / "results.npz"], module, **environment)
     assert ended.code == 0, ended.said
     with np.load(folder / "results.npz") as found:
@@ -30,8 +30,8 @@ def in_processes(folder, options, module="popdist.launcher", **environment):
 @pytest.mark.parametrize(
     "options, module, environment",
     [
-        (["--num-replicas", REPLICAS, "--num-instances", 2], "popdist.launcher", {}),
-        (["--num-replicas", REPLICAS, "--num-instances", 4], "popdist.launcher", {}),
+        (["--num-replicas", REPLICAS, "--num-instances", 2], "poprun", {}),
+        (["--num-replicas", REPLICAS, "--num-instances", 4], "poprun", {}),
         (
             ["--standalone", "--nproc-per-node", 2],
             "torch.distributed.run",

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from popdist import meeting, private, store, wire
+from poprun import meeting, private, store, wire
 from processes import RANKED, SECONDS, environment, finish, free_port, launch, start
 
 SECRET = b"known to members only"
@@ -466,8 +466,7 @@ def test_strangers_at_every_port_of_a_run_neither_end_nor_change_it(tmp_path):
 def test_machines_with_different_secrets_do_not_meet_and_say_how_they_can():
     begin = time.monotonic()
     impatient = (
-        "import sys, popdist.exchange; popdist.exchange.JOIN_SECONDS = 3; from popdist import "
-        "launcher; "
+        "import sys, poprun.meeting; poprun.meeting.JOIN_SECONDS = 3; from poprun import launcher; "
     )
     impatient += "sys.exit(launcher.main(sys.argv[1:]))"
     port, machines = free_port(), []
@@ -509,7 +508,7 @@ def test_the_first_run_makes_a_secret_that_the_next_one_finds(no_secret):
 
 
 def test_processes_that_make_a_secret_at_once_agree_on_one(no_secret):
-    program = "from popdist import meeting; print(meeting.find_secret())"
+    program = "from poprun import meeting; print(meeting.find_secret())"
     started = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(4)
     ]

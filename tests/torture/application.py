@@ -202,7 +202,7 @@ class Workshop:
             for name, value in given.items()
             for word in (f"--{name.replace('__', '.')}", str(value))
         ]
-        launcher = [sys.executable, "-m", "popdist.launcher", "--num-replicas", mode.instances]
+        launcher = [sys.executable, "-m", "poprun", "--num-replicas", mode.instances]
         launcher += ["--num-instances", mode.instances, *mode.launcher]
         words = [*(launcher if mode.instances > 1 else []), sys.executable, SCRIPT, *flags]
         return Program([str(word) for word in words], folder, environment or {})

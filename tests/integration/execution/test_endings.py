@@ -139,7 +139,7 @@ QUIET = {"stdout": subprocess.DEVNULL}
 
 
 def poprun(command: "list[str]", instances: int = 2) -> "list[str]":
-    launcher = [sys.executable, "-m", "popdist.launcher", "--num-replicas", str(instances)]
+    launcher = [sys.executable, "-m", "poprun", "--num-replicas", str(instances)]
     return [*launcher, "--num-instances", str(instances), *command]
 
 

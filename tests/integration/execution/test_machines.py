@@ -109,7 +109,7 @@ def start(machines, folder):
     launcher = [
         sys.executable,
         "-m",
-        "popdist.launcher",
+        "poprun",
         "--num-replicas",
         8,
         "--num-instances",

@@ -133,7 +133,7 @@ def grown_bytes(folder: Path, processes: int) -> "list[int]":
     """
     folder.mkdir()
     program = [sys.executable, memory_program.__file__, str(folder)]
-    launcher = [sys.executable, "-m", "popdist.launcher", "--num-replicas", str(processes)]
+    launcher = [sys.executable, "-m", "poprun", "--num-replicas", str(processes)]
     plain = {
         key: value
         for key, value in os.environ.items()

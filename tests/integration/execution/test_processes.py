@@ -29,7 +29,7 @@ FLAGS = (
 def command(instances, *flags, options=()):
     program = [sys.executable, str(SCRIPT), *FLAGS, *map(str, flags)]
     sizes = ["--num-replicas", REPLICAS, "--num-instances", instances]
-    return [sys.executable, "-m", "popdist.launcher", *map(str, sizes), *options, *program]
+    return [sys.executable, "-m", "poprun", *map(str, sizes), *options, *program]
 
 
 def environment():

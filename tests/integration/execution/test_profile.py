@@ -288,7 +288,7 @@ def test_the_benchmark_profiles_a_run_of_its_own(tmp_path):
 def test_processes_leave_one_timeline_of_all_replicas(tmp_path):
     launcher = (
         "-m",
-        "popdist.launcher",
+        "poprun",
         "--num-replicas",
         "4",
         "--num-instances",

@@ -6,28 +6,24 @@ agent.
 An instance is a process; it holds replicas / instances replicas. Instances get torchrun's
 environment, and the number of replicas, so that programs run under either launcher. On several
 machines: the same command on each, with ``--nnodes``, ``--node-rank`` and the address of the first.
-The agent is loaded by name, once the command line is right.
+The agent is loaded, and torch with it, once the command line is right.
 """
 
 import argparse
-import importlib
 import os
 import shutil
 import signal
 import socket
 import sys
-from typing import Any, Dict, Optional, Sequence
+from types import ModuleType
+from typing import Dict, Optional, Sequence
 
-from popdist.environment import IPUS, REPLICAS
-from popdist.exchange import SECONDS, TIMEOUT
-from popdist.linking import INTERFACE, address_of_interface, source_address
-from popdist.meeting import is_loopback
+from poprun.environment import INTERFACE, IPUS, REPLICAS, SECONDS, TIMEOUT, USAGE_ERROR
+from poprun.interfaces import interface_towards
 
 GRACE_SECONDS = 60.0
 """Default of how long instances may take to finish when this process is asked to end."""
 CPP_LOG = "TORCH_CPP_LOG_LEVEL"
-USAGE_ERROR = 2
-"""Exit code where the command line cannot be used."""
 
 
 class LaunchError(ValueError):
@@ -61,7 +57,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     return int(agent.run(options.program, machines, options.grace))
 
 
-def _load_agent() -> Any:
+def _load_agent() -> ModuleType:
     """Load the agent, and torch with it, which reads there that it is to keep its C++ stack
     traces.
     """
@@ -69,7 +65,9 @@ def _load_agent() -> Any:
     if is_ours:
         os.environ[CPP_LOG] = "FATAL"
     try:
-        return importlib.import_module("popxl_engine.agent")
+        from poprun import agent  # a wrong command line is told of without torch
+
+        return agent
     finally:
         if is_ours:
             del os.environ[CPP_LOG]  # of this process alone, not of instances
@@ -232,21 +230,3 @@ def environment(options: argparse.Namespace) -> Dict[str, str]:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def interface_towards(host: str) -> Optional[str]:
-    """The network interface of this machine by which it reaches a host, or that has the host's
-    address.
-
-    None where that cannot be told: without IPv4 or Linux, and where a name stands for a loopback
-    address, as a machine's own name often does there, while others reach it by another one.
-    """
-    address = source_address(host)
-    if address is None or is_loopback(address) and not is_loopback(host):
-        return None
-    names = [name for _, name in socket.if_nameindex() if address_of_interface(name) == address]
-    return names[0] if names else None
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,13 +4,13 @@ import json
 import time
 
 import pytest
-from popdist import roll_call
-from popdist.roll_call import RollCall, waiting
-from popdist.store import StoreError
+from poprun import hang_report
+from poprun.hang_report import HangReport, waiting
+from poprun.store import StoreError
 
 
 class Store:
-    """As `popdist.store` has them, of this process alone."""
+    """As `poprun.store` has them, of this process alone."""
 
     def __init__(self):
         self.values = {}
@@ -35,18 +35,18 @@ class Cut(Store):
 @pytest.fixture
 def called(monkeypatch):
     """What instance 0 is told where the others have answered so."""
-    monkeypatch.setattr(roll_call, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(hang_report, "ANSWER_SECONDS", 0.2)
 
     def call(answers, store=None):
         store = store or Store()
         for instance, answer in answers.items():
             if answer is not None:
                 store.set(f"is at/{instance}", json.dumps(answer))
-        found = RollCall(
+        found = HangReport(
             store, 0, [f"process {100 + i} on host{i}" for i in range(1 + len(answers))]
         )
         try:
-            return found.call()
+            return found.ask()
         finally:
             found.stop()
 
@@ -81,12 +81,12 @@ def test_where_nobody_keeps_the_answers_any_more_no_instance_answers(called):
 
 
 def test_an_instance_that_is_asked_says_what_it_waits_for_or_where_its_program_is(monkeypatch):
-    monkeypatch.setattr(roll_call, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(hang_report, "BEAT_SECONDS", 0.01)
 
     def answer():
         store = Store()
-        store.set(roll_call.ASKED, "")
-        own = RollCall(store, 0, ["", ""])
+        store.set(hang_report.ASKED, "")
+        own = HangReport(store, 0, ["", ""])
         while not store.has("is at/0"):
             time.sleep(0.001)
         own.stop()
@@ -95,4 +95,4 @@ def test_an_instance_that_is_asked_says_what_it_waits_for_or_where_its_program_i
     with waiting(lambda: "at a barrier"):
         assert answer() == [True, "at a barrier"]
     waits, place = answer()
-    assert not waits and "test_roll_call.py" in place and " in answer, called at " in place
+    assert not waits and "test_hang_report.py" in place and " in answer, called at " in place

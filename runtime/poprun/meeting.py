@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, List, Optional, Tuple
 
-from popdist import private, wire
-from popdist.environment import getInstanceIndex, number_from_environment
+from poprun import private, wire
+from poprun.environment import number_from_environment
+from poprun.interfaces import is_loopback
 
 MEETING = "POPDIST_MEETING"
 """Environment variable, set by `poprun`: the folder of a run on one machine, or HOST:PORT."""
@@ -36,6 +37,8 @@ default: the next.
 """
 SECRET_BYTES = (16, 4096)
 """The least and the most that a secret may have."""
+JOIN_SECONDS = 300
+"""How long all have to come."""
 STORE = "store"
 """In a folder: the socket of the process that keeps the store."""
 
@@ -66,14 +69,14 @@ class Meeting:
         )
 
 
-def find() -> Meeting:
-    """That of this instance.
+def find(index: int) -> Meeting:
+    """That of an instance, which is this one.
 
     Raises:
         MeetingError: the launcher's variables are half set, or the folder or the secret cannot be
             used.
     """
-    is_first = getInstanceIndex() == 0
+    is_first = index == 0
     named = os.environ.get(MEETING)
     try:
         if named is not None and named.startswith("/"):
@@ -100,11 +103,6 @@ def is_one_machine(host: str) -> bool:
     """Whether all instances of a run that was not started by poprun are on this machine."""
     own = os.environ.get("LOCAL_WORLD_SIZE")
     return own == os.environ.get("WORLD_SIZE") if own is not None else is_loopback(host)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name stands for this machine, wherever it is used."""
-    return host.startswith("127.") or host in ("localhost", "::1")
 
 
 def _address() -> Tuple[str, int]:

@@ -1,7 +1,7 @@
 """What `poprun` starts in a program's place: a process that ends with the launcher, and becomes the
 program.
 
-    python -I -S tether.py LAUNCHER PROGRAM [ARGUMENT ...]
+    python -I -S die_with_parent.py LAUNCHER PROGRAM [ARGUMENT ...]
 
 LAUNCHER is the number of the process that starts this one. What the program starts ends with the
 launcher, too: a process beside it sees to that, as the system does for the program alone.

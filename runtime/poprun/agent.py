@@ -18,10 +18,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Dict, Optional, Sequence, Tuple
 
-from popdist import exchange, meeting, tether, wire
-from popdist.launcher import USAGE_ERROR
-from popdist.store import Client, Keeper, StoreError, connect
-from popdist.voices import Voices, say
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
@@ -31,8 +27,12 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from popxl_engine.machine.groups import SharedStore
-from popxl_engine.posts import Posts
+from poprun import die_with_parent, meeting, wire
+from poprun.environment import USAGE_ERROR
+from poprun.heartbeat import MachineHeartbeat
+from poprun.log_mux import LogMux, say
+from poprun.store import Client, Keeper, StoreError, connect
+from poprun.torch_store import SharedStore
 
 SETTLE_SECONDS = 0.5
 """After the first failure: others that fail by themselves meanwhile may be the cause."""
@@ -95,15 +95,15 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
             place = _make_place(machines, stack)
         except (OSError, meeting.MeetingError) as error:
             return _refuse(machines, str(error))
-        voices = stack.enter_context(Voices(machines.own))
-        agent = Agent(program, machines, place, voices, grace)
+        logs = stack.enter_context(LogMux(machines.own))
+        agent = Agent(program, machines, place, logs, grace)
         try:
             result = agent.run()
             agent.end_all()
             return agent.report(result)
         except SignalException as error:
             agent.end_all()
-            voices.finish()
+            logs.finish()
             return agent.tell(
                 128 + error.sigval, f"its poprun got {signal.Signals(error.sigval).name}."
             )
@@ -157,26 +157,26 @@ def _alone(machines: Machines, problem: str) -> str:
     return (
         f"machine {machines.index} of {machines.count} did not meet the others at "
         f"{machines.address}:{machines.port} ({problem}); expected poprun on all of them within "
-        f"{exchange.JOIN_SECONDS} s, with the same options but --node-rank."
+        f"{meeting.JOIN_SECONDS} s, with the same options but --node-rank."
     )
 
 
 class Pipes(DefaultLogsSpecs):
-    """Instances say what they have to say on stderr to their voices."""
+    """What instances write to stderr goes to the log mux."""
 
-    def __init__(self, voices: Voices):
+    def __init__(self, logs: LogMux):
         super().__init__(log_dir=os.devnull)
-        self._voices = voices
+        self._logs = logs
 
     def reify(self, envs: Dict[int, Dict[str, str]]) -> LogsDest:
         """See `torch.distributed.elastic.multiprocessing.LogsSpecs`."""
         found = super().reify(envs)
-        found.stderrs = {local: self._voices[int(env["RANK"])].path for local, env in envs.items()}
+        found.stderrs = {local: self._logs[int(env["RANK"])].path for local, env in envs.items()}
         found.tee_stdouts, found.tee_stderrs = {}, {}
         return found
 
 
-class Place(RendezvousHandler):
+class Rendezvous(RendezvousHandler):
     """The store of the run, as torch's agent asks for it. Machine 0 keeps it."""
 
     def __init__(self, machines: Machines, place: meeting.Meeting):
@@ -193,9 +193,9 @@ class Place(RendezvousHandler):
         machines, place = self._machines, self._place
         if place.keeps_store:
             Keeper(_listen(place.address), place.secret)
-        self.client = connect(place.address, place.secret, exchange.JOIN_SECONDS)
+        self.client = connect(place.address, place.secret, meeting.JOIN_SECONDS)
         return RendezvousInfo(
-            SharedStore(place, exchange.JOIN_SECONDS),
+            SharedStore(place, meeting.JOIN_SECONDS),
             machines.index,
             machines.count,
             RendezvousStoreInfo(machines.address, machines.port),
@@ -239,19 +239,19 @@ class Agent(LocalElasticAgent):
         program: Sequence[str],
         machines: Machines,
         place: meeting.Meeting,
-        voices: Voices,
+        logs: LogMux,
         grace: float,
     ):
-        self._place = Place(machines, place)
+        self._rendezvous_handler = Rendezvous(machines, place)
         spec = WorkerSpec(
             role="instance",
             local_world_size=machines.instances,
-            rdzv_handler=self._place,
+            rdzv_handler=self._rendezvous_handler,
             entrypoint=sys.executable,
             args=(
                 "-I",
                 "-S",
-                tether.__file__,
+                die_with_parent.__file__,
                 str(os.getpid()),
                 *(word.replace("$", "$$") for word in program),
             ),
@@ -259,9 +259,9 @@ class Agent(LocalElasticAgent):
             master_addr=machines.address,
             master_port=machines.port,
         )
-        super().__init__(spec, Pipes(voices))
-        self._machines, self._voices, self._grace = machines, voices, grace
-        self._posts: Optional[Posts] = None
+        super().__init__(spec, Pipes(logs))
+        self._machines, self._logs, self._grace = machines, logs, grace
+        self._heartbeat: Optional[MachineHeartbeat] = None
         """Once the machines have met."""
         self._failed_elsewhere: Optional[Tuple[int, str]] = None
         """The exit code and the words of the machine whose failure ended the instances here."""
@@ -307,9 +307,9 @@ class Agent(LocalElasticAgent):
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """See `SimpleElasticAgent`."""
         super()._rendezvous(worker_group)
-        assert self._place.client is not None
-        machines, store = self._machines, self._place.client
-        self._posts = Posts(store, machines.index, machines.count)
+        assert self._rendezvous_handler.client is not None
+        machines, store = self._machines, self._rendezvous_handler.client
+        self._heartbeat = MachineHeartbeat(store, machines.index, machines.count)
         store.set(f"options/{machines.index}", machines.options)
         for other in range(machines.count):
             theirs = store.get(f"options/{other}").decode()
@@ -321,7 +321,7 @@ class Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """See `SimpleElasticAgent`."""
-        assert self._posts is not None, "instances start when the machines have met"
+        assert self._heartbeat is not None, "instances start when the machines have met"
         self._end_stopped()
         if self._failures():
             time.sleep(SETTLE_SECONDS)
@@ -329,29 +329,29 @@ class Agent(LocalElasticAgent):
             culprit, code = self._culprit(self._failed)
             self.tell(code, self._describe(culprit, code))
         else:
-            self._failed_elsewhere = self._posts.failure()
+            self._failed_elsewhere = self._heartbeat.failure()
         if self._failed or self._failed_elsewhere:
-            self._voices.pause()  # what others say while they are ended is no news
+            self._logs.stop()  # what others write while they are ended is no news
             self._shutdown()
         return super()._monitor_workers(worker_group)
 
     def _exit_barrier(self) -> None:
         """See `SimpleElasticAgent`. The instances of this machine have succeeded."""
-        assert self._posts is not None
-        self._posts.tell(0)
-        self._failed_elsewhere = self._posts.wait()
+        assert self._heartbeat is not None
+        self._heartbeat.tell(0)
+        self._failed_elsewhere = self._heartbeat.wait()
 
     def tell(self, code: int, problem: str) -> int:
         """Tell the other machines of a failure on this one. Returns the exit code for it."""
         code = code if code >= 0 else 128 - code
-        if self._posts is not None:
-            self._posts.tell(code, problem)
+        if self._heartbeat is not None:
+            self._heartbeat.tell(code, problem)
         return code
 
     def leave(self) -> None:
         """The last thing to do: machine 0 stays until the others know."""
-        if self._posts is not None:
-            self._posts.leave()
+        if self._heartbeat is not None:
+            self._heartbeat.leave()
 
     def _failures(self) -> Dict[int, int]:
         """Exit codes of instances that have failed. They are left for torch to see."""
@@ -409,7 +409,7 @@ class Agent(LocalElasticAgent):
 
         Returns the exit code.
         """
-        self._voices.pause()
+        self._logs.stop()
         failed = self._failed or {
             index: failure.exitcode for index, failure in result.failures.items()
         }
@@ -418,19 +418,19 @@ class Agent(LocalElasticAgent):
             _say(f"{problem} What runs here was ended.")
             return code
         if not failed:
-            self._voices.finish()
+            self._logs.finish()
             return 0
         culprit, code = self._culprit(failed)
-        voice, happened = self._voices[culprit], self._describe(culprit, code)
-        if code > 0 and 0 in self._machines.own and voice.repeats(self._voices[0]):
+        stream, happened = self._logs[culprit], self._describe(culprit, code)
+        if code > 0 and 0 in self._machines.own and stream.repeats(self._logs[0]):
             return self.tell(code, happened)
-        voice.finish()
-        if code < 0 or self._voices.last is not voice:
+        stream.finish()
+        if code < 0 or self._logs.last is not stream:
             where = (
                 ""
                 if code < 0
                 else "What it said is above. "
-                if voice.has_spoken
+                if stream.has_written
                 else "It said nothing. "
             )
             _say(f"{happened} {where}The others were ended.")

@@ -1,4 +1,4 @@
-"""Where the instances are, asked by one that has waited for others in vain.
+"""Where the instances of a run are, asked by one that has waited for others in vain.
 
 Each instance has a thread that looks every second whether one asks. So an instance whose program
 hangs answers, too, with the place where it is; one that is stopped, or gone, does not.
@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager
 from typing import Callable, Dict, Iterator, List, Sequence, Tuple
 
-from popdist.store import Client, StoreError
+from poprun.store import Client, StoreError
 
 BEAT_SECONDS = 1.0
 ANSWER_SECONDS = 4.0
@@ -24,7 +24,7 @@ FRAMES = 3
 """Calls, the innermost first, that tell where an instance is."""
 SHOWN = 3
 """Instances that are named of those that wait, and of those that do not."""
-ASKED = "roll call"
+ASKED = "hang report"
 """Key of the store."""
 
 _waits: Dict[object, Callable[[], str]] = {}
@@ -49,7 +49,7 @@ def own_name() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-class RollCall:
+class HangReport:
     """This process's part in it.
 
     Args:
@@ -60,7 +60,7 @@ class RollCall:
     def __init__(self, store: Client, index: int, names: Sequence[str]):
         self._store, self._index, self._names = store, index, names
         self._leaving = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="roll call", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="hang report", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -68,19 +68,19 @@ class RollCall:
         self._leaving.set()
         self._thread.join(LAST_SECONDS)
 
-    def call(self) -> str:
+    def ask(self) -> str:
         """Ask the other instances where they are. Returns sentences, the last of those that do not
         wait.
         """
         answers: Dict[int, Tuple[bool, str]] = {}
         # In a thread that is left behind where it gets stuck: the link to the process that keeps
         # the store may be cut.
-        asking = threading.Thread(target=self._ask, args=(answers,), daemon=True)
+        asking = threading.Thread(target=self._collect, args=(answers,), daemon=True)
         asking.start()
         asking.join(ANSWER_SECONDS)
         return self._in_words(dict(answers))
 
-    def _ask(self, answers: Dict[int, Tuple[bool, str]]) -> None:
+    def _collect(self, answers: Dict[int, Tuple[bool, str]]) -> None:
         until = time.monotonic() + ANSWER_SECONDS
         missing = set(range(len(self._names))) - {self._index}
         try:

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Dict, Optional, Union
 
-from popdist import wire
+from poprun import wire
 
 REQUEST = struct.Struct("!BHId")
 """What, bytes of the key and of the value, seconds to wait for the key."""

@@ -1,0 +1,80 @@
+"""The store of a run in the form in which torch asks for one.
+
+torch's own would listen for everyone; this one lets nobody in who does not know the run's secret.
+"""
+
+from datetime import timedelta
+from typing import Any, List, Optional, Sequence
+
+import torch.distributed as distributed
+
+from poprun.meeting import Meeting
+from poprun.store import connect
+
+
+class SharedStore(distributed.Store):
+    """A run's keys and values, as torch asks for them.
+
+    Args:
+        meeting: where they are kept.
+        seconds: that `get` waits.
+    """
+
+    def __init__(self, meeting: Meeting, seconds: float):
+        super().__init__()
+        self._meeting, self._seconds = meeting, seconds
+        self._client = connect(meeting.address, meeting.secret, seconds)
+        self._clones: List[SharedStore] = []
+        """torch holds these by what is not theirs alone in Python."""
+
+    def clone(self) -> "SharedStore":
+        """The same over another connection, for another thread."""
+        self._clones.append(SharedStore(self._meeting, self._seconds))
+        return self._clones[-1]
+
+    def set(self, key: str, value: Any) -> None:
+        """See `torch.distributed.Store`, here and below."""
+        self._client.set(key, value if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Waits for it."""
+        return self._client.get(key, self._seconds)
+
+    def add(self, key: str, amount: int) -> int:
+        """Returns the sum."""
+        return self._client.add(key, amount)
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Returns the value that the key has then."""
+        given = [
+            each.encode() if isinstance(each, str) else bytes(each) for each in (expected, desired)
+        ]
+        return self._client.replace(key, *given)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all have values."""
+        return all(self._client.has(key) for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: Optional[timedelta] = None) -> None:
+        """Until all have values."""
+        for key in keys:
+            self._client.get(key, self._seconds if timeout is None else timeout.total_seconds())
+
+    def multi_get(self, keys: Sequence[str]) -> List[bytes]:
+        """Waits for all."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
+        """One after the other."""
+        for key, value in zip(keys, values):
+            self.set(key, value)
+
+    def delete_key(self, key: str) -> bool:
+        """Returns whether there was one."""
+        return self._client.delete(key)
+
+    def num_keys(self) -> int:
+        """How many there are."""
+        return self._client.count()
+
+    deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815 - what torch calls them from C++
