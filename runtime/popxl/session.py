@@ -51,7 +51,7 @@ d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
 
 Entered = TypeVar("Entered", bound="Session")
 ENGINE = "popxl_engine.engine"
-KERNELS = "popxl_engine.build"
+KERNELS = "popxl_engine.native.build"
 
 
 def expect_session(device_desc: Union[str, DeviceInfo] = "cpu") -> None:
