@@ -46,7 +46,7 @@ config = preset("test")
 shape = (config.training.global_batch_size, config.model.sequence_length + 1)
 tokens = np.random.default_rng(0).integers(0, config.model.vocabulary_size, shape)
 with pretraining(config) as session:
-    from popxl_engine import native
+    from popxl_engine.native import library as native
     def now():
         # The latter of this process and of the compiler that it started.
         return [time.time(), sum(os.times()[:4])]

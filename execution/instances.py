@@ -16,7 +16,7 @@ from utils.log import set_up_logging
 from utils.runtime import gather
 
 PACKAGES = ("config", "data", "demo", "execution", "modelling", "utils",
-            "popart", "popdist", "popxl", "popxl_addons", "popxl_engine")  # fmt: skip
+            "popart", "popdist", "poprun", "popxl", "popxl_addons", "popxl_engine")  # fmt: skip
 
 SOURCES = (".py", ".cpp", ".h")
 LIBRARIES = ("torch", "numpy")

@@ -2,11 +2,11 @@
 PopXL.
 """
 
-import importlib
 from typing import Any, ContextManager, List, Optional, Sequence
 
 from popdist import exchange
 
+from popxl.backend import backend
 from popxl.dtypes import bfloat16, uint32
 from popxl.errors import RemoteMemoryError
 from popxl.graph import Graph
@@ -14,18 +14,8 @@ from popxl.host_limits import HostMemory, host_memory
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.ops import concat, reshape
-from popxl.plan import (
-    Event,
-    Machine,
-    Phase,
-    PhaseTime,
-    Plan,
-    kind_of_device,
-    measure,
-    phase_time,
-    plan,
-    sequence,
-)
+from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
+from popxl.planning import kind_of_device, measure, plan, sequence
 from popxl.printer import to_text
 from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
 from popxl.remote_files import (
@@ -140,7 +130,7 @@ def check_device(name: str) -> None:
     """ValueError unless "cpu", "cuda", "cuda:N" or "auto" names a device of this machine, as a
     Session takes it.
     """
-    importlib.import_module("popxl_engine.machine.device").device_named(name)
+    backend().check_device(name)
 
 
 def device_needs(ir: Ir, device: str = "cpu") -> DeviceNeeds:
@@ -148,9 +138,7 @@ def device_needs(ir: Ir, device: str = "cpu") -> DeviceNeeds:
 
     Arguments and errors as of `plan`.
     """
-    residency = importlib.import_module("popxl_engine.residency")
-    found: DeviceNeeds = residency.device_needs(ir, kind_of_device(device, "device_needs"))
-    return found
+    return backend().device_needs(ir, kind_of_device(device, "device_needs"))
 
 
 def file_traffic(session: Session) -> Optional[FileTraffic]:

@@ -7,15 +7,9 @@ phases again. Everything is per replica and for one run of a session, all repeat
 together, unless its name says otherwise.
 """
 
-import importlib
 from dataclasses import dataclass
-from typing import Dict, Iterator, Protocol, Tuple, cast
+from typing import Dict, Protocol, Tuple
 
-from popxl.dtypes import dtype, float32
-from popxl.ir import Ir
-
-KINDS = ("cpu", "cuda")
-PLANNER = "popxl_engine.planner"
 PRODUCTS = ("matmul",)
 """Ops whose FLOPs count as matrix products."""
 
@@ -191,72 +185,3 @@ class Event:
     """The collective's op; the buffer's number for rows."""
     row: int = 0
     """Of the buffer."""
-
-
-class Planner(Protocol):
-    """What the engine's planner offers."""
-
-    def make_plan(self, ir: Ir, borrows_rows: bool, together: bool, device: str) -> Plan:
-        """See `plan`."""
-
-    def sequence(self, ir: Ir, replica: int) -> Iterator[Event]:
-        """See `sequence`."""
-
-    def measure(self, data_type: dtype) -> Machine:
-        """See `measure`."""
-
-
-def _planner() -> Planner:
-    return cast(Planner, importlib.import_module(PLANNER))
-
-
-def plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device: str = "cpu") -> Plan:
-    """Plan a run of a program, without its data: nothing of the program's size is allocated.
-
-    FLOPs, traffic and calls follow from the graphs. Peak memory is found by a dry run: the
-    compiled program runs on tensors that have shapes and no memory, each loop twice.
-
-    Args:
-        borrows_rows: whether remote rows and stream slots are used where they lie, as on a CPU;
-            else loads take memory on the device.
-        together: whether one process runs all replicas. Peak memory is then that of all together,
-            which have theirs at different moments; all other figures stay those of one replica.
-        device: "cpu" or "cuda", whose attention needs less memory. It need not be there.
-    Raises:
-        GraphError: an op whose cost depends on values that only exist when the program runs.
-        ValueError: another device.
-    """
-    return _planner().make_plan(ir, borrows_rows, together, kind_of_device(device, "plan"))
-
-
-def kind_of_device(name: str, where: str) -> str:
-    """The kind of a device that a session may be made for, which need not be there. Raises
-    ValueError for others.
-    """
-    kind = name.partition(":")[0]
-    if kind not in KINDS:
-        raise ValueError(
-            f"{where}: got device {name!r}; expected one of {', '.join(KINDS)}. Name one of them."
-        )
-    return kind
-
-
-def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
-    """Every remote row and collective of one run on a replica, in order: the main graph on host
-    scalars alone.
-
-    Raises:
-        GraphError: a row's number, or a branch around transfers, depends on values that only exist
-            on the device.
-    """
-    return _planner().sequence(ir, replica)
-
-
-def measure(data_type: dtype = float32) -> Machine:
-    """The speeds of this machine, measured in about a second: the best of a few products, and
-    copies of memory.
-
-    Args:
-        data_type: of the products.
-    """
-    return _planner().measure(data_type)

@@ -1,19 +1,14 @@
-"""A program on a device: variables, streams, and running. The engine is loaded by name, behind a
-`Protocol`.
-"""
+"""A program on a device: variables, streams, and running."""
 
-import importlib
 import math
 from types import TracebackType
 from typing import (
     Any,
-    ContextManager,
     Dict,
     Iterable,
     List,
     Mapping,
     Optional,
-    Protocol,
     Set,
     Tuple,
     TypeVar,
@@ -24,12 +19,10 @@ import numpy as np
 import popdist
 from popart import DeviceInfo, InferenceSession
 
+from popxl.backend import backend, kernels
 from popxl.hints import report_hints
 from popxl.ir import Ir
-from popxl.not_finite import NotFinite
 from popxl.options import IrInternals
-from popxl.profile import Profile
-from popxl.remote_files import FileTraffic
 from popxl.session_checks import (
     check_keys,
     checked_data,
@@ -38,7 +31,7 @@ from popxl.session_checks import (
     is_file,
     is_writable_file,
 )
-from popxl.session_state import DeviceValues, SessionState
+from popxl.session_state import SessionState
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Variable
 from popxl.transforms.ambiguity import check_ambiguity
@@ -50,8 +43,6 @@ h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
 d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
 
 Entered = TypeVar("Entered", bound="Session")
-ENGINE = "popxl_engine.engine"
-KERNELS = "popxl_engine.build"
 
 
 def expect_session(device_desc: Union[str, DeviceInfo] = "cpu") -> None:
@@ -69,32 +60,7 @@ def expect_session(device_desc: Union[str, DeviceInfo] = "cpu") -> None:
         ValueError: an unknown device_desc.
     """
     if not engine_device(device_desc).startswith("cuda"):
-        importlib.import_module(KERNELS).begin()
-
-
-class EngineProtocol(DeviceValues, Protocol):
-    """What a Session needs of an engine. Arrays are ``[transfers, replicas in this process,
-    *stream.shape]``.
-    """
-
-    run_count: int
-    """Runs so far; stochastic rounding draws from it, so that a resumed program goes on as if it
-    had not stopped.
-    """
-
-    def run(
-        self, inputs: Mapping[Stream, np.ndarray], outputs: Mapping[Stream, np.ndarray]
-    ) -> None:
-        """Run the main graph once and fill the slots of the outputs that it stores to."""
-
-    def profile(self) -> ContextManager[List[Profile]]:
-        """See `popxl.extensions.profile`."""
-
-    def watch(self) -> ContextManager[List[NotFinite]]:
-        """See `popxl.extensions.find_not_finite`."""
-
-    def file_traffic(self) -> Optional[FileTraffic]:
-        """See `popxl.extensions.file_traffic`."""
+        kernels().begin()
 
 
 class Session:
@@ -155,7 +121,7 @@ class Session:
         first = popdist.getInstanceIndex() * local if ir.replication_factor > local else 0
         is_first = ir._holder is None
         once = ir.state_once and self.weights_to_host_on_exit
-        self._engine: EngineProtocol = importlib.import_module(ENGINE).make_engine(
+        self._engine = backend().make_engine(
             ir,
             range(first, first + local),
             engine_device(device_desc),

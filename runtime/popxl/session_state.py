@@ -3,34 +3,17 @@ program's.
 """
 
 from functools import cached_property
-from typing import Dict, List, Optional, Protocol, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 import popdist
 from popdist import exchange
 
+from popxl.backend import DeviceValues
 from popxl.ir import Ir
 from popxl.session_checks import is_file, is_writable_file
 from popxl.tensor import Variable
 from popxl.transforms.storage import changing_variables
-
-
-class DeviceValues(Protocol):
-    """What an engine has of the variables."""
-
-    def read(self, variable: Variable) -> np.ndarray:
-        """A new array with a variable's value in its host shape."""
-
-    def write(self, variable: Variable, data: np.ndarray) -> None:
-        """Set a variable from an array of its host shape."""
-
-    def is_file(self, variable: Variable) -> bool:
-        """Whether a memory-mapped variable's file is the memory that runs work on."""
-
-    def upload(self) -> None:
-        """Note that the variables are the host's: ops that run after an upload run before the next
-        run.
-        """
 
 
 def keep_state_once(ir: Ir) -> None:

@@ -1,11 +1,14 @@
 """Who may import whom. Each room's arrows stand in `ROOMS`; a new room is a line there."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from dataclasses import dataclass
 
 import pytest
+from popxl.backend import Backend
+from popxl_engine.backend import BACKEND
 from source_tree import PACKAGES, ROOT, Import, Source, imports, parse, sources
 from test_application_names import private_names
 
@@ -220,6 +223,51 @@ def test_a_circle_is_seen():
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
+DOOR = "popxl.backend"
+"""The only module outside of the engine that names it."""
+
+
+def engine_names(source: Source) -> list[str]:
+    """Strings that name a module of the engine, docstrings apart."""
+    docstrings = {
+        id(node.value)
+        for node in source.nodes
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    return [
+        f"{source.at(node)}: {source.module} names {node.value}"
+        for node in source.nodes
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.startswith("popxl_engine.")
+        and id(node) not in docstrings
+    ]
+
+
+def test_the_engine_has_one_door():
+    others = [
+        name
+        for source in sources().values()
+        if source.package != "popxl_engine" and source.module != DOOR
+        for name in engine_names(source)
+    ]
+    assert not others, "\n".join(others)
+    assert len(engine_names(sources()[DOOR])) == 2
+
+
+def test_another_door_is_seen():
+    assert engine_names(parse("utils.a", "import_module('popxl_engine.planner')"))
+    assert not engine_names(parse("utils.a", "'popxl_engine.planner'"))
+
+
+def test_the_engine_is_what_the_door_says():
+    for name, declared in vars(Backend).items():
+        if inspect.isfunction(declared) and not name.startswith("_"):
+            asked = inspect.signature(declared).parameters
+            found = inspect.signature(getattr(BACKEND, name)).parameters
+            assert list(asked) == ["self", *found], name
+
+
 def defined_names(source: Source) -> set[str]:
     """Underscore names that a module defines: functions, classes, attributes, slots, arguments of
     dataclasses.
@@ -321,7 +369,7 @@ def test_the_api_imports_where_torch_and_the_engine_are_forbidden():
     text = FORBID.format(forbidden={"torch", "popxl_engine"}) + modules_of(
         "popart", "popdist", "popxl", "popxl_addons"
     )
-    done = run_python(text)
+    done = run_python(text + "import poprun.launcher")
     assert done.returncode == 0, done.stderr
 
 

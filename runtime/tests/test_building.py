@@ -20,7 +20,7 @@ from popxl.ops.var_updates import (
     adamax_updater,
     lamb_updater,
 )
-from popxl.plan import plan
+from popxl.planning import plan
 from popxl.transforms import autodiff
 
 FLOAT = popxl.TensorSpec((), popxl.float32)

@@ -15,7 +15,7 @@ import pytest
 from popxl import ops
 from popxl.context import ExecutionContext, _execution_context
 from popxl.errors import GraphError
-from popxl.plan import plan
+from popxl.planning import plan
 from popxl.transforms import autodiff
 from popxl.transforms.clone import prune
 from popxl.transforms.fragments import arrange_fragments

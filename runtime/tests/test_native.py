@@ -1,6 +1,5 @@
 """The compiled kernels: the plain ones' numbers, and the same bits for any threads and place."""
 
-import importlib
 import inspect
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -8,17 +7,15 @@ import numpy as np
 import pytest
 import torch
 from popxl.generator import draws as host_draws
-from popxl_engine import native
 from popxl_engine.kernels import generator
 from popxl_engine.kernels.accumulate import accumulate_gemm_
 from popxl_engine.kernels.adamw import adamw_
 from popxl_engine.kernels.registry import ALTERNATES, KERNELS, OVERWRITES
 from popxl_engine.kernels.rounding import Noise, Updates, round_to
+from popxl_engine.native import library as native
 from quick import cases
 from ways import needs_tiles
 
-# its package has a function of this name
-library: Any = importlib.import_module("popxl_engine.native.library")
 NATIVE = ALTERNATES["cpu"]
 SPECIAL = [
     0.0,

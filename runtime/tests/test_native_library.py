@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, List, Tuple, Type
 
 import pytest
-from popxl_engine import build, compiling, native
+from popxl_engine.native import build, compiling
+from popxl_engine.native import library as native
 from quick import cases
 
 needs_compiler = pytest.mark.skipif(
@@ -352,7 +353,7 @@ def test_a_program_that_changes_its_folder_waits_for_what_has_begun(
     copying: None, tmp_path: Path
 ) -> None:
     program = (
-        "import os; from popxl_engine import build; build.begin(); os.chdir('/'); "
+        "import os; from popxl_engine.native import build; build.begin(); os.chdir('/'); "
         "print(next(build.libraries()))"
     )
     folder = os.path.relpath(tmp_path / "cache")
@@ -364,7 +365,7 @@ def test_a_program_that_changes_its_folder_waits_for_what_has_begun(
 
 FORK = """
 import os, sys
-from popxl_engine import build
+from popxl_engine.native import build
 build.begin()
 child = os.fork()
 if not child:
@@ -394,7 +395,8 @@ def test_threads_that_need_the_library_at_once_hear_once_that_there_is_none(
 import logging
 logging.basicConfig()
 from concurrent.futures import ThreadPoolExecutor
-from popxl_engine import build, native
+from popxl_engine.native import build
+from popxl_engine.native import library as native
 with ThreadPoolExecutor(5) as pool:
     pool.submit(build.begin)
     print(set(pool.map(lambda _: native.library(), range(5))))
@@ -406,7 +408,7 @@ with ThreadPoolExecutor(5) as pool:
 @pytest.mark.slow
 def test_a_program_that_goes_on_after_ctrl_c_has_its_kernels(copying: None, tmp_path: Path) -> None:
     begin = (
-        "import signal; signal.signal(signal.SIGINT, lambda *_: None)\nfrom popxl_engine import "
+        "import signal; signal.signal(signal.SIGINT, lambda *_: None)\nfrom popxl_engine.native import "
         "build; build.begin()"
     )
     program = f"{begin}\n{WAIT}print(next(build.libraries()).exists())"

@@ -10,12 +10,13 @@ import torch
 from popxl import ops
 from popxl.extensions import plan
 from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logsumexp_and_pick_grad
-from popxl_engine import codegen, native
+from popxl_engine import codegen
 from popxl_engine.codegen import BlockWriter
 from popxl_engine.engine import Engine
 from popxl_engine.kernels.linalg import rows_on_boundaries
 from popxl_engine.kernels.registry import ALTERNATES, OVERWRITES
 from popxl_engine.machine.memory import unshared
+from popxl_engine.native import library as native
 from random_programs import Builder
 from test_engine import differences
 

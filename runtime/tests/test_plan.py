@@ -14,7 +14,8 @@ from helpers import build, make_case
 from popxl import ops
 from popxl.errors import GraphError
 from popxl.ops import collectives
-from popxl.plan import Event, Machine, PhaseTime, measure, phase_time, plan, sequence
+from popxl.plan import Event, Machine, PhaseTime, phase_time
+from popxl.planning import measure, plan, sequence
 from popxl_engine.machine.replica import Replica
 from test_ops import SAMPLES
 
@@ -341,7 +342,7 @@ HUGE = """
 import resource
 import numpy as np
 import popxl
-import popxl.plan
+import popxl.planning
 from popxl import ops
 import torch
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
@@ -354,7 +355,7 @@ with ir.main_graph:
         popxl.remote_variable(zeros, buffer, row)
     w = ops.remote_load(buffer, 0)
     ops.remote_store(buffer, 1, w @ w)
-found = popxl.plan.plan(ir)
+found = popxl.planning.plan(ir)
 assert found.total_remote_memory_bytes == 256 * 256 * 4 * size**2
 assert found.peak_bytes >= 2 * 4 * size**2
 print(found.phases[0].product_flops)

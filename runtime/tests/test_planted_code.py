@@ -16,8 +16,9 @@ import popxl
 import pytest
 from poprun import private
 from popxl import ops
-from popxl_engine import build, compiling, native
 from popxl_engine.kernels import compiled
+from popxl_engine.native import build, compiling
+from popxl_engine.native import library as native
 
 OTHER = 65534
 """The user number of nobody."""
@@ -155,7 +156,7 @@ __attribute__((constructor)) static void run() { std::fclose(std::fopen(MARK, "w
 PROGRAM = """
 import logging
 logging.basicConfig()
-from popxl_engine import native
+from popxl_engine.native import library as native
 print(native.library() is not None)
 """
 

@@ -9,10 +9,10 @@ import numpy as np
 import popxl
 import pytest
 import torch
-from popxl_engine import native
 from popxl_engine.kernels.accumulate import accumulate_gemm_
 from popxl_engine.kernels.gemm import gemm, gemm_bias
 from popxl_engine.kernels.linalg import matrix_product, product
+from popxl_engine.native import library as native
 from quick import cases
 from test_rewrites import check, fused_steps, observe
 from ways import needs_tiles

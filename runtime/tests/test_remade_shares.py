@@ -11,8 +11,8 @@ import popxl_addons as addons
 import pytest
 import torch
 from popxl import Tensor, ops
-from popxl_engine import native
 from popxl_engine.kernels.attention import attention_grad
+from popxl_engine.native import library as native
 from popxl_engine.planner.live_bytes import LiveBytes
 from test_fused_attention import (
     COMPILED,

@@ -11,8 +11,8 @@ from popxl import TensorByRef as Ref
 from popxl import ops
 from popxl.ops import var_updates
 from popxl.values import Tensor
-from popxl_engine import native
 from popxl_engine.kernels.accumulate import accumulate_gemm_, accumulate_gemm_sumsq_
+from popxl_engine.native import library as native
 from test_native import NATIVE, matrix, random
 from test_rewrites import both_types, check, fused_steps, normal, observe
 from ways import needs_tiles

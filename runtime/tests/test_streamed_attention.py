@@ -18,10 +18,11 @@ from fake_gpu import CUDA, fake_gpu
 from popxl import Tensor, ops
 from popxl.extensions import plan
 from popxl.ops.normalisation import softmax_grad
-from popxl_engine import compiler, native
+from popxl_engine import compiler
 from popxl_engine.engine import Engine
 from popxl_engine.kernels import flash_attention
 from popxl_engine.kernels.flash_attention import has_flash_attention
+from popxl_engine.native import library as native
 from popxl_engine.passes import FUSIONS, LEGALIZATION, enabled_passes
 from popxl_engine.planner.live_bytes import LiveBytes
 from quick import cases

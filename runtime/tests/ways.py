@@ -10,7 +10,7 @@ from typing import Callable, Iterator
 
 import pytest
 import torch
-from popxl_engine import native
+from popxl_engine.native import library as native
 from popxl_engine.native.library import (
     _are_tiles_refused,
     _functions,

@@ -6,11 +6,11 @@ from typing import Any, Optional, Tuple
 
 import torch
 
-from popxl_engine import native
 from popxl_engine.kernels.linalg import prefers_onednn, product
 from popxl_engine.kernels.registry import kernel, kernel_like
 from popxl_engine.kernels.rounding import NARROW
 from popxl_engine.kernels.var_updates import mean_factors
+from popxl_engine.native import library as native
 
 ROWS_AT_A_TIME = 2048
 """Rows of a product that are made before they are added to the accumulator (768 to 1280 rows are

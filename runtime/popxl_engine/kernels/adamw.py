@@ -4,11 +4,11 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 
-from popxl_engine import native
 from popxl_engine.kernels.compiled import one_pass
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import Noise, update_noise, update_part, widened
 from popxl_engine.kernels.var_updates import adam_updater, factor
+from popxl_engine.native import library as native
 from popxl_engine.ops.adamw import STATE, AdamW
 
 Options = Dict[str, Any]

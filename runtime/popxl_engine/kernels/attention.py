@@ -4,12 +4,12 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from popxl_engine import native
 from popxl_engine.kernels import generator
 from popxl_engine.kernels.gemm import masked_scores
 from popxl_engine.kernels.linalg import product
 from popxl_engine.kernels.random import threshold
 from popxl_engine.kernels.registry import kernel, kernel_like
+from popxl_engine.native import library as native
 
 Seed = Optional[torch.Tensor]
 

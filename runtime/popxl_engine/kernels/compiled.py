@@ -10,7 +10,7 @@ from typing import Any, Callable, List, TypeVar
 import torch
 from torch.utils._triton import has_triton
 
-from popxl_engine import build
+from popxl_engine.native import build
 
 logger = logging.getLogger("popxl")
 

@@ -4,8 +4,8 @@ from typing import Iterator, Tuple
 
 import torch
 
-from popxl_engine import native
 from popxl_engine.kernels.registry import kernel
+from popxl_engine.native import library as native
 
 CHUNK = 1 << 20
 """Logits handled at a time: their temporaries then stay in the cache, and wide copies of narrow

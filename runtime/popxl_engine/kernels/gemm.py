@@ -6,7 +6,6 @@ from typing import Optional
 
 import torch
 
-from popxl_engine import native
 from popxl_engine.kernels.linalg import (
     matrix_product,
     multiplies_natively,
@@ -15,6 +14,7 @@ from popxl_engine.kernels.linalg import (
 )
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import NARROW
+from popxl_engine.native import library as native
 
 TILE_ROW = 64
 """Bytes of a row of a tile: a product whose rows begin on such boundaries is not packed when it is

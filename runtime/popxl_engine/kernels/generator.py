@@ -11,8 +11,8 @@ import torch
 from popxl import generator as on_host
 from popxl.generator import GOLDEN, MURMUR_MULTIPLIERS, SPLITMIX_MULTIPLIERS
 
-from popxl_engine import native
 from popxl_engine.kernels import compiled
+from popxl_engine.native import library as native
 
 CPU_BLOCK = 1 << 15
 """Counters per block and thread on a CPU: six buffers of 256 KiB (3.5 ns per draw on one core; 5.5

@@ -6,13 +6,13 @@ from typing import Any, Optional, Tuple
 
 import torch
 
-from popxl_engine import native
 from popxl_engine.kernels import generator
 from popxl_engine.kernels.cross_entropy import pick
 from popxl_engine.kernels.random import by_seed, threshold
 from popxl_engine.kernels.registry import KERNELS, kernel
 from popxl_engine.kernels.rounding import widened
 from popxl_engine.kernels.var_updates import mean_factors
+from popxl_engine.native import library as native
 
 
 @kernel("gelu", device="cpu")

@@ -5,11 +5,11 @@ import functools
 import itertools
 import logging
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
-from popxl_engine import build
+from popxl_engine.native import build
 
 logger = logging.getLogger("popxl")
 
@@ -17,6 +17,7 @@ SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """What functions that take operands of several types at a time call these."""
 KINDS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
+REFUSES_TILES = "refuses_tiles"
 SIGNATURES = {
     "gelu": ("ppn", 1),
     "gelu_grad": ("pppn", 1),
@@ -39,7 +40,7 @@ SIGNATURES = {
 """Of each function: its parameters before the number of threads (pointers, sizes and numbers), and
 how many element types its name ends in. Those that end in `scratch` return a number of elements.
 `accumulate_product` and `multiply_add` are there on CPUs that multiply bfloat16: with AVX-512's dot
-products, or AMX."""
+products, or AMX; so is `refuses_tiles`, which has no parameters and returns a number."""
 
 
 _elsewhere = False
@@ -131,7 +132,7 @@ def adds_product(total: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> b
 
 def _has_tiles() -> bool:
     """Whether the library multiplies with tiles, and the system lets this process use them."""
-    return hasattr(library(), "refuses_tiles") and not _are_tiles_refused()
+    return hasattr(library(), REFUSES_TILES) and not _are_tiles_refused()
 
 
 @functools.cache
@@ -139,7 +140,7 @@ def _are_tiles_refused() -> bool:
     """Whether the library has functions that use tiles, and the system does not let this process
     use them.
     """
-    refuses = getattr(library(), "refuses_tiles", None)
+    refuses = getattr(library(), REFUSES_TILES, None)
     return refuses is not None and bool(refuses())
 
 
@@ -177,15 +178,27 @@ def _functions() -> Dict[Any, Any]:
     for name, (kinds, types) in SIGNATURES.items():
         pointers = [i for i, kind in enumerate(kinds) if kind == "p"]
         for dtypes in itertools.product(SUFFIXES, repeat=types):
-            function = getattr(
-                loaded, "_".join([name, *(SUFFIXES[dtype] for dtype in dtypes)]), None
-            )
-            if function is None:
-                continue
-            function.argtypes = [*(KINDS[kind] for kind in kinds), ctypes.c_int]
-            function.restype = ctypes.c_int64 if name.endswith("scratch") else None
-            functions[(name, *dtypes)] = function, pointers
+            function = getattr(loaded, _symbol(name, dtypes), None)
+            if function is not None:
+                functions[(name, *dtypes)] = function, pointers
     return functions
+
+
+def _symbol(name: str, dtypes: Tuple[torch.dtype, ...]) -> str:
+    return "_".join([name, *(SUFFIXES[dtype] for dtype in dtypes)])
+
+
+def symbols() -> Dict[str, Tuple[List[Any], Any]]:
+    """The parameters and the result of every function of the library, by the name that it has
+    there.
+    """
+    found: Dict[str, Tuple[List[Any], Any]] = {REFUSES_TILES: ([], ctypes.c_int64)}
+    for name, (kinds, types) in SIGNATURES.items():
+        parameters = [*(KINDS[kind] for kind in kinds), ctypes.c_int]
+        result = ctypes.c_int64 if name.endswith("scratch") else None
+        for dtypes in itertools.product(SUFFIXES, repeat=types):
+            found[_symbol(name, dtypes)] = parameters, result
+    return found
 
 
 @functools.cache
@@ -201,7 +214,12 @@ def library() -> Optional[ctypes.CDLL]:
 def _library() -> Optional[ctypes.CDLL]:
     for path in build.libraries():
         try:
-            return ctypes.CDLL(build.loader_name(path))
+            loaded = ctypes.CDLL(build.loader_name(path))
         except OSError as error:
             logger.debug("native kernels: %s cannot be loaded (%s)", path, error)
+            continue
+        for name, (parameters, result) in symbols().items():
+            if (function := getattr(loaded, name, None)) is not None:
+                function.argtypes, function.restype = parameters, result
+        return loaded
     return None

@@ -1,8 +1,7 @@
 """What a program will cost, found without running it: work and traffic, peak memory, and the order
 of transfers.
 
-May import the rest of the engine. `popxl.plan` loads this package by name and defines what it
-returns.
+May import the rest of the engine. `popxl.plan` defines what it returns.
 """
 
 from popxl_engine.planner.making import make_plan

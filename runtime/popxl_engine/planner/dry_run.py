@@ -22,7 +22,7 @@ from popxl.streams import Stream
 from popxl.values import TensorSpec
 from torch.utils._python_dispatch import _disable_current_modes
 
-from popxl_engine import compiler, native
+from popxl_engine import compiler
 from popxl_engine.analysis.effects import effects_of, instrs_run
 from popxl_engine.codegen import Generator
 from popxl_engine.ir import Block, Instr, map_blocks
@@ -31,6 +31,7 @@ from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import kernel, kernel_for
 from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.replica import Traffic
+from popxl_engine.native import library as native
 from popxl_engine.planner.live_bytes import LiveBytes, on_meta
 from popxl_engine.planner.memoized import MemoizedKernel
 from popxl_engine.planner.phases import in_phases

@@ -21,7 +21,7 @@ from popxl_engine.planner.phases import in_phases, runs_of, steps_of_run
 def make_plan(
     ir: Ir, borrows_rows: bool = False, together: bool = False, device: str = "cpu"
 ) -> Plan:
-    """See `popxl.plan.plan`."""
+    """See `popxl.planning.plan`."""
     check_executable(ir)
     # work and traffic are those of the program, before any fusion
     block = compile_unfused(ir).block

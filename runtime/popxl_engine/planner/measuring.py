@@ -20,7 +20,7 @@ SECONDS = 0.25
 
 
 def measure(data_type: dtype = float32) -> Machine:
-    """See `popxl.plan.measure`.
+    """See `popxl.planning.measure`.
 
     Replicas of one process share memory: a link is a copy. Remote rows are used where they lie:
     what a copy reads and what it writes both count.

@@ -20,7 +20,7 @@ Scalars = Dict[Value, np.ndarray]
 
 
 def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
-    """See `popxl.plan.sequence`. Small integer variables have their initial values."""
+    """See `popxl.planning.sequence`. Small integer variables have their initial values."""
     block = compile_unfused(ir).block
     phases = {id(instr): phase for phase, instr, _ in in_phases(ir, block)}
     scalars: Scalars = {}

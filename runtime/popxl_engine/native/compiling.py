@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, List, Sequence
 
-FOLDER = Path(__file__).parent / "native"
+FOLDER = Path(__file__).parent
 UNITS = sorted(FOLDER.glob("*.cpp"))
 """Compiled side by side, then linked."""
 # Without contraction an element's bits do not depend on its place in a vector, on the vector's

@@ -24,8 +24,8 @@ from typing import Dict, Iterator, List, Optional, Tuple
 
 from poprun import private
 
-from popxl_engine import compiling
-from popxl_engine.compiling import CANNOT_COMPILE, CANNOT_WRITE, FLAGS, OPTIONAL_FLAGS, UNITS
+from popxl_engine.native import compiling
+from popxl_engine.native.compiling import CANNOT_COMPILE, CANNOT_WRITE, FLAGS, OPTIONAL_FLAGS, UNITS
 
 logger = logging.getLogger("popxl")
 

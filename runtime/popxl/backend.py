@@ -1,0 +1,116 @@
+"""The one door into the engine: what PopXL asks of one, and where it is loaded, by name.
+
+`popxl` imports no engine, and so no torch: programs are built where neither is. Whatever needs an
+engine asks `backend` for it.
+"""
+
+import importlib
+from typing import ContextManager, Iterator, List, Mapping, Optional, Protocol, cast
+
+import numpy as np
+
+from popxl.dtypes import dtype
+from popxl.ir import Ir
+from popxl.not_finite import NotFinite
+from popxl.plan import Event, Machine, Plan
+from popxl.profile import Profile
+from popxl.remote_files import DeviceNeeds, FileTraffic
+from popxl.streams import Stream
+from popxl.tensor import Variable
+
+BACKEND = "popxl_engine.backend"
+"""A module with a `Backend` named ``BACKEND``. It loads torch."""
+KERNELS = "popxl_engine.native.build"
+"""A module that is a `Kernels`. It does not."""
+
+
+class DeviceValues(Protocol):
+    """What an engine has of the variables."""
+
+    def read(self, variable: Variable) -> np.ndarray:
+        """A new array with a variable's value in its host shape."""
+
+    def write(self, variable: Variable, data: np.ndarray) -> None:
+        """Set a variable from an array of its host shape."""
+
+    def is_file(self, variable: Variable) -> bool:
+        """Whether a memory-mapped variable's file is the memory that runs work on."""
+
+    def upload(self) -> None:
+        """Note that the variables are the host's: ops that run after an upload run before the next
+        run.
+        """
+
+
+class Engine(DeviceValues, Protocol):
+    """One program on its device, which a Session runs. Arrays are ``[transfers, replicas in this
+    process, *stream.shape]``.
+    """
+
+    run_count: int
+    """Runs so far; stochastic rounding draws from it, so that a resumed program goes on as if it
+    had not stopped.
+    """
+
+    def run(
+        self, inputs: Mapping[Stream, np.ndarray], outputs: Mapping[Stream, np.ndarray]
+    ) -> None:
+        """Run the main graph once and fill the slots of the outputs that it stores to."""
+
+    def profile(self) -> ContextManager[List[Profile]]:
+        """See `popxl.extensions.profile`."""
+
+    def watch(self) -> ContextManager[List[NotFinite]]:
+        """See `popxl.extensions.find_not_finite`."""
+
+    def file_traffic(self) -> Optional[FileTraffic]:
+        """See `popxl.extensions.file_traffic`."""
+
+
+class Backend(Protocol):
+    """What makes engines, and tells of programs and machines without running one."""
+
+    def make_engine(
+        self, ir: Ir, replicas: range, device: str, fill: bool = True, adopt_files: bool = True
+    ) -> Engine:
+        """The engine for a frozen Ir on this process's replicas.
+
+        Args:
+            device: as `check_device` knows it.
+            fill: move the variables' host values into the machine; without it they must be
+                written.
+            adopt_files: let writable memory-mapped variables be changed in their files by every
+                run.
+        """
+
+    def check_device(self, name: str) -> None:
+        """See `popxl.extensions.check_device`."""
+
+    def device_needs(self, ir: Ir, device: str) -> DeviceNeeds:
+        """See `popxl.extensions.device_needs`."""
+
+    def make_plan(self, ir: Ir, borrows_rows: bool, together: bool, device: str) -> Plan:
+        """See `popxl.planning.plan`."""
+
+    def sequence(self, ir: Ir, replica: int) -> Iterator[Event]:
+        """See `popxl.planning.sequence`."""
+
+    def measure(self, data_type: dtype) -> Machine:
+        """See `popxl.planning.measure`."""
+
+
+class Kernels(Protocol):
+    """What takes long and can be made before the engine is loaded."""
+
+    def begin(self) -> None:
+        """Begin to make it, in the background."""
+
+
+def backend() -> Backend:
+    """The engine's side of the door."""
+    return cast(Backend, importlib.import_module(BACKEND).BACKEND)
+
+
+def kernels() -> Kernels:
+    """The engine's compiled kernels."""
+    return cast(Kernels, importlib.import_module(KERNELS))

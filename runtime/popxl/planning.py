@@ -1,0 +1,62 @@
+"""Plans of programs and speeds of machines, as the engine finds them. Records are in `plan`."""
+
+from typing import Iterator
+
+from popxl.backend import backend
+from popxl.dtypes import dtype, float32
+from popxl.ir import Ir
+from popxl.plan import Event, Machine, Plan
+
+KINDS = ("cpu", "cuda")
+
+
+def plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device: str = "cpu") -> Plan:
+    """Plan a run of a program, without its data: nothing of the program's size is allocated.
+
+    FLOPs, traffic and calls follow from the graphs. Peak memory is found by a dry run: the
+    compiled program runs on tensors that have shapes and no memory, each loop twice.
+
+    Args:
+        borrows_rows: whether remote rows and stream slots are used where they lie, as on a CPU;
+            else loads take memory on the device.
+        together: whether one process runs all replicas. Peak memory is then that of all together,
+            which have theirs at different moments; all other figures stay those of one replica.
+        device: "cpu" or "cuda", whose attention needs less memory. It need not be there.
+    Raises:
+        GraphError: an op whose cost depends on values that only exist when the program runs.
+        ValueError: another device.
+    """
+    return backend().make_plan(ir, borrows_rows, together, kind_of_device(device, "plan"))
+
+
+def kind_of_device(name: str, where: str) -> str:
+    """The kind of a device that a session may be made for, which need not be there. Raises
+    ValueError for others.
+    """
+    kind = name.partition(":")[0]
+    if kind not in KINDS:
+        raise ValueError(
+            f"{where}: got device {name!r}; expected one of {', '.join(KINDS)}. Name one of them."
+        )
+    return kind
+
+
+def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
+    """Every remote row and collective of one run on a replica, in order: the main graph on host
+    scalars alone.
+
+    Raises:
+        GraphError: a row's number, or a branch around transfers, depends on values that only exist
+            on the device.
+    """
+    return backend().sequence(ir, replica)
+
+
+def measure(data_type: dtype = float32) -> Machine:
+    """The speeds of this machine, measured in about a second: the best of a few products, and
+    copies of memory.
+
+    Args:
+        data_type: of the products.
+    """
+    return backend().measure(data_type)

@@ -1,0 +1,26 @@
+"""The engine as `popxl.backend` asks for it. What else is in this package is its own affair."""
+
+from popxl.backend import Backend
+
+from popxl_engine.engine import make_engine
+from popxl_engine.machine.device import device_named
+from popxl_engine.planner import make_plan, measure, sequence
+from popxl_engine.residency import device_needs
+
+
+class TorchBackend:
+    """See `popxl.backend.Backend`."""
+
+    make_engine = staticmethod(make_engine)
+    device_needs = staticmethod(device_needs)
+    make_plan = staticmethod(make_plan)
+    sequence = staticmethod(sequence)
+    measure = staticmethod(measure)
+
+    @staticmethod
+    def check_device(name: str) -> None:
+        """See `popxl.extensions.check_device`."""
+        device_named(name)
+
+
+BACKEND: Backend = TorchBackend()

@@ -1,0 +1,170 @@
+"""The compiled library's binary interface: what its sources declare is what Python calls it with.
+
+`ctypes` believes any signature, and a wrong one reads other memory. The sources are read as text,
+so that this needs no compiler; where there is one, the library has the same functions.
+"""
+
+import ctypes
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import pytest
+from popxl_engine.native import compiling, library
+
+CTYPES: Dict[str, Any] = {
+    "int": ctypes.c_int,
+    "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_int64,
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+    "void": None,
+}
+"""Signed and unsigned numbers of one size travel alike."""
+MACRO = re.compile(r"^[ \t]*#define[ \t]+(\w+)\(([^)]*)\)(.*)$", re.M)
+
+
+class Signature(NamedTuple):
+    """Of a function, as ctypes says it."""
+
+    parameters: Tuple[Any, ...]
+    result: Any
+
+
+def exported(text: str) -> Dict[str, Signature]:
+    """The functions that a source defines with C linkage, macros expanded, on any CPU."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text.replace("\\\n", " "), flags=re.S)
+    found = {}
+    for begin in re.finditer(r'extern "C" \{', text):
+        block = text[begin.end() : closing(text, begin.end() - 1, "{}")]
+        macros = {name: (words(names), body) for name, names, body in MACRO.findall(block)}
+        block = re.sub(r"^[ \t]*#.*$", "", block, flags=re.M)
+        for result, name, parameters in functions(expanded(block, macros)):
+            found[name] = Signature(
+                tuple(ctype(parameter) for parameter in words(parameters)), ctype(result)
+            )
+    return found
+
+
+def closing(text: str, opening: int, pair: str) -> int:
+    """Where the bracket that opens at a place closes."""
+    depth = 0
+    for place in range(opening, len(text)):
+        depth += (text[place] == pair[0]) - (text[place] == pair[1])
+        if not depth:
+            return place
+    raise AssertionError(f"{text[opening : opening + 40]!r} does not close")
+
+
+def words(text: str) -> List[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def expanded(text: str, macros: Dict[str, Tuple[List[str], str]]) -> str:
+    """Text with the calls of macros replaced, and those in what replaces them."""
+    call = re.compile(rf"\b({'|'.join(macros)})\(") if macros else None
+    while call is not None and (found := call.search(text)):
+        end = closing(text, found.end() - 1, "()")
+        names, body = macros[found[1]]
+        for name, value in zip(names, words(text[found.end() : end])):
+            body = re.sub(rf"\b{re.escape(name)}\b|##{name}\b", value, body.replace("##", " ## "))
+            body = body.replace(" ## ", "##")
+        text = text[: found.start()] + body.replace("##", "") + text[end + 1 :]
+    return text
+
+
+def functions(text: str) -> List[Tuple[str, str, str]]:
+    """(result, name, parameters) of each function that a text defines."""
+    found = []
+    while body := re.search(r"([\w\s*]+?)\b(\w+)\(([^()]*)\)\s*\{", text):
+        found.append((body[1].strip(), body[2], body[3]))
+        text = text[closing(text, body.end() - 1, "{}") + 1 :]
+    return found
+
+
+def ctype(declared: str) -> Any:
+    """Of a parameter with its name, or of a result."""
+    return ctypes.c_void_p if "*" in declared else CTYPES[declared.split()[0]]
+
+
+def in_sources() -> Dict[str, Signature]:
+    found: Dict[str, Signature] = {}
+    for path in sorted([*compiling.UNITS, *compiling.FOLDER.glob("*.h")]):
+        found.update(exported(path.read_text(encoding="utf-8")))
+    return found
+
+
+def in_python() -> Dict[str, Signature]:
+    return {
+        symbol: Signature(tuple(parameters), result)
+        for symbol, (parameters, result) in library.symbols().items()
+    }
+
+
+def differences(sources: Dict[str, Signature], python: Dict[str, Signature]) -> List[str]:
+    """What does not agree, a line for each function."""
+    return [
+        f"{name}: the sources declare {sources.get(name)}, Python calls {python.get(name)}"
+        for name in sorted({*sources, *python})
+        if sources.get(name) != python.get(name)
+    ]
+
+
+def test_python_calls_every_function_as_the_sources_declare_it():
+    wrong = differences(in_sources(), in_python())
+    assert not wrong, "\n".join(wrong)
+
+
+SAMPLE = """
+extern "C" {
+#define PAIR(T, NAME) T *NAME, int64_t NAME##_row
+#define FOR(T, NAME)                      \\
+  void f_##NAME(PAIR(T, x), float scale) { \\
+    if (scale) { call(x); }               \\
+  }
+FOR(float, f32)
+int64_t size(uint64_t n, int threads) { return n; }  // a comment (with, commas)
+}
+void inner(int hidden) {}
+"""
+
+
+def test_a_source_is_read_with_its_macros_expanded():
+    assert exported(SAMPLE) == {
+        "f_f32": Signature((ctypes.c_void_p, ctypes.c_int64, ctypes.c_float), None),
+        "size": Signature((ctypes.c_int64, ctypes.c_int), ctypes.c_int64),
+    }
+
+
+def changed(name: str, **fields: Any) -> Dict[str, Signature]:
+    sources = in_sources()
+    return {**sources, name: sources[name]._replace(**fields)}
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        pytest.param(
+            changed("adamw", parameters=in_sources()["adamw"].parameters[:-1]), id="count"
+        ),
+        pytest.param(changed("attend_grad_scratch", result=None), id="result"),
+        pytest.param(
+            changed("gelu_f32", parameters=(ctypes.c_void_p,) * 2 + (ctypes.c_float, ctypes.c_int)),
+            id="type",
+        ),
+        pytest.param({n: s for n, s in in_sources().items() if n != "squares_bf16"}, id="missing"),
+        pytest.param({**in_sources(), "more": Signature((), None)}, id="uncalled"),
+    ],
+)
+def test_a_difference_is_seen(sources):
+    assert len(differences(sources, in_python())) == 1
+
+
+def loaded() -> Optional[ctypes.CDLL]:
+    return library.library()
+
+
+@pytest.mark.skipif(loaded() is None, reason="no C++ compiler: there is no library")
+def test_the_library_has_the_functions_of_its_sources():
+    tiles = set(exported((compiling.FOLDER / "products.cpp").read_text(encoding="utf-8")))
+    missing = {name for name in in_sources() if not hasattr(loaded(), name)}
+    assert missing in (set(), tiles), "all are there, or those that need a CPU with tiles are not"
