@@ -19,6 +19,7 @@ from typing import (
     Tuple,
     Union,
     cast,
+    get_origin,
 )
 
 from popxl.context import get_current_context
@@ -83,6 +84,14 @@ class OpDefinition:
 
     def __repr__(self) -> str:
         return f"OpDefinition({self.name})"
+
+    @property
+    def result_type(self) -> Any:
+        """What the rule returns, and so what the public function hands back: a `TensorSpec` or
+        tensor, a list or a tuple of them, or None.
+        """
+        annotation = self.signature.return_annotation
+        return get_origin(annotation) or annotation
 
 
 OPS: Dict[str, OpDefinition] = {}

@@ -242,11 +242,7 @@ def _shown(value: Any, i: int, scopes: List[str]) -> Any:
 
 
 def _tensor_parameters(signature: inspect.Signature) -> Tuple[str, ...]:
-    return tuple(
-        n
-        for n, p in signature.parameters.items()
-        if p.annotation is Tensor or p.annotation == "Tensor"
-    )
+    return tuple(n for n, p in signature.parameters.items() if p.annotation is Tensor)
 
 
 def _bind(
@@ -319,7 +315,7 @@ def op(fn: Optional[Callable[..., Any]] = None, *, name: Optional[str] = None, *
         OpDefinition(
             name=name or fn.__name__,
             infer=_infer_rule(fn),
-            signature=inspect.signature(fn),
+            signature=inspect.signature(fn, eval_str=True),
             file=fn.__code__.co_filename,
             module=fn.__module__,
             effects=frozenset(facts.pop("effects", ())),
@@ -354,16 +350,16 @@ def declare(fn: Callable[..., Any], definition: OpDefinition) -> Any:
             f"op {definition.name}: got effects {sorted(definition.effects)}; expected some "
             f"of {sorted(EFFECTS)}."
         )
-    OPS[definition.name] = definition
     required = _tensor_parameters(definition.signature)
     hand_back = result_form(definition)
+    OPS[definition.name] = definition
 
     @functools.wraps(fn)
     def public(*args: Any, **kwargs: Any) -> Any:
         return hand_back(emit(definition, _bind(definition, required, args, kwargs))._outputs)
 
     public.__name__ = public.__qualname__ = definition.name
-    public.__signature__ = _public_signature(definition.signature)  # type: ignore[attr-defined]
+    public.__signature__ = _public_signature(definition)  # type: ignore[attr-defined]
     public.definition = definition  # type: ignore[attr-defined]
     for rule in ("vjp", "cost", "host"):
         setattr(public, rule, functools.partial(_declare_rule, definition, rule))
@@ -381,24 +377,26 @@ def result_form(definition: OpDefinition) -> Callable[[List[Tensor]], Any]:
     """How results are handed back, from the rule's return annotation: one tensor, a list, a tuple,
     or nothing.
     """
-    annotation = str(definition.signature.return_annotation)
-    if annotation in ("None", "<class 'NoneType'>"):
+    kind = definition.result_type
+    if kind in (None, type(None)):
         return lambda outputs: None
-    if "List" in annotation or "list" in annotation:
-        return list
-    if "Tuple" in annotation or "tuple" in annotation:
-        return tuple
-    return lambda outputs: outputs[0]
+    if kind in (list, tuple):
+        return cast(Callable[[List[Tensor]], Any], kind)
+    if kind is TensorSpec:
+        return lambda outputs: outputs[0]
+    raise TypeError(
+        f"op {definition.name}: got a rule that returns {kind}; expected TensorSpec, "
+        "List[TensorSpec], Tuple[TensorSpec, ...] or None. Annotate what it returns."
+    )
 
 
-def _public_signature(signature: inspect.Signature) -> inspect.Signature:
-    annotation = signature.return_annotation
-    text = str(annotation)
-    if annotation is TensorSpec:
-        annotation = Tensor
-    elif "TensorSpec" in text:
-        annotation = List[Tensor] if "ist[" in text else Tuple[Tensor, ...]
-    return signature.replace(return_annotation=annotation)
+PUBLIC_RESULTS = {TensorSpec: Tensor, list: List[Tensor], tuple: Tuple[Tensor, ...]}
+"""What the public function returns, by what the rule does."""
+
+
+def _public_signature(definition: OpDefinition) -> inspect.Signature:
+    kind = definition.result_type
+    return definition.signature.replace(return_annotation=PUBLIC_RESULTS.get(kind, kind))
 
 
 def inplace(base: OpFunction[P, Tensor], parameter: str) -> OpFunction[P, Tensor]:

@@ -453,12 +453,7 @@ class BlockWriter:
 
     @staticmethod
     def _returns_many(instr: Instr) -> bool:
-        annotation = (
-            str(instr.definition.signature.return_annotation)
-            if instr.definition is not None
-            else ""
-        )
-        return "ist[" in annotation or "uple[" in annotation
+        return instr.definition is not None and instr.definition.result_type in (list, tuple)
 
     def _remote_arguments(self, instr: Instr) -> List[str]:
         """Offsets stay on the host: the kernel takes anything that int() takes."""

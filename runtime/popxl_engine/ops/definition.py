@@ -52,7 +52,7 @@ def fused_op(
         FUSED_OPS[name] = OpDefinition(
             name=name,
             infer=rule,
-            signature=signature or inspect.signature(rule),
+            signature=signature or inspect.signature(rule, eval_str=True),
             writes=tuple(writes),
             random=random,
             differentiable=False,
