@@ -9,7 +9,7 @@ from popxl.values import Constant, Tensor, TensorSpec
 
 if TYPE_CHECKING:
     from popxl.ir import Ir
-    from popxl.opdef import Op
+    from popxl.op_records import Op
     from popxl.tensor import Variable
 
 

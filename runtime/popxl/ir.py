@@ -5,16 +5,29 @@ import itertools
 import numbers
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Literal, Optional, Set, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    ClassVar,
+    Dict,
+    Iterable,
+    List,
+    Literal,
+    Optional,
+    Set,
+    Tuple,
+    Union,
+)
 
 import popdist
 import popdist.popart
+from popart import DataFlow, DeviceInfo
 
 from popxl.context import get_current_context
 from popxl.dtypes import dtype
 from popxl.graph import Graph
 from popxl.module import Module
-from popxl.options import LAUNCHED, IrInternals
+from popxl.options import LAUNCHED, SessionOptions
 from popxl.remote_buffer import RemoteBuffer
 from popxl.replica_grouping import ReplicaGrouping, assignment_from_stride
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
@@ -356,3 +369,52 @@ def _as_outputs(result: Any, name: str) -> List[Tensor]:
                 "tensors. Return what ops gave, and keep other values outside the graph."
             )
     return outputs
+
+
+class IrInternals:
+    """What programs find at ``ir._pb_ir``."""
+
+    session_type: ClassVar[Callable[..., Any]]
+    """`popxl.Session`; its module fills it in when it is imported."""
+
+    def __init__(self, ir: Ir) -> None:
+        self._ir = ir
+        self._options = SessionOptions()
+        self._flow = DataFlow()
+
+    def getSessionOptions(self) -> SessionOptions:  # noqa: N802 - PopART's name
+        """The one mutable options object of the Ir."""
+        return self._options
+
+    def getAllGraphs(self) -> List[Graph]:  # noqa: N802
+        """Every graph, the main graph included."""
+        return list(self._ir.graphs)
+
+    def setPatterns(self, *args: Any, **kwargs: Any) -> None:  # noqa: N802
+        """Accepted; graph clean-up happens in the engine."""
+
+    def applyPreAliasPatterns(self, *args: Any, **kwargs: Any) -> Tuple[()]:  # noqa: N802
+        """Accepted; graph clean-up happens in the engine."""
+        return ()
+
+    def setDataFlow(self, flow: DataFlow) -> None:  # noqa: N802
+        """Set how often streams are used in one run, and which outputs a native session returns."""
+        self._ir.num_host_transfers = flow.batchesPerStep()
+        self._flow = flow
+
+    def getDataFlow(self) -> DataFlow:  # noqa: N802
+        """What `setDataFlow` and ``ir.num_host_transfers`` say."""
+        anchors = {name: self._flow.art(name) for name in self._flow.anchors()}
+        return DataFlow(self._ir.num_host_transfers, anchors)
+
+    def updateVertices(self) -> None:  # noqa: N802
+        """Accepted; the order of ops is that in which they were made."""
+
+    def setIsPrepared(self) -> None:  # noqa: N802
+        """Accepted; a session prepares what it needs."""
+
+    def openSession(self, device: DeviceInfo) -> Any:  # noqa: N802
+        """A session of the program that keeps the host's values of variables apart, for
+        `popart.InferenceSession`.
+        """
+        return type(self).session_type(self._ir, device, weights_to_host_on_exit=False)

@@ -2,7 +2,7 @@
 
 from typing import Any, Iterable, Union
 
-from popxl.tensor import Tensor
+from popxl.values import Tensor
 
 
 class Module:

@@ -17,7 +17,6 @@ import functools
 import inspect
 import sys
 from typing import (
-    TYPE_CHECKING,
     Any,
     Callable,
     Dict,
@@ -38,6 +37,7 @@ from typing import (
 
 from popxl.context import get_current_context
 from popxl.errors import GraphError, ShapeError
+from popxl.graph import Graph
 from popxl.op_records import (
     EFFECTS,
     OPS,
@@ -52,9 +52,6 @@ from popxl.op_records import (
 )
 from popxl.placement import check_one_place
 from popxl.tensor import Tensor, TensorSpec
-
-if TYPE_CHECKING:
-    from popxl.graph import Graph
 
 __all__ = [
     "EFFECTS",
@@ -149,7 +146,7 @@ def source_location() -> Tuple[str, int]:
     return last
 
 
-def check_operand(op_name: str, parameter: str, tensor: Tensor, graph: "Graph") -> None:
+def check_operand(op_name: str, parameter: str, tensor: Tensor, graph: Graph) -> None:
     """GraphError (a ValueError) if a tensor does not belong to the current graph."""
     if tensor.ir is not graph.ir:
         raise GraphError(

@@ -1,15 +1,7 @@
-"""The few internals of the original that programs reach for: ``ir._pb_ir`` and its session
-options.
-"""
+"""The session options of a program, which are among the few internals that programs reach for."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, List, Mapping, Optional, Set, Tuple
-
-from popart import DataFlow, DeviceInfo
-
-if TYPE_CHECKING:
-    from popxl.graph import Graph
-    from popxl.ir import Ir
+from typing import Any, Dict, List, Mapping, Optional, Set
 
 EFFECTIVE = frozenset(
     {
@@ -110,52 +102,3 @@ class SessionOptions:
             for name, v in vars(self).items()
             if name not in used and v != expected.get(name, object())
         )
-
-
-class IrInternals:
-    """What programs find at ``ir._pb_ir``."""
-
-    session_type: ClassVar[Callable[..., Any]]
-    """`popxl.Session`; its module fills it in when it is imported."""
-
-    def __init__(self, ir: "Ir") -> None:
-        self._ir = ir
-        self._options = SessionOptions()
-        self._flow = DataFlow()
-
-    def getSessionOptions(self) -> SessionOptions:  # noqa: N802 - PopART's name
-        """The one mutable options object of the Ir."""
-        return self._options
-
-    def getAllGraphs(self) -> List["Graph"]:  # noqa: N802
-        """Every graph, the main graph included."""
-        return list(self._ir.graphs)
-
-    def setPatterns(self, *args: Any, **kwargs: Any) -> None:  # noqa: N802
-        """Accepted; graph clean-up happens in the engine."""
-
-    def applyPreAliasPatterns(self, *args: Any, **kwargs: Any) -> Tuple[()]:  # noqa: N802
-        """Accepted; graph clean-up happens in the engine."""
-        return ()
-
-    def setDataFlow(self, flow: DataFlow) -> None:  # noqa: N802
-        """Set how often streams are used in one run, and which outputs a native session returns."""
-        self._ir.num_host_transfers = flow.batchesPerStep()
-        self._flow = flow
-
-    def getDataFlow(self) -> DataFlow:  # noqa: N802
-        """What `setDataFlow` and ``ir.num_host_transfers`` say."""
-        anchors = {name: self._flow.art(name) for name in self._flow.anchors()}
-        return DataFlow(self._ir.num_host_transfers, anchors)
-
-    def updateVertices(self) -> None:  # noqa: N802
-        """Accepted; the order of ops is that in which they were made."""
-
-    def setIsPrepared(self) -> None:  # noqa: N802
-        """Accepted; a session prepares what it needs."""
-
-    def openSession(self, device: DeviceInfo) -> Any:  # noqa: N802
-        """A session of the program that keeps the host's values of variables apart, for
-        `popart.InferenceSession`.
-        """
-        return type(self).session_type(self._ir, device, weights_to_host_on_exit=False)

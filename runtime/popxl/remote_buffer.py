@@ -4,7 +4,7 @@ from typing import Iterable, Optional, Tuple
 
 from popxl.context import get_ir
 from popxl.dtypes import dtype
-from popxl.tensor import Tensor
+from popxl.values import Tensor
 
 
 class RemoteBuffer:

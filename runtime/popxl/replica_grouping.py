@@ -1,10 +1,19 @@
 """Partitions of the replicas into equal groups, and their arithmetic."""
 
 import math
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Protocol
 
-if TYPE_CHECKING:
-    from popxl.ir import Ir
+
+class Replicated(Protocol):
+    """A program, as far as the groups of its replicas need it: an `Ir`."""
+
+    @property
+    def id(self) -> int:
+        """Its number in this process."""
+
+    @property
+    def replication_factor(self) -> int:
+        """Replicas over all processes."""
 
 
 def _constant_stride(groups: List[List[int]]) -> Optional[int]:
@@ -52,7 +61,7 @@ class ReplicaGrouping:
             "group_size)."
         )
 
-    _ir: "Ir"
+    _ir: Replicated
     _assignment: List[int]
     _groups: List[List[int]]
     _stride: Optional[int]
@@ -60,7 +69,7 @@ class ReplicaGrouping:
     """What `shard_groups` found, by number of pieces."""
 
     @classmethod
-    def _from_assignment(cls, ir: "Ir", assignment: List[int]) -> "ReplicaGrouping":
+    def _from_assignment(cls, ir: Replicated, assignment: List[int]) -> "ReplicaGrouping":
         numbers = list(dict.fromkeys(assignment))
         sizes = {assignment.count(n) for n in numbers}
         if (

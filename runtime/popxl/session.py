@@ -21,8 +21,7 @@ from popart import DeviceInfo, InferenceSession
 
 from popxl.backend import backend, kernels
 from popxl.hints import report_hints
-from popxl.ir import Ir
-from popxl.options import IrInternals
+from popxl.ir import Ir, IrInternals
 from popxl.session_checks import (
     check_keys,
     checked_data,

@@ -4,7 +4,7 @@ from typing import Any, Iterable, Optional, Tuple
 
 from popxl.context import get_main_graph
 from popxl.dtypes import dtype
-from popxl.tensor import Tensor, TensorSpec
+from popxl.values import Tensor, TensorSpec
 
 
 class Stream:

@@ -11,6 +11,7 @@ from popxl import dtypes
 from popxl.context import get_current_graph, get_ir, get_main_graph
 from popxl.dtypes import dtype
 from popxl.errors import DTypeError, GraphError
+from popxl.remote_buffer import RemoteBuffer
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.typing_ import NewAliasAnnotation
 from popxl.utils import HostScalarTensor, HostTensor, ScalarType, to_host_value, to_numpy
@@ -38,8 +39,6 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from popxl.remote_buffer import RemoteBuffer
-
     TensorByRef = Tensor
 else:
     TensorByRef = NewAliasAnnotation("TensorByRef", Tensor)
@@ -58,7 +57,7 @@ class RemotePlacement:
     It is 0 where no equal cut of the group's value fills a slot: no Session can be made then.
     """
 
-    buffer: "RemoteBuffer"
+    buffer: RemoteBuffer
     offset: int
     shard_over: int = 1
 
@@ -209,7 +208,7 @@ def variable(
 
 def remote_variable(
     data: HostScalarTensor,
-    remote_buffer: "RemoteBuffer",
+    remote_buffer: RemoteBuffer,
     offset: int = 0,
     dtype: Optional[dtype] = None,
     name: Optional[str] = None,
@@ -231,7 +230,7 @@ def remote_variable(
     return result
 
 
-def _place(variable: Variable, buffer: "RemoteBuffer", offset: int, shard_over: int) -> None:
+def _place(variable: Variable, buffer: RemoteBuffer, offset: int, shard_over: int) -> None:
     variable._remote = RemotePlacement(buffer, offset, shard_over)
     if buffer.entries <= offset:
         buffer.entries = offset + 1
@@ -239,7 +238,7 @@ def _place(variable: Variable, buffer: "RemoteBuffer", offset: int, shard_over: 
 
 def remote_replica_sharded_variable(
     data: HostScalarTensor,
-    remote_buffer: "RemoteBuffer",
+    remote_buffer: RemoteBuffer,
     offset: int = 0,
     dtype: Optional[dtype] = None,
     name: Optional[str] = None,
@@ -275,7 +274,7 @@ def remote_replica_sharded_variable(
     return result
 
 
-def _pieces(variable: Variable, buffer: "RemoteBuffer") -> int:
+def _pieces(variable: Variable, buffer: RemoteBuffer) -> int:
     """Replicas that hold a piece each: those that the buffer was made for, else as many as fill its
     slots; or 0.
     """
@@ -294,7 +293,7 @@ def replica_sharded_buffer(
     replica_grouping: Optional[ReplicaGrouping] = None,
     shard_over: Optional[int] = None,
     entries: int = 1,
-) -> "RemoteBuffer":
+) -> RemoteBuffer:
     """A remote buffer of 1-D shards: ceil(elements / shard_over) per slot, ``meta_shape`` the
     unsharded shape.
 

@@ -26,7 +26,7 @@ from popxl.utils import HostScalarTensor, to_numpy
 if TYPE_CHECKING:
     from popxl.graph import Graph
     from popxl.ir import Ir
-    from popxl.opdef import Op
+    from popxl.op_records import Op
 
 
 class OpTable(Protocol):

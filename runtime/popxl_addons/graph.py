@@ -1,7 +1,6 @@
 """Graphs whose variables have names, and graphs with some inputs already connected."""
 
 from typing import (
-    TYPE_CHECKING,
     Any,
     Dict,
     Iterable,
@@ -9,6 +8,7 @@ from typing import (
     Literal,
     Mapping,
     Optional,
+    Protocol,
     Tuple,
     Union,
     cast,
@@ -19,10 +19,8 @@ from popxl import Tensor, ops
 from popxl.ops.call import CallSiteInfo
 from popxl.transforms.autodiff import GradGraphInfo
 
+from popxl_addons.grad_tensors import _Aux
 from popxl_addons.named_tensors import NamedTensors, TensorMap
-
-if TYPE_CHECKING:
-    from popxl_addons.module import Module, _Aux
 
 GraphLike = Union[popxl.Graph, "GraphWithNamedArgs"]
 GradGraphInfoLike = Union[GradGraphInfo, "GraphWithNamedArgs"]
@@ -66,6 +64,22 @@ class BoundGraph:
         return connected
 
 
+class WithOwnGradient(Protocol):
+    """A module, as far as a graph that was made from it needs it."""
+
+    @property
+    def implements_grad_graph(self) -> bool:
+        """See `popxl_addons.Module.implements_grad_graph`."""
+
+    def create_grad_graph(
+        self,
+        fwd_graph: "GraphWithNamedArgs",
+        grads_provided: Optional[Iterable[Tensor]] = None,
+        grads_required: Optional[Iterable[Tensor]] = None,
+    ) -> "GraphWithNamedArgs":
+        """See `popxl_addons.Module.create_grad_graph`."""
+
+
 class GraphWithNamedArgs:
     """A graph and the named tensors among its inputs, its variables in most cases.
 
@@ -78,8 +92,8 @@ class GraphWithNamedArgs:
         graph: popxl.Graph,
         args: Optional[NamedTensors] = None,
         grad_graph_info: Optional[GradGraphInfo] = None,
-        from_module: Optional["Module"] = None,
-        aux: Optional["_Aux"] = None,
+        from_module: Optional["WithOwnGradient"] = None,
+        aux: Optional[_Aux] = None,
         called_graphs_grad_info: Optional[Mapping[Any, Any]] = None,
     ) -> None:
         self.graph = graph

@@ -22,11 +22,10 @@ import popxl
 from popxl import ReplicaGrouping, Tensor
 
 from popxl_addons.custom_grad import (
-    _Aux,
-    _VarGrads,
     build_custom_grad_graph,
     create_grad_graph_info,
 )
+from popxl_addons.grad_tensors import _Aux, _VarGrads
 from popxl_addons.graph import GraphWithNamedArgs
 from popxl_addons.graph_cache import argument_hash, tensors_of_call
 from popxl_addons.named_tensors import NamedTensors
@@ -119,6 +118,9 @@ class Module(popxl.Module):
     def var_grad(self) -> _VarGrads:
         """Gradients of variables that ``build_grad`` sets."""
         return _VarGrads()
+
+    def _begin_gradient(self, aux: _Aux, var_grad: _VarGrads) -> None:
+        self.aux, self.var_grad = aux, var_grad
 
     def __init__(
         self,

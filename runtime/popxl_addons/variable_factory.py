@@ -8,7 +8,6 @@ import os
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import (
-    TYPE_CHECKING,
     Any,
     Callable,
     Iterable,
@@ -33,9 +32,6 @@ from popxl.utils import is_uniform, to_host_value, to_numpy
 from popxl_addons.dot_tree import DotTree
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
-
-if TYPE_CHECKING:
-    from popxl_addons.remote import NamedRemoteBuffers
 
 DataSource = Union[Callable[[], HostTensor], Iterable[HostTensor]]
 
@@ -334,7 +330,7 @@ class NamedVariableFactories(DotTree[VariableFactory]):
 
     def init_remote(
         self,
-        buffers: "NamedRemoteBuffers",
+        buffers: DotTree[popxl.RemoteBuffer],
         entry: int = 0,
         prefix: Optional[str] = None,
         empty: bool = False,

@@ -32,7 +32,8 @@ import popxl_engine.kernels  # noqa: F401 - registers every kernel
 from popxl_engine.kernels.collectives import APART, READS
 from popxl_engine.kernels.dtypes import as_signed, from_numpy, torch_dtype
 from popxl_engine.kernels.registry import kernel_for
-from popxl_engine.machine.lockstep import Rendezvous, run_lockstep
+from popxl_engine.machine.lockstep import run_lockstep
+from popxl_engine.machine.rendezvous import Rendezvous
 from popxl_engine.machine.rng_path import enter, of_seed
 from popxl_engine.shards import Sharding, result_sharding
 from popxl_engine.stochastic import Positions, rounded

@@ -10,7 +10,7 @@ from popxl.opdef import Op
 
 from popxl_engine.interpreter import group_members, kernel_apart
 from popxl_engine.kernels.collectives import READS, pairing
-from popxl_engine.machine.lockstep import Rendezvous
+from popxl_engine.machine.rendezvous import Rendezvous
 
 
 def to_host(result: Any, dtype: Any) -> np.ndarray:

@@ -19,7 +19,7 @@ from popdist import exchange
 from popdist.messages import Transfer, TransferError
 
 from popxl_engine.machine.communicator import Communicator, make_communicators
-from popxl_engine.machine.lockstep import Rendezvous, waits
+from popxl_engine.machine.rendezvous import Rendezvous, waits
 
 HOST = torch.device("cpu")
 TAGS = 2**31

@@ -4,46 +4,14 @@ complete.
 Members of a group that live in other processes are reached through the fabric.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Dict, Generator, Optional, Sequence, Tuple
+from typing import Any, Dict, Generator, Optional, Sequence, Tuple
 
 from popxl.errors import GraphError
 
 from popxl_engine.machine.communicator import Seat
+from popxl_engine.machine.fabric import Exchange, Fabric
+from popxl_engine.machine.rendezvous import Rendezvous, waits
 from popxl_engine.machine.tree_reduction import TreeReduction, is_tree_reduced
-
-if TYPE_CHECKING:
-    from popxl_engine.machine.fabric import Exchange, Fabric
-
-
-@dataclass(eq=False)
-class Rendezvous:
-    """One replica's arrival at a collective.
-
-    members: replicas of its group, in group order. operands: this replica's operands. combine: the
-    kernel, ``(list of each operand over the members) -> list of the members' results``. apart: the
-    same as one member sees it, ``(seat or communicator, operand) -> result``. place: which op of
-    the program this is. number: that place's number,
-    the same in every process. reads: what a member's result depends on, see `Reads`. pair: two
-    operands as one, for a reduction whose operand the replica has given up, so that ``operands``, a
-    list, alone holds it; see `folding`.
-    """
-
-    place: Any
-    members: Tuple[int, ...]
-    operands: Sequence[Any]
-    combine: Callable[..., Sequence[Any]]
-    apart: Callable[..., Any]
-    describe: str
-    number: int = 0
-    reads: str = "all"
-    pair: Optional[Callable[[Any, Any], Any]] = None
-
-
-Reads = ("all", "elements", "shard", "own")
-"""What of the members' operands member i's result depends on: everything; for each element the same
-elements, alike for all members; the i-th of as many flat pieces as there are members; only its own
-operand, so that it waits for nobody."""
 
 Foldings = Dict[Tuple[Any, Tuple[int, ...]], TreeReduction]
 """Reductions that have begun, by place and group."""
@@ -51,7 +19,7 @@ Foldings = Dict[Tuple[Any, Tuple[int, ...]], TreeReduction]
 Program = Generator[Rendezvous, Any, Any]
 
 
-def run_lockstep(programs: Dict[int, Program], fabric: "Optional[Fabric]" = None) -> Dict[int, Any]:
+def run_lockstep(programs: Dict[int, Program], fabric: Optional[Fabric] = None) -> Dict[int, Any]:
     """Run every replica's program to its end; returns their results by replica.
 
     Args:
@@ -63,7 +31,7 @@ def run_lockstep(programs: Dict[int, Program], fabric: "Optional[Fabric]" = None
     results: Dict[int, Any] = {}
     waiting: Dict[int, Rendezvous] = {}
     ready: Dict[int, Any] = dict.fromkeys(programs)
-    abroad: "Dict[Tuple[int, ...], Exchange]" = {}
+    abroad: Dict[Tuple[int, ...], Exchange] = {}
     foldings: Foldings = {}
     while ready or waiting:
         for replica, value in list(ready.items()):
@@ -91,9 +59,7 @@ def _next(program: Program, replica: int, value: Any) -> Rendezvous:
     return arrival
 
 
-def _fold(
-    arrival: Rendezvous, replica: int, foldings: Foldings, fabric: "Optional[Fabric]"
-) -> None:
+def _fold(arrival: Rendezvous, replica: int, foldings: Foldings, fabric: Optional[Fabric]) -> None:
     """Begin, or go on with, a reduction whose operands are large and all come from this process."""
     if arrival.pair is None or not is_tree_reduced(arrival.operands):
         return
@@ -107,9 +73,9 @@ def _fold(
 
 def _complete(
     waiting: Dict[int, Rendezvous],
-    abroad: "Dict[Tuple[int, ...], Exchange]",
+    abroad: Dict[Tuple[int, ...], Exchange],
     foldings: Foldings,
-    fabric: "Optional[Fabric]",
+    fabric: Optional[Fabric],
 ) -> Dict[int, Any]:
     """Results for every replica whose whole group waits at the same place.
 
@@ -147,12 +113,4 @@ def _deadlock(waiting: Dict[int, Rendezvous], ended: Dict[int, Any]) -> str:
         + done
         + "; expected every replica of a group to reach the same collective. Look for a "
         "conditional whose condition differs between replicas."
-    )
-
-
-def waits(waiting: Dict[int, Rendezvous]) -> str:
-    """Where each replica waits, in words."""
-    return "; ".join(
-        f"replica {r} waits at {a.describe} for replicas {list(a.members)}"
-        for r, a in sorted(waiting.items())
     )

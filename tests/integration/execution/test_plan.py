@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from popxl import extensions
-from popxl_engine.machine.lockstep import Rendezvous
 from popxl_engine.machine.memory import Rows
+from popxl_engine.machine.rendezvous import Rendezvous
 from popxl_engine.machine.replica import Replica
 from quick import cases
 

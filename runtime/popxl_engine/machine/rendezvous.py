@@ -1,0 +1,42 @@
+"""Where replicas meet for a collective, and what each brings there."""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+
+@dataclass(eq=False)
+class Rendezvous:
+    """One replica's arrival at a collective.
+
+    members: replicas of its group, in group order. operands: this replica's operands. combine: the
+    kernel, ``(list of each operand over the members) -> list of the members' results``. apart: the
+    same as one member sees it, ``(seat or communicator, operand) -> result``. place: which op of
+    the program this is. number: that place's number,
+    the same in every process. reads: what a member's result depends on, see `Reads`. pair: two
+    operands as one, for a reduction whose operand the replica has given up, so that ``operands``, a
+    list, alone holds it; see `folding`.
+    """
+
+    place: Any
+    members: Tuple[int, ...]
+    operands: Sequence[Any]
+    combine: Callable[..., Sequence[Any]]
+    apart: Callable[..., Any]
+    describe: str
+    number: int = 0
+    reads: str = "all"
+    pair: Optional[Callable[[Any, Any], Any]] = None
+
+
+Reads = ("all", "elements", "shard", "own")
+"""What of the members' operands member i's result depends on: everything; for each element the same
+elements, alike for all members; the i-th of as many flat pieces as there are members; only its own
+operand, so that it waits for nobody."""
+
+
+def waits(waiting: Dict[int, Rendezvous]) -> str:
+    """Where each replica waits, in words."""
+    return "; ".join(
+        f"replica {r} waits at {a.describe} for replicas {list(a.members)}"
+        for r, a in sorted(waiting.items())
+    )
