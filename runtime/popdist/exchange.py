@@ -120,24 +120,24 @@ def _ended_by_ctrl_c() -> Iterator[None]:
 
 def _open(index: int, instances: int) -> Connection:
     global _hang_report
-    place = meeting.find(index)
+    point = meeting.find(index)
     check_interface()
-    if place.keeps_store:
-        _keep_store(place)
-    values = _reach(place, index, instances)
-    listener, address = make_listener(place, index)
+    if point.keeps_store:
+        _keep_store(point)
+    values = _reach(point, index, instances)
+    listener, address = make_listener(point, index)
     told = _meet(values, index, instances, address)
     values.close()
     names = [name for name, _ in told]
-    _hang_report = HangReport(_reach(place, index, instances), index, names)
+    _hang_report = HangReport(_reach(point, index, instances), index, names)
     atexit.register(_hang_report.stop)
     silence = seconds() + SILENT_SECONDS
     with reaching_others(_opening, (LinkError,)):
-        connections = link_all(place, index, listener, [theirs for _, theirs in told], seconds())
+        connections = link_all(point, index, listener, [theirs for _, theirs in told], seconds())
     heartbeat = InstanceHeartbeat(connections.following, connections.before, index, names, silence)
     messages = Messages(connections.links)
     atexit.register(_leave, heartbeat, messages)
-    return Connection(place, messages)
+    return Connection(point, messages)
 
 
 def _leave(heartbeat: InstanceHeartbeat, messages: Messages) -> None:
@@ -171,28 +171,28 @@ def _join_seconds() -> int:
     return max(meeting.JOIN_SECONDS, seconds())
 
 
-def _keep_store(place: Meeting) -> None:
+def _keep_store(point: Meeting) -> None:
     try:
-        store.Keeper(wire.listen(place.address), place.secret)
+        store.Keeper(wire.listen(point.address), point.secret)
     except OSError as error:
-        if isinstance(place.address, tuple):
-            raise RuntimeError(meeting.in_use(*place.address)) from None
-        raise RuntimeError(f"popdist: the instances cannot meet at {place} ({error}).") from None
+        if isinstance(point.address, tuple):
+            raise RuntimeError(meeting.in_use(*point.address)) from None
+        raise RuntimeError(f"popdist: the instances cannot meet at {point} ({error}).") from None
 
 
-def _reach(place: Meeting, index: int, instances: int) -> store.Client:
+def _reach(point: Meeting, index: int, instances: int) -> store.Client:
     """A connection to the keys and values that all instances see."""
     wait = _join_seconds()
     try:
-        return store.connect(place.address, place.secret, wait)
+        return store.connect(point.address, point.secret, wait)
     except wire.Stranger as error:
         raise InstanceError(
-            f"popdist: instance {index} found another program at {place} ({error}); expected one "
+            f"popdist: instance {index} found another program at {point} ({error}); expected one "
             f"of this run: {meeting.how_to_share()}."
         ) from None
     except wire.Unreachable as error:
         raise InstanceError(
-            f"popdist: instance {index} did not reach instance 0 at {place} within {wait} s "
+            f"popdist: instance {index} did not reach instance 0 at {point} within {wait} s "
             f"({error}); expected all {instances} instances, with one MASTER_ADDR and "
             "MASTER_PORT. Start them all."
         ) from None

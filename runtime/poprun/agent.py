@@ -92,11 +92,11 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
     _be_quiet()
     with ExitStack() as stack:
         try:
-            place = _make_place(machines, stack)
+            point = _make_meeting(machines, stack)
         except (OSError, meeting.MeetingError) as error:
             return _refuse(machines, str(error))
         logs = stack.enter_context(LogMux(machines.own))
-        agent = Agent(program, machines, place, logs, grace)
+        agent = Agent(program, machines, point, logs, grace)
         try:
             result = agent.run()
             agent.end_all()
@@ -121,7 +121,7 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
                 signal.signal(number, signal.SIG_IGN)  # all is done, and the exit code stays
 
 
-def _make_place(machines: Machines, stack: ExitStack) -> meeting.Meeting:
+def _make_meeting(machines: Machines, stack: ExitStack) -> meeting.Meeting:
     """Where those of all machines meet, instances too. Its folder, if it has one, ends with the
     stack.
     """
@@ -179,8 +179,8 @@ class Pipes(DefaultLogsSpecs):
 class Rendezvous(RendezvousHandler):
     """The store of the run, as torch's agent asks for it. Machine 0 keeps it."""
 
-    def __init__(self, machines: Machines, place: meeting.Meeting):
-        self._machines, self._place = machines, place
+    def __init__(self, machines: Machines, point: meeting.Meeting):
+        self._machines, self._point = machines, point
         self.client: Optional[Client] = None
         """Of the store, once the machines have met."""
 
@@ -190,12 +190,12 @@ class Rendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the others. OSError: they cannot be reached, or the port is taken."""
-        machines, place = self._machines, self._place
-        if place.keeps_store:
-            Keeper(_listen(place.address), place.secret)
-        self.client = connect(place.address, place.secret, meeting.JOIN_SECONDS)
+        machines, point = self._machines, self._point
+        if point.keeps_store:
+            Keeper(_listen(point.address), point.secret)
+        self.client = connect(point.address, point.secret, meeting.JOIN_SECONDS)
         return RendezvousInfo(
-            SharedStore(place, meeting.JOIN_SECONDS),
+            SharedStore(point, meeting.JOIN_SECONDS),
             machines.index,
             machines.count,
             RendezvousStoreInfo(machines.address, machines.port),
@@ -238,11 +238,11 @@ class Agent(LocalElasticAgent):
         self,
         program: Sequence[str],
         machines: Machines,
-        place: meeting.Meeting,
+        point: meeting.Meeting,
         logs: LogMux,
         grace: float,
     ):
-        self._rendezvous_handler = Rendezvous(machines, place)
+        self._rendezvous_handler = Rendezvous(machines, point)
         spec = WorkerSpec(
             role="instance",
             local_world_size=machines.instances,

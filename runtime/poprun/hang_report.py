@@ -107,7 +107,7 @@ class HangReport:
     def _answer(self) -> None:
         waits = [what() for what in list(_waits.values())]
         self._store.set(
-            _key(self._index), json.dumps((bool(waits), waits[0] if waits else _place()))
+            _key(self._index), json.dumps((bool(waits), waits[0] if waits else _position()))
         )
 
     def _in_words(self, answers: Dict[int, Tuple[bool, str]]) -> str:
@@ -131,7 +131,7 @@ def _shortened(sentences: List[str]) -> List[str]:
     return sentences if more <= 0 else [f"{more} more like these:", *sentences[:SHOWN]]
 
 
-def _place() -> str:
+def _position() -> str:
     """Where the main thread of this process is."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     places: List[str] = []

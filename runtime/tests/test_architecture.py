@@ -220,8 +220,9 @@ NOUNS_OF_A_PROGRAM = {
         "values",
     )
 }
-"""A tensor knows its graph, a graph its program, and each of these its parts, so that their types
-name each other. No other modules may, and these only where types are checked.
+"""A tensor knows its graph, a graph its program, and each of these its parts. All of them say so in
+the types of their attributes, so these modules name each other, where types are checked alone. No
+other modules may.
 """
 
 
