@@ -51,7 +51,7 @@ class Replica:
     """Stands in for a replica: what it receives is on the GPU, and so must be what it is given."""
 
     def __init__(self, index):
-        self.index, self.place, self.traffic, self.given = index, 0, Traffic(), 0
+        self.index, self.rng_path, self.traffic, self.given = index, 0, Traffic(), 0
 
     def host_load(self, stream):
         return torch.empty(stream.shape, dtype=torch_dtype(stream.dtype))

@@ -34,6 +34,13 @@ with session:
         print(mapped[2**19])
     elif way == "torch":
         print(torch.from_numpy(mapped).sum())
+    elif way == "threads":
+        together = threading.Barrier(8)
+        def touch(i):
+            together.wait()
+            print(mapped[2**19 + i * 1024])
+        for i in range(8):
+            threading.Thread(target=touch, args=(i,)).start()
     elif way == "thread":
         thread = threading.Thread(target=lambda: print(mapped.sum()))
         thread.start()
@@ -45,7 +52,7 @@ print("done")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["session", "numpy", "torch", "thread", "whole"])
+@pytest.mark.parametrize("way", ["session", "numpy", "torch", "thread", "threads", "whole"])
 def test_a_mapped_file_that_is_cut_off_ends_the_process_in_words(way, tmp_path):
     path = tmp_path / "w.npy"
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}

@@ -8,6 +8,7 @@ the process without a word. Here it ends in words instead, with exit code 2.
 import ctypes
 import os
 import signal
+import threading
 from typing import Dict, NoReturn
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy as np
 EXIT_CODE = 2
 _watched: Dict[str, int] = {}
 """Paths of mapped files, and the bytes that each had when it was mapped."""
+_reporting = threading.Lock()
+"""Held for ever by the first thread that reports."""
 _handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
 
@@ -33,8 +36,9 @@ def watch(array: np.memmap) -> None:
 @_handler
 def _on_bus_error(number: int) -> NoReturn:
     """Runs in the thread that touched what is not there, which cannot go on: it says why, and ends
-    the process.
+    the process. Several threads of one operation get here at once: one of them speaks.
     """
+    _reporting.acquire()
     try:
         os.write(2, f"error: {message()}\n".encode("utf-8", "backslashreplace"))
     finally:
