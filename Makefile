@@ -60,7 +60,7 @@ bench: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m utils.pages
-	$(BIN)/python runtime/tests/ops_page.py
+	PYTHONPATH=runtime:runtime/tests $(BIN)/python -m helpers.ops_page
 	$(BIN)/python imgs/draw_phases.py
 	$(BIN)/python imgs/draw_architecture.py
 	$(BIN)/python imgs/draw_passes.py

@@ -30,9 +30,9 @@ import importlib  # noqa: E402
 import pkgutil  # noqa: E402
 
 import numpy as np  # noqa: E402
-import samples  # noqa: E402
 import torch  # noqa: E402
-from helpers import build, make_case  # noqa: E402
+from helpers import samples  # noqa: E402
+from helpers.op_cases import build, make_case  # noqa: E402
 from popxl.errors import RemoteMemoryError  # noqa: E402
 from popxl.extensions import profile  # noqa: E402
 from popxl.opdef import OPS, Op, call_arguments, map_tensors  # noqa: E402
@@ -66,7 +66,8 @@ STREAMED = {torch.float32: 1e-5, torch.bfloat16: 0.012, torch.float16: 0.002}
 def op_checks(device: Device) -> Iterator[Check]:
     """One check for each sample of each op that needs nothing but its kernel."""
     for table in (
-        importlib.import_module(f"samples.{m.name}") for m in pkgutil.iter_modules(samples.__path__)
+        importlib.import_module(f"helpers.samples.{m.name}")
+        for m in pkgutil.iter_modules(samples.__path__)
     ):
         for number, sample in enumerate(getattr(table, "SAMPLES", ())):
             yield (

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from quick import Later
+from helpers.quick import Later
 
 from config import preset
 from utils.pages import ROOT

@@ -15,7 +15,7 @@ from utils.units import si
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = ROOT / "docs" / "settings.md"
-API = ROOT / "runtime" / "tests" / "public_names.json"
+API = ROOT / "runtime" / "tests" / "helpers" / "public_names.json"
 """The names of the original API, by module."""
 _PART = re.compile(r"(<!-- generated: (?P<name>[\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

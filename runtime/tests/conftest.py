@@ -1,3 +1,3 @@
 """Fixtures of several test files."""
 
-from ways import by, threads  # noqa: F401
+from helpers.products import by, threads  # noqa: F401

@@ -7,32 +7,16 @@ Extensions go through `utils/runtime.py`.
 
 import ast
 import inspect
-import json
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-from source_tree import APPLICATION_PACKAGES, Source, imports, parse, sources_of
+from helpers.public_api import api, as_arguments
+from helpers.source_tree import APPLICATION_PACKAGES, Source, imports, parse, sources_of
 
 API_PACKAGES = ("popart", "popdist", "popxl", "popxl_addons")
 DOOR = "utils.runtime"
 """The one module that may reach for extensions."""
-
-
-@cache
-def api() -> dict[str, Any]:
-    """What `public_names.json` holds."""
-    content: dict[str, Any] = json.loads(
-        (Path(__file__).parent / "public_names.json").read_text(encoding="utf-8")
-    )
-    return content
-
-
-def private_names() -> set[str]:
-    """Underscore names that programs reach for, and that therefore belong to the API."""
-    return set(api()["private_names"])
 
 
 def look_up(path: str) -> tuple[bool, Any]:
@@ -119,13 +103,6 @@ def known(path: str) -> bool:
     inside, entry = look_up(parent)
     is_module = parent in api()["modules"] or parent in API_PACKAGES
     return inside and not is_module and not isinstance(entry, dict) and name not in api()["modules"]
-
-
-def as_arguments(parameters: str) -> ast.arguments:
-    """Declared parameters as a syntax tree."""
-    function = ast.parse(f"def f({parameters}): pass").body[0]
-    assert isinstance(function, ast.FunctionDef)
-    return function.args
 
 
 def misfit(parameters: str, call: ast.Call) -> str | None:

@@ -7,10 +7,10 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+from helpers.public_api import private_names
+from helpers.source_tree import PACKAGES, ROOT, Import, Source, imports, parse, sources
 from popxl.backend import Backend
 from popxl_engine.backend import BACKEND
-from source_tree import PACKAGES, ROOT, Import, Source, imports, parse, sources
-from test_application_names import private_names
 
 CORE = "popxl (core)"
 NOUNS = tuple(

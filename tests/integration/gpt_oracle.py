@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import torch
-from quick import Later
+from helpers.quick import Later
 
 from config import Config, Model, preset
 from modelling.gpt import model_table

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from quick import Later
+from helpers.quick import Later
 
 from benchmarks import train_step
 from benchmarks.harness import Measurement

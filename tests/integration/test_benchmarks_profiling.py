@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from quick import cases
+from helpers.quick import cases
 
 from benchmarks import profiling
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from quick import cases
+from helpers.quick import cases
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """

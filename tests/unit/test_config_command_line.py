@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from quick import cases
+from helpers.quick import cases
 
 import config
 from config.leaves import field_docstrings, shown

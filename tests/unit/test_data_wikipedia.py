@@ -5,9 +5,9 @@ import tracemalloc
 from xml.sax.saxutils import escape
 
 import pytest
+from helpers.quick import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quick import cases
 
 from data import DataError, TokenDataset
 from data.preparation import Settings, prepare

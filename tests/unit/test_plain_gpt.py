@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from quick import Later
+from helpers.quick import Later
 
 from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel, PlainTrainer, PlainTraining
 

@@ -4,7 +4,7 @@ Every op raises a TypeError for an operand that is no tensor, and a GraphError (
 one of another graph than the current one. What else it refuses stands in its own documentation.
 
 To add an op: declare it in its family file here, write the kernel of the same name in
-``popxl_engine/kernels``, and add a line to ``runtime/tests/samples``.
+``popxl_engine/kernels``, and add a line to ``runtime/tests/helpers/samples``.
 """
 
 import sys

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from quick import cases
+from helpers.quick import cases
 
 from config import Config, UserError, override
 from execution.checkpoint import Position, SavedRun, checkpoints_in, find, save

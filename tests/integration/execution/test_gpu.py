@@ -8,7 +8,7 @@ import functools
 
 import numpy as np
 import pytest
-from fake_gpu import run_on_fake_gpu
+from helpers.fake_gpu import run_on_fake_gpu
 
 from config import UserError, override, preset
 from execution.host import run_steps

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 import pytest
-from quick import cases
+from helpers.quick import cases
 
 from config import Config, override, preset
 from execution.host import StepResult

@@ -8,7 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
-from quick import cases
+from helpers.quick import cases
 
 from config import Config, ConfigError, DivergedError, UserError, override
 from demo.pretraining import main

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from quick import cases
+from helpers.quick import cases
 
 from config import Config, override
 from execution import phases

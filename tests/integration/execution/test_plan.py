@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.quick import cases
 from popxl import extensions
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.rendezvous import Rendezvous
 from popxl_engine.machine.replica import Replica
-from quick import cases
 
 from config import UserError, parse_command_line, preset, preset_names
 from execution.host import run_steps

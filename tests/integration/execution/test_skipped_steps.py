@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import popxl
 import pytest
+from helpers.quick import cases
 from popxl import ops
-from quick import cases
 from safetensors.numpy import load_file
 
 from config import Config, ConfigError, DivergedError, UserError, learning_rate, override

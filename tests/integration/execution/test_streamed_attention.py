@@ -6,11 +6,11 @@ import re
 
 import numpy as np
 import pytest
-from fake_gpu import CUDA
+from helpers.fake_gpu import CUDA
+from helpers.quick import cases
 from popxl.extensions import device_needs
 from popxl_engine import compiler, passes
 from popxl_engine.engine import Engine
-from quick import cases
 
 from config import override
 from execution.pretraining import training_program

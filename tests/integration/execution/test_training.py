@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.quick import cases
 from popxl_engine import codegen
-from quick import cases
 
 from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel
 from config import Config, learning_rate, override

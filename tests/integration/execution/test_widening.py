@@ -5,8 +5,8 @@ import functools
 import numpy as np
 import popxl_addons as addons
 import pytest
+from helpers.quick import cases
 from popxl.extensions import stack_seeds
-from quick import cases
 
 from config import Config, UserError, override
 from execution.checkpoint import Position, SavedRun, save

@@ -12,9 +12,9 @@ import popxl
 import popxl_addons as addons
 import pytest
 import torch
+from helpers.quick import cases
 from popxl import ops
 from popxl.extensions import stack_seeds
-from quick import cases
 
 from config import Execution, Model
 from modelling import Layout

@@ -6,7 +6,7 @@ import dataclasses
 
 import popxl
 import pytest
-from quick import cases
+from helpers.quick import cases
 
 from config import Execution, Model
 from modelling import Layout

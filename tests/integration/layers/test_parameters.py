@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from quick import Later, cases
+from helpers.quick import Later, cases
 
 from config import Execution, Model, UserError
 from modelling import Role, model_table, shard_weights, unshard_weights

@@ -1,0 +1,167 @@
+"""Every collective on four replicas, each in a process of its own: by messages, and by the
+collectives of torch itself.
+
+``python communicator_program.py`` in each process exits with the names of results that differ. On
+CPUs Gloo's collectives stand for NCCL's; with ``POPXL_DEVICE=cuda`` and four GPUs it is NCCL.
+"""
+
+import os
+import sys
+
+import numpy as np
+import popxl
+from helpers.process_programs import Outputs, in_place
+from popxl import ops
+from popxl.extensions import gather
+from popxl.ops.collectives import (
+    replica_sharded_slice,
+    replicated_all_gather,
+    replicated_all_reduce,
+    replicated_reduce_scatter,
+    replicated_slice,
+)
+from popxl.transforms.autodiff import autodiff
+from popxl_addons.ops.replicated_all_reduce_TP import (
+    replicated_all_reduce_identical_grad_inputs,
+    replicated_all_reduce_identical_inputs,
+)
+from popxl_engine.machine import communicator
+
+ASSIGNMENTS = {
+    "all": [0, 0, 0, 0],
+    "pairs": [0, 0, 1, 1],
+    "strided": [0, 1, 0, 1],
+    "mirrored": [0, 1, 1, 0],
+}
+SHAPE = (8, 3)
+REDUCTIONS = ("add", "mean", "mul", "min", "max", "square_add")
+DTYPES = (
+    "float16",
+    "bfloat16",
+    "float64",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+)
+CALLS = {"reduce": 0, "gather": 0, "reduce_scatter": 0}
+"""How often a communicator was asked."""
+
+COLLECTIVES = {
+    **{op: lambda t, group, op=op: replicated_all_reduce(t, op, group) for op in REDUCTIONS},
+    **{
+        f"scatter_{op}": lambda t, group, op=op: replicated_reduce_scatter(t[:7], op, group)
+        for op in REDUCTIONS
+    },
+    "in_place": in_place,
+    "scalar": lambda t, group: replicated_all_reduce(ops.sum(t), "add", group),
+    "transposed": lambda t, group: replicated_all_reduce(ops.transpose(t), "add", group),
+    "gather_0": lambda t, group: replicated_all_gather(t, 0, group),
+    "gather_1": lambda t, group: replicated_all_gather(t, 1, group),
+    "gather_last": lambda t, group: replicated_all_gather(ops.transpose(t), -1, group),
+    "gather_new": lambda t, group: replicated_all_gather(t, 0, group, "new_axis"),
+    "shard": lambda t, group: replica_sharded_slice(t[:7], group),
+    "shards_together": lambda t, group: replicated_all_gather(
+        replica_sharded_slice(t[:7], group), group=group
+    ),
+    "slice": lambda t, group: replicated_slice(t, 0, group),
+}
+DIFFERENTIABLE = {
+    "identical_inputs": lambda t, group: replicated_all_reduce_identical_inputs(t, group=group),
+    "identical_grad_inputs": lambda t, group: replicated_all_reduce_identical_grad_inputs(
+        t, group=group
+    ),
+    **{
+        name: COLLECTIVES[name] for name in ("gather_0", "gather_1", "gather_new", "shard", "slice")
+    },
+}
+
+
+def values():
+    """One array for each replica; sums of four are exact in 16 bits."""
+    return (np.random.default_rng(5).integers(-32, 33, (4, *SHAPE)) / 64).astype(np.float32)
+
+
+def build(x, outputs):
+    for group_name, assignment in ASSIGNMENTS.items():
+        group = x.ir.replica_grouping_from_assignments(assignment)
+        for name, fn in COLLECTIVES.items():
+            outputs.store(f"{name}/{group_name}", fn(x / 3.0 if name in REDUCTIONS else x, group))
+        for name, fn in DIFFERENTIABLE.items():
+            graph = x.ir.create_graph(lambda t: fn(t, group), x)
+            info = autodiff(graph)
+            call = ops.call_with_info(graph, x)
+            (dx,) = ops.call(info.graph, call.outputs[0] * 2.0, inputs_dict=info.inputs_dict(call))
+            outputs.store(f"gradient/{name}/{group_name}", dx)
+    for name in DTYPES:
+        dtype = getattr(popxl, name)
+        t = ops.cast(x if dtype.is_floating_point else (x + 1.0) * 64.0, dtype)
+        for op in ("add", "max"):
+            outputs.store(f"{name}/{op}", replicated_all_reduce(t, op))
+            outputs.store(f"{name}/scatter_{op}", replicated_reduce_scatter(t[:7], op))
+        outputs.store(f"{name}/gather", replicated_all_gather(t))
+    flags = ops.greater(x, popxl.constant(-0.3))
+    for op in ("and", "or"):
+        outputs.store(f"bool/{op}", replicated_all_reduce(flags, op))
+        outputs.store(f"bool/scatter_{op}", replicated_reduce_scatter(flags, op))
+
+
+def results(backends):
+    """What each collective gives this process's replica, by name."""
+    communicator.BACKENDS = backends
+    ir, outputs = popxl.Ir(replication="popdist"), Outputs()
+    with ir.main_graph, popxl.in_sequence():
+        into = popxl.h2d_stream(SHAPE, popxl.float32, "x")
+        build(ops.host_load(into), outputs)
+    with popxl.Session(ir, "cpu") as session:
+        found = session.run({into: values()[int(os.environ["RANK"])]})
+    return {name: np.array(found[stream]) for name, stream in outputs.streams.items()}
+
+
+def counted(name):
+    plain = getattr(communicator.Communicator, name)
+
+    def call(*arguments, **keywords):
+        CALLS[name] += 1
+        return plain(*arguments, **keywords)
+
+    return call
+
+
+def differences(plain, other):
+    """Names of results that differ: floating point by more than 1e-6, others at all."""
+    for name, expected in plain.items():
+        found = other[name]
+        tolerance = (
+            {"rtol": 1e-6, "atol": 1e-7}
+            if expected.dtype in (np.float32, np.float64)
+            else {"rtol": 0}
+        )
+        same = found.dtype == expected.dtype and found.shape == expected.shape
+        if not same or not np.allclose(
+            found.astype(np.float64), expected.astype(np.float64), **tolerance
+        ):
+            yield name
+
+
+def main():
+    plain = results({})
+    for name in CALLS:
+        setattr(communicator.Communicator, name, counted(name))
+    assert not any(CALLS.values())
+    wrong = {}
+    for interpret in ("0", "1"):
+        os.environ["POPXL_INTERPRET"] = interpret
+        before = dict(CALLS)
+        wrong[interpret] = list(differences(plain, results({"cpu": "gloo", "cuda": "nccl"})))
+        assert all(CALLS[name] > before[name] + 20 for name in CALLS), CALLS
+    wrong = gather(wrong)
+    return str(wrong) if any(any(found.values()) for found in wrong) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

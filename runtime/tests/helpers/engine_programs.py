@@ -1,0 +1,79 @@
+"""Random programs for the engine, and where its numbers are not the interpreter's."""
+
+import random
+from typing import Any, Dict, FrozenSet, List, Sequence
+
+import numpy as np
+import popxl
+from helpers.random_programs import KINDS, Built, Step, build
+from popxl_engine.engine import Engine
+from popxl_engine.passes import legalization
+from popxl_engine.passes.elide_copies import ALL_RULES
+
+RUNS = 2
+
+
+def observe(
+    built: Built, interpret: bool, rules: FrozenSet[str] = ALL_RULES
+) -> List[Dict[str, np.ndarray]]:
+    """Every output and every variable after each of some runs, and the inputs, which nothing may
+    change.
+    """
+    replicas = built.ir.replication_factor
+    engine = Engine(built.ir, range(replicas), interpret=interpret, passes=legalization(rules))
+    streams = sorted(built.ir.get_all_d2h_streams(), key=lambda s: s.tensor_id)
+    inputs = {s: a.copy() for s, a in built.inputs.items()}
+    seen = []
+    for _ in range(RUNS):
+        outputs = {s: np.zeros((1, replicas, *s.shape), s.dtype.as_numpy()) for s in streams}
+        engine.run(inputs, outputs)
+        values: Dict[str, Any] = {s.tensor_id: a for s, a in outputs.items()}
+        values.update((v.name, engine.read(v)) for v in built.ir.main_graph.variables)
+        values.update((f"input {s.tensor_id}", a) for s, a in inputs.items())
+        seen.append(values)
+    return seen
+
+
+def differences(
+    steps: Sequence[Step],
+    graphs: Sequence[Sequence[Step]],
+    rules: FrozenSet[str] = ALL_RULES,
+    replicas: int = 1,
+    dtype: popxl.dtype = popxl.float32,
+) -> List[str]:
+    """Names of values that differ between engine and interpreter."""
+    expected = observe(build(steps, graphs, replicas, dtype), interpret=True)
+    found = observe(build(steps, graphs, replicas, dtype), interpret=False, rules=rules)
+    pairs = ((i, n, a[n], b[n]) for i, (a, b) in enumerate(zip(expected, found)) for n in a)
+    return [f"run {i}: {n}" for i, n, a, b in pairs if not np.array_equal(a, b, equal_nan=True)]
+
+
+# A called graph multiplies a transposed input; its result is reshaped as a view, through which it
+# is written.
+STRIDED = (
+    [
+        ("call", 0, 2, 0),
+        ("reshape_", 3, 2, 0),
+        ("add_", 3, 3, 0),
+        ("reshape_", 4, 2, 0),
+        ("add_", 4, 4, 0),
+    ],
+    [[("count", 0, 2, 0), ("transpose", 1, 0, 0), ("mul", 3, 0, 0)]],
+)
+
+
+def corpus(size: int, kinds: Sequence[str] = KINDS) -> Any:
+    """Random programs that are the same every time."""
+    yield STRIDED
+    draw = random.Random(7)
+    for _ in range(size):
+
+        def step():
+            return (
+                draw.choice(kinds),
+                draw.randrange(32),
+                draw.randrange(32),
+                draw.randrange(32),
+            )  # noqa: E731
+
+        yield [step() for _ in range(12)], [[step() for _ in range(5)] for _ in range(3)]

@@ -1,0 +1,44 @@
+"""What keeps `make check` quick: which cases of a test it runs, and imports that wait until a test
+needs them.
+"""
+
+import importlib
+from typing import Any, Callable, Iterable, List, Optional, Sequence
+
+import pytest
+from helpers.samples.sample import Sample
+
+
+def cases(
+    values: Iterable[Any], is_quick: Callable[[Any], bool], ids: Optional[Sequence[str]] = None
+) -> List[Any]:
+    """Values to parametrize with; those that are not quick are marked slow. Without ids their texts
+    name them.
+    """
+    values = list(values)
+    return [
+        pytest.param(value, marks=[] if is_quick(value) else [pytest.mark.slow], id=name)
+        for value, name in zip(values, ids or map(str, values))
+    ]
+
+
+def firsts(samples: Iterable[Sample]) -> Callable[[Sample], bool]:
+    """Whether a sample is the first of its op."""
+    found: dict = {}
+    for sample in samples:
+        found.setdefault(sample.op, sample)
+    return lambda sample: found[sample.op] is sample
+
+
+class Later:
+    """A module that is imported when a public name of it is first read, and not where tests are
+    only collected.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest asks every global of a test file for such names
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._module), name)

@@ -1,0 +1,127 @@
+"""The project's Python sources as syntax trees, and the imports in them."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+RUNTIME = Path(__file__).parents[2]
+ROOT = RUNTIME.parent
+RUNTIME_PACKAGES = ("popart", "poprun", "popdist", "popxl", "popxl_addons", "popxl_engine")
+APPLICATION_PACKAGES = ("config", "data", "utils", "modelling", "execution", "demo")
+PACKAGES = RUNTIME_PACKAGES + APPLICATION_PACKAGES
+
+
+@dataclass(frozen=True)
+class Source:
+    """One module."""
+
+    module: str
+    """Dotted name; a package's `__init__` has the package's name."""
+    path: Path
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        """The top-level package."""
+        return self.module.split(".")[0]
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the tree."""
+        return list(ast.walk(self.tree))
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.name == "__init__.py"
+
+    def at(self, node: ast.AST) -> str:
+        """Where a node stands, as `path:line`."""
+        return f"{self.path.relative_to(ROOT)}:{node.lineno}"  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module or name."""
+
+    source: Source
+    node: ast.AST
+    module: str
+    """The module that the statement names: `a.b` in `from a.b import c`."""
+    name: str | None
+    """`c` in `from a.b import c`; None in `import a.b`."""
+    in_function: bool
+    for_types_only: bool
+
+    @property
+    def target(self) -> str:
+        """The module that is imported: `a.b.c` where `c` is a module, else `a.b`."""
+        inner = f"{self.module}.{self.name}"
+        return inner if self.name and inner in sources() else self.module
+
+    @property
+    def package(self) -> str:
+        return self.module.split(".")[0]
+
+
+@cache
+def sources() -> dict[str, Source]:
+    """Every module of the runtime and the application, by dotted name."""
+    return {source.module: source for package in PACKAGES for source in sources_of(package)}
+
+
+@cache
+def sources_of(package: str) -> tuple[Source, ...]:
+    """Every module of a top-level package."""
+    found = []
+    base = RUNTIME if package in RUNTIME_PACKAGES else ROOT
+    for path in sorted((base / package).rglob("*.py")):
+        parts = path.relative_to(base).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found.append(Source(module, path, ast.parse(path.read_text(encoding="utf-8"), str(path))))
+    return tuple(found)
+
+
+@cache
+def imports(source: Source) -> tuple[Import, ...]:
+    """Every import of a module, wherever it stands."""
+    return tuple(_imports(source, source.tree, in_function=False, for_types_only=False))
+
+
+def _imports(
+    source: Source, node: ast.AST, *, in_function: bool, for_types_only: bool
+) -> Iterator[Import]:
+    for child in _statements(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(source, child, alias.name, None, in_function, for_types_only)
+        elif isinstance(child, ast.ImportFrom):
+            module = _absolute(source, child)
+            for alias in child.names:
+                yield Import(source, child, module, alias.name, in_function, for_types_only)
+        else:
+            inside = in_function or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+            types = for_types_only or (
+                isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            )
+            yield from _imports(source, child, in_function=inside, for_types_only=types)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements and branches of a statement, which hold all its imports."""
+    for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+        yield from getattr(node, block, ())
+
+
+def _absolute(source: Source, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = source.module.split(".")
+    parts = parts[: len(parts) - node.level + (1 if source.is_package else 0)]
+    return ".".join([*parts, node.module] if node.module else parts)
+
+
+def parse(module: str, text: str) -> Source:
+    """A module from text, to see a check fail."""
+    return Source(module, ROOT / (module.replace(".", "/") + ".py"), ast.parse(text))

@@ -1,0 +1,387 @@
+"""A session's variables: on the host and on the device, of groups of replicas, sharded, remote, in
+files.
+"""
+
+from pathlib import Path
+from typing import Any, Tuple
+
+import numpy as np
+import popxl
+import popxl.extensions
+import pytest
+from helpers.session_programs import counter
+from popxl import ops
+from popxl.ops import collectives
+
+ONE = np.float32(1)
+
+
+# Variables
+
+
+def test_reading_gives_copies() -> None:
+    ir, v, _ = counter(value=[1, 2])
+    with popxl.Session(ir) as session:
+        session.get_tensor_data(v)[:] = 9
+        assert session.get_tensor_data(v).tolist() == [1, 2]
+
+
+def test_constants_and_variables_are_read_together() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        v, c = popxl.variable(np.arange(3, dtype=np.int32)), popxl.constant([[1.5]], popxl.float16)
+        x = ops.host_store(popxl.d2h_stream(v.shape, v.dtype), v)
+    session = popxl.Session(ir)
+    values = session.get_tensors_data([v, c])
+    assert (
+        values[v].tolist() == [0, 1, 2]
+        and values[c].tolist() == [[1.5]]
+        and values[c].dtype == np.float16
+    )
+    with pytest.raises(TypeError, match="expected a Variable or Constant"):
+        session.get_tensor_data(x)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_written_values_are_those_of_the_next_run(attached: bool) -> None:
+    ir, v, out = counter(value=[1, 2])
+    session = popxl.Session(ir)
+    if not attached:
+        session.write_variable_data(v, np.array([5, 6], np.float32))
+    with session:
+        if attached:
+            session.run()
+            session.write_variables_data({v: np.array([5, 6], np.float32)})
+        assert session.get_tensor_data(v).tolist() == [5, 6]
+        assert session.run()[out].tolist() == [6, 7]
+
+
+def test_written_values_are_those_of_a_host_that_keeps_them_apart() -> None:
+    ir, v, out = counter()
+    session = popxl.Session(ir, weights_to_host_on_exit=False)
+    session.write_variable_data(v, 3)
+    with session:
+        assert session.run()[out] == 4
+        session.write_variable_data(v, 7)
+        assert session.run()[out] == 8
+    assert session.get_tensor_data(v) == 7
+
+
+def test_what_does_not_fit_a_variable_is_refused_before_anything_is_written() -> None:
+    ir, v, _ = counter(value=[1, 2])
+    session = popxl.Session(ir)
+    where = "Session.write_variables_data: got "
+    with pytest.raises(TypeError, match=where + "float64 data for %v.*expected float32"):
+        session.write_variable_data(v, np.zeros(2))
+    with pytest.raises(ValueError, match=where + r"shape \[3\] for %v; expected \[2\]"):
+        session.write_variable_data(v, np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match=where + r"shape \[\] for %v; expected \[2\]"):
+        session.write_variable_data(v, 1.0)
+    with pytest.raises(TypeError, match="expected a Variable"):
+        session.write_variables_data({v: np.zeros(2, np.float32), "v": ONE})  # type: ignore[dict-item]
+    assert session.get_tensor_data(v).tolist() == [1, 2]
+
+
+def test_float32_arrays_stand_for_bfloat16_and_are_rounded() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        v = popxl.variable(np.float32(1 + 2**-9), popxl.bfloat16)
+        ops.host_store(popxl.d2h_stream((), popxl.bfloat16), v)
+    session = popxl.Session(ir)
+    assert session.get_tensor_data(v) == 1
+    session.write_variable_data(v, np.asarray(1 + 2**-6 + 2**-9, np.float32))
+    assert session.get_tensor_data(v) == 1 + 2**-6
+    with session:
+        assert session.run().popitem()[1] == 1 + 2**-6
+
+
+# Replicas
+
+
+def test_each_group_of_replicas_has_its_value() -> None:
+    ir = popxl.Ir(4)
+    with ir.main_graph, popxl.in_sequence():
+        strided = ir.replica_grouping(stride=2)
+        v = popxl.variable(np.array([1, 10], np.float32), replica_grouping=strided, name="v")
+        ops.var_updates.accumulate_(v, popxl.constant(ONE))
+        out = popxl.d2h_stream((), popxl.float32)
+        ops.host_store(out, v)
+    session = popxl.Session(ir)
+    assert v.shape == () and v.shape_on_host == (2,)
+    with session:
+        assert session.run()[out].tolist() == [2, 11, 2, 11]
+        session.write_variable_data(v, np.array([5, 6], np.float32))
+        assert session.run()[out].tolist() == [6, 7, 6, 7]
+    assert session.get_tensor_data(v).tolist() == [6, 7]
+
+
+def diverging(mode: str, **session: Any) -> Tuple[popxl.Session, Any, Any]:
+    """A variable that one group shares, to which every replica adds something else."""
+    ir = popxl.Ir(4)
+    with ir.main_graph, popxl.in_sequence():
+        into = popxl.h2d_stream((), popxl.float32)
+        v = popxl.variable(np.float32(100), retrieval_mode=mode)
+        ops.var_updates.accumulate_(v, ops.host_load(into))
+        ops.host_store(popxl.d2h_stream((), popxl.float32), v)
+    return popxl.Session(ir, **session), v, into
+
+
+def test_one_per_group_reads_the_first_replica_of_each_group() -> None:
+    session, v, into = diverging("one_per_group")
+    with session:
+        session.run({into: np.arange(1, 5)})
+    assert session.get_tensor_data(v) == 101
+
+
+def test_replicas_that_came_to_differ_get_the_hosts_value_when_it_is_uploaded() -> None:
+    session, v, into = diverging("one_per_group")
+    out = session.create_host_outputs().popitem()[0]
+    for go_back in (False, True):
+        with session:
+            start = session.get_tensor_data(v)
+            assert session.run({into: np.arange(1, 5)})[out].tolist() == [
+                start + n for n in (1, 2, 3, 4)
+            ]
+            if go_back:
+                session.weights_from_host()
+                assert session.run({into: np.zeros(4)})[out].tolist() == [start] * 4
+                session.run({into: np.arange(1, 5)})
+                session.weights_to_host()
+                session.weights_from_host()
+                assert session.run({into: np.zeros(4)})[out].tolist() == [start + 1] * 4
+
+
+@pytest.mark.parametrize("to_host", [True, False])
+def test_all_replicas_reads_every_replica_and_may_not_be_written(to_host: bool) -> None:
+    session, v, into = diverging("all_replicas", weights_to_host_on_exit=to_host)
+    with session:
+        session.run({into: np.arange(1, 5)})
+        assert session.get_tensor_data(v).tolist() == [101, 102, 103, 104]
+    with session:  # replicas go on with what each of them had
+        assert session.get_tensor_data(v).tolist() == [101, 102, 103, 104]
+        session.run({into: np.ones(4)})
+        assert session.get_tensor_data(v).tolist() == [102, 103, 104, 105]
+        with pytest.raises(NotImplementedError, match="retrieval mode 'all_replicas'"):
+            session.write_variable_data(v, 1.0)
+
+
+@pytest.mark.parametrize("shape, shard_over", [((2, 3), 4), ((2, 3), 2), ((8,), None), ((2, 2), 1)])
+def test_a_sharded_variable_is_whole_on_the_host(shape: Tuple[int, ...], shard_over: Any) -> None:
+    ir = popxl.Ir(8)
+    groups = ir.replica_grouping(stride=2)  # two groups of four
+    data = np.arange(2 * np.prod(shape), dtype=np.float32).reshape(2, *shape)
+    with ir.main_graph, popxl.in_sequence():
+        v, piece = popxl.replica_sharded_variable(
+            data, replica_grouping=groups, shard_over=shard_over, name="v"
+        )
+        assert piece.meta_shape == shape
+        ops.var_updates.accumulate_(piece, popxl.constant(np.ones(piece.shape, np.float32)))
+        out = popxl.d2h_stream(piece.shape, piece.dtype)
+        ops.host_store(out, piece)
+    over = 4 if shard_over is None else shard_over
+    session = popxl.Session(ir)
+    np.testing.assert_array_equal(session.get_tensor_data(v), data)
+    with session:
+        pieces = session.run()[out]
+        for r in range(8):
+            padded = np.zeros(over * piece.nelms)
+            padded[: np.prod(shape)] = data[r % 2].reshape(-1)
+            expected = padded.reshape(over, -1)[r // 2 % over] + 1
+            np.testing.assert_array_equal(pieces[r], expected)
+        np.testing.assert_array_equal(session.get_tensor_data(v), data + 1)
+        session.write_variable_data(v, data * 2)
+        session.run()
+    np.testing.assert_array_equal(session.get_tensor_data(v), data * 2 + 1)
+
+
+def test_sharded_remote_variables_are_whole_on_the_host() -> None:
+    ir = popxl.Ir(4)
+    data = np.arange(2 * 5, dtype=np.float32).reshape(2, 5)
+    with ir.main_graph:
+        groups = ir.replica_grouping(stride=1, group_size=2)
+        buffer = popxl.replica_sharded_buffer((2, 5), popxl.float32, groups, entries=2)
+        v = popxl.remote_replica_sharded_variable(data, buffer, 1, replica_grouping=groups)
+        piece = ops.remote_load(buffer, 1)
+        ops.remote_store(buffer, 1, piece * 2)
+        whole = collectives.replicated_all_gather(piece, group=groups)
+        out = popxl.d2h_stream((5,), popxl.float32)
+        ops.host_store(out, whole)
+    with popxl.Session(ir) as session:
+        np.testing.assert_array_equal(session.run()[out], data[[0, 0, 1, 1]])
+        np.testing.assert_array_equal(session.get_tensor_data(v), data * 2)
+
+
+@pytest.mark.parametrize("elements, shard_over", [(9, None), (9, 2), (3, None), (3, 2), (3, 1)])
+@pytest.mark.parametrize("made_for_it", [True, False])
+def test_slots_of_a_sharded_remote_variable_are_padded(
+    elements: int, shard_over: Any, made_for_it: bool
+) -> None:
+    ir = popxl.Ir(4)
+    data, over = np.arange(1, elements + 1, dtype=np.float32), shard_over or 4
+    with ir.main_graph:
+        if made_for_it:
+            buffer = popxl.replica_sharded_buffer((elements,), popxl.float32, shard_over=shard_over)
+        else:
+            buffer = popxl.remote_buffer((-(-elements // over),), popxl.float32)
+        v = popxl.remote_replica_sharded_variable(data, buffer)
+        piece = ops.remote_load(buffer, 0)
+        ops.remote_store(buffer, 0, piece * 2)
+        out = popxl.d2h_stream(piece.shape, piece.dtype)
+        ops.host_store(out, piece)
+    padded = np.zeros(over * piece.nelms)
+    padded[:elements] = data
+    with popxl.Session(ir) as session:
+        pieces = session.run()[out]
+        for r in range(4):
+            np.testing.assert_array_equal(pieces[r], padded.reshape(over, -1)[r % over])
+        np.testing.assert_array_equal(session.get_tensor_data(v), data * 2)
+
+
+def test_slots_that_no_cut_of_the_group_fills_are_refused() -> None:
+    ir = popxl.Ir(4)
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((3,), popxl.float32)
+        popxl.remote_replica_sharded_variable(np.zeros(8, np.float32), buffer, name="v")
+        ops.init((), popxl.float32)
+    with pytest.raises(
+        ValueError, match=r"%v: float32\[8\], for groups of 4 replicas, .* slots of float32\[3\]"
+    ):
+        popxl.Session(ir)
+
+
+@pytest.mark.parametrize("replicas", [8, 16])
+@pytest.mark.parametrize("over_all", [False, True], ids=["over the refinement", "over the group"])
+def test_shards_of_a_group_without_a_constant_stride_gather_to_the_whole_again(
+    replicas: int, over_all: bool
+) -> None:
+    ir = popxl.Ir(replicas)
+    with ir.main_graph, popxl.in_sequence():
+        # 0 1 4 5 .. and 2 3 6 7 ..
+        groups = ir.replica_grouping(stride=2, group_size=2).transpose()
+        assert not groups.is_const and groups.groups[0][:4] == [0, 1, 4, 5]
+        data = np.arange(2 * 24, dtype=np.float32).reshape(2, 24)
+        held = groups if over_all else groups.const_rg
+        v, piece = popxl.replica_sharded_variable(
+            data, replica_grouping=groups, shard_over=held.group_size
+        )
+        ops.var_updates.accumulate_(piece, popxl.constant(np.ones(piece.shape, np.float32)))
+        out = popxl.d2h_stream((24,), popxl.float32)
+        ops.host_store(out, collectives.replicated_all_gather(piece, group=held))
+    with popxl.Session(ir) as session:
+        np.testing.assert_array_equal(session.run()[out], data[groups.assignment] + 1)
+        np.testing.assert_array_equal(session.get_tensor_data(v), data + 1)
+
+
+# Files
+
+
+def memmap_program(
+    path: Path, mode: str, remote: bool, replication: int = 1
+) -> Tuple[popxl.Ir, Any]:
+    """A program that adds one to a variable whose host value is a file."""
+    ir = popxl.Ir(replication)
+    file: np.ndarray = np.memmap(path, np.float32, "w+", shape=(2,))
+    file[:] = [1, 2]
+    del file
+    with ir.main_graph, popxl.in_sequence():
+        data = np.memmap(path, np.float32, mode, shape=(2,))
+        if remote:
+            buffer = popxl.remote_buffer((2,), popxl.float32, 1)
+            v = popxl.remote_variable(data, buffer, 0, name="v")
+            x = ops.remote_load(buffer, 0)
+            ops.var_updates.accumulate_(x, popxl.constant(np.ones(2, np.float32)))
+            ops.remote_store(buffer, 0, x)
+        else:
+            v = popxl.variable(data, name="v")
+            ops.var_updates.accumulate_(v, popxl.constant(np.ones(2, np.float32)))
+    return ir, v
+
+
+def on_disk(path: Path) -> list:
+    return np.fromfile(path, np.float32).tolist()
+
+
+@pytest.mark.parametrize("remote, replication", [(False, 1), (True, 1), (True, 2)])
+def test_a_file_has_the_new_values_when_the_session_is_left(
+    tmp_path: Path, remote: bool, replication: int
+) -> None:
+    ir, v = memmap_program(tmp_path / "v", "r+", remote, replication)
+    session = popxl.Session(ir)
+    with session:
+        session.run()
+        found = session.get_tensor_data(v)
+        assert isinstance(found, np.memmap) and found.tolist() == [2, 3]
+        session.weights_to_host()
+        assert on_disk(tmp_path / "v") == [2, 3]
+        session.run()
+    assert on_disk(tmp_path / "v") == [3, 4]
+    session.write_variable_data(v, np.array([7, 8], np.float32))
+    with session:
+        session.run()
+    assert on_disk(tmp_path / "v") == [8, 9]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_file_is_left_alone_without_weights_to_host_on_exit(tmp_path: Path, remote: bool) -> None:
+    ir, v = memmap_program(tmp_path / "v", "r+", remote)
+    session = popxl.Session(ir, weights_to_host_on_exit=False)
+    with session:
+        session.run()
+    assert on_disk(tmp_path / "v") == [1, 2] == session.get_tensor_data(v).tolist()
+    with session:
+        session.run()
+        session.weights_to_host()
+        assert on_disk(tmp_path / "v") == [2, 3]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_file_is_that_of_the_last_download_when_an_exception_leaves_the_block(
+    tmp_path: Path, remote: bool
+) -> None:
+    ir, v = memmap_program(tmp_path / "v", "r+", remote)
+    session = popxl.Session(ir)
+    with pytest.raises(KeyError), session:
+        session.run()
+        session.weights_to_host()
+        session.run()
+        assert on_disk(tmp_path / "v") == [2, 3]
+        raise KeyError("a mistake")
+    assert on_disk(tmp_path / "v") == [2, 3] == session.get_tensor_data(v).tolist()
+    with session:
+        session.run()
+    assert on_disk(tmp_path / "v") == [3, 4]
+
+
+def test_where_state_is_kept_once_a_file_is_the_memory_that_runs_change(tmp_path: Path) -> None:
+    ir, v = memmap_program(tmp_path / "v", "r+", True)
+    popxl.extensions.keep_state_once(ir)
+    session = popxl.Session(ir)
+    assert session._engine.is_file(v)
+    with pytest.raises(KeyError), session:
+        session.run()
+        raise KeyError("a mistake")
+    assert session.get_tensor_data(v).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_read_only_file_is_never_written(tmp_path: Path, remote: bool) -> None:
+    ir, v = memmap_program(tmp_path / "v", "r", remote)
+    session = popxl.Session(ir)
+    assert session.weights_to_host_on_exit is False
+    with session:
+        session.run()
+        assert session.get_tensor_data(v).tolist() == [2, 3]
+        with pytest.raises(Exception, match="got read-only memory-mapped variable %v.*mode 'r\\+'"):
+            session.weights_to_host()
+    assert on_disk(tmp_path / "v") == [1, 2] == session.get_tensor_data(v).tolist()
+    with pytest.raises(ValueError, match="read-only memory-mapped %v"):
+        session.write_variable_data(v, np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_sessions_of_one_ir_share_a_file(tmp_path: Path, remote: bool) -> None:
+    ir, v = memmap_program(tmp_path / "v", "r+", remote)
+    for session in (popxl.Session(ir), popxl.Session(ir)) * 2:
+        with session:
+            session.run()
+    assert on_disk(tmp_path / "v") == [5, 6]

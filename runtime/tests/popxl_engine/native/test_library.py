@@ -1,0 +1,473 @@
+"""The file of compiled kernels: made beside the program, waited for where it is needed, given up
+with the program.
+"""
+
+import contextlib
+import os
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, List, Tuple, Type
+
+import pytest
+from helpers.quick import cases
+from popxl_engine.native import build, compiling
+from popxl_engine.native import library as native
+
+needs_compiler = pytest.mark.skipif(
+    native.library() is None, reason="no C++ compiler: the plain kernels run"
+)
+
+COMPILER = """
+for word; do
+  [ "$word" = "$REFUSED" ] && exit 1
+  [ "$before" = -o ] && to=$word
+  before=$word
+done
+echo "$@" >> "$(dirname "$0")/calls"
+$SLOWLY
+[ -z "$FAILS" ] || { echo "cannot do this" >&2; exit 1; }
+if [ -n "$COPIED" ]; then cp "$COPIED" "$to"; else echo code > "$to"; sleep 0.05; echo more >> "$to"; fi
+"""
+"""Does SLOWLY, then writes some text or the library that COPIED names; refuses the flag that
+REFUSED names.
+"""
+CALLS = len(build.UNITS) + 1
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> List[str]:
+    script = tmp_path / "my compiler"
+    script.write_text(COMPILER)
+    return ["sh", str(script)]
+
+
+def calls(tmp_path: Path) -> List[List[str]]:
+    """What the compiler was asked for so far."""
+    log = tmp_path / "calls"
+    return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+
+
+# One file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("refused", build.OPTIONAL_FLAGS)
+def test_a_flag_that_a_compiler_refuses_costs_no_other_flag(
+    compiler: List[str], refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REFUSED", refused)
+    build.made(tmp_path / "cache" / "kernels.so", compiler)
+    *compiled, linked = calls(tmp_path)[-CALLS:]
+    assert sorted(
+        Path(word).name for call in compiled for word in call if word.endswith(".cpp")
+    ) == sorted(unit.name for unit in build.UNITS)
+    assert len([word for word in linked if word.endswith(".o")]) == len(build.UNITS)
+    for call in (*compiled, linked):
+        assert {flag for flag in build.OPTIONAL_FLAGS if flag not in call} == {refused}
+
+
+@pytest.mark.slow
+def test_several_programs_that_build_at_once_leave_one_whole_library(
+    compiler: List[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "cache" / "kernels.so"
+    path.parent.mkdir()
+    programs = [build.Making(path, compiler) for _ in range(4)]
+    for program in programs:
+        program.wait()
+    assert path.read_bytes() == compiling.sealed(b"code\nmore\n")
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_several_threads_that_need_the_library_at_once_build_it_once(
+    compiler: List[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "cache" / "kernels.so"
+    with ThreadPoolExecutor(6) as pool:
+        assert set(pool.map(lambda _: build.made(path, compiler), range(6))) == {path}
+    assert len(calls(tmp_path)) == CALLS
+
+
+def test_a_folder_without_room_is_told_from_a_compiler_that_fails(
+    compiler: List[str], tmp_path: Path
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (compiling.ROOM // 2, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            build.made(tmp_path / "cache" / "kernels.so", compiler)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+@pytest.mark.parametrize(
+    "command, problem",
+    [
+        (["sh", "-c", "trap '' TERM; sleep 60; exit"], "has not ended in time"),
+        (["/"], "Permission denied"),
+    ],
+    ids=["does not end", "does not start"],
+)
+def test_a_compiler_that_cannot_be_started_or_does_not_end_is_one_that_fails(
+    command: List[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "TIME_LIMIT", 0.2)
+    with pytest.raises(subprocess.SubprocessError, match=problem):
+        build.made(tmp_path / "cache" / "kernels.so", command)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_user_without_home_or_temporary_folder_has_the_named_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(kind: Type[Exception]) -> Any:
+        raise kind("there is none")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("POPXL_CACHE_DIR", "cache")
+    monkeypatch.setattr(Path, "home", lambda: missing(RuntimeError))
+    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: missing(FileNotFoundError))
+    assert build._folders() == [Path.cwd() / "cache"]
+    monkeypatch.delenv("POPXL_CACHE_DIR")
+    assert build._folders() == []
+
+
+def test_the_compilers_command_may_have_arguments_and_quotes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", f"env 'MY NAME=x' {sys.executable}")
+    assert build._compiler() == ["env", "MY NAME=x", sys.executable]
+    monkeypatch.setenv("CXX", "env 'never closed")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build._compiler() is None
+
+
+# Programs that run
+
+GELU = """
+import logging
+logging.basicConfig()
+import numpy as np
+import popxl
+from popxl import ops
+ir = popxl.Ir()
+with ir.main_graph:
+    x = popxl.variable(np.linspace(-3, 3, 50, dtype=np.float32))
+    stream = popxl.d2h_stream(x.shape, x.dtype)
+    ops.host_store(stream, ops.gelu(ops.gelu(x)))
+"""
+RUN = """
+with popxl.Session(ir, "cpu") as session:
+    for _ in range(2):
+        found = session.run()[stream]
+print(found.tobytes().hex())
+"""
+WAIT = """
+import os, sys, time
+begin = time.monotonic()
+while not os.path.exists(os.environ["CALLS"]):
+    assert time.monotonic() - begin < 60
+    time.sleep(0.01)
+print("compiling", flush=True)
+sys.stdin.readline()
+"""
+
+
+def start(program: str, tmp_path: Path, **environment: str) -> "subprocess.Popen[str]":
+    """A program with folders of its own for what it keeps."""
+    folders = {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")}
+    (tmp_path / "temporary").mkdir(exist_ok=True)
+    variables = {**os.environ, **folders, **environment}
+    for name in ("XDG_CACHE_HOME", "POPXL_CACHE_DIR", "POPXL_NATIVE"):
+        variables.pop(name, None) if name not in environment else None
+    command = [sys.executable, "-c", program]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=variables,
+        start_new_session=True,
+    )
+
+
+def run(program: str, tmp_path: Path, **environment: str) -> Tuple[str, str]:
+    with start(program, tmp_path, **environment) as process:
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    return out, err
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the program prints without the library."""
+    return run(GELU + RUN, tmp_path_factory.mktemp("plain"), POPXL_NATIVE="0")[0]
+
+
+@pytest.fixture
+def copying(compiler: List[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler of programs that quickly makes this process's library."""
+    library: Any = native.library()
+    monkeypatch.setenv("COPIED", os.path.realpath(library._name))
+    monkeypatch.setenv("CXX", shlex.join(compiler))
+
+
+def kept(tmp_path: Path) -> List[Path]:
+    """Libraries and parts of them."""
+    return list(tmp_path.rglob("kernels_*"))
+
+
+@pytest.mark.slow
+def test_without_a_compiler_the_plain_kernels_run_and_the_log_says_so_once(
+    tmp_path: Path, plain: str
+) -> None:
+    out, err = run(GELU + RUN, tmp_path, PATH=str(tmp_path), CXX="no-such-compiler")
+    assert out == plain
+    assert err.count("no C++ compiler") == 1
+
+
+@pytest.mark.slow
+def test_a_compiler_that_fails_late_is_reported_once_with_its_words(
+    compiler: List[str], tmp_path: Path, plain: str
+) -> None:
+    out, err = run(GELU + RUN, tmp_path, CXX=shlex.join(compiler), FAILS="1", SLOWLY="sleep 0.3")
+    assert out == plain
+    assert err.count("not compiled") == 1 and "cannot do this" in err
+    assert not kept(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_compiler_that_writes_garbage_is_reported_once(
+    compiler: List[str], tmp_path: Path, plain: str
+) -> None:
+    out, err = run(GELU + RUN, tmp_path, CXX=shlex.join(compiler))
+    assert out == plain
+    assert err.count("native kernels") == 1
+
+
+@pytest.mark.slow
+def test_the_library_is_switched_off_by_name(copying: None, tmp_path: Path, plain: str) -> None:
+    assert run(GELU + RUN, tmp_path, POPXL_NATIVE="0") == (plain, "")
+    assert not calls(tmp_path)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_the_library_is_built_once_and_found_again(tmp_path: Path, plain: str) -> None:
+    cache = tmp_path / "cache"
+    out, err = run(GELU + RUN, tmp_path, POPXL_CACHE_DIR=str(cache))
+    (built,) = cache.glob("kernels*")
+    assert out != plain and not err and built.suffix == ".so"
+    when = built.stat().st_mtime_ns
+    assert run(GELU + RUN, tmp_path, POPXL_CACHE_DIR=str(cache)) == (out, "")
+    assert built.stat().st_mtime_ns == when
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_numbers_do_not_depend_on_when_the_compiler_ends(
+    copying: None, tmp_path: Path, plain: str
+) -> None:
+    slow = run(GELU + RUN, tmp_path, SLOWLY="sleep 1")
+    cached = run(GELU + RUN, tmp_path, SLOWLY="sleep 60")
+    assert slow == cached and slow[0] != plain
+    assert len(calls(tmp_path)) == CALLS
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_where_no_cache_can_be_written_another_folder_serves(
+    copying: None, tmp_path: Path, plain: str
+) -> None:
+    (tmp_path / "home").write_text("a file where the home folder should be")
+    cache = str(tmp_path / "home" / "cache")
+    out, err = run(GELU + RUN, tmp_path, POPXL_CACHE_DIR=cache)
+    assert out != plain and "native kernels" not in err
+    assert list(tmp_path.glob("temporary/popxl-*/kernels_*.so"))
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_damaged_library_is_built_again(copying: None, tmp_path: Path) -> None:
+    first = run(GELU + RUN, tmp_path)
+    (built,) = kept(tmp_path)
+    whole = built.read_bytes()
+    built.write_bytes(whole[:1000])
+    assert run(GELU + RUN, tmp_path) == first
+    assert built.read_bytes() == whole and len(calls(tmp_path)) == 2 * CALLS
+
+
+# In the background
+
+
+@pytest.mark.slow
+def test_compiling_begins_before_torch_is_there(copying: None, tmp_path: Path) -> None:
+    program = (
+        "import sys, popxl.extensions as e; e.expect_session(); print('torch' in sys.modules, "
+        "flush=True)\n"
+    )
+    out, _ = run(program + WAIT, tmp_path, SLOWLY="sleep 60", CALLS=str(tmp_path / "calls"))
+    assert out == "False\ncompiling\n"
+
+
+@pytest.mark.slow
+def test_a_session_begins_to_compile_and_a_program_that_is_only_built_does_not(
+    copying: None, tmp_path: Path
+) -> None:
+    assert run(GELU + "print(len(ir.main_graph.ops) > 0)", tmp_path)[0] == "True\n"
+    assert not calls(tmp_path)
+    run(
+        GELU + "popxl.Session(ir, 'cpu')\n" + WAIT,
+        tmp_path,
+        SLOWLY="sleep 60",
+        CALLS=str(tmp_path / "calls"),
+    )
+    assert calls(tmp_path)
+
+
+def test_a_session_on_a_gpu_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    import popxl.extensions
+
+    begun: List[None] = []
+    monkeypatch.setattr(build, "begin", lambda: begun.append(None))
+    for name in ("cuda", "cuda:1"):
+        popxl.extensions.expect_session(name)
+    monkeypatch.setenv("POPXL_DEVICE", "cuda")
+    popxl.extensions.expect_session("cpu")
+    assert not begun
+    monkeypatch.delenv("POPXL_DEVICE")
+    popxl.extensions.expect_session("ipu_hw")
+    assert begun
+
+
+@pytest.mark.slow
+def test_a_program_that_changes_its_folder_waits_for_what_has_begun(
+    copying: None, tmp_path: Path
+) -> None:
+    program = (
+        "import os; from popxl_engine.native import build; build.begin(); os.chdir('/'); "
+        "print(next(build.libraries()))"
+    )
+    folder = os.path.relpath(tmp_path / "cache")
+    assert Path(run(program, tmp_path, POPXL_CACHE_DIR=folder)[0]).parent.samefile(
+        tmp_path / "cache"
+    )
+    assert len(calls(tmp_path)) == CALLS
+
+
+FORK = """
+import os, sys
+from popxl_engine.native import build
+build.begin()
+child = os.fork()
+if not child:
+    CHILD
+assert next(build.libraries()).exists()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_left_early", [False, True], ids=["needs it, too", "ends early"])
+def test_a_fork_leaves_its_parents_library_alone(
+    copying: None, is_left_early: bool, tmp_path: Path
+) -> None:
+    program = FORK.replace("CHILD", "sys.exit()" if is_left_early else "pass")
+    assert run(program, tmp_path, SLOWLY="sleep 0.3") == ("", "")
+    assert len(calls(tmp_path)) == (CALLS if is_left_early else 2 * CALLS)
+    assert [path.suffix for path in kept(tmp_path)] == [".so"]
+
+
+@pytest.mark.slow
+def test_threads_that_need_the_library_at_once_hear_once_that_there_is_none(
+    compiler: List[str], tmp_path: Path
+) -> None:
+    program = """
+import logging
+logging.basicConfig()
+from concurrent.futures import ThreadPoolExecutor
+from popxl_engine.native import build
+from popxl_engine.native import library as native
+with ThreadPoolExecutor(5) as pool:
+    pool.submit(build.begin)
+    print(set(pool.map(lambda _: native.library(), range(5))))
+"""
+    out, err = run(program, tmp_path, CXX=shlex.join(compiler), FAILS="1", SLOWLY="sleep 0.1")
+    assert out == "{None}\n" and err.count("native kernels") == 1
+
+
+@pytest.mark.slow
+def test_a_program_that_goes_on_after_ctrl_c_has_its_kernels(copying: None, tmp_path: Path) -> None:
+    begin = (
+        "import signal; signal.signal(signal.SIGINT, lambda *_: None)\nfrom popxl_engine.native import "
+        "build; build.begin()"
+    )
+    program = f"{begin}\n{WAIT}print(next(build.libraries()).exists())"
+    with start(program, tmp_path, SLOWLY="sleep 0.5", CALLS=str(tmp_path / "calls")) as process:
+        assert process.stdout is not None and process.stdout.readline() == "compiling\n"
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.communicate("\n") == ("True\n", "")
+    assert len(calls(tmp_path)) == CALLS
+
+
+SLEEP = "time.sleep(60)"
+ENDS = {
+    "the end": "",
+    "an exception": "raise ValueError",
+    "Ctrl-C": SLEEP,
+    "Ctrl-C in a run": f"{GELU}popxl.Session(ir, 'cpu').__enter__().run()",
+    "SIGTERM": SLEEP,
+    "SIGKILL": SLEEP,
+    "an end without cleaning up": "os._exit(0)",
+    "another program": "os.execlp('true', 'true')",
+}
+AT_ONCE = ("the end", "an exception", "Ctrl-C", "Ctrl-C in a run")
+"""Ends that Python has a say in."""
+
+
+def processes(tmp_path: Path) -> List[str]:
+    """Commands of programs with the folder, and of all that they have started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(tmp_path).encode() in (path / "environ").read_bytes():
+                found.append((path / "cmdline").read_text())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", cases(ENDS, lambda end: end in ("the end", "SIGKILL")))
+def test_a_program_that_ends_early_leaves_no_compiler_and_no_parts(
+    compiler: List[str], end: str, tmp_path: Path
+) -> None:
+    program = f"import popxl.extensions as e; e.expect_session()\n{WAIT}{ENDS[end]}"
+    environment = {
+        "CXX": shlex.join(compiler),
+        "SLOWLY": "sleep 60",
+        "CALLS": str(tmp_path / "calls"),
+    }
+    with start(program, tmp_path, **environment) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "compiling\n"
+        assert processes(tmp_path) and kept(tmp_path)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        if end.startswith("Ctrl-C"):
+            time.sleep(3 if "run" in end else 0.1)
+            os.killpg(process.pid, signal.SIGINT)
+        elif end.startswith("SIG"):
+            process.send_signal(signal.Signals[end])
+        process.wait()
+        until = time.monotonic() + (0 if end in AT_ONCE else build.PATIENCE)
+        while (processes(tmp_path) or kept(tmp_path)) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not processes(tmp_path) and not kept(tmp_path)

@@ -1,0 +1,320 @@
+"""Plans of small programs: work, traffic and memory against sums done by hand, and against the
+counters of a run.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, List
+
+import numpy as np
+import popxl
+import pytest
+from helpers.op_cases import build, make_case
+from helpers.op_samples import SAMPLES
+from helpers.plan_programs import (
+    REPLICAS,
+    ROWS,
+    K,
+    M,
+    N,
+    first_and_later_steps,
+    program,
+)
+from popxl import ops
+from popxl.errors import GraphError
+from popxl.ops import collectives
+from popxl.plan import Event, Machine, PhaseTime, phase_time
+from popxl.planning import measure, plan, sequence
+from popxl_engine.machine.replica import Replica
+
+
+def run(ir: popxl.Ir) -> popxl.Session:
+    """The session of a program that has run once."""
+    session = popxl.Session(ir)
+    inputs = {
+        s: np.ones(session._full_input_shape(s.shape), np.float32)
+        for s in session.expected_inputs()
+    }
+    with session:
+        session.run(inputs)
+    return session
+
+
+def test_work_and_traffic_are_those_of_the_graphs():
+    found = plan(program())
+    rows, final = (
+        next(p for p in found.phases if p.name == name) for name in ("row_phase", "final_phase")
+    )
+    assert [p.name for p in found.phases] == ["main", "row_phase", "final_phase"]
+    assert (rows.runs, final.runs) == (ROWS, 1)
+    assert rows.product_flops == ROWS * 2 * M * K * N
+    assert (
+        (rows.loads, rows.loaded_bytes)
+        == (rows.stores, rows.stored_bytes)
+        == (ROWS, ROWS * 4 * K * N)
+    )
+    (pairs,) = rows.collectives
+    assert (pairs.op, pairs.group_size, pairs.stride, pairs.calls) == (
+        "replicated_all_reduce",
+        2,
+        2,
+        ROWS,
+    )
+    assert pairs.brought_bytes == ROWS * 4 * M * N
+    assert pairs.sent_bytes == ROWS * 4 * M * N  # 2 (n - 1) / n with n = 2
+    gather, scatter = final.collectives
+    length = -(-M * N // REPLICAS)
+    assert (gather.brought_bytes, scatter.brought_bytes) == (4 * length, 4 * M * N)
+    assert gather.sent_bytes == scatter.sent_bytes == 3 * 4 * length
+    assert found.phases[0].host_bytes == 4 * M * K + 4
+    assert (found.replicas, found.steps, found.total_remote_memory_bytes) == (
+        REPLICAS,
+        1,
+        4 * found.remote_memory_bytes,
+    )
+
+
+def test_groups_without_a_constant_stride_are_told_by_a_stride_of_zero():
+    ir = popxl.Ir(REPLICAS)
+    with ir.main_graph:
+        x = ops.host_load(popxl.h2d_stream((N,), popxl.float32, "x"))
+        mirrored = ir.replica_grouping_from_assignments([0, 1, 1, 0])
+        ops.host_store(
+            popxl.d2h_stream((N,), popxl.float32),
+            collectives.replicated_all_reduce(x, group=mirrored),
+        )
+    (found,) = plan(ir).phases[0].collectives
+    assert (found.group_size, found.stride, found.calls, found.brought_bytes) == (2, 0, 1, 4 * N)
+
+
+@pytest.mark.parametrize("interpret", ["0", "1"], ids=["engine", "interpreter"])
+def test_traffic_equals_the_counters_of_a_run(interpret: str, monkeypatch: Any):
+    monkeypatch.setenv("POPXL_INTERPRET", interpret)
+    found = plan(program())
+    calls: dict = {}
+    for phase in found.phases:
+        for c in phase.collectives:
+            calls[c.op, c.group_size] = (c.calls, c.brought_bytes)
+    for replica in run(program())._engine.machine.replicas:
+        traffic = replica.traffic
+        assert traffic.loaded == sum(p.loaded_bytes for p in found.phases)
+        assert traffic.stored == sum(p.stored_bytes for p in found.phases)
+        assert (traffic.loads, traffic.stores) == (ROWS, ROWS)
+        assert {
+            (op, len(members)): counts for (op, members), counts in traffic.collectives.items()
+        } == calls
+
+
+def test_the_sequence_is_the_order_of_a_run(monkeypatch: Any):
+    seen: List[Any] = []
+    for name in ("load", "store"):
+        original = getattr(Replica, f"remote_{name}")
+
+        def noted(
+            self: Replica, buffer: Any, row: int, *rest: Any, kind: str = name, fn: Any = original
+        ) -> Any:
+            if self.index == 2:
+                seen.append((kind, row))
+            return fn(self, buffer, row, *rest)
+
+        monkeypatch.setattr(Replica, f"remote_{name}", noted)
+    run(program())
+    events = list(sequence(program(), replica=2))
+    assert [(e.kind, e.row) for e in events if e.kind != "collective"] == seen
+    assert [e.phase for e in events] == ["row_phase"] * 3 * ROWS + ["final_phase"] * 2
+    assert events[-1] == Event("final_phase", "collective", "replicated_all_gather")
+
+
+def test_a_main_graph_that_only_repeats_one_graph_is_planned_as_that_graph():
+    import popxl_addons as addons
+
+    ir = program(steps=6)
+    addons.repeat_graph(ir.main_graph, 6)
+    once, repeated = plan(program()), plan(ir)
+    assert (once.steps, repeated.steps) == (1, 6)
+    assert [(p.name, p.runs, p.flops, p.loads) for p in repeated.phases] == [
+        (p.name, 6 * p.runs, 6 * p.flops, 6 * p.loads) for p in once.phases
+    ]
+    calls = [
+        [(c.calls, c.brought_bytes) for p in found.phases for c in p.collectives]
+        for found in (once, repeated)
+    ]
+    assert calls[1] == [(6 * calls, 6 * brought) for calls, brought in calls[0]]
+    assert len(list(sequence(ir))) == 6 * len(list(sequence(program())))
+
+
+def own_name(phase: str) -> str:
+    """What the function is called where it is defined."""
+    return phase.rpartition(".")[2]
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+def test_phases_of_a_loop_of_steps_are_those_of_the_run(steps: int):
+    found = plan(first_and_later_steps(steps))
+    assert found.steps == steps
+    assert {p.name.rpartition(".")[0] for p in found.phases} == {"", "first_and_later_steps"}
+    assert [(own_name(p.name), p.runs) for p in found.phases if p.name != "main"] == [
+        ("forward_phase", 2),
+        ("middle_phase", steps),
+        ("report_phase", steps),
+        ("forward_and_store_phase", 2 * (steps - 1)),
+        ("last_phase", 1),
+    ]
+    amounts = {
+        own_name(p.name): (p.product_flops, p.loads, p.stores, p.host_bytes) for p in found.phases
+    }
+    product, later = 2 * K**3, steps - 1
+    assert amounts["forward_phase"] == (2 * product, 2, 0, 0)
+    assert amounts["forward_and_store_phase"] == (2 * later * product, 2 * later, 2 * later, 0)
+    assert amounts["report_phase"] == (0, 0, 0, steps * 4 * K * K)
+    names = ["forward_phase"] * 2 + ["forward_and_store_phase"] * 4 * later
+    events = sequence(first_and_later_steps(steps))
+    assert [own_name(e.phase) for e in events if e.kind != "collective"] == names
+    peaks = {own_name(p.name): p.peak_bytes for p in found.phases}
+    assert all(
+        peaks[name] >= 4 * K * K
+        for name in ("forward_phase", "forward_and_store_phase", "middle_phase")
+    )
+
+
+def test_phases_are_found_in_a_loop_of_steps_of_the_same_name():
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence(True):
+        x = ops.host_load(popxl.h2d_stream((K, K), popxl.float32))
+        product = ir.create_graph(lambda x: ops.matmul(x, x), x)
+        halved = ir.create_graph(lambda x: x * 0.5, x)
+
+        def step(x: popxl.Tensor) -> Any:
+            return ops.call(halved, *ops.call(product, x))
+
+        (x,) = step(x)
+        (x,) = ops.repeat(ir.create_graph(lambda x: step(x), x), 3, x)
+        ops.host_store(popxl.d2h_stream((K, K), popxl.float32), x)
+    found = plan(ir)
+    assert found.steps == 4
+    amounts = {own_name(p.name): (p.runs, p.product_flops) for p in found.phases}
+    assert amounts == {"main": (4, 0), "<lambda>": (8, 8 * K**3)}
+
+
+def test_a_phase_that_calls_another_one_is_no_loop_of_steps():
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence(True):
+        x = ops.host_load(popxl.h2d_stream((K, K), popxl.float32))
+        shared = ir.create_graph(lambda x: x + 1.0, x)
+
+        def outer_phase(x: popxl.Tensor) -> popxl.Tensor:
+            (x,) = ops.call(shared, x)
+            return x * 2.0
+
+        (x,) = ops.call(shared, x)
+        (x,) = ops.repeat(ir.create_graph(outer_phase, x), 5, x)
+        ops.host_store(popxl.d2h_stream((K, K), popxl.float32), x)
+    found = plan(ir)
+    assert found.steps == 1 and {own_name(p.name): p.runs for p in found.phases}["outer_phase"] == 5
+
+
+def chain(x: popxl.Tensor) -> popxl.Tensor:
+    """Two operands and a result live at a time: x is used again at the end."""
+    return ops.sum(ops.exp(ops.exp(x)) + x)
+
+
+@pytest.mark.parametrize("elements", [13, 1001])
+def test_peak_memory_is_what_is_alive_at_a_time(elements: int):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = ops.host_load(popxl.h2d_stream((elements,), popxl.float32))
+        (y,) = ops.call(ir.create_graph(chain, x), x)
+        ops.host_store(popxl.d2h_stream((), popxl.float32), y)
+    assert plan(ir).peak_bytes == 3 * 4 * elements
+    assert plan(ir, borrows_rows=True).peak_bytes == 2 * 4 * elements, (
+        "the stream's slot is the host's memory"
+    )
+
+
+def test_of_a_branch_that_the_device_decides_the_dearer_side_is_planned():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = ops.host_load(popxl.h2d_stream((M, M), popxl.float32))
+        condition = ops.greater(ops.sum(x), popxl.constant(0.0))
+        cheap, dear = ir.create_graph(lambda t: t + t, x), ir.create_graph(lambda t: t @ t, x)
+        (y,) = ops.conditional(condition, cheap, dear, [x], [x])
+        ops.host_store(popxl.d2h_stream((M, M), popxl.float32), y)
+    found = plan(ir)
+    assert sum(p.product_flops for p in found.phases) == 2 * M**3
+
+
+def test_every_op_can_be_planned():
+    for name in sorted({sample.op for sample in SAMPLES}):
+        sample = next(s for s in SAMPLES if s.op == name)
+        made = build(make_case(sample))
+        ir = made.graph.ir
+        with ir.main_graph:
+            inputs = [ops.host_load(popxl.h2d_stream(t.shape, t.dtype)) for t in made.graph.inputs]
+            for t in ops.call(made.graph, *inputs):
+                ops.host_store(popxl.d2h_stream(t.shape, t.dtype), t)
+        assert plan(ir).phases, name
+
+
+HUGE = """
+import resource
+import numpy as np
+import popxl
+import popxl.planning
+from popxl import ops
+import torch
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+ir = popxl.Ir(256)
+size = 1 << 20
+with ir.main_graph:
+    buffer = popxl.remote_buffer((size, size), popxl.float32, 256)
+    zeros = np.broadcast_to(np.float32(0), (size, size))
+    for row in range(256):
+        popxl.remote_variable(zeros, buffer, row)
+    w = ops.remote_load(buffer, 0)
+    ops.remote_store(buffer, 1, w @ w)
+found = popxl.planning.plan(ir)
+assert found.total_remote_memory_bytes == 256 * 256 * 4 * size**2
+assert found.peak_bytes >= 2 * 4 * size**2
+print(found.phases[0].product_flops)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_far_larger_than_the_machine_is_planned_without_its_memory():
+    done = subprocess.run(
+        [sys.executable, "-c", HUGE],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parent,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 2 * (1 << 20) ** 3
+
+
+def test_times_add_up_as_they_are_said_to():
+    phase = plan(program()).phases[1]
+    time = phase_time(phase, Machine(flops=1e3, link=1e2, remote=1e1))
+    assert time == PhaseTime(phase.flops / 1e3, phase.sent_bytes / 1e2, phase.remote_bytes / 1e1)
+    assert (time.bound, time.seconds, time.limit) == ("remote", time.remote, time.remote)
+    slow_links = PhaseTime(compute=2.0, link=3.0, remote=1.0)
+    assert (slow_links.bound, slow_links.seconds, slow_links.limit) == ("links", 5.0, 2.0)
+
+
+@pytest.mark.slow
+def test_a_machine_can_be_measured():
+    machine = measure()
+    assert machine.flops > 1e8 and machine.link > 1e7 and machine.remote > 1e7
+
+
+def test_a_row_that_only_the_device_knows_has_no_sequence():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((M,), popxl.float32, 4)
+        row = ops.cast(ops.host_load(popxl.h2d_stream((), popxl.float32)), popxl.int32)
+        ops.remote_store(buffer, 0, ops.remote_load(buffer, row))
+    with pytest.raises(
+        GraphError, match="row whose number is on the device.*Compute it from small integers"
+    ):
+        list(sequence(ir))

@@ -1,0 +1,279 @@
+"""Kernels on a GPU: everything is where it belongs, and kernels for GPUs give the numbers of the
+plain ones.
+
+Proven without one: the first on tensors that have a device and no memory, the second on the
+processor.
+
+Torch's fake tensors refuse to mix devices, and have no numbers that a kernel could wait for.
+"""
+
+from contextlib import nullcontext
+
+import popxl
+import pytest
+import torch
+from helpers.copies import Copies
+from helpers.fake_gpu import fake_gpu, run_on_fake_gpu
+from helpers.op_cases import build, make_case
+from helpers.op_families import FAMILIES, QUICK, family_program
+from helpers.op_programs import build as build_program
+from helpers.op_samples import SAMPLES, over
+from helpers.quick import cases
+from helpers.samples.sample import Sample
+from popxl import ops
+from popxl.extensions import bfloat16, plan
+from popxl.opdef import call_arguments, map_tensors
+from popxl_engine.interpreter import constant_tensor
+from popxl_engine.kernels import adamw, cross_entropy, generator, gpu
+from popxl_engine.kernels.dtypes import torch_dtype
+from popxl_engine.kernels.registry import ALTERNATES, KERNELS, kernel_for
+from popxl_engine.kernels.rounding import Noise, Updates, update_noise
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+WAIT = {"dynamic_slice", "dynamic_update", "dynamic_update_", "roi_align", "roi_align_grad"}
+"""Ops whose kernels wait for a number from the device: where to cut, or how many samples there
+are.
+"""
+
+
+@over(SAMPLES)
+def test_a_kernel_gives_its_results_on_the_device_of_its_operands(sample: Sample):
+    case = make_case(sample, sample.dtype)
+    program = build(case)
+    for op in program.graph.ops:
+        # no fakes of sparse tensors
+        if op.called() or op.definition.effects or op.definition.name == "sparse_matmul":
+            continue
+        with fake_gpu():
+            arguments = {n: map_tensors(v, empty) for n, v in op.arguments.items()}
+            args, kwargs = call_arguments(op.definition, arguments)
+            try:
+                with Copies() as copies:
+                    result = kernel_for(op.definition, "cuda")(*args, **kwargs)
+            except DataDependentOutputException:
+                assert op.definition.name in WAIT
+                continue
+            assert not any(copies.waited), f"{op} waits for a copy of host memory"
+        for t in result if isinstance(result, (list, tuple)) else [result]:
+            assert t.device.type == "cuda", f"{op}: a result on {t.device}"
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize(
+    "family", cases(sorted(FAMILIES.keys() - {"sparse"}), lambda family: family in QUICK)
+)
+@pytest.mark.parametrize(
+    "dtype, replicas",
+    [(bfloat16, 4), pytest.param(popxl.float32, 1, marks=pytest.mark.slow)],
+    ids=["bfloat16-4", "float32-1"],
+)
+def test_programs_mix_no_devices_and_wait_for_no_number(family, dtype, replicas, monkeypatch):
+    samples = [s for s in FAMILIES[family] if s.op not in WAIT]
+    monkeypatch.setitem(FAMILIES, family, samples)
+    ir = build_program(samples, *family_program(family, replicas), replicas, dtype).ir
+    assert run_on_fake_gpu(ir) > 0
+
+
+def empty(t):
+    return torch.empty(t.shape, dtype=torch_dtype(t.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("step", [0, 3, torch.tensor(0.0), torch.tensor(2.0)], ids=str)
+def test_a_gpus_mean_is_the_plain_one(step, dtype):
+    random = torch.Generator().manual_seed(0)
+    old, value = (torch.randn(40, 7, generator=random).to(dtype) for _ in range(2))
+    if not float(step):
+        old[3] = float("inf")
+    args = (value, step)
+    plain = KERNELS["accumulate_mean_"](old.clone(), *args)
+    found = ALTERNATES["cuda"]["accumulate_mean_"](old.clone(), *args)
+    turned = old.t().contiguous().t()
+    assert ALTERNATES["cuda"]["accumulate_mean_"](turned, *args) is turned and torch.equal(
+        turned, found
+    )
+    torch.testing.assert_close(
+        found, plain, rtol=1e-6 if dtype is torch.float32 else 1e-2, atol=1e-6
+    )
+
+
+LABELS = torch.tensor([3, 0, -1, 10, 11, 5, 2], dtype=torch.int32)
+"""Some of which are none of eleven classes."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_a_gpus_cross_entropy_is_the_plain_one(dtype, monkeypatch):
+    monkeypatch.setattr(cross_entropy, "CHUNK", 30)  # several chunks
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 11, generator=random).mul(4).to(dtype)
+    logits[4] = float("-inf")
+    table, plain = ALTERNATES["cuda"], KERNELS
+    total, picked = table["logsumexp_and_pick"](logits, LABELS)
+    for found, expected in zip((total, picked), plain["logsumexp_and_pick"](logits, LABELS)):
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    scales, shares = (torch.randn(7, generator=random).to(total.dtype) for _ in range(2))
+    arguments = (scales, shares, total, logits, LABELS)
+    found, expected = (of["logsumexp_and_pick_grad"](*arguments) for of in (table, plain))
+    torch.testing.assert_close(
+        found, expected, rtol=1e-6 if dtype is not torch.bfloat16 else 1e-2, atol=1e-6
+    )
+
+
+class Launches(TorchDispatchMode):
+    """Counts what is asked of a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("kernels", [ALTERNATES["cuda"], KERNELS], ids=["gpu", "plain"])
+def test_a_large_cross_entropy_asks_little_of_a_gpu(kernels):
+    with fake_gpu():
+        logits, row = torch.empty(8192, 50257, dtype=torch.bfloat16), torch.empty(8192)
+        indices = torch.empty(8192, dtype=torch.int32)
+        with Launches() as launches:
+            kernels["logsumexp_and_pick"](logits, indices)
+            kernels["logsumexp_and_pick_grad"](row, row, row, logits, indices)
+    assert launches.count < 1000
+
+
+@pytest.mark.parametrize("first, count", [(0, 1), (1, 1000), (2**33 + 5, 300)])
+def test_words_drawn_at_once_are_those_drawn_step_by_step(first, count):
+    key = generator.key(torch.tensor([3, 77], dtype=torch.uint32))
+    (start, expected), *others = generator.squares64(first, count, key, torch.device("cpu"))
+    assert start == first and not others
+    assert torch.equal(generator.words_at_once(key, first, count), expected)
+
+
+@pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rounds", [False, True], ids=["nearest", "stochastic"])
+def test_adamw_step_by_step_is_the_fused_one(weights, moments, rounds, monkeypatch):
+    random = torch.Generator().manual_seed(0)
+    weight, grad = (torch.randn(70_001, generator=random).to(weights) for _ in range(2))
+    m, v = grad.float().mul(0.1).to(moments), grad.float().square().to(moments)
+    number = [torch.tensor(x) for x in (0.5, 4.0, -1e-3)]
+
+    def updated(kernel):
+        state = [t.clone() for t in (weight, m, v)]
+        seeds = iter([(torch.tensor([i, 7], dtype=torch.uint32), 3) for i in range(3)])
+        with Updates.drawing(lambda: next(seeds)) if rounds else nullcontext():
+            kernel(state, *number)
+        return state
+
+    def fused(state, scale, step, minus_lr):
+        adamw.adamw_(
+            state[0], grad, scale, state[1], state[2], step, minus_lr, 0.9, 0.95, 1e-8, 0.1
+        )
+
+    def step_by_step(state, scale, step, minus_lr):
+        options = {"lr": -minus_lr, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+        noises = [update_noise(t) for t in state]
+        monkeypatch.setattr(Noise, "blocks", whole)  # as on a GPU
+        adamw._step_by_step(state, grad.float() * scale, step, options, noises, 0)
+
+    for found, expected in zip(updated(step_by_step), updated(fused)):
+        near = found.float().sub(expected.float()).abs() <= 1e-6 * expected.float().abs().clamp(
+            min=1e-3
+        )
+        assert near.float().mean() > (
+            0.9999 if rounds or found.dtype is not torch.float32 else 0.999999
+        )
+        torch.testing.assert_close(found, expected)  # the others are neighbours
+
+
+@pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_adamw_step_by_step_changes_no_bit_where_its_condition_is_false(weights, moments):
+    random = torch.Generator().manual_seed(0)
+    weight, grad = (torch.randn(1000, generator=random).to(weights) for _ in range(2))
+    weight[:10], grad[:500] = -0.0, torch.nan
+    state = [
+        weight,
+        torch.randn(1000, generator=random).to(moments),
+        torch.rand(1000, generator=random).to(moments),
+    ]
+    before = [t.clone() for t in state]
+    options = {
+        "lr": torch.tensor(1e-3),
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+    }
+    for taken in (False, True):
+        seeds = iter([(torch.tensor([i, 7], dtype=torch.uint32), 3) for i in range(3)])
+        with Updates.drawing(lambda: next(seeds)):
+            noises = [update_noise(t) for t in state]
+        adamw._step_by_step(
+            state, grad.float(), torch.tensor(4.0), options, noises, 0, torch.tensor(taken)
+        )
+        same = [
+            torch.equal(t.view(torch.uint8), old.view(torch.uint8)) for t, old in zip(state, before)
+        ]
+        assert same == [not taken] * 3
+
+
+def whole(noise, count, offset):
+    yield slice(0, count), noise.bits(count, offset)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_what_is_compiled_for_a_gpu_gives_the_same_numbers():
+    random = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(1000, generator=random) for _ in range(2))
+    step = torch.tensor(3.0)
+    logits, row, classes = a.view(40, 25), b[:40], torch.arange(40)
+    for fn, args in (
+        (gpu._mean, (a, b.to(torch.bfloat16), step)),
+        (gpu._logsumexp, (logits,)),
+        (gpu._logits_gradient, (logits, row, row, row, classes)),
+        (
+            generator.words_at_once,
+            (generator.key(torch.tensor([3, 77], dtype=torch.uint32)), 2**33 + 5, 300),
+        ),
+        (adamw._moments, (a, b, b.square(), 0.9, 0.95)),
+        (adamw._weight, (a, b, b.square(), step, torch.tensor(1e-3), 0.9, 0.95, 1e-8, 0.1)),
+    ):
+        torch.testing.assert_close(torch.compile(fn.__wrapped__, dynamic=True)(*args), fn(*args))
+    in_place = torch.compile(gpu._become_mean.__wrapped__, dynamic=True)
+    for old, value in (
+        (a, b.to(torch.bfloat16)),
+        (a.view(40, 25).t(), b.view(25, 40)),
+        (logits[3], logits[4]),
+    ):
+        expected = gpu.mean_of(old, value, step)
+        in_place(old, value, step)
+        torch.testing.assert_close(old, expected)
+
+
+def test_a_plan_for_a_gpu_runs_its_kernels_and_no_other_does(monkeypatch):
+    called = []
+    monkeypatch.setitem(
+        ALTERNATES["cuda"], "exp", lambda t: called.append(t.device.type) or t.clone()
+    )
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = ops.host_load(popxl.h2d_stream((3,), popxl.float32))
+        ops.host_store(popxl.d2h_stream((3,), popxl.float32), ops.exp(x))
+    plan(ir)
+    assert not called
+    plan(ir, device="cuda")
+    assert called == ["meta"]
+
+
+def test_an_interpreters_constants_are_on_its_device():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        constant = popxl.constant([1.0, 2.0])
+    with torch.device("meta"):
+        assert constant_tensor(constant).is_meta
+    assert constant_tensor(constant).tolist() == [1.0, 2.0]

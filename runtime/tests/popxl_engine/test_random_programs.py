@@ -1,0 +1,74 @@
+"""The engine gives the interpreter's numbers, bit for bit, on random programs.
+
+Every rule that keeps a copy is needed.
+"""
+
+from typing import Any, Sequence
+
+import numpy as np
+import popxl
+import pytest
+from helpers.engine_programs import corpus, differences
+from helpers.random_programs import COLLECTIVES, KINDS
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from popxl_engine.engine import Engine
+from popxl_engine.passes.elide_copies import ALL_RULES
+
+NUMBERS = st.integers(0, 31)
+
+
+def programs(kinds: Sequence[str]) -> Any:
+    """Lists of steps for the main graph and for called graphs."""
+    step = st.tuples(st.sampled_from(kinds), NUMBERS, NUMBERS, NUMBERS)
+    return st.tuples(
+        st.lists(step, max_size=12), st.lists(st.lists(step, min_size=1, max_size=6), max_size=3)
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(programs(KINDS))
+def test_engine_equals_interpreter_bit_for_bit(program: Any) -> None:
+    assert differences(*program) == []
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(programs(KINDS))
+def test_engine_equals_interpreter_on_integers_that_live_on_the_host(program: Any) -> None:
+    assert differences(*program, dtype=popxl.int32) == []
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(programs(KINDS + COLLECTIVES * 2))
+def test_engine_equals_interpreter_on_four_replicas(program: Any) -> None:
+    assert differences(*program, replicas=4) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", sorted(ALL_RULES))
+def test_without_any_one_rule_some_program_goes_wrong(rule: str) -> None:
+    replicas, kinds = (4, KINDS + COLLECTIVES * 2) if rule == "members_read" else (1, KINDS)
+    for program in corpus(300, kinds):
+        try:
+            if differences(*program, rules=ALL_RULES - {rule}, replicas=replicas):
+                return
+        except RuntimeError:  # a view that would have been copied
+            return
+    pytest.fail(f"no program needs the rule {rule!r}")
+
+
+def test_a_row_that_is_loaded_changed_and_stored_is_never_copied() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((4,), popxl.float32, 2)
+        variable = popxl.remote_variable(np.ones(4, np.float32), buffer, 1)
+        x = popxl.ops.remote_load(buffer, 1)
+        popxl.ops.add_(x, popxl.constant(np.ones(4, np.float32)))
+        popxl.ops.remote_store(buffer, 1, x)
+    engine = Engine(ir, range(1))
+    assert engine.program is not None and "clone(" not in engine.program.source.text()
+    engine.run({}, {})
+    assert engine.read(variable).tolist() == [2, 2, 2, 2]
