@@ -179,6 +179,7 @@ def test_a_disk_that_fails_while_a_session_gives_its_memory_up_is_told(tmp_path,
     session, variables = limited("files", tmp_path)
     run_and_read(session, variables, 1)
     (cache,) = session._engine.machine.caches
+    values = session.get_tensors_data(variables)
 
     def fails(start, data):
         raise RemoteMemoryError(
@@ -187,4 +188,5 @@ def test_a_disk_that_fails_while_a_session_gives_its_memory_up_is_told(tmp_path,
 
     monkeypatch.setattr(cache.store, "write", fails)
     with pytest.raises(RemoteMemoryError, match="Input/output error"):
+        session.write_variables_data(values)  # these rows have never been on the disk
         limited("files", tmp_path)
