@@ -2,8 +2,8 @@
 it; and plain PyTorch.
 
     python benchmarks/gpu.py                        # within 8 minutes on one H200
-    python benchmarks/gpu.py --device cpu --layers 2 --hidden_size 64 --heads 4 --sequence_length 32
-    --batch 4
+    python benchmarks/gpu.py --device cpu --layers 2 --hidden_size 64 --heads 4 \
+        --sequence_length 32 --batch 4
 
 First the machine's ceilings: the link to the GPU one way, the other, and both, and matrix products
 at the model's shapes. Then the variants, alternating, one process each. With recomputation

@@ -1,10 +1,9 @@
 """Rates of single kernels at a GPT's shapes, in alternation: which way of computing it should an
 engine call?
 
-    python benchmarks/kernels.py                         # GPT-2 small shapes, both dtypes, every
-    section python benchmarks/kernels.py --sections attention gelu --dtypes bfloat16 --rows 1024
-    OMP_NUM_THREADS=1 python benchmarks/kernels.py       # one thread: by CPU time, which holds on a
-    busy machine too
+    python benchmarks/kernels.py                         # GPT-2 small, both dtypes, all sections
+    python benchmarks/kernels.py --sections attention gelu --dtypes bfloat16 --rows 1024
+    OMP_NUM_THREADS=1 python benchmarks/kernels.py       # one thread, by CPU time: holds when busy
 
 A time is the median over rounds; in each section a * marks the fastest way.
 """

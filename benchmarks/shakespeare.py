@@ -1,8 +1,8 @@
 """Validation loss and speed on a text of characters: the phased GPT and the same model in a plain
 PyTorch loop.
 
-    python benchmarks/shakespeare.py                          # ../shared/data/tinyshakespeare.txt,
-    three seeds python benchmarks/shakespeare.py --text FILE --steps 200 --seeds 1
+    python benchmarks/shakespeare.py     # ../shared/data/tinyshakespeare.txt, three seeds
+    python benchmarks/shakespeare.py --text FILE --steps 200 --seeds 1
 
 The first 90 % of the characters train, the rest validates, all of it, in windows that follow one
 another. nanoGPT in this setting gave a validation loss of 1.919.

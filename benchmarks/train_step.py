@@ -1,14 +1,13 @@
 """tokens/s and peak memory of one GPT-2 training step, phased against plain PyTorch, alternating in
 one run.
 
-    python benchmarks/train_step.py                 # GPT-2 small, sequence 256, 4 micro-batches of
-    1, both dtypes python benchmarks/train_step.py --dtypes bfloat16 --rounds 9 python
-    benchmarks/train_step.py --wide --more   # every baseline there is python
-    benchmarks/train_step.py --wide --offloading --dtypes bfloat16 --variants FSDP2 "FSDP2,
-    compiled" \
-        DeepSpeed "DeepSpeed, compiled" "phased, wide, recomputing"
-    python benchmarks/train_step.py --shape gpt2-1024 --wide --dropout 0.1 --variants phased
-    "phased, wide"
+    python benchmarks/train_step.py                 # GPT-2 small, 4 micro-batches of 1 x 256
+    python benchmarks/train_step.py --dtypes bfloat16 --rounds 9
+    python benchmarks/train_step.py --wide --more   # every baseline there is
+    python benchmarks/train_step.py --wide --offloading --dtypes bfloat16 \
+        --variants FSDP2 "FSDP2, compiled" DeepSpeed "phased, wide, recomputing"
+    python benchmarks/train_step.py --shape gpt2-1024 --wide --dropout 0.1 \
+        --variants phased "phased, wide"
 
 The baselines are plain PyTorch at its best: fused AdamW with the clip inside, weights cast once per
 step under autocast, eager and compiled, each also with an allocator that keeps freed memory; with

@@ -3,8 +3,9 @@
 
     Example  { Features features = 1; }
     Features { map<string, Feature> feature = 1; }
-    Feature  { oneof { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3;
-    } } Int64List{ repeated int64 value = 1; }      packed, or one field per value
+    Feature  { oneof { BytesList bytes_list = 1; FloatList float_list = 2;
+                       Int64List int64_list = 3; } }
+    Int64List{ repeated int64 value = 1; }      packed, or one field per value
 
 Source: protobuf.dev/programming-guides/encoding.
 """

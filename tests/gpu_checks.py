@@ -1,7 +1,7 @@
 """What must hold on a GPU, as a plain script: it needs torch, numpy and pyyaml, and no pytest.
 
-    python tests/gpu_checks.py                      # on the first GPU; exit code 2 where there is
-    none python tests/gpu_checks.py --device cpu         # the script itself, on a processor
+    python tests/gpu_checks.py                  # on the first GPU; exit code 2 where there is none
+    python tests/gpu_checks.py --device cpu     # the script itself, on a processor
 
 Every op's kernels give what they give on the processor, float32 to rounding, and what is compiled
 what it gives step by step; attention that keeps no probabilities has the textbook's numbers, and

@@ -4,15 +4,18 @@ against its samples.
 A family file ``samples/<family>.py`` holds two lists, ``SAMPLES`` and ``REFUSALS``, and is found by
 its name alone.
 
-    Sample("matmul", operands=((3, 4), (4, 5)), oracle=np.matmul)                        # random
-    operands, numpy oracle Sample("sum", operands=((3, 4),), attrs={"axis": 1}, autograd=torch.sum)
-    # torch: values and gradients Sample("gather", operands=((5, 3), np.array([0, 4, 4])),
-    oracle=np.take, attrs={"axis": 0}) Sample("concat", operands=([(2, 3), (4, 3)],), oracle=lambda
-    ts, axis=0: np.concatenate(ts, axis)) Sample("add", operands=((3,), Same(0)), oracle=np.add)
-    # the same tensor twice Sample("mul", operands=(Operand((3, 4), layout="transposed"), (4,)),
-    oracle=np.multiply) Sample("scaled_add_", operands={"X": (3,), "Y": (3,)}, attrs={"a": 0.5},
-    oracle=lambda X, Y, a: a * X + Y) Refusal("matmul", operands=((3, 4), (3, 4)), error=ShapeError,
-    says="second-to-last")
+    # random operands, numpy oracle
+    Sample("matmul", operands=((3, 4), (4, 5)), oracle=np.matmul)
+    # torch: values and gradients
+    Sample("sum", operands=((3, 4),), attrs={"axis": 1}, autograd=torch.sum)
+    Sample("gather", operands=((5, 3), np.array([0, 4, 4])), oracle=np.take, attrs={"axis": 0})
+    Sample("concat", operands=([(2, 3), (4, 3)],), oracle=lambda ts, axis=0: np.concatenate(ts, axis))
+    # the same tensor twice
+    Sample("add", operands=((3,), Same(0)), oracle=np.add)
+    Sample("mul", operands=(Operand((3, 4), layout="transposed"), (4,)), oracle=np.multiply)
+    Sample("scaled_add_", operands={"X": (3,), "Y": (3,)}, attrs={"a": 0.5},
+           oracle=lambda X, Y, a: a * X + Y)
+    Refusal("matmul", operands=((3, 4), (3, 4)), error=ShapeError, says="second-to-last")
 """
 
 from dataclasses import dataclass, field
