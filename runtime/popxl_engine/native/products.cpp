@@ -45,24 +45,27 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
   static thread_local Workspace shared;
   const int64_t size = ceil_div(ceil_div(k_count, ceil_div(k_count, CHUNK)), STEP) * STEP, panel = PANEL * size;
   const int64_t rows = ceil_div(left.length, PANEL), columns = ceil_div(right.length, PANEL);
-  const bool lies = lies_in_tiles(left), left_stays = lies || rows <= columns;
-  // One side stays: as it lies, or packed for all threads. The other one goes by in blocks, packed by each thread.
-  const int64_t stay = left_stays ? rows : columns, go = left_stays ? columns : rows;
+  const bool lies = lies_in_tiles(left), left_is_stationary = lies || rows <= columns;
+  // One side is stationary: as it lies, or packed for all threads. The other one is streamed in blocks, which each
+  // thread packs.
+  const int64_t stationary = left_is_stationary ? rows : columns;
+  const int64_t streamed = left_is_stationary ? columns : rows;
   static const int64_t bytes = block_bytes();
   const int64_t most = std::clamp<int64_t>(bytes / (panel * int64_t(sizeof(bfloat16))), 1, WIDEST);
   // A thread takes the next block when it is there, as the system may hold one of them up. Smaller blocks cost more.
-  const int64_t block = ceil_div(go, ceil_div(ceil_div(go, most), threads) * threads);
-  bfloat16* const staying = lies && k_count % STEP == 0 ? nullptr : shared.take(stay * panel);
+  const int64_t block = ceil_div(streamed, ceil_div(ceil_div(streamed, most), threads) * threads);
+  bfloat16* const held = lies && k_count % STEP == 0 ? nullptr : shared.take(stationary * panel);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     static thread_local Workspace own;
-    bfloat16* const going = own.take(block * panel);
+    bfloat16* const passing = own.take(block * panel);
     alignas(64) float sums[2][PANEL * PANEL];
     const Tiles tiles;
     for (int64_t k = 0; k < k_count; k += size) {
       const int64_t k_end = std::min(k_count, k + size), steps = ceil_div(k_end - k, STEP);
       const bool as_it_lies = lies && (k_end - k) % STEP == 0;  // else the last chunk
-      const LeftPanel start = as_it_lies ? LeftPanel::lying(left, k) : LeftPanel::packed(left_stays ? staying : going);
+      const LeftPanel start =
+          as_it_lies ? LeftPanel::lying(left, k) : LeftPanel::packed(left_is_stationary ? held : passing);
       const int64_t apart = as_it_lies ? PANEL * left.along : panel;  // elements from panel to panel
       // The n-th step of packing some panels, in the order in which their operand lies in memory.
       const auto pack = [&](bool is_left, int64_t first, int64_t count, bfloat16* to, int64_t n) {
@@ -74,12 +77,12 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
       };
       if (!as_it_lies) {
 #pragma omp for schedule(static)
-        for (int64_t n = 0; n < stay * steps; ++n) pack(left_stays, 0, stay, staying, n);
+        for (int64_t n = 0; n < stationary * steps; ++n) pack(left_is_stationary, 0, stationary, held, n);
       }
 #pragma omp for schedule(dynamic)
-      for (int64_t first = 0; first < go; first += block) {
-        const int64_t end = std::min(go, first + block);
-        for (int64_t n = 0; n < (end - first) * steps; ++n) pack(!left_stays, first, end - first, going, n);
+      for (int64_t first = 0; first < streamed; first += block) {
+        const int64_t end = std::min(streamed, first + block);
+        for (int64_t n = 0; n < (end - first) * steps; ++n) pack(!left_is_stationary, first, end - first, passing, n);
         Place place{};
         typename Result::Lines lines{};  // none
         int turn = 0;
@@ -92,8 +95,8 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
           for (int64_t i = r; i < r_end; ++i)
             for (int64_t j = c; j < c_end; ++j) {
               LeftPanel one = start;
-              one.data += (left_stays ? i : i - first) * apart;
-              const bfloat16* other = left_stays ? going + (j - first) * panel : staying + j * panel;
+              one.data += (left_is_stationary ? i : i - first) * apart;
+              const bfloat16* other = left_is_stationary ? passing + (j - first) * panel : held + j * panel;
               const Place here = {i * PANEL, j * PANEL, c * PANEL, c_end * PANEL, k == 0, k_end == k_count};
               const typename Result::Lines next = result.lines(here);
               // Rows of the panel after this one, a few of them with each panel of columns.
@@ -111,7 +114,7 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
               place = here, lines = next, turn ^= 1;
             }
         };
-        if (left_stays) meet(0, rows, first, end);
+        if (left_is_stationary) meet(0, rows, first, end);
         else
           for (int64_t c = 0; c < columns; c += GROUP) meet(first, end, c, std::min(columns, c + GROUP));
         for (int64_t n = 0; n < lines.count; ++n) result.put(lines, n, sums[turn ^ 1] + n * PANEL);
