@@ -9,7 +9,7 @@ from config.command_line import parse_command_line
 from config.errors import ConfigError, DivergedError, UserError, exit_on_user_error, hear_ctrl_c
 from config.leaves import Leaf, leaves, reference
 from config.presets import from_mapping, override, preset, preset_names
-from config.saving import config_hash, load, numerics_hash, save, to_mapping, to_yaml
+from config.saving import changes, config_hash, load, numerics_hash, save, to_mapping, to_yaml
 from config.schedules import learning_rate
 from config.schema import Checkpoint, Config, Data, Execution, Logging, Model, Training
 from config.validation import validate
@@ -26,6 +26,7 @@ __all__ = [
     "Model",
     "Training",
     "UserError",
+    "changes",
     "config_hash",
     "exit_on_user_error",
     "from_mapping",

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from config.presets import from_mapping
+from config.leaves import leaves
+from config.presets import from_mapping, preset, preset_names
 from config.schema import Config
 from config.yaml_files import read_yaml
 
@@ -42,6 +43,24 @@ def to_mapping(config: Config) -> dict[str, Any]:
 def to_yaml(config: Config) -> str:
     """The configuration as YAML that `load` reads back, every leaf present."""
     return yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True)
+
+
+def changes(config: Config) -> "tuple[str, dict[str, Any]]":
+    """What a configuration is but for some leaves, in words, and those leaves by their dotted
+    names: the preset of its name, else the defaults.
+    """
+    known = config.name in preset_names()
+    told = f"preset {config.name}" if known else "the defaults"
+    base = to_mapping(preset(config.name) if known else Config(name=config.name))
+    changed = {}
+    for leaf in leaves():
+        here, there = (
+            m[leaf.section][leaf.name] if leaf.section else m[leaf.name]
+            for m in (to_mapping(config), base)
+        )
+        if here != there:
+            changed[leaf.path] = here
+    return told, changed
 
 
 def save(config: Config, file: Path) -> None:

@@ -223,12 +223,6 @@ def _schedule(config: Config) -> Iterator[Problem]:
             f"minimum_learning_rate: got {training.minimum_learning_rate:g}; expected at most "
             f"learning_rate = {training.learning_rate:g}. Lower it or raise learning_rate.",
         )
-    if training.warmup_steps > training.steps:
-        yield _problem(
-            "warmup_steps steps",
-            f"warmup_steps: got {training.warmup_steps}; expected at most steps = "
-            f"{training.steps}. Warm up for fewer steps or train for more.",
-        )
 
 
 def _iterations(config: Config) -> Iterator[Problem]:

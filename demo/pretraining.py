@@ -21,6 +21,7 @@ if __name__ == "__main__":
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import contextlib
+import json
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -37,9 +38,9 @@ from config import (
     ConfigError,
     DivergedError,
     UserError,
+    changes,
     exit_on_user_error,
     parse_command_line,
-    to_yaml,
 )
 from config.schema import CountOrZero
 from data import DataError, Dataset, SyntheticDataset, TokenDataset
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     config, options = parse_command_line(
         arguments,
         program="demo/pretraining.py: pretrain a GPT",
-        default="gpt3_2.7B_pod64",
+        default="demo",
         options=Options,
     )
     if options.is_plan():
@@ -226,7 +227,15 @@ def check_tokenizer(config: Config, tokenizer: Optional[Tokenizer], data: Datase
 
 def show_start(config: Config, folder: RunFolder, saved: Optional[SavedRun]) -> None:
     """Print what is trained, where its files go and where it begins."""
-    print(to_yaml(config))
+    base, changed = changes(config)
+    print(f"configuration: {base}{', but' if changed else ''}")
+    for name, value in changed.items():
+        print(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
+    if not config.data.input_files:
+        print(
+            "data: random tokens, as there are no --input_files. `make demo` trains on real text, "
+            "and data/prepare.py makes files of yours."
+        )
     print(f"{si(config.model.parameters)} parameters, run folder {folder.path}")
     if saved is not None:
         print(f"continuing after step {saved.position.step}, from {saved.folder}")

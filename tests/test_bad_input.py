@@ -80,7 +80,7 @@ class Row:
     """Found while training; such a run may take its time, and leaves a run folder."""
 
 
-SEVERAL = ("5 problems", "hidden_size: got 64", "global_batch_size: got 8", "max_positions = 4", "warmup_steps: got 9",
+SEVERAL = ("4 problems", "hidden_size: got 64", "global_batch_size: got 8", "max_positions = 4",
            "minimum_learning_rate: got 1")  # fmt: skip
 ROWS = [
     # The command line and configuration files
@@ -91,7 +91,7 @@ ROWS = [
     Row("preset without a name", f"{RUN} --config=", ("--config: unknown preset ''",)),
     Row("number of samples below zero", f"{RUN} --samples -1", ("--samples: got -1; expected", "at least 0")),
     Row("out of range", f"{RUN} --dropout 1.5 --steps 0", ("dropout: got 1.5", "below 1", "steps: got 0")),
-    Row("several impossible combinations", f"{RUN} --heads 5 --micro_batch_size 3 --max_positions 4 --warmup_steps 9 "
+    Row("several impossible combinations", f"{RUN} --heads 5 --micro_batch_size 3 --max_positions 4 "
 "--minimum_learning_rate 1", SEVERAL),
     Row("tensor parallelism that does not divide", f"{RUN} --tensor_parallel_1 3",
         ("heads: got 4", "tensor_parallel_1 = 3")),

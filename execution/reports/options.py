@@ -27,13 +27,15 @@ class PlanOptions:
     size is allocated.
     """
     plan_folder: Optional[PathText] = None
-    """Folder for plan.json and plan.png; none: the run's folder."""
+    """Folder for plan.json and plan.png; none: the run's name with -plan, where runs are."""
     profile: bool = False
     """Record one call of the session: a table, profile.json, profile.png, and timeline.json for
     ui.perfetto.dev or chrome://tracing.
     """
     profile_folder: Optional[PathText] = None
-    """Folder for the files of a profile; none: the run's folder."""
+    """Folder for the files of a profile; none: the folder of the run that is profiled, or of its
+    name with -profile where there is none.
+    """
     device_tflops: Optional[Positive] = None
     """Speed of one device on matrix products, in 1e12 FLOP/s; none: measured here."""
     link_gbps: Optional[Positive] = None

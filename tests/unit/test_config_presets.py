@@ -150,6 +150,22 @@ def test_the_saved_text_holds_every_leaf():
     assert all(f"{leaf.name}: " in text for leaf in config.leaves())
 
 
+def test_changes_are_the_leaves_that_are_not_the_presets():
+    assert config.changes(config.preset("demo")) == ("preset demo", {})
+    changed = config.preset("demo", steps=1, validate_every=0, input_files=("a", "b"))
+    assert config.changes(changed) == (
+        "preset demo",
+        {"training.steps": 1, "training.validate_every": 0, "data.input_files": ["a", "b"]},
+    )
+    named = config.override(config.Config(), name="mine", layers=3)
+    assert config.changes(named) == ("the defaults", {"model.layers": 3})
+
+
+def test_a_run_may_end_while_it_warms_up():
+    training = config.preset("demo", steps=1).training
+    assert config.learning_rate(training, 0) == pytest.approx(3e-3 / 41)
+
+
 def test_records_are_frozen():
     found = config.preset("tiny")
     with pytest.raises(FrozenInstanceError):

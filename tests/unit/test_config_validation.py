@@ -128,7 +128,6 @@ REFUSALS = [
         {"minimum_learning_rate": 1.0},
         "minimum_learning_rate: got 1; expected at most learning_rate = 0.001.",
     ),
-    ({"warmup_steps": 21}, "warmup_steps: got 21; expected at most steps = 20."),
     (
         {"device_iterations": 3},
         "steps: got 20; expected a multiple of device_iterations = 3. Use 18 or 21",

@@ -23,7 +23,7 @@ def plan_and_show(build: Build, config: Config, options: PlanOptions) -> None:
     folder = (
         Path(options.plan_folder)
         if options.plan_folder
-        else Path(config.logging.run_folder) / config.name
+        else Path(config.logging.run_folder) / f"{config.name}-plan"
     )
     with written_to(folder, "--plan_folder"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,9 @@ class StepProfiler:
     def __init__(self, config: Config, options: PlanOptions, run_folder: Optional[Path] = None):
         self.config, self.options = config, options
         named = Path(options.profile_folder) if options.profile_folder else None
-        self.folder = named or run_folder or Path(config.logging.run_folder) / config.name
+        self.folder = (
+            named or run_folder or Path(config.logging.run_folder) / f"{config.name}-profile"
+        )
         if self.folder != run_folder and popdist.getInstanceIndex() == 0:
             with written_to(self.folder, FLAG):
                 self.folder.mkdir(parents=True, exist_ok=True)
