@@ -8,6 +8,7 @@ PREPARE_ARGS ?=
 DEMO_ARGS ?=
 MINUTES ?= 10
 TORTURE_ARGS ?=
+FUZZ_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -19,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes: each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check format bench docs clean torture
+.PHONY: help demo test check format bench docs clean torture fuzz
 .DELETE_ON_ERROR:
 
 help:
@@ -27,6 +28,7 @@ help:
 	@echo "make test    every test that needs no GPU"
 	@echo "make check   format, lint, types and the fast tests"
 	@echo "make torture kills, damages and fills disks for MINUTES (10), every case of some kinds with FULL=1"
+	@echo "make fuzz    random programs through the compiler's passes for MINUTES (10)"
 	@echo "make bench   every benchmark, one after the other"
 	@echo "make docs    the generated pages and pictures of docs/, and the site in build/site"
 	@echo "make format  format and tidy the sources"
@@ -53,6 +55,10 @@ format: $(INSTALLED)
 # `make torture MINUTES=60 TORTURE_ARGS="--seed 1 --kind kills"`; what came out is in build/torture.json, too.
 torture: $(INSTALLED)
 	$(BIN)/python -m tests.torture --minutes $(MINUTES) --json build/torture.json $(TORTURE_ARGS)
+
+# `make fuzz MINUTES=60 FUZZ_ARGS="--seed 1"` begins with that seed; without one, the clock gives it.
+fuzz: $(INSTALLED)
+	POPXL_VERIFY=1 OMP_NUM_THREADS=1 $(BIN)/python runtime/tests/fuzz.py --minutes $(MINUTES) $(FUZZ_ARGS)
 
 bench: $(INSTALLED)
 	@set -e; for script in $$(grep -l '__name__ == "__main__"' benchmarks/*.py); do \

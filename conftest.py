@@ -48,3 +48,10 @@ def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
     items.sort(
         key=lambda item: (item.path not in slow, tests[item.path] if item.path in slow else 0)
     )
+
+
+def pytest_terminal_summary(terminalreporter: "pytest.TerminalReporter") -> None:
+    """What tests have recorded with `record_property`, such as the number of cases."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            terminalreporter.write_line(f"{name}: {value}")

@@ -50,6 +50,7 @@ SHORTER = {
     "make test": "make test {make} --dry-run",
     "make check": "make check {make} --dry-run",
     "make torture": "make torture {make} --dry-run",
+    "make fuzz": "make fuzz {make} --dry-run",
     "make docs": "make docs {make} --dry-run",
     # Without a network: the pins must be what this environment has. The runtime itself is installed
     # from the copy.

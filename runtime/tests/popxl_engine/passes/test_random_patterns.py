@@ -1,0 +1,44 @@
+"""Random programs through passes: with all, with each alone and with each left out they give the
+interpreter's numbers.
+"""
+
+from collections import Counter
+from typing import Callable
+
+import pytest
+from helpers.pass_checks import NAMES, Checker, Failure, shrink, why_not
+from helpers.pass_programs import PATTERNS, Scene, random_program
+
+SEEDS = 100
+"""Of each part of the corpus: four programs for each pattern."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [0, 1])
+def test_programs_are_right_with_all_passes_each_alone_and_each_left_out(
+    part: int, record_property: Callable[[str, object], None]
+) -> None:
+    runs = 0
+    for seed in range(part * SEEDS, (part + 1) * SEEDS):
+        checker = Checker(random_program(seed))
+        try:
+            checker.check()
+        except Failure as failure:
+            least = shrink(checker.program, lambda each: why_not(each) is not None)
+            pytest.fail(f"seed {seed}: {failure}\n{least}")
+        runs += checker.ran
+    record_property("cases", f"{SEEDS} random programs of passes' patterns in {runs} compilations")
+
+
+def test_every_pass_changes_some_pattern() -> None:
+    fired: Counter[str] = Counter()
+    for name, pattern in PATTERNS.items():
+        fired += Checker((Scene(name, pattern.dtypes[-1].name, "main"),)).check_all()
+    assert NAMES - {*fired} == set()
+
+
+def test_a_program_that_fails_is_shrunk_to_what_fails() -> None:
+    program = random_program(next(s for s in range(99) if len(random_program(s)) == 2))
+    name = program[1].name
+    least = shrink(program, lambda each: any(scene.name == name for scene in each))
+    assert [(s.name, s.wrap, s.perturbations) for s in least] == [(name, "main", ())]
