@@ -41,7 +41,8 @@ def text_source(
 
     Args:
         patterns: files, folders (all their files, but hidden ones, recursively) or globs.
-        documents: what one document is: "file", "paragraph" (ends at an empty line) or "line".
+        documents: what one document is: "file", "paragraph" (with the empty lines after it) or
+            "line".
         document_bytes: a document is cut at the end of the line that reaches this many characters,
             and a line of that many is cut there, so that a file of any size takes little memory.
     """
@@ -176,14 +177,18 @@ def _lines(file: TextIO, limit: int) -> Iterator[str]:
 
 
 def _paragraphs(file: TextIO, limit: int) -> Iterator[str]:
-    paragraph, size = [], 0
+    """Paragraphs with the empty lines that follow them: together they are the text."""
+    paragraph: list[str] = []
+    size, has_text, is_ended = 0, False, False
     while line := file.readline(limit):
-        if line.strip():
-            paragraph.append(line)
-            size += len(line)
-        if size >= limit or not line.strip():
+        is_empty = not line.strip()
+        if size >= limit or is_ended and not is_empty:
             yield "".join(paragraph)
-            paragraph, size = [], 0
+            paragraph, size, has_text, is_ended = [], 0, False, False
+        paragraph.append(line)
+        size += len(line)
+        has_text |= not is_empty
+        is_ended |= is_empty and has_text
     yield "".join(paragraph)
 
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 import data.shuffle
 from config import exit_on_user_error
 from data import BatchLoader, DataError, TokenDataset
-from data.preparation import Settings, prepare
+from data.preparation import HeldOut, Settings, prepare
 from data.prepare import main
 from data.shuffle import DocumentShuffle
 from data.sources import stdlib_source, text_source
@@ -98,17 +98,16 @@ def test_prepared_documents_are_the_given_ones_shuffled_and_held_out_once(tmp_pa
     for split in ("train", "validation"):
         tokens, records = read_split(tmp_path / "out", split)
         described = info["splits"][split]
-        assert all(len(record) == 9 for record in records)
-        assert described["records"] == len(records) == (described["tokens"] - 1) // 8
+        assert all(len(record) == 9 for record in records[:-1]) and 1 < len(records[-1]) <= 9
+        assert described["records"] == len(records) == -(-(described["tokens"] - 1) // 8)
+        assert described["tokens"] == len(tokens)
         found.append(texts_of(tokens, tokenizer))
-        # What is left out at the end is less than a record: at most a few short documents.
-        assert described["documents"] - 8 <= len(found[-1]) <= described["documents"]
-    assert (info["splits"]["train"]["documents"], info["splits"]["validation"]["documents"]) == (
-        48,
-        12,
-    )
-    whole = [text for split in found for text in split[:-1]]
-    assert len(set(whole)) == len(whole) and set(whole) <= set(documents(60))
+        assert described["documents"] == len(found[-1])
+    sizes = [info["splits"][split]["tokens"] for split in ("train", "validation")]
+    assert sizes[1] == pytest.approx(0.2 * sum(sizes), rel=0.01, abs=1)
+    # one document is cut: its end is held out, its beginning is the first of training
+    whole = [*found[0][1:], found[0][0] + found[1][-1], *found[1][:-1]]
+    assert sorted(whole) == sorted(documents(60))
     assert whole != sorted(whole, key=lambda text: int(text.split()[0]))
     assert info["vocabulary_size"] == tokenizer.get_vocab_size() == 300
     assert json.loads((tmp_path / "out/dataset.json").read_text()) == info
@@ -292,8 +291,8 @@ def test_the_shuffle_keeps_every_document_and_its_order_needs_no_memory(
         ("file", 1000, ["one\ntwo\n\n\nthree\nfour"]),
         ("file", 3, ["one\n", "two\n", "\n\nthre", "e\nfour"]),
         ("line", 1000, ["one", "two", "", "", "three", "four"]),
-        ("paragraph", 1000, ["one\ntwo\n", "", "three\nfour"]),
-        ("paragraph", 4, ["one\n", "two\n", "", "", "thre", "e\nfour"]),
+        ("paragraph", 1000, ["one\ntwo\n\n\n", "three\nfour"]),
+        ("paragraph", 4, ["one\n", "two\n", "\n\nthre", "e\nfour"]),
     ],
 )
 def test_text_files_are_cut_into_documents(tmp_path, kind, limit, expected):
@@ -301,8 +300,37 @@ def test_text_files_are_cut_into_documents(tmp_path, kind, limit, expected):
     found = list(
         text_source([str(tmp_path / "a.txt")], documents=kind, document_bytes=limit).documents()
     )
-    assert "".join(found).replace("\n", "") == "onetwothreefour"
-    assert [text for text in found if text.strip()] == [text for text in expected if text.strip()]
+    assert found == expected
+    if kind != "line":
+        assert "".join(found) == "one\ntwo\n\n\nthree\nfour"
+
+
+@pytest.mark.parametrize(
+    ("texts", "share"),
+    [(["word and word \n" * 3000], 0.05), (["a b c " * 500, "d e " * 200, "f g " * 900], 0.1)],
+)
+def test_the_share_of_tokens_asked_for_is_held_out_of_long_documents(tmp_path, texts, share):
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    source = text_source([str(tmp_path)], document_bytes=2**14)
+    info = prepare(source, tmp_path / "out", settings(validation=share), report=quiet)
+    tokens = {split: facts["tokens"] for split, facts in info["splits"].items()}
+    assert tokens["validation"] == pytest.approx(share * sum(tokens.values()), rel=0.01)
+
+
+@hypothesis.settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=30), st.integers(0, 400))
+def test_what_is_held_out_and_what_is_left_are_all_documents_once(lengths, tokens):
+    pieces = [np.full(length, number + 1, np.uint32) for number, length in enumerate(lengths)]
+    documents = iter(pieces)
+    held = HeldOut(documents, tokens, 0)
+    found = [piece.tolist() for piece in held]
+    left = [piece[:-1].tolist() for piece in held.rest] + [piece.tolist() for piece in documents]
+    count = collections.Counter(itertools.chain(*found, *left))
+    assert count == {number + 1: length for number, length in enumerate(lengths)}
+    assert all(piece[-1] == 0 for piece in held.rest) and len(held.rest) <= 1
+    wanted = min(tokens, sum(lengths))
+    assert abs(sum(map(len, found)) - wanted) <= tokens // 100
 
 
 def test_folders_and_globs_give_each_file_once_without_hidden_ones(tmp_path):
@@ -384,7 +412,7 @@ def corrupt(path):
     [
         (["text", "none-*.txt"], "text files: got 'none-*.txt', which matches no file"),
         (["text", "binary.txt"], "binary.txt: got bytes that are not UTF-8"),
-        (["text", "one.txt"], "validation: got 1 document(s); expected at least 2"),
+        (["text", "one.txt"], "validation: got 0 document(s) of 0 tokens together; expected"),
         pytest.param(
             ["text", "one.txt", "--validation", "0"],
             "train: got 1 document(s) of",
