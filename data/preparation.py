@@ -158,6 +158,13 @@ def prepare(
             "hash": _hash(tokenizer, splits),
             "request": request,
         }
+        if source.damaged:
+            (path, byte), problem = next(iter(source.damaged.items()))
+            info["damaged"] = len(source.damaged)
+            report(
+                f"{len(source.damaged)} damaged records are left out, the first at byte {byte} of "
+                f"{path}: {problem}."
+            )
         _write(folder / "dataset.json", json.dumps(info, indent=2))
         try:
             publish(folder, output, overwrite=overwrite)

@@ -1,8 +1,11 @@
 """Preparation: from text to token files, and the command line as a real process."""
 
+import bz2
 import collections
+import gzip
 import itertools
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -333,6 +336,53 @@ def test_what_is_held_out_and_what_is_left_are_all_documents_once(lengths, token
     assert abs(sum(map(len, found)) - wanted) <= tokens // 100
 
 
+def write_lines(path, texts, opener=open):
+    with opener(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps({"id": 1, "text": text}) + "\n" for text in texts)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "opener"),
+    [
+        ("a.jsonl", open),
+        ("a.ndjson.gz", gzip.open),
+        ("a.jsonl.xz", lzma.open),
+        ("a.jsonl.bz2", bz2.open),
+    ],
+)
+def test_json_lines_give_their_texts(tmp_path, name, opener):
+    texts = ["one\n\ntwo", "", 'quoted "three"', "日本\n", "five " * 20]
+    path = write_lines(tmp_path / name, texts, opener)
+    assert list(text_source([str(path)]).documents()) == [text for text in texts if text]
+    cut = list(text_source([str(path)], document_bytes=10).documents())
+    assert "".join(cut) == "".join(texts) and max(map(len, cut)) <= 20
+
+
+def test_compressed_text_is_the_text(tmp_path):
+    with gzip.open(tmp_path / "a.txt.gz", "wt", encoding="utf-8") as file:
+        file.write("one\ntwo\n")
+    assert list(text_source([str(tmp_path)], documents="line").documents()) == ["one", "two"]
+
+
+def test_damaged_json_lines_are_left_out_counted_and_named_if_asked(tmp_path):
+    good = documents(60)
+    path = write_lines(tmp_path / "a.jsonl", good)
+    lines = path.read_bytes().splitlines(keepends=True)
+    bad = [b"{", b'"a"\n', b'{"txt": "x"}\n', b'{"text": "\\ud800"}\n', b"\xff\n"]
+    bad[0] += b"\n"
+    path.write_bytes(b"".join([*lines[:20], *bad, *lines[20:]]))
+    start = len(b"".join(lines[:20]))
+    with pytest.raises(DataError, match=rf"a.jsonl, line 21 at byte {start}: got .*--skip_damaged"):
+        list(text_source([str(path)]).documents())
+    source = text_source([str(path)], skip_damaged=True)
+    assert list(source.documents()) == good and len(source.damaged) == 5
+    told = []
+    info = prepare(source, tmp_path / "out", settings(), report=told.append)
+    assert info["damaged"] == 5
+    assert any(f"5 damaged records are left out, the first at byte {start} of" in x for x in told)
+
+
 def test_folders_and_globs_give_each_file_once_without_hidden_ones(tmp_path):
     for name in ("b/c.txt", "a.txt", ".hidden/x.txt", "b/.y.txt", "b/d.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -436,14 +486,30 @@ def corrupt(path):
         (["text", "text", "--output", "text"], "text: got something not made by data/prepare.py"),
         (["text", "text", "--output", "one.txt/out"], "one.txt"),
         (["text", "text", "--output", "/proc/out"], "/proc"),
-        (["text", "text", "--documents", "word"], "invalid choice: 'word'"),
-        (["text", "text", "--sequence_lenght", "4"], "unrecognized arguments: --sequence_lenght"),
-        (["text", "text", "--seed", "x"], "argument --seed: got 'x'; expected a whole number"),
+        (["text", "text", "--documents", "word"], "--documents: got 'word'; expected one of file,"),
+        (
+            ["text", "text", "--sequence_lenght", "4"],
+            "--sequence_lenght: unknown flag. Did you mean '--sequence_length'?",
+        ),
+        (["text", "text", "--seed", "x"], "--seed: got 'x'; expected a whole number"),
         (["wikipedia", "none.xml.bz2"], "none.xml.bz2: got no such file"),
         (["wikipedia", "one.txt"], "one.txt: got damaged data after article 0"),
         (["check", "none-*.tfrecord"], "input files: got 'none-*.tfrecord'"),
         (["check", "flipped.tfrecord"], "flipped.tfrecord, record 0: got data with checksum"),
-        ([], "the following arguments are required"),
+        ([], "command: got none; expected one. Known are text, stdlib, wikipedia, check"),
+        (["txt"], "command: got txt; expected one. Did you mean 'text'?"),
+        (["text"], "INPUTS: got none; expected a list of texts. Give one."),
+        (["wikipedia", "a", "b"], "b: got a second dump; expected one."),
+        (
+            ["text", "bad.jsonl"],
+            "bad.jsonl, line 2 at byte 14: got no text in 'text' (fields: 'text'); expected",
+        ),
+        (["text", "text", "--documents", "json"], "000.txt, line 1 at byte 0: got '0 the"),
+        (["text", "cut.txt.gz"], "cut.txt.gz: got compressed data that are damaged"),
+        (
+            ["text", "a.jsonl.zst"],
+            "a.jsonl.zst: got a file of kind .zst; expected plain text or .gz",
+        ),
     ],
 )
 def test_mistakes_end_with_code_two_one_message_and_no_change(
@@ -454,6 +520,9 @@ def test_mistakes_end_with_code_two_one_message_and_no_change(
     (tmp_path / "one.txt").write_text("One document.")
     (tmp_path / "empty.txt").touch()
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x01")
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')
+    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"text " * 99)[:-9])
+    (tmp_path / "a.jsonl.zst").write_bytes(b"(\xb5/\xfd")
     writer = tfrecord.TFRecordWriter(str(tmp_path / "flipped.tfrecord"))
     writer.write({"input_ids": (list(range(50)), "int")})
     writer.close()
@@ -528,4 +597,4 @@ def test_a_killed_preparation_leaves_nothing_that_counts_and_the_next_clears_it(
 def test_help_says_what_every_command_takes(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
-    assert stop.value.code == 0 and f"usage: data/prepare.py {command}" in capsys.readouterr().out
+    assert stop.value.code == 0 and f"data/prepare.py {command}: " in capsys.readouterr().out
