@@ -265,7 +265,7 @@ def variants_of(arguments: argparse.Namespace) -> list[Variant]:
 
 def flops_of(arguments: argparse.Namespace) -> float:
     """The model's FLOPs in a step, recomputation not counted."""
-    from execution.metrics import flops_per_step
+    from execution.model_size import flops_per_step
 
     return flops_per_step(config_of(options_of(arguments)))
 

@@ -271,8 +271,10 @@ def measured_with(
     moments: str, batches: list[int], arguments: argparse.Namespace, disk: Figures, model: Any
 ) -> Figures:
     """Measure some batches with moments of a type, and print them."""
+    from execution.model_size import parameter_count
+
     width = WIDTHS[arguments.precision] + 2 * WIDTHS[moments]
-    state = model.parameters * width
+    state = parameter_count(model) * width
     limit = state // SHARE if arguments.limit is None else arguments.limit * 2**20
     print(
         f"moments in {moments}: {width} bytes of state a parameter, {gib(state)}, limit "
@@ -361,11 +363,12 @@ def main() -> int:
     arguments = parser.parse_args()
 
     from config import Model
+    from execution.model_size import parameter_count
 
     model = Model(**{name: getattr(arguments, name) for name in sizes})
     disk = disk_bandwidth(arguments.folder, arguments.disk_mib)
     rates = ", ".join(f"{name} {disk[name] / 1e9:.2f}" for name in ("read", "write", "both"))
-    print(f"{model.parameters / 1e6:.0f} M parameters in {arguments.precision}")
+    print(f"{parameter_count(model) / 1e6:.0f} M parameters in {arguments.precision}")
     print(
         f"disk, GB/s: {rates}; {'direct' if disk['is_direct'] else 'through the page cache'}\n",
         flush=True,
@@ -387,7 +390,7 @@ def main() -> int:
         {
             "benchmark": "larger_than_memory",
             "machine": machine(),
-            "parameters": model.parameters,
+            "parameters": parameter_count(model),
             "disk": disk,
             "moments": found,
             "met": met,

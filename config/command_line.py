@@ -1,10 +1,10 @@
 """The command line, derived from the dataclasses: every leaf is a flag."""
 
 import sys
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from textwrap import fill
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 from config.errors import SHOWN, ConfigError
 from config.leaves import Leaf, leaves, sections, shown
@@ -14,16 +14,18 @@ from config.texts import user_path
 from config.yaml_files import read_yaml
 
 HELP_FLAGS = ("--help", "-h")
+Record = TypeVar("Record")
 
 
 def parse_command_line(
     arguments: Sequence[str],
     *,
     program: str,
-    default: str,
+    default: str = "",
     options: Optional[type] = None,
     defaults: Optional[dict[str, Any]] = None,
     unused: Sequence[str] = (),
+    sections_of: Optional[Callable[[dict[str, Any]], Mapping[str, Any]]] = None,
 ) -> tuple[Config, Any]:
     """Read a command line: defaults < preset < flags.
 
@@ -31,13 +33,16 @@ def parse_command_line(
         arguments: the words after the program's name.
         program: what the program is called and does, for `--help`: "demo/pretraining.py: train a
             GPT".
-        default: preset that is taken without `--config`.
+        default: preset that is taken without `--config`; empty with `sections_of`.
         options: a dataclass of further flags that belong to this program and not to the run; its
             leaf names differ from the configuration's.
         defaults: leaves that this program sets differently from the preset, by name; flags win over
             them.
         unused: sections and leaves that this program has no use for: a preset may set them, a flag
             is refused.
+        sections_of: gives what a preset gives elsewhere, the sections of the configuration, from
+            the values of the flags: a program that uses what another has made. There is no
+            `--config` then.
     Returns:
         the configuration, and an instance of `options` (None without it).
     Raises:
@@ -48,16 +53,22 @@ def parse_command_line(
         print(help_text(program, default, options, unused))
         sys.exit(0)
     words = _Words(arguments, (*leaves(Config), *(leaves(options) if options else ())))
-    words.read()
+    words.read(has_presets=sections_of is None)
     words.refuse(
         [leaf for leaf in leaves(Config) if is_in(leaf, unused)], program.partition(":")[0]
     )
     own = {item.name for item in fields(options)} if options else set()
     values = {name: value for name, value in words.values.items() if name not in own}
     try:
-        mapping = _mapping(default if words.config is None else words.config)
+        if sections_of is None:
+            mapping: Mapping[str, Any] = _mapping(default if words.config is None else words.config)
+        elif words.problems:
+            raise ConfigError(words.problems)
+        else:
+            mapping = sections_of(words.values)
     except ConfigError as error:
-        raise ConfigError([*words.problems, *error.problems]) from error
+        told = [problem for problem in error.problems if problem not in words.problems]
+        raise ConfigError([*words.problems, *told]) from error
     config = build(
         mapping,
         {**(defaults or {}), **values},
@@ -67,6 +78,46 @@ def parse_command_line(
     if options is None:
         return config, None
     return config, options(**{name: value for name, value in words.values.items() if name in own})
+
+
+def parse_options(
+    arguments: Sequence[str], *, program: str, options: type[Record], words: Optional[str] = None
+) -> Record:
+    """Read a command line whose flags are the fields of a dataclass, in the same dialect.
+
+    Args:
+        arguments: the words after the program's name.
+        program: what the program is called and does, for `--help`.
+        options: the dataclass.
+        words: the field that words without a flag before them go to; one word, unless it is a
+            list.
+    Returns:
+        an instance of `options`.
+    Raises:
+        ConfigError: lists every problem.
+        SystemExit: with code 0 after printing the help.
+    """
+    if any(word in HELP_FLAGS for word in arguments):
+        print(help_text(program, "", options, (), words, config=None))
+        sys.exit(0)
+    found = _Words(arguments, leaves(options), words)
+    found.read(has_presets=False)
+    for leaf in leaves(options):
+        if leaf.name == words and not leaf.is_list and leaf.name in found.values:
+            first, *more = found.values[leaf.name]
+            found.values[leaf.name] = first
+            found.problems += [f"{word}: got a second {leaf.name}; expected one." for word in more]
+        if leaf.default is MISSING and leaf.name not in (found.values.keys() | found.bad):
+            what = leaf.name.upper() if leaf.name == words else f"--{leaf.name}"
+            found.problems.append(f"{what}: got none; expected {leaf.expected}. Give one.")
+        elif leaf.is_path and leaf.name in found.values:
+            try:
+                found.values[leaf.name] = leaf.check(found.values[leaf.name])
+            except ValueError as error:
+                found.problems.append(str(error))
+    if found.problems:
+        raise ConfigError(found.problems, "command line")
+    return options(**found.values)
 
 
 def _mapping(name: str) -> dict[str, Any]:
@@ -84,17 +135,23 @@ def is_in(leaf: Leaf, names: Sequence[str]) -> bool:
 class _Words:
     """The words of a command line, and what was read from them."""
 
-    def __init__(self, arguments: Sequence[str], known: Sequence[Leaf]):
+    def __init__(
+        self, arguments: Sequence[str], known: Sequence[Leaf], words: Optional[str] = None
+    ):
         self.rest = list(arguments)
+        self.words = words
         self.flags = {leaf.name: leaf for leaf in known} | {leaf.path: leaf for leaf in known}
         self.config: Optional[str] = None
         self.values: dict[str, Any] = {}
         self.problems: list[str] = []
         self.bad: set[str] = set()
 
-    def read(self) -> None:
+    def read(self, has_presets: bool = True) -> None:
         while self.rest:
             word = self.rest.pop(0)
+            if self.words is not None and not word.startswith("-"):
+                self.values[self.words] = (*self.values.get(self.words, ()), word)
+                continue
             if not word.startswith("--") or word == "--":
                 self.problems.append(
                     f"{word}: got a word without a flag before it; expected --name value."
@@ -104,7 +161,7 @@ class _Words:
             flag = flag.replace("-", "_")
             if has_value:
                 self.rest.insert(0, value)
-            if flag == "config":
+            if flag == "config" and has_presets:
                 self.config = self._value("config")
             elif flag in self.flags:
                 self._read_leaf(self.flags[flag], attached=bool(has_value))
@@ -168,11 +225,16 @@ class _Words:
         while self.rest and not self.rest[0].startswith("--"):
             found.append(self.rest.pop(0))
         if found:
-            self.values[leaf.name] = () if found == ["none"] else tuple(found)
+            is_none = leaf.is_path and found == ["none"]
+            try:  # paths are checked with the configuration
+                checked = tuple(found) if leaf.is_path else leaf.check(found)
+                self.values[leaf.name] = () if is_none else checked
+            except ValueError as error:
+                self.problems.append(f"--{error}")
+                self.bad.add(leaf.name)
         else:
-            self.problems.append(
-                f"--{leaf.name}: got no value; expected paths or patterns, or none."
-            )
+            what = "paths or patterns, or none" if leaf.is_path else "texts"
+            self.problems.append(f"--{leaf.name}: got no value; expected {what}.")
             self.bad.add(leaf.name)
 
     def _boolean_follows(self) -> bool:
@@ -180,43 +242,56 @@ class _Words:
 
 
 def help_text(
-    program: str, default: str, options: Optional[type] = None, unused: Sequence[str] = ()
+    program: str,
+    default: str,
+    options: Optional[type] = None,
+    unused: Sequence[str] = (),
+    words: Optional[str] = None,
+    config: Optional[type] = Config,
 ) -> str:
     """The help: presets, then every flag that is used with its values, default and meaning."""
-    lines = [program, "", "  --config NAME"]
-    lines.append(
-        _wrapped(
-            f"Preset, or a .yml file such as a run's config.yml (default {default}). Presets: "
-            f"{', '.join(preset_names())}."
+    lines = [program]
+    if default:
+        presets = ", ".join(preset_names())
+        lines += ["", "  --config NAME"]
+        lines.append(
+            _wrapped(
+                f"Preset, or a .yml file such as a run's config.yml (default {default}). Presets: "
+                f"{presets}."
+            )
         )
-    )
-    lines.append(
-        "\nEach flag may carry its section: --model.layers. Booleans are switched off by --no-NAME."
-    )
-    for record in (options, Config):
+    sections_told = "Each flag may carry its section: --model.layers. " if config else ""
+    lines.append(f"\n{sections_told}Booleans are switched off by --no-NAME.")
+    for record in (options, config):
         if record is None:
             continue
         for section, doc in sections(record).items():
             if section in unused:
                 continue
             lines.append(f"\n{section or 'run'}: {doc}" if record is Config else f"\n{doc}")
-            for leaf in leaves(record):
+            # what comes without a flag comes first
+            for leaf in sorted(leaves(record), key=lambda leaf: leaf.name != words):
                 if leaf.section == section and not is_in(leaf, unused):
-                    lines.append(f"  {_usage(leaf)}")
-                    lines.append(
-                        _wrapped(f"{leaf.doc} ({leaf.expected}; default {shown(leaf.default)})")
-                    )
-    lines.append(
-        "\nDefaults are those without a preset; the resolved configuration is printed when a "
-        "run starts."
-    )
+                    lines.append(f"  {_usage(leaf, is_word=leaf.name == words)}")
+                    is_needed = leaf.default is MISSING
+                    default_told = "needed" if is_needed else f"default {shown(leaf.default)}"
+                    lines.append(_wrapped(f"{leaf.doc} ({leaf.expected}; {default_told})"))
+    if default:
+        lines.append(
+            "\nDefaults are those without a preset; the resolved configuration is printed when a "
+            "run starts."
+        )
     return "\n".join(lines)
 
 
-def _usage(leaf: Leaf) -> str:
+def _usage(leaf: Leaf, is_word: bool) -> str:
+    if is_word:
+        name = leaf.name.upper()
+        return f"{name} [{name} ...]" if leaf.is_list else name
     if leaf.kind is bool:
         return f"--{leaf.name} | --no-{leaf.name}"
-    return f"--{leaf.name} {leaf.name.upper() if not leaf.is_list else 'PATH [PATH ...]'}"
+    what = "PATH [PATH ...]" if leaf.is_path else "TEXT [TEXT ...]"
+    return f"--{leaf.name} {what if leaf.is_list else leaf.name.upper()}"
 
 
 def _wrapped(text: str) -> str:

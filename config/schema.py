@@ -73,15 +73,6 @@ class Model:
         """Width of one attention head."""
         return self.hidden_size // self.heads
 
-    @property
-    def parameters(self) -> int:
-        """Trained numbers in the whole model, padding apart; the head shares the word embedding."""
-        hidden, wide = self.hidden_size, self.feed_forward
-        attention = hidden * 3 * hidden + 3 * hidden + hidden * hidden + hidden
-        feed_forward = hidden * wide + wide + wide * hidden + hidden
-        block = attention + feed_forward + 2 * 2 * hidden
-        return (self.vocabulary_size + self.positions) * hidden + self.layers * block + 2 * hidden
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:

@@ -6,7 +6,7 @@ tokenizers. A new kind of input: a function in `sources.py` that returns a `Sour
 subcommand in `prepare.py`.
 """
 
-from data.dataset import Dataset, SyntheticDataset, TokenDataset, find_files
+from data.dataset import Dataset, SyntheticDataset, TokenArray, TokenDataset, find_files
 from data.errors import DataError
 from data.loader import BatchLoader
 from data.sampling import BatchSampler
@@ -17,6 +17,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "SyntheticDataset",
+    "TokenArray",
     "TokenDataset",
     "find_files",
 ]

@@ -6,25 +6,25 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from config.bounded import read_bounded
 from config.texts import user_path
 from data import example
+from data.description import Described, describe, read_info
 from data.errors import DataError
-from data.records import RecordFile, unreadable
+from data.records import DAMAGED, RecordFile
 from data.sampling import derive_key, mix
+from data.windows import Windows
 
 VERIFIED_BYTES = 32 * 2**20
 """Data sets of up to this size, in bytes, have every checksum checked when they are opened (a
 fraction of a second).
 """
 
-INFO_BYTES = 2**24
-"""Of a dataset.json."""
 _OPEN_FILES = 256
 _LOG = logging.getLogger(__name__)
 
@@ -45,6 +45,11 @@ class Dataset(Protocol):
 
     def read(self, samples: np.ndarray) -> np.ndarray:
         """Return the tokens of samples, int [n] -> int32 [n, sequence_length + 1]."""
+
+    def counted(self, samples: np.ndarray) -> np.ndarray:
+        """Return from where to where the labels of samples are in no sample before, int [n] ->
+        int64 [n, 2].
+        """
 
 
 def find_files(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -75,14 +80,35 @@ def find_files(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
     return sorted(found, key=lambda path: (path.name, str(path)))
 
 
-class TokenDataset:
-    """The samples of TFRecord files: one per record, read in O(1), both checksums checked whenever
-    it is read.
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """Consecutive records that are cut into samples alike.
 
-    Records must have at least `sequence_length + 1` tokens; of longer ones the first
-    `sequence_length + 1` are used. Opening checks the first record of every file (and every
-    checksum of small data sets), and the vocabulary size in `dataset.json` where preparation left
-    one. An index that is missing is made, beside the file if the folder takes it.
+    What `prepare.py` wrote is one run of tokens: each record begins with the last token of the one
+    before. In files that nothing describes each record is a run of its own.
+    """
+
+    samples: int
+    """Samples of the sections before."""
+    records: int
+    """Records of the files before."""
+    per_run: int
+    """Records of a run."""
+    per_record: int
+    """Labels of a record; the last one of a run may have fewer."""
+    windows: Windows
+    """Of each run."""
+
+
+class TokenDataset:
+    """The samples of TFRecord files, read in O(1), checksums checked whenever a record is read.
+
+    Records may be longer or shorter than samples. Those of `prepare.py` are one text, cut into
+    samples from its first token on. In files without its `dataset.json` every record is a text of
+    its own, all records of a file have the same length, and it is at least that of a sample. The
+    last sample of a text begins earlier, so that it is whole; no token is left out. Opening checks
+    the first record of every file (and every checksum of small data sets), and the vocabulary size
+    in `dataset.json`. An index that is missing is made, beside the file if the folder takes it.
 
     Several instances share that work: each opens and checks every `instances`-th file. It opens
     another when it first reads one of its samples, or at once where no `dataset.json` says how many
@@ -93,6 +119,8 @@ class TokenDataset:
         sequence_length: tokens per sample the model sees (a sample has one more, for the labels).
         vocabulary_size: the model's; ids must be smaller.
         instance, instances: which process of a run this is, and of how many.
+        stride: tokens from a sample's beginning to the next one's, at most `sequence_length`; for
+            evaluation, where a text may be shorter than a sample, too. None: `sequence_length`.
     Raises:
         DataError: also while reading, for damage that opening did not look for.
     """
@@ -105,6 +133,7 @@ class TokenDataset:
         *,
         instance: int = 0,
         instances: int = 1,
+        stride: int | None = None,
     ) -> None:
         self.sequence_length = sequence_length
         self.vocabulary_size = vocabulary_size
@@ -116,24 +145,20 @@ class TokenDataset:
         infos = _read_infos(paths, vocabulary_size)
         self.info = infos[paths[0].parent]
         own = range(instance, len(paths), instances)
-        known = [_known_records(path, infos[path.parent]) for path in paths]
-        self.files = [RecordFile(path, records) for path, records in zip(paths, known)]
+        described = [describe(path, infos[path.parent]) for path in paths]
+        self.files = [
+            RecordFile(path, known.records if known else None)
+            for path, known in zip(paths, described)
+        ]
         for number in own:
             self.files[number].check()
-        self._ends = np.cumsum([len(file) for file in self.files])
+        self._record_ends = np.cumsum([len(file) for file in self.files])
         self._open = functools.lru_cache(maxsize=_OPEN_FILES)(
             lambda number: self.files[number].open()
         )
-        longest = max((self._tokens(number, 0).size for number in own), default=0)
-        if longest > sequence_length + 1:
-            _LOG.warning(
-                "%s: records have up to %d tokens, the model uses the first %d of each. Prepare "
-                "the data with --sequence_length %d to use all.",
-                paths[0].parent,
-                longest,
-                sequence_length + 1,
-                sequence_length,
-            )
+        for number in own:
+            self._tokens(number, 0)
+        self._make_sections(described, stride)
         if sum(file.size for file in self.files) <= VERIFIED_BYTES:
             for number in own:
                 self.files[number].verify()
@@ -146,39 +171,151 @@ class TokenDataset:
     """
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._sample_ends[-1]
 
     @property
     def fingerprint(self) -> str:
-        """Names the data, wherever it lies: hash of the files' names, sizes and record counts."""
-        facts = [(file.path.name, file.size, len(file)) for file in self.files]
+        """Names the data, wherever it lies: hash of the files' names, sizes and record counts, and
+        of how many samples they are.
+        """
+        facts: list[Any] = [(file.path.name, file.size, len(file)) for file in self.files]
+        if len(self) != self._record_ends[-1]:
+            facts.append(len(self))
         return hashlib.sha256(json.dumps([facts, self.sequence_length]).encode()).hexdigest()[:16]
 
     def read(self, samples: np.ndarray) -> np.ndarray:
-        """Return the tokens of samples, int [n] -> int32 [n, sequence_length + 1]."""
-        batch = np.empty((len(samples), self.sequence_length + 1), dtype=np.int32)
-        numbers = np.searchsorted(self._ends, samples, side="right")
-        for row, sample, number in zip(batch, samples, numbers):
-            first = self._ends[number] - len(self.files[number])
-            row[:] = self._tokens(int(number), int(sample - first))[: row.size]
+        """Return the tokens of samples, int [n] -> int32 [n, sequence_length + 1]; zeros after a
+        text that is shorter.
+        """
+        batch = np.zeros((len(samples), self.sequence_length + 1), dtype=np.int32)
+        sections = np.searchsorted(self._sample_ends, samples, side="right")
+        for row, sample, number in zip(batch, samples, sections):
+            section = self._sections[number]
+            run, window = divmod(int(sample) - section.samples, section.windows.count)
+            begin = int(section.windows.begin(np.array([window]))[0])
+            tokens = self._run_tokens(section, run, begin, row.size)
+            row[: tokens.size] = tokens
         return batch
+
+    def counted(self, samples: np.ndarray) -> np.ndarray:
+        """Return from where to where the labels of samples are in no sample before, int [n] ->
+        int64 [n, 2].
+        """
+        found = np.empty((len(samples), 2), np.int64)
+        sections = np.searchsorted(self._sample_ends, samples, side="right")
+        for number in np.unique(sections):
+            section, here = self._sections[number], sections == number
+            windows = (np.asarray(samples)[here] - section.samples) % section.windows.count
+            found[here] = section.windows.counted(windows)
+        return found
 
     def close(self) -> None:
         """Close the files."""
         self._open.cache_clear()
 
+    def _make_sections(self, described: "Sequence[Described | None]", stride: int | None) -> None:
+        self._sections: list[_Section] = []
+        self._sample_ends: list[int] = []
+        number = 0
+        while number < len(self.files):
+            first, known = number, described[number]
+            number += 1
+            if known is None:
+                self._add_undescribed(first, stride)
+                continue
+            while number < len(described) and known.is_followed_by(described[number]):
+                known = described[number] or known
+                number += 1
+            records = sum(len(file) for file in self.files[first:number])
+            labels = records * known.per_record - known.missing
+            self._add_section(first, 0, 1, records, known.per_record, labels, stride)
+
+    def _add_undescribed(self, number: int, stride: int | None) -> None:
+        """Add the records of a file that nothing describes: all as long as the first, and the last
+        may be shorter.
+        """
+        records = len(self.files[number])
+        first, last = (self._tokens(number, record).size - 1 for record in (0, records - 1))
+        alike = records if last >= first else records - 1
+        self._add_section(number, 0, alike, 1, first, first, stride)
+        if alike == records:
+            return
+        if last >= (self.sequence_length if stride is None else 1):
+            self._add_section(number, alike, 1, 1, last, last, stride)
+        else:
+            _LOG.warning(
+                "%s: got %d tokens; expected %d as in the records before. It is left out.",
+                self.files[number].name_of(alike),
+                last + 1,
+                first + 1,
+            )
+
+    def _add_section(
+        self,
+        number: int,
+        record: int,
+        runs: int,
+        per_run: int,
+        per_record: int,
+        labels: int,
+        stride: int | None,
+    ) -> None:
+        """Add runs of so many labels that begin with a record of file `number`."""
+        if labels < (self.sequence_length if stride is None else 1):
+            raise self._too_short(number, labels)
+        before = self._sample_ends[-1] if self._sample_ends else 0
+        records = int(self._record_ends[number]) - len(self.files[number]) + record
+        windows = Windows(labels, self.sequence_length, stride or self.sequence_length)
+        self._sections.append(_Section(before, records, per_run, per_record, windows))
+        self._sample_ends.append(before + runs * windows.count)
+
+    def _run_tokens(self, section: _Section, run: int, begin: int, count: int) -> np.ndarray:
+        """Return up to so many tokens of a run, int64, from its token `begin` on."""
+        parts: list[np.ndarray] = []
+        record, offset = divmod(begin, section.per_record)
+        while count > 0 and record < section.per_run:
+            number, tokens = self._record(section.records + run * section.per_run + record)
+            is_last = record == section.per_run - 1
+            expected = section.windows.labels - record * section.per_record
+            self._check_length(number, tokens.size, expected if is_last else section.per_record)
+            if parts and tokens[0] != parts[-1][-1]:
+                raise DataError(
+                    f"{number}: got first token {tokens[0]}; expected {parts[-1][-1]}, with which "
+                    f"the record before ends. {DAMAGED}"
+                )
+            parts.append(tokens[offset + (1 if parts else 0) :][:count])
+            count -= parts[-1].size
+            record, offset = record + 1, 0
+        return np.concatenate(parts)
+
+    def _record(self, record: int) -> tuple[str, np.ndarray]:
+        """Return what a record, counted over all files, is called, and its tokens."""
+        number = int(np.searchsorted(self._record_ends, record, side="right"))
+        own = record - int(self._record_ends[number]) + len(self.files[number])
+        return self.files[number].name_of(own), self._tokens(number, own)
+
+    def _check_length(self, where: str, tokens: int, labels: int) -> None:
+        if tokens != labels + 1:
+            raise DataError(
+                f"{where}: got {tokens} tokens; expected {labels + 1}, as dataset.json or the "
+                "file's first record says. Prepare the text with data/prepare.py."
+            )
+
+    def _too_short(self, number: int, labels: int) -> DataError:
+        return DataError(
+            f"{self.files[number].name_of(0)}: got {labels + 1} tokens; expected at least "
+            f"{self.sequence_length + 1} (sequence length {self.sequence_length} and one more for "
+            "the labels). Give the model a shorter sequence_length, or prepare more text with "
+            "data/prepare.py."
+        )
+
     def _tokens(self, number: int, record: int) -> np.ndarray:
         """Return all tokens of a record of file `number`, int64 [tokens], after checking them."""
         file = self.files[number]
-        where = f"{file.path}, record {record}"
+        where = file.name_of(record)
         tokens = example.decode(file.payload(self._open(number), record), where)
-        if tokens.size <= self.sequence_length:
-            raise DataError(
-                f"{where}: got {tokens.size} tokens; expected at least {self.sequence_length + 1} "
-                f"(sequence length {self.sequence_length} and one more for the labels). Prepare "
-                f"the data with --sequence_length {self.sequence_length}, or give the model a "
-                "shorter sequence_length."
-            )
+        if not tokens.size:
+            raise self._too_short(number, -1)
         if tokens.min() < 0 or tokens.max() >= self.vocabulary_size:
             outside = tokens[(tokens < 0) | (tokens >= self.vocabulary_size)][0]
             raise DataError(
@@ -187,6 +324,51 @@ class TokenDataset:
                 "tokenizer that made the data."
             )
         return tokens
+
+
+class TokenArray:
+    """The samples of one text in memory, each `stride` tokens after the one before.
+
+    Args:
+        tokens: int [tokens], at least 2.
+        sequence_length, stride: as of `TokenDataset`.
+    """
+
+    info: dict[str, Any] | None = None
+
+    def __init__(
+        self, tokens: np.ndarray, sequence_length: int, vocabulary_size: int, stride: int
+    ) -> None:
+        self.sequence_length = sequence_length
+        self.vocabulary_size = vocabulary_size
+        self._tokens = tokens
+        self._windows = Windows(len(tokens) - 1, sequence_length, stride)
+
+    def __len__(self) -> int:
+        return self._windows.count
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the data."""
+        content = np.ascontiguousarray(self._tokens, dtype=np.int64).tobytes()
+        return hashlib.sha256(content).hexdigest()[:16]
+
+    def read(self, samples: np.ndarray) -> np.ndarray:
+        """Return the tokens of samples, int [n] -> int32 [n, sequence_length + 1]; zeros after a
+        text that is shorter.
+        """
+        batch = np.zeros((len(samples), self.sequence_length + 1), dtype=np.int32)
+        for row, begin in zip(batch, self._windows.begin(np.asarray(samples))):
+            found = self._tokens[begin : begin + row.size]
+            row[: found.size] = found
+        return batch
+
+    def counted(self, samples: np.ndarray) -> np.ndarray:
+        """As of `TokenDataset`."""
+        return self._windows.counted(np.asarray(samples))
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 class SyntheticDataset:
@@ -221,55 +403,12 @@ class SyntheticDataset:
         ids: np.ndarray = mix(numbers, derive_key(self._seed)) % np.uint64(self.vocabulary_size)
         return ids.astype(np.int32)
 
+    def counted(self, samples: np.ndarray) -> np.ndarray:
+        """All labels of every sample, int64 [n, 2]."""
+        return np.tile(np.array([[0, self.sequence_length]], np.int64), (len(samples), 1))
+
     def close(self) -> None:
         """Nothing to release."""
-
-
-def read_info(folder: Path) -> dict[str, Any] | None:
-    """Return what `dataset.json` in `folder` says, None if there is none."""
-    path = folder / "dataset.json"
-    try:
-        info: dict[str, Any] = json.loads(read_bounded(path, INFO_BYTES))
-        _check_info(info)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(
-            f"{path}: got no valid description; expected the JSON of data/prepare.py. Prepare "
-            "again with --overwrite."
-        ) from error
-    return info
-
-
-def _check_info(info: Any) -> None:
-    """Raise TypeError, KeyError or ValueError where a description has another structure or
-    impossible numbers.
-    """
-    splits = info.get("splits", {}) if isinstance(info, dict) else None
-    if not isinstance(splits, dict) or not all(
-        isinstance(split, dict) for split in splits.values()
-    ):
-        raise TypeError
-    counts = [
-        info["vocabulary_size"],
-        *(info[name] for name in ("sequence_length",) if name in info),
-    ]
-    for split in splits.values():
-        counts += [split[name] for name in ("documents", "tokens", "records") if name in split]
-        if not isinstance(split["files"], list):
-            raise TypeError
-        for file in split["files"]:
-            if not isinstance(file["name"], str) or not isinstance(file.get("sha256", ""), str):
-                raise TypeError
-            counts += [file["bytes"], file["records"]]
-        if "records" in split and split["records"] != sum(
-            file["records"] for file in split["files"]
-        ):
-            raise ValueError
-    if not all(type(count) is int and 0 < count < 2**63 for count in counts):
-        raise TypeError
 
 
 def _read_infos(paths: list[Path], vocabulary_size: int) -> dict[Path, dict[str, Any] | None]:
@@ -283,19 +422,3 @@ def _read_infos(paths: list[Path], vocabulary_size: int) -> dict[Path, dict[str,
                 f"the model's to {info['vocabulary_size']} or more."
             )
     return infos
-
-
-def _known_records(path: Path, info: dict[str, Any] | None) -> int | None:
-    """How many records preparation wrote to a file; None where it does not say, or the file has
-    another size.
-    """
-    for split in (info or {}).get("splits", {}).values():
-        for file in split["files"]:
-            if (
-                file["name"] == path.name
-                and path.is_file()
-                and file["bytes"] == path.stat().st_size
-            ):
-                records: int = file["records"]
-                return records
-    return None

@@ -3,7 +3,8 @@
 The folder holds `train-*.tfrecord` and `validation-*.tfrecord` with their `.tfindex`,
 `tokenizer.json`, `dataset.json`. Documents are shuffled, each ends with the end-of-text token, and
 a split is their concatenation, cut into records of `sequence_length + 1` tokens: each begins with
-the last token of the one before, so that every token is once a label.
+the last token of the one before, so that every token is once a label. The last record is shorter
+where tokens are left.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from tokenizers import Tokenizer
 
 from config.bounded import read_bounded
 from data import example
-from data.dataset import read_info
+from data.description import read_info
 from data.errors import DataError
 from data.folders import partial_folder, publish
 from data.records import RecordWriter, flush
@@ -35,7 +36,7 @@ from data.tokenisation import (
     train_tokenizer,
 )
 
-FORMAT = 1
+FORMAT = 2
 """Of the folder; a change makes earlier folders count as prepared from something else."""
 
 MOST_WORKERS = 1024
@@ -61,7 +62,7 @@ class Settings:
     tokenizer_bytes: int = 64 * 2**20
     """Text that the tokenizer is trained on, from the first document on, bytes."""
     validation: float = 0.05
-    """Share of the documents that is held out; at least one document, unless 0."""
+    """Share of the tokens that is held out, to 1 % of it: a document that is longer is cut."""
     seed: int = 0
     """Chooses the order of documents and which are held out."""
     max_bytes: int | None = None
@@ -136,13 +137,16 @@ def prepare(
         tokenizer = _tokenizer(source, settings, report)
         _write(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
         shuffle = _shuffled(source, settings, tokenizer, folder, workers, report)
-        held_out = _held_out(shuffle.documents, settings.validation)
         documents = iter(shuffle)
         splits = {}
-        if held_out:
-            splits["validation"] = _write_split(
-                "validation", itertools.islice(documents, held_out), folder, settings
+        if settings.validation:
+            held_out = HeldOut(
+                documents,
+                round(shuffle.tokens * settings.validation),
+                tokenizer.token_to_id(END_OF_TEXT),
             )
+            splits["validation"] = _write_split("validation", held_out, folder, settings)
+            documents = itertools.chain(held_out.rest, documents)
         splits["train"] = _write_split("train", documents, folder, settings)
         info = {
             "format": FORMAT,
@@ -154,6 +158,13 @@ def prepare(
             "hash": _hash(tokenizer, splits),
             "request": request,
         }
+        if source.damaged:
+            (path, byte), problem = next(iter(source.damaged.items()))
+            info["damaged"] = len(source.damaged)
+            report(
+                f"{len(source.damaged)} damaged records are left out, the first at byte {byte} of "
+                f"{path}: {problem}."
+            )
         _write(folder / "dataset.json", json.dumps(info, indent=2))
         try:
             publish(folder, output, overwrite=overwrite)
@@ -263,17 +274,32 @@ def _limited(documents: Iterable[str], limit: int | None) -> Iterator[str]:
         yield document
 
 
-def _held_out(documents: int, share: float) -> int:
-    """Return how many documents to hold out."""
-    if not share:
-        return 0
-    if documents < 2:
-        raise DataError(
-            f"validation: got {documents} document(s); expected at least 2, to hold one out. Give "
-            "more text, cut it into more documents (--documents, --document_bytes), or pass "
-            "--validation 0."
-        )
-    return min(documents - 1, max(1, round(documents * share)))
+class HeldOut:
+    """The first of some documents, so many tokens together, to 1 %.
+
+    The last one is cut where it has more: its end is held out, its beginning becomes a document of
+    its own in `rest`.
+
+    Args:
+        documents: uint32 [tokens] each.
+        tokens: how many to hold out.
+        end: the token that ends a document.
+    """
+
+    def __init__(self, documents: Iterator[np.ndarray], tokens: int, end: int) -> None:
+        self.rest: list[np.ndarray] = []
+        self._documents = documents
+        self._tokens = tokens
+        self._end = np.array([end], dtype=np.uint32)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        wanted, slack = self._tokens, self._tokens // 100
+        while wanted > slack and (document := next(self._documents, None)) is not None:
+            if document.size > wanted + slack:
+                self.rest.append(np.concatenate([document[:-wanted], self._end]))
+                document = document[-wanted:]
+            wanted -= document.size
+            yield document
 
 
 def _write_split(
@@ -293,7 +319,7 @@ def _write_split(
                 writer.write(following)
         facts = {"name": writer.path.name, "bytes": writer.bytes, "records": writer.records}
         files.append({**facts, "sha256": writer.sha256})
-    if not files:
+    if packer.tokens <= settings.sequence_length:
         raise DataError(
             f"{name}: got {packer.documents} document(s) of {packer.tokens} tokens together; "
             f"expected at least {settings.sequence_length + 1}, one record. Give more text, a "
@@ -311,9 +337,7 @@ def _write_split(
 
 class _Packer:
     """Cuts the concatenation of documents into records; iterating yields uint32 [records,
-    sequence_length + 1] blocks.
-
-    The tokens after the last whole record, fewer than `sequence_length`, are left out.
+    sequence_length + 1] blocks, and one shorter record of what is left.
     """
 
     def __init__(self, documents: Iterable[np.ndarray], sequence_length: int) -> None:
@@ -336,7 +360,11 @@ class _Packer:
                 parts = [stream[self._whole(stream) * self._sequence_length :]]
                 waiting = parts[0].size
         if parts:
-            yield from self._blocks(np.concatenate(parts))
+            stream = np.concatenate(parts)
+            yield from self._blocks(stream)
+            left = stream[self._whole(stream) * self._sequence_length :]
+            if left.size > 1:
+                yield left[None]
 
     def _whole(self, stream: np.ndarray) -> int:
         return max(0, (stream.size - 1) // self._sequence_length)

@@ -1,12 +1,12 @@
 """Turn text into TFRecords: `python data/prepare.py text|stdlib|wikipedia|check --help`."""
 
-import argparse
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, ClassVar, Literal, NamedTuple, Optional
 
 # The repository, as this file is run by its path.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -15,9 +15,10 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     # while modules load, Ctrl-C ends the process without a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from config import exit_on_user_error
+from config import ConfigError, exit_on_user_error, parse_options
 from config.errors import text_of
-from config.texts import path_text, shown_text
+from config.presets import did_you_mean
+from config.schema import PathText
 from data.dataset import find_files
 from data.errors import DataError
 from data.preparation import Settings, prepare
@@ -26,62 +27,188 @@ from data.sources import Source, stdlib_source, text_source
 from data.wikipedia import wikipedia_source
 
 
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """What every preparation takes."""
+
+    trained: ClassVar[int] = 50257
+    output: PathText = "data/files/text"
+    """Folder to make; it appears when it is complete."""
+    sequence_length: int = 1024
+    """Tokens of a record, but one; a model may have another sequence length."""
+    vocabulary_size: Optional[int] = None
+    """Of the tokenizer to train; none: 50257 (stdlib: 4096), or as the given tokenizer has."""
+    tokenizer: Optional[PathText] = None
+    """A tokenizer.json to use instead of training one."""
+    tokenizer_bytes: int = Settings.tokenizer_bytes
+    """Bytes of text to train the tokenizer on."""
+    validation: float = Settings.validation
+    """Share of the tokens to hold out; long documents are cut for it."""
+    seed: int = Settings.seed
+    """Chooses the order of documents and which are held out."""
+    max_bytes: Optional[int] = None
+    """Stop reading after this many bytes of text."""
+    shard_bytes: int = Settings.shard_bytes
+    """Start another file after this many bytes."""
+    workers: int = field(default_factory=_cores)
+    """Processes that tokenise; they do not change the result."""
+    overwrite: bool = False
+    """Replace an output folder prepared from something else."""
+
+    def source(self) -> Source:
+        """The documents."""
+        raise NotImplementedError
+
+    def settings(self) -> Settings:
+        """What shapes the files."""
+        is_trained = self.vocabulary_size is None and self.tokenizer is None
+        return Settings(
+            sequence_length=self.sequence_length,
+            vocabulary_size=self.trained if is_trained else self.vocabulary_size,
+            tokenizer=None if self.tokenizer is None else Path(self.tokenizer),
+            tokenizer_bytes=self.tokenizer_bytes,
+            validation=self.validation,
+            seed=self.seed,
+            max_bytes=self.max_bytes,
+            shard_bytes=self.shard_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Preparation):
+    """Text in UTF-8, or JSON lines (.jsonl, .ndjson), plain or compressed (.gz, .bz2, .xz)."""
+
+    inputs: tuple[PathText, ...]
+    """Files, folders or quoted globs."""
+    documents: Literal["file", "paragraph", "line", "json"] = "file"
+    """What one document is; json: a line, of whose JSON object one field is read. So are .jsonl and
+    .ndjson in any case.
+    """
+    text_field: str = "text"
+    """The field of JSON lines that holds the text."""
+    document_bytes: int = 2**20
+    """Longer documents are cut at a line's end."""
+    skip_damaged: bool = False
+    """Leave out JSON lines that cannot be read, and say how many."""
+
+    def source(self) -> Source:
+        """The documents."""
+        if not 1 <= self.document_bytes < 2**31:
+            raise DataError(
+                f"document_bytes: got {self.document_bytes}; expected at least 1 and below "
+                "2**31. Change it."
+            )
+        return text_source(
+            self.inputs,
+            documents=self.documents,
+            document_bytes=self.document_bytes,
+            text_field=self.text_field,
+            skip_damaged=self.skip_damaged,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stdlib(Preparation):
+    """The source of this Python's standard library."""
+
+    trained: ClassVar[int] = 4096
+    output: PathText = "data/files/stdlib"
+    sequence_length: int = 256
+
+    def source(self) -> Source:
+        """The documents."""
+        return stdlib_source()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wikipedia(Preparation):
+    """A Wikipedia XML dump, bz2 or plain."""
+
+    dump: PathText
+    """Such as enwiki-latest-pages-articles.xml.bz2."""
+    output: PathText = "data/files/wikipedia"
+
+    def source(self) -> Source:
+        """The documents."""
+        return wikipedia_source(Path(self.dump))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Checks every checksum of TFRecord files."""
+
+    files: tuple[PathText, ...]
+    """TFRecord files, folders or quoted globs."""
+
+
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command line and return the exit code.
 
     Raises:
         UserError: also where the output does not take what is written.
     """
-    parser, words = _parser(), list(sys.argv[1:] if arguments is None else arguments)
-    for word in words:
-        if word.startswith("--") and word.endswith("=--"):  # argparse takes it for an empty list
-            parser.error(f"argument {word.removesuffix('=--')}: got '--'; expected a value")
-    options = parser.parse_args(words)
+    name, *words = list(sys.argv[1:] if arguments is None else arguments) or [""]
+    if name in ("--help", "-h"):
+        print(help_text())
+        return 0
+    if name not in COMMANDS:
+        hint = did_you_mean(name, dict.fromkeys(COMMANDS), listed=True)
+        raise ConfigError([f"command: got {name or 'none'}; expected one. {hint}"])
+    command = COMMANDS[name]
+    options = parse_options(
+        words,
+        program=f"data/prepare.py {name}: {command.about}",
+        options=command.options,
+        words=command.words,
+    )
     try:
-        code: int = options.run(options)
+        return command.run(options)
     except OSError as error:
         if isinstance(error, BrokenPipeError) or error.strerror is None:
             raise
-        where = text_of(error.filename or options.__dict__.get("output", "output"))
+        where = text_of(error.filename or getattr(options, "output", "output"))
         raise DataError(
             f"{where}: got '{error.strerror}'; expected to write there. Nothing was changed: make "
             "room, or choose another --output."
         ) from error
-    return code
 
 
-def _prepare(options: argparse.Namespace) -> int:
-    trained = (
-        options.vocabulary_size
-        if options.vocabulary_size or options.tokenizer
-        else options.default_vocabulary
+def help_text() -> str:
+    """What there is, one command a line."""
+    lines = [f"  {name:<12}{command.about}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "data/prepare.py COMMAND: turn text into TFRecords for pretraining",
+            "",
+            *lines,
+            "",
+            "data/prepare.py COMMAND --help tells what each takes.",
+        ]
     )
-    settings = Settings(
-        sequence_length=options.sequence_length,
-        vocabulary_size=trained,
-        tokenizer=options.tokenizer,
-        tokenizer_bytes=options.tokenizer_bytes,
-        validation=options.validation,
-        seed=options.seed,
-        max_bytes=options.max_bytes,
-        shard_bytes=options.shard_bytes,
-    )
-    source = options.source(options)
+
+
+def _prepare(options: Preparation) -> int:
+    output = Path(options.output)
+    settings = options.settings()
     info = prepare(
-        source, options.output, settings, workers=options.workers, overwrite=options.overwrite
+        options.source(), output, settings, workers=options.workers, overwrite=options.overwrite
     )
     print(
-        f"{options.output}: sequence length {info['sequence_length']}, vocabulary "
-        f"{info['vocabulary_size']}"
+        f"{output}: sequence length {info['sequence_length']}, vocabulary {info['vocabulary_size']}"
     )
     for name, split in info["splits"].items():
-        pattern = options.output / f"{name}-*.tfrecord"
+        pattern = output / f"{name}-*.tfrecord"
         counts = ", ".join(f"{split[unit]} {unit}" for unit in ("documents", "tokens", "records"))
         print(f"  {name}: {counts} in {pattern}")
     return 0
 
 
-def _check(options: argparse.Namespace) -> int:
+def _check(options: Check) -> int:
     records = 0
     for path in find_files(options.files):
         file = RecordFile(path)
@@ -92,164 +219,22 @@ def _check(options: argparse.Namespace) -> int:
     return 0
 
 
-def _text(options: argparse.Namespace) -> Source:
-    if not 1 <= options.document_bytes < 2**31:
-        raise DataError(
-            f"document_bytes: got {options.document_bytes}; expected at least 1 and below "
-            "2**31. Change it."
-        )
-    return text_source(
-        options.inputs, documents=options.documents, document_bytes=options.document_bytes
-    )
+class Command(NamedTuple):
+    """One of the program's commands."""
+
+    about: str
+    options: type
+    run: Callable[[Any], int]
+    words: Optional[str] = None
+    """The option that words without a flag go to."""
 
 
-def _wikipedia(options: argparse.Namespace) -> Source:
-    return wikipedia_source(options.dump)
-
-
-def _path(text: str) -> Path:
-    """A path of the command line."""
-    return Path(_pattern(text))
-
-
-def _pattern(text: str) -> str:
-    """A path or glob of the command line."""
-    try:
-        return path_text(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}. Correct the path.") from error
-
-
-def _whole_number(text: str) -> int:
-    """A number of the command line; none of them needs more than 64 bits."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 2**63
-    if not -(2**63) <= number < 2**63:
-        raise argparse.ArgumentTypeError(
-            f"got {shown_text(text)}; expected a whole number below 2**63"
-        )
-    return number
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="data/prepare.py", description="Turn text into TFRecords for pretraining."
-    )
-    commands = parser.add_subparsers(required=True, metavar="text|stdlib|wikipedia|check")
-
-    text = _command(commands, "text", "UTF-8 text files, folders or globs", _text, (1024, 50257))
-    text.add_argument("inputs", nargs="+", type=_pattern, help="files, folders or quoted globs")
-    text.add_argument(
-        "--documents",
-        choices=("file", "paragraph", "line"),
-        default="file",
-        help="what one document is",
-    )
-    text.add_argument(
-        "--document_bytes",
-        type=_whole_number,
-        default=2**20,
-        help="longer documents are cut at a line's end",
-    )
-
-    _command(
-        commands,
-        "stdlib",
-        "the source of the standard library",
-        lambda _: stdlib_source(),
-        (256, 4096),
-    )
-
-    wikipedia = _command(
-        commands, "wikipedia", "a Wikipedia XML dump, bz2 or plain", _wikipedia, (1024, 50257)
-    )
-    wikipedia.add_argument("dump", type=_path, help="…-pages-articles.xml.bz2")
-
-    check = commands.add_parser(
-        "check", help="check every checksum of TFRecord files", allow_abbrev=False
-    )
-    check.add_argument(
-        "files", nargs="+", type=_pattern, help="TFRecord files, folders or quoted globs"
-    )
-    check.set_defaults(run=_check)
-    return parser
-
-
-def _command(
-    commands: Any,
-    name: str,
-    about: str,
-    source: Callable[[argparse.Namespace], Source],
-    defaults: tuple[int, int],
-) -> argparse.ArgumentParser:
-    sequence_length, vocabulary_size = defaults
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=about,
-        description=f"Prepare {about}.",
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.set_defaults(run=_prepare, source=source, default_vocabulary=vocabulary_size)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    add = parser.add_argument
-    add(
-        "--output",
-        type=_path,
-        default=Path("data/files") / name,
-        help="folder to make; it appears when it is complete",
-    )
-    add(
-        "--sequence_length",
-        type=_whole_number,
-        default=sequence_length,
-        help="tokens per sample; a record has one more",
-    )
-    add(
-        "--vocabulary_size",
-        type=_whole_number,
-        help=f"of the tokenizer to train, {vocabulary_size} unless there is --tokenizer",
-    )
-    add("--tokenizer", type=_path, help="use this tokenizer.json instead of training one")
-    add(
-        "--tokenizer_bytes",
-        type=_whole_number,
-        default=Settings.tokenizer_bytes,
-        help="bytes of text to train the tokenizer on",
-    )
-    add(
-        "--validation",
-        type=float,
-        default=Settings.validation,
-        help="share of the documents to hold out",
-    )
-    add(
-        "--seed",
-        type=_whole_number,
-        default=Settings.seed,
-        help="chooses the order and the held-out documents",
-    )
-    add("--max_bytes", type=_whole_number, help="stop reading after this many bytes of text")
-    add(
-        "--shard_bytes",
-        type=_whole_number,
-        default=Settings.shard_bytes,
-        help="start another file after this many bytes",
-    )
-    add(
-        "--workers",
-        type=_whole_number,
-        default=cores,
-        help="processes that tokenise; they do not change the result",
-    )
-    add(
-        "--overwrite",
-        action="store_true",
-        help="replace an output folder prepared from something else",
-    )
-    return parser
+COMMANDS = {
+    "text": Command("prepare text files or JSON lines", Text, _prepare, "inputs"),
+    "stdlib": Command("prepare the source of the standard library", Stdlib, _prepare),
+    "wikipedia": Command("prepare a Wikipedia XML dump", Wikipedia, _prepare, "dump"),
+    "check": Command("check every checksum of TFRecord files", Check, _check, "files"),
+}
 
 
 if __name__ == "__main__":

@@ -214,12 +214,16 @@ class RecordFile:
         """Open the file; DataError if it has changed its size."""
         return OpenFile(self.path, self.size)
 
+    def name_of(self, record: int) -> str:
+        """What errors call a record."""
+        return f"{self.path}, record {record}"
+
     def payload(self, file: OpenFile, record: int) -> memoryview:
         """Return record `record` of this file, open as `file`, after checking both its
         checksums.
         """
         start, end = int(self.offsets[record]), int(self.offsets[record + 1])
-        return _checked_payload(f"{self.path}, record {record}", file.read(start, end - start))
+        return _checked_payload(self.name_of(record), file.read(start, end - start), start)
 
     def verify(self) -> None:
         """Check both checksums of every record."""
@@ -255,8 +259,9 @@ def unreadable(path: Path, error: Exception) -> DataError:
     )
 
 
-def _checked_payload(where: str, frame: bytes) -> memoryview:
-    length = _checked_length(where, frame)
+def _checked_payload(where: str, frame: bytes, start: int) -> memoryview:
+    """Return the payload of a frame that begins at byte `start` of its file."""
+    length = _checked_length(where, frame, start)
     if length != len(frame) - OVERHEAD:
         raise DataError(
             f"{where}: got a record of {length} bytes; expected the {len(frame) - OVERHEAD} that "
@@ -268,20 +273,22 @@ def _checked_payload(where: str, frame: bytes) -> memoryview:
     got = masked_crc(payload)
     if got != expected:
         raise DataError(
-            f"{where}: got data with checksum {got:#010x}; expected {expected:#010x}. {DAMAGED}"
+            f"{where}: got data with checksum {got:#010x} at byte {start}; expected "
+            f"{expected:#010x}. {DAMAGED}"
         )
     return payload
 
 
-def _checked_length(where: str, frame: bytes) -> int:
+def _checked_length(where: str, frame: bytes, start: int) -> int:
     """Return the length in bytes of the payload whose frame begins with these bytes."""
     length: int
     length, expected = HEADER.unpack_from(frame)
     got = masked_crc(frame[:8])
     if got != expected:
         raise DataError(
-            f"{where}: got a length with checksum {got:#010x}; expected {expected:#010x}. "
-            "The file is damaged or no TFRecord file: restore it from a copy or prepare it again."
+            f"{where}: got a length with checksum {got:#010x} at byte {start}; expected "
+            f"{expected:#010x}. The file is damaged or no TFRecord file: "
+            "restore it from a copy or prepare it again."
         )
     return length
 
@@ -293,7 +300,7 @@ def _scan(path: Path, file: OpenFile) -> np.ndarray:
         where = f"{path}, record {len(offsets) - 1}"
         end = start + HEADER.size
         if end <= size:
-            end = start + OVERHEAD + _checked_length(where, file.read(start, HEADER.size))
+            end = start + OVERHEAD + _checked_length(where, file.read(start, HEADER.size), start)
         if end > size:
             raise DataError(
                 f"{where}: got {size - start} bytes before the file ends; expected {end - start} "

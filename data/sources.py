@@ -1,20 +1,23 @@
-"""Where documents come from: text files, the standard library of this Python, a Wikipedia dump (see
-`wikipedia.py`).
+"""Where documents come from: text files, JSON lines, the standard library of this Python, a
+Wikipedia dump (see `wikipedia.py`).
 """
 
 import glob
 import hashlib
+import io
 import os
 import platform
 import sysconfig
 import tokenize
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from config.texts import user_path
+from data.compression import EXPANDED, is_compressed, open_text
 from data.errors import DataError
+from data.json_lines import is_json_lines, read_json_lines
 from data.records import unreadable
 
 
@@ -32,41 +35,61 @@ class Source:
     """What a later call compares to see whether it would read the same (JSON)."""
     clean: Callable[[str], str] | None = None
     """Applied to every document, in parallel; a module's function."""
+    damaged: dict[tuple[str, int], str] = field(default_factory=dict)
+    """What reading has left out so far: file and byte, and what is wrong there."""
 
 
 def text_source(
-    patterns: Sequence[str], *, documents: str = "file", document_bytes: int = 2**20
+    patterns: Sequence[str],
+    *,
+    documents: str = "file",
+    document_bytes: int = 2**20,
+    text_field: str = "text",
+    skip_damaged: bool = False,
 ) -> Source:
-    """Return the documents of UTF-8 text files.
+    """Return the documents of UTF-8 text files and JSON lines.
 
     Args:
         patterns: files, folders (all their files, but hidden ones, recursively) or globs.
-        documents: what one document is: "file", "paragraph" (ends at an empty line) or "line".
+        documents: what one document is: "file", "paragraph" (with the empty lines after it), "line"
+            or "json" (a field of a line's JSON object). Files whose names say that they are JSON
+            lines are read so in any case.
         document_bytes: a document is cut at the end of the line that reaches this many characters,
             and a line of that many is cut there, so that a file of any size takes little memory.
+        text_field: of the JSON objects.
+        skip_damaged: leave out JSON lines that cannot be read, and note them in `damaged`.
     """
-    files = _text_files(patterns)
+    files = text_files(patterns)
     try:
         stats = [(path, path.stat()) for path in files]
     except OSError as error:
         raise unreadable(Path(error.filename), error) from error
+    damaged: dict[tuple[str, int], str] = {}
 
     def read() -> Iterator[str]:
         for path in files:
-            yield from _read_text(path, documents, document_bytes)
+            if documents == "json" or is_json_lines(path):
+                note = damaged if skip_damaged else None
+                for text in read_json_lines(path, text_field, note):
+                    yield from _files(io.StringIO(text), document_bytes)
+            else:
+                yield from _read_text(path, documents, document_bytes)
 
     facts = [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
     identity = {
         "documents": documents,
         "document_bytes": document_bytes,
+        "text_field": text_field,
+        "skip_damaged": skip_damaged,
         "files": _digest(facts),
         "count": len(files),
     }
     return Source(
         name=f"{len(files)} text file{'s' * (len(files) > 1)}",
         documents=read,
-        bytes=sum(stat.st_size for _, stat in stats),
+        bytes=sum(stat.st_size * (EXPANDED if is_compressed(path) else 1) for path, stat in stats),
         identity=identity,
+        damaged=damaged,
     )
 
 
@@ -123,7 +146,12 @@ def stdlib_source(folder: Path | None = None) -> Source:
     )
 
 
-def _text_files(patterns: Sequence[str]) -> list[Path]:
+def text_files(patterns: Sequence[str]) -> list[Path]:
+    """Return the files that paths, folders (without hidden ones) and globs stand for, each once.
+
+    Raises:
+        DataError: if a pattern matches nothing.
+    """
     files: dict[Path, None] = {}
     for pattern in patterns:
         path = user_path("text files", pattern)
@@ -149,10 +177,15 @@ def _text_files(patterns: Sequence[str]) -> list[Path]:
     return list(files)
 
 
+def read_whole(path: Path) -> str:
+    """A text file's whole text; DataError as of `text_source`."""
+    return "".join(_read_text(path, "file", 2**24))
+
+
 def _read_text(path: Path, documents: str, limit: int) -> Iterator[str]:
     cut = {"file": _files, "paragraph": _paragraphs, "line": _lines}[documents]
     try:
-        with open(path, encoding="utf-8-sig") as file:
+        with open_text(path) as binary, io.TextIOWrapper(binary, "utf-8-sig") as file:
             yield from cut(file, limit)
     except UnicodeDecodeError as error:
         raise DataError(
@@ -176,14 +209,18 @@ def _lines(file: TextIO, limit: int) -> Iterator[str]:
 
 
 def _paragraphs(file: TextIO, limit: int) -> Iterator[str]:
-    paragraph, size = [], 0
+    """Paragraphs with the empty lines that follow them: together they are the text."""
+    paragraph: list[str] = []
+    size, has_text, is_ended = 0, False, False
     while line := file.readline(limit):
-        if line.strip():
-            paragraph.append(line)
-            size += len(line)
-        if size >= limit or not line.strip():
+        is_empty = not line.strip()
+        if size >= limit or is_ended and not is_empty:
             yield "".join(paragraph)
-            paragraph, size = [], 0
+            paragraph, size, has_text, is_ended = [], 0, False, False
+        paragraph.append(line)
+        size += len(line)
+        has_text |= not is_empty
+        is_ended |= is_empty and has_text
     yield "".join(paragraph)
 
 

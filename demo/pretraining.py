@@ -55,6 +55,7 @@ from execution.checkpoint_folder import best_in
 from execution.instances import check_instances
 from execution.memory import check_memory
 from execution.metrics import read_metrics
+from execution.model_size import parameter_count
 from execution.pretraining import training_program
 from execution.reports.options import PlanOptions
 from execution.reports.plan.report import plan_and_show
@@ -236,7 +237,7 @@ def show_start(config: Config, folder: RunFolder, saved: Optional[SavedRun]) -> 
             "data: random tokens, as there are no --input_files. `make demo` trains on real text, "
             "and data/prepare.py makes files of yours."
         )
-    print(f"{si(config.model.parameters)} parameters, run folder {folder.path}")
+    print(f"{si(parameter_count(config.model))} parameters, run folder {folder.path}")
     if saved is not None:
         print(f"continuing after step {saved.position.step}, from {saved.folder}")
 

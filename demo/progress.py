@@ -5,7 +5,7 @@ from collections import deque
 from typing import Optional
 
 from config import Config
-from execution.metrics import flops_per_step
+from execution.model_size import flops_per_step
 from utils.units import duration, si
 
 WINDOW = 20

@@ -10,23 +10,15 @@ import dataclasses
 import numpy as np
 import popxl
 import popxl_addons as addons
-from popxl import Tensor
 
 from config import Config
-from execution.batch_serialisation import LayerIO
-from execution.graphs import ForwardPass, InferenceGraphs
+from execution.forward import Description, build_forward
 from execution.host import all_replicas, own_samples, token_array
-from execution.layer_graphs import activation_spec, fwd_graphs, words_spec
-from execution.phase_graphs import PhaseGraphs
+from execution.layer_graphs import words_spec
 from execution.pretraining import make_ir
-from execution.transfers import first_row
-from execution.variables import make_weights
-from modelling import Layout, model_table
+from modelling import model_table
 from modelling.head import TIED
 from utils.runtime import session_device
-
-Description = tuple[tuple[int, ...], popxl.dtype]
-"""Shape and type of one transfer of a stream."""
 
 
 def evaluation(config: Config) -> addons.TaskSession:
@@ -123,45 +115,6 @@ def _session(
     rows: "int | None",
 ) -> addons.TaskSession:
     ir = make_ir(config)
-    with ir.main_graph:
-        layout = Layout.of(ir, config.execution)
-        io = LayerIO.make(
-            addons.InputStreams(**inputs),
-            addons.OutputStreams(**outputs),
-            activation_spec(config),
-            ("x",),
-            config.runs_per_phase,
-            config.execution.io_mode,
-            layout.tp1 if config.execution.replicated_tensor_sharding else None,
-        )
-        step = ForwardPass(config, io, *fwd_graphs(config, layout, io, rows))
-        state = make_weights(step, "evaluation" if rows is None else "generation")
-        run = PhaseGraphs(step, config.model.layers)
-        with popxl.in_sequence(True):
-            run.once(embedding_fwd_phase)
-            run.per_layer(decoder_fwd_phase)
-            run.once(head_fwd_phase)
-    ir.num_host_transfers = config.runs_per_phase
+    io, state = build_forward(ir, config, inputs, outputs, rows)
     device = session_device(config.execution.device)
     return addons.TaskSession(io.inputs, io.outputs, state, 1, ir, device)
-
-
-def embedding_fwd_phase(step: ForwardPass) -> None:
-    """Words to row 0 of `x`."""
-    _run_forward(step.embedding, first_row())
-
-
-def decoder_fwd_phase(step: ForwardPass, n: Tensor) -> Tensor:
-    """Layer n: row n of `x` to row n + 1. Returns n + 1."""
-    _run_forward(step.decoder, n)
-    return n + 1
-
-
-def head_fwd_phase(step: ForwardPass) -> None:
-    """The last row of `x` to the loss or the logits."""
-    _run_forward(step.head, first_row())
-
-
-def _run_forward(graphs: InferenceGraphs, row: Tensor) -> None:
-    """Run a layer forward."""
-    graphs.fwd.bind(graphs.fwd_all_gather(graphs.fwd_load(row))).call(row)

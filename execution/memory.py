@@ -3,6 +3,7 @@
 import os
 
 from config import Config, UserError
+from execution.model_size import parameter_count
 from utils.runtime import host_bytes
 from utils.units import bytes_text
 
@@ -29,7 +30,8 @@ def state_bytes(config: Config) -> int:
         * model.hidden_size
         * width
     )
-    return model.parameters * state + max(model.parameters * GRADIENT, activations)
+    parameters = parameter_count(model)
+    return parameters * state + max(parameters * GRADIENT, activations)
 
 
 def processes_here() -> int:

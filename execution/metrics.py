@@ -1,4 +1,4 @@
-"""How much work a step is, and the file of metrics that a run leaves."""
+"""The file of metrics that a run leaves."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
-from config import Config, Model, UserError
+from config import UserError
 from config.plain_files import open_plain
 from utils.files import written_whole
 
@@ -17,24 +17,6 @@ LONGEST_LINE = 10_000
 LOOKED_AT = 100_000
 """Steps before the last among which a lost line is named."""
 _LOG = logging.getLogger(__name__)
-
-
-def flops_per_token(model: Model) -> float:
-    """Floating-point operations that the model's forward and backward pass need per token,
-    recomputation not counted.
-
-    Two per weight of a matrix product forward and four backward, and the products of attention,
-    taken as if not causal. Source: Chowdhery et al. 2022, arXiv:2204.02311, appendix B.
-    """
-    hidden, wide = model.hidden_size, model.feed_forward
-    block = hidden * 3 * hidden + hidden * hidden + 2 * hidden * wide
-    weights = model.layers * block + model.vocabulary_size * hidden
-    return 6.0 * weights + 12.0 * model.layers * hidden * model.sequence_length
-
-
-def flops_per_step(config: Config) -> float:
-    """The same for one global batch."""
-    return flops_per_token(config.model) * config.tokens_per_step
 
 
 NOT_FINITE = "not_finite"

@@ -287,7 +287,7 @@ ROWS = [
     # Text
     Row("no text", "{prepare} text nothing --output new", ("nothing",)),
     Row("too little text", "{prepare} text text/1.txt --output new --vocabulary_size 300 --workers 1",
-        ("expected at least 2",)),
+        ("validation: got", "expected at least 1025")),
     Row("vocabulary smaller than bytes", PREPARE.replace("300", "100") + " --output new",
         ("vocabulary_size: got 100; expected at least 257",)),
     Row("checking a damaged file", "{prepare} check " + RECORDS, (RECORDS, "checksum"), damaged(RECORDS, flipped(-30))),

@@ -356,7 +356,7 @@ def test_records_with_right_checksums_and_any_content_are_read_or_refused_in_wor
         except Exception as error:
             raise AssertionError(told) from error
         else:
-            assert found.shape == (1, 9) and found.min() >= 0 and found.max() < 300, told
+            assert found.shape[1] == 9 and found.min() >= 0 and found.max() < 300, told
         (tmp_path / "a.tfindex").unlink(missing_ok=True)
 
 

@@ -27,12 +27,14 @@ def presets_table() -> str:
         "× tp1 × tp2 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
+    # by name, for modules of utils import nothing above them
+    count = importlib.import_module("execution.model_size").parameter_count
     for name in preset_names():
         config = preset(name)
         model, execution = config.model, config.execution
         cells = [
             f"`{name}`",
-            si(model.parameters),
+            si(count(model)),
             model.layers,
             model.hidden_size,
             model.heads,

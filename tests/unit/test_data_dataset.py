@@ -11,7 +11,7 @@ import pytest
 import tfrecord
 
 import data.dataset
-from data import BatchLoader, DataError, TokenDataset, find_files
+from data import BatchLoader, DataError, TokenArray, TokenDataset, find_files
 from data.records import RecordFile, index_path
 
 LENGTH = 4
@@ -94,14 +94,113 @@ def test_refused_files_are_left_as_they_are(tmp_path):
     ] and path.read_bytes() == before
 
 
-def test_longer_records_are_cut_and_the_log_says_so(tmp_path, caplog):
-    write(tmp_path / "a.tfrecord", [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 12]])
+def stream(folder, tokens, per_record, split="train", files=3):
+    """A text as preparation leaves it in several files, with its description."""
+    records = [tokens[i : i + per_record + 1] for i in range(0, len(tokens) - 1, per_record)]
+    listed = []
+    for number, part in enumerate(np.array_split(np.arange(len(records)), files)):
+        path = write(folder / f"{split}-{number}.tfrecord", [records[i] for i in part])
+        listed.append({"name": path.name, "bytes": path.stat().st_size, "records": len(part)})
+    facts = {"files": listed, "tokens": len(tokens), "records": len(records)}
+    info = {"vocabulary_size": VOCABULARY, "sequence_length": per_record, "splits": {split: facts}}
+    (folder / "dataset.json").write_text(json.dumps(info))
+
+
+@pytest.mark.parametrize("per_record", [1, 3, 4, 7, 16, 29])
+@pytest.mark.parametrize("stride", [None, 1, 3])
+def test_records_of_any_length_give_samples_of_any_other_and_every_token_is_once(
+    tmp_path, per_record, stride
+):
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, 60).tolist()
+    stream(tmp_path, tokens, per_record)
+    for length in (1, 4, 5, 16, 58, 59):
+        step = None if stride is None else min(stride, length)
+        dataset = TokenDataset(tmp_path, length, VOCABULARY, stride=step)
+        samples = np.arange(len(dataset))
+        found = dataset.read(samples)
+        labels = [
+            token
+            for row, (begin, end) in zip(found, dataset.counted(samples))
+            for token in row[1 + begin : 1 + end].tolist()
+        ]
+        assert labels == tokens[1:]
+        starts = np.minimum(samples * (step or length), len(tokens) - 1 - length)
+        assert found.tolist() == [tokens[start : start + length + 1] for start in starts]
+
+
+def test_samples_of_the_records_length_are_the_records(tmp_path):
+    tokens = list(range(61))
+    stream(tmp_path, tokens, LENGTH)
     dataset = TokenDataset(tmp_path, LENGTH, VOCABULARY)
-    assert dataset.read(np.arange(2)).tolist() == [[1, 2, 3, 4, 5], [8, 9, 10, 11, 12]]
-    assert (
-        "up to 7 tokens, the model uses the first 5" in caplog.text
-        and "--sequence_length 4" in caplog.text
-    )
+    expected = [tokens[i : i + LENGTH + 1] for i in range(0, 60, LENGTH)]
+    assert dataset.read(np.arange(len(dataset))).tolist() == expected
+
+
+def test_data_from_before_the_last_record_was_written_in_part_is_read(tmp_path):
+    tokens = list(range(60))
+    stream(tmp_path, tokens[:57], 8)
+    path = tmp_path / "dataset.json"
+    path.write_text(path.read_text().replace('"tokens": 57', '"tokens": 60'))
+    dataset = TokenDataset(tmp_path, 14, VOCABULARY)
+    assert len(dataset) == 4 and dataset.read(np.array([3])).tolist() == [tokens[42:57]]
+
+
+def test_files_that_do_not_follow_each_other_are_not_joined(tmp_path):
+    tokens = list(range(61))
+    stream(tmp_path, tokens, 5)  # 12 records in 3 files
+    files = [tmp_path / f"train-{number}.tfrecord" for number in (0, 2)]
+    dataset = TokenDataset(files, 8, VOCABULARY)
+    found = dataset.read(np.arange(len(dataset)))
+    starts = [0, 8, 12, 40, 48, 52]
+    assert found.tolist() == [tokens[start : start + 9] for start in starts]
+
+
+def test_a_text_that_does_not_go_on_from_record_to_record_is_damaged(tmp_path):
+    tokens = list(range(61))
+    stream(tmp_path, tokens, 5)
+    path = tmp_path / "train-1.tfrecord"
+    write(path, [[t % 50 + 1 for t in tokens[i : i + 6]] for i in range(20, 40, 5)])
+    with pytest.raises(DataError, match="train-1.tfrecord, record 0: got first token 21; expected"):
+        TokenDataset(tmp_path, 8, VOCABULARY).read(np.arange(7))
+
+
+def test_records_that_nothing_describes_are_texts_of_their_own(tmp_path):
+    write(tmp_path / "a.tfrecord", [[1, 2, 3, 4, 5, 6, 7], [11, 12, 13, 14, 15, 16, 17]])
+    dataset = TokenDataset(tmp_path, LENGTH, VOCABULARY)
+    assert dataset.read(np.arange(4)).tolist() == [
+        [1, 2, 3, 4, 5],
+        [3, 4, 5, 6, 7],
+        [11, 12, 13, 14, 15],
+        [13, 14, 15, 16, 17],
+    ]
+    assert dataset.counted(np.arange(4)).tolist() == [[0, 4], [2, 4], [0, 4], [2, 4]]
+    write(tmp_path / "b.tfrecord", [[1, 2, 3, 4, 5, 6, 7], [11, 12, 13, 14, 15], [1] * 7])
+    with pytest.raises(DataError, match="record 1: got 5 tokens; expected 7"):
+        TokenDataset(tmp_path / "b.tfrecord", LENGTH, VOCABULARY).read(np.arange(4))
+
+
+def test_the_last_record_of_a_file_that_nothing_describes_may_be_shorter(tmp_path, caplog):
+    content = [[1, 2, 3, 4, 5, 6, 7], [11, 12, 13, 14, 15, 16, 17], [21, 22, 23, 24, 25]]
+    write(tmp_path / "a.tfrecord", content)
+    dataset = TokenDataset(tmp_path, LENGTH, VOCABULARY)
+    assert dataset.read(np.array([4])).tolist() == [[21, 22, 23, 24, 25]] and len(dataset) == 5
+    assert not caplog.text
+    assert len(TokenDataset(tmp_path, 6, VOCABULARY)) == 2
+    assert "a.tfrecord, record 2: got 5 tokens; expected 7 as in the records" in caplog.text
+    whole = TokenDataset(tmp_path, 6, VOCABULARY, stride=6)
+    assert whole.counted(np.arange(3)).tolist() == [[0, 6], [0, 6], [0, 4]]
+
+
+def test_a_text_in_memory_gives_the_samples_of_the_same_text_in_files(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, 30)
+    stream(tmp_path, tokens.tolist(), 7)
+    for length, stride in ((4, 4), (4, 3), (29, 29), (40, 8)):
+        files = TokenDataset(tmp_path, length, VOCABULARY, stride=stride)
+        memory = TokenArray(tokens, length, VOCABULARY, stride)
+        samples = np.arange(len(files))
+        assert len(memory) == len(files)
+        assert np.array_equal(files.read(samples), memory.read(samples))
+        assert np.array_equal(files.counted(samples), memory.counted(samples))
 
 
 def test_the_fingerprint_names_the_data_wherever_it_lies(tmp_path):
@@ -117,12 +216,12 @@ def test_the_fingerprint_names_the_data_wherever_it_lies(tmp_path):
     ("content", "feature", "kind", "words"),
     [
         (
-            rows(2) + [[1, 2, 3, 4]],
+            [*rows(2), [1, 2, 3, 4], *rows(1)],
             "input_ids",
             "int",
-            "record 2: got 4 tokens; expected at least 5",
+            "record 2: got 4 tokens; expected 5",
         ),
-        ([[1, 2, 3, 4]], "input_ids", "int", "--sequence_length 4"),
+        ([[1, 2, 3, 4]], "input_ids", "int", "record 0: got 4 tokens; expected at least 5"),
         ([[]], "input_ids", "int", "record 0: got 0 tokens"),
         (
             rows(1) + [[0, 1, 2, 100, 4]],
@@ -239,7 +338,11 @@ def prepared(folder, counts):
         path = write(folder / f"train-{number}.tfrecord", rows(count, first=10 * number))
         RecordFile(path).save_index()
         files.append({"name": path.name, "bytes": path.stat().st_size, "records": count})
-    description = {"vocabulary_size": VOCABULARY, "splits": {"train": {"files": files}}}
+    description = {
+        "vocabulary_size": VOCABULARY,
+        "sequence_length": LENGTH,
+        "splits": {"train": {"files": files}},
+    }
     (folder / "dataset.json").write_text(json.dumps(description))
     return [row for number, count in enumerate(counts) for row in rows(count, first=10 * number)]
 

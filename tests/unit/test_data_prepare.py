@@ -1,8 +1,11 @@
 """Preparation: from text to token files, and the command line as a real process."""
 
+import bz2
 import collections
+import gzip
 import itertools
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -21,7 +24,7 @@ from tokenizers import Tokenizer
 import data.shuffle
 from config import exit_on_user_error
 from data import BatchLoader, DataError, TokenDataset
-from data.preparation import Settings, prepare
+from data.preparation import HeldOut, Settings, prepare
 from data.prepare import main
 from data.shuffle import DocumentShuffle
 from data.sources import stdlib_source, text_source
@@ -98,17 +101,16 @@ def test_prepared_documents_are_the_given_ones_shuffled_and_held_out_once(tmp_pa
     for split in ("train", "validation"):
         tokens, records = read_split(tmp_path / "out", split)
         described = info["splits"][split]
-        assert all(len(record) == 9 for record in records)
-        assert described["records"] == len(records) == (described["tokens"] - 1) // 8
+        assert all(len(record) == 9 for record in records[:-1]) and 1 < len(records[-1]) <= 9
+        assert described["records"] == len(records) == -(-(described["tokens"] - 1) // 8)
+        assert described["tokens"] == len(tokens)
         found.append(texts_of(tokens, tokenizer))
-        # What is left out at the end is less than a record: at most a few short documents.
-        assert described["documents"] - 8 <= len(found[-1]) <= described["documents"]
-    assert (info["splits"]["train"]["documents"], info["splits"]["validation"]["documents"]) == (
-        48,
-        12,
-    )
-    whole = [text for split in found for text in split[:-1]]
-    assert len(set(whole)) == len(whole) and set(whole) <= set(documents(60))
+        assert described["documents"] == len(found[-1])
+    sizes = [info["splits"][split]["tokens"] for split in ("train", "validation")]
+    assert sizes[1] == pytest.approx(0.2 * sum(sizes), rel=0.01, abs=1)
+    # one document is cut: its end is held out, its beginning is the first of training
+    whole = [*found[0][1:], found[0][0] + found[1][-1], *found[1][:-1]]
+    assert sorted(whole) == sorted(documents(60))
     assert whole != sorted(whole, key=lambda text: int(text.split()[0]))
     assert info["vocabulary_size"] == tokenizer.get_vocab_size() == 300
     assert json.loads((tmp_path / "out/dataset.json").read_text()) == info
@@ -292,8 +294,8 @@ def test_the_shuffle_keeps_every_document_and_its_order_needs_no_memory(
         ("file", 1000, ["one\ntwo\n\n\nthree\nfour"]),
         ("file", 3, ["one\n", "two\n", "\n\nthre", "e\nfour"]),
         ("line", 1000, ["one", "two", "", "", "three", "four"]),
-        ("paragraph", 1000, ["one\ntwo\n", "", "three\nfour"]),
-        ("paragraph", 4, ["one\n", "two\n", "", "", "thre", "e\nfour"]),
+        ("paragraph", 1000, ["one\ntwo\n\n\n", "three\nfour"]),
+        ("paragraph", 4, ["one\n", "two\n", "\n\nthre", "e\nfour"]),
     ],
 )
 def test_text_files_are_cut_into_documents(tmp_path, kind, limit, expected):
@@ -301,8 +303,84 @@ def test_text_files_are_cut_into_documents(tmp_path, kind, limit, expected):
     found = list(
         text_source([str(tmp_path / "a.txt")], documents=kind, document_bytes=limit).documents()
     )
-    assert "".join(found).replace("\n", "") == "onetwothreefour"
-    assert [text for text in found if text.strip()] == [text for text in expected if text.strip()]
+    assert found == expected
+    if kind != "line":
+        assert "".join(found) == "one\ntwo\n\n\nthree\nfour"
+
+
+@pytest.mark.parametrize(
+    ("texts", "share"),
+    [(["word and word \n" * 3000], 0.05), (["a b c " * 500, "d e " * 200, "f g " * 900], 0.1)],
+)
+def test_the_share_of_tokens_asked_for_is_held_out_of_long_documents(tmp_path, texts, share):
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    source = text_source([str(tmp_path)], document_bytes=2**14)
+    info = prepare(source, tmp_path / "out", settings(validation=share), report=quiet)
+    tokens = {split: facts["tokens"] for split, facts in info["splits"].items()}
+    assert tokens["validation"] == pytest.approx(share * sum(tokens.values()), rel=0.01)
+
+
+@hypothesis.settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=30), st.integers(0, 400))
+def test_what_is_held_out_and_what_is_left_are_all_documents_once(lengths, tokens):
+    pieces = [np.full(length, number + 1, np.uint32) for number, length in enumerate(lengths)]
+    documents = iter(pieces)
+    held = HeldOut(documents, tokens, 0)
+    found = [piece.tolist() for piece in held]
+    left = [piece[:-1].tolist() for piece in held.rest] + [piece.tolist() for piece in documents]
+    count = collections.Counter(itertools.chain(*found, *left))
+    assert count == {number + 1: length for number, length in enumerate(lengths)}
+    assert all(piece[-1] == 0 for piece in held.rest) and len(held.rest) <= 1
+    wanted = min(tokens, sum(lengths))
+    assert abs(sum(map(len, found)) - wanted) <= tokens // 100
+
+
+def write_lines(path, texts, opener=open):
+    with opener(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps({"id": 1, "text": text}) + "\n" for text in texts)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "opener"),
+    [
+        ("a.jsonl", open),
+        ("a.ndjson.gz", gzip.open),
+        ("a.jsonl.xz", lzma.open),
+        ("a.jsonl.bz2", bz2.open),
+    ],
+)
+def test_json_lines_give_their_texts(tmp_path, name, opener):
+    texts = ["one\n\ntwo", "", 'quoted "three"', "日本\n", "five " * 20]
+    path = write_lines(tmp_path / name, texts, opener)
+    assert list(text_source([str(path)]).documents()) == [text for text in texts if text]
+    cut = list(text_source([str(path)], document_bytes=10).documents())
+    assert "".join(cut) == "".join(texts) and max(map(len, cut)) <= 20
+
+
+def test_compressed_text_is_the_text(tmp_path):
+    with gzip.open(tmp_path / "a.txt.gz", "wt", encoding="utf-8") as file:
+        file.write("one\ntwo\n")
+    assert list(text_source([str(tmp_path)], documents="line").documents()) == ["one", "two"]
+
+
+def test_damaged_json_lines_are_left_out_counted_and_named_if_asked(tmp_path):
+    good = documents(60)
+    path = write_lines(tmp_path / "a.jsonl", good)
+    lines = path.read_bytes().splitlines(keepends=True)
+    bad = [b"{", b'"a"\n', b'{"txt": "x"}\n', b'{"text": "\\ud800"}\n', b"\xff\n"]
+    bad[0] += b"\n"
+    path.write_bytes(b"".join([*lines[:20], *bad, *lines[20:]]))
+    start = len(b"".join(lines[:20]))
+    with pytest.raises(DataError, match=rf"a.jsonl, line 21 at byte {start}: got .*--skip_damaged"):
+        list(text_source([str(path)]).documents())
+    source = text_source([str(path)], skip_damaged=True)
+    assert list(source.documents()) == good and len(source.damaged) == 5
+    told = []
+    info = prepare(source, tmp_path / "out", settings(), report=told.append)
+    assert info["damaged"] == 5
+    assert any(f"5 damaged records are left out, the first at byte {start} of" in x for x in told)
 
 
 def test_folders_and_globs_give_each_file_once_without_hidden_ones(tmp_path):
@@ -384,7 +462,7 @@ def corrupt(path):
     [
         (["text", "none-*.txt"], "text files: got 'none-*.txt', which matches no file"),
         (["text", "binary.txt"], "binary.txt: got bytes that are not UTF-8"),
-        (["text", "one.txt"], "validation: got 1 document(s); expected at least 2"),
+        (["text", "one.txt"], "validation: got 0 document(s) of 0 tokens together; expected"),
         pytest.param(
             ["text", "one.txt", "--validation", "0"],
             "train: got 1 document(s) of",
@@ -408,14 +486,30 @@ def corrupt(path):
         (["text", "text", "--output", "text"], "text: got something not made by data/prepare.py"),
         (["text", "text", "--output", "one.txt/out"], "one.txt"),
         (["text", "text", "--output", "/proc/out"], "/proc"),
-        (["text", "text", "--documents", "word"], "invalid choice: 'word'"),
-        (["text", "text", "--sequence_lenght", "4"], "unrecognized arguments: --sequence_lenght"),
-        (["text", "text", "--seed", "x"], "argument --seed: got 'x'; expected a whole number"),
+        (["text", "text", "--documents", "word"], "--documents: got 'word'; expected one of file,"),
+        (
+            ["text", "text", "--sequence_lenght", "4"],
+            "--sequence_lenght: unknown flag. Did you mean '--sequence_length'?",
+        ),
+        (["text", "text", "--seed", "x"], "--seed: got 'x'; expected a whole number"),
         (["wikipedia", "none.xml.bz2"], "none.xml.bz2: got no such file"),
         (["wikipedia", "one.txt"], "one.txt: got damaged data after article 0"),
         (["check", "none-*.tfrecord"], "input files: got 'none-*.tfrecord'"),
         (["check", "flipped.tfrecord"], "flipped.tfrecord, record 0: got data with checksum"),
-        ([], "the following arguments are required"),
+        ([], "command: got none; expected one. Known are text, stdlib, wikipedia, check"),
+        (["txt"], "command: got txt; expected one. Did you mean 'text'?"),
+        (["text"], "INPUTS: got none; expected a list of texts. Give one."),
+        (["wikipedia", "a", "b"], "b: got a second dump; expected one."),
+        (
+            ["text", "bad.jsonl"],
+            "bad.jsonl, line 2 at byte 14: got no text in 'text' (fields: 'text'); expected",
+        ),
+        (["text", "text", "--documents", "json"], "000.txt, line 1 at byte 0: got '0 the"),
+        (["text", "cut.txt.gz"], "cut.txt.gz: got compressed data that are damaged"),
+        (
+            ["text", "a.jsonl.zst"],
+            "a.jsonl.zst: got a file of kind .zst; expected plain text or .gz",
+        ),
     ],
 )
 def test_mistakes_end_with_code_two_one_message_and_no_change(
@@ -426,6 +520,9 @@ def test_mistakes_end_with_code_two_one_message_and_no_change(
     (tmp_path / "one.txt").write_text("One document.")
     (tmp_path / "empty.txt").touch()
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x01")
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')
+    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"text " * 99)[:-9])
+    (tmp_path / "a.jsonl.zst").write_bytes(b"(\xb5/\xfd")
     writer = tfrecord.TFRecordWriter(str(tmp_path / "flipped.tfrecord"))
     writer.write({"input_ids": (list(range(50)), "int")})
     writer.close()
@@ -500,4 +597,4 @@ def test_a_killed_preparation_leaves_nothing_that_counts_and_the_next_clears_it(
 def test_help_says_what_every_command_takes(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
-    assert stop.value.code == 0 and f"usage: data/prepare.py {command}" in capsys.readouterr().out
+    assert stop.value.code == 0 and f"data/prepare.py {command}: " in capsys.readouterr().out

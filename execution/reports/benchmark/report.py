@@ -10,6 +10,7 @@ import popxl_addons as addons
 from config import Config, UserError, parse_command_line
 from execution.instances import check_instances
 from execution.memory import check_memory
+from execution.model_size import parameter_count
 from execution.reports.benchmark.speed import FileUse, Options, measure
 from execution.reports.plan.report import plan_and_show
 from execution.reports.plan.run_plan import Build
@@ -53,7 +54,7 @@ def main(
     if not is_leader:
         return
     print(
-        f"configuration   {config.name} ({si(config.model.parameters)} parameters, "
+        f"configuration   {config.name} ({si(parameter_count(config.model))} parameters, "
         f"{config.model.precision})"
     )
     print(f"step time       {duration(speed.seconds_per_step)}")

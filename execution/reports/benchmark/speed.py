@@ -11,7 +11,7 @@ import popxl_addons as addons
 from config import Config
 from data import BatchLoader, SyntheticDataset
 from execution.host import data_share, run_steps
-from execution.metrics import flops_per_step
+from execution.model_size import flops_per_step
 from execution.reports.options import PlanOptions
 from execution.reports.profile.report import StepProfiler
 from utils.runtime import file_traffic

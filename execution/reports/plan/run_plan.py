@@ -7,7 +7,7 @@ from typing import Any, Tuple
 import popxl
 
 from config import Config
-from execution.metrics import flops_per_step
+from execution.model_size import flops_per_step
 from execution.reports.machine import speeds
 from execution.reports.options import PlanOptions
 from utils.runtime import planner

@@ -1,6 +1,7 @@
 """A plan as text: a line per phase, a line per collective, and the totals."""
 
 from config import Execution
+from execution.model_size import parameter_count
 from execution.reports.plan.run_plan import RunPlan
 from execution.reports.text import micro_batches, table
 from utils.units import bytes_text, duration, si
@@ -37,7 +38,7 @@ def _head(found: RunPlan) -> str:
         for name, flag, text in speeds
     )
     return (
-        f"plan of {found.config.name}: {si(found.config.model.parameters)} parameters, "
+        f"plan of {found.config.name}: {si(parameter_count(found.config.model))} parameters, "
         f"{found.config.model.precision}, {replicas} replica{'s' * (replicas > 1)} (dp x tp1 x "
         f"tp2 = {layout}), {micro_batches(found.config)} per step\n{told}"
     )

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from execution.model_size import parameter_count
 from execution.reports.plan.run_plan import RunPlan
 
 
@@ -36,7 +37,7 @@ def plan_values(found: RunPlan) -> "dict[str, Any]":
             "tensor_parallel_1": execution.tensor_parallel_1,
             "tensor_parallel_2": execution.tensor_parallel_2,
         },
-        "parameters": found.config.model.parameters,
+        "parameters": parameter_count(found.config.model),
         "machine": asdict(found.machine) | {"measured": list(found.measured)},
         "step": {
             "seconds": found.seconds,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from execution.model_size import parameter_count
 from execution.reports.profile.run_profile import RunProfile
 from execution.reports.text import micro_batches, table
 from utils.units import bytes_text, duration, si
@@ -47,7 +48,7 @@ def _head(found: RunProfile) -> str:
     here, everywhere = len(record.replicas), config.execution.replication_factor
     replicas = f"{here} of " * (here < everywhere) + _counted(everywhere, "replica", "replicas")
     return (
-        f"profile of {config.name}: {si(config.model.parameters)} parameters, "
+        f"profile of {config.name}: {si(parameter_count(config.model))} parameters, "
         f"{config.model.precision}, {replicas}, {micro_batches(config)} per step, "
         f"{duration(found.seconds)} a step\n{told}"
     )

@@ -17,6 +17,7 @@ from popxl_engine.machine.replica import Replica
 from config import override, preset
 from execution.host import run_steps
 from execution.memory import state_bytes
+from execution.model_size import parameter_count
 from execution.variables import gradient_variables
 from tests.integration.execution import memory_program
 from tests.integration.execution.memory_program import stepped
@@ -83,7 +84,7 @@ def test_moments_in_bfloat16_take_half_of_what_they_take_in_float32():
     )
     narrow = override(config, moment_precision="bfloat16", stochastic_rounding=True)
     (wide_bytes,), (narrow_bytes,) = held_bytes(stepped(config)), held_bytes(stepped(narrow))
-    assert wide_bytes - narrow_bytes == 2 * 2 * config.model.parameters
+    assert wide_bytes - narrow_bytes == 2 * 2 * parameter_count(config.model)
     assert state_bytes(config) - state_bytes(narrow) == wide_bytes - narrow_bytes
 
 
@@ -162,7 +163,8 @@ def test_resident_sets_of_processes_grow_by_their_share(tmp_path):
     }
     (alone,) = grown[1]
     shallow, _, deep = (
-        memory_program.configuration(layers, 1).model.parameters for layers in memory_program.LAYERS
+        parameter_count(memory_program.configuration(layers, 1).model)
+        for layers in memory_program.LAYERS
     )
     assert alone == pytest.approx(BYTES_PER_PARAMETER * (deep - shallow), rel=TOLERANCE)
     for processes, found in grown.items():

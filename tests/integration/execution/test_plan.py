@@ -18,7 +18,7 @@ from popxl_engine.machine.replica import Replica
 
 from config import UserError, parse_command_line, preset, preset_names
 from execution.host import run_steps
-from execution.metrics import flops_per_step
+from execution.model_size import flops_per_step
 from execution.pretraining import pretraining, training_program
 from execution.reports.benchmark.speed import Options
 from execution.reports.options import PlanOptions

@@ -1,0 +1,50 @@
+"""How large a model is and how much work a step of it, read from the model itself."""
+
+import functools
+import math
+from dataclasses import replace
+
+from config import Config, Model
+from execution.forward import forward_program
+from modelling.gpt import layer_tables
+from utils.runtime import planner
+
+BACKWARD = 2
+"""Matrix products of the backward pass for each of the forward pass: by either operand."""
+
+
+def parameter_count(model: Model) -> int:
+    """Trained numbers in the whole model, padding apart; what layers share counts once."""
+    tables = layer_tables(model)
+    counts = {
+        kind: sum(math.prod(parameter.shape) for parameter in table.values())
+        for kind, table in tables.items()
+    }
+    return counts["embedding"] + model.layers * counts["decoder"] + counts["head"]
+
+
+def flops_per_token(model: Model) -> float:
+    """Floating-point operations of the matrix products that forward and backward pass need per
+    token, recomputation not counted.
+
+    Counted in the program of the forward pass, attention as if not causal.
+    """
+    few = replace(model, layers=1, attention_serialisation=1, dropout=0.0)
+    per_kind = _forward_flops(few)
+    forward = sum(
+        flops * (model.layers if phase.startswith("decoder") else 1)
+        for phase, flops in per_kind.items()
+    )
+    return (1 + BACKWARD) * forward / model.sequence_length
+
+
+@functools.lru_cache(maxsize=16)
+def _forward_flops(model: Model) -> "dict[str, int]":
+    """Those of each phase of one sequence's forward pass."""
+    plan = planner().plan(forward_program(model), device="cpu")
+    return {phase.name: phase.runs * phase.product_flops for phase in plan.phases}
+
+
+def flops_per_step(config: Config) -> float:
+    """The same for one global batch."""
+    return flops_per_token(config.model) * config.tokens_per_step
