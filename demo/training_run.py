@@ -98,6 +98,10 @@ class TrainingRun:
             WandbLog(config, str(folder.path)) if config.logging.wandb and self.is_leader else None
         )
         self._first_step = self.step
+        last = (None if self.metrics is None else self.metrics.last) or {}
+        self._tokens = last.get("tokens", self.step * config.tokens_per_step)
+        self._begin = time.monotonic() - last.get("seconds", 0.0)
+        """When the run would have begun had nothing stopped it."""
         self._saved_step = self.step if saved is not None else None
         self._is_save_due = False
         self._saved_at = time.monotonic()
@@ -218,6 +222,7 @@ class TrainingRun:
         self.progress.ran(iterations, seconds)
         for result, rate in zip(results, rates):
             self.step += 1
+            self._tokens += self.config.tokens_per_step
             self.skipped.count(result)
             self._record(result, rate)
             self._judge(result)
@@ -300,6 +305,8 @@ class TrainingRun:
             return
         values = {
             "step": self.step,
+            "tokens": self._tokens,
+            "seconds": round(time.monotonic() - self._begin, 3),
             "loss": result.loss,
             "validation_loss": validation,
             "learning_rate": rate,

@@ -27,11 +27,10 @@ class MetricsFile:
     """`metrics.jsonl`: one JSON object per step, which other programs may read while the run writes
     it.
 
-    A line is what the run would write again if it came to that step again: no times, so that a
-    resumed run's file
-    equals that of an uninterrupted one. JSON has no numbers that are not finite: null stands for
-    them, and a field `not_finite` says what they are (`{"loss": null, "not_finite": {"loss":
-    "nan"}}`).
+    A line is what the run would write again if it came to that step again, but for `seconds`: a
+    resumed run's file equals that of an uninterrupted one. JSON has no numbers that are not finite:
+    null stands for them, and a field `not_finite` says what they are (`{"loss": null,
+    "not_finite": {"loss": "nan"}}`).
     """
 
     def __init__(self, path: Path, steps_done: int):

@@ -21,6 +21,7 @@ import numpy as np
 
 from data import example
 from data.records import RecordWriter
+from tests.metrics_text import metrics_of
 from tests.torture.judge import (
     Broken,
     Undisturbed,
@@ -230,7 +231,7 @@ class Workshop:
         if code != 0:
             raise Broken(f"an undisturbed run ended with exit code {code}: {last_line(output)}")
         states = {checkpoint.name: state_of(checkpoint) for checkpoint in checkpoints_of(run)}
-        metrics = (run / "metrics.jsonl").read_text()
+        metrics = metrics_of(run)
         return Undisturbed(run, metrics, states, others_in(run), start, time.monotonic() - begin)
 
     def stopped_after(self, step: int, mode: Mode) -> Path:

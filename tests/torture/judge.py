@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.metrics_text import metrics_of
+
 
 class Broken(Exception):
     """A promise was broken; the message says which, and how."""
@@ -79,7 +81,7 @@ def check_end(run: Path, undisturbed: Undisturbed, *, is_tidy: bool = True) -> N
     last = max(undisturbed.states)
     if last not in [checkpoint.name for checkpoint in check_checkpoints(run, undisturbed)]:
         raise Broken(f"{last}, the last checkpoint, is missing")
-    if (run / "metrics.jsonl").read_text() != undisturbed.metrics:
+    if metrics_of(run) != undisturbed.metrics:
         raise Broken("metrics.jsonl differs from that of an undisturbed run")
     left = sorted(others_in(run) - undisturbed.others)
     if is_tidy and left:

@@ -21,6 +21,7 @@ from demo.run_folder import claimed
 from demo.text import whole_lines
 from demo.wandb_log import WandbLog
 from tests.integration.runs import run_job
+from tests.metrics_text import metrics_of
 
 pytestmark = pytest.mark.multi
 ROOT = Path(__file__).parents[3]
@@ -129,9 +130,7 @@ def test_the_saved_configuration_runs_again(folder, tmp_path):
         "--samples",
         0,
     )
-    assert (tmp_path / "run/metrics.jsonl").read_text() == (
-        folder / "runs/run/metrics.jsonl"
-    ).read_text()
+    assert metrics_of(tmp_path / "run") == metrics_of(folder / "runs/run")
 
 
 def test_a_finished_run_that_is_continued_trains_no_more(folder, capsys):
@@ -147,8 +146,8 @@ def test_a_run_can_go_back_to_an_older_checkpoint_and_leaves_the_newer_ones(fold
     newer = {path.name for path in (run / "checkpoints").iterdir()}
     run_job(*words(folder), "--checkpoint.load", run / "checkpoints/step_00000010", "--samples", 0)
     assert {path.name for path in (run / "checkpoints").iterdir()} == newer
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    assert (folder / "runs/run-2/metrics.jsonl").read_text().splitlines() == lines[10:]
+    lines = metrics_of(run).splitlines()
+    assert metrics_of(folder / "runs/run-2").splitlines() == lines[10:]
 
 
 @pytest.mark.slow
@@ -165,9 +164,7 @@ def test_wandb_offline_needs_no_network_and_a_wandb_that_fails_stops_nothing(fol
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("wandb: RuntimeError: no API key") == 1, done.stderr
-    assert (tmp_path / "failing/metrics.jsonl").read_text() == (
-        tmp_path / "offline/metrics.jsonl"
-    ).read_text()
+    assert metrics_of(tmp_path / "failing") == metrics_of(tmp_path / "offline")
 
 
 def test_a_wandb_that_hangs_delays_no_step(monkeypatch, tmp_path):

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from execution.checkpoint_folder import checkpoints_in
 from tests.integration.runs import run_job
+from tests.metrics_text import metrics_of
 
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
@@ -299,9 +300,7 @@ def test_auto_takes_the_newest_whole_checkpoint_and_says_what_it_passed_over(
         assert f"{path}: damaged, now damaged_step_0000000{step}." in said.err
     assert said.err.count("It is passed over for step_00000002.") == 2
     assert [path.name for path in checkpoints_in(run / "checkpoints")][-1] == "step_00000004"
-    assert (run / "metrics.jsonl").read_text().splitlines()[:2] == (
-        validated / "runs/run/metrics.jsonl"
-    ).read_text().splitlines()[:2]
+    assert metrics_of(run).splitlines()[:2] == metrics_of(validated / "runs/run").splitlines()[:2]
     assert steps_in(run) == 4
 
 

@@ -17,6 +17,7 @@ from execution.memory import check_memory
 from execution.pretraining import pretraining
 from tests.faults import read, run
 from tests.integration.runs import TRAINED, batches, run_job, train
+from tests.metrics_text import metrics_of
 from utils.runtime import file_traffic, remote_memory_errors_are_user_errors
 
 ENOUGH = 200_000
@@ -139,24 +140,23 @@ def left_after_two_steps(whole, folder):
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:2]))
 
 
-def metrics_of(folder):
-    return (folder / "runs/run/metrics.jsonl").read_text()
-
-
 @pytest.mark.multi
 def test_a_run_goes_on_in_files_where_one_in_memory_stopped_and_back(whole, tmp_path):
     left_after_two_steps(whole, tmp_path)
     job(tmp_path, f"--steps 4 --checkpoint.load auto {FILES}")
     train_here(tmp_path, "--steps 6 --checkpoint.load auto")
-    assert metrics_of(tmp_path) == metrics_of(whole) and metrics_of(whole).count("\n") == 6
+    assert (
+        metrics_of(tmp_path / "runs/run") == metrics_of(whole / "runs/run")
+        and metrics_of(whole / "runs/run").count("\n") == 6
+    )
 
 
 @pytest.mark.slow
 def test_files_that_are_mapped_hold_validation_apart_from_training(whole, tmp_path):
     train_here(tmp_path, "--steps 6 --memmap_dir rows")
     assert (
-        metrics_of(tmp_path) == metrics_of(whole)
-        and metrics_of(whole).count('"validation_loss": null') == 3
+        metrics_of(tmp_path / "runs/run") == metrics_of(whole / "runs/run")
+        and metrics_of(whole / "runs/run").count('"validation_loss": null') == 3
     )
 
 
@@ -217,7 +217,7 @@ def test_a_disk_that_fails_in_a_step_ends_the_run_in_words_and_leaves_its_checkp
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
     assert json.loads((saved / "checkpoint.json").read_text())["step"] == 2
     train_here(tmp_path, "--steps 6 --checkpoint.load auto")
-    assert metrics_of(tmp_path) == metrics_of(whole)
+    assert metrics_of(tmp_path / "runs/run") == metrics_of(whole / "runs/run")
 
 
 @pytest.mark.multi

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.runs import run_job
+from tests.metrics_text import metrics_of
 
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
 
@@ -155,6 +156,6 @@ def test_a_cut_link_ends_the_run_on_both_machines_and_it_goes_on_bitwise(machine
             launcher.kill()
             launcher.wait()
     run_job(*FLAGS, "--run_folder", tmp_path / "one")
-    metrics = [(tmp_path / name / "tiny" / "metrics.jsonl").read_text() for name in ("one", "two")]
+    metrics = [metrics_of(tmp_path / name / "tiny") for name in ("one", "two")]
     assert metrics[0] == metrics[1]
     assert tensors(tmp_path / "one") == tensors(tmp_path / "two") != {}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.runs import run_job
+from tests.metrics_text import metrics_of
 
 pytestmark = pytest.mark.multi
 
@@ -66,8 +67,8 @@ def alone(tmp_path_factory):
 
 def test_two_processes_with_state_in_files_give_the_run_of_one_bitwise(alone, tmp_path):
     done = train(tmp_path, 2, "--memmap_dir", tmp_path / "state")
-    metrics = (tmp_path / "tiny" / "metrics.jsonl").read_text()
-    assert metrics == (alone / "tiny" / "metrics.jsonl").read_text()
+    metrics = metrics_of(tmp_path / "tiny")
+    assert metrics == metrics_of(alone / "tiny")
     assert len(metrics.splitlines()) == 4
     for step in (2, 4):
         assert files_of(tmp_path, step) == files_of(alone, step)
@@ -79,8 +80,8 @@ def test_two_processes_with_state_in_files_give_the_run_of_one_bitwise(alone, tm
 
 def test_four_processes_go_on_where_one_has_stopped_bitwise(alone, tmp_path):
     train(tmp_path, 4, "--checkpoint.load", alone / "tiny" / "checkpoints" / "step_00000002")
-    metrics = (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()
-    assert metrics == (alone / "tiny" / "metrics.jsonl").read_text().splitlines()[2:]
+    metrics = metrics_of(tmp_path / "tiny").splitlines()
+    assert metrics == metrics_of(alone / "tiny").splitlines()[2:]
     assert files_of(tmp_path, 4) == files_of(alone, 4)
 
 

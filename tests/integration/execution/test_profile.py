@@ -23,6 +23,7 @@ from execution.reports.profile.text import profile_text
 from execution.reports.profile.values import profile_values
 from tests.integration.execution.plan_cases import step_arrays
 from tests.integration.runs import run_job
+from tests.metrics_text import metrics_of
 
 ROOT = Path(__file__).parents[3]
 ALONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
@@ -265,7 +266,7 @@ def test_training_with_a_profile_gives_the_run_without_it_bitwise(tmp_path, caps
     run_job(*flags, "--name", "profiled", "--profile")
     profiled = capsys.readouterr().out
     runs = [tmp_path / name for name in ("plain", "profiled")]
-    assert (runs[0] / "metrics.jsonl").read_bytes() == (runs[1] / "metrics.jsonl").read_bytes()
+    assert metrics_of(runs[0]) == metrics_of(runs[1])
     names = [sorted(path.name for path in folder.iterdir()) for folder in runs]
     assert set(names[1]) - set(names[0]) == {"profile.json", "profile.png", "timeline.json"}
     assert "profile of profiled" in profiled and "profile of" not in plain

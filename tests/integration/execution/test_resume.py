@@ -16,6 +16,7 @@ import pytest
 from data import example
 from data.records import RecordWriter
 from tests.integration.runs import run_job
+from tests.metrics_text import metrics_of
 
 pytestmark = pytest.mark.multi
 ROOT = Path(__file__).parents[3]
@@ -65,7 +66,7 @@ def left_by(folder: Path) -> "tuple[str, dict[str, str]]":
     )
     assert manifest["step"] == STEPS
     hashes = {name: entry["sha256"] for name, entry in manifest["files"].items()}
-    return (folder / "run/metrics.jsonl").read_text(), {**hashes, "seed": str(manifest["seed"])}
+    return metrics_of(folder / "run"), {**hashes, "seed": str(manifest["seed"])}
 
 
 def steps_in(folder: Path) -> int:
@@ -158,9 +159,7 @@ def test_ctrl_c_does_not_wait_for_the_end_of_a_validation_which_the_run_that_goe
     assert [line["validation_loss"] is None for line in stopped] == [False, True]
     assert [path.name for path in (folder / "run/checkpoints").iterdir()] == ["step_00000002"]
     run_job(*flags)
-    metrics = [
-        (path / "run/metrics.jsonl").read_text() for path in (folder, tmp_path / "undisturbed")
-    ]
+    metrics = [metrics_of(path / "run") for path in (folder, tmp_path / "undisturbed")]
     assert metrics[0] == metrics[1]
 
 
@@ -169,7 +168,5 @@ def test_a_new_run_leaves_an_older_runs_folder_alone(tokens, uninterrupted, tmp_
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/run").rglob("*")}
     run_job(*flags_of(tmp_path / "runs", tokens))
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/run").rglob("*")} == before
-    metrics = [
-        (tmp_path / "runs" / name / "metrics.jsonl").read_text() for name in ("run", "run-2")
-    ]
+    metrics = [metrics_of(tmp_path / "runs" / name) for name in ("run", "run-2")]
     assert metrics[0] == metrics[1]
