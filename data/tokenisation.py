@@ -68,6 +68,24 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
+def token_bytes(tokenizer: Tokenizer) -> np.ndarray | None:
+    """Return how many bytes of UTF-8 each token stands for, int64 [tokens]; those that no text has,
+    such as `END_OF_TEXT`, stand for none. None for a tokenizer whose tokens are not pieces of the
+    text, byte by byte.
+    """
+    vocabulary = tokenizer.get_vocab()
+    if not isinstance(tokenizer.decoder, decoders.ByteLevel):
+        return None
+    sizes = np.zeros(max(vocabulary.values()) + 1, np.int64)
+    added = tokenizer.get_added_tokens_decoder()
+    for text, number in vocabulary.items():
+        if number not in added:
+            sizes[number] = len(text)  # one character a byte
+        elif not added[number].special and text != END_OF_TEXT:
+            sizes[number] = len(text.encode())
+    return sizes
+
+
 def tokenise(
     documents: Iterable[str], tokenizer: Tokenizer, clean: Clean = None, workers: int = 1
 ) -> Iterator[np.ndarray]:

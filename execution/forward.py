@@ -27,7 +27,7 @@ def forward_program(model: Model) -> popxl.Ir:
     ir = popxl.Ir()
     words = (words_spec(config).shape, popxl.int32)
     inputs: dict[str, Description] = {"words": words, "labels": words}
-    build_forward(ir, config, inputs, {"loss": ((), popxl.float32)}, None)
+    build_forward(ir, config, inputs, {"loss": (words[0], popxl.float32)}, None)
     return ir
 
 

@@ -22,16 +22,17 @@ from utils.runtime import session_device
 
 
 def evaluation(config: Config) -> addons.TaskSession:
-    """A session whose run gives the loss of one global batch; see `evaluate`."""
+    """A session whose run gives the loss of each token of one global batch; see `token_losses`."""
     words = (words_spec(config).shape, popxl.int32)
     inputs: dict[str, Description] = {"words": words, "labels": words}
-    return _session(config, inputs, {"loss": ((), popxl.float32)}, None)
+    return _session(config, inputs, {"loss": (words[0], popxl.float32)}, None)
 
 
-def evaluate(
+def token_losses(
     session: addons.TaskSession, config: Config, words: np.ndarray, labels: np.ndarray
-) -> float:
-    """Mean loss of one global batch.
+) -> np.ndarray:
+    """Loss of each label of one global batch in nats, float32 [global_batch_size, sequence], the
+    same in every process.
 
     Args:
         words, labels: int [global_batch_size, sequence]; over several processes this one's share,
@@ -43,11 +44,20 @@ def evaluate(
             session.inputs.labels: token_array(session, "labels", labels, config),
         }
     )
-    return float(
-        all_replicas(session, session.outputs.loss, outputs[session.outputs.loss]).mean(
-            dtype=np.float64
-        )
-    )
+    found = all_replicas(session, session.outputs.loss, outputs[session.outputs.loss])
+    execution = config.execution
+    # [runs, data-parallel replica, its copies, widening, micro-batch * sequence]
+    shape = (len(found), execution.data_parallel, -1, execution.widening)
+    size = execution.micro_batch_size * config.model.sequence_length
+    by_replica = found.reshape(*shape, size)[:, :, 0]
+    return by_replica.swapaxes(1, 2).reshape(-1, config.model.sequence_length)
+
+
+def evaluate(
+    session: addons.TaskSession, config: Config, words: np.ndarray, labels: np.ndarray
+) -> float:
+    """Mean loss of one global batch; as `token_losses`."""
+    return float(token_losses(session, config, words, labels).mean(dtype=np.float64))
 
 
 def generation(config: Config, rows: int) -> addons.TaskSession:

@@ -39,7 +39,7 @@ from modelling import Layer, Layout, Table
 from modelling.attention import recomputing_gradients
 from modelling.decoder import DecoderBlock
 from modelling.embedding import Embedding
-from modelling.head import TIED, Head, LogitsHead, LossHead
+from modelling.head import TIED, Head, LogitsHead, LossHead, TokenLossHead
 from utils.runtime import accumulator_options, data_type, seed_spec
 
 LOSS_SCALE = "loss_scale"
@@ -150,14 +150,15 @@ def fwd_graphs(
     """Embedding, decoder and head of a program that only runs forward, without dropout.
 
     Args:
-        rows: rows per run of the head whose logits the head gives; None: the head gives the loss.
+        rows: rows per run of the head whose logits the head gives; None: the head gives the loss of
+            each token.
     """
     model = config.model
     layers: Tuple[Tuple[Layer, Table, int], ...] = (
         (Embedding(model, layout), Embedding.parameters(model), 1),
         (DecoderBlock(model, layout), DecoderBlock.parameters(model), model.layers),
         (
-            LossHead(model, layout) if rows is None else LogitsHead(model, layout),
+            TokenLossHead(model, layout) if rows is None else LogitsHead(model, layout),
             Head.parameters(model),
             1,
         ),

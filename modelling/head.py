@@ -3,7 +3,7 @@
 N rows (micro_batch * sequence), H hidden size, V vocabulary. tp1, tp2: replica groups.
 """
 
-from typing import Optional
+from typing import Literal, Optional
 
 import numpy as np
 import popxl
@@ -67,13 +67,26 @@ class LossHead(Head):
         """[N, H/tp2], int32 [N] -> float32 scalar: mean over the rows, identical over tp1 and
         tp2.
         """
+        return self.losses(x, labels, "mean")
+
+    def losses(self, x: Tensor, labels: Tensor, reduction: Literal["mean", "none"]) -> Tensor:
+        """[N, H/tp2], int32 [N] -> float32, of each row or their mean."""
         first = self.first_class()
         logits = self.logits(x, first)
         if first is not None:
             labels = labels - first
         return cross_entropy_sharded_loss(
-            logits, labels, replica_grouping=self.layout.tp1, reduction="mean"
+            logits, labels, replica_grouping=self.layout.tp1, reduction=reduction
         )
+
+
+class TokenLossHead(LossHead):
+    """Cross entropy of each next word by itself, for evaluation."""
+
+    # [N, H/tp2] identical over tp1, int32 [N]
+    def build(self, x: Tensor, labels: Tensor) -> Tensor:
+        """[N, H/tp2], int32 [N] -> float32 [N], identical over tp1 and tp2."""
+        return self.losses(x, labels, "none")
 
 
 class LogitsHead(Head):

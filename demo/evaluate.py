@@ -1,0 +1,365 @@
+"""The loss of a trained model on text: `python demo/evaluate.py --checkpoint runs/demo --text
+FILES`. See --help.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+# run as a script: the repository's packages are beside this folder, not in it
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # while modules load, Ctrl-C ends the process without a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # OpenMP's threads spin while they wait: see demo/pretraining.py
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Optional
+
+import numpy as np
+import popdist
+from tokenizers import Tokenizer
+
+from config import (
+    Config,
+    ConfigError,
+    NotFiniteError,
+    UserError,
+    exit_on_user_error,
+    from_mapping,
+    leaves,
+    override,
+    parse_command_line,
+    to_mapping,
+)
+from config.schema import Count, PathText
+from config.texts import user_path
+from data import DataError, Dataset, TokenArray, TokenDataset
+from data.sources import text_source
+from data.tokenisation import END_OF_TEXT, token_bytes, tokenise
+from demo.text import read_tokenizer
+from execution.checkpoint import SavedRun, find_trained
+from execution.evaluation import Evaluation, Measured
+from execution.inference import evaluation
+from execution.instances import check_instances
+from execution.variables import write_whole_weights
+from utils.files import written_whole
+from utils.runtime import remote_memory_errors_are_user_errors
+from utils.units import duration
+
+TOKENIZER = "tokenizer.json"
+REPORT_SECONDS = 10.0
+"""Between lines that say how far it is."""
+ROWS = 1024
+"""Tokens that run as one, about: enough for matrix products to be fast."""
+USED = (
+    "precision", "sequence_length", "attention_serialisation", "input_files", "tokenizer",
+    "micro_batch_size", "widening", "data_parallel", "tensor_parallel_1", "tensor_parallel_2",
+    "replicated_tensor_sharding", "device", "device_memory", "memmap_dir", "host_memory",
+)  # fmt: skip
+"""Settings of training that mean something here."""
+ONE_REPLICA = {
+    "data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1, "micro_batch_size": 1,
+    "device_iterations": 1, "replicated_tensor_sharding": False, "device": "auto",
+    "device_memory": None, "memmap_dir": None, "host_memory": None, "io_mode": "io",
+}  # fmt: skip
+"""How a model is run unless it is told otherwise, whatever trained it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What is evaluated: every token once. Without `--input_files` and `--text` it is the run's own
+    validation data. Numbers are the same for every layout, width and batch, to rounding.
+    """
+
+    checkpoint: Optional[PathText] = None
+    """A run's folder, or a checkpoint: its newest checkpoint that is whole is used."""
+    text: tuple[PathText, ...] = ()
+    """Text files, JSON lines (.jsonl), folders or quoted globs, in place of token files; each file
+    or line is a document.
+    """
+    stride: Optional[Count] = None
+    """Tokens from the beginning of a window to the next one's; fewer than sequence_length give
+    every token more text before it, for more time; none: sequence_length.
+    """
+    json: Optional[PathText] = None
+    """File to write the numbers to, as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a model was measured to be, and how."""
+
+    checkpoint: str
+    step: int
+    data: "tuple[str, ...]"
+    sequence_length: int
+    stride: int
+    measured: Measured
+    seconds: float
+
+    def values(self) -> "dict[str, Any]":
+        """The numbers by name, as JSON takes them."""
+        found = self.measured
+        return {
+            "checkpoint": self.checkpoint,
+            "step": self.step,
+            "data": list(self.data),
+            "sequence_length": self.sequence_length,
+            "stride": self.stride,
+            "loss": found.loss,
+            "perplexity": found.perplexity if math.isfinite(found.perplexity) else None,
+            "bits_per_byte": found.bits_per_byte,
+            "tokens": found.tokens,
+            "bytes": found.bytes,
+            "seconds": self.seconds,
+        }
+
+    def table(self) -> str:
+        """The numbers for people."""
+        found = self.measured
+        bits = found.bits_per_byte
+        rows = [
+            ("data", " ".join(self.data)),
+            ("loss", f"{found.loss:.4f} nats per token"),
+            ("perplexity", f"{found.perplexity:.3f}"),
+            ("bits per byte", "not known without a tokenizer" if bits is None else f"{bits:.4f}"),
+            ("tokens", f"{found.tokens}, each once"),
+            ("bytes", "not known" if found.bytes is None else f"{found.bytes}"),
+            ("window", f"{self.sequence_length} tokens, {self.stride} from one to the next"),
+            ("time", f"{duration(self.seconds)}, {found.tokens / self.seconds:.0f} tokens/s"),
+        ]
+        return "\n".join([f"{self.checkpoint}", *(f"  {name:<15}{value}" for name, value in rows)])
+
+
+def evaluate(
+    checkpoint: "str | Path",
+    input_files: "Sequence[str | Path]" = (),
+    *,
+    text: "Sequence[str | Path]" = (),
+    stride: Optional[int] = None,
+    **settings: Any,
+) -> Result:
+    """Measure a trained model on token files or on text, every token once.
+
+    Args:
+        checkpoint: a run's folder, or a checkpoint.
+        input_files, text: as the command line takes them; neither: the run's validation files.
+        stride: tokens from a window's beginning to the next one's; None: sequence_length.
+        settings: `precision`, `sequence_length`, `tokenizer` and the layout, by their names on the
+            command line.
+    Raises:
+        UserError: something given cannot be used.
+        NotFiniteError: a weight or the loss is not finite.
+    """
+    saved = find_trained(user_path("--checkpoint", checkpoint))
+    refused = sorted(set(settings) - set(USED))
+    if refused:
+        raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(USED)}."])
+    if input_files:
+        settings["input_files"] = tuple(map(str, input_files))
+    values = {**settings, "text": tuple(map(str, text))}
+    config = override(from_mapping(_sections(saved, values)), **settings)
+    return _measure(saved, config, Options(text=values["text"], stride=stride))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Evaluate as the command line says. Returns the exit code."""
+    found: "list[SavedRun]" = []
+
+    def sections_of(values: "dict[str, Any]") -> "Mapping[str, Any]":
+        if values.get("checkpoint") is None:
+            raise ConfigError(
+                ["--checkpoint: got none; expected a run's folder, such as runs/demo. Give one."]
+            )
+        found.append(find_trained(Path(values["checkpoint"])))
+        return _sections(found[0], values)
+
+    config, options = parse_command_line(
+        arguments,
+        program="demo/evaluate.py: the loss of a trained model on text",
+        options=Options,
+        unused=[leaf.name for leaf in leaves() if leaf.name not in USED],
+        sections_of=sections_of,
+    )
+    is_leader = check_instances(config)
+    with remote_memory_errors_are_user_errors():
+        result = _measure(found[0], config, options, _Progress() if is_leader else _silent)
+    if is_leader:
+        print(result.table())
+        if options.json is not None:
+            _write_json(Path(options.json), result)
+    return 0
+
+
+def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
+    """The sections of a checkpoint's configuration, for the data and the layout of these values."""
+    mapping = to_mapping(saved.config)
+    data, execution = mapping["data"], mapping["execution"]
+    data["input_files"] = [] if values.get("text") else data["validation_files"]
+    data["validation_files"], mapping["training"]["validate_every"] = [], 0
+    execution.update(ONE_REPLICA)
+    sequence = values.get("sequence_length", saved.config.model.sequence_length)
+    micro_batch = values.get("micro_batch_size", 1)
+    widening = values.get("widening", max(1, ROWS // (sequence * micro_batch)))
+    execution["widening"] = widening
+    mapping["training"]["global_batch_size"] = (
+        values.get("data_parallel", 1) * micro_batch * widening
+    )
+    if values.get("sequence_length") is not None and mapping["model"]["max_positions"] is None:
+        mapping["model"]["max_positions"] = saved.config.model.positions
+    return mapping
+
+
+def _silent(done: int, samples: int) -> None:
+    del done, samples
+
+
+class _Progress:
+    """Says how far it is, on the error output, where it takes long."""
+
+    def __init__(self) -> None:
+        self._begin = self._told = time.monotonic()
+
+    def __call__(self, done: int, samples: int) -> None:
+        now = time.monotonic()
+        if now - self._told >= REPORT_SECONDS and done < samples:
+            self._told = now
+            left = (now - self._begin) * (samples - done) / done
+            print(f"{done}/{samples} windows, {duration(left)} left", file=sys.stderr, flush=True)
+
+
+def _measure(
+    saved: SavedRun,
+    config: Config,
+    options: Options,
+    progress: Callable[[int, int], None] = _silent,
+) -> Result:
+    sequence = config.model.sequence_length
+    stride = sequence if options.stride is None else options.stride
+    if stride > sequence:
+        raise UserError(
+            f"--stride: got {stride}; expected at most sequence_length = {sequence}, or tokens "
+            "are left out. Lower it."
+        )
+    if options.text and config.data.input_files:
+        raise UserError("--text: got text and --input_files; expected one of the two. Choose one.")
+    tokenizer = _tokenizer(saved, config, needed=bool(options.text))
+    begin = time.monotonic()
+    try:
+        dataset, text_bytes = _open(config, options, tokenizer, stride)
+        session = evaluation(config)
+        write_whole_weights(session, config, saved.weights())
+        sizes = None if tokenizer is None or options.text else token_bytes(tokenizer)
+        if sizes is not None:
+            missing = config.model.vocabulary_size - len(sizes)
+            sizes = np.pad(sizes, (0, max(0, missing)))
+        run = Evaluation(session, config, dataset, token_bytes=sizes)
+        measured = run.measure(on_batch=lambda done: progress(done, len(run.samples)))
+    except DataError as error:
+        raise UserError(str(error)) from error
+    assert measured is not None
+    if not math.isfinite(measured.loss):
+        raise NotFiniteError(
+            f"loss: got {measured.loss}; expected a finite one. Use another precision, or an older "
+            "checkpoint."
+        )
+    if text_bytes is not None:
+        measured = replace(measured, bytes=text_bytes)
+    return Result(
+        checkpoint=str(saved.folder),
+        step=saved.position.step,
+        data=options.text or config.data.input_files,
+        sequence_length=sequence,
+        stride=stride,
+        measured=measured,
+        seconds=time.monotonic() - begin,
+    )
+
+
+def _open(
+    config: Config, options: Options, tokenizer: Optional[Tokenizer], stride: int
+) -> "tuple[Dataset, Optional[int]]":
+    """The data, and the bytes of text in them where that is known from the text itself."""
+    sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
+    if options.text:
+        assert tokenizer is not None
+        texts = list(text_source(options.text, document_bytes=2**31 - 1).documents())
+        return TokenArray(_joined(texts, tokenizer), sequence, vocabulary, stride), sum(
+            len(text.encode()) for text in texts if text.strip()
+        )
+    if not config.data.input_files:
+        raise UserError(
+            "--input_files: got none, and the run has no validation files; expected token files. "
+            "Give some, or text with --text."
+        )
+    place = {"instance": popdist.getInstanceIndex(), "instances": popdist.getNumInstances()}
+    return TokenDataset(config.data.input_files, sequence, vocabulary, stride=stride, **place), None
+
+
+def _joined(texts: "Sequence[str]", tokenizer: Tokenizer) -> np.ndarray:
+    """The tokens of documents, each ended as in training; what stands before the first is such an
+    end, too.
+    """
+    end = np.array([tokenizer.token_to_id(END_OF_TEXT)])
+    found = np.concatenate([end, *tokenise(texts, tokenizer)]).astype(np.int32)
+    if len(found) < 2:
+        raise UserError("--text: got files without text; expected some. Check the files.")
+    return found
+
+
+def _tokenizer(saved: SavedRun, config: Config, needed: bool) -> Optional[Tokenizer]:
+    """The tokenizer that is named, or else one beside the checkpoint, the run's, or beside the
+    data; None where there is none and none is needed.
+    """
+    own, trained = config.data.tokenizer, saved.config.data.tokenizer
+    if own is not None and own != trained:
+        paths = [Path(own)]
+    else:
+        folders = [*saved.folder.resolve().parents[:2]]
+        folders += [Path(name).parent for name in config.data.input_files]
+        choices = [*(folder / TOKENIZER for folder in folders), *([Path(own)] if own else [])]
+        paths = [path for path in choices if path.is_file()]
+    if not paths:
+        if needed:
+            raise UserError(
+                "--tokenizer: got none; expected the tokenizer.json that made the training data. "
+                "Give its path."
+            )
+        return None
+    tokenizer = read_tokenizer(paths[0])
+    if tokenizer.token_to_id(END_OF_TEXT) is None:
+        raise UserError(
+            f"--tokenizer: got {paths[0]} without '{END_OF_TEXT}'; expected a token that ends "
+            "documents. Use the tokenizer that made the training data."
+        )
+    tokens, vocabulary = max(tokenizer.get_vocab().values()) + 1, config.model.vocabulary_size
+    if tokens > vocabulary:
+        raise UserError(
+            f"--tokenizer: got {paths[0]} with {tokens} tokens; expected at most the model's "
+            f"{vocabulary}. Use the tokenizer that made the training data."
+        )
+    return tokenizer
+
+
+def _write_json(path: Path, result: Result) -> None:
+    try:
+        with written_whole(path) as partial:
+            partial.write_text(json.dumps(result.values(), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"--json: got {path}: {error.strerror}; expected a file that can be written. Choose "
+            "another."
+        ) from error
+
+
+if __name__ == "__main__":
+    with exit_on_user_error():
+        sys.exit(main(sys.argv[1:]))

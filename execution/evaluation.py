@@ -1,0 +1,156 @@
+"""The loss of a model on a data set: of all of it, every token once, or of a part spread over all
+of it.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+import popdist
+import popxl_addons as addons
+
+from config import Config
+from data import Dataset
+from data.sampling import permute
+from execution.host import data_share, own_samples
+from execution.inference import token_losses
+from utils.runtime import gather
+
+ORDER = 0x5DEECE66D
+"""Key of the order that parts of data sets are taken in: the same for every run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was found on a data set."""
+
+    loss: float
+    """Mean over tokens, nats."""
+    standard_error: Optional[float]
+    """Of the loss, which is that of a part; None where every token was counted."""
+    tokens: int
+    """That were counted."""
+    bytes: Optional[int]
+    """Of the text that these tokens stand for, in UTF-8; None where that is not known."""
+
+    @property
+    def perplexity(self) -> float:
+        """e to the loss; infinite where no float holds it."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def bits_per_byte(self) -> Optional[float]:
+        """Bits for all tokens over the bytes that they stand for: the same measure whatever the
+        tokenizer.
+        """
+        return self.tokens * self.loss / math.log(2) / self.bytes if self.bytes else None
+
+
+class Evaluation:
+    """Measures a data set with a session's weights.
+
+    Args:
+        session: of `execution.inference.evaluation`, with the same configuration.
+        dataset: its samples' new labels are counted, see `Dataset.counted`.
+        batches: global batches to read, of samples spread over all of the data; None, and where
+            they hold the whole: all.
+        token_bytes: int [vocabulary], bytes of text that each token stands for.
+    """
+
+    def __init__(
+        self,
+        session: addons.TaskSession,
+        config: Config,
+        dataset: Dataset,
+        batches: Optional[int] = None,
+        token_bytes: Optional[np.ndarray] = None,
+    ) -> None:
+        self.session = session
+        self.config = config
+        self.dataset = dataset
+        self.token_bytes = token_bytes
+        most = len(dataset) if batches is None else batches * config.training.global_batch_size
+        self.is_whole = len(dataset) <= most
+        self.samples = (
+            np.arange(len(dataset))
+            if self.is_whole
+            else permute(np.arange(most), len(dataset), ORDER)
+        )
+        """Numbers of the samples that are read."""
+
+    def measure(
+        self,
+        is_to_stop: Callable[[], bool] = lambda: False,
+        on_batch: Callable[[int], None] = lambda samples: None,
+    ) -> Optional[Measured]:
+        """Run the session over the samples; None where it is to stop, which is asked before each
+        batch.
+
+        Args:
+            on_batch: is told how many samples are done.
+        """
+        sums, counts, text_bytes = [], [], 0
+        with self.session:
+            for numbers in self._batches():
+                if is_to_stop():
+                    return None
+                losses, is_counted, found_bytes = self._run(numbers)
+                sums += np.where(is_counted, losses, 0).sum(axis=1, dtype=np.float64).tolist()
+                counts += is_counted.sum(axis=1).tolist()
+                text_bytes += found_bytes
+                on_batch(len(counts))
+        tokens = sum(counts)
+        return Measured(
+            loss=math.fsum(sums) / tokens,
+            standard_error=None if self.is_whole else self._standard_error(sums, counts),
+            tokens=tokens,
+            bytes=None if self.token_bytes is None else text_bytes,
+        )
+
+    def _batches(self) -> Iterator[np.ndarray]:
+        size = self.config.training.global_batch_size
+        for start in range(0, len(self.samples), size):
+            yield self.samples[start : start + size]
+
+    def _run(self, numbers: np.ndarray) -> "tuple[np.ndarray, np.ndarray, int]":
+        """Losses of samples, [n, sequence], which of them count, and the bytes that these stand
+        for. A batch that is not full is filled with samples that do not count.
+        """
+        size = self.config.training.global_batch_size
+        filled = np.concatenate([numbers, np.repeat(numbers[:1], size - len(numbers))])
+        own = own_samples(filled, self.config)
+        tokens = self.dataset.read(own)
+        losses = token_losses(self.session, self.config, tokens[:, :-1], tokens[:, 1:])
+        is_counted = self._is_counted(numbers)
+        padded = np.zeros_like(losses, dtype=bool)
+        padded[: len(numbers)] = is_counted
+        found_bytes = 0
+        if self.token_bytes is not None:
+            mine = self.token_bytes[tokens[:, 1:]]
+            found_bytes = self._over_processes(int(mine[own_samples(padded, self.config)].sum()))
+        return losses[: len(numbers)], is_counted, found_bytes
+
+    def _is_counted(self, numbers: np.ndarray) -> np.ndarray:
+        """Which labels of samples count, bool [n, sequence]."""
+        begin, end = self.dataset.counted(numbers).T[..., None]
+        places = np.arange(self.config.model.sequence_length)
+        found: np.ndarray = (begin <= places) & (places < end)
+        return found
+
+    def _over_processes(self, own: int) -> int:
+        """Sum over processes that read different samples."""
+        share = data_share(self.config)
+        told = gather([share.index, own], popdist.getNumInstances())
+        return sum(dict(map(tuple, told)).values())
+
+    def _standard_error(self, sums: "list[float]", counts: "list[int]") -> float:
+        """Of the mean of a part drawn without putting back. Source: Cochran 1977, Sampling
+        Techniques, theorem 2.2.
+        """
+        means = np.array(sums) / np.array(counts)
+        if len(means) < 2:
+            return math.inf
+        share = len(means) / len(self.dataset)
+        return float(means.std(ddof=1) * math.sqrt((1 - share) / len(means)))
