@@ -6,7 +6,14 @@ Imports the standard library and yaml only. A new setting is a field with a docs
 """
 
 from config.command_line import parse_command_line
-from config.errors import ConfigError, DivergedError, UserError, exit_on_user_error, hear_ctrl_c
+from config.errors import (
+    ConfigError,
+    DivergedError,
+    NotFiniteError,
+    UserError,
+    exit_on_user_error,
+    hear_ctrl_c,
+)
 from config.leaves import Leaf, leaves, reference
 from config.presets import from_mapping, override, preset, preset_names
 from config.saving import config_hash, load, numerics_hash, save, to_mapping, to_yaml
@@ -24,6 +31,7 @@ __all__ = [
     "Leaf",
     "Logging",
     "Model",
+    "NotFiniteError",
     "Training",
     "UserError",
     "config_hash",

@@ -1,9 +1,10 @@
 """The command line, derived from the dataclasses: every leaf is a flag."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from textwrap import fill
+from types import MappingProxyType
 from typing import Any, Optional
 
 from config.errors import SHOWN, ConfigError
@@ -20,10 +21,11 @@ def parse_command_line(
     arguments: Sequence[str],
     *,
     program: str,
-    default: str,
+    default: str = "",
     options: Optional[type] = None,
     defaults: Optional[dict[str, Any]] = None,
     unused: Sequence[str] = (),
+    sections_of: Optional[Callable[[dict[str, Any]], Mapping[str, Any]]] = None,
 ) -> tuple[Config, Any]:
     """Read a command line: defaults < preset < flags.
 
@@ -31,13 +33,16 @@ def parse_command_line(
         arguments: the words after the program's name.
         program: what the program is called and does, for `--help`: "demo/pretraining.py: train a
             GPT".
-        default: preset that is taken without `--config`.
+        default: preset that is taken without `--config`; empty with `sections_of`.
         options: a dataclass of further flags that belong to this program and not to the run; its
             leaf names differ from the configuration's.
         defaults: leaves that this program sets differently from the preset, by name; flags win over
             them.
         unused: sections and leaves that this program has no use for: a preset may set them, a flag
             is refused.
+        sections_of: gives what a preset gives elsewhere, the sections of the configuration, from
+            the values of the flags: a program that uses what another has made. There is no
+            `--config` then.
     Returns:
         the configuration, and an instance of `options` (None without it).
     Raises:
@@ -45,9 +50,10 @@ def parse_command_line(
         SystemExit: with code 0 after printing the help.
     """
     if any(word in HELP_FLAGS for word in arguments):
-        print(help_text(program, default, options, unused))
+        print(help_text(program, default, options, unused, defaults or {}))
         sys.exit(0)
-    words = _Words(arguments, (*leaves(Config), *(leaves(options) if options else ())))
+    known = (*leaves(Config), *(leaves(options) if options else ()))
+    words = _Words(arguments, known, has_presets=sections_of is None)
     words.read()
     words.refuse(
         [leaf for leaf in leaves(Config) if is_in(leaf, unused)], program.partition(":")[0]
@@ -55,9 +61,15 @@ def parse_command_line(
     own = {item.name for item in fields(options)} if options else set()
     values = {name: value for name, value in words.values.items() if name not in own}
     try:
-        mapping = _mapping(default if words.config is None else words.config)
+        if sections_of is None:
+            mapping: Mapping[str, Any] = _mapping(default if words.config is None else words.config)
+        elif words.problems:
+            raise ConfigError(words.problems)
+        else:
+            mapping = sections_of(words.values)
     except ConfigError as error:
-        raise ConfigError([*words.problems, *error.problems]) from error
+        told = [problem for problem in error.problems if problem not in words.problems]
+        raise ConfigError([*words.problems, *told]) from error
     config = build(
         mapping,
         {**(defaults or {}), **values},
@@ -84,7 +96,8 @@ def is_in(leaf: Leaf, names: Sequence[str]) -> bool:
 class _Words:
     """The words of a command line, and what was read from them."""
 
-    def __init__(self, arguments: Sequence[str], known: Sequence[Leaf]):
+    def __init__(self, arguments: Sequence[str], known: Sequence[Leaf], has_presets: bool = True):
+        self.has_presets = has_presets
         self.rest = list(arguments)
         self.flags = {leaf.name: leaf for leaf in known} | {leaf.path: leaf for leaf in known}
         self.config: Optional[str] = None
@@ -104,7 +117,7 @@ class _Words:
             flag = flag.replace("-", "_")
             if has_value:
                 self.rest.insert(0, value)
-            if flag == "config":
+            if flag == "config" and self.has_presets:
                 self.config = self._value("config")
             elif flag in self.flags:
                 self._read_leaf(self.flags[flag], attached=bool(has_value))
@@ -151,7 +164,8 @@ class _Words:
         leaf_names = dict.fromkeys((leaf.name for leaf in self.flags.values()), None)
         name, hint = word.partition("=")[0][: 2 * SHOWN], ""
         if len(self.problems) < SHOWN:  # others are counted only
-            hint = did_you_mean(flag, {**leaf_names, "config": None}).replace("mean '", "mean '--")
+            known = {**leaf_names, **({"config": None} if self.has_presets else {})}
+            hint = did_you_mean(flag, known).replace("mean '", "mean '--")
         self.problems.append(f"{name}: unknown flag. {hint or 'See --help for all of them.'}")
         while self.rest and not self.rest[0].startswith("--"):
             self.rest.pop(0)
@@ -168,11 +182,16 @@ class _Words:
         while self.rest and not self.rest[0].startswith("--"):
             found.append(self.rest.pop(0))
         if found:
-            self.values[leaf.name] = () if found == ["none"] else tuple(found)
+            is_none = leaf.is_path and found == ["none"]
+            try:  # paths are checked with the configuration
+                checked = tuple(found) if leaf.is_path else leaf.check(found)
+                self.values[leaf.name] = () if is_none else checked
+            except ValueError as error:
+                self.problems.append(f"--{error}")
+                self.bad.add(leaf.name)
         else:
-            self.problems.append(
-                f"--{leaf.name}: got no value; expected paths or patterns, or none."
-            )
+            what = "paths or patterns, or none" if leaf.is_path else "texts"
+            self.problems.append(f"--{leaf.name}: got no value; expected {what}.")
             self.bad.add(leaf.name)
 
     def _boolean_follows(self) -> bool:
@@ -180,16 +199,23 @@ class _Words:
 
 
 def help_text(
-    program: str, default: str, options: Optional[type] = None, unused: Sequence[str] = ()
+    program: str,
+    default: str,
+    options: Optional[type] = None,
+    unused: Sequence[str] = (),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """The help: presets, then every flag that is used with its values, default and meaning."""
-    lines = [program, "", "  --config NAME"]
-    lines.append(
-        _wrapped(
-            f"Preset, or a .yml file such as a run's config.yml (default {default}). Presets: "
-            f"{', '.join(preset_names())}."
+    lines = [program]
+    if default:
+        presets = ", ".join(preset_names())
+        lines += ["", "  --config NAME"]
+        lines.append(
+            _wrapped(
+                f"Preset, or a .yml file such as a run's config.yml (default {default}). Presets: "
+                f"{presets}."
+            )
         )
-    )
     lines.append(
         "\nEach flag may carry its section: --model.layers. Booleans are switched off by --no-NAME."
     )
@@ -197,26 +223,28 @@ def help_text(
         if record is None:
             continue
         for section, doc in sections(record).items():
-            if section in unused:
+            own = [leaf for leaf in leaves(record) if leaf.section == section]
+            used = [leaf for leaf in own if not is_in(leaf, unused)]
+            if not used:
                 continue
             lines.append(f"\n{section or 'run'}: {doc}" if record is Config else f"\n{doc}")
-            for leaf in leaves(record):
-                if leaf.section == section and not is_in(leaf, unused):
-                    lines.append(f"  {_usage(leaf)}")
-                    lines.append(
-                        _wrapped(f"{leaf.doc} ({leaf.expected}; default {shown(leaf.default)})")
-                    )
-    lines.append(
-        "\nDefaults are those without a preset; the resolved configuration is printed when a "
-        "run starts."
-    )
+            for leaf in used:
+                value = shown(defaults.get(leaf.name, leaf.default))
+                lines.append(f"  {_usage(leaf)}")
+                lines.append(_wrapped(f"{leaf.doc} ({leaf.expected}; default {value})"))
+    if default:
+        lines.append(
+            "\nDefaults are those without a preset; the resolved configuration is printed when a "
+            "run starts."
+        )
     return "\n".join(lines)
 
 
 def _usage(leaf: Leaf) -> str:
     if leaf.kind is bool:
         return f"--{leaf.name} | --no-{leaf.name}"
-    return f"--{leaf.name} {leaf.name.upper() if not leaf.is_list else 'PATH [PATH ...]'}"
+    what = "PATH [PATH ...]" if leaf.is_path else "TEXT [TEXT ...]"
+    return f"--{leaf.name} {what if leaf.is_list else leaf.name.upper()}"
 
 
 def _wrapped(text: str) -> str:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from config.bounded import shortened
 from config.bounds import AtLeast, Between, Bound, Bytes, BytesOrShare, MoreThan, Within
 from config.schema import Config
-from config.texts import IsPath, path_text, text_problem
+from config.texts import IsFreeText, IsPath, encoding_problem, path_text, text_problem
 
 TRUE_WORDS = {"true", "yes", "on", "1"}
 FALSE_WORDS = {"false", "no", "off", "0"}
@@ -44,6 +44,7 @@ class Leaf:
     words: tuple[str, ...] = ()
     """Texts that may stand for a number."""
     is_path: bool = False
+    is_free_text: bool = False
     bound: Bound | None = None
 
     @property
@@ -100,7 +101,7 @@ class Leaf:
         try:
             if self.is_path:
                 return path_text(text)
-            problem = text_problem(text)
+            problem = encoding_problem(text) if self.is_free_text else text_problem(text)
         except ValueError as error:
             problem = str(error)
         if problem is not None:
@@ -209,6 +210,8 @@ def _read_type(hint: Any) -> dict[str, Any]:
         inner, *notes = get_args(hint)
         if notes == [IsPath()]:
             return {**_read_type(inner), "is_path": True}
+        if notes == [IsFreeText()]:
+            return {**_read_type(inner), "is_free_text": True}
         (bound,) = [
             note for note in notes if isinstance(note, (AtLeast, Between, MoreThan, Within, Bytes))
         ]

@@ -22,16 +22,30 @@ class IsPath:
     """
 
 
+@dataclass(frozen=True)
+class IsFreeText:
+    """A note on a text: it may hold line breaks, and be of any length, as what a model is given."""
+
+
 def text_problem(text: str) -> "str | None":
     """What is wrong with a text, as `got ..; expected ..`; None where nothing is."""
-    try:
-        size = len(text.encode("utf-8"))
-    except UnicodeEncodeError:
-        return f"got {shown_text(text)}, which is not UTF-8; expected text in UTF-8"
+    problem = encoding_problem(text)
+    if problem is not None:
+        return problem
+    size = len(text.encode("utf-8"))
     if any(unicodedata.category(character) == "Cc" for character in text):
         return f"got {shown_text(text)} with control characters; expected text without"
     if size > LONGEST_TEXT:
         return f"got {shown_text(text)} of {size} bytes; expected at most {LONGEST_TEXT}"
+    return None
+
+
+def encoding_problem(text: str) -> "str | None":
+    """As `text_problem`, of characters that no output takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return f"got {shown_text(text)}, which is not UTF-8; expected text in UTF-8"
     return None
 
 

@@ -36,6 +36,7 @@ from config import (
     Config,
     ConfigError,
     DivergedError,
+    NotFiniteError,
     UserError,
     exit_on_user_error,
     parse_command_line,
@@ -110,7 +111,7 @@ def train(config: Config, options: Options) -> int:
                 if is_leader:
                     show_start(config, folder, saved)
                 run = TrainingRun(
-                    config, folder, data, validation_data, saved, interruption, profiler
+                    config, folder, data, validation_data, saved, interruption, profiler, tokenizer
                 )
             if is_leader and saved is not None:
                 saved.set_aside_passed_over()
@@ -247,7 +248,7 @@ def finish(run: TrainingRun, tokenizer: Optional[Tokenizer], data: Dataset, samp
     if tokenizer is not None and samples > 0:
         try:
             show_samples(run, tokenizer, data, samples)
-        except FloatingPointError as error:  # everything that matters is saved
+        except NotFiniteError as error:  # everything that matters is saved
             _LOG.warning("no samples: %s. Train with a lower learning rate.", error)
     if run.is_leader:
         show_files(run.folder, run.step)

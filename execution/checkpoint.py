@@ -27,7 +27,15 @@ from popxl.tensor import Variable
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from config import Config, DivergedError, UserError, numerics_hash, to_mapping
+from config import (
+    Config,
+    DivergedError,
+    NotFiniteError,
+    UserError,
+    from_mapping,
+    numerics_hash,
+    to_mapping,
+)
 from config.plain_files import open_plain
 from data.folders import partial_folder, publish
 from execution.checkpoint_folder import (
@@ -329,6 +337,30 @@ class SavedRun:
             },
         )
 
+    def weights(self) -> "Iterator[tuple[str, np.ndarray]]":
+        """The whole weights by parameter name, one layer's file after the other.
+
+        Raises:
+            NotFiniteError: a weight is not finite; names it.
+        """
+        table = model_table(self.config.model)
+        for layer in _layers(self.config):
+            file, prefix = f"{layer}.safetensors", f"{layer}."
+            tensors = self._read(file)
+            for name in (name for name in table if name.startswith(prefix)):
+                key = f"weights.{name.removeprefix(prefix)}"
+                if key not in tensors:
+                    raise _damaged(self.folder / file, f"tensors without {key}", "all weights")
+                array, where = tensors.pop(key), f"{self.folder / file}, {key}"
+                if array.shape != table[name].shape:
+                    raise _damaged(where, f"shape {array.shape}", str(table[name].shape))
+                if not _is_finite(array):
+                    raise NotFiniteError(
+                        f"{where}: got numbers that are not finite; expected finite ones. Use an "
+                        "older checkpoint."
+                    )
+                yield name, array
+
     def _check_tensor(
         self,
         file: str,
@@ -387,7 +419,8 @@ class SavedRun:
                 got = f"contents with SHA-256 {digest[:12]}{_where(path, entry)}"
                 raise _damaged(path, got, f"{entry['sha256'][:12]}")
 
-    def _read(self, name: str, expected: "set[str]") -> "dict[str, np.ndarray]":
+    def _read(self, name: str, expected: "Optional[set[str]]" = None) -> "dict[str, np.ndarray]":
+        """A file's tensors; only those that are expected, where that is said."""
         path = self.folder / name
         try:
             tensors = read_tensors(path)
@@ -395,10 +428,46 @@ class SavedRun:
             raise DamagedError(f"{path}, {error}") from error
         except (OSError, ValueError) as error:
             raise _damaged(path, f"'{error}'", "a safetensors file") from error
-        if set(tensors) != expected:
+        if expected is not None and set(tensors) != expected:
             missing = ", ".join(sorted(expected - set(tensors))) or "unknown ones"
             raise _damaged(path, f"tensors without {missing}", "all of the layer")
         return tensors
+
+
+def find_trained(path: Path) -> SavedRun:
+    """The checkpoint that a path names: a checkpoint itself, or the newest whole one of a run's
+    folder or of a folder of checkpoints. It needs no configuration but its own.
+
+    Raises:
+        UserError: there is none, or none can be used.
+    """
+    if (path / MANIFEST).exists() or NAME.fullmatch(path.resolve().name):
+        return SavedRun(path, _own_config(path))
+    folder = next((f for f in (path / "checkpoints", path) if checkpoints_in(f)), None)
+    if folder is None:
+        found = "no folder" if not path.is_dir() else "a folder without checkpoints"
+        raise UserError(
+            f"--checkpoint: got {path}, {found}; expected a run's folder, such as runs/demo, or a "
+            "checkpoint, such as runs/demo/checkpoints/step_00000700. Train one first, or check "
+            "the path."
+        )
+    whole = None
+    for checkpoint in checkpoints_in(folder):
+        try:
+            whole = _own_config(checkpoint)
+        except DamagedError:
+            continue  # `_newest_whole` tells of it
+    found_run = None if whole is None else _newest_whole(folder, whole)
+    if found_run is None:
+        raise UserError(
+            f"--checkpoint: got {folder}, whose checkpoints are all damaged; expected a whole one. "
+            "Restore one from a copy."
+        )
+    return found_run
+
+
+def _own_config(folder: Path) -> Config:
+    return from_mapping(_read_manifest(folder)["config"])
 
 
 def find(load: str, folder: Path, config: Config) -> Optional[SavedRun]:
