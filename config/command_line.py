@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from textwrap import fill
+from types import MappingProxyType
 from typing import Any, Optional, TypeVar
 
 from config.errors import SHOWN, ConfigError
@@ -50,10 +51,11 @@ def parse_command_line(
         SystemExit: with code 0 after printing the help.
     """
     if any(word in HELP_FLAGS for word in arguments):
-        print(help_text(program, default, options, unused))
+        print(help_text(program, default, options, unused, defaults=defaults or {}))
         sys.exit(0)
-    words = _Words(arguments, (*leaves(Config), *(leaves(options) if options else ())))
-    words.read(has_presets=sections_of is None)
+    known = (*leaves(Config), *(leaves(options) if options else ()))
+    words = _Words(arguments, known, has_presets=sections_of is None)
+    words.read()
     words.refuse(
         [leaf for leaf in leaves(Config) if is_in(leaf, unused)], program.partition(":")[0]
     )
@@ -100,8 +102,8 @@ def parse_options(
     if any(word in HELP_FLAGS for word in arguments):
         print(help_text(program, "", options, (), words, config=None))
         sys.exit(0)
-    found = _Words(arguments, leaves(options), words)
-    found.read(has_presets=False)
+    found = _Words(arguments, leaves(options), words, has_presets=False)
+    found.read()
     for leaf in leaves(options):
         if leaf.name == words and not leaf.is_list and leaf.name in found.values:
             first, *more = found.values[leaf.name]
@@ -136,8 +138,14 @@ class _Words:
     """The words of a command line, and what was read from them."""
 
     def __init__(
-        self, arguments: Sequence[str], known: Sequence[Leaf], words: Optional[str] = None
+        self,
+        arguments: Sequence[str],
+        known: Sequence[Leaf],
+        words: Optional[str] = None,
+        *,
+        has_presets: bool,
     ):
+        self.has_presets = has_presets
         self.rest = list(arguments)
         self.words = words
         self.flags = {leaf.name: leaf for leaf in known} | {leaf.path: leaf for leaf in known}
@@ -146,7 +154,7 @@ class _Words:
         self.problems: list[str] = []
         self.bad: set[str] = set()
 
-    def read(self, has_presets: bool = True) -> None:
+    def read(self) -> None:
         while self.rest:
             word = self.rest.pop(0)
             if self.words is not None and not word.startswith("-"):
@@ -161,7 +169,7 @@ class _Words:
             flag = flag.replace("-", "_")
             if has_value:
                 self.rest.insert(0, value)
-            if flag == "config" and has_presets:
+            if flag == "config" and self.has_presets:
                 self.config = self._value("config")
             elif flag in self.flags:
                 self._read_leaf(self.flags[flag], attached=bool(has_value))
@@ -208,7 +216,8 @@ class _Words:
         leaf_names = dict.fromkeys((leaf.name for leaf in self.flags.values()), None)
         name, hint = word.partition("=")[0][: 2 * SHOWN], ""
         if len(self.problems) < SHOWN:  # others are counted only
-            hint = did_you_mean(flag, {**leaf_names, "config": None}).replace("mean '", "mean '--")
+            known = {**leaf_names, **({"config": None} if self.has_presets else {})}
+            hint = did_you_mean(flag, known).replace("mean '", "mean '--")
         self.problems.append(f"{name}: unknown flag. {hint or 'See --help for all of them.'}")
         while self.rest and not self.rest[0].startswith("--"):
             self.rest.pop(0)
@@ -248,6 +257,7 @@ def help_text(
     unused: Sequence[str] = (),
     words: Optional[str] = None,
     config: Optional[type] = Config,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """The help: presets, then every flag that is used with its values, default and meaning."""
     lines = [program]
@@ -266,16 +276,17 @@ def help_text(
         if record is None:
             continue
         for section, doc in sections(record).items():
-            if section in unused:
+            own = [leaf for leaf in leaves(record) if leaf.section == section]
+            used = [leaf for leaf in own if not is_in(leaf, unused)]
+            if not used:
                 continue
             lines.append(f"\n{section or 'run'}: {doc}" if record is Config else f"\n{doc}")
             # what comes without a flag comes first
-            for leaf in sorted(leaves(record), key=lambda leaf: leaf.name != words):
-                if leaf.section == section and not is_in(leaf, unused):
-                    lines.append(f"  {_usage(leaf, is_word=leaf.name == words)}")
-                    is_needed = leaf.default is MISSING
-                    default_told = "needed" if is_needed else f"default {shown(leaf.default)}"
-                    lines.append(_wrapped(f"{leaf.doc} ({leaf.expected}; {default_told})"))
+            for leaf in sorted(used, key=lambda leaf: leaf.name != words):
+                lines.append(f"  {_usage(leaf, is_word=leaf.name == words)}")
+                value = defaults.get(leaf.name, leaf.default)
+                told = "needed" if value is MISSING else f"default {shown(value)}"
+                lines.append(_wrapped(f"{leaf.doc} ({leaf.expected}; {told})"))
     if default:
         lines.append(
             "\nDefaults are those without a preset; the resolved configuration is printed when a "

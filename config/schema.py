@@ -123,7 +123,7 @@ class Training:
     such rounding.
     """
     seed: Seed = 42
-    """Source of initial weights, dropout and the order of the data."""
+    """Source of initial weights, dropout, the order of the data, and what texts draw."""
     validate_every: CountOrZero = 0
     """Steps between validations; 0: never."""
     validation_batches: Count = 8

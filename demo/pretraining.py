@@ -37,6 +37,7 @@ from config import (
     Config,
     ConfigError,
     DivergedError,
+    NotFiniteError,
     UserError,
     changes,
     exit_on_user_error,
@@ -112,7 +113,7 @@ def train(config: Config, options: Options) -> int:
                 if is_leader:
                     show_start(config, folder, saved)
                 run = TrainingRun(
-                    config, folder, data, validation_data, saved, interruption, profiler
+                    config, folder, data, validation_data, saved, interruption, profiler, tokenizer
                 )
             if is_leader and saved is not None:
                 saved.set_aside_passed_over()
@@ -257,7 +258,7 @@ def finish(run: TrainingRun, tokenizer: Optional[Tokenizer], data: Dataset, samp
     if tokenizer is not None and samples > 0:
         try:
             show_samples(run, tokenizer, data, samples)
-        except FloatingPointError as error:  # everything that matters is saved
+        except NotFiniteError as error:  # everything that matters is saved
             _LOG.warning("no samples: %s. Train with a lower learning rate.", error)
     if run.is_leader:
         show_files(run.folder, run.step)

@@ -1,6 +1,7 @@
 """The folder that a run leaves: config.yml, metrics.jsonl, loss.png, checkpoints."""
 
 import errno
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -8,11 +9,15 @@ from itertools import count
 from pathlib import Path
 from typing import Optional
 
+from tokenizers import Tokenizer
+
 from config import Config, UserError, to_yaml
 from demo.folder_lock import FolderLock
 from execution.checkpoint import SavedRun, find
-from execution.checkpoint_folder import checkpoints_in, remove_leftovers
+from execution.checkpoint_folder import TOKENIZER, checkpoints_in, remove_leftovers
 from utils.files import remove_partial, written_whole
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One JSON object per step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer that made the training data, beside the checkpoints."""
+        return self.checkpoints / TOKENIZER
 
     @property
     def picture(self) -> Path:
@@ -57,6 +67,20 @@ class RunFolder:
             raise _no_checkpoints(self, error) from error
         if not is_ours:
             raise _is_anothers(self)
+
+    def keep_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Write the tokenizer beside the checkpoints, where programs that use them look for it."""
+        text = tokenizer.to_str(pretty=True)
+        try:
+            if not self.tokenizer.is_file() or self.tokenizer.read_text("utf-8") != text:
+                with written_whole(self.tokenizer) as partial:
+                    partial.write_text(text, encoding="utf-8")
+        except OSError as error:
+            _LOG.warning(
+                "%s: not written: '%s'. Programs that use the model need --tokenizer.",
+                self.tokenizer,
+                error.strerror,
+            )
 
     def holds(self, saved: SavedRun) -> bool:
         """Whether a checkpoint is one of this run's."""

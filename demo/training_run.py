@@ -10,6 +10,7 @@ from typing import NoReturn, Optional
 import numpy as np
 import popdist
 import popxl_addons as addons
+from tokenizers import Tokenizer
 
 from config import Config, UserError, learning_rate
 from data import BatchLoader, Dataset
@@ -69,9 +70,11 @@ class TrainingRun:
         saved: Optional[SavedRun],
         interruption: Interruption,
         profiler: Optional[StepProfiler] = None,
+        tokenizer: Optional[Tokenizer] = None,
     ):
         self.config = config
         self.folder = folder
+        self.tokenizer = tokenizer
         self.data = data
         self.step = 0
         """Optimizer steps done."""
@@ -343,6 +346,8 @@ class TrainingRun:
         if self._saved_step == self.step:
             return
         place, position = self.folder.checkpoints, self._position()
+        if self.tokenizer is not None and self.is_leader:
+            self.folder.keep_tokenizer(self.tokenizer)
         try:
             save(self.session, self.config, place, position, keep_all=keep_all)
         except UserError:

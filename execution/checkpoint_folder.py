@@ -11,6 +11,8 @@ from data.folders import flush_folder, remove_unlocked
 from execution.manifest import ManifestError, read_manifest
 
 MANIFEST = "checkpoint.json"
+TOKENIZER = "tokenizer.json"
+"""The tokenizer's file beside a run's checkpoints."""
 NAME = re.compile(r"step_(\d+)")
 
 

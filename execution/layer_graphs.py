@@ -171,7 +171,7 @@ def fwd_graphs(
     for (layer, table, count), specs, plan in zip(layers, inputs, plans):
         factories, fwd = layer.create_graph(*specs)
         tied_to = result[0] if TIED in factories and result else None
-        weights = _weights(config, layout, factories, count, tied_to)
+        weights = layer_weights(config, layout, factories, count, tied_to)
         result.append(
             InferenceGraphs(table=table, rows=count, weights=weights, fwd=serialise(fwd, plan, io))
         )
@@ -202,13 +202,16 @@ def _gradient(
     )
 
 
-def _weights(
+def layer_weights(
     config: Config,
     layout: Layout,
     factories: NamedVariableFactories,
     rows: int,
     tied_to: Optional[LayerGraphs],
 ) -> Weights:
+    """A layer's weights in remote memory, with the buffer of another layer's word embedding where
+    it is tied to that.
+    """
     groups = _shard_groups(config, layout, factories)
     own = factories.copy()
     if tied_to is not None:
@@ -230,7 +233,7 @@ def _training_graphs(
     grad: addons.GraphWithNamedArgs,
     tied_to: Optional[TrainingGraphs] = None,
 ) -> TrainingGraphs:
-    weights = _weights(config, layout, factories, rows, tied_to)
+    weights = layer_weights(config, layout, factories, rows, tied_to)
     groups = _shard_groups(config, layout, accumulators.accum)
     own_sums = accumulators.accum.copy()
     if tied_to is not None:

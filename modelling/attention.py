@@ -10,7 +10,7 @@ from typing import Optional
 import numpy as np
 import popxl
 import popxl_addons as addons
-from popxl import Tensor, ops
+from popxl import Tensor, TensorByRef, ops
 from popxl.transforms.autodiff import GradGraphInfo
 
 from config import Model
@@ -48,21 +48,30 @@ class Attention(Layer):
     # [B*S, H/tp2], identical over tp1
     def build(self, x: Tensor, seed: Optional[Tensor] = None) -> Tensor:
         """[B*S, H/tp2] -> [B*S, H/tp2], identical over tp1. Without a seed nothing is dropped."""
-        qkv = self.qkv(x)  # [B*S, 3*h*D], identical over tp2
         # [B, h, S, D]
-        query, key, value = (self._split_heads(t) for t in ops.split(qkv, 3, axis=1))
+        query, key, value = self._query_key_value(x, self.model.sequence_length)
         if self.model.dropout == 0.0:
             seed = None
         # probabilities are split over tp1 and identical over tp2, and so are their masks
         if seed is not None:
             seed = self.seed_over(seed, self.layout.tp1, "tp1_position")
-        # [B*S, h*D]
-        y = self._attend(query, key, value, seed).transpose((0, 2, 1, 3)).reshape((x.shape[0], -1))
-        return self.output(y)
+        return self._join_heads(self._attend(query, key, value, seed))
 
-    def _split_heads(self, t: Tensor) -> Tensor:
+    def _query_key_value(self, x: Tensor, sequence: int) -> "list[Tensor]":
+        """[B*S, H/tp2] -> three of [B, h, S, D], identical over tp2."""
+        qkv = self.qkv(x)  # [B*S, 3*h*D], identical over tp2
+        return [self._split_heads(t, sequence) for t in ops.split(qkv, 3, axis=1)]
+
+    def _join_heads(self, y: Tensor) -> Tensor:
+        """What heads found, through the output projection: [B, h, S, D] -> [B*S, H/tp2]."""
+        batch, heads, sequence, head_size = y.shape
+        # [B*S, h*D]
+        rows = y.transpose((0, 2, 1, 3)).reshape((batch * sequence, heads * head_size))
+        return self.output(rows)
+
+    def _split_heads(self, t: Tensor, sequence: int) -> Tensor:
         """[B*S, h*D] -> [B, h, S, D]."""
-        sequence, head_size = self.model.sequence_length, self.model.head_size
+        head_size = self.model.head_size
         return t.reshape((-1, sequence, t.shape[1] // head_size, head_size)).transpose((0, 2, 1, 3))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, seed: Optional[Tensor]) -> Tensor:
@@ -90,6 +99,32 @@ class Attention(Layer):
         graph = popxl.gir().create_graph(attend, query, key, value, mask, seed, self.model.dropout)
         (y,) = ops.call(graph, query, key, value, *([] if seed is None else [seed]))
         return y
+
+
+class CachedAttention(Attention):
+    """Attention of some tokens of each sequence over those before, whose keys and values are kept.
+
+    C tokens of each sequence come at a time, P columns are kept: column c of a sequence has its
+    c-th key and value.
+    """
+
+    def build(  # type: ignore[override]
+        self, x: Tensor, keys: TensorByRef, values: TensorByRef, mask: Tensor, first: Tensor
+    ) -> Tensor:
+        """[B*C, H/tp2] -> [B*C, H/tp2], identical over tp1. Writes the tokens' own keys and values.
+
+        Args:
+            keys, values: [B, h, P, D], identical over tp2.
+            mask: what is added to scores, [B, 1, C, P].
+            first: the first token's column, int32 scalar.
+        """
+        query, key, value = self._query_key_value(x, mask.shape[2])  # [B, h, C, D]
+        column, tokens = first.reshape((1,)), [mask.shape[2]]
+        keys = ops.dynamic_update_(keys, column, key, [2], tokens, True)
+        values = ops.dynamic_update_(values, column, value, [2], tokens, True)
+        # [B, h, C, P]
+        scores = query @ keys.transpose((0, 1, 3, 2)) * (1 / math.sqrt(query.shape[-1])) + mask
+        return self._join_heads(ops.softmax(scores, axis=-1) @ values)
 
 
 def attend(

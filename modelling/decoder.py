@@ -2,10 +2,10 @@
 
 from typing import Optional
 
-from popxl import Tensor, ops
+from popxl import Tensor, TensorByRef, ops
 
 from config import Model
-from modelling.attention import Attention
+from modelling.attention import Attention, CachedAttention
 from modelling.feed_forward import FeedForward
 from modelling.layer import Layer
 from modelling.layout import Layout
@@ -45,3 +45,20 @@ class DecoderBlock(Layer):
         x = x + self.dropout(y, seeds[1], "attention_tp2_position")
         y = self.feed_forward(self.feed_forward_norm(x))
         return x + self.dropout(y, seeds[2], "feed_forward_tp2_position")
+
+
+class CachedDecoderBlock(DecoderBlock):
+    """The block on some tokens of each sequence, with keys and values of those before kept. Drops
+    no units.
+    """
+
+    def __init__(self, model: Model, layout: Layout):
+        super().__init__(model, layout)
+        self.attention = CachedAttention(model, layout)
+
+    def build(  # type: ignore[override]
+        self, x: Tensor, keys: TensorByRef, values: TensorByRef, mask: Tensor, first: Tensor
+    ) -> Tensor:
+        """[N, H/tp2] -> [N, H/tp2], identical over tp1. Other arguments as of `CachedAttention`."""
+        x = x + self.attention(self.attention_norm(x), keys, values, mask, first)
+        return x + self.feed_forward(self.feed_forward_norm(x))

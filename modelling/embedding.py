@@ -38,12 +38,20 @@ class Embedding(Layer):
             ),
         }
 
-    def build(self, words: Tensor, seed: Optional[Tensor] = None) -> Tensor:  # int32 [N]
-        """int32 [N] -> [N, H/tp2], identical over tp1. Without a seed nothing is dropped."""
+    def build(
+        self, words: Tensor, seed: Optional[Tensor] = None, positions: Optional[Tensor] = None
+    ) -> Tensor:  # int32 [N]
+        """int32 [N] -> [N, H/tp2], identical over tp1. Without a seed nothing is dropped.
+
+        Args:
+            positions: of the words, int32 [N]; none: words are whole sequences.
+        """
         sequence = self.model.sequence_length
         word, position = self.parameter("word.weight"), self.parameter("position.weight")
-        numbers: Tensor = popxl.constant(
-            np.arange(sequence, dtype=np.int32), popxl.int32, "positions"
+        numbers: Tensor = (
+            popxl.constant(np.arange(sequence, dtype=np.int32), popxl.int32, "positions")
+            if positions is None
+            else positions
         )
         is_split = self.layout.tp1.group_size > 1
         # rows count from this replica's first; others' rows are out of range and give zeros
@@ -51,7 +59,9 @@ class Embedding(Layer):
             shard = self.position_in(self.layout.tp1, "tp1_position")
             words, numbers = words - shard * word.shape[0], numbers - shard * position.shape[0]
         x = ops.gather(word, words, zero_OOR=is_split)  # [N, H/tp2], partial sums over tp1
-        y = ops.gather(position, numbers, zero_OOR=is_split)  # [S, H/tp2], partial sums over tp1
+        y = ops.gather(
+            position, numbers, zero_OOR=is_split
+        )  # [S or N, H/tp2], partial sums over tp1
         x = (x.reshape((-1, *y.shape)) + y).reshape(x.shape)  # the positions of each sequence
         x = leave(x, self.layout.tp1)  # [N, H/tp2], identical over tp1
         return self.dropout(x, seed)

@@ -84,16 +84,25 @@ class Walk:
         if all(self._is_silent(body) for body in instr.bodies):
             return
         condition = scalars.get(instr.arguments["cond"])
-        if condition is None:
+        if condition is not None:
+            yield from self._branch(instr, 0 if condition else 1, scalars)
+            return
+        then, other = (list(self._branch(instr, number, scalars)) for number in (0, 1))
+        if then != other:
             raise GraphError(
-                _unknown(instr, "a branch around transfers whose condition is on the device")
+                _unknown(
+                    instr,
+                    "a branch around transfers whose condition is on the device, and the other "
+                    "branch has others",
+                )
             )
-        branch = "then" if condition else "else"
-        body = instr.bodies[0 if condition else 1]
-        inputs: Sequence[Value] = instr.arguments[f"{branch}_inputs"]
-        yield from self.block(
-            body, {b: scalars[v] for b, v in zip(body.inputs, inputs) if v in scalars}
-        )
+        yield from then
+
+    def _branch(self, instr: Instr, number: int, scalars: Scalars) -> Iterator[Event]:
+        inputs: Sequence[Value] = instr.arguments[("then_inputs", "else_inputs")[number]]
+        body = instr.bodies[number]
+        known = {b: scalars[v] for b, v in zip(body.inputs, inputs) if v in scalars}
+        yield from self.block(body, known)
 
     def _op(self, instr: Instr, scalars: Scalars) -> Iterator[Event]:
         definition, arguments = instr.definition, instr.arguments

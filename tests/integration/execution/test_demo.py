@@ -99,6 +99,7 @@ def test_a_run_leaves_its_configuration_metrics_picture_and_checkpoints(folder):
     assert [path.name for path in sorted((run / "checkpoints").iterdir())] == [
         "step_00000010",
         "step_00000020",
+        "tokenizer.json",
     ]
 
 

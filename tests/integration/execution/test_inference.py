@@ -5,7 +5,6 @@ import pytest
 from helpers.quick import cases
 
 from config import override
-from demo.text import choose
 from execution.host import run_steps
 from execution.inference import evaluate, evaluation, generation, logits
 from execution.pretraining import pretraining
@@ -59,12 +58,3 @@ def test_logits_of_one_row_are_those_of_the_whole_sequence(widening):
     expected = expect(config.model, random_weights(config.model), words, labels).logits
     assert got.shape == (4, 1, config.model.vocabulary_size)
     assert distance(got[:, 0], expected[np.arange(4), last[:, 0]]) < 1e-5
-
-
-def test_writing_chooses_among_the_likeliest_tokens_by_their_probability():
-    scores = np.full(100, -50.0, np.float32)
-    scores[[3, 8]] = [1.0, 1.0 + 0.8 * np.log(3)]  # three to one at the temperature of 0.8
-    random = np.random.default_rng(0)
-    chosen = np.array([choose(scores, random) for _ in range(2000)])
-    assert set(chosen) == {3, 8}
-    assert np.mean(chosen == 8) == pytest.approx(0.75, abs=0.04)

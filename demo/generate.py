@@ -1,0 +1,392 @@
+"""Text that a trained model writes: `python demo/generate.py --checkpoint runs/demo --prompt
+'def main():'`. See --help.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+# run as a script: the repository's packages are beside this folder, not in it
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # while modules load, Ctrl-C ends the process without a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # OpenMP's threads spin while they wait: see demo/pretraining.py
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Optional
+
+import popdist
+from tokenizers import Tokenizer
+
+from config import (
+    Config,
+    ConfigError,
+    UserError,
+    exit_on_user_error,
+    leaves,
+    override,
+    parse_command_line,
+    to_mapping,
+)
+from config.bounded import read_bounded
+from config.bounds import Within
+from config.schema import Count, PathText, PositiveOrZero
+from config.texts import IsFreeText, user_path
+from data.tokenisation import END_OF_TEXT
+from demo.text import read_tokenizer
+from demo.writing import OnEnd, OnText, write
+from execution.checkpoint import SavedRun, find_trained
+from execution.checkpoint_folder import TOKENIZER
+from execution.generation import CachedModel
+from execution.instances import check_instances
+from execution.sampling import Sampling
+from execution.variables import write_whole_weights
+from utils.runtime import gather, remote_memory_errors_are_user_errors
+
+PROMPT_BYTES = 2**26
+"""Of a file with a prompt."""
+USED = (
+    "precision", "seed", "tokenizer", "data_parallel", "tensor_parallel_1", "tensor_parallel_2",
+    "replicated_tensor_sharding", "device", "device_memory", "memmap_dir", "host_memory",
+)  # fmt: skip
+"""Settings of training that mean something here."""
+ONE_REPLICA = {
+    "data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1, "micro_batch_size": 1,
+    "widening": 1, "device_iterations": 1, "replicated_tensor_sharding": False, "device": "auto",
+    "device_memory": None, "memmap_dir": None, "host_memory": None, "io_mode": "io",
+}  # fmt: skip
+"""How a model is run unless it is told otherwise, whatever trained it."""
+FreeText = Annotated[str, IsFreeText()]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What is written."""
+
+    checkpoint: Optional[PathText] = None
+    """A run's folder, or a checkpoint: its newest checkpoint that is whole is used."""
+    prompt: tuple[FreeText, ...] = ()
+    """Texts to go on from, each by itself; none: a new document is begun."""
+    prompt_file: Optional[PathText] = None
+    """A file whose text is a prompt; -: standard input."""
+    chat: bool = False
+    """Read prompts from standard input, a line each. The model sees all that was said before."""
+    tokens: Count = 200
+    """Tokens to write after each prompt, unless the text ends before. The model sees at most
+    max_positions tokens of a text, the last ones of a longer prompt; when a text grows beyond, it
+    goes on from the second half of those.
+    """
+    samples: Count = 1
+    """Texts to write after each prompt."""
+    stop: tuple[FreeText, ...] = ()
+    """Texts that end what is written, and are left out."""
+    temperature: PositiveOrZero = Sampling.temperature
+    """What logits are divided by: below one makes likely tokens likelier; 0: always the likeliest
+    one.
+    """
+    top_k: Optional[Count] = Sampling.top_k
+    """Tokens that are chosen from, the likeliest ones; none: all."""
+    top_p: Annotated[float, Within(1e-6, 1.0)] = Sampling.top_p
+    """Of these, as few as together have this probability."""
+
+
+class Trained:
+    """A checkpoint with its tokenizer, and how to run it."""
+
+    def __init__(self, saved: SavedRun, config: Config, tokenizer: Tokenizer):
+        self.saved = saved
+        self.config = config
+        self.tokenizer = tokenizer
+
+    def tokens(self, text: str, where: str) -> "list[int]":
+        """A prompt's tokens; UserError where it has none."""
+        found: "list[int]" = self.tokenizer.encode(text, add_special_tokens=False).ids
+        if not found:
+            raise UserError(
+                f"{where}: got an empty prompt; expected some text. Give text, or leave it out to "
+                "begin a new document."
+            )
+        return found
+
+    def begin(self) -> "list[int]":
+        """What a new document begins with: the end of the one before."""
+        end = self.tokenizer.token_to_id(END_OF_TEXT)
+        if end is None:
+            raise UserError(
+                f"--prompt: got none, and a tokenizer without '{END_OF_TEXT}'; expected a prompt. "
+                "Give one."
+            )
+        return [end]
+
+    @contextmanager
+    def running(self, texts: int, longest: int, tokens: int) -> Iterator[CachedModel]:
+        """The model with its weights, for so many texts at a time."""
+        model = CachedModel(self.config, texts, longest, tokens)
+        write_whole_weights(model.session, model.config, self.saved.weights())
+        with model.session:
+            yield model
+
+
+def generate(
+    checkpoint: "str | Path",
+    prompts: Sequence[str] = (),
+    *,
+    tokens: int = 200,
+    sampling: Optional[Sampling] = None,
+    samples: int = 1,
+    stop: Sequence[str] = (),
+    on_text: OnText = lambda number, text: None,
+    **settings: Any,
+) -> "list[str]":
+    """Texts that a trained model writes, `samples` after each prompt.
+
+    Args:
+        checkpoint: a run's folder, or a checkpoint.
+        prompts: texts to go on from; none: one new document is begun.
+        tokens: to write after each.
+        sampling: how tokens are chosen; its seed is the checkpoint's unless it is given.
+        stop: texts that end what is written, and are left out.
+        on_text: is told of text as it is made: its number in the result, and what is new.
+        settings: `precision`, `tokenizer`, and the layout, by their names on the command line.
+    Returns:
+        the texts without their prompts: all samples of the first prompt, then those of the second.
+    Raises:
+        UserError: something given cannot be used.
+        NotFiniteError: weights or logits are not finite.
+    """
+    saved = find_trained(user_path("--checkpoint", checkpoint))
+    batch = settings.get("data_parallel", 1)
+    refused = sorted(set(settings) - set(USED))
+    if refused:
+        raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(USED)}."])
+    config = override(saved.config, global_batch_size=batch, **{**ONE_REPLICA, **settings})
+    trained = Trained(saved, config, find_tokenizer(saved, config))
+    found = [trained.tokens(text, "prompts") for text in prompts] or [trained.begin()]
+    sampling = sampling or Sampling(seed=config.training.seed)
+    return _write_all(trained, found, tokens, sampling, samples, stop, on_text)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write as the command line says. Returns the exit code."""
+    found: "list[SavedRun]" = []
+
+    def sections_of(values: "dict[str, Any]") -> "Mapping[str, Any]":
+        if values.get("checkpoint") is None:
+            raise ConfigError(
+                ["--checkpoint: got none; expected a run's folder, such as runs/demo. Give one."]
+            )
+        found.append(find_trained(Path(values["checkpoint"])))
+        return _sections(found[0], values)
+
+    config, options = parse_command_line(
+        arguments,
+        program="demo/generate.py: text that a trained model writes",
+        options=Options,
+        defaults=ONE_REPLICA,
+        unused=unused(),
+        sections_of=sections_of,
+    )
+    is_leader = check_instances(config)
+    trained = Trained(found[0], config, find_tokenizer(found[0], config))
+    sampling = Sampling(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=config.training.seed,
+    )
+    with remote_memory_errors_are_user_errors():
+        if options.chat:
+            chat(trained, options, sampling, is_leader)
+        else:
+            show_texts(trained, options, sampling, is_leader)
+    return 0
+
+
+def unused() -> "list[str]":
+    """Settings that only training has a use for."""
+    return [leaf.name for leaf in leaves() if leaf.name not in USED]
+
+
+def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
+    """The sections of a checkpoint's configuration, with a batch that these values allow."""
+    mapping = to_mapping(saved.config)
+    mapping["training"]["global_batch_size"] = values.get("data_parallel", 1)
+    return mapping
+
+
+def find_tokenizer(saved: SavedRun, config: Config) -> Tokenizer:
+    """The tokenizer that is named, or else the one beside a checkpoint, or in the run's folder.
+
+    Raises:
+        UserError: there is none, or it has tokens that the model lacks.
+    """
+    beside = [folder / TOKENIZER for folder in saved.folder.resolve().parents[:2]]
+    own, trained = config.data.tokenizer, saved.config.data.tokenizer
+    if own is not None and own != trained:
+        path = Path(own)
+    else:
+        choices = [*beside, *([Path(trained)] if trained is not None else [])]
+        there = next((choice for choice in choices if choice.is_file()), None)
+        if there is None:
+            raise UserError(
+                f"--tokenizer: got none, and no {beside[0]}; expected the tokenizer.json that made "
+                "the training data. Give its path."
+            )
+        path = there
+    tokenizer = read_tokenizer(path)
+    classes, vocabulary = max(tokenizer.get_vocab().values()) + 1, config.model.vocabulary_size
+    if classes > vocabulary:
+        raise UserError(
+            f"--tokenizer: got {path} with {classes} tokens; expected at most the model's "
+            f"{vocabulary}. Use the tokenizer that made the training data."
+        )
+    return tokenizer
+
+
+def _write_all(
+    trained: Trained,
+    prompts: "list[list[int]]",
+    tokens: int,
+    sampling: Sampling,
+    samples: int,
+    stop: Sequence[str],
+    on_text: OnText = lambda number, text: None,
+    on_end: OnEnd = lambda number: None,
+) -> "list[str]":
+    """`samples` texts after each prompt, all at the same time."""
+    each = [prompt for prompt in prompts for _ in range(samples)]
+    with trained.running(len(each), max(map(len, prompts)), tokens) as model:
+        return write(model, trained.tokenizer, each, tokens, sampling, stop, on_text, on_end)
+
+
+def show_texts(trained: Trained, options: Options, sampling: Sampling, is_leader: bool) -> None:
+    """Print texts as they are made, one after the other, though all are made at the same time."""
+    given = _prompts(options)
+    prompts = [trained.tokens(text, where) for where, text in given] or [trained.begin()]
+    texts = [text for _, text in given] or [""]
+    show = Printed([text for text in texts for _ in range(options.samples)])
+    told = (show.add, show.finish) if is_leader else ()
+    _write_all(trained, prompts, options.tokens, sampling, options.samples, options.stop, *told)
+
+
+def _prompts(options: Options) -> "list[tuple[str, str]]":
+    """Prompts, and where each is from. All processes have those of instance 0."""
+    found = [("--prompt", text) for text in options.prompt]
+    if options.prompt_file is not None:
+        is_leader = popdist.getInstanceIndex() == 0
+        text = _read_prompt(options.prompt_file) if is_leader else ""
+        text = gather(text, popdist.getNumInstances(), patiently=True)[0]
+        found.append((f"--prompt_file {options.prompt_file}", text))
+    return found
+
+
+def _read_prompt(name: str) -> str:
+    """The text of a file, or of standard input, without the line break at its end."""
+    try:
+        content = (
+            sys.stdin.buffer.read(PROMPT_BYTES)
+            if name == "-"
+            else read_bounded(Path(name), PROMPT_BYTES)
+        )
+        text = content.decode("utf-8")
+    except OSError as error:
+        raise UserError(
+            f"--prompt_file: got {name}: {error.strerror}; expected a readable text file. Check "
+            "the path."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"--prompt_file: got {name}, which is not UTF-8; expected text in UTF-8. Convert it."
+        ) from error
+    return text.removesuffix("\n")
+
+
+@dataclass
+class Printed:
+    """Prints several texts that grow at the same time, one after the other."""
+
+    prompts: "list[str]"
+    waiting: "dict[int, list[str]]" = field(default_factory=dict)
+    """What is to be printed when its text's turn comes."""
+    finished: "set[int]" = field(default_factory=set)
+    turn: int = -1
+    """The text that is printed now."""
+
+    def add(self, number: int, text: str) -> None:
+        """Print what is new of a text, now or later."""
+        if self.turn < 0:
+            self._begin(0)
+        if number == self.turn:
+            print(printable(text), end="", flush=True)
+        else:
+            self.waiting.setdefault(number, []).append(text)
+
+    def finish(self, number: int) -> None:
+        """Nothing more comes of a text: the next one's turn comes, once it is this one's."""
+        self.finished.add(number)
+        while self.turn in self.finished:
+            print(flush=True)
+            self.finished.remove(self.turn)
+            if self.turn + 1 < len(self.prompts):
+                self._begin(self.turn + 1)
+
+    def _begin(self, number: int) -> None:
+        self.turn = number
+        if len(self.prompts) > 1:
+            print(f"{'' if number == 0 else chr(10)}--- {number + 1} of {len(self.prompts)} ---")
+        begin = "".join([self.prompts[number], *self.waiting.pop(number, [])])
+        print(printable(begin), end="", flush=True)
+
+
+def printable(text: str) -> str:
+    """A text for a terminal, which must not take it for commands; files get it as it is."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in text)
+
+
+def chat(trained: Trained, options: Options, sampling: Sampling, is_leader: bool) -> None:
+    """Answer lines until there are no more."""
+    said = [token for where, text in _prompts(options) for token in trained.tokens(text, where)]
+    positions = trained.config.model.positions
+    with trained.running(1, positions, options.tokens) as model:
+        for number, line in enumerate(_lines(is_leader)):
+            said += trained.tokens(line + "\n", "--chat")
+            show = Printed([""])
+            (answer,) = write(
+                model,
+                trained.tokenizer,
+                [said],
+                options.tokens,
+                sampling,
+                options.stop,
+                *((show.add, show.finish) if is_leader else ()),
+                first_number=number,
+            )
+            said += trained.tokens(answer + "\n", "--chat")
+
+
+def _lines(is_leader: bool) -> Iterator[str]:
+    """Lines of standard input that hold something; all processes get those of instance 0."""
+    while True:
+        line = ""
+        if is_leader:
+            if sys.stdin.isatty():
+                print("> ", end="", flush=True)
+            line = sys.stdin.readline(PROMPT_BYTES)
+        line = gather(line, popdist.getNumInstances(), patiently=True)[0]
+        if not line:
+            return
+        if line.strip():
+            yield line.rstrip("\n")
+
+
+if __name__ == "__main__":
+    with exit_on_user_error():
+        sys.exit(main(sys.argv[1:]))

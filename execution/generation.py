@@ -1,0 +1,356 @@
+"""A program that extends texts by one token a run, with the keys and values of tokens before kept.
+
+A batch has so many texts per replica. Their last tokens stand in one column of the cache: a shorter
+text has padding before it, which nothing attends to. A run takes either the tokens of a prompt, so
+many at a time, or one token of each text. Both branches of the program use the same rows of remote
+memory in the same order, so that weights that do not fit come as in training.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, List, Optional, Set, Tuple
+
+import numpy as np
+import popdist
+import popxl
+import popxl_addons as addons
+from popxl import Tensor, TensorSpec, ops
+
+from config import Config, override
+from execution.graphs import InferenceGraphs
+from execution.host import own_samples, token_array
+from execution.layer_graphs import layer_weights
+from execution.phase_graphs import PhaseGraphs
+from execution.pretraining import make_ir
+from execution.transfers import first_row
+from execution.variables import make_weights
+from modelling import Layout
+from modelling.decoder import CachedDecoderBlock
+from modelling.embedding import Embedding
+from modelling.head import TIED, LogitsHead
+from utils.runtime import data_type, expect_session, find_not_finite, gather, session_device
+
+PROMPT_TOKENS = 256
+"""Tokens of each text, at most, that a run takes of its prompt: bounds the memory for scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSizes:
+    """What a program is made for."""
+
+    texts: int
+    """Per data-parallel replica."""
+    prompt: int
+    """Tokens of each text that a run takes of a prompt."""
+    columns: int
+    """Tokens of each text whose keys and values are kept."""
+
+    @classmethod
+    def of(cls, config: Config, texts: int, longest: int, tokens: int) -> "CacheSizes":
+        """For prompts of up to so many tokens, and so many tokens more."""
+        positions = config.model.positions
+        whole = min(longest, positions)
+        prompt = -(-whole // -(-whole // PROMPT_TOKENS))
+        columns = -(-whole // prompt) * prompt + tokens
+        if longest + tokens > positions:  # prompts are read again, and may be as long as that
+            columns = -(-positions // prompt) * prompt
+        return cls(
+            texts=-(-texts // config.execution.data_parallel), prompt=prompt, columns=columns
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class CachedPass:
+    """All that the phases need of a run that takes so many tokens of each text."""
+
+    config: Config
+    layout: Layout
+    sizes: CacheSizes
+    tokens: int
+    embedding: InferenceGraphs
+    decoder: InferenceGraphs
+    head: InferenceGraphs
+    keys: popxl.RemoteBuffer
+    values: popxl.RemoteBuffer
+    words: popxl.HostToDeviceStream
+    logits: popxl.DeviceToHostStream
+
+
+def cached_session(config: Config, sizes: CacheSizes) -> addons.TaskSession:
+    """The session of such a program. Weights are zeros until they are written."""
+    expect_session(config.execution.device)
+    ir = make_ir(config)
+    vocabulary = config.model.vocabulary_size
+    with ir.main_graph:
+        inputs = addons.InputStreams(
+            prompt=((sizes.texts * sizes.prompt,), popxl.int32),
+            words=((sizes.texts,), popxl.int32),
+            padding=((sizes.texts,), popxl.int32),
+            column=((), popxl.int32),
+            is_prompt=((), popxl.bool),
+        )
+        outputs = addons.OutputStreams(logits=((sizes.texts, vocabulary), popxl.float32))
+        word, prompt = _passes(config, Layout.of(ir, config.execution), sizes, inputs, outputs)
+        state = make_weights(word, "generation")
+        with popxl.in_sequence(True):
+            is_prompt, column, padding = (
+                ops.host_load(inputs[name]) for name in ("is_prompt", "column", "padding")
+            )
+            branches = [ir.create_graph(extend, step, column, padding) for step in (prompt, word)]
+            ops.conditional(is_prompt, *branches, [column, padding], [column, padding])
+    ir.num_host_transfers = 1
+    device = session_device(config.execution.device)
+    return addons.TaskSession(inputs, outputs, state, 1, ir, device)
+
+
+def _passes(
+    config: Config,
+    layout: Layout,
+    sizes: CacheSizes,
+    inputs: addons.InputStreams,
+    outputs: addons.OutputStreams,
+) -> Tuple[CachedPass, CachedPass]:
+    """For one token of each text, and for those of a prompt; they share weights and cache."""
+    model = config.model
+    heads = model.heads // config.execution.tensor_parallel_1
+    cached = TensorSpec(
+        (sizes.texts, heads, sizes.columns, model.head_size), data_type(model.precision)
+    )
+    keys, values = (_cache(cached, model.layers) for _ in range(2))
+    word: Optional[CachedPass] = None
+    for tokens, stream in ((1, inputs["words"]), (sizes.prompt, inputs["prompt"])):
+        graphs = _graphs(config, layout, cached, tokens, word)
+        passed = CachedPass(
+            config, layout, sizes, tokens, *graphs, keys, values, stream, outputs["logits"]
+        )
+        word, prompt = word or passed, passed
+    assert word is not None
+    return word, prompt
+
+
+def _cache(layer: TensorSpec, layers: int) -> popxl.RemoteBuffer:
+    """A row for each layer, zeros at first: what is hidden has no weight, but NaN has."""
+    buffer = addons.create_remote_buffer(layer, layers)
+    zeros = np.broadcast_to(np.zeros((), layer.dtype.as_numpy()), layer.shape)
+    for n in range(layers):
+        popxl.remote_variable(zeros, buffer, n, layer.dtype)
+    return buffer
+
+
+def _graphs(
+    config: Config, layout: Layout, cached: TensorSpec, tokens: int, other: Optional[CachedPass]
+) -> Tuple[InferenceGraphs, InferenceGraphs, InferenceGraphs]:
+    """Embedding, decoder and head on so many tokens of each text.
+
+    Args:
+        other: a pass whose weights they share.
+    """
+    model, texts = config.model, cached.shape[0]
+    width = model.hidden_size // config.execution.tensor_parallel_2
+    words = TensorSpec((texts * tokens,), popxl.int32)
+    x = TensorSpec((texts * tokens, width), cached.dtype)
+    mask = TensorSpec((texts, 1, tokens, cached.shape[2]), cached.dtype)
+    last, column = TensorSpec((texts,), popxl.int32), TensorSpec((), popxl.int32)
+    layers: "Tuple[Tuple[Any, int, Sequence[Any]], ...]" = (
+        (Embedding(model, layout), 1, (words, None, words)),
+        (CachedDecoderBlock(model, layout), model.layers, (x, cached, cached, mask, column)),
+        (LogitsHead(model, layout), 1, (x, last)),
+    )
+    shared = (other.embedding, other.decoder, other.head) if other is not None else (None,) * 3
+    result: "List[InferenceGraphs]" = []
+    for (layer, rows, specs), same in zip(layers, shared):
+        factories, fwd = layer.create_graph(*specs)
+        tied_to = result[0] if result and TIED in factories else None
+        weights = (
+            layer_weights(config, layout, factories, rows, tied_to)
+            if same is None
+            else same.weights
+        )
+        table = layer.parameters(model)
+        result.append(InferenceGraphs(table=table, rows=rows, weights=weights, fwd=fwd))
+    return result[0], result[1], result[2]
+
+
+def extend(step: CachedPass, column: Tensor, padding: Tensor) -> None:
+    """Some tokens of each text, through all layers, to the logits of what follows the last.
+
+    Args:
+        column: of the first token, int32 scalar.
+        padding: columns before each text, int32 [texts].
+    """
+    run = PhaseGraphs(step, step.config.model.layers)
+    with popxl.in_sequence(True):
+        x, mask = run.once(embedding_phase, ops.host_load(step.words), column, padding)
+        x = run.per_layer(decoder_phase, x, mask, column)
+        run.once(head_phase, x)
+
+
+def embedding_phase(
+    step: CachedPass, words: Tensor, column: Tensor, padding: Tensor
+) -> Tuple[Tensor, Tensor]:
+    """Words to activations [texts * tokens, H/tp2], and what attention adds to its scores,
+    [texts, 1, tokens, columns].
+    """
+    graphs, sizes = step.embedding, step.sizes
+    own = popxl.constant(np.arange(step.tokens, dtype=np.int32), popxl.int32) + column
+    before = padding.reshape((sizes.texts, 1))
+    positions = ops.maximum(own - before, popxl.constant(0, popxl.int32))  # [texts, tokens]
+    weights = graphs.fwd_all_gather(graphs.fwd_load(first_row()))
+    (x,) = graphs.fwd.bind(weights).call(words, positions.reshape((-1,)))
+
+    # A token of the padding sees itself, so that its softmax has something to sum.
+    columns = popxl.constant(np.arange(sizes.columns, dtype=np.int32), popxl.int32)
+    first = own - positions  # [texts, tokens]
+    shape = (sizes.texts, 1, step.tokens, 1)
+    is_hidden = ops.logical_or(
+        ops.greater(columns, own.reshape((1, 1, step.tokens, 1))),
+        ops.greater(first.reshape(shape), columns),
+    )
+    hidden, seen = (popxl.constant(value, x.dtype) for value in (-np.inf, 0.0))
+    return x, ops.where(is_hidden, hidden, seen)
+
+
+def decoder_phase(
+    step: CachedPass, n: Tensor, x: Tensor, mask: Tensor, column: Tensor
+) -> Tuple[Tensor, Tensor]:
+    """Layer n, whose keys and values come and go with its weights. Returns n + 1 and its result."""
+    graphs = step.decoder
+    weights = graphs.fwd_all_gather(graphs.fwd_load(n))
+    keys, values = (ops.remote_load(buffer, n) for buffer in (step.keys, step.values))
+    (x,) = graphs.fwd.bind(weights).call(x, keys, values, mask, column)
+    ops.remote_store(step.keys, n, keys)
+    ops.remote_store(step.values, n, values)
+    return n + 1, x
+
+
+def head_phase(step: CachedPass, x: Tensor) -> None:
+    """The last token of each text to the logits of the next one, on every replica all classes."""
+    graphs, texts, tp1 = step.head, step.sizes.texts, step.layout.tp1
+    rows = np.arange(1, texts + 1, dtype=np.int32) * step.tokens - 1
+    weights = graphs.fwd_all_gather(graphs.fwd_load(first_row()))
+    (logits,) = graphs.fwd.bind(weights).call(x, popxl.constant(rows, popxl.int32))
+    if tp1.group_size > 1:
+        logits = ops.collectives.replicated_all_gather(logits, 1, tp1, "concat")
+    ops.host_store(step.logits, logits[:, : step.config.model.vocabulary_size])
+
+
+class CachedModel:
+    """A model that gives the logits of what follows each of some texts, which grow.
+
+    At most max_positions tokens of a text are seen. One that would have more loses the first half
+    of what is seen, and the rest is read again.
+
+    Args:
+        config: of the model, and the layout to run it in.
+        texts: how many there will be at a time, over all processes.
+        longest: tokens of the longest prompt.
+        tokens: how many will follow it.
+    """
+
+    def __init__(self, config: Config, texts: int, longest: int, tokens: int):
+        self.sizes = CacheSizes.of(config, texts, longest, tokens)
+        batch = self.sizes.texts * config.execution.data_parallel
+        self.config = override(
+            config,
+            micro_batch_size=self.sizes.texts,
+            global_batch_size=batch,
+            widening=1,
+            device_iterations=1,
+        )
+        self.session = cached_session(self.config, self.sizes)
+        self.own = self._own(texts)
+        """Numbers of the texts whose logits this process has."""
+        self._batch = batch
+        self._seen: "List[List[int]]" = []
+        self._finished: "Set[int]" = set()
+        self._column = 0
+        """The first that is free."""
+
+    def start(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
+        """Read texts. Returns the logits of what follows each: float32 [own texts, vocabulary].
+
+        Args:
+            texts: token ids, at least one of each. Only the last max_positions tokens are seen.
+        """
+        positions = self.config.model.positions
+        seen = [list(text)[-positions:] for text in texts]
+        self._seen = seen + [[0] for _ in range(self._batch - len(seen))]
+        self._finished = set(range(len(seen), self._batch))
+        return self._read()
+
+    def append(self, tokens: Sequence[int]) -> np.ndarray:
+        """Add a token to each text, also to those of other processes. Returns what `start` does."""
+        positions = self.config.model.positions
+        for number, token in enumerate(tokens):
+            if number not in self._finished:
+                self._seen[number].append(token)
+        if self._column == self.sizes.columns or any(len(text) > positions for text in self._seen):
+            self._seen = [
+                text[-max(1, positions // 2) :] if len(text) > positions else text
+                for text in self._seen
+            ]
+            return self._read()
+        words = np.array([[text[-1]] for text in self._seen], np.int32)
+        return self._run(words, is_prompt=False)
+
+    def forget(self, number: int) -> None:
+        """A text is finished: nothing follows it."""
+        self._seen[number] = [0]
+        self._finished.add(number)
+
+    def where_not_finite(self) -> str:
+        """Where a number of the last run was not finite first; all processes must call it."""
+        with find_not_finite(self.session) as found:
+            self._read()
+        own = [
+            (
+                first.order,
+                first.replica,
+                f"tensor {first.tensor} ({first.value}), by {first.op} of graph {first.graph}, "
+                f"made at {first.where}",
+            )
+            for first in found
+        ]
+        everyone = [entry for part in gather(own, popdist.getNumInstances()) for entry in part]
+        return str(min(everyone)[-1]) if everyone else "nowhere: the logits alone"
+
+    def _read(self) -> np.ndarray:
+        """Read all that is seen, some columns at a time."""
+        size, longest = self.sizes.prompt, max(len(text) for text in self._seen)
+        columns = -(-longest // size) * size
+        words = np.zeros((self._batch, columns), np.int32)
+        for row, text in zip(words, self._seen):
+            row[columns - len(text) :] = text
+        self._padding = np.array([columns - len(text) for text in self._seen], np.int32)
+        self._column = 0
+        for first in range(0, columns, size):
+            logits = self._run(words[:, first : first + size], is_prompt=True)
+        return logits
+
+    def _run(self, words: np.ndarray, is_prompt: bool) -> np.ndarray:
+        """Run tokens of all texts, int32 [batch, tokens], into the next columns."""
+        session, inputs, config = self.session, self.session.inputs, self.config
+        prompt = words if is_prompt else np.zeros((self._batch, self.sizes.prompt), np.int32)
+        word = words[:, -1:]
+        samples = {"prompt": prompt, "words": word, "padding": self._padding[:, None]}
+        arrays: "dict[Any, Any]" = {
+            inputs[name]: token_array(session, name, own_samples(array, config), config)
+            for name, array in samples.items()
+        }
+        for name, value in (("column", self._column), ("is_prompt", is_prompt)):
+            stream = inputs[name]
+            shape = session._full_input_shape(stream.shape)
+            arrays[stream] = np.full(shape, value, stream.dtype.as_numpy())
+        self._column += words.shape[1]
+        found = np.asarray(session.run(arrays)[session.outputs.logits])
+        execution, local = config.execution, session.ir.instance_replication_factor
+        copies = min(local, execution.tensor_parallel_1 * execution.tensor_parallel_2)
+        # [replicas here, texts, vocabulary]; replicas of a tensor-parallel group have the same
+        logits = found.reshape(local, *session.outputs.logits.shape)[::copies]
+        return logits.reshape(-1, logits.shape[-1])[: len(self.own)]
+
+    def _own(self, texts: int) -> range:
+        execution, local = self.config.execution, self.session.ir.instance_replication_factor
+        copies = execution.tensor_parallel_1 * execution.tensor_parallel_2
+        first = popdist.getInstanceIndex() * local // copies * self.sizes.texts
+        return range(first, min(texts, first + max(1, local // copies) * self.sizes.texts))
