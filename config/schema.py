@@ -215,6 +215,10 @@ class Checkpoint:
     """Checkpoint folder to continue from; auto: the newest whole one in the run's folder; best:
     that with the lowest validation loss there; none: start afresh.
     """
+    init_from: Optional[PathText] = None
+    """Folder whose weights a fresh run begins with, its optimizer at step 0: a run, a checkpoint,
+    or a GPT-2 as Hugging Face saves it; none: random weights.
+    """
     save: Optional[PathText] = None
     """Folder that checkpoints are written to; none: checkpoints/ in the run's folder."""
     every: CountOrZero = 0

@@ -53,6 +53,7 @@ from demo.text import MARK, read_tokenizer, whole_lines, write_samples
 from demo.training_run import TrainingRun
 from execution.checkpoint import SavedRun
 from execution.checkpoint_folder import best_in
+from execution.initial_weights import initial_weights
 from execution.instances import check_instances
 from execution.memory import check_memory
 from execution.metrics import read_metrics
@@ -61,6 +62,7 @@ from execution.pretraining import training_program
 from execution.reports.options import PlanOptions
 from execution.reports.plan.report import plan_and_show
 from execution.reports.profile.report import step_profiler
+from execution.variables import write_whole_weights
 from utils.runtime import gather, remote_memory_errors_are_user_errors
 from utils.units import si
 
@@ -108,6 +110,8 @@ def train(config: Config, options: Options) -> int:
         with claimed_together(config) as (folder, saved):
             if saved is not None:
                 check_goes_on(config, saved)
+            begun = config.checkpoint.init_from if saved is None else None
+            weights = None if begun is None else initial_weights(Path(begun), config)
             profiler = step_profiler(config, options, folder.path)
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
                 if is_leader:
@@ -115,6 +119,8 @@ def train(config: Config, options: Options) -> int:
                 run = TrainingRun(
                     config, folder, data, validation_data, saved, interruption, profiler, tokenizer
                 )
+            if weights is not None:
+                write_whole_weights(run.session, config, weights)
             if is_leader and saved is not None:
                 saved.set_aside_passed_over()
             signal = run.run()

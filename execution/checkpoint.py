@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -146,9 +147,8 @@ def _save(
 
 
 def _write(session: addons.TaskSession, config: Config, folder: Path, position: Position) -> None:
-    files: dict[str, Any] = {}
+    files = {}
     for layer, tensors in _layer_tensors(session, config):
-        path = folder / f"{layer}.safetensors"
         for name, array in tensors.items():
             if not _is_finite(array):
                 raise DivergedError(
@@ -157,15 +157,52 @@ def _write(session: addons.TaskSession, config: Config, folder: Path, position: 
                     f"checkpoints in {folder.parent} stay. Continue from the last one with a "
                     "lower learning rate."
                 )
-        save_file(tensors, path)
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-        checksums = {name: tensor_checksum(array) for name, array in tensors.items()}
-        files[path.name] = {
-            "bytes": path.stat().st_size,
-            "sha256": _sha256(path),
-            "tensors": checksums,
-        }
+        files.update(_write_layer(folder, layer, tensors))
+    described = {name: array.tolist() for name, array in _read_scalars(session).items()}
+    _write_manifest(folder, config, position, described, files)
+
+
+def write_weights(
+    folder: Path, config: Config, weights: "Iterator[tuple[str, np.ndarray]]"
+) -> None:
+    """Fill a folder with a checkpoint of whole weights alone, of step 0: for programs that use a
+    model, and to begin a run with.
+
+    Args:
+        weights: by parameter name, in the table's order.
+    """
+    files = {}
+    for layer, named in groupby(weights, lambda item: _layer_of(item[0])):
+        prefix = f"{layer}."
+        tensors = {f"weights.{name.removeprefix(prefix)}": array for name, array in named}
+        files.update(_write_layer(folder, layer, tensors))
+    described = {"weights_only": True, "seed": [[0, 0]]}
+    _write_manifest(folder, config, Position(0, ""), described, files)
+
+
+def _layer_of(parameter: str) -> str:
+    kind, number, *_ = parameter.split(".")
+    return f"{kind}.{number}" if kind == "decoder" else kind
+
+
+def _write_layer(folder: Path, layer: str, tensors: "dict[str, np.ndarray]") -> "dict[str, Any]":
+    """Write a layer's file. Returns its entry in the manifest, by its name."""
+    path = folder / f"{layer}.safetensors"
+    save_file(tensors, path)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+    checksums = {name: tensor_checksum(array) for name, array in tensors.items()}
+    entry = {"bytes": path.stat().st_size, "sha256": _sha256(path), "tensors": checksums}
+    return {path.name: entry}
+
+
+def _write_manifest(
+    folder: Path,
+    config: Config,
+    position: Position,
+    described: "dict[str, Any]",
+    files: "dict[str, Any]",
+) -> None:
     manifest = {
         "format": FORMAT,
         "step": position.step,
@@ -173,7 +210,7 @@ def _write(session: addons.TaskSession, config: Config, folder: Path, position: 
             "fingerprint": position.data,
             "samples": position.step * config.training.global_batch_size,
         },
-        **{name: array.tolist() for name, array in _read_scalars(session).items()},
+        **described,
         "numerics": numerics_hash(config),
         "config": to_mapping(config),
         **{
@@ -315,6 +352,11 @@ class SavedRun:
 
     def restore(self, session: addons.TaskSession) -> None:
         """Give weights, optimizer state, seeds and counters to a session."""
+        if self._manifest.get("weights_only"):
+            raise UserError(
+                f"{self.folder}: got a checkpoint of weights alone; expected one with the state of "
+                "the optimizer. Begin a run with it: --init_from instead of --checkpoint.load."
+            )
         table, execution = model_table(self.config.model), self.config.execution
         for layer, variables in _layer_variables(session, self.config).items():
             tensors = self._read(f"{layer}.safetensors", set(variables))
@@ -434,7 +476,7 @@ class SavedRun:
         return tensors
 
 
-def find_trained(path: Path) -> SavedRun:
+def find_trained(path: Path, flag: str = "--checkpoint") -> SavedRun:
     """The checkpoint that a path names: a checkpoint itself, or the newest whole one of a run's
     folder or of a folder of checkpoints. It needs no configuration but its own.
 
@@ -447,7 +489,7 @@ def find_trained(path: Path) -> SavedRun:
     if folder is None:
         found = "no folder" if not path.is_dir() else "a folder without checkpoints"
         raise UserError(
-            f"--checkpoint: got {path}, {found}; expected a run's folder, such as runs/demo, or a "
+            f"{flag}: got {path}, {found}; expected a run's folder, such as runs/demo, or a "
             "checkpoint, such as runs/demo/checkpoints/step_00000700. Train one first, or check "
             "the path."
         )
@@ -460,7 +502,7 @@ def find_trained(path: Path) -> SavedRun:
     found_run = None if whole is None else _newest_whole(folder, whole)
     if found_run is None:
         raise UserError(
-            f"--checkpoint: got {folder}, whose checkpoints are all damaged; expected a whole one. "
+            f"{flag}: got {folder}, whose checkpoints are all damaged; expected a whole one. "
             "Restore one from a copy."
         )
     return found_run

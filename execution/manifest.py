@@ -149,6 +149,8 @@ def _check_sections(values: "dict[str, Any]") -> None:
     )
     if "rounding_seed" in values:
         _seeds("rounding_seed", values["rounding_seed"])
+    if not isinstance(values.get("weights_only", False), bool):
+        raise _odd("weights_only", values["weights_only"], "true or false")
     if "metrics" in values:
         _whole("metrics", values["metrics"], 0, LARGEST_STEP)
     loss = values.get("validation_loss", 0.0)

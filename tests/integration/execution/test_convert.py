@@ -1,0 +1,232 @@
+"""Models from and to Hugging Face: the same weights bit for bit, the same logits, and refusals in
+words.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from config import UserError, preset
+from data.tokenisation import train_tokenizer
+from demo.convert import main
+from execution.checkpoint import SavedRun, find_trained
+from execution.inference import generation, logits
+from execution.variables import write_whole_weights
+from tests.integration.runs import run_job
+
+ROOT = Path(__file__).parents[3]
+SIZES = {"vocab_size": 270, "n_positions": 12, "n_embd": 24, "n_layer": 2, "n_head": 3}
+
+
+def gpt2(seed: int = 1, **changes) -> GPT2LMHeadModel:
+    torch.manual_seed(seed)
+    values = {**SIZES, "bos_token_id": 0, "eos_token_id": 0, **changes}
+    model = GPT2LMHeadModel(GPT2Config(**values)).eval()
+    with torch.no_grad():  # nothing is zero or one
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture
+def theirs(tmp_path) -> Path:
+    """A folder as transformers saves it, with a tokenizer."""
+    folder = tmp_path / "theirs"
+    gpt2().save_pretrained(folder)
+    train_tokenizer(["def f():\n    return 1\n"], 270).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def tensors(folder: Path) -> "dict[str, torch.Tensor]":
+    found = {}
+    for file in folder.glob("*.safetensors"):
+        found.update(load_file(file))
+    found.pop("lm_head.weight", None)
+    return found
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_there_and_back_is_the_same_bits(tmp_path, dtype, sharded):
+    kind = getattr(torch, dtype)
+    gpt2().to(kind).save_pretrained(
+        tmp_path / "theirs", max_shard_size="20KB" if sharded else "5GB"
+    )
+    assert (tmp_path / "theirs/model.safetensors.index.json").exists() == sharded
+    main(["from_hugging_face", str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    limit = ["--file_bytes", "20000"] if sharded else []
+    main(["to_hugging_face", str(tmp_path / "ours"), str(tmp_path / "back"), *limit])
+    assert (len(list((tmp_path / "back").glob("*.safetensors"))) > 1) == sharded
+    before, after = tensors(tmp_path / "theirs"), tensors(tmp_path / "back")
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        wide = torch.float32 if dtype == "bfloat16" else kind
+        assert after[name].dtype == wide and torch.equal(after[name], tensor.to(wide)), name
+
+
+def test_a_trained_model_gives_its_logits_in_transformers(tmp_path):
+    flags = ("--config", "tiny", "--steps", 3, "--validate_every", 0, "--run_folder", tmp_path)
+    run_job(*flags, "--learning_rate", 0.05, "--name", "run")
+    main(["to_hugging_face", str(tmp_path / "run"), str(tmp_path / "theirs")])
+    model = GPT2LMHeadModel.from_pretrained(tmp_path / "theirs").eval()
+    config = preset("tiny", global_batch_size=8, micro_batch_size=4)
+    words = np.random.default_rng(1).integers(0, 128, (8, 8)).astype(np.int32)
+    session = generation(config, 32)
+    write_whole_weights(session, config, find_trained(tmp_path / "run").weights())
+    rows = np.tile(np.arange(32, dtype=np.int32), (2, 1))
+    with session:
+        ours = logits(session, config, words, rows).reshape(8, 8, 128)
+    with torch.no_grad():
+        found = model(torch.from_numpy(words).long()).logits.numpy()
+    assert np.abs(found).max() > 0.1
+    np.testing.assert_allclose(ours, found, rtol=1e-5, atol=1e-5)
+
+
+def test_the_tokenizer_goes_both_ways(theirs, tmp_path):
+    main(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
+    main(["to_hugging_face", str(tmp_path / "ours"), str(tmp_path / "back")])
+    for path in (tmp_path / "ours/checkpoints", tmp_path / "back"):
+        assert (path / "tokenizer.json").read_bytes() == (theirs / "tokenizer.json").read_bytes()
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "back")
+    assert loaded.decode(loaded("def f():")["input_ids"]) == "def f():"
+
+
+@pytest.mark.parametrize("positions", [5, 12, 20])
+def test_positions_are_cropped_or_extended_where_that_is_asked_for(theirs, tmp_path, positions):
+    words = ["from_hugging_face", theirs, tmp_path / "ours", "--positions", positions]
+    main([*map(str, words)])
+    saved = find_trained(tmp_path / "ours")
+    found = dict(saved.weights())["embedding.position.weight"]
+    before = tensors(theirs)["transformer.wpe.weight"].numpy()
+    assert saved.config.model.positions == len(found) == positions
+    np.testing.assert_array_equal(found[:12], before[:positions])
+    assert np.isfinite(found).all() and (found[12:].std() > 0.01 if positions > 12 else True)
+
+
+@pytest.mark.parametrize("source", ["theirs", "ours"])
+@pytest.mark.parametrize("layout", [(), ("--tensor_parallel_1", 3, "--tensor_parallel_2", 2)])
+def test_a_run_begins_with_the_weights_of_another_model(theirs, tmp_path, source, layout):
+    main(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
+    flags = (
+        "--config", tmp_path / "ours/config.yml", "--name", "new", "--run_folder", tmp_path,
+        "--global_batch_size", 2, "--steps", 1, "--dropout", 0, "--learning_rate", 1e-3,
+        "--schedule", "constant", "--validate_every", 0, "--init_from", tmp_path / source,
+    )  # fmt: skip
+    run_job(*flags, *layout)
+    line = json.loads((tmp_path / "new/metrics.jsonl").read_text())
+    assert line["step"] == 1
+    from data import BatchLoader, SyntheticDataset
+
+    words, labels = BatchLoader(SyntheticDataset(12, 270, 42), 2, seed=42, shuffle=True).batch(0)
+    with torch.no_grad():
+        found = gpt2()(torch.from_numpy(words).long()).logits
+    loss = torch.nn.functional.cross_entropy(
+        found.reshape(-1, 270), torch.from_numpy(labels).long().reshape(-1)
+    )
+    assert line["loss"] == pytest.approx(loss.item(), abs=1e-5)
+
+
+def test_a_checkpoint_of_weights_alone_is_not_continued(theirs, tmp_path):
+    main(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
+    flags = ("--config", tmp_path / "ours/config.yml", "--global_batch_size", 1, "--steps", 1)
+    with pytest.raises(UserError, match="weights alone; .* --init_from instead of --checkpoint"):
+        run_job(*flags, "--run_folder", tmp_path, "--name", "ours", "--checkpoint.load", "auto")
+
+
+def change(folder: Path, **values) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def untie(folder: Path) -> None:
+    found = load_file(folder / "model.safetensors")
+    found["lm_head.weight"] = found["transformer.wte.weight"] + 1.0
+    save_file(found, folder / "model.safetensors")
+
+
+def pickle(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def spoil(folder: Path) -> None:
+    found = load_file(folder / "model.safetensors")
+    found["transformer.wpe.weight"][0] = float("nan")
+    save_file(found, folder / "model.safetensors")
+
+
+REFUSED = {
+    "another architecture": (lambda f: change(f, model_type="llama"), 'got model_type "llama"'),
+    "another activation": (lambda f: change(f, activation_function="relu"), '"relu"; expected one of gelu_new'),
+    "untied by its configuration": (lambda f: change(f, tie_word_embeddings=False), "tie_word_embeddings false"),
+    "untied by its tensors": (untie, "lm_head.weight that is not transformer.wte.weight"),
+    "pickled": (pickle, "pytorch_model.bin, which is pickled"),
+    "another shape": (lambda f: change(f, n_positions=13), r"transformer.wpe.weight has shape [12, 24], not [13, 24]"),
+    "a layer too many": (lambda f: change(f, n_layer=3), "transformer.h.2.ln_1.weight is missing"),
+    "odd numbers": (spoil, "transformer.wpe.weight: got numbers that are not finite"),
+    "a size that is none": (lambda f: change(f, n_head="many"), "heads: got 'many'"),
+    "no JSON": (lambda f: (f / "config.json").write_text("{"), "got no JSON"),
+    "a cut file": (lambda f: os.truncate(f / "model.safetensors", 5000), "got no safetensors file"),
+    "an index that leads elsewhere": (
+        lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b"}}'), "got no weight_map"),
+    "no folder": (lambda f: f.rename(f.with_name("away")), "config.json: got 'No such file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", REFUSED)
+def test_what_is_no_gpt2_is_refused_in_words(theirs, tmp_path, damage):
+    harm, words = REFUSED[damage]
+    harm(theirs)
+    with pytest.raises(UserError) as found:
+        main(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
+    assert words in str(found.value)
+    assert not (tmp_path / "ours").exists()
+    assert not list(tmp_path.glob(".ours*"))
+
+
+def test_a_run_refuses_weights_of_another_model(theirs, tmp_path):
+    with pytest.raises(UserError, match="--init_from: got .* with layers 2, not 3; .* settings"):
+        run_job(
+            "--config", "tiny", "--layers", 3, "--hidden_size", 24, "--heads", 3,
+            "--vocabulary_size", 270, "--tensor_parallel_1", 1, "--tensor_parallel_2", 1,
+            "--init_from", theirs, "--run_folder", tmp_path,
+        )  # fmt: skip
+
+
+def test_the_command_is_answered_in_one_line(theirs, tmp_path):
+    def convert(*words):
+        command = [sys.executable, str(ROOT / "demo/convert.py"), *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+
+    done = convert("from_hugging_face", "theirs", "ours")
+    assert done.returncode == 0, done.stderr
+    assert "21.3 k parameters" in done.stdout and "--init_from ours" in done.stdout, done.stdout
+    done = convert("from_hugging_face", "theirs", "ours")
+    assert done.returncode == 2 and "got a folder that is there" in done.stderr
+    for words, said in (
+        (("from_hugging_fase",), "Did you mean 'from_hugging_face'?"),
+        ((), "command: got none"),
+        (("to_hugging_face", "ours"), "PATHS: got 1; expected two"),
+        (("to_hugging_face", "nothing", "out"), "got nothing, no folder"),
+        (("to_hugging_face", "ours", "out", "--positons", 3), "Did you mean '--positions'?"),
+    ):
+        done = convert(*words)
+        assert done.returncode == 2 and said in done.stderr, (words, done.stderr)
+        assert len(done.stderr.strip().splitlines()) <= 2 and "Traceback" not in done.stderr
+    assert convert("--help").returncode == convert("to_hugging_face", "--help").returncode == 0
+
+
+def test_a_whole_checkpoint_is_read_by_name(theirs, tmp_path):
+    main(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
+    saved = find_trained(tmp_path / "ours")
+    assert isinstance(saved, SavedRun) and saved.position.step == 0
