@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.integration.runs import run_job
+from tests.metrics_text import metrics_of
 
 pytestmark = pytest.mark.multi
 ROOT = Path(__file__).parents[3]
 SECONDS = 120
-STEPS, EVERY = 120, 8
+STEPS, EVERY = 64, 8
 FLAGS = f"""
     --config tiny --name run --vocabulary_size 61 --hidden_size 24 --heads 3 --dropout 0.1
     --steps {STEPS} --warmup_steps 0 --global_batch_size 4 --micro_batch_size 2 --sequence_length 8
@@ -33,7 +34,7 @@ def start(folder: Path, instances: int) -> subprocess.Popen:
     program = [sys.executable, str(ROOT / "demo/pretraining.py"), *FLAGS]
     return subprocess.Popen(
         [sys.executable, *launcher, *program, "--run_folder", str(folder)],
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         env={**plain, "OMP_NUM_THREADS": "1"},
@@ -79,7 +80,7 @@ def strike(launcher: subprocess.Popen, run: Path, number: int, instance: int, re
 
 def files_of(run: Path) -> "dict[str, bytes]":
     tensors = {path.name: path.read_bytes() for path in (run / SAVED).glob("*.safetensors")}
-    return {**tensors, "metrics": (run / "metrics.jsonl").read_bytes()}
+    return {**tensors, "metrics": metrics_of(run).encode()}
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,7 @@ def test_a_process_that_is_killed_goes_on_from_its_last_checkpoint_bitwise(undis
     assert "poprun: exit code 137; all instances start again, restart 1 of 2." in said
 
 
+@pytest.mark.slow
 def test_instances_that_die_and_stop_start_again_and_train_the_same_bits(undisturbed, tmp_path):
     launcher = start(tmp_path, 2)
     strike(launcher, tmp_path / "run", signal.SIGKILL, 1, 0)
