@@ -16,6 +16,7 @@ from demo.folder_lock import FolderLock
 from execution.checkpoint import SavedRun, find
 from execution.checkpoint_folder import TOKENIZER, checkpoints_in, remove_leftovers
 from utils.files import remove_partial, written_whole
+from utils.runtime import leave_note, read_note
 
 _LOG = logging.getLogger(__name__)
 
@@ -130,23 +131,47 @@ def claimed(config: Config) -> "Iterator[tuple[RunFolder, Optional[SavedRun]]]":
 
     A run that starts afresh never touches an older run's files: it takes the first of `<name>`,
     `<name>-2`, .. that is free. With `--checkpoint.load auto` it continues in `<name>`; so it does
-    from the newest checkpoint's path. Folders that are made for it go where the block fails and
-    nothing has come into them.
+    from the newest checkpoint's path. A run that the launcher starts again after a failure goes on
+    in the folder that it had, whatever its name. Folders that are made for it go where the block
+    fails and nothing has come into them.
 
     Raises:
         UserError: the checkpoint cannot be used, or another run writes to a folder now.
     """
-    load, named = config.checkpoint.load, _folder(config)
     with ExitStack() as stack:
-        if load is None:
-            yield _claim_unused(config, stack), None
-        elif load == "auto":
-            named = _claim(named, stack)
-            yield named, find(load, named.checkpoints, config)
-        else:
-            saved = find(load, named.checkpoints, config)
-            is_next = saved is not None and is_newest(saved, named)
-            yield _claim(named, stack) if is_next else _claim_unused(config, stack), saved
+        had = read_note()
+        folder, saved = (
+            _find(config, stack)
+            if had is None
+            else _find_again(config, RunFolder(*map(Path, had)), stack)
+        )
+        leave_note([str(folder.path), str(folder.checkpoints)])
+        yield folder, saved
+
+
+def _find(config: Config, stack: ExitStack) -> "tuple[RunFolder, Optional[SavedRun]]":
+    load, named = config.checkpoint.load, _folder(config)
+    if load is None:
+        return _claim_unused(config, stack), None
+    if load == "auto":
+        named = _claim(named, stack)
+        return named, find(load, named.checkpoints, config)
+    saved = find(load, named.checkpoints, config)
+    is_next = saved is not None and is_newest(saved, named)
+    return _claim(named, stack) if is_next else _claim_unused(config, stack), saved
+
+
+def _find_again(
+    config: Config, folder: RunFolder, stack: ExitStack
+) -> "tuple[RunFolder, Optional[SavedRun]]":
+    """The folder that the run had before a failure, and the newest whole checkpoint there. Where it
+    had saved none, it begins as it began.
+    """
+    folder, load = _claim(folder, stack), config.checkpoint.load
+    saved = find("auto", folder.checkpoints, config)
+    if saved is None and load not in (None, "auto"):
+        saved = find(load, _folder(config).checkpoints, config)
+    return folder, saved
 
 
 @contextmanager

@@ -65,6 +65,8 @@ SHORTER = {
     "demo/pretraining.py --config tiny --steps 2",
     "poprun --num-replicas 2 ...": f"{ON_TWO} --num-replicas 2 {{python}} demo/generate.py "
     "--checkpoint runs/mine --prompt a --tokens 4 --tensor_parallel_1 2",
+    "poprun --restarts 3 ...": f"{ON_TWO} --restarts 3 --num-replicas 8 {{python}} "
+    "demo/pretraining.py --config tiny --steps 2",
     "poprun --num-replicas 4 ...": f"{ON_TWO} --num-replicas 4 {{python}} "
     "runtime/examples/mnist_data_parallel.py",
     "python demo/pretraining.py --config gpt3_2.7B_pod64 --input_files ...": ONE_STEP,

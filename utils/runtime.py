@@ -107,6 +107,19 @@ def gather(value: Any, instances: int, patiently: bool = False) -> list[Any]:
     return list(importlib.import_module("mpi4py.MPI").COMM_WORLD.allgather(value))
 
 
+def leave_note(content: Any) -> None:
+    """Tell a small value to the next start of this run, where the launcher starts it again after a
+    failure; plain PopXL's launcher does not.
+    """
+    if hasattr(extensions, "leave_note"):
+        extensions.leave_note(content)
+
+
+def read_note() -> Any:
+    """What the start before has told this one; None where this is the first."""
+    return extensions.read_note() if hasattr(extensions, "read_note") else None
+
+
 def round_from(graph: popxl.Graph, seed: popxl.Tensor) -> None:
     """Let stochastic rounding in a graph draw from one of its inputs; plain PopXL draws as it
     does.

@@ -4,6 +4,19 @@ import os
 from typing import Any, Callable, Optional, Set
 
 from poprun.environment import INDEX, INSTANCES, IPUS, REPLICAS, number_from_environment
+from poprun.restarts import leave_note, read_note
+
+__all__ = [
+    "execute_on_instances",
+    "getInstanceIndex",
+    "getNumInstances",
+    "getNumIpusPerReplica",
+    "getNumLocalReplicas",
+    "getNumTotalReplicas",
+    "isPopdistEnvSet",
+    "leave_note",
+    "read_note",
+]
 
 
 def isPopdistEnvSet() -> bool:  # noqa: N802 - PopXL's name

@@ -31,6 +31,7 @@ from poprun import die_with_parent, meeting, wire
 from poprun.environment import USAGE_ERROR
 from poprun.heartbeat import MachineHeartbeat
 from poprun.log_mux import LogMux, say
+from poprun.restarts import NOTE, RESTARTS, is_failure
 from poprun.store import Client, Keeper, StoreError, connect
 from poprun.torch_store import SharedStore
 
@@ -39,6 +40,12 @@ SETTLE_SECONDS = 0.5
 STOPPED_SECONDS = 5.0
 END_SECONDS = 5.0
 """From SIGTERM, which the others get after a failure, to SIGKILL."""
+GONE_SECONDS = 60.0
+"""How long the poprun of a machine may take to end its instances before the run starts again."""
+RETRY_SECONDS = 0.1
+"""From one look for what another machine does to the next."""
+START, AGAIN = "start", "start again"
+"""Keys of the store: which start of the run it is of, and whether another follows."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Those that end this process: at the first, instances may finish; a second ends them at once."""
 
@@ -60,6 +67,8 @@ class Machines:
     port: int
     replicas: int
     """Over all machines."""
+    restarts: int = 0
+    """How often all instances start again after one of them has failed."""
 
     @property
     def own(self) -> range:
@@ -71,7 +80,7 @@ class Machines:
         """What all machines have to agree on."""
         return (
             f"--num-replicas {self.replicas} --num-instances {self.count * self.instances} "
-            f"--nnodes {self.count}"
+            f"--nnodes {self.count}" + (f" --restarts {self.restarts}" if self.restarts else "")
         )
 
 
@@ -90,35 +99,60 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
         The exit code: that of the first that failed; 128 + a signal.
     """
     _be_quiet()
+    restarts = machines.restarts
+    with ExitStack() as stack:
+        if restarts:
+            try:
+                folder = stack.enter_context(meeting.new_folder())
+            except OSError as error:
+                return _refuse(machines, str(error))
+            os.environ[NOTE] = str(folder / "note")
+        for start in range(restarts + 1):
+            os.environ[RESTARTS] = str(start)
+            code, starts_again = _start(program, machines, grace, start)
+            if not starts_again:
+                break
+            _say(f"exit code {code}; all instances start again, restart {start + 1} of {restarts}.")
+        if start:
+            _say(f"ended with exit code {code} after {start} of {restarts} restarts.")
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # all is done, and the exit code stays
+    return code
+
+
+def _start(
+    program: Sequence[str], machines: Machines, grace: float, start: int
+) -> Tuple[int, bool]:
+    """Run a program to its end once. Returns the exit code, and whether all machines start it
+    again.
+    """
     with ExitStack() as stack:
         try:
             point = _make_meeting(machines, stack)
         except (OSError, meeting.MeetingError) as error:
-            return _refuse(machines, str(error))
+            return _refuse(machines, str(error)), False
         logs = stack.enter_context(LogMux(machines.own))
-        agent = Agent(program, machines, point, logs, grace)
+        agent = Agent(program, machines, point, logs, grace, start)
+        stack.callback(agent.leave)
+        stack.callback(agent.end_all)
         try:
             result = agent.run()
             agent.end_all()
-            return agent.report(result)
+            code = agent.report(result)
         except SignalException as error:
             agent.end_all()
             logs.finish()
-            return agent.tell(
+            code = agent.tell(
                 128 + error.sigval, f"its poprun got {signal.Signals(error.sigval).name}."
             )
         except OptionsDiffer as error:
             _say(str(error))
-            return USAGE_ERROR
+            return USAGE_ERROR, False
         except wire.Stranger as error:
-            return _refuse(machines, f"{error}: {meeting.how_to_share()}")
+            return _refuse(machines, f"{error}: {meeting.how_to_share()}"), False
         except (StoreError, OSError) as error:
-            return _refuse(machines, str(error).splitlines()[0].rstrip("."))
-        finally:
-            agent.end_all()
-            agent.leave()
-            for number in SIGNALS:
-                signal.signal(number, signal.SIG_IGN)  # all is done, and the exit code stays
+            return _refuse(machines, str(error).splitlines()[0].rstrip(".")), False
+        return agent.decide(code) if start < machines.restarts else (code, False)
 
 
 def _make_meeting(machines: Machines, stack: ExitStack) -> meeting.Meeting:
@@ -179,8 +213,9 @@ class Pipes(DefaultLogsSpecs):
 class Rendezvous(RendezvousHandler):
     """The store of the run, as torch's agent asks for it. Machine 0 keeps it."""
 
-    def __init__(self, machines: Machines, point: meeting.Meeting):
-        self._machines, self._point = machines, point
+    def __init__(self, machines: Machines, point: meeting.Meeting, start: int):
+        self._machines, self._point, self._start = machines, point, start
+        self._keeper: Optional[Keeper] = None
         self.client: Optional[Client] = None
         """Of the store, once the machines have met."""
 
@@ -191,15 +226,37 @@ class Rendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the others. OSError: they cannot be reached, or the port is taken."""
         machines, point = self._machines, self._point
+        until = time.monotonic() + meeting.JOIN_SECONDS
         if point.keeps_store:
-            Keeper(_listen(point.address), point.secret)
-        self.client = connect(point.address, point.secret, meeting.JOIN_SECONDS)
+            self._keeper = Keeper(_listen(point.address), point.secret)
+        while self.client is None:
+            client = connect(point.address, point.secret, until - time.monotonic())
+            if self._is_of_this_start(client):
+                self.client = client
+            else:  # machine 0 ends the last start still
+                client.close()
+                time.sleep(RETRY_SECONDS)
         return RendezvousInfo(
             SharedStore(point, meeting.JOIN_SECONDS),
             machines.index,
             machines.count,
             RendezvousStoreInfo(machines.address, machines.port),
         )
+
+    def _is_of_this_start(self, client: Client) -> bool:
+        """Whether a store is of this start, and not of the one before, which may be there still."""
+        if self._keeper is not None:
+            client.set(START, str(self._start))
+            return True
+        try:
+            return int(client.get(START)) >= self._start
+        except StoreError:
+            return False  # it has ended meanwhile
+
+    def close(self) -> None:
+        """Keep the store no longer."""
+        if self._keeper is not None:
+            self._keeper.close()
 
     def is_closed(self) -> bool:
         """Never."""
@@ -241,8 +298,9 @@ class Agent(LocalElasticAgent):
         point: meeting.Meeting,
         logs: LogMux,
         grace: float,
+        start: int,
     ):
-        self._rendezvous_handler = Rendezvous(machines, point)
+        self._rendezvous_handler = Rendezvous(machines, point, start)
         spec = WorkerSpec(
             role="instance",
             local_world_size=machines.instances,
@@ -272,6 +330,14 @@ class Agent(LocalElasticAgent):
         self._ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
         """As under nohup."""
         self._is_ending = False
+        self._starts_again = False
+        self._heard: Optional[int] = None
+        """A signal that came while instances were being ended for another reason."""
+
+    @property
+    def _client(self) -> Client:
+        assert self._rendezvous_handler.client is not None, "the machines have met"
+        return self._rendezvous_handler.client
 
     def processes(self) -> Dict[int, int]:
         """The instances' process numbers."""
@@ -300,6 +366,7 @@ class Agent(LocalElasticAgent):
 
     def _hear(self, number: int, frame: Optional[FrameType]) -> None:
         if self._is_ending:
+            self._heard = number
             self.kill()
         else:
             raise SignalException(f"got signal {number}", signal.Signals(number))
@@ -307,8 +374,7 @@ class Agent(LocalElasticAgent):
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """See `SimpleElasticAgent`."""
         super()._rendezvous(worker_group)
-        assert self._rendezvous_handler.client is not None
-        machines, store = self._machines, self._rendezvous_handler.client
+        machines, store = self._machines, self._client
         self._heartbeat = MachineHeartbeat(store, machines.index, machines.count)
         store.set(f"options/{machines.index}", machines.options)
         for other in range(machines.count):
@@ -348,10 +414,67 @@ class Agent(LocalElasticAgent):
             self._heartbeat.tell(code, problem)
         return code
 
+    def decide(self, code: int) -> Tuple[int, bool]:
+        """The exit code of this start, and whether all machines make another, which all decide
+        alike.
+        """
+        for number in SIGNALS:  # no instance is left that could finish
+            if number not in self._ignored:
+                signal.signal(number, signal.SIG_DFL)
+        for number in PASSED_ON:
+            signal.signal(number, lambda number, frame: None)
+        if self._heard is not None and is_failure(code):
+            code = 128 + self._heard
+        if self._heartbeat is not None:
+            self._starts_again = self._agree(code)
+        return code, self._starts_again
+
+    def _agree(self, code: int) -> bool:
+        """Machine 0 decides, by what all tell it."""
+        store, index, count = self._client, self._machines.index, self._machines.count
+        if count == 1:
+            return is_failure(code)
+        try:
+            if index == 0:
+                again = is_failure(code) and self._others_failed()
+                store.set(AGAIN, str(int(again)))
+                return again
+            store.set(f"ended with/{index}", str(code))
+            return is_failure(code) and self._told(AGAIN, 2 * GONE_SECONDS) == b"1"
+        except StoreError:
+            _say("no restart: machine 0 is gone.")
+            return False
+
+    def _others_failed(self) -> bool:
+        """Whether the instances of all other machines have ended, and none in a final way."""
+        until = time.monotonic() + GONE_SECONDS
+        for other in range(1, self._machines.count):
+            try:
+                left = max(0.0, until - time.monotonic())
+                if not is_failure(int(self._told(f"ended with/{other}", left))):
+                    return False
+            except StoreError:
+                _say(f"no restart: machine {other} is gone.")
+                return False
+        return True
+
+    def _told(self, key: str, seconds: float) -> bytes:
+        """A value that another machine sets, once it is there; heartbeats go on meanwhile, over the
+        same connection. StoreError: not in time.
+        """
+        until = time.monotonic() + seconds
+        while not self._client.has(key):
+            if time.monotonic() > until:
+                raise StoreError(f"timed out after {seconds:g} s waiting for {key}")
+            time.sleep(RETRY_SECONDS)
+        return self._client.get(key)
+
     def leave(self) -> None:
         """The last thing to do: machine 0 stays until the others know."""
         if self._heartbeat is not None:
             self._heartbeat.leave()
+        if self._starts_again:
+            self._rendezvous_handler.close()
 
     def _failures(self) -> Dict[int, int]:
         """Exit codes of instances that have failed. They are left for torch to see."""

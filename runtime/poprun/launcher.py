@@ -6,6 +6,7 @@ agent.
 An instance is a process; it holds replicas / instances replicas. Instances get torchrun's
 environment, and the number of replicas, so that programs run under either launcher. On several
 machines: the same command on each, with ``--nnodes``, ``--node-rank`` and the address of the first.
+With ``--restarts N`` a failure starts all instances again, up to N times.
 The agent is loaded, and torch with it, once the command line is right.
 """
 
@@ -53,6 +54,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         options.master_addr,
         options.master_port,
         options.num_replicas,
+        options.restarts,
     )
     return int(agent.run(options.program, machines, options.grace))
 
@@ -119,6 +121,13 @@ def parser() -> argparse.ArgumentParser:
         help="seconds to finish after Ctrl-C or SIGTERM",
     )
     add(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how often to start all instances again after one fails",
+    )
+    add(
         "program",
         nargs=argparse.REMAINDER,
         help="what to run, with its arguments: python script.py ...",
@@ -144,6 +153,8 @@ def check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise LaunchError(f"--{name.replace('_', '-')}: got {value}; expected at least 1.")
+    if options.restarts < 0:
+        raise LaunchError(f"--restarts: got {options.restarts}; expected 0 or more.")
     instances = options.num_instances
     options.num_replicas = options.num_replicas or instances
     if options.num_replicas % instances:

@@ -5,6 +5,7 @@ PopXL.
 from typing import Any, ContextManager, List, Optional, Sequence
 
 from popdist import exchange
+from popdist.environment import leave_note, read_note
 
 from popxl.backend import backend
 from popxl.dtypes import bfloat16, uint32
@@ -57,11 +58,13 @@ __all__ = [
     "host_memory",
     "keep_remote_memory_in_files",
     "keep_state_once",
+    "leave_note",
     "limit_device_memory",
     "measure",
     "phase_time",
     "plan",
     "profile",
+    "read_note",
     "round_from",
     "run_count",
     "sequence",
