@@ -366,10 +366,14 @@ def chat(trained: Trained, options: Options, sampling: Sampling, is_leader: bool
                 options.tokens,
                 sampling,
                 options.stop,
-                *((show.add, show.finish) if is_leader else ()),
-                first_number=number,
+                *((show.add, show.finish) if is_leader else (_ignore, _ignore)),
+                number,
             )
             said += trained.tokens(answer + "\n", "--chat")
+
+
+def _ignore(*_: Any) -> None:
+    """Tell nobody."""
 
 
 def _lines(is_leader: bool) -> Iterator[str]:
