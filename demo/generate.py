@@ -359,17 +359,23 @@ def chat(trained: Trained, options: Options, sampling: Sampling, is_leader: bool
         for number, line in enumerate(_lines(is_leader)):
             said += trained.tokens(line + "\n", "--chat")
             show = Printed([""])
+            told = (show.add, show.finish) if is_leader else (_ignore, _ignore)
             (answer,) = write(
                 model,
                 trained.tokenizer,
                 [said],
                 options.tokens,
                 sampling,
-                options.stop,
-                *((show.add, show.finish) if is_leader else ()),
+                stop=options.stop,
+                on_text=told[0],
+                on_end=told[1],
                 first_number=number,
             )
             said += trained.tokens(answer + "\n", "--chat")
+
+
+def _ignore(*_: Any) -> None:
+    """Tell nobody."""
 
 
 def _lines(is_leader: bool) -> Iterator[str]:

@@ -50,7 +50,7 @@ def build_forward(
             config.execution.io_mode,
             layout.tp1 if config.execution.replicated_tensor_sharding else None,
         )
-        step = ForwardPass(config, io, *fwd_graphs(config, layout, io, rows))
+        step = ForwardPass(config, *fwd_graphs(config, layout, io, rows), io)
         state = make_weights(step, "evaluation" if rows is None else "generation")
         run = PhaseGraphs(step, config.model.layers)
         with popxl.in_sequence(True):

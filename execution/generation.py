@@ -17,7 +17,7 @@ import popxl_addons as addons
 from popxl import Tensor, TensorSpec, ops
 
 from config import Config, override
-from execution.graphs import InferenceGraphs
+from execution.graphs import ForwardGraphs, InferenceGraphs
 from execution.host import own_samples, token_array
 from execution.layer_graphs import layer_weights
 from execution.phase_graphs import PhaseGraphs
@@ -60,16 +60,12 @@ class CacheSizes:
 
 
 @dataclass(frozen=True, eq=False)
-class CachedPass:
+class CachedPass(ForwardGraphs):
     """All that the phases need of a run that takes so many tokens of each text."""
 
-    config: Config
     layout: Layout
     sizes: CacheSizes
     tokens: int
-    embedding: InferenceGraphs
-    decoder: InferenceGraphs
-    head: InferenceGraphs
     keys: popxl.RemoteBuffer
     values: popxl.RemoteBuffer
     words: popxl.HostToDeviceStream
@@ -96,8 +92,10 @@ def cached_session(config: Config, sizes: CacheSizes) -> addons.TaskSession:
             is_prompt, column, padding = (
                 ops.host_load(inputs[name]) for name in ("is_prompt", "column", "padding")
             )
-            branches = [ir.create_graph(extend, step, column, padding) for step in (prompt, word)]
-            ops.conditional(is_prompt, *branches, [column, padding], [column, padding])
+            read, write = (
+                ir.create_graph(extend, step, column, padding) for step in (prompt, word)
+            )
+            ops.conditional(is_prompt, read, write, [column, padding], [column, padding])
     ir.num_host_transfers = 1
     device = session_device(config.execution.device)
     return addons.TaskSession(inputs, outputs, state, 1, ir, device)
@@ -121,7 +119,7 @@ def _passes(
     for tokens, stream in ((1, inputs["words"]), (sizes.prompt, inputs["prompt"])):
         graphs = _graphs(config, layout, cached, tokens, word)
         passed = CachedPass(
-            config, layout, sizes, tokens, *graphs, keys, values, stream, outputs["logits"]
+            config, *graphs, layout, sizes, tokens, keys, values, stream, outputs["logits"]
         )
         word, prompt = word or passed, passed
     assert word is not None

@@ -176,11 +176,17 @@ class TrainingStep:
 
 
 @dataclass(frozen=True, eq=False)
-class ForwardPass:
-    """All that the phases of a program that only runs forward need."""
+class ForwardGraphs:
+    """The layers of a program that only runs forward."""
 
     config: Config
-    io: LayerIO
     embedding: InferenceGraphs
     decoder: InferenceGraphs
     head: InferenceGraphs
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardPass(ForwardGraphs):
+    """All that the phases of a program need that runs forward over batches."""
+
+    io: LayerIO

@@ -21,7 +21,7 @@ from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
 from config import Config, UserError
-from execution.graphs import ForwardPass, LayerGraphs, TrainingStep
+from execution.graphs import ForwardGraphs, LayerGraphs, TrainingStep
 from modelling import model_table
 from utils.ahead import made_ahead
 
@@ -46,7 +46,7 @@ def make_variables(step: TrainingStep) -> NamedTensors:
     return NamedTensors.from_dict(state)
 
 
-def make_weights(step: ForwardPass, program: str) -> NamedTensors:
+def make_weights(step: ForwardGraphs, program: str) -> NamedTensors:
     """Remote variables for the weights of a program that only runs forward. Call it in the main
     graph; returns the state's tree.
 

@@ -25,7 +25,8 @@ multiplied again.
 @kernel("fused_gemm_bias")
 def gemm_bias(lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """lhs @ rhs + bias: [m, k], [k, n], [n] -> [m, n]."""
-    if lhs.dtype in NARROW and not (lhs.is_cuda or multiplies_natively(lhs.dtype)):
+    is_slow = lhs.dtype in NARROW and not (lhs.is_cuda or multiplies_natively(lhs.dtype))
+    if is_slow and not native.multiplies_few(lhs, rhs):
         return product(lhs, rhs, torch.float32).add_(bias).to(lhs.dtype)
     return matrix_product(lhs, rhs, bias)
 

@@ -11,6 +11,7 @@ from popxl_engine.kernels.casting import power_of_two
 from popxl_engine.kernels.dtypes import LIMITED, torch_dtype
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import NARROW
+from popxl_engine.native import library as native
 
 
 @functools.cache
@@ -78,6 +79,8 @@ def matrix_product(
     lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
     """lhs @ rhs + bias for floating-point matrices of one type: [m, k], [k, n], [n] -> [m, n]."""
+    if native.multiplies_few(lhs, rhs):
+        return few_rows(lhs, rhs, bias)
     if not lhs.is_cuda:
         rhs = dense(rhs)
     if (
@@ -99,8 +102,20 @@ def matrix_product(
     return torch.mm(lhs, rhs)
 
 
+def few_rows(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+    """`matrix_product` of matrices that the library `multiplies_few` of."""
+    (rows, inner), columns = lhs.shape, rhs.shape[1]
+    y = lhs.new_empty(rows, columns)
+    added = None if bias is None else bias.contiguous()
+    factors = (lhs, lhs.stride(0), rhs, *rhs.stride())
+    native.call("multiply_few", (lhs.dtype,), *factors, added, y, rows, columns, inner)
+    return y
+
+
 def product(lhs: torch.Tensor, rhs: torch.Tensor, result: torch.dtype) -> torch.Tensor:
     """lhs @ rhs, accumulated in float32 or wider and rounded once to ``result``."""
+    if lhs.dim() == rhs.dim() == 2 and result == lhs.dtype and native.multiplies_few(lhs, rhs):
+        return few_rows(lhs, rhs, None)
     if lhs.dtype in NARROW and (
         result != lhs.dtype or not (lhs.is_cuda or multiplies_natively(lhs.dtype))
     ):

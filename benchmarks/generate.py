@@ -1,0 +1,239 @@
+"""Tokens per second of text that GPT-2 small writes, beside transformers' `generate` with its cache
+in one run, alternating, and beside the limit that the memory's speed sets.
+
+Each round reads prompts and writes so many tokens after each, the likeliest ones. The first token
+comes of reading the prompts; speed is that of the tokens after it. A token reads all weights but
+the position embedding, and the keys and values of the tokens before: the limit is those bytes over
+the speed at which this machine reads memory. On a machine that others use too, `OMP_NUM_THREADS=1`
+with `--processor_time` counts what a thread works, and not what it waits for others.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+from benchmarks.harness import (
+    BenchmarkError,
+    Figures,
+    Variant,
+    Workload,
+    machine,
+    main_or_worker,
+    measure,
+    print_json,
+    table,
+)
+from config import Config, preset
+
+CLOCKS = {False: time.perf_counter, True: time.process_time}
+"""By whether processor time is asked for."""
+OURS, THEIRS = "phased", "transformers"
+SIZES = {"float32": 4, "bfloat16": 2}
+"""Bytes of a number."""
+
+
+def configuration(options: Figures) -> Config:
+    """GPT-2 small, or fewer of its layers."""
+    return preset(
+        "gpt2_small",
+        layers=options["layers"],
+        precision=options["dtype"],
+        dropout=0.0,
+        stochastic_rounding=False,
+    )
+
+
+def prompts(options: Figures) -> np.ndarray:
+    """Token ids, int64 [batch, prompt]."""
+    vocabulary = configuration(options).model.vocabulary_size
+    shape = (options["batch"], options["prompt"])
+    return np.random.default_rng(0).integers(0, vocabulary, shape)
+
+
+class Phased:
+    """This repository's program."""
+
+    def __init__(self, options: Figures):
+        from execution.generation import CachedModel
+        from execution.variables import fresh_weights, write_whole_weights
+
+        self.clock = CLOCKS[options["processor_time"]]
+        self.prompts, self.tokens = prompts(options).tolist(), options["tokens"]
+        config, texts, longest = configuration(options), options["batch"], options["prompt"]
+        self.model = CachedModel(config, texts, longest, self.tokens)
+        with fresh_weights(self.model.config) as weights:
+            write_whole_weights(self.model.session, self.model.config, weights)
+        self.model.session.__enter__()  # the process ends with the workload
+
+    def step(self, count: int) -> Figures:
+        """Write once; when each token was there, in seconds."""
+        times = [self.clock()]
+        logits = self.model.start(self.prompts)
+        times.append(self.clock())
+        for _ in range(self.tokens - 1):
+            logits = self.model.append(logits.argmax(axis=1).tolist())
+            times.append(self.clock())
+        return {"times": times}
+
+    def finish(self) -> Figures:
+        """Nothing to add."""
+        return {}
+
+
+class Transformers:
+    """Hugging Face's GPT-2 and its `generate`."""
+
+    def __init__(self, options: Figures):
+        import torch
+        import transformers
+
+        model = configuration(options).model
+        shape = {"n_layer": model.layers, "n_embd": model.hidden_size, "n_head": model.heads}
+        gpt = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape))
+        self.gpt = gpt.to(getattr(torch, options["dtype"])).eval()
+        self.clock = CLOCKS[options["processor_time"]]
+        self.ids, self.tokens = torch.from_numpy(prompts(options)), options["tokens"]
+
+    def step(self, count: int) -> Figures:
+        """Write once; when each token was there, in seconds."""
+        import torch
+        import transformers
+
+        clock = self.clock
+
+        class Clock(transformers.StoppingCriteria):
+            def __call__(self, ids: torch.Tensor, scores: object, **more: object) -> torch.Tensor:
+                times.append(clock())
+                return torch.zeros(len(ids), dtype=torch.bool)
+
+        times = [clock()]
+        self.gpt.generate(
+            self.ids,
+            attention_mask=torch.ones_like(self.ids),
+            max_new_tokens=self.tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            stopping_criteria=transformers.StoppingCriteriaList([Clock()]),
+        )
+        return {"times": times}
+
+    def finish(self) -> Figures:
+        """Nothing to add."""
+        return {}
+
+
+def build(options: Figures) -> Workload:
+    """A variant's workload."""
+    return Phased(options) if options["variant"] == OURS else Transformers(options)
+
+
+def bytes_per_token(options: Figures) -> float:
+    """Bytes that a token of every text reads at least, half way through what is written."""
+    model, size = configuration(options).model, SIZES[options["dtype"]]
+    weights = model.parameters - model.positions * model.hidden_size
+    columns = options["prompt"] + options["tokens"] / 2
+    cached = 2 * options["batch"] * columns * model.layers * model.hidden_size
+    return (weights + cached) * size
+
+
+def read_speed(options: Figures) -> float:
+    """Bytes per second at which this machine reads memory, the best of several times."""
+    import torch
+
+    block, clock, seconds = torch.ones(2**27), CLOCKS[options["processor_time"]], []
+    for _ in range(7):
+        begin = clock()
+        block.sum()
+        seconds.append(clock() - begin)
+    return block.numel() * block.element_size() / min(seconds)
+
+
+def speeds(rounds: "list[list[float]]") -> "tuple[float, float]":
+    """Seconds to the first token and seconds of a later one: medians over rounds and tokens."""
+    first = statistics.median(times[1] - times[0] for times in rounds)
+    later = [b - a for times in rounds for a, b in zip(times[1:], times[2:])]
+    return first, statistics.median(later)
+
+
+def compare(options: Figures, rounds: int) -> Figures:
+    """Both in alternation, in one case."""
+    variants = [Variant(name=name, options={**options, "variant": name}) for name in (OURS, THEIRS)]
+    before = read_speed(options)
+    found = measure(Path(__file__), variants, rounds=rounds, warmup=1)
+    speed = max(before, read_speed(options))
+    (first, ours), (their_first, theirs) = (
+        speeds([step["times"] for step in measured.steps[1:]]) for measured in found
+    )
+    batch, bound = options["batch"], bytes_per_token(options) / speed
+    return {
+        **{key: options[key] for key in ("dtype", "prompt", "batch", "tokens", "layers")},
+        "first_token_seconds": {OURS: first, THEIRS: their_first},
+        "tokens_per_second": {OURS: batch / ours, THEIRS: batch / theirs, "limit": batch / bound},
+        "speedup": theirs / ours,
+        "share_of_limit": bound / ours,
+        "read_gb_per_second": speed / 1e9,
+    }
+
+
+def main() -> int:
+    """Compare in every case, print a table and a line of JSON. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dtypes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--prompts", nargs="+", type=int, default=[16, 512], help="tokens of each")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8], help="texts at a time")
+    parser.add_argument("--tokens", type=int, default=64, help="to write after each prompt")
+    parser.add_argument("--layers", type=int, default=12, help="of GPT-2 small")
+    parser.add_argument("--rounds", type=int, default=3, help="measured, in alternation")
+    parser.add_argument("--processor_time", action="store_true", help="in place of the clock's")
+    arguments = parser.parse_args()
+    if min(arguments.tokens - 2, *arguments.prompts, *arguments.batches, arguments.rounds) < 1:
+        raise BenchmarkError("generate.py: expected at least 3 tokens, and 1 of everything else.")
+    cases = [
+        {
+            "dtype": dtype,
+            "prompt": prompt,
+            "batch": batch,
+            "tokens": arguments.tokens,
+            "layers": arguments.layers,
+            "processor_time": arguments.processor_time,
+        }
+        for dtype in arguments.dtypes
+        for prompt in arguments.prompts
+        for batch in arguments.batches
+    ]
+    results = []
+    for case in cases:
+        results.append(compare(case, arguments.rounds))
+        print(show(results[-1:]) if len(results) == 1 else show(results[-1:]).splitlines()[-1])
+        sys.stdout.flush()
+    print_json({"machine": machine(), "cases": results})
+    return 0
+
+
+def show(results: "list[Figures]") -> str:
+    """A table of results."""
+    headers = ["case", OURS, THEIRS, "limit", "speedup", "of the limit", "first token", "theirs"]
+    rows = []
+    for result in results:
+        rate, first = result["tokens_per_second"], result["first_token_seconds"]
+        rows.append(
+            [
+                f"{result['dtype']:<8} prompt {result['prompt']:>3} batch {result['batch']}",
+                *(f"{rate[name]:6.1f} tok/s" for name in (OURS, THEIRS, "limit")),
+                f"{result['speedup']:.2f}x",
+                f"{result['share_of_limit']:6.0%}",
+                *(f"{first[name]:7.3f} s" for name in (OURS, THEIRS)),
+            ]
+        )
+    return table(headers, rows)
+
+
+if __name__ == "__main__":
+    main_or_worker(build, main)
