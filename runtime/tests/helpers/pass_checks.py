@@ -88,12 +88,10 @@ class Checker:
         self.program, self.ran = program, 0
         self.expected = self._run(None)
         kinds = [kind for _, kind in self.expected if kind.is_floating_point]
-        self.rtol = SCALE * max(TOLERANCE[kind][0] for kind in kinds)
+        self.rtol = SCALE * max((TOLERANCE[kind][0] for kind in kinds), default=0)
         self.alone: Dict[FrozenSet[str], Results] = {}
-        self.is_dense = not any(
-            p.kind == "operand transposed"
-            for scene in (program if isinstance(program, tuple) else ())
-            for p in scene.perturbations
+        self.is_dense = isinstance(program, tuple) and not any(
+            p.kind == "operand transposed" for scene in program for p in scene.perturbations
         )
         """Kernels add up in the order of memory, and the interpreter copies views."""
 
