@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 from popxl.op_records import OpDefinition
 
-from popxl_engine.ir import Block, Value
+from popxl_engine.ir import Block
 from popxl_engine.ops.accumulate import (
     accumulate_column_sum_,
     accumulate_gather_grad_,
@@ -14,22 +14,18 @@ from popxl_engine.ops.accumulate import (
 )
 from popxl_engine.passes.rewriter import Rewriter, fused
 
-Operands = Callable[[Rewriter, Value, Mapping[str, Any]], Optional[Dict[str, Any]]]
-"""From the accumulator and the arguments of what makes its value: the fused op's other operands;
-None: no match.
+Operands = Callable[[Mapping[str, Any]], Optional[Dict[str, Any]]]
+"""From the arguments of what makes an accumulator's value: the fused op's other operands; None: no
+match.
 """
 
 
 def fuse_accumulated_gemm(block: Block) -> Block:
     """A product of matrices whose only use is accumulate_mean_ into a matrix of its shape."""
 
-    def operands(
-        rewriter: Rewriter, t: Value, product: Mapping[str, Any]
-    ) -> Optional[Dict[str, Any]]:
-        lhs, rhs = product["lhs"], product["rhs"]
-        is_apart = rewriter.storage(t) not in (rewriter.storage(lhs), rewriter.storage(rhs))
-        fits = t.rank == lhs.rank == rhs.rank == 2 and product["output_type"] is None
-        return {"lhs": lhs, "rhs": rhs} if is_apart and fits else None
+    def operands(product: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+        is_plain = product["output_type"] is None
+        return {"lhs": product["lhs"], "rhs": product["rhs"]} if is_plain else None
 
     return _fused_with(block, "matmul", accumulate_gemm_, operands)
 
@@ -39,14 +35,7 @@ def fuse_accumulated_column_sum(block: Block) -> Block:
     accumulate_mean_.
     """
 
-    def operands(
-        rewriter: Rewriter, t: Value, total: Mapping[str, Any]
-    ) -> Optional[Dict[str, Any]]:
-        X = total["t"]
-        is_apart = rewriter.storage(t) is not rewriter.storage(X)
-        return {"X": X} if X.rank == 2 and t.shape == X.shape[1:] and is_apart else None
-
-    return _fused_with(block, "sum_to", accumulate_column_sum_, operands)
+    return _fused_with(block, "sum_to", accumulate_column_sum_, lambda total: {"X": total["t"]})
 
 
 def fuse_accumulated_gather_grad(block: Block) -> Block:
@@ -54,9 +43,9 @@ def fuse_accumulated_gather_grad(block: Block) -> Block:
     accumulator.
     """
 
-    def operands(_: Rewriter, t: Value, lookup: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+    def operands(lookup: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
         given = {name: lookup[name] for name in ("dy", "indices", "zero_OOR")}
-        return given if lookup["axis"] == 0 and t.rank == 2 else None
+        return given if lookup["axis"] == 0 else None
 
     return _fused_with(block, "gather_grad", accumulate_gather_grad_, operands)
 
@@ -71,7 +60,7 @@ def _fused_with(block: Block, name: str, definition: OpDefinition, operands: Ope
         if match is None:
             continue
         made, a = match
-        given = operands(rewriter, a["t"], rewriter.instrs[made].arguments)
+        given = operands(rewriter.instrs[made].arguments)
         if given is not None:
             arguments = {"t": a["t"], **given, "step": a["step"]}
             rewriter.replace(i, fused(instr, definition, arguments), made)
@@ -87,11 +76,5 @@ def _accumulated(
     a = rewriter.instrs[index].arguments
     made = rewriter.made_by(a["X"], name)
     if made is None or rewriter.writes_between(made, index):
-        return None
-    if any(
-        v in (a["t"], a["step"])
-        for i in range(made + 1, index)
-        for v in rewriter.instrs[i].inputs()
-    ):
         return None
     return made, a

@@ -5,7 +5,7 @@ a condition is false.
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from popxl_engine.ir import Block, Value
-from popxl_engine.ops.adamw import MOMENTS, adamw_, adamw_where_
+from popxl_engine.ops.adamw import adamw_, adamw_where_
 from popxl_engine.passes.rewriter import Rewriter, fused
 
 
@@ -53,8 +53,7 @@ def _update(rewriter: Rewriter, index: int) -> Optional[_Update]:
         return None
     m, v = rewriter.instrs[first].arguments, rewriter.instrs[second].arguments
     are_same = m["X"] is v["X"] and m["f"] == adam["beta1"] and v["f"] == adam["beta2"]
-    are_plain = {m["t"].dtype.name, v["t"].dtype.name} <= {*MOMENTS}
-    if not are_same or not are_plain or adam["weight"] not in (None, var):
+    if not are_same or adam["weight"] not in (None, var):
         return None
     gradient, scale, scaling = _scaled(rewriter, m["X"], (first, second))
     absorbed = [first, second, made, *scaling]

@@ -4,7 +4,6 @@ for its norm.
 
 from typing import Dict, List, Optional
 
-from popxl import dtypes
 from popxl.op_records import OPS
 
 from popxl_engine.analysis.aliases import MustAlias
@@ -36,7 +35,7 @@ def fuse_grad_norm(block: Block) -> Block:
                     del products[aliases.storage(t)]
         for value in (*instr.written(), *instr.lent()):
             products.pop(aliases.storage(value), None)
-        if instr.definition is accumulate_gemm_ and instr.arguments["t"].dtype is dtypes.float32:
+        if instr.definition is accumulate_gemm_:
             products[aliases.storage(instr.arguments["t"])] = i
     return block.with_instrs(instr for instr in instrs if instr is not None)
 

@@ -21,13 +21,13 @@ def fuse_gemm_bias(block: Block) -> Block:
         for side, other in (("lhs", "rhs"), ("rhs", "lhs")):
             y, bias = instr.arguments[side], instr.arguments[other]
             made = rewriter.made_by(y, "matmul")
-            if made is None or not _is_gemm(rewriter.instrs[made]):
+            if made is None or rewriter.writes_between(made, i):
                 continue
-            is_bias = bias.rank == 1 and y.rank == 2 and bias.shape == y.shape[1:]
-            if is_bias and y.dtype.is_floating_point and not rewriter.writes_between(made, i):
-                factors = rewriter.instrs[made].arguments
-                arguments = {"lhs": factors["lhs"], "rhs": factors["rhs"], "bias": bias}
-                rewriter.replace(i, fused(instr, gemm_bias, arguments), made)
+            factors = rewriter.instrs[made].arguments
+            arguments = {"lhs": factors["lhs"], "rhs": factors["rhs"], "bias": bias}
+            found = fused(instr, gemm_bias, arguments) if y.dtype.is_floating_point else None
+            if found is not None:
+                rewriter.replace(i, found, made)
                 break
     return rewriter.result()
 
@@ -44,7 +44,7 @@ def fuse_masked_scores(block: Block) -> Block:
     for i, instr in rewriter.ops("add"):
         scaled, mask = instr.arguments["lhs"], instr.arguments["rhs"]
         times = rewriter.made_by(scaled, "mul")
-        if times is None or mask.rank != 2 or scaled.rank < 3 or mask.shape != scaled.shape[-2:]:
+        if times is None:
             continue
         y = rewriter.instrs[times].arguments["lhs"]
         scale = rewriter.number(rewriter.instrs[times].arguments["rhs"])
@@ -57,9 +57,8 @@ def fuse_masked_scores(block: Block) -> Block:
         ):
             continue
         a = rewriter.instrs[made].arguments
-        if a["output_type"] is None and a["lhs"].shape[:-2] == a["rhs"].shape[:-2]:
-            arguments = {"lhs": a["lhs"], "rhs": a["rhs"], "mask": mask, "scale": scale}
-            rewriter.replace(i, fused(instr, masked_scores, arguments), made, times)
+        arguments = {"lhs": a["lhs"], "rhs": a["rhs"], "mask": mask, "scale": scale}
+        rewriter.replace(i, fused(instr, masked_scores, arguments), made, times)
     return rewriter.result()
 
 

@@ -113,6 +113,10 @@ class Rewriter:
         if made is not None and not self.writes_between(made, before):
             source: Value = self.instrs[made].arguments["t"]
             return source
+        inserted = self._inserted.setdefault(before, [])
+        for view in inserted:
+            if view.arguments["t"] is v:
+                return view.outputs[0]
         result = Value(
             f"{v.name}_transposed_{before}", TensorSpec(v.spec.shape[::-1], v.spec.dtype)
         )
@@ -122,7 +126,7 @@ class Rewriter:
             arguments={"t": v, "permutation": (1, 0)},
             outputs=(result,),
         )
-        self._inserted.setdefault(before, []).append(view)
+        inserted.append(view)
         return result
 
     def result(self) -> Block:

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import popxl
-from helpers.pass_programs import Program, build, shrunk
+import torch
+from helpers.pass_programs import Build, Program, build, built_by, shrunk
 from helpers.tolerance import TOLERANCE, assert_close
 from popxl_engine.analysis.effects import blocks_of
 from popxl_engine.engine import Engine
@@ -81,15 +82,15 @@ class Failure(AssertionError):
 
 
 class Checker:
-    """One program and all that is compared."""
+    """One program, of scenes or that a function builds in the main graph, and what is compared."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Union[Program, Build]):
         self.program, self.ran = program, 0
         self.expected = self._run(None)
         kinds = [kind for _, kind in self.expected if kind.is_floating_point]
-        self.rtol = SCALE * max(TOLERANCE[kind][0] for kind in kinds)
+        self.rtol = SCALE * max((TOLERANCE[kind][0] for kind in kinds), default=0)
         self.alone: Dict[FrozenSet[str], Results] = {}
-        self.is_dense = not any(
+        self.is_dense = isinstance(program, tuple) and not any(
             p.kind == "operand transposed" for scene in program for p in scene.perturbations
         )
         """Kernels add up in the order of memory, and the interpreter copies views."""
@@ -167,14 +168,19 @@ class Checker:
 
     def _run(self, passes: Optional[Sequence[Pass]]) -> Results:
         """Every result of two runs, and every variable after them."""
-        ir, streams = build(self.program)
+        program = self.program
+        ir, streams = build(program) if isinstance(program, tuple) else built_by(program)
         engine = Engine(ir, range(1), interpret=passes is None, passes=passes)
         self.ran += 1
         results: Results = []
-        for _ in range(2):
-            outputs = {s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in streams}
-            engine.run({}, outputs)
-            results += [(outputs[s], s.dtype) for s in streams]
+        torch.use_deterministic_algorithms(True)  # memory that is not cleared holds NaN
+        try:
+            for _ in range(2):
+                outputs = {s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in streams}
+                engine.run({}, outputs)
+                results += [(outputs[s], s.dtype) for s in streams]
+        finally:
+            torch.use_deterministic_algorithms(False)
         return results + [(engine.read(v), v.dtype) for v in ir.main_graph.variables]
 
 

@@ -456,6 +456,7 @@ class Scene:
 
 
 Program = Tuple[Scene, ...]
+Build = Callable[[popxl.Ir], Sequence[Tensor]]
 
 
 @cache
@@ -515,9 +516,16 @@ def shrunk(program: Program) -> Iterator[Program]:
 
 def build(program: Program) -> Tuple[popxl.Ir, List[popxl.DeviceToHostStream]]:
     """(a program whose main graph runs the scenes, streams of all that they make)."""
+    return built_by(
+        lambda ir: [t for n, scene in enumerate(program) for t in _add_scene(ir, scene, f"{n}.")]
+    )
+
+
+def built_by(function: Build) -> Tuple[popxl.Ir, List[popxl.DeviceToHostStream]]:
+    """(a program whose main graph a function builds, streams of all that it returns)."""
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
-        results = [t for n, scene in enumerate(program) for t in _add_scene(ir, scene, f"{n}.")]
+        results = function(ir)
         streams = [popxl.d2h_stream(t.shape, t.dtype) for t in results]
         for stream, t in zip(streams, results):
             ops.host_store(stream, t)
