@@ -65,9 +65,9 @@ class Progress:
         gradient_norm: float,
         skipped: int = 0,
     ) -> str:
-        """One line about a step. ``tokens``: seen so far. ``validation``: what the last one found, by its names in
-        `metrics.jsonl`. ``skipped``: steps so far that were, which is told where there are
-        any.
+        """One line about a step. ``tokens``: seen so far. ``validation``: what the last one found,
+        by its names in `metrics.jsonl`. ``skipped``: steps so far that were, which is told where
+        there are any.
         """
         steps = self.config.training.steps
         parts = [
