@@ -21,6 +21,8 @@ NOT_NUMERIC_LEAVES = (
     ("training", "max_skipped"),
     ("training", "validate_every"),
     ("training", "validation_batches"),
+    ("training", "validate_first"),
+    ("training", "validate_training"),
     ("execution", "device_iterations"),
     ("execution", "recomputation"),
     ("execution", "device"),

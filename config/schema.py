@@ -126,8 +126,14 @@ class Training:
     """Source of initial weights, dropout, the order of the data, and what texts draw."""
     validate_every: CountOrZero = 0
     """Steps between validations; 0: never."""
-    validation_batches: Count = 8
-    """Global batches per validation, always the same ones."""
+    validation_batches: Count | Literal["all"] = 8
+    """Global batches per validation, always the same ones, of samples spread over all of the
+    validation data; all: every token once. Data that fit into them are read whole.
+    """
+    validate_first: bool = False
+    """Validate before the first step, too."""
+    validate_training: bool = False
+    """Measure as many samples of the training data with each validation, in the same way."""
 
     @property
     def is_scaled_by_program(self) -> bool:

@@ -242,6 +242,24 @@ def _validation(config: Config) -> Iterator[Problem]:
             "validation_files: got files while input_files is empty; expected both or none, for "
             "synthetic data is validated on synthetic data. Give --input_files.",
         )
+    if config.training.validation_batches == "all" and every and not data.input_files:
+        yield _problem(
+            "validation_batches validate_every input_files",
+            "validation_batches: got all while input_files is empty; expected a number, for "
+            "synthetic data has no end. Use 8.",
+        )
+    if config.training.validate_first and not every:
+        yield _problem(
+            "validate_first validate_every",
+            "validate_first: got true while validate_every is 0; expected steps between "
+            "validations. Give --validate_every.",
+        )
+    if config.training.validate_training and not every:
+        yield _problem(
+            "validate_training validate_every",
+            "validate_training: got true while validate_every is 0; expected steps between "
+            "validations. Give --validate_every.",
+        )
     if every and data.input_files and not data.validation_files:
         yield _problem(
             "validate_every input_files validation_files",

@@ -204,7 +204,13 @@ def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
     mapping = to_mapping(saved.config)
     data, execution = mapping["data"], mapping["execution"]
     data["input_files"] = [] if values.get("text") else data["validation_files"]
-    data["validation_files"], mapping["training"]["validate_every"] = [], 0
+    data["validation_files"] = []
+    mapping["training"] |= {
+        "validate_every": 0,
+        "validate_first": False,
+        "validate_training": False,
+        "validation_batches": 1,
+    }
     execution.update(ONE_REPLICA)
     sequence = values.get("sequence_length", saved.config.model.sequence_length)
     micro_batch = values.get("micro_batch_size", 1)

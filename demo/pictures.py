@@ -17,8 +17,9 @@ def draw_losses(metrics: "list[dict[str, Any]]", path: Path, title: str) -> None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    steps = np.array([line["step"] for line in metrics])
-    losses = np.array([line["loss"] for line in metrics])
+    trained = [line for line in metrics if line["loss"] is not None]
+    steps = np.array([line["step"] for line in trained])
+    losses = np.array([line["loss"] for line in trained])
     steps, losses = (values[np.isfinite(losses)] for values in (steps, losses))
     validations = [(line["step"], line.get("validation_loss")) for line in metrics]
     validated = [

@@ -209,7 +209,9 @@ def open_data(config: Config) -> "tuple[Dataset, Optional[Dataset]]":
     place = {"instance": popdist.getInstanceIndex(), "instances": popdist.getNumInstances()}
     return (
         TokenDataset(config.data.input_files, sequence, vocabulary, **place),
-        TokenDataset(validation, sequence, vocabulary, **place) if validation else None,
+        TokenDataset(validation, sequence, vocabulary, stride=sequence, **place)
+        if validation
+        else None,
     )
 
 

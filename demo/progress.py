@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from typing import Optional
+from collections.abc import Mapping
 
 from config import Config
 from execution.model_size import flops_per_step
@@ -58,25 +58,42 @@ class Progress:
     def line(
         self,
         step: int,
+        tokens: int,
         loss: float,
-        validation: Optional[float],
+        validation: "Mapping[str, float]",
         learning_rate: float,
         gradient_norm: float,
         skipped: int = 0,
     ) -> str:
-        """One line about a step. ``skipped``: steps so far that were, which is told where there are
-        any.
+        """One line about a step. ``tokens``: seen so far. ``validation``: what the last one found,
+        by its names in `metrics.jsonl`. ``skipped``: steps so far that were, which is told where
+        there are any.
         """
         steps = self.config.training.steps
         parts = [
             f"step {step:>{len(str(steps))}}/{steps}",
             f"loss {loss:.4f}",
-            f"validation {validation:.4f}" if validation is not None else "validation -",
+            validation_text(validation),
             f"lr {learning_rate:.2e}",
             f"norm {gradient_norm:.3f}",
             *([f"{skipped} skipped"] if skipped else []),
+            si(tokens, "tokens"),
             si(self.tokens_per_second, "tokens/s"),
             si(self.flops_per_second, "FLOP/s"),
             f"{duration(self.seconds_left(step))} left",
         ]
         return "  ".join(parts)
+
+
+def validation_text(found: "Mapping[str, float]") -> str:
+    """What a validation found, by its names in `metrics.jsonl`, in a few words."""
+    if not found:
+        return "validation -"
+    text = f"validation {found['validation_loss']:.4f}"
+    if "validation_standard_error" in found:
+        text += f" ±{found['validation_standard_error']:.4f}"
+    if "training_loss" in found:
+        text += f"  on training data {found['training_loss']:.4f}"
+    if "validation_bits_per_byte" in found:
+        text += f"  {found['validation_bits_per_byte']:.4f} bits/byte"
+    return text

@@ -14,13 +14,15 @@ from tokenizers import Tokenizer
 
 from config import Config, UserError, learning_rate
 from data import BatchLoader, Dataset
+from data.tokenisation import token_bytes
 from demo.interruption import Interruption, first
-from demo.progress import Progress
+from demo.progress import Progress, validation_text
 from demo.run_folder import RunFolder, for_rescue
 from demo.wandb_log import WandbLog
 from execution.checkpoint import Position, SavedRun, save
+from execution.evaluation import Evaluation
 from execution.host import StepResult, data_share, run_steps
-from execution.inference import evaluate, evaluation
+from execution.inference import evaluation
 from execution.metrics import MetricsFile
 from execution.overflow import FLOOR, Skipped, name_the_first
 from execution.pretraining import pretraining
@@ -31,28 +33,62 @@ from utils.runtime import gather
 _LOG = logging.getLogger(__name__)
 
 
+def bytes_of_tokens(config: Config, tokenizer: Optional[Tokenizer]) -> Optional[np.ndarray]:
+    """Bytes of text that each of the model's tokens stands for, int64 [vocabulary]; None where that
+    is not known.
+    """
+    sizes = None if tokenizer is None else token_bytes(tokenizer)
+    if sizes is None:
+        return None
+    return np.pad(sizes, (0, config.model.vocabulary_size - len(sizes)))
+
+
 class Validation:
-    """The loss on held-out text: always the same batches, by a forward-only program with the
-    training weights.
+    """The loss on held-out text, by a forward-only program with the training weights: on always the
+    same part of it, or on all. If asked, the loss on as much of the training data, too.
     """
 
-    def __init__(self, config: Config, dataset: Dataset):
-        self.config = config
+    def __init__(
+        self,
+        config: Config,
+        held_out: Dataset,
+        training_data: Dataset,
+        token_bytes: Optional[np.ndarray],
+    ):
         self.session = evaluation(config)
-        self.loader = _loader(config, dataset, shuffle=False)
+        wanted = config.training.validation_batches
+        batches = None if isinstance(wanted, str) else wanted
+        self.held_out = Evaluation(self.session, config, held_out, batches, token_bytes)
+        number = -(-len(self.held_out.samples) // config.training.global_batch_size)
+        self.training_data = (
+            Evaluation(self.session, config, training_data, number)
+            if config.training.validate_training
+            else None
+        )
 
-    def loss(self, training: addons.TaskSession, is_to_stop: Callable[[], bool]) -> Optional[float]:
-        """Mean loss over the batches; None where it is to stop, which is asked before each."""
+    def measure(
+        self, training: addons.TaskSession, is_to_stop: Callable[[], bool]
+    ) -> "Optional[dict[str, float]]":
+        """What is found, by the names that `metrics.jsonl` has for it; None where it is to stop,
+        which is asked before each batch.
+        """
         if is_to_stop():
             return None
         copy_weights(training, self.session)
-        losses = []
-        with self.session:
-            for step in range(self.config.training.validation_batches):
-                if is_to_stop():
-                    return None
-                losses.append(evaluate(self.session, self.config, *self.loader.batch(step)))
-        return sum(losses) / len(losses)
+        found = self.held_out.measure(is_to_stop)
+        if found is None:
+            return None
+        values = {
+            "validation_loss": found.loss,
+            "validation_standard_error": found.standard_error,
+            "validation_bits_per_byte": found.bits_per_byte,
+        }
+        if self.training_data is not None:
+            trained = self.training_data.measure(is_to_stop)
+            if trained is None:
+                return None
+            values["training_loss"] = trained.loss
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class TrainingRun:
@@ -86,10 +122,12 @@ class TrainingRun:
         self.skipped = Skipped.of(self.session)
         self.diverged: Optional[str] = None
         """Why training did not succeed, once it has come to numbers that are not finite."""
-        self.loader = _loader(config, data, shuffle=True)
+        self.loader = _loader(config, data)
         needs_validation = config.training.validate_every > 0 and validation_data is not None
         self.validation = (
-            Validation(config, validation_data) if needs_validation and validation_data else None
+            Validation(config, validation_data, data, bytes_of_tokens(config, tokenizer))
+            if needs_validation and validation_data
+            else None
         )
         self.is_leader = popdist.getInstanceIndex() == 0
         self.metrics = MetricsFile(folder.metrics, self.step) if self.is_leader else None
@@ -108,7 +146,7 @@ class TrainingRun:
         self._saved_step = self.step if saved is not None else None
         self._is_save_due = False
         self._saved_at = time.monotonic()
-        self._last_validation: Optional[float] = None
+        self._last_validation: dict[str, float] = {}
         self._validated_step: Optional[int] = None
         self._interruption = interruption
 
@@ -280,16 +318,39 @@ class TrainingRun:
             patiently=True,
         )
         last = before[0]
+        if self.step == 0 and self.config.training.validate_first:
+            self._validate_first()
+            return
         if last is None or last["step"] != self.step or last["validation_loss"] is not None:
             return
         validation = self._validate()
         if validation is not None and self.metrics is not None:
-            self.metrics.replace_last({**last, "validation_loss": validation})
+            self.metrics.replace_last({**last, **validation})
             if self.wandb is not None:
-                self.wandb.log({"step": self.step, "validation_loss": validation})
+                self.wandb.log({"step": self.step, **validation})
 
-    def _validate(self) -> Optional[float]:
-        """The validation loss after this step; None where it is not due, or somebody wants to
+    def _validate_first(self) -> None:
+        """Validate the weights that training begins with."""
+        validation = self._validate()
+        if validation is None or self.metrics is None:
+            return
+        self.metrics.write(
+            {
+                "step": 0,
+                "tokens": 0,
+                "seconds": self._seconds(),
+                "loss": None,
+                "learning_rate": None,
+                "gradient_norm": None,
+            }
+            | {"skipped": 0, **validation}
+        )
+        if self.wandb is not None:
+            self.wandb.log({"step": 0, **validation})
+        print(f"step 0/{self.config.training.steps}  {validation_text(validation)}", flush=True)
+
+    def _validate(self) -> "Optional[dict[str, float]]":
+        """What validation finds after this step; None where it is not due, or somebody wants to
         stop.
         """
         training = self.config.training
@@ -297,10 +358,16 @@ class TrainingRun:
             self.step % training.validate_every and self.step != training.steps
         ):
             return None
-        found = self.validation.loss(self.session, lambda: self._interruption.agree() is not None)
+        found = self.validation.measure(
+            self.session, lambda: self._interruption.agree() is not None
+        )
         if found is not None:
             self._last_validation, self._validated_step = found, self.step
         return found
+
+    def _seconds(self) -> float:
+        """Since the run began, as if nothing had stopped it."""
+        return round(time.monotonic() - self._begin, 3)
 
     def _record(self, result: StepResult, rate: float) -> None:
         validation = self._validate()
@@ -309,14 +376,15 @@ class TrainingRun:
         values = {
             "step": self.step,
             "tokens": self._tokens,
-            "seconds": round(time.monotonic() - self._begin, 3),
+            "seconds": self._seconds(),
             "loss": result.loss,
-            "validation_loss": validation,
+            "validation_loss": None,
             "learning_rate": rate,
             "gradient_norm": result.gradient_norm,
             "skipped": self.skipped.total,
             **({} if result.loss_scale is None else {"loss_scale": result.loss_scale}),
         }
+        values |= validation or {}  # in the order of `_catch_up`
         self.metrics.write(values)
         if self.wandb is not None:
             self.wandb.log({**values, "tokens_per_second": self.progress.tokens_per_second})
@@ -334,7 +402,7 @@ class TrainingRun:
                 result.gradient_norm,
                 self.skipped.total,
             )
-            print(self.progress.line(self.step, *numbers), flush=True)
+            print(self.progress.line(self.step, self._tokens, *numbers), flush=True)
 
     def _save(self, *, keep_all: bool = False) -> None:
         """Write a checkpoint, unless this step has one. Metrics up to it are on the disk first.
@@ -365,23 +433,22 @@ class TrainingRun:
         if self.metrics is not None:
             self.metrics.sync()
         lines = None if self.metrics is None else self.metrics.lines
-        loss = self._last_validation if self._validated_step == self.step else None
+        is_validated = self._validated_step == self.step
+        loss = self._last_validation["validation_loss"] if is_validated else None
         if loss is not None and not math.isfinite(loss):
             loss = None
         return Position(self.step, self.data.fingerprint, lines, loss)
 
 
-def _loader(config: Config, dataset: Dataset, *, shuffle: bool) -> BatchLoader:
+def _loader(config: Config, dataset: Dataset) -> BatchLoader:
     share = data_share(config)
     return BatchLoader(
         dataset,
         config.training.global_batch_size,
         seed=config.training.seed,
-        shuffle=shuffle,
         instance=share.index,
         instances=share.count,
         accumulation_steps=config.gradient_accumulation,
-        prefetch=2 if shuffle else 0,
     )
 
 

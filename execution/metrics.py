@@ -175,7 +175,7 @@ def _complete_lines(path: Path) -> Iterator[str]:
     Raises:
         UserError: the file cannot be read.
     """
-    step = 0
+    step = -1
     try:
         with open(open_plain(path), encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -205,8 +205,11 @@ def _step_of(line: str) -> Optional[int]:
         text in ("nan", "inf", "-inf") for text in odd.values()
     ):
         return None
+    # before the first step there is only a validation
     numbers = [
-        values.get(name) for name in ("loss", "learning_rate", "gradient_norm") if name not in odd
+        values.get(name)
+        for name in (() if values["step"] == 0 else ("loss", "learning_rate", "gradient_norm"))
+        if name not in odd
     ]
     numbers += [values["validation_loss"]] if values.get("validation_loss") is not None else []
     is_whole = "validation_loss" in values and all(

@@ -346,8 +346,8 @@ def test_the_output_shown_is_what_a_run_prints_today():
     (shown,) = [b.text for b in blocks(README) if b.language == "text" and not b.mark]
     steps = [line for line in shown.splitlines() if line.startswith("step ")]
     pattern = (
-        r"step +\d+/\d+  loss \d\.\d+  validation (\d\.\d+|-)  lr \d\.\d+e-\d+  norm \d+\.\d+  "
-        r"[\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  .* left"
+        r"step +\d+/\d+  loss \d\.\d+  validation (\d\.\d+ ±\d\.\d+  \d\.\d+ bits/byte|-)  "
+        r"lr \d\.\d+e-\d+  norm \d+\.\d+  [\d.]+ [kM]?tokens  [\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  .* left"
     )
     assert len(steps) > 3
     for line in steps:

@@ -148,6 +148,12 @@ REFUSALS = [
         {"input_files": ("a",), "validate_every": 5},
         "validation_files: got none; expected files, for validate_every is 5.",
     ),
+    (
+        {"validation_batches": "all", "validate_every": 5},
+        "validation_batches: got all while input_files is empty; expected a number, for",
+    ),
+    ({"validate_first": True}, "validate_first: got true while validate_every is 0; expected"),
+    ({"validate_training": True}, "validate_training: got true while validate_every is 0;"),
     ({"layer": 3}, "config: unknown key 'layer'. Did you mean 'layers'?"),
 ]
 

@@ -76,8 +76,8 @@ def test_a_progress_line_tells_all_that_is_worth_knowing(folder):
     ]
     assert [int(line.split("/")[0].split()[1]) for line in lines] == [1, 5, 10, 15, 20]
     pattern = (
-        r"step +\d+/20  loss \d\.\d+  validation (\d\.\d+|-)  lr \d\.\d+e-\d+  norm \d+\.\d+  "
-        r"[\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  .* left"
+        r"step +\d+/20  loss \d\.\d+  validation (\d\.\d+ ±\d\.\d+  \d\.\d+ bits/byte|-)  "
+        r"lr \d\.\d+e-\d+  norm \d+\.\d+  [\d.]+ k?tokens  [\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  .* left"
     )
     for line in lines:
         assert re.fullmatch(pattern, line), line

@@ -275,3 +275,45 @@ def test_bytes_of_tokens_are_those_of_the_text_they_make():
     for text in ("line 5 of a text", "日本 über\n", "\t x"):
         assert sizes[tokenizer.encode(text).ids].sum() == len(text.encode())
     assert sizes[tokenizer.token_to_id(END_OF_TEXT)] == 0
+
+
+# Validation while training
+
+
+def metrics_of(folder, name):
+    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_validation_of_all_is_the_evaluation_of_the_checkpoint(folder, tmp_path, capsys):
+    words = (
+        f"--config {folder}/runs/run/config.yml --run_folder {tmp_path} --validation_batches all "
+        "--validate_every 1 --validate_first --validate_training --checkpoint.every 1"
+    )
+    run_job(*words.split())
+    lines = metrics_of(tmp_path, "run")
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    per_step = 8 * SEQUENCE
+    assert [line["tokens"] for line in lines] == [0, per_step, 2 * per_step]
+    for line in lines[1:]:
+        checkpoint = tmp_path / "run/checkpoints" / f"step_{line['step']:08d}"
+        expected = evaluate(checkpoint).measured
+        assert line["validation_loss"] == pytest.approx(expected.loss, rel=1e-6)
+        bits = line["validation_bits_per_byte"]
+        assert bits == pytest.approx(expected.bits_per_byte, rel=1e-6)
+        assert "validation_standard_error" not in line
+    assert lines[0]["loss"] is None and lines[0]["validation_loss"] > lines[2]["validation_loss"]
+    assert lines[0]["training_loss"] > lines[2]["training_loss"]
+    told = re.sub(r"\d+\.\d+", "N", capsys.readouterr().out)
+    assert "step 0/2  validation N  on training data N  N bits/byte" in told
+
+
+def test_a_part_has_a_standard_error_and_one_order_whatever_the_seed(folder, tmp_path):
+    words = f"--config {folder}/runs/run/config.yml --run_folder {tmp_path} --learning_rate 1e-9"
+    found = []
+    for name, flags in (("a", ""), ("b", "--data_parallel 2 --widening 2 --micro_batch_size 2")):
+        run_job(*words.split(), *flags.split(), "--name", name)
+        found.append(metrics_of(tmp_path, name)[-1])
+    assert found[0]["validation_standard_error"] > 0
+    for name in ("validation_loss", "validation_standard_error", "validation_bits_per_byte"):
+        assert found[0][name] == pytest.approx(found[1][name], rel=1e-4)

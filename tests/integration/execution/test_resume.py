@@ -30,8 +30,11 @@ RECORDS = 37
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory) -> Path:
     """A TFRecord file of random tokens."""
-    path = tmp_path_factory.mktemp("data") / "train-0.tfrecord"
-    records = np.random.default_rng(0).integers(0, 61, (RECORDS, 9))
+    return write_tokens(tmp_path_factory.mktemp("data") / "train-0.tfrecord", RECORDS)
+
+
+def write_tokens(path: Path, count: int) -> Path:
+    records = np.random.default_rng(0).integers(0, 61, (count, 9))
     with RecordWriter(path) as writer:
         for payload in example.encode(records):
             writer.write(payload)
@@ -144,7 +147,8 @@ def test_ctrl_c_does_not_wait_for_the_end_of_a_validation_which_the_run_that_goe
     tokens, tmp_path
 ):
     few = ("--steps", 2, "--warmup_steps", 0, "--device_iterations", 1, "--validate_every", 1)
-    long = (*few, "--validation_batches", 250)
+    held_out = write_tokens(tmp_path / "held_out.tfrecord", 1500)
+    long = (*few, "--validation_batches", "all", "--validation_files", held_out)
     run_job(*flags_of(tmp_path / "undisturbed", tokens, *long))
     folder = tmp_path / "stopped"
     flags = flags_of(folder, tokens, *long, "--checkpoint.load", "auto")
