@@ -89,9 +89,7 @@ class Training:
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """Course of the learning rate after warm-up."""
     warmup_steps: CountOrZero = 0
-    """Steps over which the learning rate rises linearly to its highest value. A run of fewer steps
-    ends on the way there.
-    """
+    """Steps over which the learning rate rises linearly to its highest value."""
     beta1: Fraction = 0.9
     """Adam's decay of the first moment, per step."""
     beta2: Fraction = 0.95

@@ -283,7 +283,7 @@ def check_train(printed: "dict[str, str]", folder: Path) -> None:
 
 
 def check_plan(printed: "dict[str, str]", folder: Path) -> None:
-    assert (folder / "runs/demo/timeline.json").is_file()
+    assert (folder / "runs/demo-profile/timeline.json").is_file()
 
 
 def check_checkpoints(printed: "dict[str, str]", folder: Path) -> None:
