@@ -50,10 +50,7 @@ def read_bins(
         raise DataError(
             f"vocabulary_size: got {size}; expected at least the tokenizer's {known}. Raise it."
         )
-    if output.exists() and not overwrite:
-        raise DataError(
-            f"{output}: got a folder that is there; expected a new one. Change --output."
-        )
+    _check_output(output, "dataset.json", overwrite)
     settings = Settings(sequence_length=sequence_length, vocabulary_size=max(size, 257))
     splits: dict[str, Any] = {}
     with partial_folder(output) as partial:
@@ -91,10 +88,7 @@ def write_bins(folder: Path, output: Path, *, overwrite: bool = False) -> dict[s
             f"{folder}: got vocabulary_size {info['vocabulary_size']}; expected at most 65536, for "
             "nanoGPT's files have 16 bits a token. Prepare with a smaller one."
         )
-    if output.exists() and not overwrite:
-        raise DataError(
-            f"{output}: got a folder that is there; expected a new one. Change --output."
-        )
+    _check_output(output, FILES["train"], overwrite)
     counts = {}
     with partial_folder(output) as partial:
         for split, name in FILES.items():
@@ -105,6 +99,17 @@ def write_bins(folder: Path, output: Path, *, overwrite: bool = False) -> dict[s
                 counts[split] = _write(data, partial / name)
         publish(partial, output, overwrite=overwrite)
     return counts
+
+
+def _check_output(output: Path, mark: str, overwrite: bool) -> None:
+    """Refuse a folder that is there, unless it is to be replaced and holds what this makes."""
+    if not output.exists() or overwrite and (output / mark).is_file():
+        return
+    raise DataError(
+        f"{output}: got a folder that is there; expected a new one"
+        + (f", or one with {mark}" if overwrite else "")
+        + ". Change --output."
+    )
 
 
 def _tokens(path: Path, vocabulary_size: int) -> Iterator[np.ndarray]:

@@ -655,6 +655,7 @@ def test_nanogpts_files_hold_the_tokens_of_the_records_in_both_directions(tmp_pa
         ("from_bins odd", "train.bin: got 7 bytes; expected two for each token"),
         ("from_bins nowhere", "train.bin: got no such file"),
         ("from_bins bins --output odd", "odd: got a folder that is there; expected a new one"),
+        ("from_bins bins --output odd --overwrite", "a new one, or one with dataset.json"),
         ("to_bins bins", "bins: got no folder with a dataset.json; expected one that"),
         ("to_bins", "FOLDER: got none; expected text. Give one."),
     ],
