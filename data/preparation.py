@@ -147,7 +147,7 @@ def prepare(
             held_out = HeldOut(
                 documents,
                 round(shuffle.tokens * settings.validation),
-                tokenizer.token_to_id(END_OF_TEXT),
+                tokenizer.get_vocab()[END_OF_TEXT],
             )
             splits["validation"] = write_split("validation", held_out, folder, settings)
             documents = itertools.chain(held_out.rest, documents)

@@ -193,7 +193,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         hint = did_you_mean(name, dict.fromkeys(COMMANDS), listed=True)
         raise ConfigError([f"command: got {name or 'none'}; expected one. {hint}"])
     command = COMMANDS[name]
-    options = parse_options(
+    options: Any = parse_options(
         words,
         program=f"data/prepare.py {name}: {command.about}",
         options=command.options,
