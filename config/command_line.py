@@ -102,9 +102,10 @@ def parse_options(
     if any(word in HELP_FLAGS for word in arguments):
         print(help_text(program, "", options, (), words, config=None))
         sys.exit(0)
-    found = _Words(arguments, leaves(options), words, has_presets=False)
+    record: type = options
+    found = _Words(arguments, leaves(record), words, has_presets=False)
     found.read()
-    for leaf in leaves(options):
+    for leaf in leaves(record):
         if leaf.name == words and not leaf.is_list and leaf.name in found.values:
             first, *more = found.values[leaf.name]
             found.values[leaf.name] = first

@@ -12,7 +12,7 @@ from typing import IO, Any
 from data.errors import DataError
 from data.records import unreadable
 
-OPENERS: dict[str, Callable[[Path], IO[Any]]] = {
+OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": lambda path: gzip.open(path, "rb"),
     ".bz2": lambda path: bz2.open(path, "rb"),
     ".xz": lambda path: lzma.open(path, "rb"),

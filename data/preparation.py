@@ -31,6 +31,7 @@ from data.tokenisation import (
     END_OF_TEXT,
     SMALLEST_VOCABULARY,
     TOKENIZER_BYTES,
+    character_tokenizer,
     load_tokenizer,
     tokenise,
     train_tokenizer,
@@ -59,6 +60,8 @@ class Settings:
     """Of the tokenizer to train, tokens; None where `tokenizer` is given."""
     tokenizer: Path | None = None
     """A tokenizer.json to use; None trains one."""
+    characters: bool = False
+    """Make a token of each character."""
     tokenizer_bytes: int = 64 * 2**20
     """Text that the tokenizer is trained on, from the first document on, bytes."""
     validation: float = 0.05
@@ -92,11 +95,12 @@ class Settings:
                 f"validation: got {self.validation}; expected a share from 0 to below 1, such "
                 "as 0.05."
             )
-        if (self.vocabulary_size is None) == (self.tokenizer is None):
+        chosen = (self.vocabulary_size is not None, self.tokenizer is not None, self.characters)
+        if sum(chosen) != 1:
             problems.append(
-                f"tokenizer: got {self.tokenizer} and vocabulary_size {self.vocabulary_size}; "
-                "expected one of the two. Give --tokenizer to use one that exists, "
-                "--vocabulary_size to train one."
+                f"tokenizer: got {'characters' if self.characters else self.tokenizer} and "
+                f"vocabulary_size {self.vocabulary_size}; expected one of the two. "
+                "Give --tokenizer to use one that exists, --vocabulary_size to train one."
             )
         if problems:
             raise DataError("\n".join(problems))
@@ -135,7 +139,7 @@ def prepare(
     with partial_folder(output) as folder:
         report(f"Preparing {source.name} into {output}.")
         tokenizer = _tokenizer(source, settings, report)
-        _write(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
+        write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
         shuffle = _shuffled(source, settings, tokenizer, folder, workers, report)
         documents = iter(shuffle)
         splits = {}
@@ -143,11 +147,11 @@ def prepare(
             held_out = HeldOut(
                 documents,
                 round(shuffle.tokens * settings.validation),
-                tokenizer.token_to_id(END_OF_TEXT),
+                tokenizer.get_vocab()[END_OF_TEXT],
             )
-            splits["validation"] = _write_split("validation", held_out, folder, settings)
+            splits["validation"] = write_split("validation", held_out, folder, settings)
             documents = itertools.chain(held_out.rest, documents)
-        splits["train"] = _write_split("train", documents, folder, settings)
+        splits["train"] = write_split("train", documents, folder, settings)
         info = {
             "format": FORMAT,
             "sequence_length": settings.sequence_length,
@@ -165,7 +169,7 @@ def prepare(
                 f"{len(source.damaged)} damaged records are left out, the first at byte {byte} of "
                 f"{path}: {problem}."
             )
-        _write(folder / "dataset.json", json.dumps(info, indent=2))
+        write_text(folder / "dataset.json", json.dumps(info, indent=2))
         try:
             publish(folder, output, overwrite=overwrite)
         except OSError:
@@ -229,6 +233,11 @@ def _is_complete(output: Path, info: dict[str, Any]) -> bool:
 def _tokenizer(source: Source, settings: Settings, report: Report) -> Tokenizer:
     if settings.tokenizer is not None:
         return load_tokenizer(settings.tokenizer)
+    if settings.characters:
+        texts = _limited(source.documents(), settings.max_bytes)
+        tokenizer = character_tokenizer(map(source.clean, texts) if source.clean else texts)
+        report(f"Made a tokenizer of {tokenizer.get_vocab_size()} characters.")
+        return tokenizer
     if settings.vocabulary_size is None:
         raise AssertionError("Settings has checked that there is one of the two")
     limit = min(settings.tokenizer_bytes, settings.max_bytes or settings.tokenizer_bytes)
@@ -302,10 +311,16 @@ class HeldOut:
             yield document
 
 
-def _write_split(
+def write_split(
     name: str, documents: Iterable[np.ndarray], folder: Path, settings: Settings
 ) -> dict[str, Any]:
-    """Write one split's files and return its part of `dataset.json`."""
+    """Write one split's files, of which `settings` decide, and return its part of `dataset.json`.
+
+    Args:
+        documents: uint32 [tokens] each.
+    Raises:
+        DataError: they have fewer tokens than a record.
+    """
     packer = _Packer(documents, settings.sequence_length)
     files: list[dict[str, Any]] = []
     payloads = itertools.chain.from_iterable(map(example.encode, packer))
@@ -379,7 +394,8 @@ class _Packer:
             yield every[start : start + _BLOCK_RECORDS]
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a file of text, and bring it onto the disk."""
     with open(path, "w", encoding="utf-8") as file:
         file.write(text + "\n")
         flush(file)

@@ -1,4 +1,4 @@
-"""Turn text into TFRecords: `python data/prepare.py text|stdlib|wikipedia|check --help`."""
+"""Turn text into TFRecords: `python data/prepare.py --help`."""
 
 import os
 import signal
@@ -21,6 +21,7 @@ from config.presets import did_you_mean
 from config.schema import PathText
 from data.dataset import find_files
 from data.errors import DataError
+from data.nanogpt import FILES, read_bins, write_bins
 from data.preparation import Settings, prepare
 from data.records import RecordFile
 from data.sources import Source, stdlib_source, text_source
@@ -44,7 +45,7 @@ class Preparation:
     vocabulary_size: Optional[int] = None
     """Of the tokenizer to train; none: 50257 (stdlib: 4096), or as the given tokenizer has."""
     tokenizer: Optional[PathText] = None
-    """A tokenizer.json to use instead of training one."""
+    """A tokenizer.json to use instead of training one; characters: a token for each character."""
     tokenizer_bytes: int = Settings.tokenizer_bytes
     """Bytes of text to train the tokenizer on."""
     validation: float = Settings.validation
@@ -67,10 +68,12 @@ class Preparation:
     def settings(self) -> Settings:
         """What shapes the files."""
         is_trained = self.vocabulary_size is None and self.tokenizer is None
+        is_characters = self.tokenizer == "characters"
         return Settings(
             sequence_length=self.sequence_length,
             vocabulary_size=self.trained if is_trained else self.vocabulary_size,
-            tokenizer=None if self.tokenizer is None else Path(self.tokenizer),
+            tokenizer=Path(self.tokenizer) if self.tokenizer and not is_characters else None,
+            characters=is_characters,
             tokenizer_bytes=self.tokenizer_bytes,
             validation=self.validation,
             seed=self.seed,
@@ -139,6 +142,36 @@ class Wikipedia(Preparation):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FromBins:
+    """nanoGPT's train.bin and val.bin (uint16) as token files."""
+
+    folder: PathText
+    """The folder that holds them."""
+    output: PathText = "data/files/nanogpt"
+    """Folder to make."""
+    sequence_length: int = 1024
+    """Tokens of a record, but one; a model may have another sequence length."""
+    vocabulary_size: Optional[int] = None
+    """Of the tokens; none: the tokenizer's, or GPT-2's, 50257."""
+    tokenizer: Optional[PathText] = None
+    """The tokenizer.json that made the tokens."""
+    overwrite: bool = False
+    """Replace an output folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToBins:
+    """A prepared folder as nanoGPT's train.bin and val.bin (uint16)."""
+
+    folder: PathText
+    """What this program has prepared."""
+    output: PathText = "data/files/bins"
+    """Folder to make."""
+    overwrite: bool = False
+    """Replace an output folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Check:
     """Checks every checksum of TFRecord files."""
 
@@ -160,7 +193,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         hint = did_you_mean(name, dict.fromkeys(COMMANDS), listed=True)
         raise ConfigError([f"command: got {name or 'none'}; expected one. {hint}"])
     command = COMMANDS[name]
-    options = parse_options(
+    options: Any = parse_options(
         words,
         program=f"data/prepare.py {name}: {command.about}",
         options=command.options,
@@ -198,6 +231,11 @@ def _prepare(options: Preparation) -> int:
     info = prepare(
         options.source(), output, settings, workers=options.workers, overwrite=options.overwrite
     )
+    _show(output, info)
+    return 0
+
+
+def _show(output: Path, info: dict[str, Any]) -> None:
     print(
         f"{output}: sequence length {info['sequence_length']}, vocabulary {info['vocabulary_size']}"
     )
@@ -205,6 +243,26 @@ def _prepare(options: Preparation) -> int:
         pattern = output / f"{name}-*.tfrecord"
         counts = ", ".join(f"{split[unit]} {unit}" for unit in ("documents", "tokens", "records"))
         print(f"  {name}: {counts} in {pattern}")
+
+
+def _from_bins(options: FromBins) -> int:
+    info = read_bins(
+        Path(options.folder),
+        Path(options.output),
+        sequence_length=options.sequence_length,
+        vocabulary_size=options.vocabulary_size,
+        tokenizer=None if options.tokenizer is None else Path(options.tokenizer),
+        overwrite=options.overwrite,
+    )
+    _show(Path(options.output), info)
+    return 0
+
+
+def _to_bins(options: ToBins) -> int:
+    output = Path(options.output)
+    counts = write_bins(Path(options.folder), output, overwrite=options.overwrite)
+    for split, count in counts.items():
+        print(f"{output / FILES[split]}: {count} tokens")
     return 0
 
 
@@ -233,6 +291,8 @@ COMMANDS = {
     "text": Command("prepare text files or JSON lines", Text, _prepare, "inputs"),
     "stdlib": Command("prepare the source of the standard library", Stdlib, _prepare),
     "wikipedia": Command("prepare a Wikipedia XML dump", Wikipedia, _prepare, "dump"),
+    "from_bins": Command("turn nanoGPT's files into token files", FromBins, _from_bins, "folder"),
+    "to_bins": Command("turn token files into nanoGPT's", ToBins, _to_bins, "folder"),
     "check": Command("check every checksum of TFRecord files", Check, _check, "files"),
 }
 

@@ -11,13 +11,15 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from config.bounded import read_bounded
 from data.errors import DataError
 from data.records import unreadable
 
 END_OF_TEXT = "<|endoftext|>"
+UNKNOWN = "\ufffd"
+"""Stands for characters that a tokenizer of characters lacks."""
 TOKENIZER_BYTES = 2**28
 """Of a tokenizer.json; those of a million tokens have less."""
 SMALLEST_VOCABULARY = 257
@@ -48,6 +50,22 @@ def train_tokenizer(documents: Iterable[str], vocabulary_size: int) -> Tokenizer
     return tokenizer
 
 
+def character_tokenizer(documents: Iterable[str]) -> Tokenizer:
+    """Make a tokenizer with a token for each character of the documents, in their order by code.
+    `END_OF_TEXT` is 0; 1 stands for every other character.
+    """
+    characters: set[str] = set()
+    for document in documents:
+        characters.update(document)
+    names = [END_OF_TEXT, UNKNOWN, *sorted(characters - {UNKNOWN})]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read a tokenizer.json; it must know `END_OF_TEXT`."""
     try:
@@ -71,16 +89,18 @@ def load_tokenizer(path: Path) -> Tokenizer:
 def token_bytes(tokenizer: Tokenizer) -> np.ndarray | None:
     """Return how many bytes of UTF-8 each token stands for, int64 [tokens]; those that no text has,
     such as `END_OF_TEXT`, stand for none. None for a tokenizer whose tokens are not pieces of the
-    text, byte by byte.
+    text, one after the other.
     """
     vocabulary = tokenizer.get_vocab()
-    if not isinstance(tokenizer.decoder, decoders.ByteLevel):
+    has_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
+    if not has_bytes and not isinstance(tokenizer.decoder, decoders.Fuse):
         return None
     sizes = np.zeros(max(vocabulary.values()) + 1, np.int64)
     added = tokenizer.get_added_tokens_decoder()
     for text, number in vocabulary.items():
         if number not in added:
-            sizes[number] = len(text)  # one character a byte
+            # of bytes: one character a byte
+            sizes[number] = len(text) if has_bytes else len(text.encode())
         elif not added[number].special and text != END_OF_TEXT:
             sizes[number] = len(text.encode())
     return sizes

@@ -46,6 +46,7 @@ from data.sources import text_source
 from data.tokenisation import END_OF_TEXT, token_bytes, tokenise
 from demo.text import read_tokenizer
 from execution.checkpoint import SavedRun, find_trained
+from execution.checkpoint_folder import TOKENIZER
 from execution.evaluation import Evaluation, Measured
 from execution.inference import evaluation
 from execution.instances import check_instances
@@ -54,7 +55,6 @@ from utils.files import written_whole
 from utils.runtime import remote_memory_errors_are_user_errors
 from utils.units import duration
 
-TOKENIZER = "tokenizer.json"
 REPORT_SECONDS = 10.0
 """Between lines that say how far it is."""
 ROWS = 1024

@@ -28,7 +28,7 @@ from data.preparation import HeldOut, Settings, prepare
 from data.prepare import main
 from data.shuffle import DocumentShuffle
 from data.sources import stdlib_source, text_source
-from data.tokenisation import END_OF_TEXT, tokenise, train_tokenizer
+from data.tokenisation import END_OF_TEXT, token_bytes, tokenise, train_tokenizer
 
 SCRIPT = Path(__file__).parents[2] / "data" / "prepare.py"
 WORDS = "the cat sat on a mat and saw seven more cats run past, über das Haus: 日本 end".split()
@@ -496,7 +496,7 @@ def corrupt(path):
         (["wikipedia", "one.txt"], "one.txt: got damaged data after article 0"),
         (["check", "none-*.tfrecord"], "input files: got 'none-*.tfrecord'"),
         (["check", "flipped.tfrecord"], "flipped.tfrecord, record 0: got data with checksum"),
-        ([], "command: got none; expected one. Known are text, stdlib, wikipedia, check"),
+        ([], "command: got none; expected one. Known are text, stdlib, wikipedia, from_bins"),
         (["txt"], "command: got txt; expected one. Did you mean 'text'?"),
         (["text"], "INPUTS: got none; expected a list of texts. Give one."),
         (["wikipedia", "a", "b"], "b: got a second dump; expected one."),
@@ -593,8 +593,84 @@ def test_a_killed_preparation_leaves_nothing_that_counts_and_the_next_clears_it(
     assert again.returncode == 0 and list(tmp_path.iterdir()) == [tmp_path / "out"]
 
 
-@pytest.mark.parametrize("command", ["text", "stdlib", "wikipedia", "check"])
+@pytest.mark.parametrize(
+    "command", ["text", "stdlib", "wikipedia", "from_bins", "to_bins", "check"]
+)
 def test_help_says_what_every_command_takes(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
     assert stop.value.code == 0 and f"data/prepare.py {command}: " in capsys.readouterr().out
+
+
+def test_characters_are_tokens_and_a_model_can_go_back_to_the_text(tmp_path):
+    source = text_source([str(write_documents(tmp_path / "text"))])
+    made = settings(vocabulary_size=None, characters=True)
+    info = prepare(source, tmp_path / "out", made, report=quiet)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "out/tokenizer.json"))
+    text = "".join(documents(60))
+    assert info["vocabulary_size"] == len(set(text)) + 2
+    assert tokenizer.encode(text).ids == [tokenizer.token_to_id(c) for c in text]
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert tokenizer.decode(tokenizer.encode("aЖb").ids) == "a\ufffdb"
+    sizes = token_bytes(tokenizer)
+    assert sizes[tokenizer.encode(text).ids].sum() == len(text.encode()) and sizes[0] == 0
+    tokens, _ = read_split(tmp_path / "out", "train")
+    assert set("".join(texts_of(tokens, tokenizer))) <= set(text)
+
+
+def test_characters_are_asked_for_on_the_command_line(tmp_path):
+    text = write_documents(tmp_path / "text")
+    words = ["--tokenizer", "characters", "--sequence_length", "8", "--workers", "1"]
+    assert main(["text", str(text), "--output", str(tmp_path / "out"), *words]) == 0
+    content = json.loads((tmp_path / "out/tokenizer.json").read_text())
+    assert content["model"]["type"] == "WordLevel"
+
+
+def test_nanogpts_files_hold_the_tokens_of_the_records_in_both_directions(tmp_path):
+    tokens = {
+        name: np.random.default_rng(size).integers(0, 400, size).astype("<u2")
+        for name, size in (("train", 1001), ("val", 50))
+    }
+    (tmp_path / "bins").mkdir()
+    for name, array in tokens.items():
+        array.tofile(tmp_path / f"bins/{name}.bin")
+    made = run(
+        "from_bins", tmp_path / "bins", "--output", tmp_path / "out", "--sequence_length", 8,
+        "--vocabulary_size", 400,
+    )  # fmt: skip
+    assert made.returncode == 0 and "train: 1 documents, 1001 tokens" in made.stdout, made.stderr
+    for split, name in (("train", "train"), ("validation", "val")):
+        assert np.array_equal(read_split(tmp_path / "out", split)[0], tokens[name])
+    back = run("to_bins", tmp_path / "out", "--output", tmp_path / "back")
+    assert back.returncode == 0, back.stderr
+    for name in tokens:
+        path = f"{name}.bin"
+        assert (tmp_path / "back" / path).read_bytes() == (tmp_path / "bins" / path).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("from_bins bins", "train.bin: got token 300 at byte 20; expected at most 299"),
+        ("from_bins odd", "train.bin: got 7 bytes; expected two for each token"),
+        ("from_bins nowhere", "train.bin: got no such file"),
+        ("from_bins bins --output odd", "odd: got a folder that is there; expected a new one"),
+        ("from_bins bins --output odd --overwrite", "a new one, or one with dataset.json"),
+        ("to_bins bins", "bins: got no folder with a dataset.json; expected one that"),
+        ("to_bins", "FOLDER: got none; expected text. Give one."),
+    ],
+)
+def test_files_of_nanogpt_that_cannot_be_used_are_refused(
+    tmp_path, monkeypatch, capsys, words, says
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("bins", "odd"):
+        (tmp_path / name).mkdir()
+    np.array([*range(10), 300, *range(30)], "<u2").tofile(tmp_path / "bins/train.bin")
+    (tmp_path / "odd/train.bin").write_bytes(b"1234567")
+    before = snapshot(tmp_path)
+    extra = ["--vocabulary_size", "300"] if words.startswith("from") else []
+    with pytest.raises(SystemExit) as stop, exit_on_user_error():
+        main([*words.split(), *extra])
+    assert stop.value.code == 2 and says in capsys.readouterr().err
+    assert snapshot(tmp_path) == before

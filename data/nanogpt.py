@@ -1,0 +1,153 @@
+"""The token files of nanoGPT, in both directions: `train.bin` and `val.bin`, tokens as uint16,
+little endian. Source: github.com/karpathy/nanoGPT, data/openwebtext/prepare.py.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.dataset import TokenDataset
+from data.description import read_info
+from data.errors import DataError
+from data.folders import partial_folder, publish
+from data.preparation import FORMAT, Settings, write_split, write_text
+from data.records import unreadable
+from data.tokenisation import END_OF_TEXT, load_tokenizer
+
+FILES = {"validation": "val.bin", "train": "train.bin"}
+"""Of each split."""
+TYPE = np.dtype("<u2")
+BLOCK = 2**22
+"""Tokens that are in memory at a time."""
+GPT2_VOCABULARY = 50257
+
+
+def read_bins(
+    folder: Path,
+    output: Path,
+    *,
+    sequence_length: int = 1024,
+    vocabulary_size: int | None = None,
+    tokenizer: Path | None = None,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Turn nanoGPT's files into a folder of TFRecords; returns the content of its `dataset.json`.
+
+    Args:
+        folder: holds `train.bin`, and `val.bin` if there is one.
+        vocabulary_size: of the tokens; None: the tokenizer's, or GPT-2's, 50257.
+        tokenizer: a tokenizer.json that made the tokens.
+    Raises:
+        DataError: files that cannot be read or have other tokens, or an output that is there.
+    """
+    made_by = None if tokenizer is None else load_tokenizer(tokenizer)
+    known = None if made_by is None else max(made_by.get_vocab().values()) + 1
+    size = vocabulary_size or known or GPT2_VOCABULARY
+    if known is not None and known > size:
+        raise DataError(
+            f"vocabulary_size: got {size}; expected at least the tokenizer's {known}. Raise it."
+        )
+    _check_output(output, "dataset.json", overwrite)
+    settings = Settings(sequence_length=sequence_length, vocabulary_size=max(size, 257))
+    splits: dict[str, Any] = {}
+    with partial_folder(output) as partial:
+        for split, name in FILES.items():
+            if split == "train" or (folder / name).exists():
+                tokens = _tokens(folder / name, size)
+                splits[split] = {**write_split(split, tokens, partial, settings), "documents": 1}
+        info = {
+            "format": FORMAT,
+            "sequence_length": sequence_length,
+            "vocabulary_size": size,
+            "splits": splits,
+        }
+        if made_by is not None:
+            info |= {"tokenizer": "tokenizer.json", "end_of_text": made_by.token_to_id(END_OF_TEXT)}
+            write_text(partial / "tokenizer.json", made_by.to_str(pretty=True))
+        write_text(partial / "dataset.json", json.dumps(info, indent=2))
+        publish(partial, output, overwrite=overwrite)
+    return info
+
+
+def write_bins(folder: Path, output: Path, *, overwrite: bool = False) -> dict[str, int]:
+    """Turn a folder that preparation made into nanoGPT's files; returns the tokens of each split.
+
+    Raises:
+        DataError: it is no such folder, has tokens that 16 bits do not hold, or is damaged.
+    """
+    info = read_info(folder)
+    if info is None or "sequence_length" not in info:
+        raise DataError(
+            f"{folder}: got no folder with a dataset.json; expected one that data/prepare.py made."
+        )
+    if info["vocabulary_size"] > 2**16:
+        raise DataError(
+            f"{folder}: got vocabulary_size {info['vocabulary_size']}; expected at most 65536, for "
+            "nanoGPT's files have 16 bits a token. Prepare with a smaller one."
+        )
+    _check_output(output, FILES["train"], overwrite)
+    counts = {}
+    with partial_folder(output) as partial:
+        for split, name in FILES.items():
+            if split in info["splits"]:
+                files = [folder / file["name"] for file in info["splits"][split]["files"]]
+                length = info["sequence_length"]
+                data = TokenDataset(files, length, info["vocabulary_size"], stride=length)
+                counts[split] = _write(data, partial / name)
+        publish(partial, output, overwrite=overwrite)
+    return counts
+
+
+def _check_output(output: Path, mark: str, overwrite: bool) -> None:
+    """Refuse a folder that is there, unless it is to be replaced and holds what this makes."""
+    if not output.exists() or overwrite and (output / mark).is_file():
+        return
+    raise DataError(
+        f"{output}: got a folder that is there; expected a new one"
+        + (f", or one with {mark}" if overwrite else "")
+        + ". Change --output."
+    )
+
+
+def _tokens(path: Path, vocabulary_size: int) -> Iterator[np.ndarray]:
+    """Yield a file's tokens in pieces, uint32 [tokens]."""
+    try:
+        if path.stat().st_size % TYPE.itemsize:
+            raise DataError(
+                f"{path}: got {path.stat().st_size} bytes; expected two for each token. The file "
+                "was cut off or is of another kind."
+            )
+        with open(path, "rb") as file:
+            start = 0
+            while content := file.read(BLOCK * TYPE.itemsize):
+                tokens = np.frombuffer(content, TYPE).astype(np.uint32)
+                if tokens.max() >= vocabulary_size:
+                    place = int(np.argmax(tokens >= vocabulary_size))
+                    raise DataError(
+                        f"{path}: got token {tokens[place]} at byte {2 * (start + place)}; "
+                        f"expected at most {vocabulary_size - 1}. Give the --vocabulary_size of "
+                        "the tokens."
+                    )
+                start += tokens.size
+                yield tokens
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _write(data: TokenDataset, path: Path) -> int:
+    """Write every token of a split once. Returns how many."""
+    count = 0
+    with open(path, "wb") as file:
+        for start in range(0, len(data), 256):
+            samples = np.arange(start, min(start + 256, len(data)))
+            rows, counted = data.read(samples), data.counted(samples)
+            parts = [row[1 + begin : 1 + end] for row, (begin, end) in zip(rows, counted)]
+            if start == 0:
+                parts.insert(0, rows[0][:1])
+            tokens = np.concatenate(parts)
+            file.write(tokens.astype(TYPE).tobytes())
+            count += tokens.size
+    return count
