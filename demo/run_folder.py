@@ -143,7 +143,7 @@ def claimed(config: Config) -> "Iterator[tuple[RunFolder, Optional[SavedRun]]]":
         folder, saved = (
             _find(config, stack)
             if had is None
-            else _find_again(config, RunFolder(*map(Path, had)), stack)
+            else _find_again(config, RunFolder(Path(had[0]), Path(had[1])), stack)
         )
         leave_note([str(folder.path), str(folder.checkpoints)])
         yield folder, saved

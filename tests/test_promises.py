@@ -1,0 +1,41 @@
+"""The page of promises names tests that are there, and leaves none of the promises out."""
+
+import ast
+import re
+
+import pytest
+
+from utils.pages import ROOT
+
+PAGE = ROOT / "docs" / "promises.md"
+PROMISES = (
+    "Kill", "Save", "Full disk", "Flipped byte", "Untrusted file", "Outsiders", "Any layout",
+    "Any version", "Any budget", "Bad records", "Bad configuration", "Death and hang of instances",
+    "Signals", "Silent corruption", "Numbers that are not finite", "Logging services", "Soak",
+    "Plan", "Plan of the process", "Determinism",
+)  # fmt: skip
+
+
+def rows() -> "list[list[str]]":
+    """Promise, tests and figure of each line of the table."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| **")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0].split("**")[1])
+def test_a_promise_names_tests_that_are_there_and_a_figure(row):
+    _, tests, figure = row
+    named = re.findall(r"`([^`:]+)::([^`]+)`", tests)
+    assert named and figure
+    for path, name in named:
+        functions = [
+            node.name
+            for node in ast.walk(ast.parse((ROOT / path).read_text()))
+            if isinstance(node, ast.FunctionDef)
+        ]
+        assert functions.count(name) == 1, f"{path} has no {name}"
+
+
+def test_every_promise_is_on_the_page_kept_or_missing():
+    found = re.findall(r"^(?:\| |- )\*\*(.+?)\.\*\*", PAGE.read_text(), re.MULTILINE)
+    assert sorted(found) == sorted(PROMISES)
