@@ -30,6 +30,7 @@ from benchmarks.harness import (
     table,
 )
 from config import Config, preset
+from execution.model_size import parameter_count
 
 CLOCKS = {False: time.perf_counter, True: time.process_time}
 """By whether processor time is asked for."""
@@ -137,7 +138,7 @@ def build(options: Figures) -> Workload:
 def bytes_per_token(options: Figures) -> float:
     """Bytes that a token of every text reads at least, half way through what is written."""
     model, size = configuration(options).model, SIZES[options["dtype"]]
-    weights = model.parameters - model.positions * model.hidden_size
+    weights = parameter_count(model) - model.positions * model.hidden_size
     columns = options["prompt"] + options["tokens"] / 2
     cached = 2 * options["batch"] * columns * model.layers * model.hidden_size
     return (weights + cached) * size
