@@ -20,7 +20,6 @@ def main() -> int:
         "--seed", type=int, default=time.time_ns() // 10**6 % 10**9, help="of the first program"
     )
     given = parser.parse_args()
-    end = time.monotonic() + 60 * given.minutes
     seed, runs = given.seed, 0
     fired: Counter[str] = Counter()
     for name, build in NEAR_MISSES.items():
@@ -29,7 +28,8 @@ def main() -> int:
         except Failure as failure:
             print(f"{name}: {failure}", flush=True)
             return 1
-    print(f"{len(NEAR_MISSES)} programs that passes leave alone are right.")
+    print(f"{len(NEAR_MISSES)} near misses are right.")
+    end = time.monotonic() + 60 * given.minutes
     print(f"{given.minutes:g} minutes of random programs; --seed {seed}", flush=True)
     while time.monotonic() < end:
         checker = Checker(random_program(seed))

@@ -31,12 +31,15 @@ class Ended:
 
 
 def environment(**more):
-    """The environment without what a launcher would set, in which programs find `helpers`."""
+    """The environment without what a launcher would set, in which programs find `helpers` and are
+    verified after every pass.
+    """
     launcher = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "POPDIST_", "POPXL_", "GROUP_RANK")
     plain = {key: value for key, value in os.environ.items() if not key.startswith(launcher)}
     paths = (str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")]))
     return {
         **plain,
+        "POPXL_VERIFY": os.environ["POPXL_VERIFY"],
         "PYTHONPATH": os.pathsep.join(paths),
         "OMP_NUM_THREADS": "1",
         "POPDIST_SECRET": "that of these tests",
