@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from safetensors import SafetensorError
-
 from config import ConfigError, UserError, exit_on_user_error, parse_options, save
 from config.presets import did_you_mean
 from config.schema import Config, Count, PathText, Training
@@ -112,7 +110,7 @@ def _made(out: Path, overwrite: bool) -> Iterator[Path]:
         with partial_folder(out) as folder:
             yield folder
             publish(folder, out, overwrite=overwrite)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
             f"{out}: got '{reason}' while writing; expected a folder that takes files. Make room, "

@@ -25,8 +25,6 @@ import popdist
 import popxl
 import popxl_addons as addons
 from popxl.tensor import Variable
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from config import (
     Config,
@@ -51,7 +49,13 @@ from execution.checkpoint_folder import (
 )
 from execution.manifest import FORMAT, FORMATS, ManifestError, manifest_text, read_manifest
 from execution.overflow import COUNTED, SEEDS, read_count
-from execution.tensor_files import TensorFileError, damaged_tensors, read_tensors, tensor_checksum
+from execution.tensor_files import (
+    TensorFileError,
+    damaged_tensors,
+    read_tensors,
+    tensor_checksum,
+    write_tensors,
+)
 from execution.variables import write
 from modelling import Parameter, Table, model_table
 from utils.runtime import gather
@@ -137,7 +141,7 @@ def _save(
             publish(partial, target, overwrite=False)
         if keep is not None:
             delete_old(folder, keep)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
             f"{target}: got '{reason}' while saving; expected a folder that takes the checkpoint's "
@@ -188,7 +192,7 @@ def _layer_of(parameter: str) -> str:
 def _write_layer(folder: Path, layer: str, tensors: "dict[str, np.ndarray]") -> "dict[str, Any]":
     """Write a layer's file. Returns its entry in the manifest, by its name."""
     path = folder / f"{layer}.safetensors"
-    save_file(tensors, path)
+    write_tensors(tensors, path)
     with open(path, "rb") as file:
         os.fsync(file.fileno())
     checksums = {name: tensor_checksum(array) for name, array in tensors.items()}

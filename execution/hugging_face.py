@@ -6,24 +6,25 @@ Weights pass through memory a tensor at a time. Nothing is unpickled.
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from config import Model, UserError, from_mapping
 from config.bounded import read_bounded
 from execution.checkpoint_folder import TOKENIZER
+from execution.tensor_files import TensorFileError, read_tensor, tensor_shapes, write_tensors
 from modelling import model_table
 from modelling.hugging_face import TIED, hugging_face_name
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+PREFIX = "transformer."
+"""Of all names but the head's; files of the bare model leave it out."""
 INDEX = "model.safetensors.index.json"
 """Names the file of each tensor, where there are several."""
 TOKENIZER_FILES = (
@@ -144,10 +145,9 @@ class HuggingFaceFolder:
                     f"{self.path / INDEX}: got no weight_map of files in its folder; expected one. "
                     "Copy the folder again."
                 )
-            return _TensorFiles({name: self.path / file for name, file in names.items()})
+            return _TensorFiles(self.path / file for file in sorted(set(names.values())))
         if (self.path / WEIGHTS).is_file():
-            file = self.path / WEIGHTS
-            return _TensorFiles({name: file for name in _names(file)})
+            return _TensorFiles([self.path / WEIGHTS])
         pickled = sorted(path.name for path in self.path.glob("*.bin"))
         found = f"{pickled[0]}, which is pickled, and" if pickled else ""
         raise UserError(
@@ -163,55 +163,44 @@ TIED_PARAMETER = "embedding.word.weight"
 class _TensorFiles:
     """Tensors by Hugging Face's names, with and without the prefix `transformer.`."""
 
-    def __init__(self, files: "Mapping[str, Path]"):
-        self._files = files
+    def __init__(self, files: "Iterable[Path]"):
+        self._found: "dict[str, tuple[Path, str, tuple[int, ...]]]" = {}
+        for path in files:
+            with _told(path):
+                for name, shape in tensor_shapes(path).items():
+                    full = name if name == TIED else f"{PREFIX}{name.removeprefix(PREFIX)}"
+                    self._found[full] = path, name, shape
 
     def shape(self, name: str) -> "Optional[tuple[int, ...]]":
         """A tensor's shape; None where there is none."""
-        found = self._find(name)
-        if found is None:
-            return None
-        with _opened(found[1]) as file:
-            return tuple(file.get_slice(found[0]).get_shape())
+        return self._found[name][2] if name in self._found else None
 
     def read(self, name: str) -> np.ndarray:
         """A tensor that is there: float32, or float16 where the file has that."""
-        found = self._find(name)
-        assert found is not None
-        with _opened(found[1]) as file:
-            tensor = file.get_tensor(found[0])
-        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        path, key, _ = self._found[name]
+        with _told(path):
+            array = read_tensor(path, key)
+        if array.dtype not in (np.float32, np.float16):
             raise UserError(
-                f"{found[1]}, {name}: got {tensor.dtype}; expected float32, float16 or bfloat16. "
+                f"{path}, {key}: got {array.dtype}; expected float32, float16 or bfloat16. "
                 "Convert the model to one of these with transformers."
             )
-        tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-        if not torch.isfinite(tensor).all():
+        if not np.isfinite(array).all():
             raise UserError(
-                f"{found[1]}, {name}: got numbers that are not finite; expected finite ones. Copy "
-                "the file again, or use another model."
+                f"{path}, {key}: got numbers that are not finite; expected finite ones. Copy the "
+                "file again, or use another model."
             )
-        return np.asarray(tensor.numpy())
-
-    def _find(self, name: str) -> "Optional[tuple[str, Path]]":
-        for key in (name, name.removeprefix("transformer.")):
-            if key in self._files:
-                return key, self._files[key]
-        return None
+        return array
 
 
-def _opened(path: Path) -> Any:
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
     try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
+        yield
+    except (TensorFileError, OSError) as error:
         raise UserError(
-            f"{path}: got no safetensors file ({error}); expected one. Copy it again."
+            f"{path}: got no whole safetensors file ({error}). Copy it again."
         ) from error
-
-
-def _names(path: Path) -> "list[str]":
-    with _opened(path) as file:
-        return list(file.keys())
 
 
 def _read_json(path: Path) -> "dict[str, Any]":
@@ -248,7 +237,7 @@ def write_hugging_face(
 
     def flush() -> None:
         path = folder / f".weights-{len(names)}"
-        save_file(shards.pop(), path, metadata={"format": "pt"})
+        write_tensors(shards.pop(), path, {"format": "pt"})
         names.append(path)
         shards.append({})
 

@@ -10,11 +10,13 @@ import json
 import math
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 from config.plain_files import open_plain
 from data.records import checksum
@@ -65,6 +67,32 @@ def read_tensors(path: Path) -> "dict[str, np.ndarray]":
             name: _array(file.fileno(), name, entry)
             for name, entry in _entries(file.fileno()).items()
         }
+
+
+def write_tensors(
+    tensors: "dict[str, np.ndarray]", path: Path, metadata: "dict[str, str] | None" = None
+) -> None:
+    """Write a file of tensors. OSError where it cannot be written."""
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:  # what the system said, as text
+        raise OSError(str(error)) from error
+
+
+def tensor_shapes(path: Path) -> "dict[str, tuple[int, ...]]":
+    """The shape of every tensor of a file, by name; raises as `read_tensors`."""
+    with open(open_plain(path), "rb", buffering=0) as file:
+        return {name: entry.shape for name, entry in _entries(file.fileno()).items()}
+
+
+def read_tensor(path: Path, name: str) -> np.ndarray:
+    """One tensor of a file, bfloat16 as float32; raises as `read_tensors`."""
+    with open(open_plain(path), "rb", buffering=0) as file:
+        entry = _entries(file.fileno())[name]
+        if entry.type != "BF16":
+            return _array(file.fileno(), name, entry)
+        bits = _array(file.fileno(), name, replace(entry, type="U16")).astype(np.uint32)
+        return (bits << 16).view(np.float32)
 
 
 def damaged_tensors(path: Path, checksums: "dict[str, int]") -> "list[str]":

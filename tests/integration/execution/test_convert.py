@@ -176,7 +176,7 @@ REFUSED = {
     "odd numbers": (spoil, "transformer.wpe.weight: got numbers that are not finite"),
     "a size that is none": (lambda f: change(f, n_head="many"), "heads: got 'many'"),
     "no JSON": (lambda f: (f / "config.json").write_text("{"), "got no JSON"),
-    "a cut file": (lambda f: os.truncate(f / "model.safetensors", 5000), "got no safetensors file"),
+    "a cut file": (lambda f: os.truncate(f / "model.safetensors", 5000), "got no whole safetensors file"),
     "an index that leads elsewhere": (
         lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b"}}'), "got no weight_map"),
     "no folder": (lambda f: f.rename(f.with_name("away")), "config.json: got 'No such file"),
