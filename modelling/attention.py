@@ -18,6 +18,7 @@ from modelling.layer import Layer
 from modelling.layout import Layout
 from modelling.linear import Linear
 from modelling.parameters import Table, nested
+from utils.runtime import attention
 
 
 class Attention(Layer):
@@ -122,9 +123,7 @@ class CachedAttention(Attention):
         column, tokens = first.reshape((1,)), [mask.shape[2]]
         keys = ops.dynamic_update_(keys, column, key, [2], tokens, True)
         values = ops.dynamic_update_(values, column, value, [2], tokens, True)
-        # [B, h, C, P]
-        scores = query @ keys.transpose((0, 1, 3, 2)) * (1 / math.sqrt(query.shape[-1])) + mask
-        return self._join_heads(ops.softmax(scores, axis=-1) @ values)
+        return self._join_heads(attention(query, keys, values, mask, None, 0.0))
 
 
 def attend(
@@ -137,12 +136,7 @@ def attend(
 ) -> Tensor:  # [B, h, Q, D], twice [B, h, S, D], [Q, S]
     """Softmax attention of Q queries over S keys -> [B, h, Q, D]."""
     hiding = popxl.constant(np.ascontiguousarray(mask), query.dtype, "mask")
-    # [B, h, Q, S]
-    scores = query @ key.transpose((0, 1, 3, 2)) * (1 / math.sqrt(query.shape[-1])) + hiding
-    probabilities = ops.softmax(scores, axis=-1)
-    if seed is not None:
-        probabilities = ops.dropout(probabilities, seed, dropout)
-    return probabilities @ value
+    return attention(query, key, value, hiding, seed, dropout)
 
 
 def causal_mask(sequence: int) -> np.ndarray:

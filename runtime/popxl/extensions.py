@@ -15,6 +15,7 @@ from popxl.host_limits import HostMemory, host_memory
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.ops import concat, reshape
+from popxl.ops.attention import attention
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
 from popxl.planning import kind_of_device, measure, plan, sequence
 from popxl.printer import to_text
@@ -48,6 +49,7 @@ __all__ = [
     "RemoteMemoryError",
     "Span",
     "Work",
+    "attention",
     "bfloat16",
     "check_device",
     "device_needs",

@@ -55,6 +55,8 @@ class OpDefinition:
     effects: what it does beyond its results: "host", "remote", "collective", "control", "print".
     random: whether the result depends on a seed operand.
     across: whether its operands may be on different virtual devices and tile sets.
+    residuals: whether its results but the last are there for its gradient rule alone, and have no
+    gradient themselves.
     """
 
     name: str
@@ -67,6 +69,7 @@ class OpDefinition:
     effects: FrozenSet[str] = frozenset()
     random: bool = False
     across: bool = False
+    residuals: bool = False
     differentiable: bool = True
     vjp: Optional[Callable[..., Any]] = None
     cost: Optional[Callable[..., Cost]] = None

@@ -288,6 +288,7 @@ def op(
     effects: Sequence[str] = (),
     random: bool = False,
     across: bool = False,
+    residuals: bool = False,
     differentiable: bool = True,
     names: Union[None, str, Callable[..., Sequence[str]]] = None,
 ) -> Declaration: ...

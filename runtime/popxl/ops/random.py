@@ -42,7 +42,8 @@ def check_seeds(name: str, parameter: str, seeds: Tensor) -> None:
         check_seed(name, parameter, seeds)
 
 
-def _check_rate(name: str, parameter: str, rate: float) -> None:
+def check_rate(name: str, parameter: str, rate: float) -> None:
+    """ValueError unless a rate is a share of elements that may be dropped."""
     if not 0 <= rate < 1:
         raise ValueError(
             f"{name}: got {parameter} {rate}; expected 0 <= {parameter} < 1, the share of "
@@ -73,7 +74,7 @@ def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> TensorSpec:
             f"dropout: got t {t.spec} and {parts} stacked seeds; expected a first axis of t that "
             f"is a multiple of {parts}. Give one seed for each of its equal parts."
         )
-    _check_rate("dropout", "p", p)
+    check_rate("dropout", "p", p)
     return t.spec
 
 
@@ -106,7 +107,7 @@ def shaped_dropout(
     """
     check_floating("shaped_dropout", t=t)
     check_seed("shaped_dropout", "seed_tensor", seed_tensor)
-    _check_rate("shaped_dropout", "ratio", ratio)
+    check_rate("shaped_dropout", "ratio", ratio)
     try:
         fits = np.broadcast_shapes(tuple(shape), t.shape) == t.shape
     except ValueError:

@@ -89,7 +89,11 @@ def declared_rule(context: GradientContext, op: Op) -> GradientPairs:
     }
     args, kwargs = call_arguments(definition, arguments)
     y = form([context.value(t) for t in op.outputs])
-    has_gradient = [t.dtype.is_floating_point or t in context.active for t in op.outputs]
+    has_gradient = [
+        (t.dtype.is_floating_point or t in context.active)
+        and not (definition.residuals and t is not op.outputs[-1])
+        for t in op.outputs
+    ]
     dys: List[Any] = [
         context.gradient_or_zeros(t) if has else None for t, has in zip(op.outputs, has_gradient)
     ]

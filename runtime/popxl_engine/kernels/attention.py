@@ -277,3 +277,42 @@ def _gradient_op_by_op(o: Operands) -> Tuple[torch.Tensor, torch.Tensor, torch.T
         d = torch.where(o.dropped_probs == 0, 0, d * (1 / (1 - o.p)))
     d = kernel_like("softmax_grad", dy)(d, o.probs, -1).mul_(o.scale)
     return product(d, key, dy.dtype), product(query_t, d, dy.dtype), d_value
+
+
+@kernel("attention")
+def composed_attention(
+    query: torch.Tensor,
+    key_t: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
+) -> Tuple[torch.Tensor, ...]:
+    """The composition that defines attention: every step is rounded."""
+    scores = product(query, key_t, query.dtype).mul_(scale).add_(mask)
+    probs = kernel_like("softmax", scores)(scores, -1)
+    if seed_tensor is None:
+        return probs, product(probs, value, value.dtype)
+    dropped = kernel_like("dropout", probs)(probs, seed_tensor, p)
+    return probs, dropped, product(dropped, value, value.dtype)
+
+
+@kernel("attention_grad")
+def composed_attention_grad(
+    dy: torch.Tensor,
+    query_t: torch.Tensor,
+    key: torch.Tensor,
+    value_t: torch.Tensor,
+    probs: torch.Tensor,
+    dropped_probs: torch.Tensor,
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradient of `composed_attention`, step by step."""
+    d = product(dy, value_t, dy.dtype)
+    d = d if seed_tensor is None else kernel_like("dropout", d)(d, seed_tensor, p)
+    d = kernel_like("softmax_grad", d)(d, probs, -1).mul_(scale)
+    d_value = product(dropped_probs.transpose(2, 3), dy, dy.dtype)
+    return product(d, key, dy.dtype), product(query_t, d, dy.dtype), d_value

@@ -23,7 +23,7 @@ from popxl_engine.passes.accumulate import (
     fuse_accumulated_gemm,
 )
 from popxl_engine.passes.adamw import fuse_adamw
-from popxl_engine.passes.attention import fuse_attention, fuse_attention_grad
+from popxl_engine.passes.attention import fuse_attention
 from popxl_engine.passes.dead_code import remove_dead_code
 from popxl_engine.passes.drop_unused_probs import drop_unused_probs
 from popxl_engine.passes.elide_copies import ALL_RULES, ElideCopies
@@ -85,7 +85,6 @@ FUSIONS: Tuple[Pass, ...] = (
     Pass("fuse_gemm_bias", fuse_gemm_bias, per_graph=True),
     Pass("fuse_masked_scores", fuse_masked_scores, per_graph=True),
     Pass("fuse_attention", fuse_attention, per_graph=True),
-    Pass("fuse_attention_grad", fuse_attention_grad, per_graph=True),
     Pass("fuse_accumulated_gemm", fuse_accumulated_gemm, per_graph=True),
     Pass("fuse_accumulated_gather_grad", fuse_accumulated_gather_grad, per_graph=True),
     Pass("fuse_accumulated_column_sum", fuse_accumulated_column_sum, per_graph=True),

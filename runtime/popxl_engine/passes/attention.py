@@ -1,5 +1,5 @@
-"""Softmax attention and its gradient, recognised where they are composed of products, scale, mask,
-softmax and dropout.
+"""Softmax attention and its gradient: the ops, and where programs compose them of products, scale,
+mask, softmax and dropout.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -13,6 +13,21 @@ SWAPPED = (0, 1, 3, 2)
 
 
 def fuse_attention(block: Block) -> Block:
+    """Attention and its gradient in one kernel each, before autodiff or after it."""
+    return _composed_gradients(_composed(_declared(block)))
+
+
+def _declared(block: Block) -> Block:
+    """The ops `attention` and `attention_grad`, where a kernel takes their operands."""
+    rewriter = Rewriter(block)
+    for i, instr in rewriter.ops("attention"):
+        rewriter.replace(i, fused(instr, attention))
+    for i, instr in rewriter.ops("attention_grad"):
+        rewriter.replace(i, fused(instr, attention_grad, {**instr.arguments, "mask": None}))
+    return rewriter.result()
+
+
+def _composed(block: Block) -> Block:
     """Scores with scale and mask, their softmax, dropout of it, and its product with values."""
     rewriter = Rewriter(block)
     for i, instr in rewriter.ops("matmul"):
@@ -67,7 +82,7 @@ class _Gradient(NamedTuple):
         return [n for n in self[:-1] if isinstance(n, int)]
 
 
-def fuse_attention_grad(block: Block) -> Block:
+def _composed_gradients(block: Block) -> Block:
     """The products around a softmax's gradient, with the dropout before it and the scale after
     it.
     """

@@ -30,13 +30,13 @@ rounding in between.
 """
 NEEDS: Dict[str, Tuple[str, ...]] = {
     "fuse_attention": ("fuse_masked_scores",),
-    "pack_qkv_grads": ("fuse_attention_grad",),
-    "recompute_probs": ("fuse_masked_scores", "fuse_attention", "fuse_attention_grad"),
-    "reuse_dropout": ("fuse_masked_scores", "fuse_attention", "fuse_attention_grad"),
+    "pack_qkv_grads": ("fuse_attention",),
+    "recompute_probs": ("fuse_masked_scores", "fuse_attention"),
+    "reuse_dropout": ("fuse_masked_scores", "fuse_attention"),
     "drop_unused_probs": ("fuse_masked_scores", "fuse_attention"),
     "fuse_embedding_grad": ("fuse_accumulated_gather_grad",),
     "fuse_grad_norm": ("fuse_accumulated_gemm",),
-    "flash_attention": ("fuse_masked_scores", "fuse_attention", "fuse_attention_grad"),
+    "flash_attention": ("fuse_masked_scores", "fuse_attention"),
 }
 """Passes without which one finds nothing."""
 KEEP_PROBS = frozenset({"pack_qkv_grads", "recompute_probs", "reuse_dropout", "drop_unused_probs"})

@@ -8,8 +8,10 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Seq
 import numpy as np
 import popxl
 from popxl import Tensor, ops
+from popxl.extensions import attention as attend_op
 from popxl.ops import var_updates
 from popxl.ops.normalisation import softmax_grad
+from popxl.transforms.autodiff import autodiff
 from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logsumexp_and_pick_grad
 
 SWAPPED, HEADS_THIRD = (0, 1, 3, 2), (0, 2, 1, 3)
@@ -314,6 +316,23 @@ def attention_dropping(between: Between, q: Tensor, k: Tensor, v: Tensor, seed: 
     return [_attend(between, q, k, v, seed)[-1]]
 
 
+def attention_op(between: Between, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
+    return [between(attend_op(q, k, v, popxl.constant(CAUSAL, q.dtype), scale=0.25))]
+
+
+def attention_op_gradients(
+    between: Between, q: Tensor, k: Tensor, v: Tensor, dy: Tensor, seed: Tensor
+) -> Outputs:
+    graph = popxl.gcg().ir.create_empty_graph("attend")
+    with graph:
+        inner = [popxl.graph_input(t.shape, t.dtype) for t in (q, k, v, seed)]
+        popxl.graph_output(attend_op(*inner[:3], causal=True, seed_tensor=inner[3], p=0.3))
+    info = autodiff(graph, graph.outputs[:1], graph.inputs[:3])
+    call = ops.call_with_info(graph, q, k, v, seed)
+    given = info.inputs_dict(call)
+    return [call.outputs[0], *between(*ops.call(info.graph, dy, inputs_dict=given))]
+
+
 def _with_gradients(
     between: Between, q: Tensor, k: Tensor, v: Tensor, dy: Tensor, seed: Any, recomputes: bool
 ) -> Outputs:
@@ -416,6 +435,10 @@ PATTERNS: Dict[str, Pattern] = {
     "loss": Pattern(loss, {"x": normal(6, 11), "labels": np.array([0, 10, 3, 3, 7, 1], np.int32)}),
     "attention": Pattern(attention, HEADS, ("q", "k", "v")),
     "attention, dropping": Pattern(attention_dropping, {**HEADS, **SEED}, ("q", "k", "v")),
+    "attention op": Pattern(attention_op, HEADS, ("q", "k", "v")),
+    "attention op, gradients": Pattern(
+        attention_op_gradients, {**LEARNING, **SEED}, tuple(LEARNING)
+    ),
     "gradients": Pattern(gradients, LEARNING, ("q", "k", "v", "dy")),
     "gradients, dropping": Pattern(gradients_dropping, {**LEARNING, **SEED}, tuple(LEARNING)),
     "gradients, recomputing": Pattern(gradients_recomputing, LEARNING, tuple(LEARNING)),

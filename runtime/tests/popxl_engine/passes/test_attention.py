@@ -284,8 +284,6 @@ def test_what_is_multiplied_with_dy_may_be_anything(is_masked: bool) -> None:
         np.testing.assert_allclose(found[name][0], value, rtol=1e-4, atol=1e-4)
 
 
-def test_both_rules_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pass_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPXL_PASSES", "-fuse_attention")
-    assert observe(popxl.float32, 0.0, "", False)[1] == {"attention_grad": 1}
-    monkeypatch.setenv("POPXL_PASSES", "-fuse_attention_grad")
-    assert observe(popxl.float32, 0.0, "", False)[1] == {"attention": 1}
+    assert observe(popxl.float32, 0.0, "", False)[1] == {}

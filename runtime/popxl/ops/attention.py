@@ -1,0 +1,230 @@
+"""Softmax attention as one op with its own gradient. Programs call `popxl.extensions.attention`.
+
+b batch, h heads, q queries, s keys, d size of a head. The ops take keys transposed, as the product
+with queries does, and give the probabilities beside the result: the gradient reads them.
+"""
+
+import math
+from typing import Any, Optional, Tuple
+
+import numpy as np
+
+from popxl.errors import ShapeError
+from popxl.opdef import Cost, op
+from popxl.ops.broadcasting import sum_to
+from popxl.ops.checks import check_computes_in_one_dtype, check_floating
+from popxl.ops.linalg import matmul
+from popxl.ops.normalisation import softmax_grad
+from popxl.ops.random import check_rate, check_seeds, dropout, dropout_cost
+from popxl.ops.shape import transpose
+from popxl.utils import to_numpy
+from popxl.values import Constant, Tensor, TensorSpec, make_constant
+
+SWAPPED = (0, 1, 3, 2)
+Grads = Tuple[Optional[Tensor], ...]
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Optional[Tensor] = None,
+    causal: bool = False,
+    scale: Optional[float] = None,
+    seed_tensor: Optional[Tensor] = None,
+    p: float = 0.0,
+) -> Tensor:
+    """dropout(softmax(query @ key.T * scale + mask)) @ value, as one op.
+
+    Each step is rounded to the operands' type. Autodiff keeps the probabilities for the gradient;
+    a graph whose gradient is to compute them again goes through
+    `popxl_addons.transforms.recompute_graph`.
+
+    Shapes: query [b, h, q, d], key and value [b, h, s, d], of one floating-point type ->
+    [b, h, q, d]. Queries may be a piece of a sequence, with their rows of the mask.
+    Args:
+        mask: what is added to scores, of the operands' type, in a shape that broadcasts to
+            [b, h, q, s]. It has a gradient.
+        causal: hide from each query the keys after its own, the last query's own being the last
+            key.
+        scale: default: 1 / sqrt(d).
+        seed_tensor: what dropout draws from, uint32 [2] or [n, 2], see `popxl.ops.dropout`.
+            Without one nothing is dropped.
+        p: probability with which dropout zeroes one of the probabilities.
+    Raises:
+        ShapeError: for other shapes.
+        ValueError: both mask and causal, p outside [0, 1) or without a seed, or another seed.
+        DTypeError: from sessions, for several types or one that is not floating point.
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
+    """
+    _check_operands(query, key, value)
+    if causal and mask is not None:
+        raise ValueError(
+            "attention: got both mask and causal; expected one of them. Add -inf to the mask where "
+            "a key is to be hidden."
+        )
+    if seed_tensor is None and p:
+        raise ValueError(
+            f"attention: got p {p} without a seed; expected both or neither. Pass seed_tensor."
+        )
+    if mask is None:
+        added = _hiding(query.shape[2], key.shape[2], causal)
+        mask = make_constant(to_numpy(added, query.dtype), query.dtype, "mask")
+    factor = 1 / math.sqrt(query.shape[3]) if scale is None else scale
+    rounded = float(np.asarray(to_numpy(factor, query.dtype)))
+    key_t = transpose(key, SWAPPED)
+    return _attention(query, key_t, value, mask, rounded, seed_tensor, p)[-1]
+
+
+def _hiding(queries: int, keys: int, causal: bool) -> np.ndarray:
+    """What is added to scores, float32 [q, s]."""
+    if causal and queries > keys:
+        raise ShapeError(
+            f"attention: got {queries} causal queries over {keys} keys; expected as many keys as "
+            "queries, or more. Give a mask."
+        )
+    added = np.zeros((queries, keys), np.float32)
+    if causal:
+        added[np.triu_indices(queries, 1 + keys - queries, keys)] = -np.inf
+    return added
+
+
+def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
+    fits = query.rank == key.rank == value.rank == 4 and key.shape == value.shape
+    if not fits or query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
+        raise ShapeError(
+            f"attention: got query {query.spec}, key {key.spec} and value {value.spec}; expected "
+            "[b, h, q, d] and twice [b, h, s, d]. Reshape or transpose them."
+        )
+
+
+@op(name="attention", random=True, residuals=True, names=lambda **a: _names(a["seed_tensor"]))
+def _attention(
+    query: Tensor,
+    key_t: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scale: float,
+    seed_tensor: Optional[Tensor],
+    p: float,
+) -> Tuple[TensorSpec, ...]:
+    """Probabilities, with a seed also what dropout leaves of them, and the result; `attention`
+    documents it.
+    """
+    check_floating("attention", query=query)
+    check_computes_in_one_dtype("attention", query=query, key=key_t, value=value, mask=mask)
+    probs = TensorSpec((*query.shape[:3], key_t.shape[3]), query.dtype)
+    _check_mask(mask, probs)
+    if seed_tensor is None:
+        return probs, query.spec
+    check_seeds("attention", "seed_tensor", seed_tensor)
+    check_rate("attention", "p", p)
+    parts = seed_tensor.nelms // 2
+    if query.shape[0] % parts:
+        raise ShapeError(
+            f"attention: got query {query.spec} and {parts} stacked seeds; expected a batch that "
+            f"is a multiple of {parts}. Give one seed for each of its equal parts."
+        )
+    return probs, probs, query.spec
+
+
+def _names(seed_tensor: Optional[Tensor]) -> Tuple[str, ...]:
+    dropped = () if seed_tensor is None else ("dropped_probs",)
+    return ("probs", *dropped, "attention")
+
+
+def _check_mask(mask: Tensor, probs: TensorSpec) -> None:
+    try:
+        fits = np.broadcast_shapes(mask.shape, probs.shape) == probs.shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            f"attention: got mask {mask.spec}; expected a shape that broadcasts to "
+            f"{list(probs.shape)}, the scores'. Give [queries, keys], or axes of 1."
+        )
+
+
+@_attention.vjp
+def attention_vjp(
+    dy: Tuple[Tensor, ...],
+    y: Tuple[Tensor, ...],
+    query: Tensor,
+    key_t: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scale: float,
+    seed_tensor: Optional[Tensor],
+    p: float,
+) -> Grads:
+    """From the probabilities. That of a mask, unless it is constant, by the composition."""
+    probs, dropped = y[0], y[-2]
+    value_t = transpose(value, SWAPPED)
+    d_query, d_key_t, d_value = attention_grad(
+        dy[-1], transpose(query, SWAPPED), transpose(key_t, SWAPPED), value_t, probs, dropped,
+        scale, seed_tensor, p,
+    )  # fmt: skip
+    d_mask = None
+    if not isinstance(mask, Constant):
+        d = matmul(dy[-1], value_t)
+        d = d if seed_tensor is None else dropout(d, seed_tensor, p)
+        d = softmax_grad(d, probs, -1)
+        new_axes = tuple(range(d.rank - mask.rank))
+        d_mask = sum_to(d, mask.shape, new_axes)
+    return d_query, d_key_t, d_value, d_mask, None
+
+
+@op(differentiable=False, random=True, names=lambda **a: ("d_query", "d_key_t", "d_value"))
+def attention_grad(
+    dy: Tensor,
+    query_t: Tensor,
+    key: Tensor,
+    value_t: Tensor,
+    probs: Tensor,
+    dropped_probs: Tensor,
+    scale: float,
+    seed_tensor: Optional[Tensor],
+    p: float,
+) -> Tuple[TensorSpec, ...]:
+    """Gradients of `attention` for query, transposed key, and value.
+
+    Shapes: dy [b, h, q, d], query_t [b, h, d, q], key [b, h, s, d], value_t [b, h, d, s], probs and
+    dropped_probs, which were multiplied with value, [b, h, q, s] -> [b, h, q, d], [b, h, d, s],
+    [b, h, s, d].
+    """
+    return dy.spec, value_t.spec, key.spec
+
+
+@_attention.cost
+def attention_cost(
+    results: Any,
+    query: Tensor,
+    key_t: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scale: float,
+    seed_tensor: Optional[Tensor],
+    p: float,
+) -> Cost:
+    """Two products, scale and mask, softmax, and dropout with a seed."""
+    probs = results[0]
+    dropping = 0 if seed_tensor is None else dropout_cost(probs, probs, seed_tensor, p).flops
+    return Cost(flops=(2 * 2 * query.shape[3] + 2 + 10) * probs.nelms + dropping)
+
+
+@attention_grad.cost
+def attention_grad_cost(
+    results: Any,
+    dy: Tensor,
+    query_t: Tensor,
+    key: Tensor,
+    value_t: Tensor,
+    probs: Tensor,
+    dropped_probs: Tensor,
+    scale: float,
+    seed_tensor: Optional[Tensor],
+    p: float,
+) -> Cost:
+    """Four products, the gradients of dropout and softmax, and the scaling."""
+    dropping = 0 if seed_tensor is None else dropout_cost(probs, probs, seed_tensor, p).flops
+    return Cost(flops=(4 * 2 * dy.shape[3] + 1 + 4) * probs.nelms + dropping)
