@@ -8,6 +8,7 @@ Imports the standard library and yaml only. A new setting is a field with a docs
 from config.command_line import parse_command_line, parse_options
 from config.errors import (
     ConfigError,
+    CorruptedError,
     DivergedError,
     NotFiniteError,
     UserError,
@@ -25,6 +26,7 @@ __all__ = [
     "Checkpoint",
     "Config",
     "ConfigError",
+    "CorruptedError",
     "Data",
     "DivergedError",
     "Execution",

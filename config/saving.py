@@ -30,6 +30,7 @@ NOT_NUMERIC_LEAVES = (
     ("execution", "memmap_dir"),
     ("execution", "host_memory"),
     ("execution", "io_mode"),
+    ("execution", "check_replicas"),
 )
 """Leaves for which the program gives the same bits whatever they are."""
 

@@ -204,6 +204,10 @@ class Execution:
     """How batch-serialised loops load and store: between computations, on their own, or overlapped
     with them.
     """
+    check_replicas: CountOrZero = 0
+    """Steps between comparisons of what replicas must hold alike, by hash, also before each
+    checkpoint; where they differ the run ends with exit code 4; 0: never.
+    """
 
     @property
     def replication_factor(self) -> int:

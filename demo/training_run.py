@@ -26,6 +26,7 @@ from execution.inference import evaluation
 from execution.metrics import MetricsFile
 from execution.overflow import FLOOR, Skipped, name_the_first
 from execution.pretraining import pretraining
+from execution.replicas import check_replicas
 from execution.reports.profile.report import StepProfiler
 from execution.variables import copy_weights
 from utils.runtime import gather
@@ -144,6 +145,7 @@ class TrainingRun:
         self._begin = time.monotonic() - last.get("seconds", 0.0)
         """When the run would have begun had nothing stopped it."""
         self._saved_step = self.step if saved is not None else None
+        self._checked_step: Optional[int] = None
         self._is_save_due = False
         self._saved_at = time.monotonic()
         self._last_validation: dict[str, float] = {}
@@ -157,6 +159,7 @@ class TrainingRun:
             the signal that ended the run early, if one did; then, too, all is saved.
         Raises:
             DivergedError: weights or moments are not finite; they are not saved.
+            CorruptedError: replicas differ in what they must hold alike; it is not saved.
         """
         with self._interruption.training():
             try:
@@ -267,6 +270,10 @@ class TrainingRun:
             self.skipped.count(result)
             self._record(result, rate)
             self._judge(result)
+        check = self.config.execution.check_replicas
+        if check and self.step // check > (self.step - iterations) // check:
+            check_replicas(self.session, self.step)
+            self._checked_step = self.step
         every = self.config.checkpoint.every
         self._is_save_due |= every > 0 and self.step % every == 0
 
@@ -413,6 +420,8 @@ class TrainingRun:
         self._is_save_due = False
         if self._saved_step == self.step:
             return
+        if self.config.execution.check_replicas and self._checked_step != self.step:
+            check_replicas(self.session, self.step)
         place, position = self.folder.checkpoints, self._position()
         if self.tokenizer is not None and self.is_leader:
             self.folder.keep_tokenizer(self.tokenizer)

@@ -134,6 +134,24 @@ def gather(value: Any, instances: int, patiently: bool = False) -> list[Any]:
     return list(importlib.import_module("mpi4py.MPI").COMM_WORLD.allgather(value))
 
 
+def replica_digests(
+    session: popxl.Session, variables: "list[Any]"
+) -> "tuple[list[list[str]], list[list[list[int]]]]":
+    """What `popxl.extensions.replica_digests` gives for this process's replicas, and `copies` for
+    each variable.
+
+    Raises:
+        UserError: if this PopXL cannot.
+    """
+    if not hasattr(extensions, "replica_digests"):
+        raise UserError(
+            "--check_replicas: got a PopXL that does not tell what each replica holds; expected "
+            "this repository's. Install runtime/, or use --check_replicas 0."
+        )
+    digests = extensions.replica_digests(session, variables)
+    return digests, [extensions.copies(v) for v in variables]
+
+
 def leave_note(content: Any) -> None:
     """Tell a small value to the next start of this run, where the launcher starts it again after a
     failure; plain PopXL's launcher does not.

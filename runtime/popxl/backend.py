@@ -5,7 +5,7 @@ engine asks `backend` for it.
 """
 
 import importlib
-from typing import ContextManager, Iterator, List, Mapping, Optional, Protocol, cast
+from typing import ContextManager, Iterator, List, Mapping, Optional, Protocol, Sequence, cast
 
 import numpy as np
 
@@ -32,6 +32,11 @@ class DeviceValues(Protocol):
 
     def write(self, variable: Variable, data: np.ndarray) -> None:
         """Set a variable from an array of its host shape."""
+
+    def digests(self, variables: Sequence[Variable]) -> List[List[str]]:
+        """See `popxl.extensions.replica_digests`: for each replica of this process, of each
+        variable.
+        """
 
     def is_file(self, variable: Variable) -> bool:
         """Whether a memory-mapped variable's file is the memory that runs work on."""

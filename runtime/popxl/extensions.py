@@ -2,7 +2,7 @@
 PopXL.
 """
 
-from typing import Any, ContextManager, List, Optional, Sequence
+from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple
 
 from popdist import exchange
 from popdist.environment import leave_note, read_note
@@ -26,9 +26,10 @@ from popxl.remote_files import (
     keep_remote_memory_in_files,
     limit_device_memory,
 )
+from popxl.replica_grouping import shard_groups
 from popxl.session import Session, expect_session
 from popxl.session_state import keep_state_once
-from popxl.tensor import Tensor
+from popxl.tensor import Tensor, Variable
 from popxl.verify import verify
 
 __all__ = [
@@ -129,6 +130,35 @@ def find_not_finite(session: Session) -> ContextManager[List[NotFinite]]:
         RuntimeError: the session interprets its program (``POPXL_INTERPRET``).
     """
     return session._engine.watch()
+
+
+def replica_digests(session: Session, variables: Sequence[Variable]) -> List[List[str]]:
+    """Hashes of what each replica of this process holds of variables, by replica in ascending
+    order, then by variable: 16 hexadecimal digits. The session must be attached.
+
+    A replica holds a variable's whole value, or the piece of it that sharding gives it. See
+    `copies`.
+    """
+    return session._engine.digests(variables)
+
+
+def copies(variable: Variable) -> List[List[int]]:
+    """Replicas that hold the same bytes of a variable: those of its replica group, and where it is
+    sharded those of them that have the same piece. Replicas that share theirs with none are left
+    out.
+    """
+    place = variable.location_info
+    over = place.shard_over if place is not None else variable.shard_over
+    grouping = variable.replica_grouping
+    pieces = {
+        replica: piece
+        for members in (shard_groups(grouping, over).groups if over > 1 else ())
+        for piece, replica in enumerate(members)
+    }
+    found: Dict[Tuple[int, int], List[int]] = {}
+    for replica, group in enumerate(grouping.assignment):
+        found.setdefault((group, pieces.get(replica, 0)), []).append(replica)
+    return [replicas for replicas in found.values() if len(replicas) > 1]
 
 
 def check_device(name: str) -> None:

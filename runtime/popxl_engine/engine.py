@@ -222,6 +222,13 @@ class Engine:
         """
         return self.machine.read(variable)
 
+    def digests(self, variables: Sequence[Variable]) -> List[List[str]]:
+        """See `popxl.extensions.replica_digests`."""
+        return [
+            [self.machine.digest(variable, replica) for variable in variables]
+            for replica in self.machine.replicas
+        ]
+
     def write(self, variable: Variable, data: np.ndarray) -> None:
         """Set a variable from an array of its host shape."""
         self.machine.write(variable, data)

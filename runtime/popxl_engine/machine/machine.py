@@ -3,6 +3,7 @@
 Reading is collective in a program over several processes: each needs what the others hold.
 """
 
+import hashlib
 import weakref
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -256,6 +257,11 @@ class Machine:
         if self.fabric is not None:
             piece = self.fabric.broadcast(piece if holder is not None else None, piece, index)
         return as_array(piece)
+
+    def digest(self, variable: Variable, replica: Replica) -> str:
+        """Hash of the bytes that a replica of this process holds of a variable."""
+        held = self._held(variable, replica).reshape(-1).contiguous()
+        return hashlib.blake2b(held.view(torch.uint8).numpy(), digest_size=8).hexdigest()
 
     @staticmethod
     def _held(variable: Variable, replica: Replica) -> torch.Tensor:
