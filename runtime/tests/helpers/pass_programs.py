@@ -435,10 +435,8 @@ PATTERNS: Dict[str, Pattern] = {
     "loss": Pattern(loss, {"x": normal(6, 11), "labels": np.array([0, 10, 3, 3, 7, 1], np.int32)}),
     "attention": Pattern(attention, HEADS, ("q", "k", "v")),
     "attention, dropping": Pattern(attention_dropping, {**HEADS, **SEED}, ("q", "k", "v")),
-    "attention op": Pattern(attention_op, HEADS, ("q", "k", "v")),
-    "attention op, gradients": Pattern(
-        attention_op_gradients, {**LEARNING, **SEED}, tuple(LEARNING)
-    ),
+    "attention op": Pattern(attention_op, HEADS),
+    "attention op, gradients": Pattern(attention_op_gradients, {**LEARNING, **SEED}),
     "gradients": Pattern(gradients, LEARNING, ("q", "k", "v", "dy")),
     "gradients, dropping": Pattern(gradients_dropping, {**LEARNING, **SEED}, tuple(LEARNING)),
     "gradients, recomputing": Pattern(gradients_recomputing, LEARNING, tuple(LEARNING)),
