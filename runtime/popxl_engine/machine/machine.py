@@ -261,7 +261,7 @@ class Machine:
     def digest(self, variable: Variable, replica: Replica) -> str:
         """Hash of the bytes that a replica of this process holds of a variable."""
         held = self._held(variable, replica).reshape(-1).contiguous()
-        return hashlib.blake2b(held.view(torch.uint8).numpy(), digest_size=8).hexdigest()
+        return hashlib.blake2b(held.view(torch.uint8).numpy().data, digest_size=8).hexdigest()
 
     @staticmethod
     def _held(variable: Variable, replica: Replica) -> torch.Tensor:
