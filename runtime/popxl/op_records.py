@@ -38,6 +38,8 @@ class Cost:
 
     flops: int = 0
     bytes: Optional[int] = None
+    parts: Optional[Mapping[str, int]] = None
+    """FLOPs by op, of one that does what several others do: they count as those ops'."""
 
 
 @dataclass(eq=False)
@@ -272,4 +274,5 @@ def op_cost(op: Op) -> Cost:
     cost = rule(y, *args, **kwargs) if rule else Cost()
     if cost.bytes is not None:
         return cost
-    return Cost(cost.flops, sum(t.nelms * t.dtype.itemsize for t in (*op.inputs, *op._outputs)))
+    moved = sum(t.nelms * t.dtype.itemsize for t in (*op.inputs, *op._outputs))
+    return Cost(cost.flops, moved, cost.parts)

@@ -10,12 +10,12 @@ from typing import Any, Optional, Tuple
 import numpy as np
 
 from popxl.errors import ShapeError
-from popxl.opdef import Cost, op
+from popxl.opdef import OPS, Cost, op
 from popxl.ops.broadcasting import sum_to
 from popxl.ops.checks import check_computes_in_one_dtype, check_floating
 from popxl.ops.linalg import matmul
 from popxl.ops.normalisation import softmax_grad
-from popxl.ops.random import check_rate, check_seeds, dropout, dropout_cost
+from popxl.ops.random import check_rate, check_seeds, dropout
 from popxl.ops.shape import transpose
 from popxl.utils import to_numpy
 from popxl.values import Constant, Tensor, TensorSpec, make_constant
@@ -208,8 +208,25 @@ def attention_cost(
 ) -> Cost:
     """Two products, scale and mask, softmax, and dropout with a seed."""
     probs = results[0]
-    dropping = 0 if seed_tensor is None else dropout_cost(probs, probs, seed_tensor, p).flops
-    return Cost(flops=(2 * 2 * query.shape[3] + 2 + 10) * probs.nelms + dropping)
+    return _composed(
+        matmul=2 * 2 * query.shape[3] * probs.nelms,
+        mul=probs.nelms,
+        add=probs.nelms,
+        softmax=_flops("softmax", probs, probs, 3),
+        dropout=0 if seed_tensor is None else _flops("dropout", probs, probs, seed_tensor, p),
+    )
+
+
+def _composed(**parts: int) -> Cost:
+    """The cost of what several ops do."""
+    found = {name: flops for name, flops in parts.items() if flops}
+    return Cost(flops=sum(found.values()), parts=found)
+
+
+def _flops(name: str, result: Any, *operands: Any) -> int:
+    rule = OPS[name].cost
+    assert rule is not None, name
+    return rule(result, *operands).flops
 
 
 @attention_grad.cost
@@ -226,5 +243,9 @@ def attention_grad_cost(
     p: float,
 ) -> Cost:
     """Four products, the gradients of dropout and softmax, and the scaling."""
-    dropping = 0 if seed_tensor is None else dropout_cost(probs, probs, seed_tensor, p).flops
-    return Cost(flops=(4 * 2 * dy.shape[3] + 1 + 4) * probs.nelms + dropping)
+    return _composed(
+        matmul=4 * 2 * dy.shape[3] * probs.nelms,
+        mul=probs.nelms,
+        softmax_grad=_flops("softmax_grad", probs, probs, probs, 3),
+        dropout=0 if seed_tensor is None else _flops("dropout", probs, probs, seed_tensor, p),
+    )

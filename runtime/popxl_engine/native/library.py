@@ -134,6 +134,7 @@ def multiplies_few(lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
     return (
         lhs.dtype == rhs.dtype
         and lhs.dtype in SUFFIXES
+        and not lhs.is_cuda
         and 1 <= lhs.shape[0] <= FEW_ROWS
         and rhs.numel() >= LARGE_MATRIX
         and lhs.stride(1) == 1

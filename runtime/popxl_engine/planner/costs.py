@@ -86,7 +86,8 @@ def _add_op(costs: Costs, instr: Instr) -> None:
     own = (definition, instr.arguments, instr.outputs)
     cost = op_cost(op) if definition is op.definition else declared_cost(*own)
     if cost.flops and not instr.host:
-        costs.flops[definition.name] = costs.flops.get(definition.name, 0) + cost.flops
+        for name, flops in (cost.parts or {definition.name: cost.flops}).items():
+            costs.flops[name] = costs.flops.get(name, 0) + flops
     assert cost.bytes is not None
     if "remote" in definition.effects:
         if "load" in definition.name:

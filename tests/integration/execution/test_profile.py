@@ -282,7 +282,7 @@ def test_the_benchmark_profiles_a_run_of_its_own(tmp_path):
         "profile of tiny" in done.stdout
         and json.loads(done.stdout.splitlines()[-1])["config"] == "tiny"
     )
-    assert (tmp_path / "runs/tiny/timeline.json").exists()
+    assert (tmp_path / "runs/tiny-profile/timeline.json").exists()
 
 
 @pytest.mark.multi
