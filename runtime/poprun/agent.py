@@ -18,7 +18,12 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Dict, Optional, Sequence, Tuple
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
 from torch.distributed.elastic.rendezvous import (
@@ -389,6 +394,7 @@ class Agent(LocalElasticAgent):
         """See `SimpleElasticAgent`."""
         assert self._heartbeat is not None, "instances start when the machines have met"
         self._end_stopped()
+        ended = all(map(_is_over, self.processes().values()))
         if self._failures():
             time.sleep(SETTLE_SECONDS)
             self._failed = self._failures()
@@ -399,6 +405,9 @@ class Agent(LocalElasticAgent):
         if self._failed or self._failed_elsewhere:
             self._logs.stop()  # what others write while they are ended is no news
             self._shutdown()
+        elif not ended:
+            # torch would look again, and take those it then ends for failed ones, too
+            return RunResult(state=WorkerState.HEALTHY)
         return super()._monitor_workers(worker_group)
 
     def _exit_barrier(self) -> None:

@@ -36,7 +36,7 @@ HANGS = """
 from popdist import exchange
 exchange.connect()
 if start == 0 and rank == 1: time.sleep(90)
-print(exchange.gather(rank))
+print(f"{exchange.gather(rank)}\\n", end="")  # one write: lines of instances do not mix
 """
 
 
