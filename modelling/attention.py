@@ -18,6 +18,7 @@ from modelling.layer import Layer
 from modelling.layout import Layout
 from modelling.linear import Linear
 from modelling.parameters import Table, nested
+from utils.runtime import attention
 
 
 class Attention(Layer):
@@ -136,23 +137,6 @@ def attend(
     """Softmax attention of Q queries over S keys -> [B, h, Q, D]."""
     hiding = popxl.constant(np.ascontiguousarray(mask), query.dtype, "mask")
     return attention(query, key, value, hiding, seed, dropout)
-
-
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, seed: Optional[Tensor], dropout: float
-) -> Tensor:
-    """Softmax attention of Q queries over S keys.
-
-    Shapes: query [B, h, Q, D], key and value [B, h, S, D] -> [B, h, Q, D].
-    Args:
-        mask: what is added to scores, in a shape that broadcasts to [B, h, Q, S].
-        seed: what dropout of probabilities draws from; without one nothing is dropped.
-    """
-    scores = query @ key.transpose((0, 1, 3, 2)) * (1 / math.sqrt(query.shape[-1])) + mask
-    probabilities = ops.softmax(scores, axis=-1)
-    if seed is not None:
-        probabilities = ops.dropout(probabilities, seed, dropout)
-    return probabilities @ value
 
 
 def causal_mask(sequence: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import logging
+import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,6 +11,7 @@ from typing import Any, Optional
 
 import popxl
 import popxl_addons as addons
+from popxl import ops
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 
 try:
@@ -48,6 +50,31 @@ def accumulator_options(weights: popxl.dtype) -> dict[str, popxl.dtype]:
     if weights is popxl.float32 or "accumulator_dtype" not in parameters:
         return {}
     return {"accumulator_dtype": popxl.float32}
+
+
+def attention(
+    query: popxl.Tensor,
+    key: popxl.Tensor,
+    value: popxl.Tensor,
+    mask: popxl.Tensor,
+    seed: Optional[popxl.Tensor],
+    dropout: float,
+) -> popxl.Tensor:
+    """Softmax attention of Q queries over S keys, one op where PopXL has it.
+
+    Shapes: query [B, h, Q, D], key and value [B, h, S, D] -> [B, h, Q, D].
+    Args:
+        mask: what is added to scores, in a shape that broadcasts to [B, h, Q, S].
+        seed: what dropout of probabilities draws from; without one nothing is dropped.
+    """
+    if hasattr(extensions, "attention"):
+        rate = 0.0 if seed is None else dropout
+        return extensions.attention(query, key, value, mask, seed_tensor=seed, p=rate)
+    scores = query @ key.transpose((0, 1, 3, 2)) * (1 / math.sqrt(query.shape[-1])) + mask
+    probabilities = ops.softmax(scores, axis=-1)
+    if seed is not None:
+        probabilities = ops.dropout(probabilities, seed, dropout)
+    return probabilities @ value
 
 
 def seed_spec(count: int) -> popxl.TensorSpec:

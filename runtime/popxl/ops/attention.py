@@ -206,10 +206,13 @@ def attention_cost(
     seed_tensor: Optional[Tensor],
     p: float,
 ) -> Cost:
-    """Two products, scale and mask, softmax, and dropout with a seed."""
-    probs = results[0]
+    """Two products, scale and mask, softmax, and dropout with a seed; one product where the result
+    is not used.
+    """
+    probs = TensorSpec((*query.shape[:3], key_t.shape[3]), query.dtype)
+    products = 1 if results[-1] is None else 2
     return _composed(
-        matmul=2 * 2 * query.shape[3] * probs.nelms,
+        matmul=products * 2 * query.shape[3] * probs.nelms,
         mul=probs.nelms,
         add=probs.nelms,
         softmax=_flops("softmax", probs, probs, 3),

@@ -107,7 +107,7 @@ def declared_cost(
     definition: OpDefinition, arguments: Mapping[str, Any], results: Iterable[Any]
 ) -> Cost:
     """What an op's rule counts for these operands and results, with bytes filled in as `op_cost`
-    does.
+    does. The rule of an op with residuals gets None for a result that is not worked out.
     """
     made = tuple(map(operand_specs, results))
     operands = {name: operand_specs(a) for name, a in arguments.items()}
@@ -116,7 +116,8 @@ def declared_cost(
     cost = rule(made[0] if len(made) == 1 else made, *args, **kwargs) if rule else Cost()
     if cost.bytes is not None:
         return cost
-    return Cost(cost.flops, sum(t.nbytes for t in (*_specs_in(operands.values()), *made)))
+    nbytes = sum(t.nbytes for t in _specs_in((*operands.values(), *made)))
+    return Cost(cost.flops, nbytes, cost.parts)
 
 
 def _specs_in(operands: Iterable[Any]) -> Iterator[TensorSpec]:

@@ -3,13 +3,13 @@ repeats.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from popxl.op_records import Op, op_cost
 from popxl.replica_grouping import ReplicaGrouping
 
-from popxl_engine.analysis.effects import meets
-from popxl_engine.ir import Block, Instr
+from popxl_engine.analysis.effects import blocks_of, meets
+from popxl_engine.ir import Block, Instr, Value
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.ops.definition import declared_cost
 
@@ -49,12 +49,13 @@ class Costs:
 
 
 class Counter:
-    """Counts costs. ``costlier_branch``: for each conditional, whether its first branch costs more;
-    that one is counted.
+    """Counts costs of a program's instructions. ``costlier_branch``: for each conditional, whether
+    its first branch costs more; that one is counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, program: Block) -> None:
         self.costlier_branch: Dict[Op, bool] = {}
+        self._read = frozenset(v for block in blocks_of(program) for v in _read_in(block))
         self._bodies: Dict[Block, Costs] = {}
 
     def count(self, instrs: Iterable[Instr]) -> Costs:
@@ -71,34 +72,47 @@ class Counter:
                 self.costlier_branch[instr.source] = then.weight >= other.weight
                 costs.add(then if self.costlier_branch[instr.source] else other)
             elif instr.kind == "op":
-                _add_op(costs, instr)
+                self._add_op(costs, instr)
         return costs
+
+    def _worked_out(self, instr: Instr) -> List[Optional[Value]]:
+        """An op's results, less those that it leaves out, as nothing reads them."""
+        assert instr.definition is not None
+        needs_all = not instr.definition.residuals
+        return [v if needs_all or v in self._read else None for v in instr.outputs]
 
     def _body(self, body: Block) -> Costs:
         if body not in self._bodies:
             self._bodies[body] = self.count(body.instrs)
         return self._bodies[body]
 
-
-def _add_op(costs: Costs, instr: Instr) -> None:
-    op, definition = instr.source, instr.definition
-    assert op is not None and definition is not None
-    own = (definition, instr.arguments, instr.outputs)
-    cost = op_cost(op) if definition is op.definition else declared_cost(*own)
-    if cost.flops and not instr.host:
-        for name, flops in (cost.parts or {definition.name: cost.flops}).items():
-            costs.flops[name] = costs.flops.get(name, 0) + flops
-    assert cost.bytes is not None
-    if "remote" in definition.effects:
-        if "load" in definition.name:
-            costs.loads, costs.loaded = costs.loads + 1, costs.loaded + cost.bytes
+    def _add_op(self, costs: Costs, instr: Instr) -> None:
+        op, definition = instr.source, instr.definition
+        assert op is not None and definition is not None
+        if definition is op.definition and not definition.residuals:
+            cost = op_cost(op)
         else:
-            costs.stores, costs.stored = costs.stores + 1, costs.stored + cost.bytes
-    elif "host" in definition.effects:
-        costs.host += cost.bytes
-    elif meets(instr) and READS.get(definition.name) != "own":
-        brought = sum(t.spec.nbytes for t in op.inputs)
-        costs.add(Costs(collectives={_group(op): (1, brought, cost.bytes)}))
+            cost = declared_cost(definition, instr.arguments, self._worked_out(instr))
+        if cost.flops and not instr.host:
+            for name, flops in (cost.parts or {definition.name: cost.flops}).items():
+                costs.flops[name] = costs.flops.get(name, 0) + flops
+        assert cost.bytes is not None
+        if "remote" in definition.effects:
+            if "load" in definition.name:
+                costs.loads, costs.loaded = costs.loads + 1, costs.loaded + cost.bytes
+            else:
+                costs.stores, costs.stored = costs.stores + 1, costs.stored + cost.bytes
+        elif "host" in definition.effects:
+            costs.host += cost.bytes
+        elif meets(instr) and READS.get(definition.name) != "own":
+            brought = sum(t.spec.nbytes for t in op.inputs)
+            costs.add(Costs(collectives={_group(op): (1, brought, cost.bytes)}))
+
+
+def _read_in(block: Block) -> Iterator[Value]:
+    for instr in block.instrs:
+        yield from instr.inputs()
+    yield from block.outputs
 
 
 def _group(op: Op) -> Group:

@@ -25,7 +25,7 @@ def make_plan(
     check_executable(ir)
     # work and traffic are those of the program, before any fusion
     block = compile_unfused(ir).block
-    counter = Counter()
+    counter = Counter(block)
     costs: DefaultDict[str, Costs] = defaultdict(Costs)
     reached: DefaultDict[str, Set[RemoteBuffer]] = defaultdict(set)
     for name, instr, times in in_phases(ir, block):

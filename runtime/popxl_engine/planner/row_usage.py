@@ -79,8 +79,9 @@ def in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int], device: torch.device) 
     Raises:
         GraphError: a program that cannot be dry-run.
     """
-    counter = Counter()
-    counter.count(compile_unfused(ir).block.instrs)
+    block = compile_unfused(ir).block
+    counter = Counter(block)
+    counter.count(block.instrs)
     live, stages = dry_run(
         ir,
         lambda live, index: RowUsage(live, index, nbytes),

@@ -47,7 +47,7 @@ class PlannedWork:
 
     def __init__(self, ir: Ir):
         block = compile_unfused(ir).block
-        self._counter = Counter()
+        self._counter = Counter(block)
         costs: DefaultDict[PhaseSegment, Costs] = defaultdict(Costs)
         self._times: Dict[PhaseSegment, int] = {}
         for segment, instr, times in phase_segments(ir, block):
@@ -77,10 +77,10 @@ def loop_key(instr: Instr) -> Tuple[str, Op]:
 
 
 class InstructionWork:
-    """The work of single instructions: what their ops declare, fused or not."""
+    """The work of single instructions of a program: what their ops declare, fused or not."""
 
-    def __init__(self) -> None:
-        self._counter = Counter()
+    def __init__(self, program: Block) -> None:
+        self._counter = Counter(program)
 
     def of(self, instr: Instr) -> Work:
         """An instruction's work, without that of its bodies."""

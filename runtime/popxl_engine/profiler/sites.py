@@ -47,7 +47,7 @@ class Sites:
     """The sites of a program's marks, and names and work of what is around them."""
 
     def __init__(self, ir: Ir, block: Block):
-        self.planned, self._instruction_work = PlannedWork(ir), InstructionWork()
+        self.planned, self._instruction_work = PlannedWork(ir), InstructionWork(block)
         self.runs, self.steps, self._loops = (
             runs_of(ir),
             steps_of_run(ir),

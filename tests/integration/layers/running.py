@@ -153,6 +153,8 @@ def show_dropped(graph: popxl.Graph) -> int:
     for op in graph.ops:
         if op.definition.name == "dropout":
             results += op.outputs
+        elif op.definition.name == "attention":
+            results += op.outputs[1:-1]  # what dropout leaves of probabilities, where it drops
         elif op.called():
             ((called, _),) = op.called()
             count = show_dropped(called)
