@@ -5,6 +5,7 @@ it.
 """
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import numpy as np  # noqa: E402
+import popxl  # noqa: E402
 import torch  # noqa: E402
+from popxl import ops  # noqa: E402
 from popxl_engine.ir import Block, to_text  # noqa: E402
 from popxl_engine.lowering import Lowering  # noqa: E402
 from popxl_engine.passes import (  # noqa: E402
@@ -37,8 +41,8 @@ The compiler runs these passes in this order. Each takes a program, as blocks of
 gives another one that does the same. Those of a graph work on the block of a single graph, before
 calls are inlined: they do the same wherever it is called. `POPXL_PASSES=-name,-name` turns passes
 off, `POPXL_PRINT_AFTER=name` prints the program after one, `POPXL_VERIFY=1` checks it after each.
-The lines below are from training steps of the `demo` preset: what was there, and what a pass puts
-there.
+The lines below are from training steps of the `demo` preset, and from attention that a program
+composes of products and a softmax: what was there, and what a pass puts there.
 """
 STEPS = (
     ({}, "cpu", ()),
@@ -92,10 +96,28 @@ def one_change(before: "list[str]", after: "list[str]") -> "tuple[list[str], lis
     ]
 
 
+def composed_attention() -> popxl.Ir:
+    """A program that composes attention of products and a softmax."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        query, key, value = (
+            popxl.variable(np.zeros((8, 6, 256, 32), np.float32), name=name)
+            for name in ("query", "key", "value")
+        )
+        mask = popxl.variable(np.zeros((256, 256), np.float32), name="mask")
+        scores = query @ key.transpose((0, 1, 3, 2)) * (1 / math.sqrt(32)) + mask
+        y = ops.softmax(scores, axis=-1) @ value
+        ops.host_store(popxl.d2h_stream(y.shape, y.dtype), y)
+    return ir
+
+
 def watch_all() -> "dict[str, tuple[list[str], list[str]]]":
-    """Compile all steps."""
-    for changes, device, left_out in STEPS:
-        ir = training_program(override(preset("demo"), **changes))[0]
+    """Compile all steps, and attention as programs compose it."""
+    steps = [
+        (training_program(override(preset("demo"), **changes))[0], device, left_out)
+        for changes, device, left_out in STEPS
+    ]
+    for ir, device, left_out in [*steps, (composed_attention(), "cpu", ())]:
         where = torch.device(device)
         manager = Watching([p for p in enabled_passes(where) if p.name not in left_out])
         manager.run_on_program(Lowering(manager.run_on_graph).main(ir.main_graph))
