@@ -12,6 +12,7 @@ FUZZ_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+NATIVE := runtime/popxl_engine/native/*.cpp runtime/popxl_engine/native/*.h
 TEXT := data/files/stdlib
 # Two processes on two cores, each with one thread; `make WORKERS=8 test` where there are more.
 WORKERS ?= 2
@@ -45,12 +46,14 @@ test: $(INSTALLED)
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 	$(BIN)/python -m mypy
 	$(PYTEST) -m "not gpu and not slow and not multi"
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(NATIVE)
 
 # `make torture MINUTES=60 TORTURE_ARGS="--seed 1 --kind kills"`; what came out is in build/torture.json, too.
 torture: $(INSTALLED)

@@ -1,4 +1,5 @@
-// AdamW's update of a tensor, in one pass. Every element's result depends on nothing but the operands.
+// AdamW's update of a tensor, in one pass. Every element's result depends on nothing but the
+// operands.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -9,17 +10,26 @@
 
 namespace {
 
-// What one step of AdamW multiplies with. In float32 the first steps' corrections would lose four digits.
+// What one step of AdamW multiplies with. In float32 the first steps' corrections would lose four
+// digits.
 struct Adam {
-  float scale, beta1, share1, beta2, share2, decay, step_size, root_share, epsilon;  // share = 1 - beta
-  Adam(double scale, double step, double rate, double beta1, double beta2, double epsilon, double decay)
-      : scale(float(scale)), beta1(float(beta1)), share1(float(1 - beta1)), beta2(float(beta2)),
-        share2(float(1 - beta2)), decay(float(1 - rate * decay)), step_size(float(rate / (1 - std::pow(beta1, step)))),
-        root_share(float(1 / std::sqrt(1 - std::pow(beta2, step)))), epsilon(float(epsilon)) {}
+  float scale, beta1, share1, beta2, share2, decay, step_size, root_share,
+      epsilon;  // share = 1 - beta
+  Adam(double scale, double step, double rate, double beta1, double beta2, double epsilon,
+       double decay)
+      : scale(float(scale)),
+        beta1(float(beta1)),
+        share1(float(1 - beta1)),
+        beta2(float(beta2)),
+        share2(float(1 - beta2)),
+        decay(float(1 - rate * decay)),
+        step_size(float(rate / (1 - std::pow(beta1, step)))),
+        root_share(float(1 / std::sqrt(1 - std::pow(beta2, step)))),
+        epsilon(float(epsilon)) {}
 };
 
-// Random bits of element i: base[i mod PERIOD], which is half of a draw, plus half of draw PERIOD / 2 + i div PERIOD, as
-// kernels/rounding.py says.
+// Random bits of element i: base[i mod PERIOD], which is half of a draw, plus half of draw PERIOD /
+// 2 + i div PERIOD, as kernels/rounding.py says.
 constexpr int64_t PERIOD = 1 << 16;
 typedef uint16_t Bits __attribute__((may_alias));  // they are parts of words
 
@@ -32,7 +42,8 @@ struct Noise {
   }
 };
 
-// The noises of three tensors, with bits of elements up to `end`. They stay until this thread asks again.
+// The noises of three tensors, with bits of elements up to `end`. They stay until this thread asks
+// again.
 static void draw_noises(const uint64_t* keys, int64_t end, int threads, Noise* noises) {
   static thread_local std::vector<uint64_t> kept[3];
   const int64_t count = (std::min(end, PERIOD) + 3) / 4;
@@ -52,7 +63,8 @@ struct Operand {
   Type type;
 };
 
-constexpr int64_t BLOCK = 2048;  // elements that are worked on in float32 at a time, in the first cache
+constexpr int64_t BLOCK =
+    2048;  // elements that are worked on in float32 at a time, in the first cache
 
 template <class T>
 static void widen(const void* from, int64_t first, int64_t count, float* to) {
@@ -116,7 +128,8 @@ static void round_block(float* block, T* to, int64_t count, const Drawn& drawn) 
 }
 
 // Stores a block, which becomes what was stored.
-static void store_block(float* block, const Operand& to, int64_t first, int64_t count, const Drawn& drawn) {
+static void store_block(float* block, const Operand& to, int64_t first, int64_t count,
+                        const Drawn& drawn) {
   if (to.type == BFLOAT16)
     round_block(block, static_cast<bfloat16*>(to.data) + first, count, drawn);
   else if (to.type == FLOAT16)
@@ -127,7 +140,9 @@ static void store_block(float* block, const Operand& to, int64_t first, int64_t 
 struct Formula {
   const Adam& a;
   const float* gradient;
-  inline float mean(int64_t i, float m) const { return a.beta1 * m + a.share1 * (gradient[i] * a.scale); }
+  inline float mean(int64_t i, float m) const {
+    return a.beta1 * m + a.share1 * (gradient[i] * a.scale);
+  }
   inline float square(int64_t i, float v) const {
     const float g = gradient[i] * a.scale;
     return a.beta2 * v + a.share2 * g * g;
@@ -152,7 +167,8 @@ struct Block {
   bool is_stochastic() const { return drawn[0].bits || drawn[1].bits || drawn[2].bits; }
 };
 
-// All in one loop, whose roots and quotients take as long as the rest together: for the commonest types.
+// All in one loop, whose roots and quotients take as long as the rest together: for the commonest
+// types.
 template <class Rounding, class W, class M>
 static void update_at_once(const Formula& formula, const Block& block) {
   W* weight = block.at<W>(0);
@@ -169,14 +185,16 @@ static void update_at_once(const Formula& formula, const Block& block) {
 // The same for any types, from copies in float32.
 static void update_copies(const Formula& formula, const Block& block) {
   float copies[3][BLOCK], *rows[3];
-  for (int n = 0; n < 3; ++n) rows[n] = wide_block(block.operands[n], block.first, block.count, copies[n]);
+  for (int n = 0; n < 3; ++n)
+    rows[n] = wide_block(block.operands[n], block.first, block.count, copies[n]);
   float *weight = rows[0], *m = rows[1], *v = rows[2];
 #pragma omp simd
   for (int64_t i = 0; i < block.count; ++i) {
     m[i] = formula.mean(i, m[i]);
     v[i] = formula.square(i, v[i]);
   }
-  for (int n = 1; n < 3; ++n) store_block(rows[n], block.operands[n], block.first, block.count, block.drawn[n]);
+  for (int n = 1; n < 3; ++n)
+    store_block(rows[n], block.operands[n], block.first, block.count, block.drawn[n]);
 #pragma omp simd
   for (int64_t i = 0; i < block.count; ++i) weight[i] = formula.weight(weight[i], m[i], v[i]);
   store_block(weight, block.operands[0], block.first, block.count, block.drawn[0]);
@@ -209,15 +227,17 @@ static void adamw_block(const Adam& a, const Block& block) {
 
 extern "C" {
 
-// Operands with their types; keys: of the generators whose bits round weight, m and v; 0: to nearest. Elements have the
-// bits of those from `offset` on.
-void adamw(void* weight, int64_t weight_type, void* m, int64_t m_type, void* v, int64_t v_type, void* gradient,
-           int64_t gradient_type, uint64_t weight_key, uint64_t m_key, uint64_t v_key, int64_t offset, double scale,
-           double step, double rate, double beta1, double beta2, double epsilon, double decay, int64_t count,
-           int threads) {
+// Operands with their types; keys: of the generators whose bits round weight, m and v; 0: to
+// nearest. Elements have the bits of those from `offset` on.
+void adamw(void* weight, int64_t weight_type, void* m, int64_t m_type, void* v, int64_t v_type,
+           void* gradient, int64_t gradient_type, uint64_t weight_key, uint64_t m_key,
+           uint64_t v_key, int64_t offset, double scale, double step, double rate, double beta1,
+           double beta2, double epsilon, double decay, int64_t count, int threads) {
   const Adam a(scale, step, rate, beta1, beta2, epsilon, decay);
-  const Operand operands[] = {
-      {weight, Type(weight_type)}, {m, Type(m_type)}, {v, Type(v_type)}, {gradient, Type(gradient_type)}};
+  const Operand operands[] = {{weight, Type(weight_type)},
+                              {m, Type(m_type)},
+                              {v, Type(v_type)},
+                              {gradient, Type(gradient_type)}};
   const uint64_t keys[] = {weight_key, m_key, v_key};
   Noise noises[3];
   draw_noises(keys, offset + count, threads, noises);

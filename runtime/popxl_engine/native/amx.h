@@ -33,29 +33,33 @@ static inline int64_t refused() {
 
 constexpr int64_t KEPT = 16;  // steps of the left panel that stay in the first cache
 
-// 32 rows and columns of 32 k, added to tiles 0 to 3. The left operand's tiles are kept in the first cache, or pass it
-// by.
+// 32 rows and columns of 32 k, added to tiles 0 to 3. The left operand's tiles are kept in the
+// first cache, or pass it by.
 template <bool STAYS, class Beside>
-static inline void multiply_step(const bfloat16* left, int64_t half, int64_t row, const bfloat16* right, int64_t s,
-                                 const Beside& beside) {
-  if constexpr (STAYS) _tile_loadd(4, left, row);
-  else _tile_stream_loadd(4, left, row);
+static inline void multiply_step(const bfloat16* left, int64_t half, int64_t row,
+                                 const bfloat16* right, int64_t s, const Beside& beside) {
+  if constexpr (STAYS)
+    _tile_loadd(4, left, row);
+  else
+    _tile_stream_loadd(4, left, row);
   _tile_stream_loadd(6, right, 64);
   _tile_dpbf16ps(0, 4, 6);
   _tile_stream_loadd(7, right + TILE, 64);
   _tile_dpbf16ps(1, 4, 7);
   beside(s);
-  if constexpr (STAYS) _tile_loadd(5, left + half, row);
-  else _tile_stream_loadd(5, left + half, row);
+  if constexpr (STAYS)
+    _tile_loadd(5, left + half, row);
+  else
+    _tile_stream_loadd(5, left + half, row);
   _tile_dpbf16ps(2, 5, 6);
   _tile_dpbf16ps(3, 5, 7);
 }
 
-// Two panels' product, float32 [32, 32], into rows of `stride` numbers. beside(s) is called in every step. The right
-// panel, which is not needed again soon, passes the first cache by.
+// Two panels' product, float32 [32, 32], into rows of `stride` numbers. beside(s) is called in
+// every step. The right panel, which is not needed again soon, passes the first cache by.
 template <class Beside>
-static inline void multiply(const LeftPanel& from, const bfloat16* right, int64_t steps, float* sums, int64_t stride,
-                            const Beside& beside) {
+static inline void multiply(const LeftPanel& from, const bfloat16* right, int64_t steps,
+                            float* sums, int64_t stride, const Beside& beside) {
   const int64_t half = from.half, row = from.row, to_row = stride * int64_t(sizeof(float));
   const bfloat16* left = from.data;
   _tile_zero(0);
@@ -63,7 +67,8 @@ static inline void multiply(const LeftPanel& from, const bfloat16* right, int64_
   _tile_zero(2);
   _tile_zero(3);
   int64_t s = 0;
-  for (const int64_t kept = std::min(KEPT, steps); s < kept; ++s, left += from.step, right += 2 * TILE)
+  for (const int64_t kept = std::min(KEPT, steps); s < kept;
+       ++s, left += from.step, right += 2 * TILE)
     multiply_step<true>(left, half, row, right, s, beside);
   for (; s < steps; ++s, left += from.step, right += 2 * TILE)
     multiply_step<false>(left, half, row, right, s, beside);

@@ -14,12 +14,14 @@ constexpr int64_t ROWS = 8;  // whose sums, of two vectors each, stay in registe
 
 // ROWS rows of two panels' product, from `left` on. beside(s) is called in every step.
 template <bool LIES, class Beside>
-static inline void multiply_rows(const LeftPanel& from, const char* left, const bfloat16* right, int64_t steps,
-                                 float* sums, int64_t stride, const Beside& beside) {
-  const int64_t row = LIES ? from.row : LeftPanel::PACKED_ROW, pair_to_pair = LIES ? 4 : 64;  // bytes
+static inline void multiply_rows(const LeftPanel& from, const char* left, const bfloat16* right,
+                                 int64_t steps, float* sums, int64_t stride, const Beside& beside) {
+  const int64_t row = LIES ? from.row : LeftPanel::PACKED_ROW,
+                pair_to_pair = LIES ? 4 : 64;  // bytes
   __m512 first[ROWS], second[ROWS];
   for (int64_t i = 0; i < ROWS; ++i) first[i] = second[i] = _mm512_setzero_ps();
-  for (int64_t s = 0; s < steps; ++s, left += from.step * int64_t(sizeof(bfloat16)), right += 2 * TILE) {
+  for (int64_t s = 0; s < steps;
+       ++s, left += from.step * int64_t(sizeof(bfloat16)), right += 2 * TILE) {
     beside(s);
     for (int64_t pair = 0; pair < SIDE; ++pair) {
       const __m512bh one = (__m512bh)_mm512_load_si512(right + STEP * pair);
@@ -39,21 +41,25 @@ static inline void multiply_rows(const LeftPanel& from, const char* left, const 
   }
 }
 
-// Two panels' product, float32 [32, 32], into rows of `stride` numbers. beside(s) is called once for every step, a part
-// of them with each of the rows' steps: what it does costs less there than between them.
+// Two panels' product, float32 [32, 32], into rows of `stride` numbers. beside(s) is called once
+// for every step, a part of them with each of the rows' steps: what it does costs less there than
+// between them.
 template <class Beside>
-static inline void multiply(const LeftPanel& from, const bfloat16* right, int64_t steps, float* sums, int64_t stride,
-                            const Beside& beside) {
+static inline void multiply(const LeftPanel& from, const bfloat16* right, int64_t steps,
+                            float* sums, int64_t stride, const Beside& beside) {
   constexpr int64_t BLOCKS = PANEL / ROWS;
   for (int64_t b = 0; b < BLOCKS; ++b) {
     const int64_t i = b * ROWS;
-    const char* left = reinterpret_cast<const char*>(from.data + i / SIDE * from.half) + i % SIDE * from.row;
+    const char* left =
+        reinterpret_cast<const char*>(from.data + i / SIDE * from.half) + i % SIDE * from.row;
     const auto some = [&](int64_t s) {
       const int64_t turn = b * steps + s;
       if ((turn + 1) / BLOCKS > turn / BLOCKS) beside(turn / BLOCKS);
     };
-    if (from.lies) multiply_rows<true>(from, left, right, steps, sums + i * stride, stride, some);
-    else multiply_rows<false>(from, left, right, steps, sums + i * stride, stride, some);
+    if (from.lies)
+      multiply_rows<true>(from, left, right, steps, sums + i * stride, stride, some);
+    else
+      multiply_rows<false>(from, left, right, steps, sums + i * stride, stride, some);
   }
 }
 

@@ -1,5 +1,5 @@
-// Products of a few rows with a large matrix. Reading the matrix limits them: it is read once, line by line as it
-// lies. Every sum is taken in one order, whatever the number of rows and threads.
+// Products of a few rows with a large matrix. Reading the matrix limits them: it is read once, line
+// by line as it lies. Every sum is taken in one order, whatever the number of rows and threads.
 #include <algorithm>
 #include <vector>
 
@@ -11,8 +11,8 @@ namespace {
 constexpr int64_t MOST = 512;  // columns of a piece, at most
 constexpr int LINES = 8;       // of the matrix that are added at a time
 
-// What is multiplied: x float32 [rows, inner], rows `stride` apart, with a matrix whose element (k, j) lies at
-// w[k * along + j * across].
+// What is multiplied: x float32 [rows, inner], rows `stride` apart, with a matrix whose element (k,
+// j) lies at w[k * along + j * across].
 template <class T>
 struct Factors {
   const float* x;
@@ -21,9 +21,11 @@ struct Factors {
   int64_t stride, along, across, columns, inner;
 };
 
-// Adds to sums of each row the first `count` numbers of COUNT lines, and fetches those of the next lines.
+// Adds to sums of each row the first `count` numbers of COUNT lines, and fetches those of the next
+// lines.
 template <int ROWS, int COUNT, class T>
-void add_lines(const float* x, int64_t stride, const T* w, int64_t along, float* sums, int64_t count) {
+void add_lines(const float* x, int64_t stride, const T* w, int64_t along, float* sums,
+               int64_t count) {
   in_lanes(count, [=](auto n, int64_t i) {
     using N = decltype(n);
     N line[COUNT];
@@ -45,12 +47,14 @@ void by_columns(const Factors<T>& f, int64_t first, int64_t end) {
   alignas(64) float sums[ROWS * MOST];
   const int64_t count = end - first;
   for (int m = 0; m < ROWS; ++m)
-    for (int64_t j = 0; j < count; ++j) sums[m * MOST + j] = f.bias == nullptr ? 0.0f : wide(f.bias[first + j]);
+    for (int64_t j = 0; j < count; ++j)
+      sums[m * MOST + j] = f.bias == nullptr ? 0.0f : wide(f.bias[first + j]);
   const T* w = f.w + first;
   int64_t k = 0;
   for (; k + LINES <= f.inner; k += LINES, w += LINES * f.along)
     add_lines<ROWS, LINES>(f.x + k, f.stride, w, f.along, sums, count);
-  for (; k < f.inner; ++k, w += f.along) add_lines<ROWS, 1>(f.x + k, f.stride, w, f.along, sums, count);
+  for (; k < f.inner; ++k, w += f.along)
+    add_lines<ROWS, 1>(f.x + k, f.stride, w, f.along, sums, count);
   for (int m = 0; m < ROWS; ++m) narrow(sums + m * MOST, f.y + m * f.columns + first, count);
 }
 
@@ -64,7 +68,8 @@ void by_sums(const Factors<T>& f, int64_t first, int64_t end) {
     for (; k + LANES <= f.inner; k += LANES) {
       prefetch<Lanes>(w + k + AHEAD);
       const Lanes line = load_as<Lanes>(w + k);
-      for (int m = 0; m < ROWS; ++m) sums[m] = fused(line, load_as<Lanes>(f.x + m * f.stride + k), sums[m]);
+      for (int m = 0; m < ROWS; ++m)
+        sums[m] = fused(line, load_as<Lanes>(f.x + m * f.stride + k), sums[m]);
     }
     for (int m = 0; m < ROWS; ++m) {
       float sum = sum_of(sums[m]) + (f.bias == nullptr ? 0.0f : wide(f.bias[j]));
@@ -87,24 +92,33 @@ void multiply_rows(const Factors<T>& f, int threads) {
 }
 
 template <class T>
-void multiply_few(const T* x, int64_t stride, const T* w, int64_t along, int64_t across, const T* bias, T* y,
-                  int64_t rows, int64_t columns, int64_t inner, int threads) {
+void multiply_few(const T* x, int64_t stride, const T* w, int64_t along, int64_t across,
+                  const T* bias, T* y, int64_t rows, int64_t columns, int64_t inner, int threads) {
   const int64_t row = (inner + LANES - 1) / LANES * LANES, line = 64 / sizeof(float);
   std::vector<float> memory(std::size_t(rows * row + line));
   const int64_t beyond = int64_t(reinterpret_cast<uintptr_t>(memory.data()) / sizeof(float)) % line;
-  float* const left = memory.data() + (line - beyond) % line;  // vectors that begin with a line load twice as fast
+  float* const left =
+      memory.data() + (line - beyond) % line;  // vectors that begin with a line load twice as fast
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t k = 0; k < inner; ++k) left[i * row + k] = wide(x[i * stride + k]);
   const Factors<T> f{left, w, bias, y, row, along, across, columns, inner};
   switch (rows) {
-    case 1: return multiply_rows<1>(f, threads);
-    case 2: return multiply_rows<2>(f, threads);
-    case 3: return multiply_rows<3>(f, threads);
-    case 4: return multiply_rows<4>(f, threads);
-    case 5: return multiply_rows<5>(f, threads);
-    case 6: return multiply_rows<6>(f, threads);
-    case 7: return multiply_rows<7>(f, threads);
-    default: return multiply_rows<8>(f, threads);
+    case 1:
+      return multiply_rows<1>(f, threads);
+    case 2:
+      return multiply_rows<2>(f, threads);
+    case 3:
+      return multiply_rows<3>(f, threads);
+    case 4:
+      return multiply_rows<4>(f, threads);
+    case 5:
+      return multiply_rows<5>(f, threads);
+    case 6:
+      return multiply_rows<6>(f, threads);
+    case 7:
+      return multiply_rows<7>(f, threads);
+    default:
+      return multiply_rows<8>(f, threads);
   }
 }
 
@@ -112,11 +126,13 @@ void multiply_few(const T* x, int64_t stride, const T* w, int64_t along, int64_t
 
 extern "C" {
 
-// x [rows, inner] with rows `stride` apart, 1 to 8 of them, times w, plus a bias where there is one: y [rows, columns].
-#define FOR_TYPE(T, NAME)                                                                                         \
-  void multiply_few_##NAME(const T* x, int64_t stride, const T* w, int64_t along, int64_t across, const T* bias,  \
-                           T* y, int64_t rows, int64_t columns, int64_t inner, int threads) {                     \
-    multiply_few(x, stride, w, along, across, bias, y, rows, columns, inner, threads);                            \
+// x [rows, inner] with rows `stride` apart, 1 to 8 of them, times w, plus a bias where there is
+// one: y [rows, columns].
+#define FOR_TYPE(T, NAME)                                                                         \
+  void multiply_few_##NAME(const T* x, int64_t stride, const T* w, int64_t along, int64_t across, \
+                           const T* bias, T* y, int64_t rows, int64_t columns, int64_t inner,     \
+                           int threads) {                                                         \
+    multiply_few(x, stride, w, along, across, bias, y, rows, columns, inner, threads);            \
   }
 
 FOR_TYPE(float, f32)

@@ -1,8 +1,9 @@
-// Kernels whose cost is passes over memory, in one pass each. Every element's result depends on nothing but the
-// operands, and every row's sum is taken in one order, so the number of threads does not change a bit.
+// Kernels whose cost is passes over memory, in one pass each. Every element's result depends on
+// nothing but the operands, and every row's sum is taken in one order, so the number of threads
+// does not change a bit.
 //
-// A function takes pointers to contiguous operands, sizes, numbers and the number of threads; rows of logits have a
-// stride. Its name ends in the element types of its operands: _f32, _bf16.
+// A function takes pointers to contiguous operands, sizes, numbers and the number of threads; rows
+// of logits have a stride. Its name ends in the element types of its operands: _f32, _bf16.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -34,7 +35,9 @@ void gelu_grad(const T* dy, const T* x, T* dx, int64_t count, int threads) {
       prefetch<N>(dy + i + AHEAD);
       prefetch<N>(x + i + AHEAD);
       prefetch<N, true>(dx + i + AHEAD);
-      store(load_as<N>(dy + i) * each(load_as<N>(x + i), [](auto at) { return gelu_slope(at, T{}); }), dx + i);
+      store(
+          load_as<N>(dy + i) * each(load_as<N>(x + i), [](auto at) { return gelu_slope(at, T{}); }),
+          dx + i);
     });
   });
 }
@@ -63,8 +66,8 @@ float row_squares(const T* x, int64_t count) {
   });
 }
 
-// The sum of all squares: of a row in float32, of rows in float64. In float32 alone a large tensor's would lose three
-// digits.
+// The sum of all squares: of a row in float32, of rows in float64. In float32 alone a large
+// tensor's would lose three digits.
 template <class T>
 void squares(const T* x, T* total, int64_t count, int threads) {
   constexpr int64_t ROW = 1024;
@@ -72,7 +75,8 @@ void squares(const T* x, T* total, int64_t count, int threads) {
   double* to = sums.data();
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
     double sum = 0.0;
-    for (int64_t start = first; start < end; start += ROW) sum += row_squares(x + start, std::min(ROW, end - start));
+    for (int64_t start = first; start < end; start += ROW)
+      sum += row_squares(x + start, std::min(ROW, end - start));
     to[first / PIECE] = sum;
   });
   narrow(float(std::accumulate(sums.begin(), sums.end(), 0.0)), *total);
@@ -84,7 +88,8 @@ inline N sum_of_rows(const T* x, int64_t columns) {
   if constexpr (COUNT == 1)
     return load_as<N>(x);
   else
-    return sum_of_rows<COUNT / 2, N>(x, columns) + sum_of_rows<COUNT / 2, N>(x + COUNT / 2 * columns, columns);
+    return sum_of_rows<COUNT / 2, N>(x, columns) +
+           sum_of_rows<COUNT / 2, N>(x + COUNT / 2 * columns, columns);
 }
 
 // Adds the first `count` columns of COUNT rows, and fetches those of the next rows.
@@ -97,12 +102,14 @@ void add_rows(const T* x, int64_t columns, float* sums, int64_t count) {
   });
 }
 
-// total = old * total + share * the sum over rows. Sums of eight rows are added up over 32 rows, and these then: one
-// sum over many rows in float32 would lose digits.
+// total = old * total + share * the sum over rows. Sums of eight rows are added up over 32 rows,
+// and these then: one sum over many rows in float32 would lose digits.
 template <class T>
-void column_sums(const T* x, float* total, float old, float share, int64_t rows, int64_t columns, int threads) {
+void column_sums(const T* x, float* total, float old, float share, int64_t rows, int64_t columns,
+                 int threads) {
   constexpr int64_t FEW = 8, SOME = 32, MOST = 512;
-  const int64_t width = std::min(MOST, ((columns + threads - 1) / threads + LANES - 1) / LANES * LANES);
+  const int64_t width =
+      std::min(MOST, ((columns + threads - 1) / threads + LANES - 1) / LANES * LANES);
   in_pieces(columns, width, rows * columns < PIECE ? 1 : threads, [=](int64_t first, int64_t end) {
     float sums[MOST] = {}, part[MOST];
     const int64_t count = end - first;
@@ -110,20 +117,22 @@ void column_sums(const T* x, float* total, float old, float share, int64_t rows,
       const int64_t stop = std::min(rows, start + SOME);
       std::fill_n(part, count, 0.0f);
       int64_t r = start;
-      for (; r + FEW <= stop; r += FEW) add_rows<FEW>(x + r * columns + first, columns, part, count);
+      for (; r + FEW <= stop; r += FEW)
+        add_rows<FEW>(x + r * columns + first, columns, part, count);
       for (; r < stop; ++r) add_rows<1>(x + r * columns + first, columns, part, count);
       add_rows<1>(part, 0, sums, count);
     }
     for (int64_t i = 0; i < count; ++i) {
       const float value = share * sums[i];
-      total[first + i] = old == 0.0f ? value : old * total[first + i] + value;  // what was there may be anything
+      total[first + i] =
+          old == 0.0f ? value : old * total[first + i] + value;  // what was there may be anything
     }
   });
 }
 
 template <class T>
-void layer_norm(const T* x, const float* weight, const float* bias, T* y, float epsilon, int64_t rows, int64_t columns,
-                int threads) {
+void layer_norm(const T* x, const float* weight, const float* bias, T* y, float epsilon,
+                int64_t rows, int64_t columns, int threads) {
   in_pieces(rows, rows_per_piece(columns), threads, [=](int64_t first, int64_t end) {
     for (int64_t at = first * columns; at < end * columns; at += columns)
       layer_norms::forward(x + at, weight, bias, y + at, epsilon, columns);
@@ -132,8 +141,8 @@ void layer_norm(const T* x, const float* weight, const float* bias, T* y, float 
 
 // gradients: the parameters', [2, columns]. Up to 16 pieces of rows sum them up for themselves.
 template <class T>
-void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float* gradients, float epsilon, int64_t rows,
-                     int64_t columns, int threads) {
+void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float* gradients,
+                     float epsilon, int64_t rows, int64_t columns, int threads) {
   constexpr int FEW = 4;
   const int64_t piece = (rows + 15) / 16, pieces = (rows + piece - 1) / piece;
   std::vector<float> sums(pieces * 2 * columns);
@@ -142,7 +151,8 @@ void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float*
     float *dweight = parts + first / piece * 2 * columns, *dbias = dweight + columns;
     int64_t r = first;
     for (int64_t at = r * columns; r + FEW <= end; r += FEW, at += FEW * columns)
-      layer_norms::gradients<FEW>(dy + at, x + at, weight, dx + at, dweight, dbias, epsilon, columns);
+      layer_norms::gradients<FEW>(dy + at, x + at, weight, dx + at, dweight, dbias, epsilon,
+                                  columns);
     for (int64_t at = r * columns; r < end; ++r, at += columns)
       layer_norms::gradients<1>(dy + at, x + at, weight, dx + at, dweight, dbias, epsilon, columns);
   });
@@ -162,7 +172,8 @@ float sum_of_exponentials(const T* row, float shift, int64_t columns) {
 
 // log(sum(exp(row))) of each row.
 template <class T>
-void logsumexp(const T* logits, int64_t stride, float* totals, int64_t rows, int64_t columns, int threads) {
+void logsumexp(const T* logits, int64_t stride, float* totals, int64_t rows, int64_t columns,
+               int threads) {
   in_pieces(rows, rows_per_piece(columns), threads, [=](int64_t first, int64_t end) {
     for (int64_t r = first; r < end; ++r) {
       const T* row = logits + r * stride;
@@ -177,12 +188,12 @@ void logsumexp(const T* logits, int64_t stride, float* totals, int64_t rows, int
   });
 }
 
-// exp(logits - total) * scale for each row, plus `picked` at the row's index where that is valid. The result may be
-// the logits' own memory.
+// exp(logits - total) * scale for each row, plus `picked` at the row's index where that is valid.
+// The result may be the logits' own memory.
 template <class T>
-void logsumexp_grad(const T* logits, int64_t stride, const float* totals, const float* scales, const float* picked,
-                    const int64_t* indices, T* result, int64_t result_stride, int64_t rows, int64_t columns,
-                    int threads) {
+void logsumexp_grad(const T* logits, int64_t stride, const float* totals, const float* scales,
+                    const float* picked, const int64_t* indices, T* result, int64_t result_stride,
+                    int64_t rows, int64_t columns, int threads) {
   in_pieces(rows, rows_per_piece(columns), threads, [=](int64_t first, int64_t end) {
     for (int64_t r = first; r < end; ++r) {
       const T* row = logits + r * stride;
@@ -195,7 +206,8 @@ void logsumexp_grad(const T* logits, int64_t stride, const float* totals, const 
         using N = decltype(n);
         prefetch<N>(row + i + AHEAD);
         prefetch<N, true>(out + i + AHEAD);
-        store(each(load_as<N>(row + i) - shift, [](auto x) { return decay(x, T{}); }) * scale, out + i);
+        store(each(load_as<N>(row + i) - shift, [](auto x) { return decay(x, T{}); }) * scale,
+              out + i);
       });
       if (is_valid) narrow(own, out[at]);
     }
@@ -203,7 +215,8 @@ void logsumexp_grad(const T* logits, int64_t stride, const float* totals, const 
 }
 
 template <class T>
-void dropout(const T* x, T* y, uint64_t key, int32_t threshold, float scale, int64_t count, int threads) {
+void dropout(const T* x, T* y, uint64_t key, int32_t threshold, float scale, int64_t count,
+             int threads) {
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
     drop(x + first, y + first, key, uint64_t(first), threshold, scale, end - first);
   });
@@ -217,38 +230,47 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
   draw(words, key, first, count, threads);
 }
 
-#define FOR_TYPE(T, NAME)                                                                                            \
-  void gelu_##NAME(const T* x, T* y, int64_t count, int threads) { gelu_of(x, y, count, threads); }                  \
-  void gelu_grad_##NAME(const T* dy, const T* x, T* dx, int64_t count, int threads) {                                \
-    gelu_grad(dy, x, dx, count, threads);                                                                            \
-  }                                                                                                                  \
-  void accumulate_##NAME(float* total, const T* value, float old, float share, int64_t count, int threads) {         \
-    accumulate(total, value, old, share, count, threads);                                                            \
-  }                                                                                                                  \
-  void squares_##NAME(const T* x, T* total, int64_t count, int threads) { squares(x, total, count, threads); }       \
-  void column_sums_##NAME(const T* x, float* total, float old, float share, int64_t rows, int64_t columns,           \
-                          int threads) {                                                                             \
-    column_sums(x, total, old, share, rows, columns, threads);                                                       \
-  }                                                                                                                  \
-  void layer_norm_##NAME(const T* x, const float* weight, const float* bias, T* y, float epsilon, int64_t rows,      \
-                         int64_t columns, int threads) {                                                             \
-    layer_norm(x, weight, bias, y, epsilon, rows, columns, threads);                                                 \
-  }                                                                                                                  \
-  void layer_norm_grad_##NAME(const T* dy, const T* x, const float* weight, T* dx, float* gradients, float epsilon,  \
-                              int64_t rows, int64_t columns, int threads) {                                          \
-    layer_norm_grad(dy, x, weight, dx, gradients, epsilon, rows, columns, threads);                                  \
-  }                                                                                                                  \
-  void dropout_##NAME(const T* x, T* y, uint64_t key, int64_t threshold, float scale, int64_t count, int threads) {  \
-    dropout(x, y, key, int32_t(threshold), scale, count, threads);                                                   \
-  }                                                                                                                  \
-  void logsumexp_##NAME(const T* logits, int64_t stride, float* totals, int64_t rows, int64_t columns,               \
-                        int threads) {                                                                               \
-    logsumexp(logits, stride, totals, rows, columns, threads);                                                       \
-  }                                                                                                                  \
-  void logsumexp_grad_##NAME(const T* logits, int64_t stride, const float* totals, const float* scales,              \
-                             const float* picked, const int64_t* indices, T* result, int64_t result_stride,          \
-                             int64_t rows, int64_t columns, int threads) {                                           \
-    logsumexp_grad(logits, stride, totals, scales, picked, indices, result, result_stride, rows, columns, threads);  \
+#define FOR_TYPE(T, NAME)                                                                         \
+  void gelu_##NAME(const T* x, T* y, int64_t count, int threads) {                                \
+    gelu_of(x, y, count, threads);                                                                \
+  }                                                                                               \
+  void gelu_grad_##NAME(const T* dy, const T* x, T* dx, int64_t count, int threads) {             \
+    gelu_grad(dy, x, dx, count, threads);                                                         \
+  }                                                                                               \
+  void accumulate_##NAME(float* total, const T* value, float old, float share, int64_t count,     \
+                         int threads) {                                                           \
+    accumulate(total, value, old, share, count, threads);                                         \
+  }                                                                                               \
+  void squares_##NAME(const T* x, T* total, int64_t count, int threads) {                         \
+    squares(x, total, count, threads);                                                            \
+  }                                                                                               \
+  void column_sums_##NAME(const T* x, float* total, float old, float share, int64_t rows,         \
+                          int64_t columns, int threads) {                                         \
+    column_sums(x, total, old, share, rows, columns, threads);                                    \
+  }                                                                                               \
+  void layer_norm_##NAME(const T* x, const float* weight, const float* bias, T* y, float epsilon, \
+                         int64_t rows, int64_t columns, int threads) {                            \
+    layer_norm(x, weight, bias, y, epsilon, rows, columns, threads);                              \
+  }                                                                                               \
+  void layer_norm_grad_##NAME(const T* dy, const T* x, const float* weight, T* dx,                \
+                              float* gradients, float epsilon, int64_t rows, int64_t columns,     \
+                              int threads) {                                                      \
+    layer_norm_grad(dy, x, weight, dx, gradients, epsilon, rows, columns, threads);               \
+  }                                                                                               \
+  void dropout_##NAME(const T* x, T* y, uint64_t key, int64_t threshold, float scale,             \
+                      int64_t count, int threads) {                                               \
+    dropout(x, y, key, int32_t(threshold), scale, count, threads);                                \
+  }                                                                                               \
+  void logsumexp_##NAME(const T* logits, int64_t stride, float* totals, int64_t rows,             \
+                        int64_t columns, int threads) {                                           \
+    logsumexp(logits, stride, totals, rows, columns, threads);                                    \
+  }                                                                                               \
+  void logsumexp_grad_##NAME(const T* logits, int64_t stride, const float* totals,                \
+                             const float* scales, const float* picked, const int64_t* indices,    \
+                             T* result, int64_t result_stride, int64_t rows, int64_t columns,     \
+                             int threads) {                                                       \
+    logsumexp_grad(logits, stride, totals, scales, picked, indices, result, result_stride, rows,  \
+                   columns, threads);                                                             \
   }
 
 FOR_TYPE(float, f32)

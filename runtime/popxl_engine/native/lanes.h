@@ -1,8 +1,9 @@
-// Numbers side by side, in two vectors of the CPU: one instruction rounds two to bfloat16, and sums in one vector alone
-// would wait for each other.
+// Numbers side by side, in two vectors of the CPU: one instruction rounds two to bfloat16, and sums
+// in one vector alone would wait for each other.
 //
-// Functions for numbers of a type N, which is Lanes or float, do both a row and what is left of it. Sums have lanes
-// because GCC adds up those of `omp simd reduction` one after the other, which takes as long as a row of 768.
+// Functions for numbers of a type N, which is Lanes or float, do both a row and what is left of it.
+// Sums have lanes because GCC adds up those of `omp simd reduction` one after the other, which
+// takes as long as a row of 768.
 #pragma once
 #include <cstddef>
 #include <type_traits>
@@ -32,7 +33,9 @@ static inline Lanes fused(Lanes a, float b, Lanes c) {
   return {fused(a.low, b, c.low), fused(a.high, b, c.high)};
 }
 
-static inline Lanes larger(Lanes a, Lanes b) { return {larger(a.low, b.low), larger(a.high, b.high)}; }
+static inline Lanes larger(Lanes a, Lanes b) {
+  return {larger(a.low, b.low), larger(a.high, b.high)};
+}
 
 // A function of a number or a vector, of all.
 template <class Function>
@@ -64,8 +67,10 @@ static inline void store(Lanes x, float* to) {
 }
 
 static inline void store(Vector x, bfloat16* to) {
-  const VectorBits bits = bits_of(x), upper = bits >> 16, rounded = (bits + (0x7fffu + (upper & 1u))) >> 16;
-  const Narrow kept = __builtin_convertvector(x == x ? rounded : upper | 0x40u, Narrow);  // NaN is not itself
+  const VectorBits bits = bits_of(x), upper = bits >> 16,
+                   rounded = (bits + (0x7fffu + (upper & 1u))) >> 16;
+  const Narrow kept =
+      __builtin_convertvector(x == x ? rounded : upper | 0x40u, Narrow);  // NaN is not itself
   std::memcpy(to, &kept, sizeof(kept));
 }
 
@@ -78,7 +83,8 @@ static inline void store(Lanes x, bfloat16* to) {
 #endif
 }
 
-// Fetches what will soon be loaded or, with `is_stored`, stored as an N. It need not be memory of ours.
+// Fetches what will soon be loaded or, with `is_stored`, stored as an N. It need not be memory of
+// ours.
 template <class N, bool is_stored = false, class T>
 static inline void prefetch(const T* at) {
   constexpr int64_t LINE = 64 / sizeof(T);
@@ -113,8 +119,8 @@ static inline void in_lanes(int64_t count, Work work) {
   for (; i < count; ++i) work(0.0f, i);
 }
 
-// What step(so_far, i) makes of numbers i and following, from 0 up to `count`, where so_far is an N. join makes one of
-// two, whole one number of all lanes.
+// What step(so_far, i) makes of numbers i and following, from 0 up to `count`, where so_far is an
+// N. join makes one of two, whole one number of all lanes.
 template <class Step, class Join, class Whole>
 static inline float over(int64_t count, float start, Step step, Join join, Whole whole) {
   Lanes one{every(start), every(start)}, other = one;

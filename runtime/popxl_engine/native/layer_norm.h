@@ -1,5 +1,5 @@
-// Layer norm of a row, and its gradient, of a few rows at a time. The next rows are fetched meanwhile, since the CPU
-// does not follow into other pages by itself.
+// Layer norm of a row, and its gradient, of a few rows at a time. The next rows are fetched
+// meanwhile, since the CPU does not follow into other pages by itself.
 #pragma once
 #include <cmath>
 
@@ -9,7 +9,9 @@ namespace layer_norms {
 
 template <class T>
 static float mean_of(const T* row, int64_t columns) {
-  return sum_over(columns, [=](auto sum, int64_t i) { return sum + load_as<decltype(sum)>(row + i); }) / float(columns);
+  return sum_over(columns,
+                  [=](auto sum, int64_t i) { return sum + load_as<decltype(sum)>(row + i); }) /
+         float(columns);
 }
 
 static inline float rstd_of(float squares, float epsilon, int64_t columns) {
@@ -29,9 +31,11 @@ struct Centred {
   }
 };
 
-// Of a row far from zero the mean has lost digits in rounding; what is left of the numbers less it gives them back.
+// Of a row far from zero the mean has lost digits in rounding; what is left of the numbers less it
+// gives them back.
 template <class T>
-static void forward(const T* x, const float* weight, const float* bias, T* y, float epsilon, int64_t columns) {
+static void forward(const T* x, const float* weight, const float* bias, T* y, float epsilon,
+                    int64_t columns) {
   const float mean = mean_of(x, columns);
   Centred<Lanes> lanes{};
   int64_t first = 0;
@@ -39,7 +43,8 @@ static void forward(const T* x, const float* weight, const float* bias, T* y, fl
   Centred<float> sums{sum_of(lanes.left), sum_of(lanes.square)};
   for (; first < columns; ++first) sums.add(x + first, mean);
   const float rest = sums.left / float(columns);
-  const float squares = at_least(sums.square - rest * sums.left, 0.0f);  // of equal numbers rounding may leave less
+  const float squares =
+      at_least(sums.square - rest * sums.left, 0.0f);  // of equal numbers rounding may leave less
   const float rstd = rstd_of(squares, epsilon, columns), shift = -rest * rstd;
   in_lanes(columns, [=](auto n, int64_t i) {
     using N = decltype(n);
@@ -50,7 +55,8 @@ static void forward(const T* x, const float* weight, const float* bias, T* y, fl
   });
 }
 
-// Over a row: of the gradient of what is normal, of that times what is centred, and of the square of what is centred.
+// Over a row: of the gradient of what is normal, of that times what is centred, and of the square
+// of what is centred.
 template <class N>
 struct Sums {
   N slope, product, square;
@@ -70,7 +76,8 @@ struct Row {
 };
 
 template <class T>
-static Row row_of(const T* dy, const T* x, const float* weight, float mean, float epsilon, int64_t columns) {
+static Row row_of(const T* dy, const T* x, const float* weight, float mean, float epsilon,
+                  int64_t columns) {
   Sums<Lanes> lanes{};
   int64_t i = 0;
   for (; i + LANES <= columns; i += LANES) lanes.add(dy + i, x + i, weight + i, mean);
@@ -82,8 +89,8 @@ static Row row_of(const T* dy, const T* x, const float* weight, float mean, floa
 
 // What FEW rows add to the parameters' gradients goes to memory once.
 template <int FEW, class T>
-static void gradients(const T* dy, const T* x, const float* weight, T* dx, float* dweight, float* dbias, float epsilon,
-                      int64_t columns) {
+static void gradients(const T* dy, const T* x, const float* weight, T* dx, float* dweight,
+                      float* dbias, float epsilon, int64_t columns) {
   float means[FEW];
   Row rows[FEW];
   for (int r = 0; r < FEW; ++r) means[r] = mean_of(x + r * columns, columns);
@@ -99,7 +106,8 @@ static void gradients(const T* dy, const T* x, const float* weight, T* dx, float
       prefetch<N>(x + next);
       prefetch<N>(dy + next);
       prefetch<N, true>(dx + next);
-      const N centred = load_as<N>(x + at) - rows[r].mean, d = load_as<N>(dy + at), scaled = d * rows[r].rstd;
+      const N centred = load_as<N>(x + at) - rows[r].mean, d = load_as<N>(dy + at),
+              scaled = d * rows[r].rstd;
       of_gain = fused(scaled, centred, of_gain);
       of_bias = of_bias + d;
       store(fused(scaled, gain, fused(centred, rows[r].factor, rows[r].term)), dx + at);

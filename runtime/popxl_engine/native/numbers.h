@@ -1,4 +1,5 @@
-// Element types, vectors of the CPU, and functions of a number or of a vector: where they take a type N, it is either.
+// Element types, vectors of the CPU, and functions of a number or of a vector: where they take a
+// type N, it is either.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -28,8 +29,8 @@ static inline To bits_as(From from) {
 static inline float wide(float x) { return x; }
 static inline float wide(bfloat16 x) { return bits_as<float>(uint32_t(x.bits) << 16); }
 
-// The bits below float32's sign move to its exponent's and mantissa's places; a product with 2**112 puts the exponent
-// right, of subnormal numbers too. Infinities and NaN are what is beyond.
+// The bits below float32's sign move to its exponent's and mantissa's places; a product with 2**112
+// puts the exponent right, of subnormal numbers too. Infinities and NaN are what is beyond.
 static inline float wide(float16 x) {
   const float magnitude = bits_as<float>(uint32_t(x.bits & 0x7fffu) << 13) * 0x1p112f;
   const uint32_t beyond = magnitude >= 65536.0f ? 0x7f800000u : 0u;
@@ -45,9 +46,12 @@ static inline bfloat16 carried(float x, uint32_t carry) {
 }
 
 static inline void narrow(float x, float& to) { to = x; }
-static inline void narrow(float x, bfloat16& to) { to = carried(x, 0x7fffu + ((bits_as<uint32_t>(x) >> 16) & 1u)); }
+static inline void narrow(float x, bfloat16& to) {
+  to = carried(x, 0x7fffu + ((bits_as<uint32_t>(x) >> 16) & 1u));
+}
 
-// Rounds to nearest even. Below 2**-14 float16 has the multiples of 2**-24, which are those of a sum with 0.5.
+// Rounds to nearest even. Below 2**-14 float16 has the multiples of 2**-24, which are those of a
+// sum with 0.5.
 static inline void narrow(float x, float16& to) {
   const uint32_t bits = bits_as<uint32_t>(x), magnitude = bits & 0x7fffffffu;
   const float size = bits_as<float>(magnitude);
@@ -101,8 +105,9 @@ static inline void narrow(const float* from, float* to, int64_t count) {
   std::memcpy(to, from, sizeof(float) * std::size_t(count));
 }
 
-// a * b + c, rounded once where the CPU can do so in one instruction. Written out, because compilers that contract
-// products and sums at will do it differently in vectors and in what is left over.
+// a * b + c, rounded once where the CPU can do so in one instruction. Written out, because
+// compilers that contract products and sums at will do it differently in vectors and in what is
+// left over.
 static inline float fused(float a, float b, float c) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
   return __builtin_fmaf(a, b, c);
@@ -175,7 +180,8 @@ static inline uint16_t bits_of(bfloat16 x) { return x.bits; }
 static inline uint32_t bits_of(float x) { return bits_as<uint32_t>(x); }
 static inline VectorBits bits_of(Vector x) { return bits_as<VectorBits>(x); }
 
-// The larger or the smaller one; y where one is NaN. Of comparisons with limits compilers make many instructions.
+// The larger or the smaller one; y where one is NaN. Of comparisons with limits compilers make many
+// instructions.
 static inline float larger(float x, float y) { return x > y ? x : y; }
 static inline float smaller(float x, float y) { return x < y ? x : y; }
 
@@ -198,9 +204,12 @@ static inline Vector at_most(Vector x, float high) { return smaller(every(high),
 
 // y, but zero where x is less than a limit.
 static inline float zero_below(float x, float limit, float y) { return x < limit ? 0.0f : y; }
-static inline Vector zero_below(Vector x, float limit, Vector y) { return x < every(limit) ? Vector{} : y; }
+static inline Vector zero_below(Vector x, float limit, Vector y) {
+  return x < every(limit) ? Vector{} : y;
+}
 
-// exp(x) to 2 units in the last place, for x of -87.6 to 88; infinity up to 89. Coefficients: Cephes' expf (Moshier).
+// exp(x) to 2 units in the last place, for x of -87.6 to 88; infinity up to 89. Coefficients:
+// Cephes' expf (Moshier).
 template <class N>
 static inline N exponential(N x) {
   const float magic = 12582912.0f;  // 1.5 * 2**23 rounds to integers
@@ -216,7 +225,8 @@ static inline N exponential(N x) {
   return p * bits_as<N>((bits_of(shifted) - 0x4b400000u + 127u) << 23);
 }
 
-// exp(x) for x that are not positive, as exactly as results of a type need. What is below 2.5e-38 becomes zero.
+// exp(x) for x that are not positive, as exactly as results of a type need. What is below 2.5e-38
+// becomes zero.
 template <class N>
 static inline N decay(N x, float) {
   return zero_below(x, -86.6f, exponential(x));
@@ -261,12 +271,13 @@ static inline N small_or_decay(N x, bfloat16) {
   return power_of_two(at_least(x, -87.0f) * LOG2_E);
 }
 
-// GELU's tanh form: x * sigmoid(2u), 2u = C (x + 0.044715 x**3), and its slope, as exactly as results of a type need;
-// beyond 10 they are 0 or x, 0 or 1.
+// GELU's tanh form: x * sigmoid(2u), 2u = C (x + 0.044715 x**3), and its slope, as exactly as
+// results of a type need; beyond 10 they are 0 or x, 0 or 1.
 constexpr float GELU_C = 1.5957691216057308f, GELU_CUBIC = GELU_C * 0.044715f;
 
 template <class N>
-static inline N gelu_slope(N t, N square, N e, N s) {  // with e = exp(-2u) and s = sigmoid(2u); s(1 - s) = s * s * e
+static inline N gelu_slope(N t, N square, N e,
+                           N s) {  // with e = exp(-2u) and s = sigmoid(2u); s(1 - s) = s * s * e
   return fused(s * (s * e), t * fused(square, 3 * GELU_CUBIC, GELU_C), s);
 }
 
@@ -297,7 +308,8 @@ static inline N gelu_slope(N x, bfloat16) {
   return gelu_slope(t, square, e, reciprocal_of_next(e));
 }
 
-// Squares64 (Widynski 2020, arXiv:2004.06278): the output for a counter. popxl/generator.py says what draws are.
+// Squares64 (Widynski 2020, arXiv:2004.06278): the output for a counter. popxl/generator.py says
+// what draws are.
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "draws are read from words in memory");
 
 static inline uint64_t swap_halves(uint64_t x) { return (x >> 32) | (x << 32); }

@@ -32,8 +32,8 @@ struct Workspace {
   }
 };
 
-// One side of a product. Element (i, k), i a row of the left operand or a column of the right one, lies at
-// data[i * along + k * across]; one of the strides is 1.
+// One side of a product. Element (i, k), i a row of the left operand or a column of the right one,
+// lies at data[i * along + k * across]; one of the strides is 1.
 template <class T>
 struct Matrix {
   const T* data;

@@ -1,7 +1,7 @@
 // Products of panels with the CPU's vectors, in float32, of operands of any element type.
 //
-// A panel is 32 rows of the left operand or 32 columns of the right one. A block of sums stays in registers while one
-// row of the right panel after another meets a number of each of its rows.
+// A panel is 32 rows of the left operand or 32 columns of the right one. A block of sums stays in
+// registers while one row of the right panel after another meets a number of each of its rows.
 #pragma once
 #include <algorithm>
 
@@ -15,7 +15,8 @@ using products::PANEL;
 
 constexpr int64_t ROWS = WIDTH == 16 ? 8 : 4;  // of a block, which is two vectors wide
 
-// A panel of the left operand: element (i, k) lies at data[i * along + k * across]. Rows from `rows` on are not there.
+// A panel of the left operand: element (i, k) lies at data[i * along + k * across]. Rows from
+// `rows` on are not there.
 struct Left {
   const float* data;
   int64_t along, across, rows;
@@ -24,8 +25,8 @@ struct Left {
 static inline const float* in_place(const float* data) { return data; }
 static inline const float* in_place(const bfloat16*) { return nullptr; }
 
-// Up to 32 rows of an operand, from k on: as they lie where that is float32 with the k side by side, else in
-// `workspace`.
+// Up to 32 rows of an operand, from k on: as they lie where that is float32 with the k side by
+// side, else in `workspace`.
 template <class T>
 static Left left_panel(const Matrix<T>& from, int64_t k, int64_t k_end, float* workspace) {
   const int64_t rows = std::min(PANEL, from.length), count = k_end - k;
@@ -47,7 +48,9 @@ static Left left_panel(const Matrix<T>& from, int64_t k, int64_t k_end, float* w
 
 // Packs 32 columns whose k lie side by side, of as many k as fill vectors. Returns how many.
 template <class T>
-static inline int64_t pack_turned(const T*, int64_t, int64_t, float*) { return 0; }
+static inline int64_t pack_turned(const T*, int64_t, int64_t, float*) {
+  return 0;
+}
 
 #if defined(__AVX512F__)
 template <>
@@ -83,8 +86,8 @@ static void pack_right(const Matrix<T>& from, int64_t p, int64_t k_count, float*
 }
 
 // ROWS rows by two vectors of a product.
-static inline void multiply_block(const float* const* left, int64_t across, const float* right, int64_t k_count,
-                                  float* sums, int64_t stride) {
+static inline void multiply_block(const float* const* left, int64_t across, const float* right,
+                                  int64_t k_count, float* sums, int64_t stride) {
   Vector first[ROWS], second[ROWS];
   for (int64_t i = 0; i < ROWS; ++i) first[i] = second[i] = Vector{};
   for (int64_t k = 0; k < k_count; ++k, right += PANEL) {
@@ -101,12 +104,14 @@ static inline void multiply_block(const float* const* left, int64_t across, cons
   }
 }
 
-// A panel times a panel: float32 [32, 32], into rows of `stride` numbers. Those that are there, rounded up to a block,
-// are written.
-static void multiply(const Left& left, const float* right, int64_t k_count, float* sums, int64_t stride) {
+// A panel times a panel: float32 [32, 32], into rows of `stride` numbers. Those that are there,
+// rounded up to a block, are written.
+static void multiply(const Left& left, const float* right, int64_t k_count, float* sums,
+                     int64_t stride) {
   for (int64_t i = 0; i < left.rows; i += ROWS) {
     const float* rows[ROWS];
-    for (int64_t r = 0; r < ROWS; ++r) rows[r] = left.data + std::min(i + r, left.rows - 1) * left.along;
+    for (int64_t r = 0; r < ROWS; ++r)
+      rows[r] = left.data + std::min(i + r, left.rows - 1) * left.along;
     for (int64_t j = 0; j < PANEL; j += 2 * WIDTH)
       multiply_block(rows, left.across, right + j, k_count, sums + i * stride + j, stride);
   }
