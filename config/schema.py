@@ -112,6 +112,9 @@ class Training:
     """Steps skipped in a row, for the gradient norm is not finite, that end the run with exit code
     3.
     """
+    masked_labels: bool = False
+    """Leave labels out of the loss that the data mark, such as those of prompts; the mean is over
+    all that count in the global batch."""
     moment_precision: Literal["float32", "bfloat16"] = "float32"
     """Data type of Adam's two moments; bfloat16 takes half the memory, and needs
     stochastic_rounding.

@@ -45,6 +45,7 @@ from config import (
 )
 from config.schema import CountOrZero
 from data import DataError, Dataset, SyntheticDataset, TokenDataset
+from data.masking import ids_of
 from demo.interruption import Interruption
 from demo.output import lasting_output
 from demo.pictures import draw_losses
@@ -207,8 +208,14 @@ def open_data(config: Config) -> "tuple[Dataset, Optional[Dataset]]":
         )
     validation = config.data.validation_files
     place = {"instance": popdist.getInstanceIndex(), "instances": popdist.getNumInstances()}
+    data = TokenDataset(config.data.input_files, sequence, vocabulary, **place)
+    if data.is_masked and not config.training.masked_labels:
+        raise UserError(
+            f"--input_files: got {config.data.input_files[0]} with prompts, whose tokens do not "
+            "count as labels; expected masked_labels. Give --masked_labels."
+        )
     return (
-        TokenDataset(config.data.input_files, sequence, vocabulary, **place),
+        data,
         TokenDataset(validation, sequence, vocabulary, stride=sequence, **place)
         if validation
         else None,
@@ -277,7 +284,7 @@ def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples:
     length = min(PROMPT_TOKENS, run.config.model.sequence_length // 2)
     numbers = [index * (len(data) // samples) for index in range(samples)]
     prompts = [
-        whole_lines(data.read(np.array([number]))[0, :length].tolist(), tokenizer)
+        whole_lines(ids_of(data.read(np.array([number]))[0, :length]).tolist(), tokenizer)
         for number in numbers
     ]
     texts = write_samples(run.session, run.config, tokenizer, prompts, SAMPLE_TOKENS)

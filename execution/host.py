@@ -89,8 +89,8 @@ def token_array(
 
 
 def scalar_array(session: addons.TaskSession, name: str, values: Sequence[float]) -> np.ndarray:
-    """The array of a scalar stream of which a run loads one value per step; the slots after those
-    are not read.
+    """The array of a scalar stream, of values in the order in which they are loaded; the slots
+    after those are not read.
     """
     transfers, replicas = session.ir.num_host_transfers, session.ir.instance_replication_factor
     array = np.zeros((transfers, replicas), np.float32)
@@ -127,17 +127,27 @@ def run_steps(
 
     Args:
         words, labels: int [device_iterations * global_batch_size, sequence]; in a program over
-            several processes, this process's share (`data_share`) of each accumulation step.
+            several processes, this process's share (`data_share`) of each accumulation step. With
+            `masked_labels`, labels below zero do not count.
         learning_rates: one per optimizer step.
+    Raises:
+        UserError: labels are masked, and the program has no masked labels.
     """
-    outputs = session.run(
-        {
-            session.inputs.words: token_array(session, "words", words, config),
-            session.inputs.labels: token_array(session, "labels", labels, config),
-            session.inputs.learning_rate: scalar_array(session, "learning_rate", learning_rates),
-        }
-    )
     steps = len(learning_rates)
+    inputs = {
+        session.inputs.words: token_array(session, "words", words, config),
+        session.inputs.labels: token_array(session, "labels", labels, config),
+        session.inputs.learning_rate: scalar_array(session, "learning_rate", learning_rates),
+    }
+    if config.training.masked_labels:
+        weights = np.repeat(_label_weights(labels, steps, config), config.runs_per_phase)
+        inputs[session.inputs.label_weight] = scalar_array(session, "label_weight", weights)
+    elif labels.min() < 0:
+        raise UserError(
+            "labels: got some that do not count, such as those of prompts, while masked_labels is "
+            "false; expected true. Give --masked_labels."
+        )
+    outputs = session.run(inputs)
     loss = all_replicas(session, session.outputs.loss, outputs[session.outputs.loss])
     losses = loss.reshape(steps, -1).mean(axis=1, dtype=np.float64)
     norms = _per_step(session, outputs[session.outputs.gradient_norm], steps)
@@ -145,6 +155,20 @@ def run_steps(
     if config.training.is_scaled_by_program:
         scales = _per_step(session, outputs[session.outputs.loss_scale], steps)
     return [StepResult(*values) for values in zip(losses.tolist(), norms, scales)]
+
+
+def _label_weights(labels: np.ndarray, steps: int, config: Config) -> np.ndarray:
+    """One over the labels that count in each step's global batch, times the runs of the head that
+    the batch takes: float64 [steps].
+    """
+    own = (labels.reshape(steps, -1) >= 0).sum(axis=1).tolist()
+    told = gather([data_share(config).index, own], popdist.getNumInstances())
+    # processes that hold parts of one copy of the model read the same samples
+    shares = {index: counts for index, counts in told}
+    counts = np.sum(list(shares.values()), axis=0)
+    runs = config.runs_per_phase * config.execution.data_parallel
+    weights: np.ndarray = runs / np.maximum(counts, 1)
+    return weights
 
 
 def _per_step(session: addons.TaskSession, array: np.ndarray, steps: int) -> "list[float]":

@@ -39,7 +39,7 @@ from modelling import Layer, Layout, Table
 from modelling.attention import recomputing_gradients
 from modelling.decoder import DecoderBlock
 from modelling.embedding import Embedding
-from modelling.head import TIED, Head, LogitsHead, LossHead, TokenLossHead
+from modelling.head import TIED, Head, LogitsHead, LossHead, MaskedLossHead, TokenLossHead
 from utils.runtime import accumulator_options, data_type, seed_spec
 
 LOSS_SCALE = "loss_scale"
@@ -100,17 +100,19 @@ def head_graphs(
     config: Config, layout: Layout, io: LayerIO, embedding: TrainingGraphs
 ) -> TrainingGraphs:
     """The head's part of a training step: forward and backward pass in one graph."""
-    head = LossHead(config.model, layout)
+    is_masked = config.training.masked_labels
+    head = (MaskedLossHead if is_masked else LossHead)(config.model, layout)
+    weight = (TensorSpec((), popxl.float32),) if is_masked else ()
     scaling = None if config.training.is_scaled_by_program else config.training.fixed_scale
-    factories, both = HeadStep().create_graph(
-        activation_spec(config), words_spec(config), head, scaling
+    factories, both = HeadStep(head, scaling).create_graph(
+        activation_spec(config), words_spec(config), *weight
     )
     args = both.args.fwd.copy()
     args.update(both.args.grad)
     if scaling is None:
         args.insert(LOSS_SCALE, both.args[LOSS_SCALE])
     graph = serialise(
-        addons.GraphWithNamedArgs(both.graph, args), head_plan(config.model.layers), io
+        addons.GraphWithNamedArgs(both.graph, args), head_plan(config.model.layers, is_masked), io
     )
     table = Head.parameters(config.model)
     return _training_graphs(
@@ -125,21 +127,30 @@ class HeadStep(addons.Module):
     Without a fixed loss scale, `loss_scale` is a further input by name.
     """
 
+    def __init__(self, head: LossHead, loss_scaling: Optional[float]):
+        super().__init__()
+        self.head = head
+        self.loss_scaling = loss_scaling
+
     def build(
-        self, x: Tensor, labels: Tensor, head: LossHead, loss_scaling: Optional[float]
+        self, x: Tensor, labels: Tensor, weight: Optional[Tensor] = None
     ) -> Tuple[Tensor, Tensor]:
         """[N, H/tp2], int32 [N] -> loss, float32 scalar, and the gradient of the scaled loss by x,
         [N, H/tp2].
+
+        Args:
+            weight: of `MaskedLossHead`.
         """
-        factories, fwd = head.create_graph(x, labels)
-        accumulators, grad = _gradient(fwd, factories, head, required=1)
+        inputs = (x, labels) if weight is None else (x, labels, weight)
+        factories, fwd = self.head.create_graph(*inputs)
+        accumulators, grad = _gradient(fwd, factories, self.head, required=1)
         weights = self.add_variable_inputs("fwd", factories)
         sums = self.add_variable_inputs("grad", accumulators)
-        site = fwd.bind(weights).call_with_info(x, labels)
-        if loss_scaling is None:
+        site = fwd.bind(weights).call_with_info(*inputs)
+        if self.loss_scaling is None:
             scale = self.add_variable_input(LOSS_SCALE, lambda: np.ones(()), popxl.float32)
         else:
-            scale = popxl.constant(loss_scaling, popxl.float32, "loss_scaling")
+            scale = popxl.constant(self.loss_scaling, popxl.float32, "loss_scaling")
         (dx,) = grad.bind(sums).call(scale, args=grad.grad_graph_info.inputs_dict(site))
         return site.outputs[0], dx
 

@@ -86,10 +86,13 @@ def decoder_plan(layers: int) -> LayerPlan:
     )
 
 
-def head_plan(layers: int) -> LayerPlan:
-    """The last row of x and the labels to the loss; its gradient to the last row of dx."""
+def head_plan(layers: int, is_masked: bool) -> LayerPlan:
+    """The last row of x and the labels to the loss; its gradient to the last row of dx. With masked
+    labels there is the weight of those that count.
+    """
+    weight = (FromStream("label_weight"),) if is_masked else ()
     return LayerPlan(
-        inputs=(FromBuffer("x", layers), FromStream("labels")),
+        inputs=(FromBuffer("x", layers), FromStream("labels"), *weight),
         outputs=(ToStream("loss"), ToBuffer("dx", layers)),
     )
 

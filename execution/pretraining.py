@@ -110,11 +110,12 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
         "gradient_norm",
         *(["loss_scale"] if config.training.is_scaled_by_program else []),
     ]
+    scalars = ["learning_rate", *(["label_weight"] if config.training.masked_labels else [])]
     io = LayerIO.make(
         addons.InputStreams(
             words=(words_spec(config).shape, popxl.int32),
             labels=(words_spec(config).shape, popxl.int32),
-            learning_rate=(SCALAR.shape, SCALAR.dtype),
+            **dict.fromkeys(scalars, (SCALAR.shape, SCALAR.dtype)),
         ),
         addons.OutputStreams(**dict.fromkeys(outputs, (SCALAR.shape, SCALAR.dtype))),
         activation_spec(config),

@@ -58,6 +58,9 @@ SHORTER = {
     "pip install -e ./runtime": "{python} -c 'import popxl, popxl_addons, popdist, popart'",
     # The same commands with less to do: added flags win over those before them.
     "python data/prepare.py text ...": "+ --vocabulary_size 300 --sequence_length 16 --workers 1",
+    "python data/prepare.py text my_texts --tokenizer ...": "+ --sequence_length 16 --workers 1",
+    "python data/prepare.py conversations ...": "+ --sequence_length 32 --workers 1",
+    "python demo/pretraining.py --config runs/base/config.yml ...": "+ --steps 2 --samples 0",
     "python demo/pretraining.py --config demo ...": "+ {small} --steps 4 --vocabulary_size 300",
     "python demo/pretraining.py --config runs/mine/config.yml ...": "+ --steps 6",
     # The launcher by its module: an environment made before it has no `poprun`.

@@ -163,6 +163,7 @@ def test_records_are_frozen():
 
 
 NUMERIC = {
+    "masked_labels": True,
     "layers": 3,
     "precision": "bfloat16",
     "moment_precision": "bfloat16",
