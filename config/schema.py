@@ -49,6 +49,14 @@ class Model:
     """Pieces the queries are cut into: less of the score matrix is held at once, and later keys
     cost nothing.
     """
+    document_attention: bool = False
+    """Let tokens attend to their own document only, where a sequence holds several; positions count
+    from each document's beginning.
+    """
+    end_of_text: CountOrZero = 0
+    """Token that ends a document, for document_attention; 0 in tokenizers that data/prepare.py
+    trains.
+    """
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """Data type of weights and activations; sums and gradient accumulators are float32."""
     initial_std: Positive = 0.02

@@ -141,6 +141,12 @@ def _model(config: Config) -> Iterator[Problem]:
             f"sequence_length: got {model.sequence_length}; expected at most max_positions = "
             f"{model.positions}. Shorten the sequence or raise max_positions.",
         )
+    if model.end_of_text >= model.vocabulary_size:
+        yield _problem(
+            "end_of_text vocabulary_size",
+            f"end_of_text: got {model.end_of_text}; expected a token below vocabulary_size = "
+            f"{model.vocabulary_size}. Use the end_of_text of the data's dataset.json.",
+        )
 
 
 def _divides(name: str, value: int, by: str, divisor: int) -> Iterator[Problem]:

@@ -214,6 +214,12 @@ def open_data(config: Config) -> "tuple[Dataset, Optional[Dataset]]":
             f"--input_files: got {config.data.input_files[0]} with prompts, whose tokens do not "
             "count as labels; expected masked_labels. Give --masked_labels."
         )
+    end = (data.info or {}).get("end_of_text", config.model.end_of_text)
+    if config.model.document_attention and end != config.model.end_of_text:
+        raise UserError(
+            f"--end_of_text: got {config.model.end_of_text}; expected {end}, with which documents "
+            f"of {config.data.input_files[0]} end. Give --end_of_text {end}."
+        )
     return (
         data,
         TokenDataset(validation, sequence, vocabulary, stride=sequence, **place)

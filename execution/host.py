@@ -8,10 +8,11 @@ from typing import Optional
 import numpy as np
 import popdist
 import popxl_addons as addons
-from popxl import DeviceToHostStream
+from popxl import DeviceToHostStream, HostToDeviceStream
 from popxl_addons.array_munging import tensor_parallel_input
 
 from config import Config, UserError
+from execution.layer_plan import POSITIONS
 from utils.runtime import gather
 
 
@@ -88,6 +89,31 @@ def token_array(
     return np.ascontiguousarray(laid_out, dtype=np.int32).reshape(shape)
 
 
+def word_arrays(
+    session: addons.TaskSession, words: np.ndarray, config: Config
+) -> "dict[HostToDeviceStream, np.ndarray]":
+    """The arrays of words, as of `token_array`, and with document attention of their positions."""
+    arrays = {session.inputs.words: token_array(session, "words", words, config)}
+    if config.model.document_attention:
+        positions = document_positions(words, config.model.end_of_text)
+        arrays[session.inputs.positions] = token_array(session, POSITIONS, positions, config)
+    return arrays
+
+
+def document_positions(words: np.ndarray, end: int) -> np.ndarray:
+    """Positions of tokens in their documents, int [samples, sequence], of which those that a sample
+    begins within count from its beginning.
+
+    Args:
+        end: the token that is the last of a document.
+    """
+    places = np.arange(words.shape[1])
+    begins = np.zeros_like(words)
+    begins[:, 1:] = np.where(words[:, :-1] == end, places[1:], 0)
+    positions: np.ndarray = places - np.maximum.accumulate(begins, axis=1)
+    return positions
+
+
 def scalar_array(session: addons.TaskSession, name: str, values: Sequence[float]) -> np.ndarray:
     """The array of a scalar stream, of values in the order in which they are loaded; the slots
     after those are not read.
@@ -135,7 +161,7 @@ def run_steps(
     """
     steps = len(learning_rates)
     inputs = {
-        session.inputs.words: token_array(session, "words", words, config),
+        **word_arrays(session, words, config),
         session.inputs.labels: token_array(session, "labels", labels, config),
         session.inputs.learning_rate: scalar_array(session, "learning_rate", learning_rates),
     }

@@ -2,7 +2,7 @@
 buffers and transfers.
 """
 
-from typing import Mapping, Optional, Tuple
+from typing import Dict, Mapping, Optional, Tuple
 
 import numpy as np
 import popxl
@@ -26,6 +26,7 @@ from execution.graphs import (
     Weights,
 )
 from execution.layer_plan import (
+    POSITIONS,
     decoder_plan,
     embedding_plan,
     head_plan,
@@ -53,9 +54,22 @@ def activation_spec(config: Config) -> TensorSpec:
     return TensorSpec((_tokens(config), width), data_type(model.precision))
 
 
+def activation_specs(config: Config) -> Dict[str, TensorSpec]:
+    """What travels forward, by the names of buffers: activations, and with document attention the
+    tokens' positions.
+    """
+    specs = {"x": activation_spec(config)}
+    return specs | ({POSITIONS: words_spec(config)} if config.model.document_attention else {})
+
+
 def words_spec(config: Config) -> TensorSpec:
     """Token ids of one run of a layer: [widening * micro_batch * sequence]."""
     return TensorSpec((_tokens(config),), popxl.int32)
+
+
+def positions_specs(config: Config) -> Tuple[TensorSpec, ...]:
+    """That of the tokens' positions in their documents, where layers get them."""
+    return (words_spec(config),) if config.model.document_attention else ()
 
 
 def _tokens(config: Config) -> int:
@@ -69,9 +83,11 @@ def embedding_graphs(config: Config, layout: Layout, io: LayerIO) -> TwoPassGrap
     computing again.
     """
     layer = Embedding(config.model, layout)
-    factories, fwd = layer.create_graph(words_spec(config), seed_spec(config.execution.widening))
+    seed, positions = seed_spec(config.execution.widening), positions_specs(config)
+    factories, fwd = layer.create_graph(words_spec(config), seed, *positions)
     accumulators, grad = _gradient(fwd, factories, layer, required=0)
-    fwd_all, grad_all = serialise_with_gradient(fwd, grad, embedding_plan(), io)
+    plan = embedding_plan(config.model.document_attention)
+    fwd_all, grad_all = serialise_with_gradient(fwd, grad, plan, io)
     table = Embedding.parameters(config.model)
     graphs = _training_graphs(config, layout, table, 1, factories, accumulators, grad_all)
     return TwoPassGraphs.of(graphs, fwd_all)
@@ -81,16 +97,16 @@ def decoder_graphs(config: Config, layout: Layout, io: LayerIO) -> TwoPassGraphs
     """The decoder blocks' part of a training step."""
     layers = config.model.layers
     layer = DecoderBlock(config.model, layout)
-    factories, fwd = layer.create_graph(
-        activation_spec(config), seed_spec(config.execution.widening)
-    )
+    seed, positions = seed_spec(config.execution.widening), positions_specs(config)
+    factories, fwd = layer.create_graph(activation_spec(config), seed, *positions)
     is_whole = config.model.attention_serialisation == 1
     # A layer that is computed again makes the probabilities of whole attention anyway.
     again = {} if config.execution.recomputation and is_whole else recomputing_gradients(fwd.graph)
     accumulators, grad = _gradient(fwd, factories, layer, required=1, gradients=again)
     if config.execution.recomputation:
         grad = addons.recompute_graph(grad)
-    fwd_all, grad_all = serialise_with_gradient(fwd, grad, decoder_plan(layers), io)
+    plan = decoder_plan(layers, config.model.document_attention)
+    fwd_all, grad_all = serialise_with_gradient(fwd, grad, plan, io)
     table = DecoderBlock.parameters(config.model)
     graphs = _training_graphs(config, layout, table, layers, factories, accumulators, grad_all)
     return TwoPassGraphs.of(graphs, fwd_all)
@@ -175,9 +191,14 @@ def fwd_graphs(
         ),
     )
     labels = words_spec(config) if rows is None else TensorSpec((rows,), popxl.int32)
-    inputs = ((words_spec(config),), (activation_spec(config),), (activation_spec(config), labels))
-    head = loss_plan(model.layers) if rows is None else logits_plan(model.layers)
-    plans = (without_seed(embedding_plan()), without_seed(decoder_plan(model.layers)), head)
+    x, has_positions = activation_spec(config), model.document_attention
+    positions = (None, words_spec(config)) if has_positions else ()
+    inputs = ((words_spec(config), *positions), (x, *positions), (x, labels))
+    plans = (
+        without_seed(embedding_plan(has_positions)),
+        without_seed(decoder_plan(model.layers, has_positions)),
+        loss_plan(model.layers) if rows is None else logits_plan(model.layers),
+    )
     result: "list[InferenceGraphs]" = []
     for (layer, table, count), specs, plan in zip(layers, inputs, plans):
         factories, fwd = layer.create_graph(*specs)

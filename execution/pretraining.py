@@ -27,11 +27,13 @@ from execution.batch_serialisation import LayerIO
 from execution.graphs import TrainingStep
 from execution.layer_graphs import (
     activation_spec,
+    activation_specs,
     decoder_graphs,
     embedding_graphs,
     head_graphs,
     words_spec,
 )
+from execution.layer_plan import POSITIONS
 from execution.overflow import count_step, counters, make_counters, seeds
 from execution.phase_graphs import PhaseGraphs
 from execution.reports.benchmark.report import main
@@ -110,16 +112,18 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
         "gradient_norm",
         *(["loss_scale"] if config.training.is_scaled_by_program else []),
     ]
-    scalars = ["learning_rate", *(["label_weight"] if config.training.masked_labels else [])]
+    tokens, scalars = ["words", "labels"], ["learning_rate"]
+    if config.model.document_attention:
+        tokens.append(POSITIONS)
+    if config.training.masked_labels:
+        scalars.append("label_weight")
     io = LayerIO.make(
         addons.InputStreams(
-            words=(words_spec(config).shape, popxl.int32),
-            labels=(words_spec(config).shape, popxl.int32),
+            **dict.fromkeys(tokens, (words_spec(config).shape, popxl.int32)),
             **dict.fromkeys(scalars, (SCALAR.shape, SCALAR.dtype)),
         ),
         addons.OutputStreams(**dict.fromkeys(outputs, (SCALAR.shape, SCALAR.dtype))),
-        activation_spec(config),
-        ("x", "dx"),
+        {**activation_specs(config), "dx": activation_spec(config)},
         config.runs_per_phase,
         config.execution.io_mode,
         layout.tp1 if config.execution.replicated_tensor_sharding else None,

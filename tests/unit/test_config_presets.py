@@ -164,6 +164,8 @@ def test_records_are_frozen():
 
 NUMERIC = {
     "masked_labels": True,
+    "document_attention": True,
+    "end_of_text": 5,
     "layers": 3,
     "precision": "bfloat16",
     "moment_precision": "bfloat16",

@@ -99,6 +99,10 @@ REFUSALS = [
         "sequence_length: got 8; expected a multiple of attention_serialisation = 3.",
     ),
     (
+        {"end_of_text": 128},
+        "end_of_text: got 128; expected a token below vocabulary_size = 128. Use the end_of_text",
+    ),
+    (
         {"max_positions": 4},
         (
             "sequence_length: got 8; expected at most max_positions = 4. Shorten the sequence or "
