@@ -49,6 +49,12 @@ class Model:
     """Pieces the queries are cut into: less of the score matrix is held at once, and later keys
     cost nothing.
     """
+    lora_rank: CountOrZero = 0
+    """Width of the low-rank adapters of linear layers: they are trained, and all else is frozen; 0:
+    no adapters, and all is trained.
+    """
+    lora_alpha: Positive = 16.0
+    """What adapters add is times this over lora_rank."""
     document_attention: bool = False
     """Let tokens attend to their own document only, where a sequence holds several; positions count
     from each document's beginning.

@@ -141,6 +141,12 @@ def _model(config: Config) -> Iterator[Problem]:
             f"sequence_length: got {model.sequence_length}; expected at most max_positions = "
             f"{model.positions}. Shorten the sequence or raise max_positions.",
         )
+    if model.lora_rank > model.hidden_size:
+        yield _problem(
+            "lora_rank hidden_size",
+            f"lora_rank: got {model.lora_rank}; expected at most hidden_size = "
+            f"{model.hidden_size}, for a wider adapter is no smaller than the layer. Use 8 or 16.",
+        )
     if model.end_of_text >= model.vocabulary_size:
         yield _problem(
             "end_of_text vocabulary_size",

@@ -58,7 +58,7 @@ from execution.initial_weights import initial_weights
 from execution.instances import check_instances
 from execution.memory import check_memory
 from execution.metrics import read_metrics
-from execution.model_size import parameter_count
+from execution.model_size import parameter_count, trained_count
 from execution.pretraining import training_program
 from execution.reports.options import PlanOptions
 from execution.reports.plan.report import plan_and_show
@@ -112,6 +112,11 @@ def train(config: Config, options: Options) -> int:
             if saved is not None:
                 check_goes_on(config, saved)
             begun = config.checkpoint.init_from if saved is None else None
+            if config.model.lora_rank and saved is None and begun is None:
+                raise UserError(
+                    f"--lora_rank: got {config.model.lora_rank} without --init_from; expected "
+                    "weights to adapt, for all but the adapters stays as it is. Give --init_from."
+                )
             weights = None if begun is None else initial_weights(Path(begun), config)
             profiler = step_profiler(config, options, folder.path)
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
@@ -259,7 +264,9 @@ def show_start(config: Config, folder: RunFolder, saved: Optional[SavedRun]) -> 
             "data: random tokens, as there are no --input_files. `make demo` trains on real text, "
             "and data/prepare.py makes files of yours."
         )
-    print(f"{si(parameter_count(config.model))} parameters, run folder {folder.path}")
+    rank = config.model.lora_rank
+    trained = f", {si(trained_count(config.model))} of them trained" if rank else ""
+    print(f"{si(parameter_count(config.model))} parameters{trained}, run folder {folder.path}")
     if saved is not None:
         print(f"continuing after step {saved.position.step}, from {saved.folder}")
 

@@ -166,7 +166,8 @@ def run_steps(
         session.inputs.learning_rate: scalar_array(session, "learning_rate", learning_rates),
     }
     if config.training.masked_labels:
-        weights = np.repeat(_label_weights(labels, steps, config), config.runs_per_phase)
+        per_step = _label_weights(labels, steps, config)
+        weights = np.repeat(per_step, config.runs_per_phase).tolist()
         inputs[session.inputs.label_weight] = scalar_array(session, "label_weight", weights)
     elif labels.min() < 0:
         raise UserError(

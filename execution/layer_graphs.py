@@ -2,7 +2,7 @@
 buffers and transfers.
 """
 
-from typing import Dict, Mapping, Optional, Tuple
+from typing import Dict, Mapping, Optional, Tuple, Union
 
 import numpy as np
 import popxl
@@ -24,6 +24,7 @@ from execution.graphs import (
     TrainingGraphs,
     TwoPassGraphs,
     Weights,
+    summed,
 )
 from execution.layer_plan import (
     POSITIONS,
@@ -36,7 +37,7 @@ from execution.layer_plan import (
 )
 from execution.optimizer import Optimizer
 from execution.transfers import Gather, Load, Reduce, Store, selected, shard_length, shard_spec
-from modelling import Layer, Layout, Table
+from modelling import Layer, Layout, Table, trained
 from modelling.attention import recomputing_gradients
 from modelling.decoder import DecoderBlock
 from modelling.embedding import Embedding
@@ -78,17 +79,22 @@ def _tokens(config: Config) -> int:
     )
 
 
-def embedding_graphs(config: Config, layout: Layout, io: LayerIO) -> TwoPassGraphs:
+def embedding_graphs(
+    config: Config, layout: Layout, io: LayerIO
+) -> Union[TwoPassGraphs, InferenceGraphs]:
     """The embedding's part of a training step. Its gradient needs nothing that would be worth
-    computing again.
+    computing again. Beside adapters it is frozen, and only runs forward.
     """
     layer = Embedding(config.model, layout)
     seed, positions = seed_spec(config.execution.widening), positions_specs(config)
     factories, fwd = layer.create_graph(words_spec(config), seed, *positions)
-    accumulators, grad = _gradient(fwd, factories, layer, required=0)
     plan = embedding_plan(config.model.document_attention)
-    fwd_all, grad_all = serialise_with_gradient(fwd, grad, plan, io)
     table = Embedding.parameters(config.model)
+    if config.model.lora_rank:
+        weights = layer_weights(config, layout, factories, 1, None)
+        return InferenceGraphs(table=table, rows=1, weights=weights, fwd=serialise(fwd, plan, io))
+    accumulators, grad = _gradient(fwd, factories, layer, required=0)
+    fwd_all, grad_all = serialise_with_gradient(fwd, grad, plan, io)
     graphs = _training_graphs(config, layout, table, 1, factories, accumulators, grad_all)
     return TwoPassGraphs.of(graphs, fwd_all)
 
@@ -113,7 +119,10 @@ def decoder_graphs(config: Config, layout: Layout, io: LayerIO) -> TwoPassGraphs
 
 
 def head_graphs(
-    config: Config, layout: Layout, io: LayerIO, embedding: TrainingGraphs
+    config: Config,
+    layout: Layout,
+    io: LayerIO,
+    embedding: Union[TrainingGraphs, InferenceGraphs],
 ) -> TrainingGraphs:
     """The head's part of a training step: forward and backward pass in one graph."""
     is_masked = config.training.masked_labels
@@ -217,15 +226,18 @@ def _gradient(
     required: int,
     gradients: Optional[Mapping[popxl.Graph, GradGraphInfo]] = None,
 ) -> Tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
-    """Accumulators and gradient graph for every parameter that the layer names, and for its first
-    `required` inputs.
+    """Accumulators and gradient graph for every parameter that the layer names and that is trained,
+    and for its first `required` inputs.
 
     gradients: those of graphs that the layer calls, where they are given.
     """
-    trained = [fwd.args[name] for name in layer.table]
+    names = trained(layer.table, layer.model.lora_rank > 0)
+    if not names:
+        graph = addons.autodiff(fwd, fwd.graph.outputs[:1], fwd.graph.inputs[:required], gradients)
+        return NamedVariableFactories(), graph
     return addons.autodiff_with_accumulation(
         fwd,
-        trained,
+        [fwd.args[name] for name in names],
         grads_provided=fwd.graph.outputs[:1],
         grads_required=fwd.graph.inputs[:required],
         called_graphs_grad_info=gradients,
@@ -263,22 +275,25 @@ def _training_graphs(
     factories: NamedVariableFactories,
     accumulators: NamedVariableFactories,
     grad: addons.GraphWithNamedArgs,
-    tied_to: Optional[TrainingGraphs] = None,
+    tied_to: Union[None, TrainingGraphs, InferenceGraphs] = None,
 ) -> TrainingGraphs:
     weights = layer_weights(config, layout, factories, rows, tied_to)
-    groups = _shard_groups(config, layout, accumulators.accum)
-    own_sums = accumulators.accum.copy()
-    if tied_to is not None:
+    changed = trained(table, config.model.lora_rank > 0)
+    sums = summed(accumulators)
+    groups = _shard_groups(config, layout, sums)
+    own_sums, has_tied = sums.copy(), isinstance(tied_to, TrainingGraphs)
+    if has_tied:
         own_sums.pop(TIED)
     buffers = _buffers(own_sums, rows, groups)
-    loads = {name: Load.of(selected(buffers, (name,)), rows) for name in table}
-    own = NamedTensors.pack(list(table), [load.results[name] for name, load in loads.items()])
-    optimizer = Optimizer.of(table, weights.load.results, own, layout, config.training)
+    loads = {name: Load.of(selected(buffers, (name,)), rows) for name in changed}
+    own = NamedTensors.pack(list(changed), [load.results[name] for name, load in loads.items()])
+    optimizer = Optimizer.of(changed, weights.load.results, own, layout, config.training)
     state = addons.named_variable_buffers(optimizer.factories, rows, False)
     updated = {
-        name: NamedRemoteBuffers(weight=weights.buffers[name], state=state[name]) for name in table
+        name: NamedRemoteBuffers(weight=weights.buffers[name], state=state[name])
+        for name in changed
     }
-    if tied_to is not None:
+    if isinstance(tied_to, TrainingGraphs):
         buffers.insert(TIED, tied_to.gradients.buffers[TIED], overwrite=True)
     return TrainingGraphs(
         table=table,
@@ -290,7 +305,7 @@ def _training_graphs(
         gradients=Gradients(
             accumulators,
             buffers,
-            Reduce.of(grad.args.accum, groups, layout.dp),
+            Reduce.of(summed(grad.args), groups, layout.dp),
             Store.of(buffers, rows),
             loads,
         ),

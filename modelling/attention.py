@@ -41,9 +41,10 @@ class Attention(Layer):
     @staticmethod
     def _tables(model: Model) -> "tuple[Table, Table]":
         hidden = model.hidden_size
+        std, rank = model.initial_std, model.lora_rank
         return (
-            Linear.parameters((hidden, 3 * hidden), "tp2 to tp1", std=model.initial_std, blocks=3),
-            Linear.parameters((hidden, hidden), "tp1 to tp2", std=residual_std(model)),
+            Linear.parameters((hidden, 3 * hidden), "tp2 to tp1", std=std, rank=rank, blocks=3),
+            Linear.parameters((hidden, hidden), "tp1 to tp2", std=residual_std(model), rank=rank),
         )
 
     # [B*S, H/tp2], identical over tp1
@@ -161,7 +162,7 @@ def attend(
     dropout: float,
 ) -> Tensor:  # [B, h, Q, D], twice [B, h, S, D], [Q, S], int32 [B, 1, Q, 1]
     """Softmax attention of the last Q of S tokens over all of them -> [B, h, Q, D]."""
-    hiding = popxl.constant(np.ascontiguousarray(mask), query.dtype, "mask")
+    hiding: Tensor = popxl.constant(np.ascontiguousarray(mask), query.dtype, "mask")
     if positions is not None:
         queries, keys = mask.shape
         distance = np.arange(keys - queries, keys)[:, None] - np.arange(keys)

@@ -66,8 +66,9 @@ class Embedding(Layer):
         x = (x.reshape((-1, *y.shape)) + y).reshape(x.shape)  # the positions of each sequence
         x = leave(x, self.layout.tp1)  # [N, H/tp2], identical over tp1
         x = self.dropout(x, seed)
-        is_passed = positions is not None and self.model.document_attention
-        return (x, ops.identity(positions)) if is_passed else x
+        if positions is None or not self.model.document_attention:
+            return x
+        return x, ops.identity(positions)
 
 
 def word_table(model: Model) -> Parameter:
