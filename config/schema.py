@@ -2,6 +2,7 @@
 reference.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Optional
 
@@ -167,12 +168,35 @@ class Data:
 
     input_files: tuple[PathText, ...] = ()
     """TFRecord files to train on, as paths or glob patterns; none: synthetic data."""
+    mix: tuple[str, ...] = ()
+    """Data to train on in place of input_files, as FOLDER=WEIGHT: a folder that data/prepare.py
+    made, or a glob pattern of TFRecord files, and how much of the samples is of it.
+    """
     validation_files: tuple[PathText, ...] = ()
     """TFRecord files to validate on, as paths or glob patterns."""
     tokenizer: Optional[PathText] = None
     """Tokenizer file (JSON of the tokenizers package) that made the tokens; used to show text that
     the model writes.
     """
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether tokens are random."""
+        return not self.input_files and not self.mix
+
+    def mixed(self) -> dict[str, float]:
+        """Weights of what is mixed, by folder or pattern; ValueError names a wrong entry."""
+        found: dict[str, float] = {}
+        for entry in self.mix:
+            name, _, text = entry.rpartition("=")
+            try:
+                weight = float(text)
+            except ValueError:
+                weight = math.nan
+            if not (name and 0 < weight < math.inf) or name in found:
+                raise ValueError(entry)
+            found[name] = weight
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from data.description import Described, describe, read_info
 from data.errors import DataError
 from data.masking import ids_of, masked
 from data.records import DAMAGED, RecordFile
-from data.sampling import derive_key, mix
+from data.sampling import Mixture, derive_key, mix
 from data.windows import Windows
 
 VERIFIED_BYTES = 32 * 2**20
@@ -37,6 +37,10 @@ class Dataset(Protocol):
     vocabulary_size: int
     info: dict[str, Any] | None
     """What preparation says about the data, if it left something."""
+    is_masked: bool
+    """Whether preparation says that not every token counts as a label."""
+    mixture: Mixture | None
+    """Of the sources that the samples are of, if there are several."""
 
     def __len__(self) -> int: ...
 
@@ -175,6 +179,7 @@ class TokenDataset:
     """
     is_masked: bool
     """Whether a `dataset.json` says that not every token counts as a label."""
+    mixture: Mixture | None = None
 
     def __len__(self) -> int:
         return self._sample_ends[-1]
@@ -341,6 +346,8 @@ class TokenArray:
     """
 
     info: dict[str, Any] | None = None
+    is_masked = False
+    mixture: Mixture | None = None
 
     def __init__(
         self, tokens: np.ndarray, sequence_length: int, vocabulary_size: int, stride: int
@@ -381,6 +388,9 @@ class SyntheticDataset:
     """Samples of uniformly random tokens, made when they are read; each depends only on the seed
     and its number.
     """
+
+    is_masked = False
+    mixture: Mixture | None = None
 
     def __init__(
         self, sequence_length: int, vocabulary_size: int, seed: int = 0, samples: int = 2**32

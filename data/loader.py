@@ -44,6 +44,7 @@ class BatchLoader:
             instance=instance,
             instances=instances,
             accumulation_steps=accumulation_steps,
+            mixture=dataset.mixture,
         )
         self.prefetch = prefetch
         self._pending: dict[int, Future[tuple[np.ndarray, np.ndarray]]] = {}
