@@ -2,6 +2,7 @@
 reference.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Optional
 
@@ -48,6 +49,20 @@ class Model:
     attention_serialisation: Count = 1
     """Pieces the queries are cut into: less of the score matrix is held at once, and later keys
     cost nothing.
+    """
+    lora_rank: CountOrZero = 0
+    """Width of the low-rank adapters of linear layers: they are trained, and all else is frozen; 0:
+    no adapters, and all is trained.
+    """
+    lora_alpha: Positive = 16.0
+    """What adapters add is times this over lora_rank."""
+    document_attention: bool = False
+    """Let tokens attend to their own document only, where a sequence holds several; positions count
+    from each document's beginning.
+    """
+    end_of_text: CountOrZero = 0
+    """Token that ends a document, for document_attention; 0 in tokenizers that data/prepare.py
+    trains.
     """
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """Data type of weights and activations; sums and gradient accumulators are float32."""
@@ -112,6 +127,9 @@ class Training:
     """Steps skipped in a row, for the gradient norm is not finite, that end the run with exit code
     3.
     """
+    masked_labels: bool = False
+    """Leave labels out of the loss that the data mark, such as those of prompts; the mean is over
+    all that count in the global batch."""
     moment_precision: Literal["float32", "bfloat16"] = "float32"
     """Data type of Adam's two moments; bfloat16 takes half the memory, and needs
     stochastic_rounding.
@@ -150,12 +168,35 @@ class Data:
 
     input_files: tuple[PathText, ...] = ()
     """TFRecord files to train on, as paths or glob patterns; none: synthetic data."""
+    mix: tuple[str, ...] = ()
+    """Data to train on in place of input_files, as FOLDER=WEIGHT: a folder that data/prepare.py
+    made, or a glob pattern of TFRecord files, and how much of the samples is of it.
+    """
     validation_files: tuple[PathText, ...] = ()
     """TFRecord files to validate on, as paths or glob patterns."""
     tokenizer: Optional[PathText] = None
     """Tokenizer file (JSON of the tokenizers package) that made the tokens; used to show text that
     the model writes.
     """
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether tokens are random."""
+        return not self.input_files and not self.mix
+
+    def mixed(self) -> dict[str, float]:
+        """Weights of what is mixed, by folder or pattern; ValueError names a wrong entry."""
+        found: dict[str, float] = {}
+        for entry in self.mix:
+            name, _, text = entry.rpartition("=")
+            try:
+                weight = float(text)
+            except ValueError:
+                weight = math.nan
+            if not (name and 0 < weight < math.inf) or name in found:
+                raise ValueError(entry)
+            found[name] = weight
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -85,6 +85,7 @@ def combination_problems(
         _schedule,
         _iterations,
         _validation,
+        _mix,
         _device,
         _files,
     ]
@@ -140,6 +141,18 @@ def _model(config: Config) -> Iterator[Problem]:
             "sequence_length max_positions",
             f"sequence_length: got {model.sequence_length}; expected at most max_positions = "
             f"{model.positions}. Shorten the sequence or raise max_positions.",
+        )
+    if model.lora_rank > model.hidden_size:
+        yield _problem(
+            "lora_rank hidden_size",
+            f"lora_rank: got {model.lora_rank}; expected at most hidden_size = "
+            f"{model.hidden_size}, for a wider adapter is no smaller than the layer. Use 8 or 16.",
+        )
+    if model.end_of_text >= model.vocabulary_size:
+        yield _problem(
+            "end_of_text vocabulary_size",
+            f"end_of_text: got {model.end_of_text}; expected a token below vocabulary_size = "
+            f"{model.vocabulary_size}. Use the end_of_text of the data's dataset.json.",
         )
 
 
@@ -236,15 +249,15 @@ def _iterations(config: Config) -> Iterator[Problem]:
 
 def _validation(config: Config) -> Iterator[Problem]:
     data, every = config.data, config.training.validate_every
-    if data.validation_files and not data.input_files:
+    if data.validation_files and data.is_synthetic:
         yield _problem(
-            "validation_files input_files",
+            "validation_files input_files mix",
             "validation_files: got files while input_files is empty; expected both or none, for "
             "synthetic data is validated on synthetic data. Give --input_files.",
         )
-    if config.training.validation_batches == "all" and every and not data.input_files:
+    if config.training.validation_batches == "all" and every and data.is_synthetic:
         yield _problem(
-            "validation_batches validate_every input_files",
+            "validation_batches validate_every input_files mix",
             "validation_batches: got all while input_files is empty; expected a number, for "
             "synthetic data has no end. Use 8.",
         )
@@ -260,11 +273,28 @@ def _validation(config: Config) -> Iterator[Problem]:
             "validate_training: got true while validate_every is 0; expected steps between "
             "validations. Give --validate_every.",
         )
-    if every and data.input_files and not data.validation_files:
+    if every and not data.is_synthetic and not data.validation_files:
         yield _problem(
-            "validate_every input_files validation_files",
+            "validate_every input_files mix validation_files",
             f"validation_files: got none; expected files, for validate_every is {every}. "
             "Give --validation_files or use --validate_every 0.",
+        )
+
+
+def _mix(config: Config) -> Iterator[Problem]:
+    data = config.data
+    if data.mix and data.input_files:
+        yield _problem(
+            "mix input_files",
+            "mix: got some while there are input_files; expected one of the two. Leave one out.",
+        )
+    try:
+        data.mixed()
+    except ValueError as error:
+        yield _problem(
+            "mix",
+            f"mix: got {shown_text(str(error))}; expected FOLDER=WEIGHT, a number above 0, each "
+            "folder once, such as data/files/code=0.7. Correct it.",
         )
 
 

@@ -9,6 +9,7 @@ subcommand in `prepare.py`.
 from data.dataset import Dataset, SyntheticDataset, TokenArray, TokenDataset, find_files
 from data.errors import DataError
 from data.loader import BatchLoader
+from data.mixture import MixedDataset
 from data.sampling import BatchSampler
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "BatchSampler",
     "DataError",
     "Dataset",
+    "MixedDataset",
     "SyntheticDataset",
     "TokenArray",
     "TokenDataset",

@@ -16,8 +16,9 @@ from config.texts import user_path
 from data import example
 from data.description import Described, describe, read_info
 from data.errors import DataError
+from data.masking import ids_of, masked
 from data.records import DAMAGED, RecordFile
-from data.sampling import derive_key, mix
+from data.sampling import Mixture, derive_key, mix
 from data.windows import Windows
 
 VERIFIED_BYTES = 32 * 2**20
@@ -36,6 +37,10 @@ class Dataset(Protocol):
     vocabulary_size: int
     info: dict[str, Any] | None
     """What preparation says about the data, if it left something."""
+    is_masked: bool
+    """Whether preparation says that not every token counts as a label."""
+    mixture: Mixture | None
+    """Of the sources that the samples are of, if there are several."""
 
     def __len__(self) -> int: ...
 
@@ -44,7 +49,9 @@ class Dataset(Protocol):
         """Names the data, wherever it lies."""
 
     def read(self, samples: np.ndarray) -> np.ndarray:
-        """Return the tokens of samples, int [n] -> int32 [n, sequence_length + 1]."""
+        """Return the tokens of samples, int [n] -> int32 [n, sequence_length + 1]; those that do
+        not count as labels are marked (see `masking`).
+        """
 
     def counted(self, samples: np.ndarray) -> np.ndarray:
         """Return from where to where the labels of samples are in no sample before, int [n] ->
@@ -144,6 +151,7 @@ class TokenDataset:
             )
         infos = _read_infos(paths, vocabulary_size)
         self.info = infos[paths[0].parent]
+        self.is_masked = any(info is not None and info.get("masked") for info in infos.values())
         own = range(instance, len(paths), instances)
         described = [describe(path, infos[path.parent]) for path in paths]
         self.files = [
@@ -169,6 +177,9 @@ class TokenDataset:
     """Content of the `dataset.json` beside the first file (see `preparation.py`), if it is
     there.
     """
+    is_masked: bool
+    """Whether a `dataset.json` says that not every token counts as a label."""
+    mixture: Mixture | None = None
 
     def __len__(self) -> int:
         return self._sample_ends[-1]
@@ -184,9 +195,7 @@ class TokenDataset:
         return hashlib.sha256(json.dumps([facts, self.sequence_length]).encode()).hexdigest()[:16]
 
     def read(self, samples: np.ndarray) -> np.ndarray:
-        """Return the tokens of samples, int [n] -> int32 [n, sequence_length + 1]; zeros after a
-        text that is shorter.
-        """
+        """As of `Dataset`; zeros after a text that is shorter."""
         batch = np.zeros((len(samples), self.sequence_length + 1), dtype=np.int32)
         sections = np.searchsorted(self._sample_ends, samples, side="right")
         for row, sample, number in zip(batch, samples, sections):
@@ -278,7 +287,7 @@ class TokenDataset:
             is_last = record == section.per_run - 1
             expected = section.windows.labels - record * section.per_record
             self._check_length(number, tokens.size, expected if is_last else section.per_record)
-            if parts and tokens[0] != parts[-1][-1]:
+            if parts and ids_of(tokens[0]) != ids_of(parts[-1][-1]):
                 raise DataError(
                     f"{number}: got first token {tokens[0]}; expected {parts[-1][-1]}, with which "
                     f"the record before ends. {DAMAGED}"
@@ -310,10 +319,12 @@ class TokenDataset:
         )
 
     def _tokens(self, number: int, record: int) -> np.ndarray:
-        """Return all tokens of a record of file `number`, int64 [tokens], after checking them."""
+        """Return all tokens of a record of file `number`, integers [tokens], after checking them;
+        those that do not count are marked (see `masking`).
+        """
         file = self.files[number]
         where = file.name_of(record)
-        tokens = example.decode(file.payload(self._open(number), record), where)
+        tokens, counts = example.decode(file.payload(self._open(number), record), where)
         if not tokens.size:
             raise self._too_short(number, -1)
         if tokens.min() < 0 or tokens.max() >= self.vocabulary_size:
@@ -323,7 +334,7 @@ class TokenDataset:
                 f"(vocabulary_size {self.vocabulary_size}). Use the vocabulary size of the "
                 "tokenizer that made the data."
             )
-        return tokens
+        return tokens if counts is None else masked(tokens, counts)
 
 
 class TokenArray:
@@ -335,6 +346,8 @@ class TokenArray:
     """
 
     info: dict[str, Any] | None = None
+    is_masked = False
+    mixture: Mixture | None = None
 
     def __init__(
         self, tokens: np.ndarray, sequence_length: int, vocabulary_size: int, stride: int
@@ -375,6 +388,9 @@ class SyntheticDataset:
     """Samples of uniformly random tokens, made when they are read; each depends only on the seed
     and its number.
     """
+
+    is_masked = False
+    mixture: Mixture | None = None
 
     def __init__(
         self, sequence_length: int, vocabulary_size: int, seed: int = 0, samples: int = 2**32

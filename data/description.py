@@ -90,6 +90,8 @@ def describe(path: Path, info: dict[str, Any] | None) -> Described | None:
         for number, file in enumerate(files):
             if file["name"] != path.name or "sequence_length" not in (info or {}):
                 continue
+            if (info or {}).get("masked"):
+                return None  # no record goes on where the one before ends
             if not path.is_file() or file["bytes"] != path.stat().st_size:
                 return None
             per_record: int = (info or {})["sequence_length"]

@@ -1,5 +1,5 @@
 """The one kind of record that we write and read: a protobuf `Example` with a list of integers,
-`input_ids`.
+`input_ids`, and where not every token counts as a label, a list `loss_mask`, 1 for those that do.
 
     Example  { Features features = 1; }
     Features { map<string, Feature> feature = 1; }
@@ -15,8 +15,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from data.errors import DataError
+from data.masking import ids_of
 
 FEATURE = "input_ids"
+MASK = "loss_mask"
 MAXIMUM_ID = 2**31 - 1
 
 _KINDS = {1: "bytes", 2: "float", 3: "int64"}
@@ -30,6 +32,17 @@ def encode(tokens: np.ndarray) -> list[bytes]:
     """Return one serialised Example per row of `tokens`, [records, tokens], ids from 0 to
     `MAXIMUM_ID`.
     """
+    return [_example({FEATURE: ids}) for ids in _packed(tokens)]
+
+
+def encode_masked(tokens: np.ndarray) -> list[bytes]:
+    """The same for tokens of which some are marked (see `masking`), int32: with a mask."""
+    packed = zip(_packed(ids_of(tokens)), _packed(tokens >= 0))
+    return [_example({FEATURE: ids, MASK: mask}) for ids, mask in packed]
+
+
+def _packed(tokens: np.ndarray) -> list[bytes]:
+    """Each row as packed varints."""
     values = tokens.astype(np.uint32)
     places = np.arange(5, dtype=np.uint32)
     # [records, tokens], bytes
@@ -39,41 +52,53 @@ def encode(tokens: np.ndarray) -> list[bytes]:
     packed = groups[places < sizes[..., None]].astype(np.uint8).tobytes()
     ends = np.cumsum(sizes.sum(axis=1))
     starts = ends - sizes.sum(axis=1)
-    return [_example(packed[start:end]) for start, end in zip(starts, ends)]
+    return [packed[start:end] for start, end in zip(starts, ends)]
 
 
-def decode(payload: memoryview, where: str) -> np.ndarray:
-    """Return the ids of one serialised Example, int64 [tokens]. `where` names the record in
-    errors.
+def decode(payload: memoryview, where: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the ids of one serialised Example, int64 [tokens], and which count as labels, bool
+    [tokens]; None where all do. `where` names the record in errors.
     """
-    found = {}
     try:
-        for name, feature in _features(payload):
-            if name != FEATURE:
-                found[name] = feature
-                continue
-            for kind, content in _fields(feature):
-                if kind != 3:
-                    raise DataError(
-                        f"{where}: got feature '{FEATURE}' of type {_KINDS.get(kind, kind)}. "
-                        f"{_NEW_TEXT}"
-                    )
-                return _int64_list(content)
-            return np.zeros(0, dtype=np.int64)
+        features = dict(_features(payload))
+        if FEATURE in features:
+            ids = _integers(features[FEATURE], FEATURE, where)
+            if MASK not in features:
+                return ids, None
+            mask = _integers(features[MASK], MASK, where)
+            if mask.shape != ids.shape or not np.isin(mask, (0, 1)).all():
+                raise DataError(
+                    f"{where}: got a feature '{MASK}' that is not 0 or 1 for each of {ids.size} "
+                    f"tokens. {_NEW_TEXT}"
+                )
+            return ids, mask == 1
     except (IndexError, UnicodeDecodeError, _MalformedError) as error:
         raise DataError(f"{where}: got bytes that are no protobuf Example. {_NEW_TEXT}") from error
-    names = ", ".join(f"'{name}'" for name in sorted(found)) or "none"
+    names = ", ".join(f"'{name}'" for name in sorted(features)) or "none"
     raise DataError(f"{where}: got no feature '{FEATURE}' (features found: {names}). {_NEW_TEXT}")
+
+
+def _integers(feature: memoryview, name: str, where: str) -> np.ndarray:
+    """The integers of a feature, int64."""
+    for kind, content in _fields(feature):
+        if kind != 3:
+            raise DataError(
+                f"{where}: got feature '{name}' of type {_KINDS.get(kind, kind)}. {_NEW_TEXT}"
+            )
+        return _int64_list(content)
+    return np.zeros(0, dtype=np.int64)
 
 
 class _MalformedError(Exception):
     """Bytes that are no protobuf message."""
 
 
-def _example(packed: bytes) -> bytes:
-    feature = _message(3, _message(1, packed))
-    entry = _message(1, FEATURE.encode()) + _message(2, feature)
-    return _message(1, _message(1, entry))
+def _example(features: dict[str, bytes]) -> bytes:
+    entries = b"".join(
+        _message(1, _message(1, name.encode()) + _message(2, _message(3, _message(1, packed))))
+        for name, packed in features.items()
+    )
+    return _message(1, entries)
 
 
 def _message(number: int, content: bytes) -> bytes:

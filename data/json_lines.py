@@ -1,14 +1,16 @@
 """JSON lines: one JSON object a line, of which one field is the text."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 from config.texts import shown_text
 from data.compression import open_text, plain_suffix
 from data.errors import DataError
 
 SUFFIXES = (".jsonl", ".ndjson")
+Kind = TypeVar("Kind")
 LONGEST_LINE = 2**30
 """Bytes of a line."""
 
@@ -25,44 +27,72 @@ def read_json_lines(
 
     Args:
         field: of each object, the text.
+        damaged: as of `json_objects`.
+    Raises:
+        DataError: a line is no JSON object with a text in that field, or the file cannot be read.
+    """
+
+    def text(found: dict[str, Any]) -> str:
+        if not isinstance(found.get(field), str):
+            names = ", ".join(found) or "none"
+            raise ValueError(f"got no text in '{field}' (fields: {shown_text(names)})")
+        return whole_characters(found[field])
+
+    expected = (
+        f"a JSON object with text in '{field}'. Correct the line, name another --text_field, or "
+        "leave such lines out with --skip_damaged"
+    )
+    yield from json_objects(path, text, expected, damaged)
+
+
+def json_objects(
+    path: Path,
+    read: Callable[[dict[str, Any]], Kind],
+    expected: str,
+    damaged: dict[tuple[str, int], str] | None = None,
+) -> Iterator[Kind]:
+    """Yield what a function makes of each of a file's JSON objects; empty lines count for nothing.
+
+    Args:
+        read: raises ValueError with what is wrong where it makes nothing of an object.
+        expected: what errors say of it, and how to get there.
         damaged: takes a note for each line that is left out, by file and byte of the decompressed
             text; None: such a line is an error.
     Raises:
-        DataError: a line is no JSON object with a text in that field, or the file cannot be read.
+        DataError: a line holds something else, or the file cannot be read.
     """
     start = number = 0
     with open_text(path) as file:
         while line := file.readline(LONGEST_LINE):
             number += 1
-            problem, text = _text(line, field)
-            if problem is None:
-                yield text
-            elif damaged is not None:
-                damaged[str(path), start] = problem
-            else:
-                raise DataError(
-                    f"{path}, line {number} at byte {start}: {problem}; expected a JSON object "
-                    f"with text in '{field}'. Correct the line, name another --text_field, or "
-                    "leave such lines out with --skip_damaged."
-                )
+            try:
+                if line.strip():
+                    yield read(_object(line))
+            except ValueError as error:
+                if damaged is None:
+                    raise DataError(
+                        f"{path}, line {number} at byte {start}: {error}; expected {expected}."
+                    ) from error
+                damaged[str(path), start] = str(error)
             start += len(line)
 
 
-def _text(line: bytes, field: str) -> tuple[str | None, str]:
-    """What is wrong with a line, None where nothing is; and its text."""
-    if not line.strip():
-        return None, ""
+def _object(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line. ValueError says what it is instead."""
     try:
         found = json.loads(line.decode("utf-8-sig"))
-        if not isinstance(found, dict):
-            return f"got {shown_text(json.dumps(found))}", ""
-        text = found.get(field)
-        if not isinstance(text, str):
-            names = ", ".join(found) or "none"
-            return f"got no text in '{field}' (fields: {shown_text(names)})", ""
+    except (ValueError, RecursionError) as error:
+        shown = shown_text(line.decode("utf-8", "backslashreplace"))
+        raise ValueError(f"got {shown}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"got {shown_text(json.dumps(found))}")
+    return found
+
+
+def whole_characters(text: str) -> str:
+    """A text that has a form in UTF-8; ValueError where it has none."""
+    try:
         text.encode()
-    except UnicodeEncodeError:
-        return "got text with half of a surrogate pair", ""
-    except (ValueError, RecursionError):
-        return f"got {shown_text(line.decode('utf-8', 'backslashreplace'))}", ""
-    return None, text
+    except UnicodeEncodeError as error:
+        raise ValueError("got text with half of a surrogate pair") from error
+    return text

@@ -6,6 +6,7 @@ import numpy as np
 
 from data.dataset import Dataset
 from data.errors import DataError
+from data.masking import ids_of, labels_of
 from data.sampling import BatchSampler
 
 
@@ -43,6 +44,7 @@ class BatchLoader:
             instance=instance,
             instances=instances,
             accumulation_steps=accumulation_steps,
+            mixture=dataset.mixture,
         )
         self.prefetch = prefetch
         self._pending: dict[int, Future[tuple[np.ndarray, np.ndarray]]] = {}
@@ -51,7 +53,7 @@ class BatchLoader:
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and labels of step `step`, int32 [samples, sequence_length] each; labels
-        are the next tokens.
+        are the next tokens, or `IGNORED`.
 
         Samples are this instance's, in global order. Steps may be asked for in any order; one after
         the other is fast.
@@ -86,4 +88,4 @@ class BatchLoader:
 
     def _make(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         tokens = self.dataset.read(self.sampler.indices(step))
-        return np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
+        return ids_of(tokens[:, :-1]), labels_of(tokens[:, 1:])

@@ -83,6 +83,11 @@ def write_bins(folder: Path, output: Path, *, overwrite: bool = False) -> dict[s
         raise DataError(
             f"{folder}: got no folder with a dataset.json; expected one that data/prepare.py made."
         )
+    if info.get("masked"):
+        raise DataError(
+            f"{folder}: got conversations, of which only answers count; expected plain text, for "
+            "nanoGPT's files have no masks. Prepare the text with data/prepare.py text."
+        )
     if info["vocabulary_size"] > 2**16:
         raise DataError(
             f"{folder}: got vocabulary_size {info['vocabulary_size']}; expected at most 65536, for "

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from config.bounded import read_bounded
 from data import example
+from data.conversations import RecordPacker, text_of
 from data.description import read_info
 from data.errors import DataError
 from data.folders import partial_folder, publish
@@ -31,6 +32,7 @@ from data.tokenisation import (
     END_OF_TEXT,
     SMALLEST_VOCABULARY,
     TOKENIZER_BYTES,
+    Document,
     character_tokenizer,
     load_tokenizer,
     tokenise,
@@ -142,22 +144,21 @@ def prepare(
         write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
         shuffle = _shuffled(source, settings, tokenizer, folder, workers, report)
         documents = iter(shuffle)
-        splits = {}
+        end, splits = tokenizer.get_vocab()[END_OF_TEXT], {}
+        padding = end if source.is_masked else None
         if settings.validation:
-            held_out = HeldOut(
-                documents,
-                round(shuffle.tokens * settings.validation),
-                tokenizer.get_vocab()[END_OF_TEXT],
-            )
-            splits["validation"] = write_split("validation", held_out, folder, settings)
+            wanted = round(shuffle.tokens * settings.validation)
+            held_out = HeldOut(documents, wanted, None if source.is_masked else end)
+            splits["validation"] = write_split("validation", held_out, folder, settings, padding)
             documents = itertools.chain(held_out.rest, documents)
-        splits["train"] = write_split("train", documents, folder, settings)
+        splits["train"] = write_split("train", documents, folder, settings, padding)
         info = {
             "format": FORMAT,
             "sequence_length": settings.sequence_length,
             "vocabulary_size": max(tokenizer.get_vocab().values()) + 1,
             "end_of_text": tokenizer.token_to_id(END_OF_TEXT),
             "tokenizer": "tokenizer.json",
+            **({"masked": True} if source.is_masked else {}),
             "splits": splits,
             "hash": _hash(tokenizer, splits),
             "request": request,
@@ -234,17 +235,13 @@ def _tokenizer(source: Source, settings: Settings, report: Report) -> Tokenizer:
     if settings.tokenizer is not None:
         return load_tokenizer(settings.tokenizer)
     if settings.characters:
-        texts = _limited(source.documents(), settings.max_bytes)
-        tokenizer = character_tokenizer(map(source.clean, texts) if source.clean else texts)
+        tokenizer = character_tokenizer(_texts(source, settings.max_bytes))
         report(f"Made a tokenizer of {tokenizer.get_vocab_size()} characters.")
         return tokenizer
     if settings.vocabulary_size is None:
         raise AssertionError("Settings has checked that there is one of the two")
     limit = min(settings.tokenizer_bytes, settings.max_bytes or settings.tokenizer_bytes)
-    documents = _limited(source.documents(), limit)
-    tokenizer = train_tokenizer(
-        map(source.clean, documents) if source.clean else documents, settings.vocabulary_size
-    )
+    tokenizer = train_tokenizer(_texts(source, limit), settings.vocabulary_size)
     report(f"Trained a tokenizer of {tokenizer.get_vocab_size()} tokens.")
     return tokenizer
 
@@ -273,14 +270,21 @@ def _shuffled(
     return shuffle
 
 
-def _limited(documents: Iterable[str], limit: int | None) -> Iterator[str]:
+def _limited(documents: Iterable[Document], limit: int | None) -> Iterator[Any]:
     """Yield documents until they have `limit` bytes; the last one may go beyond."""
     read = 0
     for document in documents:
         if limit is not None and read >= limit:
             return
-        read += len(document.encode())
+        read += len((document if isinstance(document, str) else text_of(document)).encode())
         yield document
+
+
+def _texts(source: Source, limit: int | None) -> Iterator[str]:
+    """Texts to train a tokenizer on, of so many bytes."""
+    for document in _limited(source.documents(), limit):
+        text = document if isinstance(document, str) else text_of(document)
+        yield source.clean(text) if source.clean else text
 
 
 class HeldOut:
@@ -292,19 +296,19 @@ class HeldOut:
     Args:
         documents: uint32 [tokens] each.
         tokens: how many to hold out.
-        end: the token that ends a document.
+        end: the token that ends a document; None: none is cut, and a little more may be held out.
     """
 
-    def __init__(self, documents: Iterator[np.ndarray], tokens: int, end: int) -> None:
+    def __init__(self, documents: Iterator[np.ndarray], tokens: int, end: int | None) -> None:
         self.rest: list[np.ndarray] = []
         self._documents = documents
         self._tokens = tokens
-        self._end = np.array([end], dtype=np.uint32)
+        self._end = None if end is None else np.array([end], dtype=np.uint32)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         wanted, slack = self._tokens, self._tokens // 100
         while wanted > slack and (document := next(self._documents, None)) is not None:
-            if document.size > wanted + slack:
+            if self._end is not None and document.size > wanted + slack:
                 self.rest.append(np.concatenate([document[:-wanted], self._end]))
                 document = document[-wanted:]
             wanted -= document.size
@@ -312,18 +316,27 @@ class HeldOut:
 
 
 def write_split(
-    name: str, documents: Iterable[np.ndarray], folder: Path, settings: Settings
+    name: str,
+    documents: Iterable[np.ndarray],
+    folder: Path,
+    settings: Settings,
+    padding: int | None = None,
 ) -> dict[str, Any]:
     """Write one split's files, of which `settings` decide, and return its part of `dataset.json`.
 
     Args:
         documents: uint32 [tokens] each.
+        padding: a token that fills records of conversations; None: documents are texts.
     Raises:
-        DataError: they have fewer tokens than a record.
+        DataError: texts have fewer tokens than a record, or there is no conversation.
     """
-    packer = _Packer(documents, settings.sequence_length)
+    length = settings.sequence_length
+    packer: _Packer | RecordPacker = _Packer(documents, length)
+    encode = example.encode
+    if padding is not None:
+        packer, encode = RecordPacker(documents, length, padding), example.encode_masked
     files: list[dict[str, Any]] = []
-    payloads = itertools.chain.from_iterable(map(example.encode, packer))
+    payloads = itertools.chain.from_iterable(map(encode, packer))
     for payload in payloads:
         with RecordWriter(folder / f"{name}-{len(files):05d}.tfrecord") as writer:
             writer.write(payload)
@@ -334,10 +347,10 @@ def write_split(
                 writer.write(following)
         facts = {"name": writer.path.name, "bytes": writer.bytes, "records": writer.records}
         files.append({**facts, "sha256": writer.sha256})
-    if packer.tokens <= settings.sequence_length:
+    if packer.tokens <= length and (padding is None or not files):
         raise DataError(
             f"{name}: got {packer.documents} document(s) of {packer.tokens} tokens together; "
-            f"expected at least {settings.sequence_length + 1}, one record. Give more text, a "
+            f"expected at least {length + 1}, one record. Give more text, a "
             "smaller --sequence_length"
             + (", or another --validation." if settings.validation else ".")
         )
@@ -346,6 +359,7 @@ def write_split(
         "documents": packer.documents,
         "tokens": packer.tokens,
         "records": records,
+        **({"cut": packer.cut} if isinstance(packer, RecordPacker) and packer.cut else {}),
         "files": files,
     }
 

@@ -19,6 +19,7 @@ from config import ConfigError, exit_on_user_error, parse_options
 from config.errors import text_of
 from config.presets import did_you_mean
 from config.schema import PathText
+from data.conversations import conversation_source
 from data.dataset import find_files
 from data.errors import DataError
 from data.nanogpt import FILES, read_bins, write_bins
@@ -113,6 +114,23 @@ class Text(Preparation):
             text_field=self.text_field,
             skip_damaged=self.skip_damaged,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversations(Preparation):
+    """JSON lines with prompt and answer, or with messages of role and content. The answers count in
+    the loss, the rest does not; records hold whole conversations.
+    """
+
+    inputs: tuple[PathText, ...]
+    """Files, folders or quoted globs."""
+    output: PathText = "data/files/conversations"
+    skip_damaged: bool = False
+    """Leave out lines that hold no conversation, and say how many."""
+
+    def source(self) -> Source:
+        """The documents."""
+        return conversation_source(self.inputs, skip_damaged=self.skip_damaged)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +231,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 def help_text() -> str:
     """What there is, one command a line."""
-    lines = [f"  {name:<12}{command.about}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<15}{command.about}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "data/prepare.py COMMAND: turn text into TFRecords for pretraining",
@@ -243,6 +261,11 @@ def _show(output: Path, info: dict[str, Any]) -> None:
         pattern = output / f"{name}-*.tfrecord"
         counts = ", ".join(f"{split[unit]} {unit}" for unit in ("documents", "tokens", "records"))
         print(f"  {name}: {counts} in {pattern}")
+        if split.get("cut"):
+            print(
+                f"  {name}: {split['cut']} conversations are longer than a record, and cut. A "
+                "larger --sequence_length keeps them whole."
+            )
 
 
 def _from_bins(options: FromBins) -> int:
@@ -289,6 +312,9 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "text": Command("prepare text files or JSON lines", Text, _prepare, "inputs"),
+    "conversations": Command(
+        "prepare JSON lines of prompts and answers", Conversations, _prepare, "inputs"
+    ),
     "stdlib": Command("prepare the source of the standard library", Stdlib, _prepare),
     "wikipedia": Command("prepare a Wikipedia XML dump", Wikipedia, _prepare, "dump"),
     "from_bins": Command("turn nanoGPT's files into token files", FromBins, _from_bins, "folder"),

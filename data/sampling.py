@@ -5,6 +5,8 @@ Batch `step` is the stream's samples from `step * global_batch_size` on, so no t
 step is found in O(1).
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +60,68 @@ def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
     return values.astype(np.int64)
 
 
+BLOCK = 1000
+"""Places of a block: weights are exact to a thousandth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Which samples of several sources are at the places of the stream.
+
+    The endless stream of samples is cut into blocks. In each, every source has a share that its
+    weight gives, and the block's places are a permutation of its own. So the source of any place is
+    found in O(1), and how many samples of that source come before it: each source's samples are
+    taken epoch after epoch, in an order of its own.
+    """
+
+    sizes: tuple[int, ...]
+    """Samples of each source; sources' samples are numbered one after the other."""
+    shares: tuple[int, ...]
+    """Places of each source in a block."""
+
+    def samples(self, places: np.ndarray, seed: int, shuffle: bool = True) -> np.ndarray:
+        """Return the samples at places of the stream, int64 [n] -> int64 [n]: a function of both.
+
+        Args:
+            shuffle: off: each source's samples are taken in their order.
+        """
+        found = np.empty(len(places), np.int64)
+        blocks, inside = np.divmod(places, BLOCK)
+        for block in np.unique(blocks):
+            here = blocks == block
+            inside[here] = permute(inside[here], BLOCK, derive_key(seed, BLOCK, int(block)))
+        ends = np.cumsum(self.shares)
+        sources = np.searchsorted(ends, inside, side="right")
+        before = np.cumsum([0, *self.sizes])
+        for number in np.unique(sources):
+            here, size = sources == number, self.sizes[number]
+            first = ends[number] - self.shares[number]
+            taken = blocks[here] * self.shares[number] + inside[here] - first
+            epochs, samples = np.divmod(taken, size)
+            for epoch in np.unique(epochs) if shuffle else ():
+                now = epochs == epoch
+                key = derive_key(seed, int(number) + 1, int(epoch))
+                samples[now] = permute(samples[now], size, key)
+            found[here] = before[number] + samples
+        return found
+
+
+def shares_of(weights: Sequence[float]) -> tuple[int, ...]:
+    """Places of a block by weights, rounded so that their sum is the block's."""
+    whole = [weight / math.fsum(weights) * BLOCK for weight in weights]
+    shares = [math.floor(share) for share in whole]
+    by_rest = sorted(range(len(whole)), key=lambda n: shares[n] - whole[n])
+    for number in by_rest[: BLOCK - sum(shares)]:
+        shares[number] += 1
+    if min(shares) < 1:
+        least = weights[shares.index(min(shares))]
+        raise DataError(
+            f"mix: got weight {least:g} of {math.fsum(weights):g}; expected at least 1/{BLOCK} of "
+            "the sum. Raise it, or leave the source out."
+        )
+    return tuple(shares)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSampler:
     """Gives the samples of each step, and the part of them that one instance reads.
@@ -84,6 +148,8 @@ class BatchSampler:
     """Instances that read different samples."""
     accumulation_steps: int = 1
     """Slices of the global batch that are split over instances one by one."""
+    mixture: Mixture | None = None
+    """Of several sources; none: the samples are those of one."""
 
     def __post_init__(self) -> None:
         for name in ("samples", "global_batch_size", "instances", "accumulation_steps"):
@@ -115,6 +181,9 @@ class BatchSampler:
             raise DataError(f"step: got {step}; expected 0 or more. Steps count from 0.")
         shape = (self.accumulation_steps, self.instances, -1)
         places = np.arange(self.global_batch_size).reshape(shape)[:, self.instance].reshape(-1)
+        if self.mixture is not None:
+            first = step * self.global_batch_size
+            return self.mixture.samples(first + places, self.seed, self.shuffle)
         epoch, start = divmod(step * self.global_batch_size, self.samples)
         wraps, positions = np.divmod(places + start, self.samples)
         if not self.shuffle:

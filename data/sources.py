@@ -27,8 +27,10 @@ class Source:
 
     name: str
     """For people."""
-    documents: Callable[[], Iterator[str]]
-    """Starts reading from the beginning; yields documents one by one, always in the same order."""
+    documents: Callable[[], Iterator[Any]]
+    """Starts reading from the beginning; yields documents one by one, always in the same order:
+    texts, or conversations (see `conversations.py`).
+    """
     bytes: int
     """Estimate of the text's size."""
     identity: dict[str, Any]
@@ -37,6 +39,8 @@ class Source:
     """Applied to every document, in parallel; a module's function."""
     damaged: dict[tuple[str, int], str] = field(default_factory=dict)
     """What reading has left out so far: file and byte, and what is wrong there."""
+    is_masked: bool = False
+    """Whether documents are conversations, of which only some tokens count as labels."""
 
 
 def text_source(
@@ -60,10 +64,6 @@ def text_source(
         skip_damaged: leave out JSON lines that cannot be read, and note them in `damaged`.
     """
     files = text_files(patterns)
-    try:
-        stats = [(path, path.stat()) for path in files]
-    except OSError as error:
-        raise unreadable(Path(error.filename), error) from error
     damaged: dict[tuple[str, int], str] = {}
 
     def read() -> Iterator[str]:
@@ -75,21 +75,42 @@ def text_source(
             else:
                 yield from _read_text(path, documents, document_bytes)
 
-    facts = [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
     identity = {
         "documents": documents,
         "document_bytes": document_bytes,
         "text_field": text_field,
         "skip_damaged": skip_damaged,
-        "files": _digest(facts),
-        "count": len(files),
     }
+    return source_of(files, "text", read, identity, damaged)
+
+
+def source_of(
+    files: Sequence[Path],
+    kind: str,
+    documents: Callable[[], Iterator[Any]],
+    identity: dict[str, Any],
+    damaged: dict[tuple[str, int], str],
+    is_masked: bool = False,
+) -> Source:
+    """Return what files hold as a source.
+
+    Args:
+        kind: of the files, for people.
+        identity: what shapes the documents beside the files.
+        documents, damaged, is_masked: as of `Source`.
+    """
+    try:
+        stats = [(path, path.stat()) for path in files]
+    except OSError as error:
+        raise unreadable(Path(error.filename), error) from error
+    facts = [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
     return Source(
-        name=f"{len(files)} text file{'s' * (len(files) > 1)}",
-        documents=read,
+        name=f"{len(files)} {kind} file{'s' * (len(files) > 1)}",
+        documents=documents,
         bytes=sum(stat.st_size * (EXPANDED if is_compressed(path) else 1) for path, stat in stats),
-        identity=identity,
+        identity={**identity, "files": _digest(facts), "count": len(files)},
         damaged=damaged,
+        is_masked=is_masked,
     )
 
 

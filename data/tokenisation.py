@@ -14,7 +14,9 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from config.bounded import read_bounded
+from data.conversations import Conversation, text_of
 from data.errors import DataError
+from data.masking import masked
 from data.records import unreadable
 
 END_OF_TEXT = "<|endoftext|>"
@@ -29,6 +31,7 @@ _BATCH_CHARACTERS = 2**20
 _IN_FLIGHT = 2
 
 Clean = Callable[[str], str] | None
+Document = str | Conversation
 Encoded = tuple[np.ndarray, np.ndarray]
 """All tokens of a batch of documents, uint32 [tokens], and the count of each, int64 [documents]."""
 
@@ -107,10 +110,10 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray | None:
 
 
 def tokenise(
-    documents: Iterable[str], tokenizer: Tokenizer, clean: Clean = None, workers: int = 1
+    documents: Iterable[Document], tokenizer: Tokenizer, clean: Clean = None, workers: int = 1
 ) -> Iterator[np.ndarray]:
     """Yield each document's tokens and `END_OF_TEXT`, uint32 [tokens], in input order, whatever
-    `workers` is.
+    `workers` is. Tokens of a conversation that do not count are marked (see `masking`).
 
     An empty document gives no tokens. Memory holds a few batches of a megabyte per worker.
 
@@ -129,7 +132,7 @@ def tokenise(
 
 
 def _ordered(
-    batches: Iterator[list[str]], tokenizer: Tokenizer, clean: Clean, workers: int
+    batches: Iterator[list[Document]], tokenizer: Tokenizer, clean: Clean, workers: int
 ) -> Iterator[Encoded]:
     # Fresh processes: forked ones would inherit the tokenizer's threads half-way through whatever
     # they are doing.
@@ -156,12 +159,12 @@ def _ordered(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
     size = 0
     for document in documents:
         batch.append(document)
-        size += len(document) + 1
+        size += len(document if isinstance(document, str) else text_of(document)) + 1
         if size >= _BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
@@ -177,17 +180,39 @@ def _encoder(tokenizer: str) -> Tokenizer:
     return encoder
 
 
-def _encode(batch: list[str], encoder: Tokenizer, clean: Clean) -> Encoded:
-    texts = [clean(text) for text in batch] if clean else batch
-    end = [encoder.get_vocab()[END_OF_TEXT]]
-    encodings = encoder.encode_batch_fast(
-        [text if text.strip() else "" for text in texts], add_special_tokens=False
-    )
-    parts = [
-        np.array(encoding.ids + end if encoding.ids else [], dtype=np.uint32)
-        for encoding in encodings
-    ]
-    return np.concatenate(parts), np.array([part.size for part in parts], dtype=np.int64)
+def _encode(batch: list[Document], encoder: Tokenizer, clean: Clean) -> Encoded:
+    end = encoder.get_vocab()[END_OF_TEXT]
+    found: list[np.ndarray] = []
+    # a source has documents of one kind
+    if any(isinstance(document, tuple) for document in batch):
+        conversations = [document for document in batch if isinstance(document, tuple)]
+        found = _encode_conversations(conversations, encoder, end)
+    else:
+        texts = [clean(text) if clean else text for text in batch if isinstance(text, str)]
+        encodings = encoder.encode_batch_fast(
+            [text if text.strip() else "" for text in texts], add_special_tokens=False
+        )
+        found = [
+            np.array([*encoding.ids, end] if encoding.ids else [], dtype=np.uint32)
+            for encoding in encodings
+        ]
+    return np.concatenate(found), np.array([part.size for part in found], dtype=np.int64)
+
+
+def _encode_conversations(
+    conversations: list[Conversation], encoder: Tokenizer, end: int
+) -> list[np.ndarray]:
+    """Parts are tokenised each by itself: where an answer begins, a token begins."""
+    texts = [text for conversation in conversations for text, _ in conversation]
+    encodings = iter(encoder.encode_batch_fast(texts, add_special_tokens=False))
+    found = []
+    for conversation in conversations:
+        parts = [(next(encodings).ids, counts) for _, counts in conversation]
+        parts.append(([end], conversation[-1][1]))
+        ids = np.concatenate([np.array(tokens, np.int64) for tokens, _ in parts])
+        counted = np.repeat([counts for _, counts in parts], [len(tokens) for tokens, _ in parts])
+        found.append(masked(ids, counted).view(np.uint32))
+    return found
 
 
 _worker: tuple[Tokenizer, Clean]
@@ -201,5 +226,5 @@ def _start_worker(tokenizer: str, clean: Clean) -> None:
     _worker = _encoder(tokenizer), clean
 
 
-def _work(batch: list[str]) -> Encoded:
+def _work(batch: list[Document]) -> Encoded:
     return _encode(batch, *_worker)

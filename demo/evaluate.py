@@ -204,7 +204,7 @@ def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
     mapping = to_mapping(saved.config)
     data, execution = mapping["data"], mapping["execution"]
     data["input_files"] = [] if values.get("text") else data["validation_files"]
-    data["validation_files"] = []
+    data["validation_files"], data["mix"] = [], []
     mapping["training"] |= {
         "validate_every": 0,
         "validate_first": False,

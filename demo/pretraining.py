@@ -44,7 +44,8 @@ from config import (
     parse_command_line,
 )
 from config.schema import CountOrZero
-from data import DataError, Dataset, SyntheticDataset, TokenDataset
+from data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
+from data.masking import ids_of
 from demo.interruption import Interruption
 from demo.output import lasting_output
 from demo.pictures import draw_losses
@@ -57,7 +58,7 @@ from execution.initial_weights import initial_weights
 from execution.instances import check_instances
 from execution.memory import check_memory
 from execution.metrics import read_metrics
-from execution.model_size import parameter_count
+from execution.model_size import parameter_count, trained_count
 from execution.pretraining import training_program
 from execution.reports.options import PlanOptions
 from execution.reports.plan.report import plan_and_show
@@ -111,6 +112,11 @@ def train(config: Config, options: Options) -> int:
             if saved is not None:
                 check_goes_on(config, saved)
             begun = config.checkpoint.init_from if saved is None else None
+            if config.model.lora_rank and saved is None and begun is None:
+                raise UserError(
+                    f"--lora_rank: got {config.model.lora_rank} without --init_from; expected "
+                    "weights to adapt, for all but the adapters stays as it is. Give --init_from."
+                )
             weights = None if begun is None else initial_weights(Path(begun), config)
             profiler = step_profiler(config, options, folder.path)
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
@@ -200,19 +206,55 @@ def data_errors_are_user_errors() -> Iterator[None]:
 def open_data(config: Config) -> "tuple[Dataset, Optional[Dataset]]":
     """Training and validation data; without files, random tokens."""
     sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
-    if not config.data.input_files:
+    if config.data.is_synthetic:
         seed = config.training.seed
         return SyntheticDataset(sequence, vocabulary, seed), SyntheticDataset(
             sequence, vocabulary, seed + 1
         )
     validation = config.data.validation_files
     place = {"instance": popdist.getInstanceIndex(), "instances": popdist.getNumInstances()}
+    data = _training_data(config, place)
     return (
-        TokenDataset(config.data.input_files, sequence, vocabulary, **place),
+        data,
         TokenDataset(validation, sequence, vocabulary, stride=sequence, **place)
         if validation
         else None,
     )
+
+
+def _training_data(config: Config, place: "dict[str, int]") -> Dataset:
+    """The files to train on, or a mixture of some; those that the settings fit."""
+    sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
+    mixed = config.data.mixed()
+    parts = (
+        [(config.data.input_files, 1.0)]
+        if not mixed
+        else [
+            ((f"{name}/train-*.tfrecord" if Path(name).is_dir() else name,), weight)
+            for name, weight in mixed.items()
+        ]
+    )
+    sources: "list[Dataset]" = []
+    for files, _ in parts:
+        data = TokenDataset(files, sequence, vocabulary, **place)
+        _check_fits(config, data, files[0])
+        sources.append(data)
+    return sources[0] if not mixed else MixedDataset(sources, [weight for _, weight in parts])
+
+
+def _check_fits(config: Config, data: Dataset, name: str) -> None:
+    """Refuse data that mark what the program would not see."""
+    if data.is_masked and not config.training.masked_labels:
+        raise UserError(
+            f"--input_files: got {name} with prompts, whose tokens do not count as labels; "
+            "expected masked_labels. Give --masked_labels."
+        )
+    end = (data.info or {}).get("end_of_text", config.model.end_of_text)
+    if config.model.document_attention and end != config.model.end_of_text:
+        raise UserError(
+            f"--end_of_text: got {config.model.end_of_text}; expected {end}, with which documents "
+            f"of {name} end. Give --end_of_text {end}."
+        )
 
 
 def check_tokenizer(config: Config, tokenizer: Optional[Tokenizer], data: Dataset) -> None:
@@ -241,12 +283,14 @@ def show_start(config: Config, folder: RunFolder, saved: Optional[SavedRun]) -> 
     print(f"configuration: {base}{', but' if changed else ''}")
     for name, value in changed.items():
         print(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
-    if not config.data.input_files:
+    if config.data.is_synthetic:
         print(
             "data: random tokens, as there are no --input_files. `make demo` trains on real text, "
             "and data/prepare.py makes files of yours."
         )
-    print(f"{si(parameter_count(config.model))} parameters, run folder {folder.path}")
+    rank = config.model.lora_rank
+    trained = f", {si(trained_count(config.model))} of them trained" if rank else ""
+    print(f"{si(parameter_count(config.model))} parameters{trained}, run folder {folder.path}")
     if saved is not None:
         print(f"continuing after step {saved.position.step}, from {saved.folder}")
 
@@ -277,7 +321,7 @@ def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples:
     length = min(PROMPT_TOKENS, run.config.model.sequence_length // 2)
     numbers = [index * (len(data) // samples) for index in range(samples)]
     prompts = [
-        whole_lines(data.read(np.array([number]))[0, :length].tolist(), tokenizer)
+        whole_lines(ids_of(data.read(np.array([number]))[0, :length]).tolist(), tokenizer)
         for number in numbers
     ]
     texts = write_samples(run.session, run.config, tokenizer, prompts, SAMPLE_TOKENS)

@@ -1,7 +1,7 @@
 """A layer's graphs, run over all micro-batches of the global batch as its plan says."""
 
 from dataclasses import dataclass
-from typing import Dict, Literal, Optional, Tuple, Union
+from typing import Dict, Literal, Mapping, Optional, Tuple, Union
 
 import popxl
 import popxl_addons as addons
@@ -34,15 +34,20 @@ class LayerIO:
         cls,
         inputs: addons.InputStreams,
         outputs: addons.OutputStreams,
-        activation: TensorSpec,
-        names: Tuple[str, ...],
+        rows: Mapping[str, TensorSpec],
         steps: int,
         io_mode: IoMode,
         shard_group: Optional[ReplicaGrouping] = None,
     ) -> "LayerIO":
-        """One buffer per name; the transforms enlarge them to the rows that the plans reach."""
-        row = activation if shard_group is None else shard_spec(activation, shard_group)
-        buffers = {name: addons.create_remote_buffer(row, steps) for name in names}
+        """A buffer of rows like these for each name; the transforms enlarge them to the rows that
+        the plans reach.
+        """
+        buffers = {
+            name: addons.create_remote_buffer(
+                row if shard_group is None else shard_spec(row, shard_group), steps
+            )
+            for name, row in rows.items()
+        }
         return cls(inputs, outputs, buffers, shard_group, steps, io_mode)
 
     def rows(self, place: Union[FromBuffer, ToBuffer]) -> addons.RemoteHandle:

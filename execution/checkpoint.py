@@ -9,6 +9,7 @@ the disk. What is not finite is neither saved nor loaded. `checkpoint.json` has 
 itself, of every file and of every tensor (see `manifest.py`).
 """
 
+import copy
 import hashlib
 import logging
 import math
@@ -33,6 +34,7 @@ from config import (
     UserError,
     from_mapping,
     numerics_hash,
+    override,
     to_mapping,
 )
 from config.plain_files import open_plain
@@ -58,6 +60,7 @@ from execution.tensor_files import (
 )
 from execution.variables import write
 from modelling import Parameter, Table, model_table
+from modelling.linear import DOWN, UP, merged
 from utils.runtime import gather
 from utils.units import bytes_text
 
@@ -273,6 +276,7 @@ def _layer_variables(
         layer: {
             f"{kind}.{name}": variable
             for kind in ("weights", "optimizer")
+            if f"{kind}.{layer}" in session.state
             for name, variable in session.state[f"{kind}.{layer}"].to_dict().items()
         }
         for layer in _layers(config)
@@ -383,29 +387,49 @@ class SavedRun:
             },
         )
 
+    def merged(self) -> "SavedRun":
+        """The checkpoint of the same model without adapters: `weights` has them in the weights that
+        they adapt.
+        """
+        found = copy.copy(self)
+        found.config = override(self.config, lora_rank=0)
+        return found
+
     def weights(self) -> "Iterator[tuple[str, np.ndarray]]":
         """The whole weights by parameter name, one layer's file after the other.
 
         Raises:
             NotFiniteError: a weight is not finite; names it.
         """
-        table = model_table(self.config.model)
+        saved = from_mapping(self._manifest["config"]).model
+        table, of_file = model_table(self.config.model), model_table(saved)
         for layer in _layers(self.config):
-            file, prefix = f"{layer}.safetensors", f"{layer}."
-            tensors = self._read(file)
-            for name in (name for name in table if name.startswith(prefix)):
-                key = f"weights.{name.removeprefix(prefix)}"
-                if key not in tensors:
-                    raise _damaged(self.folder / file, f"tensors without {key}", "all weights")
-                array, where = tensors.pop(key), f"{self.folder / file}, {key}"
-                if array.shape != table[name].shape:
-                    raise _damaged(where, f"shape {array.shape}", str(table[name].shape))
-                if not _is_finite(array):
-                    raise NotFiniteError(
-                        f"{where}: got numbers that are not finite; expected finite ones. Use an "
-                        "older checkpoint."
-                    )
+            tensors = self._read(f"{layer}.safetensors")
+            for name in (name for name in table if name.startswith(f"{layer}.")):
+                array = self._weight(tensors, layer, name, of_file)
+                adapter = [f"{name.rpartition('.')[0]}.{part}" for part in (DOWN, UP)]
+                is_adapted = of_file.keys() > {*adapter} and not table.keys() & {*adapter}
+                if is_adapted and name.endswith(".weight"):
+                    parts = (self._weight(tensors, layer, part, of_file) for part in adapter)
+                    array = merged(saved, array, *parts)
                 yield name, array
+
+    def _weight(
+        self, tensors: "dict[str, np.ndarray]", layer: str, name: str, table: Table
+    ) -> np.ndarray:
+        """A parameter's weight, of the tensors of its layer's file."""
+        file, key = f"{layer}.safetensors", f"weights.{name.removeprefix(f'{layer}.')}"
+        if key not in tensors:
+            raise _damaged(self.folder / file, f"tensors without {key}", "all weights")
+        array, where = tensors.pop(key), f"{self.folder / file}, {key}"
+        if array.shape != table[name].shape:
+            raise _damaged(where, f"shape {array.shape}", str(table[name].shape))
+        if not _is_finite(array):
+            raise NotFiniteError(
+                f"{where}: got numbers that are not finite; expected finite ones. Use an older "
+                "checkpoint."
+            )
+        return array
 
     def _check_tensor(
         self,
@@ -482,13 +506,14 @@ class SavedRun:
 
 def find_trained(path: Path, flag: str = "--checkpoint") -> SavedRun:
     """The checkpoint that a path names: a checkpoint itself, or the newest whole one of a run's
-    folder or of a folder of checkpoints. It needs no configuration but its own.
+    folder or of a folder of checkpoints. It needs no configuration but its own. Adapters are merged
+    into the weights.
 
     Raises:
         UserError: there is none, or none can be used.
     """
     if (path / MANIFEST).exists() or NAME.fullmatch(path.resolve().name):
-        return SavedRun(path, _own_config(path))
+        return SavedRun(path, _own_config(path)).merged()
     folder = next((f for f in (path / "checkpoints", path) if checkpoints_in(f)), None)
     if folder is None:
         found = "no folder" if not path.is_dir() else "a folder without checkpoints"
@@ -509,7 +534,7 @@ def find_trained(path: Path, flag: str = "--checkpoint") -> SavedRun:
             f"{flag}: got {folder}, whose checkpoints are all damaged; expected a whole one. "
             "Restore one from a copy."
         )
-    return found_run
+    return found_run.merged()
 
 
 def _own_config(folder: Path) -> Config:
@@ -597,6 +622,8 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
     saved, now = manifest["config"], to_mapping(config)
     must_agree = [("model", name) for name in ("layers", "hidden_size", "heads", "vocabulary_size")]
     must_agree += [("training", "global_batch_size")]
+    saved["model"].setdefault("lora_rank", 0)
+    must_agree += [("model", "lora_rank")]
     problems = [
         f"{name} {saved[section].get(name)}, not {now[section][name]}"
         for section, name in must_agree

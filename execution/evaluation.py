@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Optional
 
 import numpy as np
-import popdist
 import popxl_addons as addons
 
 from config import Config
-from data import Dataset
+from data import DataError, Dataset
+from data.masking import IGNORED, ids_of, labels_of
 from data.sampling import permute
-from execution.host import data_share, own_samples
+from execution.host import own_samples
 from execution.inference import token_losses
-from utils.runtime import gather
 
 ORDER = 0x5DEECE66D
 """Key of the order that parts of data sets are taken in: the same for every run."""
@@ -102,6 +101,11 @@ class Evaluation:
                 text_bytes += found_bytes
                 on_batch(len(counts))
         tokens = sum(counts)
+        if not tokens:
+            raise DataError(
+                "evaluation: got data in which no label counts; expected some that do. Give data "
+                "with answers."
+            )
         return Measured(
             loss=math.fsum(sums) / tokens,
             standard_error=None if self.is_whole else self._standard_error(sums, counts),
@@ -120,37 +124,33 @@ class Evaluation:
         """
         size = self.config.training.global_batch_size
         filled = np.concatenate([numbers, np.repeat(numbers[:1], size - len(numbers))])
-        own = own_samples(filled, self.config)
-        tokens = self.dataset.read(own)
-        losses = token_losses(self.session, self.config, tokens[:, :-1], tokens[:, 1:])
-        is_counted = self._is_counted(numbers)
-        padded = np.zeros_like(losses, dtype=bool)
-        padded[: len(numbers)] = is_counted
+        # every process needs to know which labels count: all of them
+        tokens = self.dataset.read(filled)
+        words, labels = ids_of(tokens[:, :-1]), labels_of(tokens[:, 1:])
+        own = (own_samples(array, self.config) for array in (words, labels))
+        losses = token_losses(self.session, self.config, *own)[: len(numbers)]
+        labels = labels[: len(numbers)]
+        is_counted = self._is_new(numbers) & (labels != IGNORED)
         found_bytes = 0
         if self.token_bytes is not None:
-            mine = self.token_bytes[tokens[:, 1:]]
-            found_bytes = self._over_processes(int(mine[own_samples(padded, self.config)].sum()))
-        return losses[: len(numbers)], is_counted, found_bytes
+            found_bytes = int(self.token_bytes[labels[is_counted]].sum())
+        return losses, is_counted, found_bytes
 
-    def _is_counted(self, numbers: np.ndarray) -> np.ndarray:
-        """Which labels of samples count, bool [n, sequence]."""
+    def _is_new(self, numbers: np.ndarray) -> np.ndarray:
+        """Which labels of samples are in none before, bool [n, sequence]."""
         begin, end = self.dataset.counted(numbers).T[..., None]
         places = np.arange(self.config.model.sequence_length)
         found: np.ndarray = (begin <= places) & (places < end)
         return found
 
-    def _over_processes(self, own: int) -> int:
-        """Sum over processes that read different samples."""
-        share = data_share(self.config)
-        told = gather([share.index, own], popdist.getNumInstances())
-        return sum(dict(map(tuple, told)).values())
-
     def _standard_error(self, sums: "list[float]", counts: "list[int]") -> float:
-        """Of the mean of a part drawn without putting back. Source: Cochran 1977, Sampling
-        Techniques, theorem 2.2.
+        """Of the loss, a ratio, of a part drawn without putting back. Source: Cochran 1977,
+        Sampling Techniques, section 2.11.
         """
-        means = np.array(sums) / np.array(counts)
-        if len(means) < 2:
+        number = len(sums)
+        if number < 2:
             return math.inf
-        share = len(means) / len(self.dataset)
-        return float(means.std(ddof=1) * math.sqrt((1 - share) / len(means)))
+        left = np.array(sums) - math.fsum(sums) / sum(counts) * np.array(counts)
+        variance = np.square(left).sum() / (number - 1)
+        share = number / len(self.dataset)
+        return float(math.sqrt((1 - share) * variance / number) / (sum(counts) / number))

@@ -10,7 +10,8 @@ from popxl_addons.named_tensors import NamedTensors
 from config import Config, Execution, Model, Training
 from execution.batch_serialisation import LayerIO
 from execution.graphs import ForwardPass, InferenceGraphs
-from execution.layer_graphs import activation_spec, fwd_graphs, words_spec
+from execution.layer_graphs import activation_specs, fwd_graphs, words_spec
+from execution.layer_plan import POSITIONS
 from execution.phase_graphs import PhaseGraphs
 from execution.transfers import first_row
 from execution.variables import make_weights
@@ -38,14 +39,19 @@ def build_forward(
     outputs: "dict[str, Description]",
     rows: "int | None",
 ) -> "tuple[LayerIO, NamedTensors]":
-    """Fill an empty program. Returns its streams and its weights."""
+    """Fill an empty program. Returns its streams and its weights.
+
+    Args:
+        inputs: streams but that of positions, which document attention adds.
+    """
+    if config.model.document_attention:
+        inputs = {**inputs, POSITIONS: (words_spec(config).shape, popxl.int32)}
     with ir.main_graph:
         layout = Layout.of(ir, config.execution)
         io = LayerIO.make(
             addons.InputStreams(**inputs),
             addons.OutputStreams(**outputs),
-            activation_spec(config),
-            ("x",),
+            activation_specs(config),
             config.runs_per_phase,
             config.execution.io_mode,
             layout.tp1 if config.execution.replicated_tensor_sharding else None,

@@ -254,6 +254,7 @@ class CachedModel:
             global_batch_size=batch,
             widening=1,
             device_iterations=1,
+            document_attention=False,  # a text is one document
         )
         self.session = cached_session(self.config, self.sizes)
         self.own = self._own(texts)

@@ -6,7 +6,7 @@ and a forward pass.
 """
 
 from dataclasses import dataclass
-from typing import Mapping
+from typing import Mapping, Optional, TypeVar, Union
 
 import popxl_addons as addons
 from popxl import Tensor
@@ -19,7 +19,17 @@ from execution.batch_serialisation import LayerIO
 from execution.optimizer import Optimizer, grad_norm_sq
 from execution.train_state import TrainState
 from execution.transfers import Gather, Load, Reduce, Row, Store
-from modelling import Layout, Table
+from modelling import Layout, Table, trained
+
+Tree = TypeVar("Tree", NamedTensors, NamedVariableFactories)
+
+
+def summed(accumulators: Tree) -> Tree:
+    """The sums over micro-batches by parameter, of a gradient's accumulators: none where nothing is
+    trained.
+    """
+    found: Tree = accumulators.accum if "accum" in accumulators else type(accumulators)()
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +61,7 @@ class Gradients:
     reduce: Reduce
     store: Store
     loads: Mapping[str, Load]
-    """For each of the layer's own parameters."""
+    """For each of the layer's own parameters that are trained."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +121,11 @@ class TrainingGraphs(LayerGraphs):
     gradients: Gradients
     optimizer_state: OptimizerState
 
+    @property
+    def trained(self) -> Table:
+        """Those of the parameters that training changes."""
+        return trained(self.table, self.config.model.lora_rank > 0)
+
     def grad_zeros(self) -> NamedTensors:
         """Fresh accumulators and their counter."""
         return self.gradients.accumulators.init_zero()
@@ -121,7 +136,7 @@ class TrainingGraphs(LayerGraphs):
 
     def grad_norm_sq(self, gradients: NamedTensors) -> Tensor:
         """This replica's part of the layer's own squared gradient norm."""
-        return grad_norm_sq(self.table, gradients, self.layout, self.config.training)
+        return grad_norm_sq(self.trained, gradients, self.layout, self.config.training)
 
     def grad_store(self, gradients: NamedTensors, row: Row) -> None:
         """Store reduced gradients until the update."""
@@ -168,11 +183,12 @@ class TrainingStep:
     config: Config
     layout: Layout
     io: LayerIO
-    embedding: TwoPassGraphs
+    embedding: Union[TwoPassGraphs, InferenceGraphs]
+    """Only runs forward where adapters alone are trained."""
     decoder: TwoPassGraphs
     head: TrainingGraphs
-    tied_load: Load
-    """Loads the head's gradient of the tied word embedding."""
+    tied_load: Optional[Load]
+    """Loads the head's gradient of the tied word embedding, where that is trained."""
 
 
 @dataclass(frozen=True, eq=False)

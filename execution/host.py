@@ -8,10 +8,11 @@ from typing import Optional
 import numpy as np
 import popdist
 import popxl_addons as addons
-from popxl import DeviceToHostStream
+from popxl import DeviceToHostStream, HostToDeviceStream
 from popxl_addons.array_munging import tensor_parallel_input
 
 from config import Config, UserError
+from execution.layer_plan import POSITIONS
 from utils.runtime import gather
 
 
@@ -88,9 +89,34 @@ def token_array(
     return np.ascontiguousarray(laid_out, dtype=np.int32).reshape(shape)
 
 
+def word_arrays(
+    session: addons.TaskSession, words: np.ndarray, config: Config
+) -> "dict[HostToDeviceStream, np.ndarray]":
+    """The arrays of words, as of `token_array`, and with document attention of their positions."""
+    arrays = {session.inputs.words: token_array(session, "words", words, config)}
+    if config.model.document_attention:
+        positions = document_positions(words, config.model.end_of_text)
+        arrays[session.inputs.positions] = token_array(session, POSITIONS, positions, config)
+    return arrays
+
+
+def document_positions(words: np.ndarray, end: int) -> np.ndarray:
+    """Positions of tokens in their documents, int [samples, sequence], of which those that a sample
+    begins within count from its beginning.
+
+    Args:
+        end: the token that is the last of a document.
+    """
+    places = np.arange(words.shape[1])
+    begins = np.zeros_like(words)
+    begins[:, 1:] = np.where(words[:, :-1] == end, places[1:], 0)
+    positions: np.ndarray = places - np.maximum.accumulate(begins, axis=1)
+    return positions
+
+
 def scalar_array(session: addons.TaskSession, name: str, values: Sequence[float]) -> np.ndarray:
-    """The array of a scalar stream of which a run loads one value per step; the slots after those
-    are not read.
+    """The array of a scalar stream, of values in the order in which they are loaded; the slots
+    after those are not read.
     """
     transfers, replicas = session.ir.num_host_transfers, session.ir.instance_replication_factor
     array = np.zeros((transfers, replicas), np.float32)
@@ -127,17 +153,28 @@ def run_steps(
 
     Args:
         words, labels: int [device_iterations * global_batch_size, sequence]; in a program over
-            several processes, this process's share (`data_share`) of each accumulation step.
+            several processes, this process's share (`data_share`) of each accumulation step. With
+            `masked_labels`, labels below zero do not count.
         learning_rates: one per optimizer step.
+    Raises:
+        UserError: labels are masked, and the program has no masked labels.
     """
-    outputs = session.run(
-        {
-            session.inputs.words: token_array(session, "words", words, config),
-            session.inputs.labels: token_array(session, "labels", labels, config),
-            session.inputs.learning_rate: scalar_array(session, "learning_rate", learning_rates),
-        }
-    )
     steps = len(learning_rates)
+    inputs = {
+        **word_arrays(session, words, config),
+        session.inputs.labels: token_array(session, "labels", labels, config),
+        session.inputs.learning_rate: scalar_array(session, "learning_rate", learning_rates),
+    }
+    if config.training.masked_labels:
+        per_step = _label_weights(labels, steps, config)
+        weights = np.repeat(per_step, config.runs_per_phase).tolist()
+        inputs[session.inputs.label_weight] = scalar_array(session, "label_weight", weights)
+    elif labels.min() < 0:
+        raise UserError(
+            "labels: got some that do not count, such as those of prompts, while masked_labels is "
+            "false; expected true. Give --masked_labels."
+        )
+    outputs = session.run(inputs)
     loss = all_replicas(session, session.outputs.loss, outputs[session.outputs.loss])
     losses = loss.reshape(steps, -1).mean(axis=1, dtype=np.float64)
     norms = _per_step(session, outputs[session.outputs.gradient_norm], steps)
@@ -145,6 +182,20 @@ def run_steps(
     if config.training.is_scaled_by_program:
         scales = _per_step(session, outputs[session.outputs.loss_scale], steps)
     return [StepResult(*values) for values in zip(losses.tolist(), norms, scales)]
+
+
+def _label_weights(labels: np.ndarray, steps: int, config: Config) -> np.ndarray:
+    """One over the labels that count in each step's global batch, times the runs of the head that
+    the batch takes: float64 [steps].
+    """
+    own = (labels.reshape(steps, -1) >= 0).sum(axis=1).tolist()
+    told = gather([data_share(config).index, own], popdist.getNumInstances())
+    # processes that hold parts of one copy of the model read the same samples
+    shares = {index: counts for index, counts in told}
+    counts = np.sum(list(shares.values()), axis=0)
+    runs = config.runs_per_phase * config.execution.data_parallel
+    weights: np.ndarray = runs / np.maximum(counts, 1)
+    return weights
 
 
 def _per_step(session: addons.TaskSession, array: np.ndarray, steps: int) -> "list[float]":

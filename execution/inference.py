@@ -13,7 +13,7 @@ import popxl_addons as addons
 
 from config import Config
 from execution.forward import Description, build_forward
-from execution.host import all_replicas, own_samples, token_array
+from execution.host import all_replicas, own_samples, token_array, word_arrays
 from execution.layer_graphs import words_spec
 from execution.pretraining import make_ir
 from modelling import model_table
@@ -40,7 +40,7 @@ def token_losses(
     """
     outputs = session.run(
         {
-            session.inputs.words: token_array(session, "words", words, config),
+            **word_arrays(session, words, config),
             session.inputs.labels: token_array(session, "labels", labels, config),
         }
     )
@@ -90,7 +90,7 @@ def logits(
     config = _one_by_one(config)
     outputs = session.run(
         {
-            session.inputs.words: token_array(session, "words", own_samples(words, config), config),
+            **word_arrays(session, own_samples(words, config), config),
             session.inputs.rows: token_rows(session, own_samples(rows, config), config),
         }
     )

@@ -2,7 +2,7 @@
 buffers and transfers.
 """
 
-from typing import Mapping, Optional, Tuple
+from typing import Dict, Mapping, Optional, Tuple, Union
 
 import numpy as np
 import popxl
@@ -24,8 +24,10 @@ from execution.graphs import (
     TrainingGraphs,
     TwoPassGraphs,
     Weights,
+    summed,
 )
 from execution.layer_plan import (
+    POSITIONS,
     decoder_plan,
     embedding_plan,
     head_plan,
@@ -35,11 +37,11 @@ from execution.layer_plan import (
 )
 from execution.optimizer import Optimizer
 from execution.transfers import Gather, Load, Reduce, Store, selected, shard_length, shard_spec
-from modelling import Layer, Layout, Table
+from modelling import Layer, Layout, Table, trained
 from modelling.attention import recomputing_gradients
 from modelling.decoder import DecoderBlock
 from modelling.embedding import Embedding
-from modelling.head import TIED, Head, LogitsHead, LossHead, TokenLossHead
+from modelling.head import TIED, Head, LogitsHead, LossHead, MaskedLossHead, TokenLossHead
 from utils.runtime import accumulator_options, data_type, seed_spec
 
 LOSS_SCALE = "loss_scale"
@@ -53,9 +55,22 @@ def activation_spec(config: Config) -> TensorSpec:
     return TensorSpec((_tokens(config), width), data_type(model.precision))
 
 
+def activation_specs(config: Config) -> Dict[str, TensorSpec]:
+    """What travels forward, by the names of buffers: activations, and with document attention the
+    tokens' positions.
+    """
+    specs = {"x": activation_spec(config)}
+    return specs | ({POSITIONS: words_spec(config)} if config.model.document_attention else {})
+
+
 def words_spec(config: Config) -> TensorSpec:
     """Token ids of one run of a layer: [widening * micro_batch * sequence]."""
     return TensorSpec((_tokens(config),), popxl.int32)
+
+
+def positions_specs(config: Config) -> Tuple[TensorSpec, ...]:
+    """That of the tokens' positions in their documents, where layers get them."""
+    return (words_spec(config),) if config.model.document_attention else ()
 
 
 def _tokens(config: Config) -> int:
@@ -64,15 +79,22 @@ def _tokens(config: Config) -> int:
     )
 
 
-def embedding_graphs(config: Config, layout: Layout, io: LayerIO) -> TwoPassGraphs:
+def embedding_graphs(
+    config: Config, layout: Layout, io: LayerIO
+) -> Union[TwoPassGraphs, InferenceGraphs]:
     """The embedding's part of a training step. Its gradient needs nothing that would be worth
-    computing again.
+    computing again. Beside adapters it is frozen, and only runs forward.
     """
     layer = Embedding(config.model, layout)
-    factories, fwd = layer.create_graph(words_spec(config), seed_spec(config.execution.widening))
-    accumulators, grad = _gradient(fwd, factories, layer, required=0)
-    fwd_all, grad_all = serialise_with_gradient(fwd, grad, embedding_plan(), io)
+    seed, positions = seed_spec(config.execution.widening), positions_specs(config)
+    factories, fwd = layer.create_graph(words_spec(config), seed, *positions)
+    plan = embedding_plan(config.model.document_attention)
     table = Embedding.parameters(config.model)
+    if config.model.lora_rank:
+        weights = layer_weights(config, layout, factories, 1, None)
+        return InferenceGraphs(table=table, rows=1, weights=weights, fwd=serialise(fwd, plan, io))
+    accumulators, grad = _gradient(fwd, factories, layer, required=0)
+    fwd_all, grad_all = serialise_with_gradient(fwd, grad, plan, io)
     graphs = _training_graphs(config, layout, table, 1, factories, accumulators, grad_all)
     return TwoPassGraphs.of(graphs, fwd_all)
 
@@ -81,36 +103,41 @@ def decoder_graphs(config: Config, layout: Layout, io: LayerIO) -> TwoPassGraphs
     """The decoder blocks' part of a training step."""
     layers = config.model.layers
     layer = DecoderBlock(config.model, layout)
-    factories, fwd = layer.create_graph(
-        activation_spec(config), seed_spec(config.execution.widening)
-    )
+    seed, positions = seed_spec(config.execution.widening), positions_specs(config)
+    factories, fwd = layer.create_graph(activation_spec(config), seed, *positions)
     is_whole = config.model.attention_serialisation == 1
     # A layer that is computed again makes the probabilities of whole attention anyway.
     again = {} if config.execution.recomputation and is_whole else recomputing_gradients(fwd.graph)
     accumulators, grad = _gradient(fwd, factories, layer, required=1, gradients=again)
     if config.execution.recomputation:
         grad = addons.recompute_graph(grad)
-    fwd_all, grad_all = serialise_with_gradient(fwd, grad, decoder_plan(layers), io)
+    plan = decoder_plan(layers, config.model.document_attention)
+    fwd_all, grad_all = serialise_with_gradient(fwd, grad, plan, io)
     table = DecoderBlock.parameters(config.model)
     graphs = _training_graphs(config, layout, table, layers, factories, accumulators, grad_all)
     return TwoPassGraphs.of(graphs, fwd_all)
 
 
 def head_graphs(
-    config: Config, layout: Layout, io: LayerIO, embedding: TrainingGraphs
+    config: Config,
+    layout: Layout,
+    io: LayerIO,
+    embedding: Union[TrainingGraphs, InferenceGraphs],
 ) -> TrainingGraphs:
     """The head's part of a training step: forward and backward pass in one graph."""
-    head = LossHead(config.model, layout)
+    is_masked = config.training.masked_labels
+    head = (MaskedLossHead if is_masked else LossHead)(config.model, layout)
+    weight = (TensorSpec((), popxl.float32),) if is_masked else ()
     scaling = None if config.training.is_scaled_by_program else config.training.fixed_scale
-    factories, both = HeadStep().create_graph(
-        activation_spec(config), words_spec(config), head, scaling
+    factories, both = HeadStep(head, scaling).create_graph(
+        activation_spec(config), words_spec(config), *weight
     )
     args = both.args.fwd.copy()
     args.update(both.args.grad)
     if scaling is None:
         args.insert(LOSS_SCALE, both.args[LOSS_SCALE])
     graph = serialise(
-        addons.GraphWithNamedArgs(both.graph, args), head_plan(config.model.layers), io
+        addons.GraphWithNamedArgs(both.graph, args), head_plan(config.model.layers, is_masked), io
     )
     table = Head.parameters(config.model)
     return _training_graphs(
@@ -125,21 +152,30 @@ class HeadStep(addons.Module):
     Without a fixed loss scale, `loss_scale` is a further input by name.
     """
 
+    def __init__(self, head: LossHead, loss_scaling: Optional[float]):
+        super().__init__()
+        self.head = head
+        self.loss_scaling = loss_scaling
+
     def build(
-        self, x: Tensor, labels: Tensor, head: LossHead, loss_scaling: Optional[float]
+        self, x: Tensor, labels: Tensor, weight: Optional[Tensor] = None
     ) -> Tuple[Tensor, Tensor]:
         """[N, H/tp2], int32 [N] -> loss, float32 scalar, and the gradient of the scaled loss by x,
         [N, H/tp2].
+
+        Args:
+            weight: of `MaskedLossHead`.
         """
-        factories, fwd = head.create_graph(x, labels)
-        accumulators, grad = _gradient(fwd, factories, head, required=1)
+        inputs = (x, labels) if weight is None else (x, labels, weight)
+        factories, fwd = self.head.create_graph(*inputs)
+        accumulators, grad = _gradient(fwd, factories, self.head, required=1)
         weights = self.add_variable_inputs("fwd", factories)
         sums = self.add_variable_inputs("grad", accumulators)
-        site = fwd.bind(weights).call_with_info(x, labels)
-        if loss_scaling is None:
+        site = fwd.bind(weights).call_with_info(*inputs)
+        if self.loss_scaling is None:
             scale = self.add_variable_input(LOSS_SCALE, lambda: np.ones(()), popxl.float32)
         else:
-            scale = popxl.constant(loss_scaling, popxl.float32, "loss_scaling")
+            scale = popxl.constant(self.loss_scaling, popxl.float32, "loss_scaling")
         (dx,) = grad.bind(sums).call(scale, args=grad.grad_graph_info.inputs_dict(site))
         return site.outputs[0], dx
 
@@ -164,9 +200,14 @@ def fwd_graphs(
         ),
     )
     labels = words_spec(config) if rows is None else TensorSpec((rows,), popxl.int32)
-    inputs = ((words_spec(config),), (activation_spec(config),), (activation_spec(config), labels))
-    head = loss_plan(model.layers) if rows is None else logits_plan(model.layers)
-    plans = (without_seed(embedding_plan()), without_seed(decoder_plan(model.layers)), head)
+    x, has_positions = activation_spec(config), model.document_attention
+    positions = (None, words_spec(config)) if has_positions else ()
+    inputs = ((words_spec(config), *positions), (x, *positions), (x, labels))
+    plans = (
+        without_seed(embedding_plan(has_positions)),
+        without_seed(decoder_plan(model.layers, has_positions)),
+        loss_plan(model.layers) if rows is None else logits_plan(model.layers),
+    )
     result: "list[InferenceGraphs]" = []
     for (layer, table, count), specs, plan in zip(layers, inputs, plans):
         factories, fwd = layer.create_graph(*specs)
@@ -185,15 +226,18 @@ def _gradient(
     required: int,
     gradients: Optional[Mapping[popxl.Graph, GradGraphInfo]] = None,
 ) -> Tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
-    """Accumulators and gradient graph for every parameter that the layer names, and for its first
-    `required` inputs.
+    """Accumulators and gradient graph for every parameter that the layer names and that is trained,
+    and for its first `required` inputs.
 
     gradients: those of graphs that the layer calls, where they are given.
     """
-    trained = [fwd.args[name] for name in layer.table]
+    names = trained(layer.table, layer.model.lora_rank > 0)
+    if not names:
+        graph = addons.autodiff(fwd, fwd.graph.outputs[:1], fwd.graph.inputs[:required], gradients)
+        return NamedVariableFactories(), graph
     return addons.autodiff_with_accumulation(
         fwd,
-        trained,
+        [fwd.args[name] for name in names],
         grads_provided=fwd.graph.outputs[:1],
         grads_required=fwd.graph.inputs[:required],
         called_graphs_grad_info=gradients,
@@ -231,22 +275,25 @@ def _training_graphs(
     factories: NamedVariableFactories,
     accumulators: NamedVariableFactories,
     grad: addons.GraphWithNamedArgs,
-    tied_to: Optional[TrainingGraphs] = None,
+    tied_to: Union[None, TrainingGraphs, InferenceGraphs] = None,
 ) -> TrainingGraphs:
     weights = layer_weights(config, layout, factories, rows, tied_to)
-    groups = _shard_groups(config, layout, accumulators.accum)
-    own_sums = accumulators.accum.copy()
-    if tied_to is not None:
+    changed = trained(table, config.model.lora_rank > 0)
+    sums = summed(accumulators)
+    groups = _shard_groups(config, layout, sums)
+    own_sums, has_tied = sums.copy(), isinstance(tied_to, TrainingGraphs)
+    if has_tied:
         own_sums.pop(TIED)
     buffers = _buffers(own_sums, rows, groups)
-    loads = {name: Load.of(selected(buffers, (name,)), rows) for name in table}
-    own = NamedTensors.pack(list(table), [load.results[name] for name, load in loads.items()])
-    optimizer = Optimizer.of(table, weights.load.results, own, layout, config.training)
+    loads = {name: Load.of(selected(buffers, (name,)), rows) for name in changed}
+    own = NamedTensors.pack(list(changed), [load.results[name] for name, load in loads.items()])
+    optimizer = Optimizer.of(changed, weights.load.results, own, layout, config.training)
     state = addons.named_variable_buffers(optimizer.factories, rows, False)
     updated = {
-        name: NamedRemoteBuffers(weight=weights.buffers[name], state=state[name]) for name in table
+        name: NamedRemoteBuffers(weight=weights.buffers[name], state=state[name])
+        for name in changed
     }
-    if tied_to is not None:
+    if isinstance(tied_to, TrainingGraphs):
         buffers.insert(TIED, tied_to.gradients.buffers[TIED], overwrite=True)
     return TrainingGraphs(
         table=table,
@@ -258,7 +305,7 @@ def _training_graphs(
         gradients=Gradients(
             accumulators,
             buffers,
-            Reduce.of(grad.args.accum, groups, layout.dp),
+            Reduce.of(summed(grad.args), groups, layout.dp),
             Store.of(buffers, rows),
             loads,
         ),

@@ -6,7 +6,7 @@ own number n.
 """
 
 from dataclasses import dataclass
-from typing import Tuple, Union
+from typing import Tuple, TypeVar, Union
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ class ToBuffer:
     row: int
 
 
+POSITIONS = "positions"
+"""Stream and buffer of tokens' positions in their documents."""
+Place = TypeVar("Place")
 Source = Union[FromStream, FromBuffer, Seed]
 Target = Union[ToStream, ToBuffer]
 
@@ -66,30 +69,35 @@ class LayerPlan:
     """Gradients of the inputs, as far as another layer needs them."""
 
 
-def embedding_plan() -> LayerPlan:
-    """Words to row 0 of x; back from row 0 of dx."""
+def embedding_plan(has_positions: bool) -> LayerPlan:
+    """Words to row 0 of x; back from row 0 of dx. With document attention their positions in
+    documents travel beside x.
+    """
     return LayerPlan(
-        inputs=(FromStream("words"), Seed()),
-        outputs=(ToBuffer("x", 0),),
+        inputs=(FromStream("words"), Seed(), *_if(has_positions, FromStream(POSITIONS))),
+        outputs=(ToBuffer("x", 0), *_if(has_positions, ToBuffer(POSITIONS, 0))),
         gradient_inputs=(FromBuffer("dx", 0),),
     )
 
 
-def decoder_plan(layers: int) -> LayerPlan:
-    """Row n of x to row n + 1; row n + 1 of dx to row n."""
+def decoder_plan(layers: int, has_positions: bool) -> LayerPlan:
+    """Row n of x to row n + 1; row n + 1 of dx to row n. Positions as of `embedding_plan`."""
     return LayerPlan(
         layers=layers,
-        inputs=(FromBuffer("x", 0), Seed()),
-        outputs=(ToBuffer("x", 1),),
+        inputs=(FromBuffer("x", 0), Seed(), *_if(has_positions, FromBuffer(POSITIONS, 0))),
+        outputs=(ToBuffer("x", 1), *_if(has_positions, ToBuffer(POSITIONS, 1))),
         gradient_inputs=(FromBuffer("dx", 1),),
         gradient_outputs=(ToBuffer("dx", 0),),
     )
 
 
-def head_plan(layers: int) -> LayerPlan:
-    """The last row of x and the labels to the loss; its gradient to the last row of dx."""
+def head_plan(layers: int, is_masked: bool) -> LayerPlan:
+    """The last row of x and the labels to the loss; its gradient to the last row of dx. With masked
+    labels there is the weight of those that count.
+    """
+    weight = _if(is_masked, FromStream("label_weight"))
     return LayerPlan(
-        inputs=(FromBuffer("x", layers), FromStream("labels")),
+        inputs=(FromBuffer("x", layers), FromStream("labels"), *weight),
         outputs=(ToStream("loss"), ToBuffer("dx", layers)),
     )
 
@@ -106,6 +114,10 @@ def logits_plan(layers: int) -> LayerPlan:
     return LayerPlan(
         inputs=(FromBuffer("x", layers), FromStream("rows")), outputs=(ToStream("logits"),)
     )
+
+
+def _if(is_so: bool, place: Place) -> Tuple[Place, ...]:
+    return (place,) if is_so else ()
 
 
 def without_seed(plan: LayerPlan) -> LayerPlan:

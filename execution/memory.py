@@ -3,7 +3,7 @@
 import os
 
 from config import Config, UserError
-from execution.model_size import parameter_count
+from execution.model_size import parameter_count, trained_count
 from utils.runtime import host_bytes
 from utils.units import bytes_text
 
@@ -22,7 +22,6 @@ def state_bytes(config: Config) -> int:
     """
     model, training = config.model, config.training
     width = WIDTHS[model.precision]
-    state = width + 2 * WIDTHS[training.moment_precision]
     activations = (
         model.layers
         * training.global_batch_size
@@ -30,8 +29,10 @@ def state_bytes(config: Config) -> int:
         * model.hidden_size
         * width
     )
-    parameters = parameter_count(model)
-    return parameters * state + max(parameters * GRADIENT, activations)
+    changed = trained_count(model)
+    moments = 2 * WIDTHS[training.moment_precision]
+    weights = parameter_count(model) * width
+    return weights + changed * moments + max(changed * GRADIENT, activations)
 
 
 def processes_here() -> int:

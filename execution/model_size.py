@@ -2,20 +2,32 @@
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from config import Config, Model
 from execution.forward import forward_program
-from modelling.gpt import layer_tables
+from modelling import Table, layer_tables, trained
 from utils.runtime import planner
 
 BACKWARD = 2
 """Matrix products of the backward pass for each of the forward pass: by either operand."""
+FROZEN_BACKWARD = 1
+"""The same of frozen weights: by the activations alone."""
 
 
 def parameter_count(model: Model) -> int:
-    """Trained numbers in the whole model, padding apart; what layers share counts once."""
-    tables = layer_tables(model)
+    """Numbers in the whole model, padding apart; what layers share counts once."""
+    return _counted(model, layer_tables(model))
+
+
+def trained_count(model: Model) -> int:
+    """Numbers that training changes: all of them, or those of adapters."""
+    tables, has_adapters = layer_tables(model), model.lora_rank > 0
+    return _counted(model, {kind: trained(t, has_adapters) for kind, t in tables.items()})
+
+
+def _counted(model: Model, tables: Mapping[str, Table]) -> int:
     counts = {
         kind: sum(math.prod(parameter.shape) for parameter in table.values())
         for kind, table in tables.items()
@@ -35,7 +47,8 @@ def flops_per_token(model: Model) -> float:
         flops * (model.layers if phase.startswith("decoder") else 1)
         for phase, flops in per_kind.items()
     )
-    return (1 + BACKWARD) * forward / model.sequence_length
+    backward = FROZEN_BACKWARD if model.lora_rank else BACKWARD
+    return (1 + backward) * forward / model.sequence_length
 
 
 @functools.lru_cache(maxsize=16)

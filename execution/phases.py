@@ -8,13 +8,13 @@ the number of the layer, int32 scalar: phases of the decoder are repeated, and c
 
 # No `from __future__ import annotations`: annotations of graph functions are read at run time.
 
-from typing import List, Optional, Tuple
+from typing import List, Optional, Tuple, Union
 
 import popxl
 from popxl import Tensor, ops
 from popxl_addons.named_tensors import NamedTensors
 
-from execution.graphs import TrainingGraphs, TrainingStep, TwoPassGraphs
+from execution.graphs import InferenceGraphs, TrainingGraphs, TrainingStep, TwoPassGraphs, summed
 from execution.layer_graphs import LOSS_SCALE
 from execution.train_state import LossScale, Rounding, TrainState
 from execution.transfers import first_row
@@ -64,10 +64,23 @@ def embedding_bwd_phase(
     Returns:
         The global L2 norm of all gradients, without the loss scaling, and whether it is finite.
     """
-    row = first_row()
-    gradients = with_tied_gradient(step, _run_gradient(step.embedding, row), row)
-    step.embedding.grad_store(gradients, row)
-    grad_norm_sq = grad_norm_sq + step.embedding.grad_norm_sq(gradients)
+    row, embedding = first_row(), step.embedding
+    assert isinstance(embedding, TwoPassGraphs), "a frozen embedding has no such phase"
+    gradients = with_tied_gradient(step, _run_gradient(embedding, row), row)
+    embedding.grad_store(gradients, row)
+    grad_norm_sq = grad_norm_sq + embedding.grad_norm_sq(gradients)
+    norm, is_finite = global_norm_phase(step, grad_norm_sq, loss_scale)
+    state = TrainState(learning_rate, norm, is_finite, loss_scale, rounding)
+    _update(embedding, row, state, gradients)
+    return norm, is_finite
+
+
+def global_norm_phase(
+    step: TrainingStep, grad_norm_sq: Tensor, loss_scale: LossScale
+) -> Tuple[Tensor, Tensor]:
+    """Of replicas' parts the global norm: a phase by itself where the embedding is frozen. Returns
+    what `embedding_bwd_phase` does.
+    """
     if step.layout.everyone.group_size > 1:
         grad_norm_sq = ops.collectives.replicated_all_reduce(
             grad_norm_sq, group=step.layout.everyone
@@ -75,16 +88,14 @@ def embedding_bwd_phase(
     norm = ops.sqrt(grad_norm_sq)
     if isinstance(loss_scale, Tensor):  # a constant is divided out of each gradient's part
         norm = norm / loss_scale
-    is_finite = ops.isfinite(norm)
-    state = TrainState(learning_rate, norm, is_finite, loss_scale, rounding)
-    _update(step.embedding, row, state, gradients)
-    return norm, is_finite
+    return norm, ops.isfinite(norm)
 
 
 def with_tied_gradient(step: TrainingStep, gradients: NamedTensors, row: Tensor) -> NamedTensors:
     """Gradients with the word embedding's added to the head's, which waited in its buffer and goes
     back there.
     """
+    assert step.tied_load is not None
     total = step.tied_load(row)[TIED]
     ops.add_(total, gradients[TIED])
     result = gradients.copy()
@@ -114,7 +125,9 @@ def decoder_optim_fwd_phase(
     return (n_next, _run_forward(step.decoder, n, seed), *rounding)
 
 
-def _run_forward(graphs: TwoPassGraphs, row: Tensor, seed: Tensor) -> Tensor:
+def _run_forward(
+    graphs: Union[TwoPassGraphs, InferenceGraphs], row: Tensor, seed: Tensor
+) -> Tensor:
     """Run a layer forward. Returns the next seed."""
     weights = graphs.fwd_all_gather(graphs.fwd_load(row))
     layer_seed, next_seed = ops.split_random_seed(seed)
@@ -137,7 +150,7 @@ def _run_gradient(
     if isinstance(loss_scale, Tensor):
         inputs.insert(LOSS_SCALE, loss_scale)
     graphs.grad.bind(inputs).call(row)
-    return graphs.grad_reduce(sums.accum)
+    return graphs.grad_reduce(summed(sums))
 
 
 def _update(
@@ -154,7 +167,7 @@ def _update(
     """
     if isinstance(state.rounding, Tensor):
         round_from(popxl.gcg(), state.rounding)
-    for name in graphs.table:
+    for name in graphs.trained:
         gradient = graphs.grad_load(name, row) if gradients is None else gradients[name]
         tensors = graphs.optim_fwd_load(name, row)
         graphs.optimize(name, tensors, gradient, state)

@@ -24,14 +24,16 @@ from popxl_addons.named_tensors import NamedTensors
 from config import Config, Training, exit_on_user_error
 from execution import phases
 from execution.batch_serialisation import LayerIO
-from execution.graphs import TrainingStep
+from execution.graphs import TrainingStep, TwoPassGraphs
 from execution.layer_graphs import (
     activation_spec,
+    activation_specs,
     decoder_graphs,
     embedding_graphs,
     head_graphs,
     words_spec,
 )
+from execution.layer_plan import POSITIONS
 from execution.overflow import count_step, counters, make_counters, seeds
 from execution.phase_graphs import PhaseGraphs
 from execution.reports.benchmark.report import main
@@ -110,15 +112,18 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
         "gradient_norm",
         *(["loss_scale"] if config.training.is_scaled_by_program else []),
     ]
+    tokens, scalars = ["words", "labels"], ["learning_rate"]
+    if config.model.document_attention:
+        tokens.append(POSITIONS)
+    if config.training.masked_labels:
+        scalars.append("label_weight")
     io = LayerIO.make(
         addons.InputStreams(
-            words=(words_spec(config).shape, popxl.int32),
-            labels=(words_spec(config).shape, popxl.int32),
-            learning_rate=(SCALAR.shape, SCALAR.dtype),
+            **dict.fromkeys(tokens, (words_spec(config).shape, popxl.int32)),
+            **dict.fromkeys(scalars, (SCALAR.shape, SCALAR.dtype)),
         ),
         addons.OutputStreams(**dict.fromkeys(outputs, (SCALAR.shape, SCALAR.dtype))),
-        activation_spec(config),
-        ("x", "dx"),
+        {**activation_specs(config), "dx": activation_spec(config)},
         config.runs_per_phase,
         config.execution.io_mode,
         layout.tp1 if config.execution.replicated_tensor_sharding else None,
@@ -126,7 +131,11 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
     embedding = embedding_graphs(config, layout, io)
     decoder = decoder_graphs(config, layout, io)
     head = head_graphs(config, layout, io, embedding)
-    tied_load = Load.of(selected(embedding.gradients.buffers, (TIED,)), 1)
+    tied_load = (
+        Load.of(selected(embedding.gradients.buffers, (TIED,)), 1)
+        if isinstance(embedding, TwoPassGraphs)
+        else None
+    )
     return TrainingStep(config, layout, io, embedding, decoder, head, tied_load)
 
 
@@ -181,8 +190,11 @@ def optimizer_step(
     run_decoder_fwd(run, seed, pending)
     grad_norm_sq = run.once(phases.head_phase, scale)
     grad_norm_sq = run.per_layer_backwards(phases.decoder_bwd_phase, grad_norm_sq)
-    norm, finite = run.once(phases.embedding_bwd_phase, grad_norm_sq, rate, scale, embedding)
-    run.once(phases.head_optim_phase, TrainState(rate, norm, finite, scale, head))
+    if isinstance(step.embedding, TwoPassGraphs):
+        norm, finite = run.once(phases.embedding_bwd_phase, grad_norm_sq, rate, scale, embedding)
+        run.once(phases.head_optim_phase, TrainState(rate, norm, finite, scale, head))
+    else:  # adapters alone are trained, and only the decoder has some
+        norm, finite = run.once(phases.global_norm_phase, grad_norm_sq, scale)
     pending = TrainState(rate, norm, finite, scale, decoder).tensors()  # decoder_optim: lazy
 
     finish_step(step, kept, norm, finite, scale)

@@ -93,9 +93,10 @@ class Reduce:
         cls, tensors: NamedTensors, shard_groups: NamedReplicaGrouping, dp: ReplicaGrouping
     ) -> "Reduce":
         """Reduces tensors like these; each is cut over its own group."""
-        if dp.group_size == 1 and all(
+        is_local = dp.group_size == 1 and all(
             group.group_size == 1 for group in shard_groups.values_flat()
-        ):
+        )
+        if is_local or not tensors.len():
             return cls(None, ())
         names, found = tensors.unpack()
         graph = popxl.gir().create_empty_graph("reduce")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Dict, Optional, Tuple, TypeVar
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 import popdist
@@ -21,11 +21,10 @@ from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
 from config import Config, UserError
-from execution.graphs import ForwardGraphs, LayerGraphs, TrainingStep
+from execution.graphs import ForwardGraphs, LayerGraphs, TrainingGraphs, TrainingStep
 from modelling import model_table
 from utils.ahead import made_ahead
 
-Kind = TypeVar("Kind", bound=LayerGraphs)
 DRAWN_AHEAD = 2**29
 """Bytes of fresh weights on a machine that may wait while its programs are built."""
 
@@ -38,10 +37,12 @@ def make_variables(step: TrainingStep) -> NamedTensors:
     for name, row, graphs in _layers(step.embedding, step.decoder, step.head):
         place = (row, name, _memmap_dir(step.config))
         _put(state["weights"], name, _remote_weights(graphs, *place))
+        if not isinstance(graphs, TrainingGraphs) or not graphs.trained:
+            continue
         own, gradients = graphs.optimizer_state, graphs.gradients
         moments = _remote(own.optimizer.factories, own.buffers, "optimizer", *place)
         _put(state["optimizer"], name, moments)
-        sums = gradients.accumulators.accum.filter_keys(graphs.table)
+        sums = gradients.accumulators.accum.filter_keys(graphs.trained)
         _remote(sums, gradients.buffers, "gradients", *place)
     return NamedTensors.from_dict(state)
 
@@ -77,7 +78,9 @@ def _put(trees: "Dict[str, Any]", layer: str, tree: NamedTensors) -> None:
         trees[kind] = tree
 
 
-def _layers(embedding: Kind, decoder: Kind, head: Kind) -> "list[Tuple[str, int, Kind]]":
+def _layers(
+    embedding: LayerGraphs, decoder: LayerGraphs, head: LayerGraphs
+) -> "list[Tuple[str, int, LayerGraphs]]":
     """Every layer's name, its row, and the graphs of its kind."""
     blocks = [(f"decoder.{n}", n, decoder) for n in range(decoder.rows)]
     return [("embedding", 0, embedding), *blocks, ("head", 0, head)]

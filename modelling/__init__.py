@@ -7,9 +7,9 @@ table of parameters beside it, and a case in `tests/integration/layers/cases.py`
 from modelling.gpt import layer_tables, model_table, shard_weights, unshard_weights
 from modelling.layer import Layer
 from modelling.layout import Layout
-from modelling.parameters import Parameter, Role, Table
+from modelling.parameters import Parameter, Role, Table, trained
 
 __all__ = [
     "Layer", "Layout", "Parameter", "Role", "Table", "layer_tables", "model_table", "shard_weights",
-    "unshard_weights",
+    "trained", "unshard_weights",
 ]  # fmt: skip

@@ -41,14 +41,21 @@ class Attention(Layer):
     @staticmethod
     def _tables(model: Model) -> "tuple[Table, Table]":
         hidden = model.hidden_size
+        std, rank = model.initial_std, model.lora_rank
         return (
-            Linear.parameters((hidden, 3 * hidden), "tp2 to tp1", std=model.initial_std, blocks=3),
-            Linear.parameters((hidden, hidden), "tp1 to tp2", std=residual_std(model)),
+            Linear.parameters((hidden, 3 * hidden), "tp2 to tp1", std=std, rank=rank, blocks=3),
+            Linear.parameters((hidden, hidden), "tp1 to tp2", std=residual_std(model), rank=rank),
         )
 
     # [B*S, H/tp2], identical over tp1
-    def build(self, x: Tensor, seed: Optional[Tensor] = None) -> Tensor:
-        """[B*S, H/tp2] -> [B*S, H/tp2], identical over tp1. Without a seed nothing is dropped."""
+    def build(
+        self, x: Tensor, seed: Optional[Tensor] = None, positions: Optional[Tensor] = None
+    ) -> Tensor:
+        """[B*S, H/tp2] -> [B*S, H/tp2], identical over tp1. Without a seed nothing is dropped.
+
+        Args:
+            positions: of tokens in their documents, int32 [B*S]: each attends to its own alone.
+        """
         # [B, h, S, D]
         query, key, value = self._query_key_value(x, self.model.sequence_length)
         if self.model.dropout == 0.0:
@@ -56,7 +63,9 @@ class Attention(Layer):
         # probabilities are split over tp1 and identical over tp2, and so are their masks
         if seed is not None:
             seed = self.seed_over(seed, self.layout.tp1, "tp1_position")
-        return self._join_heads(self._attend(query, key, value, seed))
+        if positions is not None:
+            positions = positions.reshape((-1, 1, self.model.sequence_length, 1))
+        return self._join_heads(self._attend(query, key, value, seed, positions))
 
     def _query_key_value(self, x: Tensor, sequence: int) -> "list[Tensor]":
         """[B*S, H/tp2] -> three of [B, h, S, D], identical over tp2."""
@@ -75,13 +84,20 @@ class Attention(Layer):
         head_size = self.model.head_size
         return t.reshape((-1, sequence, t.shape[1] // head_size, head_size)).transpose((0, 2, 1, 3))
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, seed: Optional[Tensor]) -> Tensor:
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        seed: Optional[Tensor],
+        positions: Optional[Tensor],
+    ) -> Tensor:
         """A call of a graph for each piece of the queries, over the keys up to its end. See
         `recomputing_gradients`.
         """
         mask, pieces = causal_mask(self.model.sequence_length), self.model.attention_serialisation
         if pieces == 1:
-            return self._attend_in_graph(query, key, value, mask, seed)
+            return self._attend_in_graph(query, key, value, mask, seed, positions)
         queries = ops.split(query, pieces, axis=2)  # [B, h, S/pieces, D]
         seeds = (None,) * pieces if seed is None else ops.split_random_seed(seed, pieces)
         length = query.shape[2] // pieces
@@ -89,16 +105,26 @@ class Attention(Layer):
         for number, (piece, piece_seed) in enumerate(zip(queries, seeds)):
             first, end = number * length, (number + 1) * length
             keys, values = key[:, :, :end], value[:, :, :end]
+            own = None if positions is None else positions[:, :, first:end]
             results.append(
-                self._attend_in_graph(piece, keys, values, mask[first:end, :end], piece_seed)
+                self._attend_in_graph(piece, keys, values, mask[first:end, :end], piece_seed, own)
             )
         return ops.concat(results, axis=2)
 
     def _attend_in_graph(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: np.ndarray, seed: Optional[Tensor]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: np.ndarray,
+        seed: Optional[Tensor],
+        positions: Optional[Tensor],
     ) -> Tensor:
-        graph = popxl.gir().create_graph(attend, query, key, value, mask, seed, self.model.dropout)
-        (y,) = ops.call(graph, query, key, value, *([] if seed is None else [seed]))
+        graph = popxl.gir().create_graph(
+            attend, query, key, value, mask, seed, positions, self.model.dropout
+        )
+        optional = [t for t in (seed, positions) if t is not None]
+        (y,) = ops.call(graph, query, key, value, *optional)
         return y
 
 
@@ -132,10 +158,17 @@ def attend(
     value: Tensor,
     mask: np.ndarray,
     seed: Optional[Tensor],
+    positions: Optional[Tensor],
     dropout: float,
-) -> Tensor:  # [B, h, Q, D], twice [B, h, S, D], [Q, S]
-    """Softmax attention of Q queries over S keys -> [B, h, Q, D]."""
-    hiding = popxl.constant(np.ascontiguousarray(mask), query.dtype, "mask")
+) -> Tensor:  # [B, h, Q, D], twice [B, h, S, D], [Q, S], int32 [B, 1, Q, 1]
+    """Softmax attention of the last Q of S tokens over all of them -> [B, h, Q, D]."""
+    hiding: Tensor = popxl.constant(np.ascontiguousarray(mask), query.dtype, "mask")
+    if positions is not None:
+        queries, keys = mask.shape
+        distance = np.arange(keys - queries, keys)[:, None] - np.arange(keys)
+        # [B, 1, Q, S]: a key so far before its query is of another document
+        is_other = ops.greater(popxl.constant(distance.astype(np.int32), popxl.int32), positions)
+        hiding = ops.where(is_other, popxl.constant(-np.inf, query.dtype), hiding)
     return attention(query, key, value, hiding, seed, dropout)
 
 

@@ -1,6 +1,6 @@
 """Decoder block. N rows (micro_batch * sequence), H hidden size. tp1, tp2: replica groups."""
 
-from typing import Optional
+from typing import Optional, Tuple, Union
 
 from popxl import Tensor, TensorByRef, ops
 
@@ -34,17 +34,25 @@ class DecoderBlock(Layer):
         )
 
     # [N, H/tp2], identical over tp1
-    def build(self, x: Tensor, seed: Optional[Tensor] = None) -> Tensor:
-        """[N, H/tp2] -> [N, H/tp2], identical over tp1. Without a seed nothing is dropped."""
+    def build(
+        self, x: Tensor, seed: Optional[Tensor] = None, positions: Optional[Tensor] = None
+    ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+        """[N, H/tp2] -> [N, H/tp2], identical over tp1. Without a seed nothing is dropped.
+
+        Args:
+            positions: of tokens in their documents, int32 [N], which the next block gets, too: each
+                attends to its own alone.
+        """
         seeds = (
             (None, None, None)
             if seed is None or self.model.dropout == 0.0
             else ops.split_random_seed(seed, 3)
         )
-        y = self.attention(self.attention_norm(x), seeds[0])
+        y = self.attention(self.attention_norm(x), seeds[0], positions)
         x = x + self.dropout(y, seeds[1], "attention_tp2_position")
         y = self.feed_forward(self.feed_forward_norm(x))
-        return x + self.dropout(y, seeds[2], "feed_forward_tp2_position")
+        x = x + self.dropout(y, seeds[2], "feed_forward_tp2_position")
+        return x if positions is None else (x, ops.identity(positions))
 
 
 class CachedDecoderBlock(DecoderBlock):

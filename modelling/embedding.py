@@ -4,7 +4,7 @@ N rows (micro_batch * sequence), S sequence, H hidden size, V vocabulary, P posi
 replica groups.
 """
 
-from typing import Optional
+from typing import Optional, Tuple, Union
 
 import numpy as np
 import popxl
@@ -40,11 +40,12 @@ class Embedding(Layer):
 
     def build(
         self, words: Tensor, seed: Optional[Tensor] = None, positions: Optional[Tensor] = None
-    ) -> Tensor:  # int32 [N]
+    ) -> Union[Tensor, Tuple[Tensor, Tensor]]:  # int32 [N]
         """int32 [N] -> [N, H/tp2], identical over tp1. Without a seed nothing is dropped.
 
         Args:
-            positions: of the words, int32 [N]; none: words are whole sequences.
+            positions: of the words, int32 [N], which decoder blocks get, too, with document
+                attention; none: words are whole sequences.
         """
         sequence = self.model.sequence_length
         word, position = self.parameter("word.weight"), self.parameter("position.weight")
@@ -64,7 +65,10 @@ class Embedding(Layer):
         )  # [S or N, H/tp2], partial sums over tp1
         x = (x.reshape((-1, *y.shape)) + y).reshape(x.shape)  # the positions of each sequence
         x = leave(x, self.layout.tp1)  # [N, H/tp2], identical over tp1
-        return self.dropout(x, seed)
+        x = self.dropout(x, seed)
+        if positions is None or not self.model.document_attention:
+            return x
+        return x, ops.identity(positions)
 
 
 def word_table(model: Model) -> Parameter:

@@ -30,9 +30,10 @@ class FeedForward(Layer):
     @staticmethod
     def _tables(model: Model) -> "tuple[Table, Table]":
         hidden, wide = model.hidden_size, model.feed_forward
+        rank = model.lora_rank
         return (
-            Linear.parameters((hidden, wide), "tp2 to tp1", std=model.initial_std),
-            Linear.parameters((wide, hidden), "tp1 to tp2", std=residual_std(model)),
+            Linear.parameters((hidden, wide), "tp2 to tp1", std=model.initial_std, rank=rank),
+            Linear.parameters((wide, hidden), "tp1 to tp2", std=residual_std(model), rank=rank),
         )
 
     def build(self, x: Tensor) -> Tensor:  # [N, H/tp2], identical over tp1

@@ -3,7 +3,7 @@
 N rows (micro_batch * sequence), H hidden size, V vocabulary. tp1, tp2: replica groups.
 """
 
-from typing import Literal, Optional
+from typing import Literal, Optional, Union
 
 import numpy as np
 import popxl
@@ -17,6 +17,8 @@ from modelling.layout import Layout
 from modelling.linear import Norm
 from modelling.parameters import Table, nested
 
+IGNORED = -100
+"""A label that counts for nothing, as in PyTorch and Hugging Face."""
 TIED = "word.weight"
 """The embedding's parameter that the head uses as well; its name is the same in both."""
 
@@ -69,15 +71,43 @@ class LossHead(Head):
         """
         return self.losses(x, labels, "mean")
 
-    def losses(self, x: Tensor, labels: Tensor, reduction: Literal["mean", "none"]) -> Tensor:
-        """[N, H/tp2], int32 [N] -> float32, of each row or their mean."""
+    def losses(
+        self,
+        x: Tensor,
+        labels: Tensor,
+        reduction: Literal["mean", "sum", "none"],
+        ignored: Optional[int] = None,
+    ) -> Tensor:
+        """[N, H/tp2], int32 [N] -> float32, of each row, or their mean or sum.
+
+        Args:
+            ignored: a label whose rows count zero.
+        """
         first = self.first_class()
         logits = self.logits(x, first)
+        ignored_here: Union[None, int, Tensor] = ignored
         if first is not None:
             labels = labels - first
+            if ignored is not None:
+                ignored_here = popxl.constant(ignored, popxl.int32) - first
         return cross_entropy_sharded_loss(
-            logits, labels, replica_grouping=self.layout.tp1, reduction=reduction
+            logits, labels, ignored_here, replica_grouping=self.layout.tp1, reduction=reduction
         )
+
+
+class MaskedLossHead(LossHead):
+    """Cross entropy of the next words that count; labels of the others are `IGNORED`."""
+
+    # [N, H/tp2] identical over tp1, int32 [N], float32 scalar
+    def build(self, x: Tensor, labels: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+        """[N, H/tp2], int32 [N] -> float32 scalar: the rows' sum times a weight, identical over tp1
+        and tp2.
+
+        Args:
+            weight: one over the rows that count, float32 scalar. Of those of the global batch over
+                its runs of the head, so that the mean over these is the batch's.
+        """
+        return self.losses(x, labels, "sum", IGNORED) * weight
 
 
 class TokenLossHead(LossHead):

@@ -1,10 +1,12 @@
 """Linear layer split in two dimensions, and layer norm.
 
-N rows (micro_batch * sequence), H hidden size. tp1, tp2: replica groups.
+N rows (micro_batch * sequence), H hidden size, R rank of adapters. tp1, tp2: replica groups.
 """
 
+import math
 from typing import Literal
 
+import numpy as np
 from popxl import Tensor, ops
 from popxl_addons.ops.layer_norm_distributed import layer_norm_distributed
 
@@ -17,9 +19,16 @@ Split = Literal["tp2 to tp1", "tp1 to tp2"]
 """Over which group the features are split before and after a linear layer."""
 
 
+DOWN, UP = "lora_a", "lora_b"
+"""An adapter's two parameters."""
+
+
 class Linear(Layer):
     """x @ weight + bias, where x's features are split over one group and the result's over the
-    other.
+    other. With an adapter, weight + lora_a @ lora_b * lora_alpha / lora_rank is the weight.
+
+    Source of adapters: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
+    arXiv:2106.09685, section 4.1.
     """
 
     def __init__(self, model: Model, layout: Layout, table: Table, split: Split):
@@ -28,26 +37,55 @@ class Linear(Layer):
         self.features_in, self.features_out = groups if split == "tp2 to tp1" else groups[::-1]
 
     @staticmethod
-    def parameters(shape: "tuple[int, int]", split: Split, *, std: float, blocks: int = 1) -> Table:
-        """Weight [in, out] and bias [out]."""
-        if split == "tp2 to tp1":
-            weight_axes, bias_axes = {"tp1_axis": 1, "tp2_axis": 0}, {"tp1_axis": 0}
-        else:
-            weight_axes, bias_axes = {"tp1_axis": 0, "tp2_axis": 1}, {"tp2_axis": 0}
-        return {
+    def parameters(
+        shape: "tuple[int, int]", split: Split, *, std: float, rank: int, blocks: int = 1
+    ) -> Table:
+        """Weight [in, out] and bias [out]; with a rank above 0 the adapter, [in, R] and [R, out]:
+        it is 0 at first, for the second one is.
+        """
+        out, into = ("tp1_axis", "tp2_axis") if split == "tp2 to tp1" else ("tp2_axis", "tp1_axis")
+        table = {
             "weight": Parameter(
-                shape=shape, role=Role.WEIGHT, std=std, blocks=blocks, **weight_axes
+                shape=shape, role=Role.WEIGHT, std=std, blocks=blocks, **{out: 1, into: 0}
             ),
-            "bias": Parameter(shape=shape[1:], role=Role.BIAS, blocks=blocks, **bias_axes),
+            "bias": Parameter(shape=shape[1:], role=Role.BIAS, blocks=blocks, **{out: 0}),
         }
+        if rank:
+            down, up = (shape[0], rank), (rank, shape[1])
+            fresh = 1 / math.sqrt(shape[0])
+            table[DOWN] = Parameter(shape=down, role=Role.ADAPTER, std=fresh, **{into: 0})
+            table[UP] = Parameter(shape=up, role=Role.ADAPTER, blocks=blocks, **{out: 1})
+        return table
 
     # [N, in/a], identical over b (a: features_in, b: features_out)
     def build(self, x: Tensor) -> Tensor:
         """[N, in/a] -> [N, out/b], identical over a."""
         x = enter(x, self.features_out)
         y = x @ self.parameter("weight")  # [N, out/b], partial sums over a
+        if self.model.lora_rank:
+            y = y + self._adapted(x)
         y = leave(y, self.features_in)  # [N, out/b], identical over a
         return y + self.parameter("bias")
+
+    def _adapted(self, x: Tensor) -> Tensor:
+        """What the adapter adds: [N, in/a] -> [N, out/b], partial sums over a."""
+        # each is identical over a group over which the computation is split
+        down = enter(self.parameter(DOWN), self.features_out)  # [in/a, R]
+        up = enter(self.parameter(UP), self.features_in)  # [R, out/b]
+        return ((x @ down) * adapter_scale(self.model)) @ up
+
+
+def adapter_scale(model: Model) -> float:
+    """What an adapter's product is multiplied by."""
+    return model.lora_alpha / model.lora_rank
+
+
+def merged(model: Model, weight: np.ndarray, down: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """The weight of the same layer without an adapter, float32: [in, out], [in, R], [R, out] ->
+    [in, out].
+    """
+    added = down.astype(np.float32) @ up.astype(np.float32) * np.float32(adapter_scale(model))
+    return weight.astype(np.float32) + added
 
 
 class Norm(Layer):

@@ -20,11 +20,12 @@ class Role(enum.Enum):
     BIAS = "bias"
     GAIN = "gain"
     EMBEDDING = "embedding"
+    ADAPTER = "adapter"
 
     @property
     def decays(self) -> bool:
         """Whether weight decay applies: layer norms and biases have none."""
-        return self in (Role.WEIGHT, Role.EMBEDDING)
+        return self in (Role.WEIGHT, Role.EMBEDDING, Role.ADAPTER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +99,7 @@ class Parameter:
         """Fresh float32 values of the whole tensor: a function of the seed and the tensor's name
         alone.
         """
-        if self.role is Role.BIAS:
+        if self.role is Role.BIAS or self.std == 0.0 and self.role is Role.ADAPTER:
             return np.zeros(self.shape, np.float32)
         if self.role is Role.GAIN:
             return np.ones(self.shape, np.float32)
@@ -126,6 +127,12 @@ class Parameter:
 
 Table = Dict[str, Parameter]
 """Parameters of a layer by dotted name."""
+
+
+def trained(table: Table, has_adapters: bool) -> Table:
+    """The parameters that training changes: all, or adapters alone where there are some."""
+    is_trained = (lambda p: p.role is Role.ADAPTER) if has_adapters else (lambda p: True)
+    return {name: parameter for name, parameter in table.items() if is_trained(parameter)}
 
 
 def nested(**tables: Table) -> Table:

@@ -58,6 +58,10 @@ SHORTER = {
     "pip install -e ./runtime": "{python} -c 'import popxl, popxl_addons, popdist, popart'",
     # The same commands with less to do: added flags win over those before them.
     "python data/prepare.py text ...": "+ --vocabulary_size 300 --sequence_length 16 --workers 1",
+    "python data/prepare.py text my_texts --tokenizer ...": "+ --sequence_length 16 --workers 1",
+    "python data/prepare.py text more_texts ...": "+ --sequence_length 16 --workers 1",
+    "python data/prepare.py conversations ...": "+ --sequence_length 32 --workers 1",
+    "python demo/pretraining.py --config runs/base/config.yml ...": "+ --steps 2 --samples 0",
     "python demo/pretraining.py --config demo ...": "+ {small} --steps 4 --vocabulary_size 300",
     "python demo/pretraining.py --config runs/mine/config.yml ...": "+ --steps 6",
     # The launcher by its module: an environment made before it has no `poprun`.
@@ -157,9 +161,10 @@ def copy(tmp_path) -> Path:
     (folder / "venv/bin/python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     (folder / "venv/bin/python").chmod(0o755)
     (folder / "venv/.installed").touch()
-    (folder / "my_texts").mkdir()
-    for path in sorted((ROOT / "config").glob("*.py")):
-        shutil.copy(path, folder / "my_texts")
+    for texts, sources in (("my_texts", "config"), ("more_texts", "utils")):
+        (folder / texts).mkdir()
+        for path in sorted((ROOT / sources).glob("*.py")):
+            shutil.copy(path, folder / texts)
     (folder / "letters.txt").write_text(
         "the cat sat on the mat, and the dog sat on the log.\n" * 400
     )

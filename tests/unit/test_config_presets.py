@@ -163,6 +163,11 @@ def test_records_are_frozen():
 
 
 NUMERIC = {
+    "masked_labels": True,
+    "lora_rank": 4,
+    "lora_alpha": 2.0,
+    "document_attention": True,
+    "end_of_text": 5,
     "layers": 3,
     "precision": "bfloat16",
     "moment_precision": "bfloat16",

@@ -99,6 +99,14 @@ REFUSALS = [
         "sequence_length: got 8; expected a multiple of attention_serialisation = 3.",
     ),
     (
+        {"lora_rank": 65},
+        "lora_rank: got 65; expected at most hidden_size = 64, for a wider adapter is no smaller",
+    ),
+    (
+        {"end_of_text": 128},
+        "end_of_text: got 128; expected a token below vocabulary_size = 128. Use the end_of_text",
+    ),
+    (
         {"max_positions": 4},
         (
             "sequence_length: got 8; expected at most max_positions = 4. Shorten the sequence or "

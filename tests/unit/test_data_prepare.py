@@ -496,7 +496,7 @@ def corrupt(path):
         (["wikipedia", "one.txt"], "one.txt: got damaged data after article 0"),
         (["check", "none-*.tfrecord"], "input files: got 'none-*.tfrecord'"),
         (["check", "flipped.tfrecord"], "flipped.tfrecord, record 0: got data with checksum"),
-        ([], "command: got none; expected one. Known are text, stdlib, wikipedia, from_bins"),
+        ([], "command: got none; expected one. Known are text, conversations, stdlib, wikipedia"),
         (["txt"], "command: got txt; expected one. Did you mean 'text'?"),
         (["text"], "INPUTS: got none; expected a list of texts. Give one."),
         (["wikipedia", "a", "b"], "b: got a second dump; expected one."),

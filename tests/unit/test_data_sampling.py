@@ -19,6 +19,7 @@ class Numbers:
 
     sequence_length = 2
     vocabulary_size = 2**31 - 1
+    mixture = None
 
     def __init__(self, samples: int, broken: int = -1) -> None:
         self.samples, self.broken, self.reads, self.threads = samples, broken, 0, set()

@@ -95,8 +95,8 @@ def test_a_program_that_drops_a_micro_batch_is_noticed(monkeypatch):
     make = LayerIO.make
 
     def make_with_fewer(*arguments):
-        inputs, outputs, activation, names, steps, io_mode, group = arguments
-        return make(inputs, outputs, activation, names, steps - 1, io_mode, group)
+        inputs, outputs, rows, steps, io_mode, group = arguments
+        return make(inputs, outputs, rows, steps - 1, io_mode, group)
 
     monkeypatch.setattr(LayerIO, "make", make_with_fewer)
     config = CASES["plain"]
