@@ -31,6 +31,7 @@ NOT_NUMERIC_LEAVES = (
     ("execution", "host_memory"),
     ("execution", "io_mode"),
     ("execution", "check_replicas"),
+    ("execution", "verify_every"),
 )
 """Leaves for which the program gives the same bits whatever they are."""
 

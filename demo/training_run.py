@@ -3,8 +3,8 @@
 import logging
 import math
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import NoReturn, Optional
 
 import numpy as np
@@ -29,6 +29,7 @@ from execution.pretraining import pretraining
 from execution.replicas import check_replicas
 from execution.reports.profile.report import StepProfiler
 from execution.variables import copy_weights
+from execution.verification import due, verified
 from utils.runtime import gather
 
 _LOG = logging.getLogger(__name__)
@@ -159,7 +160,8 @@ class TrainingRun:
             the signal that ended the run early, if one did; then, too, all is saved.
         Raises:
             DivergedError: weights or moments are not finite; they are not saved.
-            CorruptedError: replicas differ in what they must hold alike; it is not saved.
+            CorruptedError: replicas differ in what they must hold alike, or a phase that ran twice
+                came to something else; it is not saved.
         """
         with self._interruption.training():
             try:
@@ -256,9 +258,7 @@ class TrainingRun:
         rates = [learning_rate(training, self.step + i) for i in range(iterations)]
         words, labels = (_joined([batch[part] for batch in batches]) for part in (0, 1))
         is_last = self.step + iterations >= training.steps
-        with (
-            nullcontext() if self.profiler is None else self.profiler.around(self.session, is_last)
-        ):
+        with self._watched(iterations, is_last):
             begin = time.perf_counter()
             results = run_steps(self.session, self.config, words, labels, rates)
             seconds = time.perf_counter() - begin
@@ -276,6 +276,19 @@ class TrainingRun:
             self._checked_step = self.step
         every = self.config.checkpoint.every
         self._is_save_due |= every > 0 and self.step % every == 0
+
+    @contextmanager
+    def _watched(self, iterations: int, is_last: bool) -> Iterator[None]:
+        """Around a call of the session, which is profiled, or verified, where that is due."""
+        every = self.config.execution.verify_every
+        numbers = due(every, self.step, iterations) if every else []
+        with ExitStack() as stack:
+            if self.profiler is not None and not self.profiler.is_done:
+                stack.enter_context(self.profiler.around(self.session, is_last))
+            elif numbers:
+                step = self.step + iterations
+                stack.enter_context(verified(self.session, self.config, step, numbers))
+            yield
 
     def _first_place(self) -> str:
         """A sentence on where the last call first met a number that is not finite; none where that

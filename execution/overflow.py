@@ -159,13 +159,17 @@ def name_the_first(
     return str(min(everyone)[-1]) if everyone else None
 
 
+def layer_of_round(phase: str, number: int, config: Config) -> int:
+    """The layer of a round, counted from 0, of a phase of the decoder."""
+    return config.model.layers - 1 - number if "bwd" in phase else number
+
+
 def _described(first: Any, config: Config) -> str:
     """What `popxl.extensions.NotFinite` says, in the words of the application."""
-    widening, layers, rounds = config.execution.widening, config.model.layers, dict(first.loops)
+    widening, rounds = config.execution.widening, dict(first.loops)
     places = [f"phase {first.phase}"]
     if first.phase.startswith("decoder"):
-        number = rounds.get(first.phase, 0)
-        places.append(f"layer {layers - 1 - number if 'bwd' in first.phase else number}")
+        places.append(f"layer {layer_of_round(first.phase, rounds.get(first.phase, 0), config)}")
     if MICRO_BATCHES in first.graph:
         begin = next((count for name, count in first.loops if MICRO_BATCHES in name), 0) * widening
         places.append(

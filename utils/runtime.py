@@ -279,6 +279,27 @@ def find_not_finite(session: popxl.Session) -> Iterator[list[Any]]:
 
 
 @contextmanager
+def replay_phases(session: popxl.Session, numbers: "list[int]") -> Iterator[list[Any]]:
+    """A block around runs of a session, whose list gets what `popxl.extensions.replay_phases`
+    finds.
+
+    Raises:
+        UserError: if this PopXL runs no phase twice, or the session is interpreted.
+    """
+    if not hasattr(extensions, "replay_phases"):
+        raise UserError(
+            "--verify_every: got a PopXL that does not run phases twice; expected this "
+            "repository's. Install runtime/, or use --verify_every 0."
+        )
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(extensions.replay_phases(session, numbers))
+        except RuntimeError as error:
+            raise UserError(f"--verify_every: {error}") from error
+        yield found
+
+
+@contextmanager
 def profile(session: popxl.Session) -> Iterator[list[Any]]:
     """A block around runs of a session, whose list gets a profile of each
     (`popxl.extensions.Profile`).

@@ -5,13 +5,24 @@ engine asks `backend` for it.
 """
 
 import importlib
-from typing import ContextManager, Iterator, List, Mapping, Optional, Protocol, Sequence, cast
+from typing import (
+    Collection,
+    ContextManager,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Protocol,
+    Sequence,
+    cast,
+)
 
 import numpy as np
 
 from popxl.dtypes import dtype
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
+from popxl.phase_difference import PhaseDifference
 from popxl.plan import Event, Machine, Plan
 from popxl.profile import Profile
 from popxl.remote_files import DeviceNeeds, FileTraffic
@@ -67,6 +78,9 @@ class Engine(DeviceValues, Protocol):
 
     def watch(self) -> ContextManager[List[NotFinite]]:
         """See `popxl.extensions.find_not_finite`."""
+
+    def replay(self, numbers: Collection[int]) -> ContextManager[List[PhaseDifference]]:
+        """See `popxl.extensions.replay_phases`."""
 
     def file_traffic(self) -> Optional[FileTraffic]:
         """See `popxl.extensions.file_traffic`."""

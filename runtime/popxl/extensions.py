@@ -2,7 +2,7 @@
 PopXL.
 """
 
-from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Collection, ContextManager, Dict, List, Optional, Sequence, Tuple
 
 from popdist import exchange
 from popdist.environment import leave_note, read_note
@@ -16,6 +16,7 @@ from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.ops import concat, reshape
 from popxl.ops.attention import attention
+from popxl.phase_difference import PhaseDifference
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
 from popxl.planning import kind_of_device, measure, plan, sequence
 from popxl.printer import to_text
@@ -43,6 +44,7 @@ __all__ = [
     "Machine",
     "NotFinite",
     "Phase",
+    "PhaseDifference",
     "PhaseProfile",
     "PhaseTime",
     "Plan",
@@ -68,6 +70,7 @@ __all__ = [
     "plan",
     "profile",
     "read_note",
+    "replay_phases",
     "round_from",
     "run_count",
     "sequence",
@@ -130,6 +133,26 @@ def find_not_finite(session: Session) -> ContextManager[List[NotFinite]]:
         RuntimeError: the session interprets its program (``POPXL_INTERPRET``).
     """
     return session._engine.watch()
+
+
+def replay_phases(
+    session: Session, numbers: Collection[int]
+) -> ContextManager[List[PhaseDifference]]:
+    """Run phases twice, in runs of a session: ``with replay_phases(session, [n]) as found:
+    session.run(...)``.
+
+    A phase is a graph that the main graph calls or repeats, or that a loop of steps does; those of
+    a run are counted in the order in which it comes to them, each round by itself. Phase n, or n
+    modulo their number, runs a second time from what it found: inputs, rows, places in streams and
+    in random draws. When the block ends, the list gets what came out otherwise in one byte or more,
+    on replicas of this process. The run's own numbers do not change. Until the phase ends twice,
+    memory holds a second copy of the rows that it stores; where rows come and go, of all that it
+    uses. Instances of a program must want the same phases.
+
+    Raises:
+        RuntimeError: the session interprets its program (``POPXL_INTERPRET``), or is profiled.
+    """
+    return session._engine.replay(numbers)
 
 
 def replica_digests(session: Session, variables: Sequence[Variable]) -> List[List[str]]:

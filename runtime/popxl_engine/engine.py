@@ -25,6 +25,7 @@ from popxl.context import ExecutionContext
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.opdef import Op
+from popxl.phase_difference import PhaseDifference
 from popxl.printer import to_text
 from popxl.profile import Profile
 from popxl.remote_files import FileTraffic
@@ -47,6 +48,7 @@ from popxl_engine.machine.replica import Replica, as_tensor
 from popxl_engine.passes import Pass, enabled_passes
 from popxl_engine.profiler import Recorder
 from popxl_engine.program import Program
+from popxl_engine.replaying import Replayer
 from popxl_engine.residency import lifetimes_of, paging_of
 from popxl_engine.shards import shardings
 from popxl_engine.watching import Watcher
@@ -86,6 +88,7 @@ class Engine:
         self.run_count = 0
         self._around_run: Callable[[], ContextManager[None]] = nullcontext
         self._recorder: Optional[Recorder] = None
+        self._replayer: Optional[Replayer] = None
         before = frozenset(op for op in ir.main_graph.ops if op.execution is FROM_HOST)
         self._before, self._ops = (
             before,
@@ -215,6 +218,24 @@ class Engine:
         finally:
             self.program = plain
             found += watcher.found()
+
+    @contextmanager
+    def replay(self, numbers: Collection[int]) -> Iterator[List[PhaseDifference]]:
+        """See `popxl.extensions.replay_phases`."""
+        if self.program is None or self._around_run is not nullcontext:
+            raise RuntimeError(
+                "replay_phases: got a session that interprets its program, or is profiled; "
+                "expected one that only runs it. Unset POPXL_INTERPRET, or do one at a time."
+            )
+        plain = self.program
+        replayer = self._replayer = self._replayer or Replayer(self.ir, plain)
+        found: List[PhaseDifference] = []
+        self.program, self._around_run = replayer.program, lambda: replayer.run(numbers)
+        try:
+            yield found
+        finally:
+            self.program, self._around_run = plain, nullcontext
+            found += replayer.found()
 
     def read(self, variable: Variable) -> np.ndarray:
         """A new array with a variable's current value, in its host shape. Every process must call

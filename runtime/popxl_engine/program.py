@@ -13,7 +13,7 @@ from popxl_engine.cache import cache_folder, save_source
 from popxl_engine.codegen import Generator as SourceGenerator
 from popxl_engine.collection import without_collection
 from popxl_engine.compiler import Compiled
-from popxl_engine.ir import Instr
+from popxl_engine.ir import Block, Instr
 from popxl_engine.kernels.dtypes import as_array
 from popxl_engine.machine.lockstep import Program as Running
 from popxl_engine.machine.replica import Replica
@@ -31,9 +31,12 @@ class Program:
             title = f"<popxl program {compiled.ir.id}>"
             self._write(SourceGenerator(self.device, self.rounds), title)
 
-    def written_by(self, generator: SourceGenerator) -> "Program":
-        """The same instructions as another generator writes them."""
+    def written_by(self, generator: SourceGenerator, block: Optional[Block] = None) -> "Program":
+        """The same instructions as another generator writes them, or those of another block that
+        does the same.
+        """
         other = copy.copy(self)
+        other.block = self.block if block is None else block
         other._write(generator, f"{self.filename} by {type(generator).__name__}")
         return other
 

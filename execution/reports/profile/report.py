@@ -45,21 +45,21 @@ class StepProfiler:
             with written_to(self.folder, FLAG):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 tempfile.TemporaryFile(dir=self.folder).close()
-        self._runs, self._is_done = 0, False
+        self._runs, self.is_done = 0, False
 
     @contextmanager
     def around(self, session: popxl.Session, is_last: bool) -> Iterator[None]:
         """Around each run of the session. After the one whose record counts, that is printed and
         written.
         """
-        if self._is_done:
+        if self.is_done:
             yield
             return
         with profile(session) as records:
             yield
         self._runs += 1
         if self._runs > WARM_UP or is_last:
-            self._is_done = True
+            self.is_done = True
             self._show(records[-1])
 
     def _show(self, record: Any) -> None:

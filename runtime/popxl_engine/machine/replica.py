@@ -136,7 +136,7 @@ class Replica:
 
     def _give_up(self, buffer: RemoteBuffer, offset: int) -> None:
         rows = self.rows[buffer]
-        assert isinstance(rows, Rows), "the memory of rows that move is the cache's"
+        assert not isinstance(rows, PagedBuffer), "the memory of rows that move is the cache's"
         rows.give_up(offset)
 
 
