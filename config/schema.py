@@ -289,7 +289,7 @@ class Logging:
     """What is told about a run."""
 
     run_folder: PathText = "runs"
-    """Folder that holds one folder per run, with config.yml, metrics.jsonl, pictures and
+    """Folder that holds one folder per run, with config.yml, metrics.jsonl, report.html and
     checkpoints.
     """
     log_every: Count = 1

@@ -46,18 +46,18 @@ from config import (
 from config.schema import CountOrZero
 from data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
 from data.masking import ids_of
+from demo.description import describe
 from demo.interruption import Interruption
 from demo.output import lasting_output
-from demo.pictures import draw_losses
 from demo.run_folder import RunFolder, claimed
 from demo.text import MARK, read_tokenizer, whole_lines, write_samples
 from demo.training_run import TrainingRun
+from demo.warnings_file import warnings_kept
 from execution.checkpoint import SavedRun
 from execution.checkpoint_folder import best_in
 from execution.initial_weights import initial_weights
 from execution.instances import check_instances
 from execution.memory import check_memory
-from execution.metrics import read_metrics
 from execution.model_size import parameter_count, trained_count
 from execution.pretraining import training_program
 from execution.reports.options import PlanOptions
@@ -108,7 +108,10 @@ def train(config: Config, options: Options) -> int:
         data, validation_data = open_data(config)
         tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
         check_tokenizer(config, tokenizer, data)
-        with claimed_together(config) as (folder, saved):
+        with (
+            claimed_together(config) as (folder, saved),
+            warnings_kept(folder.warnings if is_leader else None) as kept,
+        ):
             if saved is not None:
                 check_goes_on(config, saved)
             begun = config.checkpoint.init_from if saved is None else None
@@ -125,6 +128,9 @@ def train(config: Config, options: Options) -> int:
                 run = TrainingRun(
                     config, folder, data, validation_data, saved, interruption, profiler, tokenizer
                 )
+            kept.run = run
+            if is_leader:
+                describe(folder, config, data, validation_data)
             if weights is not None:
                 write_whole_weights(run.session, config, weights)
             if is_leader and saved is not None:
@@ -296,28 +302,19 @@ def show_start(config: Config, folder: RunFolder, saved: Optional[SavedRun]) -> 
 
 
 def finish(run: TrainingRun, tokenizer: Optional[Tokenizer], data: Dataset, samples: int) -> None:
-    """Draw the losses, let the model write, and say where everything is."""
-    metrics = read_metrics(run.folder.metrics) if run.is_leader else []
-    if metrics:
-        try:
-            draw_losses(metrics, run.folder.picture, run.config.name)
-        except OSError as error:  # everything that matters is saved
-            _LOG.warning(
-                "%s: not drawn: '%s'. Check the space on the disk.",
-                run.folder.picture,
-                error.strerror,
-            )
+    """Let the model write, complete the report, and say where everything is."""
     if tokenizer is not None and samples > 0:
         try:
             show_samples(run, tokenizer, data, samples)
         except NotFiniteError as error:  # everything that matters is saved
             _LOG.warning("no samples: %s. Train with a lower learning rate.", error)
     if run.is_leader:
+        run.write_report()
         show_files(run.folder, run.step)
 
 
 def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples: int) -> None:
-    """Print texts that the model writes, each after some lines of the data."""
+    """Print and keep texts that the model writes, each after some lines of the data."""
     length = min(PROMPT_TOKENS, run.config.model.sequence_length // 2)
     numbers = [index * (len(data) // samples) for index in range(samples)]
     prompts = [
@@ -325,9 +322,24 @@ def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples:
         for number in numbers
     ]
     texts = write_samples(run.session, run.config, tokenizer, prompts, SAMPLE_TOKENS)
-    for number, text in enumerate(texts if run.is_leader else (), start=1):
+    if not run.is_leader:
+        return
+    keep_samples(run.folder, run.step, texts)
+    for number, (prompt, text) in enumerate(texts, start=1):
         print(f"\nSample {number}: after {MARK} the model goes on with the text before it.\n")
-        print(indent(text, "    | ", lambda line: True))
+        print(indent(prompt + MARK + text, "    | ", lambda line: True))
+
+
+def keep_samples(folder: RunFolder, step: int, texts: "Sequence[tuple[str, str]]") -> None:
+    """Append prompts, and what the model made of them, to the run's samples."""
+    lines = [
+        json.dumps({"step": step, "prompt": prompt, "text": text}) + "\n" for prompt, text in texts
+    ]
+    try:
+        with open(folder.samples, "a", encoding="utf-8") as file:
+            file.writelines(lines)
+    except OSError as error:
+        _LOG.warning("%s: not written: '%s'.", folder.samples, error.strerror)
 
 
 def show_files(folder: RunFolder, step: int) -> None:
@@ -335,7 +347,7 @@ def show_files(folder: RunFolder, step: int) -> None:
     print(f"\nAfter step {step}:")
     for name, path in (
         ("metrics", folder.metrics),
-        ("losses", folder.picture),
+        ("report", folder.report),
         ("checkpoints", folder.checkpoints),
         ("configuration", folder.config),
     ):

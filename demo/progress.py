@@ -29,6 +29,12 @@ class Progress:
         self._times.append((steps, seconds))
 
     @property
+    def last_seconds(self) -> float:
+        """Of a step of the last session run."""
+        steps, seconds = self._times[-1]
+        return round(seconds / steps, 6)
+
+    @property
     def seconds_per_step(self) -> float:
         """Mean over the last runs; the very first, which may compile, drops out as soon as there
         are others.

@@ -1,4 +1,4 @@
-"""The folder that a run leaves: config.yml, metrics.jsonl, loss.png, checkpoints."""
+"""The folder that a run leaves: config.yml, metrics.jsonl, report.html, checkpoints."""
 
 import errno
 import logging
@@ -15,6 +15,7 @@ from config import Config, UserError, to_yaml
 from demo.folder_lock import FolderLock
 from execution.checkpoint import SavedRun, find
 from execution.checkpoint_folder import TOKENIZER, checkpoints_in, remove_leftovers
+from execution.reports.run.run_files import ABOUT, CONFIG, METRICS, REPORT, SAMPLES, WARNINGS
 from utils.files import remove_partial, written_whole
 from utils.runtime import leave_note, read_note
 
@@ -33,12 +34,12 @@ class RunFolder:
     @property
     def config(self) -> Path:
         """The resolved configuration."""
-        return self.path / "config.yml"
+        return self.path / CONFIG
 
     @property
     def metrics(self) -> Path:
         """One JSON object per step."""
-        return self.path / "metrics.jsonl"
+        return self.path / METRICS
 
     @property
     def tokenizer(self) -> Path:
@@ -46,9 +47,24 @@ class RunFolder:
         return self.checkpoints / TOKENIZER
 
     @property
-    def picture(self) -> Path:
-        """Training and validation loss."""
-        return self.path / "loss.png"
+    def report(self) -> Path:
+        """The run as a page."""
+        return self.path / REPORT
+
+    @property
+    def about(self) -> Path:
+        """Program, data and machine."""
+        return self.path / ABOUT
+
+    @property
+    def samples(self) -> Path:
+        """One JSON object per text that the model wrote."""
+        return self.path / SAMPLES
+
+    @property
+    def warnings(self) -> Path:
+        """One JSON object per warning."""
+        return self.path / WARNINGS
 
     @property
     def is_lost(self) -> bool:
@@ -247,7 +263,7 @@ def _lock_run(folder: RunFolder, stack: ExitStack) -> Optional[FolderLock]:
     try:
         lock = _lock(folder.path, stack)
         if lock is not None:
-            for file in (folder.config, folder.metrics, folder.picture):
+            for file in (folder.config, folder.metrics, folder.report, folder.about):
                 remove_partial(file)
     except OSError as error:
         raise _takes_no_files(folder.path, error) from error

@@ -46,9 +46,9 @@ def write_samples(
     tokenizer: Tokenizer,
     prompts: Sequence[Sequence[int]],
     tokens: int,
-) -> "list[str]":
-    """Each prompt and what the model makes of it, up to so many tokens more, with a mark between
-    the two. The same weights write the same texts.
+) -> "list[tuple[str, str]]":
+    """Each prompt and what the model makes of it, up to so many tokens more. The same weights write
+    the same texts.
 
     Raises:
         NotFiniteError: the model's logits are not finite.
@@ -58,10 +58,7 @@ def write_samples(
     copy_weights(training, model.session)
     with model.session:
         texts = write(model, tokenizer, prompts, tokens, Sampling(seed=config.training.seed))
-    return [
-        tokenizer.decode(list(prompt)) + MARK + text.rstrip()
-        for prompt, text in zip(prompts, texts)
-    ]
+    return [(tokenizer.decode(list(prompt)), text.rstrip()) for prompt, text in zip(prompts, texts)]
 
 
 def whole_lines(tokens: Sequence[int], tokenizer: Tokenizer) -> "list[int]":

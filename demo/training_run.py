@@ -28,9 +28,10 @@ from execution.overflow import FLOOR, Skipped, name_the_first
 from execution.pretraining import pretraining
 from execution.replicas import check_replicas
 from execution.reports.profile.report import StepProfiler
+from execution.reports.run.report import RunReport
 from execution.variables import copy_weights
 from execution.verification import due, verified
-from utils.runtime import gather
+from utils.runtime import gather, resident_bytes
 
 _LOG = logging.getLogger(__name__)
 
@@ -135,6 +136,8 @@ class TrainingRun:
         self.metrics = MetricsFile(folder.metrics, self.step) if self.is_leader else None
         if self.metrics is not None and saved is not None and folder.holds(saved):
             self.metrics.tell_of_lost_lines(saved.position.metrics)
+        self.report = RunReport(folder.path) if self.is_leader else None
+        self._report_failed = False
         self.progress = Progress(config, self.step)
         self.profiler = profiler
         self.wandb = (
@@ -397,6 +400,8 @@ class TrainingRun:
             "step": self.step,
             "tokens": self._tokens,
             "seconds": self._seconds(),
+            "step_seconds": self.progress.last_seconds,
+            "memory_bytes": resident_bytes(),
             "loss": result.loss,
             "validation_loss": None,
             "learning_rate": rate,
@@ -423,6 +428,30 @@ class TrainingRun:
                 self.skipped.total,
             )
             print(self.progress.line(self.step, self._tokens, *numbers), flush=True)
+        self._report(is_news=validation is not None)
+
+    def _report(self, is_news: bool) -> None:
+        """Write the report where it is due."""
+        if self.report is not None and self.report.is_due(is_news):
+            self.write_report()
+
+    def write_report(self) -> None:
+        """Write `report.html`, in the process that leaves the files; training goes on without."""
+        if self.report is None or self.folder.is_lost:
+            return
+        try:
+            self.report.write()
+        except (OSError, UserError) as error:
+            if not self._report_failed:
+                reason = str(error) if isinstance(error, UserError) else f"'{error.strerror}'"
+                _LOG.warning(
+                    "%s: not written: %s. metrics.jsonl has everything; demo/report.py makes it.",
+                    self.folder.report,
+                    reason,
+                )
+            self._report_failed = True
+        else:
+            self._report_failed = False
 
     def _save(self, *, keep_all: bool = False) -> None:
         """Write a checkpoint, unless this step has one. Metrics up to it are on the disk first.
@@ -446,6 +475,7 @@ class TrainingRun:
                 raise
             return  # the folder went away meanwhile: seen before the next step
         self._saved_step, self._saved_at = self.step, time.monotonic()
+        self._report(is_news=True)
 
     def _save_last(self) -> None:
         self._save(keep_all=self.skipped.in_a_row > 0)

@@ -168,6 +168,47 @@ def read_metrics(path: Path) -> "list[dict[str, Any]]":
     return [_values(line) for line in _complete_lines(path)]
 
 
+class MetricsReader:
+    """Reads a metrics file on, while a run writes it."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._forget()
+
+    def _forget(self) -> None:
+        self._file, self._bytes, self._step = -1, 0, -1
+
+    def read(self) -> "tuple[bool, list[dict[str, Any]]]":
+        """Whether the lines begin with the file's first, as another file may have taken its place,
+        and the lines since the last call.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
+        with _readable(self.path) as descriptor:
+            if descriptor is None:
+                self._forget()
+                return True, []
+            with open(descriptor, "rb") as file:
+                status = os.fstat(descriptor)
+                if status.st_ino != self._file or status.st_size < self._bytes:
+                    self._forget()
+                    self._file = status.st_ino
+                is_first = self._bytes == 0
+                file.seek(self._bytes)
+                found = []
+                for content in file:
+                    if not content.endswith(b"\n"):
+                        break  # being written
+                    self._bytes += len(content)
+                    line = content.decode("utf-8", "replace")
+                    number = _step_of(line)
+                    if number is not None and number > self._step:
+                        self._step = number
+                        found.append(_values(line))
+                return is_first, found
+
+
 def _complete_lines(path: Path) -> Iterator[str]:
     """Lines that a run may have written, with ascending steps; what is damaged or something else is
     left out.
@@ -176,15 +217,27 @@ def _complete_lines(path: Path) -> Iterator[str]:
         UserError: the file cannot be read.
     """
     step = -1
-    try:
-        with open(open_plain(path), encoding="utf-8", errors="replace") as file:
+    with _readable(path) as descriptor:
+        if descriptor is None:
+            return
+        with open(descriptor, encoding="utf-8", errors="replace") as file:
             for line in file:
                 number = _step_of(line)
                 if number is not None and number > step:
                     step = number
                     yield line
-    except FileNotFoundError:
-        return
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[Optional[int]]:
+    """A descriptor of the file; None where there is none."""
+    try:
+        try:
+            descriptor = open_plain(path)
+        except FileNotFoundError:
+            yield None
+            return
+        yield descriptor
     except OSError as error:
         raise UserError(
             f"{path}: got '{error.strerror}'; expected a file of metrics that can be read. Move "

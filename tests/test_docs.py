@@ -269,7 +269,7 @@ def prepare_data(page: Path, folder: Path) -> None:
 
 
 def check_readme(printed: "dict[str, str]", folder: Path) -> None:
-    assert (folder / "runs/demo/loss.png").is_file()
+    assert (folder / "runs/demo/report.html").is_file()
     again = run(shorter("make demo", README), folder)
     assert "is there already" in again and "run folder runs/demo-2" in again
 

@@ -219,6 +219,12 @@ def host_bytes() -> "tuple[int, int, str]":
     return found.total, found.available, found.limited_by
 
 
+def resident_bytes() -> int:
+    """Bytes of this process that are in host memory now, what it shares with others among them."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def expect_session(device: str) -> None:
     """Let a processor's kernels be compiled while a program is built that will run; plain PopXL has
     none.

@@ -78,7 +78,7 @@ ROOMS = (
     Room(
         "demo",
         ("config", "data", "utils", "execution", "popdist", "popxl_addons"),
-        ("numpy", "wandb", "matplotlib", "tokenizers"),
+        ("numpy", "wandb", "tokenizers"),
     ),
 )
 """`popxl` stands for its core and, in its `__init__`, for the whole package."""

@@ -53,14 +53,14 @@ def state_of(checkpoint: Path) -> "dict[str, str]":
     }
 
 
+TOLD = ("report.html", "run.json", "samples.jsonl", "warnings.jsonl")
+"""Files that say how a run went: written while it trains, at its end, or if something is wrong."""
+
+
 def others_in(run: Path) -> "set[str]":
-    """Names of what is in a run's folder beside checkpoints and the picture, which is drawn
-    last.
-    """
+    """Names of what is in a run's folder beside checkpoints and what it says of how it went."""
     names = {str(path.relative_to(run)) for path in run.rglob("*")}
-    return {
-        name for name in names if not name.startswith("checkpoints/step_") and name != "loss.png"
-    }
+    return {name for name in names if not name.startswith("checkpoints/step_") and name not in TOLD}
 
 
 def check_checkpoints(run: Path, undisturbed: Undisturbed) -> "list[Path]":

@@ -21,7 +21,6 @@ from config import (
 from config.plain_files import open_plain
 from config.texts import path_text, user_path
 from config.yaml_files import read_yaml
-from demo.pictures import draw_losses
 from execution.memory import LARGEST_STATE, check_memory
 
 ROOT = Path(__file__).parents[2]
@@ -175,13 +174,6 @@ def test_a_state_beyond_any_disk_is_refused_whatever_holds_it(tmp_path):
     ):
         check_memory(config, 1)
     assert LARGEST_STATE == 2**50
-
-
-@pytest.mark.parametrize("name", ["$", "$x^{", "a_b^c{", "\\frac{$", "😀", "%s", "a" * 200])
-def test_pictures_have_any_name(name, tmp_path):
-    metrics = [{"step": step, "loss": 4.0 / step, "validation_loss": None} for step in range(1, 4)]
-    draw_losses(metrics, tmp_path / "loss.png", name)
-    assert (tmp_path / "loss.png").read_bytes()[:4] == b"\x89PNG"
 
 
 FAILURES = {

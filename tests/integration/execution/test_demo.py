@@ -16,7 +16,6 @@ from config import preset
 from data import example
 from data.records import RecordWriter
 from data.tokenisation import train_tokenizer
-from demo.pictures import smooth
 from demo.run_folder import claimed
 from demo.text import whole_lines
 from demo.wandb_log import WandbLog
@@ -83,7 +82,7 @@ def test_a_progress_line_tells_all_that_is_worth_knowing(folder):
         assert re.fullmatch(pattern, line), line
 
 
-def test_a_run_leaves_its_configuration_metrics_picture_and_checkpoints(folder):
+def test_a_run_leaves_its_configuration_metrics_report_and_checkpoints(folder):
     run = folder / "runs/run"
     assert configuration.load(run / "config.yml").model.vocabulary_size == 270
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -95,7 +94,10 @@ def test_a_run_leaves_its_configuration_metrics_picture_and_checkpoints(folder):
         20,
     ]
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.3
-    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert "finished: step 20 of 20" in (run / "report.html").read_text()
+    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    assert [sample["step"] for sample in samples] == [20, 20]
+    assert json.loads((run / "run.json").read_text())["training_data"]["samples"] > 0
     assert [path.name for path in sorted((run / "checkpoints").iterdir())] == [
         "step_00000010",
         "step_00000020",
@@ -110,7 +112,7 @@ def test_at_the_end_the_model_writes_and_everything_is_named(folder):
     assert len(samples) == 2
     for given, written in samples:
         assert given.strip() in TEXT * 2 and given.strip() and written.strip()
-    for name in ("metrics.jsonl", "loss.png", "checkpoints", "config.yml"):
+    for name in ("metrics.jsonl", "report.html", "checkpoints", "config.yml"):
         assert str(folder / "runs/run" / name) in end
 
 
@@ -188,8 +190,3 @@ def test_a_fresh_run_takes_a_folder_that_no_run_has(tmp_path):
             run.metrics.write_text("")
         names.append(run.path.name)
     assert names == ["tiny", "tiny-2", "tiny-3"]
-
-
-def test_the_smooth_curve_is_a_mean_of_what_came_before():
-    np.testing.assert_allclose(smooth(np.full(50, 2.5)), 2.5)
-    assert smooth(np.array([1.0, 2.0]))[1] == pytest.approx((0.95 * 1 + 2) / 1.95)

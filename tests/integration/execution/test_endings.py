@@ -418,7 +418,7 @@ def test_a_folder_for_checkpoints_that_is_deleted_is_made_again(tmp_path):
 
 def test_what_a_killed_run_left_is_removed_by_the_next_and_nothing_else(tmp_path):
     run = tmp_path / "runs/run"
-    left = [".config.yml.123", ".metrics.jsonl.4", ".loss.png.5"]
+    left = [".config.yml.123", ".metrics.jsonl.4", ".report.html.5"]
     kept = [".config.yml.mine", ".plan.json.7"]
     folders = [".step_00000002.deleted", ".step_00000004.partial-12-3"]
     for name in folders:

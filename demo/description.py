@@ -1,0 +1,94 @@
+"""`run.json`: with what a run started: program, data, machine."""
+
+import json
+import logging
+import os
+import platform
+import sys
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Optional
+
+import popdist
+
+from config import Config
+from data import Dataset
+from demo.run_folder import RunFolder
+from execution.model_size import flops_per_step, parameter_count
+from utils.files import written_whole
+from utils.runtime import host_bytes
+
+PACKAGES = ("popxl-runtime", "torch", "numpy")
+_LOG = logging.getLogger(__name__)
+
+
+def describe(
+    folder: RunFolder, config: Config, data: Dataset, validation_data: Optional[Dataset]
+) -> None:
+    """Write the file; training goes on where the disk does not take it."""
+    values = {
+        "started": datetime.now().astimezone().isoformat(" ", "seconds"),
+        "command": sys.argv,
+        "model": {
+            "parameters": parameter_count(config.model),
+            "flops_per_step": round(flops_per_step(config)),
+            "tokens_per_step": config.tokens_per_step,
+        },
+        "training_data": _data(data, config.data.input_files),
+        **(
+            {"validation_data": _data(validation_data, config.data.validation_files)}
+            if validation_data is not None
+            else {}
+        ),
+        "machine": machine(),
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
+    try:
+        with written_whole(folder.about) as partial:
+            partial.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        _LOG.warning(
+            "%s: not written: '%s'. The report lacks program, data and machine.",
+            folder.about,
+            error.strerror,
+        )
+
+
+def machine() -> "dict[str, Any]":
+    """This machine: processor, cores and bytes that this process may use, processes of the run."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": host_bytes()[0],
+        "processes": popdist.getNumInstances(),
+        "system": platform.platform(),
+    }
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.machine()
+
+
+def _versions() -> "dict[str, str]":
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # run from its source alone
+            continue
+    return found
+
+
+def _data(data: Dataset, files: "tuple[str, ...]") -> "dict[str, Any]":
+    return {
+        "files": list(files) or "random tokens",
+        "samples": len(data),
+        "fingerprint": data.fingerprint,
+        **(data.info or {}),
+    }

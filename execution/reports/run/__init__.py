@@ -1,0 +1,1 @@
+"""A run as a page: read from its folder alone, while it trains or after."""

@@ -1,0 +1,67 @@
+"""The curves of runs as the page's script draws them: plain values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from execution.reports.run.run_files import RunFiles
+
+CHARTS: "tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]" = (
+    (
+        "Loss, nats per token",
+        "number",
+        (
+            ("loss", "loss of each step", "faint", ""),
+            ("smooth_loss", "loss, smoothed", "line", ""),
+            ("validation_loss", "validation", "dots", "validation_standard_error"),
+            ("training_loss", "on training data", "dots", ""),
+        ),
+    ),
+    (
+        "Validation, bits per byte",
+        "number",
+        (("validation_bits_per_byte", "bits per byte", "dots", ""),),
+    ),
+    ("Learning rate", "number", (("learning_rate", "learning rate", "line", ""),)),
+    ("Gradient norm, before clipping", "number", (("gradient_norm", "norm", "line", ""),)),
+    (
+        "Tokens per second, without validation and saving",
+        "si",
+        (
+            ("tokens_per_second", "of each step", "faint", ""),
+            ("smooth_tokens_per_second", "tokens/s, smoothed", "line", ""),
+        ),
+    ),
+    ("Host memory of the first process", "bytes", (("memory_bytes", "memory", "line", ""),)),
+    ("Loss scale", "number", (("loss_scale", "loss scale", "line", ""),)),
+    ("Skipped steps so far", "number", (("skipped", "skipped", "line", ""),)),
+)
+"""Title, unit, and for each curve its column, name, kind and the column of its error."""
+COLOURS = 8
+"""That the page has."""
+
+
+def charts(runs: "Sequence[RunFiles]") -> "list[dict[str, Any]]":
+    """The charts that have something to show. Of several runs each has a colour; of one, each
+    curve.
+    """
+    found = []
+    for title, unit, curves in CHARTS:
+        series = []
+        for number, run in enumerate(runs):
+            for place, (column, name, kind, error) in enumerate(curves):
+                points = run.curves.series(column, error)
+                if not points["y"] or column == "skipped" and not any(points["y"]):
+                    continue
+                if len(runs) > 1 and kind == "faint":
+                    continue
+                series.append(
+                    {
+                        "name": name if len(runs) == 1 else f"{run.name}: {name}",
+                        "kind": kind,
+                        "colour": (max(0, place - 1) if len(runs) == 1 else number) % COLOURS,
+                        **points,
+                    }
+                )
+        if series:
+            found.append({"title": title, "unit": unit, "series": series})
+    return found

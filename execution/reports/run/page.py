@@ -1,0 +1,282 @@
+"""Runs as one page of HTML that needs no network. What comes from files is escaped here, and
+nowhere else: it stays text.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from config import changes, to_mapping, to_yaml
+from execution.reports.run.charts import charts
+from execution.reports.run.run_files import SHOWN, RunFiles
+from utils.units import bytes_text, duration, si
+
+HERE = Path(__file__).parent
+STYLE = (HERE / "page.css").read_text(encoding="utf-8")
+SCRIPT = (HERE / "page.js").read_text(encoding="utf-8")
+CONTROLS = """<div class="controls"><span class="quiet">over</span>
+<label><input type="radio" name="axis" value="step">steps</label>
+<label><input type="radio" name="axis" value="tokens">tokens</label>
+<label><input type="radio" name="axis" value="seconds">time</label>
+<label><input type="checkbox" id="log">logarithmic</label></div>
+<div id="charts"></div><noscript><p>The curves need JavaScript.</p></noscript>"""
+DEEPEST = 6
+"""Levels of nested values that are shown."""
+
+
+def page(runs: "Sequence[RunFiles]", made: str) -> str:
+    """The page of one run, or of several laid over each other. ``made``: when."""
+    title = " · ".join(run.name for run in runs)
+    body = "\n".join(_sections(runs))
+    # < ends a script, whatever its type
+    data = json.dumps(charts(runs), separators=(",", ":")).replace("<", "\\u003c")
+    policy = (
+        f"default-src 'none'; script-src '{_digest(SCRIPT)}'; style-src '{_digest(STYLE)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{text(title)}</title>
+<style>{STYLE}</style></head>
+<body><main>
+{body}
+<footer>Written {text(made)}, from the files of {text(", ".join(str(r.folder) for r in runs))}.
+</footer></main>
+<script type="application/json" id="data">{data}</script>
+<script>{SCRIPT}</script></body></html>
+"""
+
+
+def text(value: Any) -> str:
+    """A value as text of a page."""
+    return html.escape(value if isinstance(value, str) else str(value))
+
+
+def _digest(content: str) -> str:
+    """Lets a browser run this script, or use this style, and no other."""
+    digest = hashlib.sha256(content.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def _sections(runs: "Sequence[RunFiles]") -> Iterator[str]:
+    yield "".join(_heads(runs))
+    yield f"<h2>Curves</h2>{CONTROLS}"
+    for title, show in (
+        ("Warnings", _warnings),
+        ("Phases of a step", _phases),
+        ("Samples", _samples),
+        ("Checkpoints", _checkpoints),
+    ):
+        yield _per_run(title, [(run, show(run)) for run in runs])
+    yield _configuration(runs)
+    yield _per_run("Program, data and machine", [(run, _about(run)) for run in runs])
+
+
+def _per_run(title: str, parts: "Sequence[tuple[RunFiles, str]]") -> str:
+    """A card for each run that has something to say."""
+    cards = []
+    for run, content in parts:
+        name = f"<h3>{text(run.name)}</h3>" if len(parts) > 1 else ""
+        if content:
+            cards.append(f'<div class="card scroll">{name}{content}</div>')
+    return f"<h2>{title}</h2>{''.join(cards)}" if cards else ""
+
+
+def _heads(runs: "Sequence[RunFiles]") -> Iterator[str]:
+    if len(runs) == 1:
+        run = runs[0]
+        steps, done = run.config.training.steps, run.curves.last("step")
+        state = "finished" if run.is_finished else "not finished"
+        yield f'<h1>{text(run.name)}</h1><p class="quiet">{state}: '
+        yield f"step {_number(done, '.0f')} of {steps}</p>"
+        tiles = (
+            f'<div class="card"><span class="quiet">{name}</span><b>{value}</b></div>'
+            for name, value in _results(run)
+        )
+        yield f'<div class="tiles">{"".join(tiles)}</div>'
+        return
+    yield f"<h1>{len(runs)} runs</h1>"
+    rows = [[("run", ""), *((name, "n") for name, _ in _results(runs[0]))]]
+    for run in runs:
+        rows.append([(text(run.name), ""), *((value, "n") for _, value in _results(run))])
+    yield f'<div class="card scroll">{_table(rows)}</div>'
+
+
+def _results(run: RunFiles) -> "list[tuple[str, str]]":
+    """Names and values as HTML."""
+    curves = run.curves
+    last, step = curves.last, curves.last("step")
+    error = last("validation_standard_error")
+    validation = _number(last("validation_loss"), ".4f")
+    if math.isfinite(error):
+        validation += f' <small class="quiet">±{error:.4f}</small>'
+    return [
+        ("step", f"{_number(step, '.0f')} / {run.config.training.steps}"),
+        ("loss, smoothed", _number(last("smooth_loss"), ".4f")),
+        ("validation", validation),
+        ("lowest validation", _number(curves.lowest("validation_loss"), ".4f")),
+        ("bits per byte", _number(last("validation_bits_per_byte"), ".4f")),
+        ("tokens", si(last("tokens")) if math.isfinite(last("tokens")) else "–"),
+        (
+            "tokens/s",
+            si(last("smooth_tokens_per_second")) if last("smooth_tokens_per_second") > 0 else "–",
+        ),
+        ("time", duration(last("seconds")) if last("seconds") >= 0 else "–"),
+    ]
+
+
+def _number(value: float, form: str) -> str:
+    return format(value, form) if math.isfinite(value) else "–"
+
+
+def _table(rows: "Sequence[Sequence[tuple[str, str]]]") -> str:
+    """Cells of HTML, each with its class; the first row has the heads."""
+    lines = []
+    for number, row in enumerate(rows):
+        tag = "td" if number else "th"
+        lines.append("".join(f'<{tag} class="{kind}">{cell}</{tag}>' for cell, kind in row))
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _facts(values: "Mapping[str, Any]") -> str:
+    """Names and values, a row each."""
+    cells = (f'<tr><th>{text(n)}</th><td class="text">{text(v)}</td>' for n, v in values.items())
+    return f"<table>{''.join(cells)}</table>" if values else ""
+
+
+def _warnings(run: RunFiles) -> str:
+    """What was told, the newest last."""
+    told = [
+        f'<p><span class="quiet">step {text(line.get("step"))}, {text(line.get("time"))}</span> '
+        f'<span class="warn">{text(line.get("text"))}</span></p>'
+        for line in run.warnings
+    ]
+    skipped = run.curves.last("skipped")
+    if skipped > 0:
+        told.append(
+            f'<p class="warn">{skipped:.0f} steps changed nothing: their gradients were not '
+            "finite.</p>"
+        )
+    more = f'<p class="quiet">The last {SHOWN}.</p>' if len(run.warnings) == SHOWN else ""
+    return more + "".join(told)
+
+
+def _phases(run: RunFiles) -> str:
+    """Of the profile in the run's folder, or else of the plan: time, limit and what bounds it."""
+    found = run.profile or run.plan
+    steps, phases = _float(found.get("steps")), found.get("phases")
+    if not steps or not isinstance(phases, list):
+        return (
+            '<p class="quiet">Not known: --profile measures them, and --plan with '
+            f"--plan_folder {text(run.folder)} computes them.</p>"
+        )
+    phases = [phase for phase in phases if isinstance(phase, dict)]
+    longest = max((_float(phase.get("seconds")) for phase in phases), default=0.0) or 1.0
+    rows = [[("phase", ""), ("time", "n"), ("", ""), ("of limit", "n"), ("bound by", "")]]
+    for phase in phases:
+        seconds, limit = _float(phase.get("seconds")), _float(phase.get("limit_seconds"))
+        bar = (
+            f'<svg class="bar" role="img" aria-label="time">'
+            f'<rect class="all" height="100%" width="{seconds / longest:.2%}"/>'
+            f'<rect class="limit" height="100%" width="{min(limit, seconds) / longest:.2%}"/></svg>'
+        )
+        name = str(phase.get("name")).removesuffix("_phase").replace("_", " ")
+        rows.append(
+            [
+                (text(name), ""),
+                (duration(seconds / steps), "n"),
+                (bar, ""),
+                (f"{limit / seconds:.0%}" if seconds else "–", "n"),
+                (text(phase.get("bound") if limit else "–"), ""),
+            ]
+        )
+    source = "Measured by --profile" if run.profile else "Computed by --plan"
+    return (
+        f'{_table(rows)}<p class="quiet">{source}, per step. The dark part of a bar is the '
+        "physical limit of its work on the machine.</p>"
+    )
+
+
+def _float(value: Any) -> float:
+    """A number of a file that is at least 0; 0 for anything else."""
+    if type(value) not in (int, float) or not 0 <= value < 1e300:
+        return 0.0
+    return float(value)
+
+
+def _samples(run: RunFiles) -> str:
+    """What the model wrote, the newest first."""
+    return "".join(
+        f'<p class="quiet">step {text(sample.get("step"))}</p><pre><span class="given">'
+        f"{text(sample.get('prompt'))}</span>{text(sample.get('text'))}</pre>"
+        for sample in reversed(run.samples)
+    )
+
+
+def _checkpoints(run: RunFiles) -> str:
+    rows = [[("checkpoint", ""), ("size", "n"), ("validation", "n"), ("", "")]]
+    for each in run.checkpoints:
+        loss = "–" if each.validation_loss is None else f"{each.validation_loss:.4f}"
+        rows.append(
+            [
+                (text(each.name), ""),
+                (bytes_text(each.size), "n"),
+                (loss, "n"),
+                ("best" if each.is_best else "", ""),
+            ]
+        )
+    return _table(rows) if run.checkpoints else ""
+
+
+def _configuration(runs: "Sequence[RunFiles]") -> str:
+    """What differs from presets, a column for each run, and the whole. First what tells the runs
+    apart.
+    """
+    bases, changed = zip(*(changes(run.config) for run in runs))
+    values = [dict(_settings(to_mapping(run.config))) for run in runs]
+    names = list(dict.fromkeys(name for each in changed for name in each))
+    names.sort(key=lambda name: all(each[name] == values[0][name] for each in values))
+    rows = [[("", ""), *((text(run.name), "") for run in runs)]] if len(runs) > 1 else []
+    rows.append([("begins with", ""), *((text(base), "text") for base in bases)])
+    for name in names:
+        cells = (json.dumps(each[name], ensure_ascii=False) for each in values)
+        rows.append([(text(name), ""), *((text(cell), "text") for cell in cells)])
+    whole = "".join(
+        f"<details><summary>all of {text(run.name)}</summary><pre>{text(to_yaml(run.config))}</pre>"
+        "</details>"
+        for run in runs
+    )
+    return f'<h2>Configuration</h2><div class="card scroll">{_table(rows)}{whole}</div>'
+
+
+def _settings(mapping: "Mapping[str, Any]") -> "Iterator[tuple[str, Any]]":
+    """The leaves of a configuration by their dotted names."""
+    for section, value in mapping.items():
+        if isinstance(value, dict):
+            yield from ((f"{section}.{name}", each) for name, each in value.items())
+        else:
+            yield section, value
+
+
+def _about(run: RunFiles) -> str:
+    return _facts(dict(_flat(run.about)))
+
+
+def _flat(values: Any, name: str = "", depth: int = 0) -> "Iterator[tuple[str, str]]":
+    """Nested values, each with the names that lead to it."""
+    if isinstance(values, dict) and depth < DEEPEST:
+        for key, value in values.items():
+            yield from _flat(value, f"{name} {key}".strip().replace("_", " "), depth + 1)
+    elif name.endswith(" bytes") and type(values) is int and values < 2**63:
+        yield name.removesuffix(" bytes"), bytes_text(values)
+    elif isinstance(values, list):
+        yield name, " ".join(str(value) for value in values)
+    else:
+        yield name, f"{values:,}" if type(values) is int and values < 2**63 else str(values)

@@ -1,0 +1,130 @@
+"""The files of a run's folder: what is there, as plain values; what is not, or is damaged, is
+left out.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+from config import Config, UserError, load
+from config.bounded import read_bounded
+from execution.checkpoint_folder import MANIFEST, best_in, checkpoints_in
+from execution.manifest import ManifestError, read_manifest
+from execution.reports.run.curves import Curves
+
+CONFIG = "config.yml"
+METRICS = "metrics.jsonl"
+ABOUT = "run.json"
+"""What a run was when it last started: program, data, machine."""
+SAMPLES = "samples.jsonl"
+WARNINGS = "warnings.jsonl"
+REPORT = "report.html"
+LARGEST_FILE = 2**24
+"""Bytes of a file that is shown; larger ones are not read."""
+SHOWN = 30
+"""Samples or warnings that are shown, the newest."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that a run's folder has."""
+
+    name: str
+    size: int
+    """Bytes of its files."""
+    validation_loss: Optional[float]
+    is_best: bool
+
+
+@dataclass
+class RunFiles:
+    """What a run's folder says. `update` reads again what changes while the run trains."""
+
+    folder: Path
+    config: Config
+    curves: Curves
+    about: "dict[str, Any]" = field(default_factory=dict)
+    profile: "dict[str, Any]" = field(default_factory=dict)
+    plan: "dict[str, Any]" = field(default_factory=dict)
+    samples: "list[dict[str, Any]]" = field(default_factory=list)
+    warnings: "list[dict[str, Any]]" = field(default_factory=list)
+    checkpoints: "list[Checkpoint]" = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The folder's name: that of the run, and a number where it had one already."""
+        return self.folder.name
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last step is done."""
+        return self.curves.last("step") >= self.config.training.steps
+
+    def update(self) -> None:
+        """Read what has come since.
+
+        Raises:
+            UserError: the metrics cannot be read.
+        """
+        self.curves.update()
+        self.about = _object(self.folder / ABOUT)
+        self.profile = _object(self.folder / "profile.json")
+        self.plan = _object(self.folder / "plan.json")
+        self.samples = _lines(self.folder / SAMPLES)
+        self.warnings = _lines(self.folder / WARNINGS)
+        named = self.config.checkpoint.save
+        self.checkpoints = _checkpoints(Path(named) if named else self.folder / "checkpoints")
+
+
+def read_run(folder: Path) -> RunFiles:
+    """A run's folder.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not (folder / CONFIG).is_file():
+        raise UserError(
+            f"{folder}: got a folder without {CONFIG}; expected one that a run has left. Name "
+            "folders such as runs/demo."
+        )
+    files = RunFiles(folder.resolve(), load(folder / CONFIG), Curves(folder / METRICS))
+    files.update()
+    return files
+
+
+def _object(path: Path) -> "dict[str, Any]":
+    try:
+        found = json.loads(read_bounded(path, LARGEST_FILE))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _lines(path: Path) -> "list[dict[str, Any]]":
+    """The newest of a file's objects."""
+    try:
+        lines = read_bounded(path, LARGEST_FILE).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines[-SHOWN:]:
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(values, dict):
+            found.append(values)
+    return found
+
+
+def _checkpoints(folder: Path) -> "list[Checkpoint]":
+    best, found = best_in(folder), []
+    for path in checkpoints_in(folder):
+        try:
+            size = sum(file.stat().st_size for file in path.iterdir())
+            loss = read_manifest(path / MANIFEST).get("validation_loss")
+        except (OSError, ManifestError):
+            continue  # deleted meanwhile, or damaged: whoever loads it is told
+        found.append(Checkpoint(path.name, size, loss, path == best))
+    return found

@@ -1,0 +1,198 @@
+"""The report of a run, as a browser shows it and as its files say."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from config import UserError, preset, save
+from demo.report import main
+from execution.metrics import MetricsFile
+from execution.reports.run.curves import POINTS, Curves, RunningMean, thinned
+from execution.reports.run.run_files import read_run
+from tests.browser import Browser
+
+ROOT = Path(__file__).parents[2]
+ATTACK = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+STEPS = 40
+
+
+def line(step: int, **values: object) -> "dict[str, object]":
+    return {
+        "step": step,
+        "tokens": 128 * step,
+        "seconds": 2.0 * step,
+        "step_seconds": 0.5,
+        "memory_bytes": 2**30,
+        "loss": 8.0 / step,
+        "validation_loss": None,
+        "learning_rate": 1e-3 * step,
+        "gradient_norm": 1.0,
+        "skipped": 0,
+        **values,
+    }
+
+
+def make_run(folder: Path, steps: int = STEPS, told: str = "hm") -> Path:
+    """A run's folder as training leaves it."""
+    folder.mkdir(parents=True)
+    save(preset("tiny", steps=STEPS, wandb_name=told), folder / "config.yml")
+    metrics = MetricsFile(folder / "metrics.jsonl", 0)
+    for step in range(1, steps + 1):
+        found = {"validation_loss": 3.0, "validation_standard_error": 0.25} if step == 20 else {}
+        metrics.write(line(step, **found))
+    metrics.close()
+    (folder / "samples.jsonl").write_text(json.dumps({"step": 9, "prompt": told, "text": told}))
+    (folder / "warnings.jsonl").write_text(json.dumps({"step": 9, "time": "now", "text": told}))
+    (folder / "run.json").write_text(json.dumps({"machine": {told: told, "memory_bytes": 2**30}}))
+    phase = {"name": f"{told}_phase", "seconds": 4.0, "limit_seconds": 1.0, "bound": told}
+    (folder / "profile.json").write_text(json.dumps({"steps": 2, "phases": [phase]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    browser = Browser()
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    run = make_run(tmp_path_factory.mktemp("report") / "first")
+    assert main([str(run)]) == 0
+    return run
+
+
+def tip(browser: Browser, share: float) -> "list[str]":
+    """What is told at a place of the first chart, from its left to its right."""
+    left, top, width = browser.ask(
+        "(r => [r.left, r.top, r.width])(document.querySelector('#charts svg')"
+        ".getBoundingClientRect())"
+    )
+    browser.move_mouse(left + 58 + share * (width - 72), top + 100)
+    return browser.ask("document.querySelector('.tip').innerText").split("\n")
+
+
+def test_curves_are_drawn_and_told_where_the_mouse_is(browser, run):
+    browser.open(run / "report.html")
+    titles = browser.ask("[...document.querySelectorAll('#charts h3')].map(e => e.innerText)")
+    assert [title.split(",")[0] for title in titles] == [
+        "Loss", "Learning rate", "Gradient norm", "Tokens per second",
+        "Host memory of the first process",
+    ]  # fmt: skip
+    paths = "[...document.querySelectorAll('path.curve')].map(e => e.getAttribute('d'))"
+    drawn = browser.ask(paths)
+    assert [path.count("L") + 1 for path in drawn] == [STEPS, STEPS, 1, *[STEPS] * 5]
+    assert not any("NaN" in path for path in drawn)
+    mean = RunningMean()
+    smooth = [mean.add(8.0 / step) for step in range(1, STEPS + 1)]
+    told = tip(browser, 19 / 39)
+    assert told[:2] == ["step 20", "loss of each step 0.4"]
+    assert told[2] == f"loss, smoothed {smooth[19]:.5g}" and told[3] == "validation 3 ±0.25"
+    for axis, name in (("tokens", "tokens 2.56 k"), ("seconds", "time 40 s")):
+        browser.ask(f"document.querySelector('[value={axis}]').click()")
+        assert tip(browser, 19 / 39)[0] == name
+    browser.ask("document.querySelector('#log').click()")
+    assert browser.ask(paths)[0] != drawn[0] and "NaN" not in browser.ask(paths)[0]
+    assert browser.ask("location.hash") == "#seconds,log"
+    assert browser.ask("performance.getEntriesByType('resource').length") == 0
+    assert browser.messages == []
+
+
+def test_it_fits_a_phone_and_is_dark_where_that_is_wanted(browser, run):
+    colour = "getComputedStyle(document.body).backgroundColor"
+    browser.open(run / "report.html", width=360, dark=True)
+    assert browser.ask("document.documentElement.scrollWidth") == 360
+    assert browser.ask("document.querySelector('path.curve').getBBox().width") > 200
+    dark = browser.ask(colour)
+    browser.open(run / "report.html")
+    assert browser.ask(colour) != dark and browser.messages == []
+
+
+def test_texts_of_files_stay_texts(browser, tmp_path):
+    name = "<script>window.hacked = 1<%2Fscript>"
+    runs = [make_run(tmp_path / name, told=ATTACK), make_run(tmp_path / "other", 10, told=ATTACK)]
+    page = tmp_path / "both.html"
+    assert main([*map(str, runs), "--output", str(page)]) == 0
+    browser.open(page)
+    assert browser.ask("window.hacked === undefined && document.scripts.length === 2")
+    shown = browser.ask("document.body.textContent")
+    # settings, samples (twice), warnings, machine, phases
+    assert shown.count(ATTACK) >= 2 * 6
+    legend = browser.ask("document.querySelector('.legend').innerText")
+    assert f"{name}: loss, smoothed" in legend and "other: loss, smoothed" in legend
+    assert browser.messages == []
+
+
+def test_files_that_are_damaged_or_gone_are_left_out(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+    for name in ("samples.jsonl", "warnings.jsonl", "run.json", "profile.json"):
+        (run / name).write_bytes(b"[" * 3000 + b"\n\xff{}\n[]\n")
+    (run / "metrics.jsonl").write_text('{"step": 1}\nnothing\n' + "[" * 10**5)
+    assert main([str(run)]) == 0
+    (run / "profile.json").write_text('{"steps": -1e999, "phases": [7, {"seconds": "x"}]}')
+    (run / "run.json").write_text("{}")
+    (run / "metrics.jsonl").unlink()
+    assert main([str(run)]) == 0
+    assert "step – of 40" in (run / "report.html").read_text()
+
+
+def test_what_is_no_run_is_refused_in_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"got a folder without config.yml; expected one that a"):
+        main([str(tmp_path)])
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "demo/report.py"), "--ouptut", "x"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and "Did you mean '--output'?" in done.stderr
+    assert "RUNS: got none" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_curves_grow_with_their_file_and_begin_again_with_another(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics, curves = MetricsFile(path, 0), Curves(path)
+    for step in range(1, 6):
+        metrics.write(line(step))
+        curves.update()
+        assert len(curves) == step
+    with path.open("a") as file:
+        file.write('{"step": 6, ')
+    curves.update()
+    assert len(curves) == 5
+    metrics.close()
+    metrics = MetricsFile(path, 5)
+    metrics.replace_last(line(5, validation_loss=2.5))
+    curves.update()
+    assert len(curves) == 5 and curves.last("validation_loss") == 2.5
+    fresh = Curves(path)
+    fresh.update()
+    assert fresh.series("smooth_loss") == curves.series("smooth_loss")
+    metrics.close()
+
+
+def test_thinned_curves_keep_their_extremes():
+    values = np.sin(np.arange(100_000) / 500)
+    values[777], values[40_404], values[50_000] = 9.0, -9.0, np.nan
+    kept = thinned(values)
+    assert len(kept) <= POINTS and {0, 777, 40_404, 99_999} <= set(kept) and 50_000 not in kept
+    assert np.abs(np.interp(np.arange(40_000), kept, values[kept]) - values[:40_000])[
+        1000:
+    ].max() < np.sin(250 / 500)
+
+
+def test_the_smooth_curve_is_a_mean_of_what_came_before():
+    mean = RunningMean()
+    assert [mean.add(2.5) for _ in range(50)] == pytest.approx([2.5] * 50)
+    mean = RunningMean()
+    assert np.isnan(mean.add(float("nan"))) and mean.add(1.0) == pytest.approx(1.0)
+    assert mean.add(2.0) == pytest.approx((0.95 * 1 + 2) / 1.95)
+
+
+def test_a_run_that_still_trains_says_so(tmp_path):
+    run = read_run(make_run(tmp_path / "run", 10))
+    assert not run.is_finished and len(run.curves) == 10
