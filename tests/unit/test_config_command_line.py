@@ -30,7 +30,7 @@ def other_value(leaf: config.Leaf):
     if leaf.choices:
         return next(choice for choice in leaf.choices if choice != leaf.default)
     if leaf.is_list:
-        return ("one", "two")
+        return ("one=2", "two=1") if leaf.name == "mix" else ("one", "two")
     if leaf.kind is bool:
         return not leaf.default
     if leaf.kind is str:
