@@ -174,6 +174,10 @@ class Data:
     """
     validation_files: tuple[PathText, ...] = ()
     """TFRecord files to validate on, as paths or glob patterns."""
+    skip_damaged: bool = False
+    """Leave out what is in records of TFRecord files whose checksum is wrong, and name each in the
+    log.
+    """
     tokenizer: Optional[PathText] = None
     """Tokenizer file (JSON of the tokenizers package) that made the tokens; used to show text that
     the model writes.

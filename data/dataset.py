@@ -1,5 +1,6 @@
 """Where samples come from: token files, or numbers made on the spot."""
 
+import contextlib
 import functools
 import glob
 import hashlib
@@ -15,7 +16,7 @@ import numpy as np
 from config.texts import user_path
 from data import example
 from data.description import Described, describe, read_info
-from data.errors import DataError
+from data.errors import DamagedRecordError, DataError
 from data.masking import ids_of, masked
 from data.records import DAMAGED, RecordFile
 from data.sampling import Mixture, derive_key, mix
@@ -133,6 +134,9 @@ class TokenDataset:
         instance, instances: which process of a run this is, and of how many.
         stride: tokens from a sample's beginning to the next one's, at most `sequence_length`; for
             evaluation, where a text may be shorter than a sample, too. None: `sequence_length`.
+        skip_damaged: leave out samples that need a record whose checksum is wrong, and tell of each
+            such record. The next sample takes the place of such a one; with a stride, its labels do
+            not count. Files need an index, or damaged lengths hide what follows them.
     Raises:
         DataError: also while reading, for damage that opening did not look for.
     """
@@ -146,9 +150,13 @@ class TokenDataset:
         instance: int = 0,
         instances: int = 1,
         stride: int | None = None,
+        skip_damaged: bool = False,
     ) -> None:
         self.sequence_length = sequence_length
         self.vocabulary_size = vocabulary_size
+        self.damaged: set[str] = set()
+        """What was found damaged so far, in words."""
+        self._skip_damaged, self._is_evaluated = skip_damaged, stride is not None
         paths = find_files(files)
         if not paths:
             raise DataError(
@@ -170,11 +178,15 @@ class TokenDataset:
             lambda number: self.files[number].open()
         )
         for number in own:
-            self._check_ends(number, described[number])
+            with self._noting_damage():
+                self._check_ends(number, described[number])
         self._make_sections(described, stride)
         if sum(file.size for file in self.files) <= VERIFIED_BYTES:
             for number in own:
-                self.files[number].verify()
+                opened = self.files[number].open()
+                for record in range(len(self.files[number])):
+                    with self._noting_damage():
+                        self.files[number].payload(opened, record)
         for number in own:
             self.files[number].save_index()
 
@@ -206,14 +218,42 @@ class TokenDataset:
     def read(self, samples: np.ndarray) -> np.ndarray:
         """As of `Dataset`; zeros after a text that is shorter."""
         batch = np.zeros((len(samples), self.sequence_length + 1), dtype=np.int32)
-        sections = np.searchsorted(self._sample_ends, samples, side="right")
-        for row, sample, number in zip(batch, samples, sections):
-            section = self._sections[number]
-            run, window = divmod(int(sample) - section.samples, section.windows.count)
-            begin = int(section.windows.begin(np.array([window]))[0])
-            tokens = self._run_tokens(section, run, begin, row.size)
+        for row, sample in zip(batch, samples):
+            tokens = self._whole_sample(int(sample), row.size)
             row[: tokens.size] = tokens
         return batch
+
+    def _whole_sample(self, sample: int, count: int) -> np.ndarray:
+        """Up to so many tokens of a sample; where it is damaged and left out, of the next one that
+        is not, or padding that does not count.
+        """
+        for number in range(sample, sample + len(self)):
+            with self._noting_damage():
+                return self._sample(number % len(self), count)
+            if self._is_evaluated:
+                return masked(np.zeros(count, np.int32), np.zeros(count, np.bool_))
+        raise DataError(
+            f"{self.files[0].path}: got records that are all damaged; expected whole ones. "
+            f"{DAMAGED}"
+        )
+
+    def _sample(self, sample: int, count: int) -> np.ndarray:
+        section = self._sections[np.searchsorted(self._sample_ends, sample, side="right")]
+        run, window = divmod(sample - section.samples, section.windows.count)
+        begin = int(section.windows.begin(np.array([window]))[0])
+        return self._run_tokens(section, run, begin, count)
+
+    @contextlib.contextmanager
+    def _noting_damage(self) -> Iterator[None]:
+        """Tell of a damaged record, once, instead of raising, where these are left out."""
+        try:
+            yield
+        except DamagedRecordError as error:
+            if not self._skip_damaged:
+                raise DamagedRecordError(f"{error} Or leave it out: --skip_damaged.") from error
+            if str(error) not in self.damaged:
+                self.damaged.add(str(error))
+                _LOG.warning("%s It is left out, record %d so far.", error, len(self.damaged))
 
     def counted(self, samples: np.ndarray) -> np.ndarray:
         """Return from where to where the labels of samples are in no sample before, int [n] ->

@@ -85,7 +85,9 @@ class Preparation:
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Preparation):
-    """Text in UTF-8, or JSON lines (.jsonl, .ndjson), plain or compressed (.gz, .bz2, .xz)."""
+    """Text in UTF-8 or JSON lines (.jsonl, .ndjson), plain or compressed (.gz, .bz2, .xz, .zst), or
+    Parquet (.parquet).
+    """
 
     inputs: tuple[PathText, ...]
     """Files, folders or quoted globs."""
@@ -94,7 +96,7 @@ class Text(Preparation):
     .ndjson in any case.
     """
     text_field: str = "text"
-    """The field of JSON lines that holds the text."""
+    """The field of JSON lines, or the column of Parquet files, that holds the text."""
     document_bytes: int = 2**20
     """Longer documents are cut at a line's end."""
     skip_damaged: bool = False

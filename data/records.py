@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from config.plain_files import open_plain
-from data.errors import DataError
+from data.errors import DamagedRecordError, DataError
 
 HEADER = struct.Struct("<QI")
 FOOTER = struct.Struct("<I")
@@ -288,7 +288,7 @@ def _checked_payload(where: str, frame: bytes, start: int) -> memoryview:
     (expected,) = FOOTER.unpack_from(frame, len(frame) - FOOTER.size)
     got = masked_crc(payload)
     if got != expected:
-        raise DataError(
+        raise DamagedRecordError(
             f"{where}: got data with checksum {got:#010x} at byte {start}; expected "
             f"{expected:#010x}. {DAMAGED}"
         )
@@ -301,7 +301,7 @@ def _checked_length(where: str, frame: bytes, start: int) -> int:
     length, expected = HEADER.unpack_from(frame)
     got = masked_crc(frame[:8])
     if got != expected:
-        raise DataError(
+        raise DamagedRecordError(
             f"{where}: got a length with checksum {got:#010x} at byte {start}; expected "
             f"{expected:#010x}. The file is damaged or no TFRecord file: "
             "restore it from a copy or prepare it again."

@@ -1,4 +1,4 @@
-"""Where documents come from: text files, JSON lines, the standard library of this Python, a
+"""Where documents come from: text files, JSON lines, Parquet, the standard library of Python, a
 Wikipedia dump (see `wikipedia.py`).
 """
 
@@ -18,6 +18,7 @@ from config.texts import user_path
 from data.compression import EXPANDED, is_compressed, open_text
 from data.errors import DataError
 from data.json_lines import is_json_lines, read_json_lines
+from data.parquet import is_parquet, read_parquet
 from data.records import unreadable
 
 
@@ -57,10 +58,10 @@ def text_source(
         patterns: files, folders (all their files, but hidden ones, recursively) or globs.
         documents: what one document is: "file", "paragraph" (with the empty lines after it), "line"
             or "json" (a field of a line's JSON object). Files whose names say that they are JSON
-            lines are read so in any case.
+            lines or Parquet are read so in any case.
         document_bytes: a document is cut at the end of the line that reaches this many characters,
             and a line of that many is cut there, so that a file of any size takes little memory.
-        text_field: of the JSON objects.
+        text_field: of the JSON objects, and the column of Parquet files.
         skip_damaged: leave out JSON lines that cannot be read, and note them in `damaged`.
     """
     files = text_files(patterns)
@@ -68,7 +69,10 @@ def text_source(
 
     def read() -> Iterator[str]:
         for path in files:
-            if documents == "json" or is_json_lines(path):
+            if is_parquet(path):
+                for text in read_parquet(path, text_field):
+                    yield from _files(io.StringIO(text), document_bytes)
+            elif documents == "json" or is_json_lines(path):
                 note = damaged if skip_damaged else None
                 for text in read_json_lines(path, text_field, note):
                     yield from _files(io.StringIO(text), document_bytes)

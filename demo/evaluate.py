@@ -61,6 +61,7 @@ ROWS = 1024
 """Tokens that run as one, about: enough for matrix products to be fast."""
 USED = (
     "precision", "sequence_length", "attention_serialisation", "input_files", "tokenizer",
+    "skip_damaged",
     "micro_batch_size", "widening", "data_parallel", "tensor_parallel_1", "tensor_parallel_2",
     "replicated_tensor_sharding", "device", "device_memory", "memmap_dir", "host_memory",
 )  # fmt: skip
@@ -306,7 +307,11 @@ def _open(
             "--input_files: got none, and the run has no validation files; expected token files. "
             "Give some, or text with --text."
         )
-    place = {"instance": popdist.getInstanceIndex(), "instances": popdist.getNumInstances()}
+    place = {
+        "instance": popdist.getInstanceIndex(),
+        "instances": popdist.getNumInstances(),
+        "skip_damaged": config.data.skip_damaged,
+    }
     return TokenDataset(config.data.input_files, sequence, vocabulary, stride=stride, **place), None
 
 

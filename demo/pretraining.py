@@ -218,7 +218,11 @@ def open_data(config: Config) -> "tuple[Dataset, Optional[Dataset]]":
             sequence, vocabulary, seed + 1
         )
     validation = config.data.validation_files
-    place = {"instance": popdist.getInstanceIndex(), "instances": popdist.getNumInstances()}
+    place = {
+        "instance": popdist.getInstanceIndex(),
+        "instances": popdist.getNumInstances(),
+        "skip_damaged": config.data.skip_damaged,
+    }
     data = _training_data(config, place)
     return (
         data,

@@ -12,7 +12,10 @@ import tfrecord
 
 import data.dataset
 from data import BatchLoader, DataError, TokenArray, TokenDataset, find_files
+from data.masking import IGNORED, labels_of
+from data.preparation import Settings, prepare
 from data.records import RecordFile, index_path
+from data.sources import text_source
 
 LENGTH = 4
 VOCABULARY = 100
@@ -490,3 +493,56 @@ def test_importing_the_room_loads_neither_tokenizers_nor_torch():
         "'tfrecord')))"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def damaged_text(folder):
+    """A prepared text of 40 tokens in records of four labels, of which number 3 is damaged."""
+    (folder / "text.txt").write_text("abcdefghij" * 4)
+    prepared = Settings(sequence_length=LENGTH, characters=True, validation=0.0)
+    prepare(text_source([str(folder / "text.txt")]), folder / "out", prepared, report=print)
+    path = folder / "out/train-00000.tfrecord"
+    frame = int(RecordFile(path).offsets[1])
+    flip(path, 3 * frame + frame // 2)
+    return path, 3 * frame
+
+
+@pytest.mark.parametrize("opens_all", [True, False])
+def test_damaged_records_are_left_out_named_once_and_counted_if_asked(
+    tmp_path, caplog, monkeypatch, opens_all
+):
+    if not opens_all:
+        monkeypatch.setattr(data.dataset, "VERIFIED_BYTES", 0)
+    path, byte = damaged_text(tmp_path)
+    dataset = TokenDataset(path, LENGTH, VOCABULARY, skip_damaged=True)
+    found = dataset.read(np.arange(len(dataset)))
+    whole = [n for n in range(len(dataset)) if n != 3]
+    np.testing.assert_array_equal(found[3], found[4])
+    first = found[0, 0]
+    tokens = [[first + (LENGTH * n + i) % 10 for i in range(1, LENGTH + 1)] for n in whole[:-1]]
+    np.testing.assert_array_equal(found[whole[:-1], 1:], tokens)
+    assert (found >= 0).all() and len(dataset.damaged) == 1
+    (told,) = caplog.messages
+    assert f"{path}, record 3: got data with checksum" in told and f"at byte {byte};" in told
+    assert told.endswith("It is left out, record 1 so far.")
+    again = TokenDataset(path, LENGTH, VOCABULARY, skip_damaged=True)
+    np.testing.assert_array_equal(again.read(np.array([3])), found[3:4])
+
+
+def test_labels_of_damaged_records_do_not_count_in_an_evaluation(tmp_path):
+    path, _ = damaged_text(tmp_path)
+    dataset = TokenDataset(path, LENGTH, VOCABULARY, stride=LENGTH, skip_damaged=True)
+    labels = labels_of(dataset.read(np.arange(len(dataset)))[:, 1:])
+    assert (labels == IGNORED).all(axis=1).nonzero()[0].tolist() == [3]
+    assert (labels == IGNORED).sum() == LENGTH
+    with pytest.raises(DataError, match="record 3: got data .* Or leave it out: --skip_damaged."):
+        TokenDataset(path, LENGTH, VOCABULARY, stride=LENGTH)
+
+
+def test_data_that_are_all_damaged_are_refused(tmp_path, no_verification):
+    path, _ = damaged_text(tmp_path)
+    frame = int(RecordFile(path).offsets[1])
+    for record in (n for n in range(len(RecordFile(path))) if n != 3):
+        flip(path, record * frame + frame // 2)
+    dataset = TokenDataset(path, LENGTH, VOCABULARY, skip_damaged=True)
+    with pytest.raises(DataError, match="got records that are all damaged; expected whole ones"):
+        dataset.read(np.array([0]))

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import hypothesis
 import numpy as np
+import pyarrow.parquet
 import pytest
 import tfrecord
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -349,6 +351,7 @@ def write_lines(path, texts, opener=open):
         ("a.ndjson.gz", gzip.open),
         ("a.jsonl.xz", lzma.open),
         ("a.jsonl.bz2", bz2.open),
+        ("a.jsonl.zst", zstandard.open),
     ],
 )
 def test_json_lines_give_their_texts(tmp_path, name, opener):
@@ -363,6 +366,36 @@ def test_compressed_text_is_the_text(tmp_path):
     with gzip.open(tmp_path / "a.txt.gz", "wt", encoding="utf-8") as file:
         file.write("one\ntwo\n")
     assert list(text_source([str(tmp_path)], documents="line").documents()) == ["one", "two"]
+
+
+def test_zst_files_of_several_frames_are_read_whole(tmp_path):
+    parts = [bytes([97 + n]) * (10 ** (n + 1)) for n in range(6)]
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(b"".join(map(zstandard.compress, parts)))
+    source = text_source([str(path)], document_bytes=2**31 - 1)
+    assert "".join(source.documents()).encode() == b"".join(parts)
+    path.write_bytes(b"no frame")
+    with pytest.raises(DataError, match="got compressed data that are damaged"):
+        list(source.documents())
+
+
+def test_parquet_gives_the_texts_of_a_column_a_document_a_row(tmp_path):
+    texts = [f"text {number}\n" * (number % 5) for number in range(2500)]
+    table = pyarrow.table({"number": range(2500), "body": texts[:-1] + [None]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=700)
+    found = list(text_source([str(tmp_path)], text_field="body").documents())
+    assert found == [text for text in texts[:-1] if text]
+    with pytest.raises(
+        DataError, match=r"got no text in 'number' \(columns: 'number' \(int64\), 'b"
+    ):
+        list(text_source([str(tmp_path)], text_field="number").documents())
+
+
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (tmp_path / "a.txt.zst").touch()
+    with pytest.raises(DataError, match="zstandard reads, which is not installed.*pip install"):
+        list(text_source([str(tmp_path)]).documents())
 
 
 def test_damaged_json_lines_are_left_out_counted_and_named_if_asked(tmp_path):
@@ -508,7 +541,15 @@ def corrupt(path):
         (["text", "cut.txt.gz"], "cut.txt.gz: got compressed data that are damaged"),
         (
             ["text", "a.jsonl.zst"],
-            "a.jsonl.zst: got a file of kind .zst; expected plain text or .gz",
+            "a.jsonl.zst: got compressed data that are damaged (it ends within a frame); expected",
+        ),
+        (
+            ["text", "a.txt.zip"],
+            "a.txt.zip: got a file of kind .zip; expected plain text or .gz",
+        ),
+        (
+            ["text", "bad.parquet"],
+            "bad.parquet: got 'Parquet magic bytes not found in footer.",
         ),
     ],
 )
@@ -522,7 +563,9 @@ def test_mistakes_end_with_code_two_one_message_and_no_change(
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x01")
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')
     (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"text " * 99)[:-9])
-    (tmp_path / "a.jsonl.zst").write_bytes(b"(\xb5/\xfd")
+    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(b"text " * 99)[:-2])
+    (tmp_path / "a.txt.zip").write_bytes(b"PK")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1" + b"text " * 99)
     writer = tfrecord.TFRecordWriter(str(tmp_path / "flipped.tfrecord"))
     writer.write({"input_ids": (list(range(50)), "int")})
     writer.close()
