@@ -21,14 +21,13 @@ def state_bytes(config: Config) -> int:
     between layers, which are when it begins.
     """
     model, training = config.model, config.training
-    width = WIDTHS[model.precision]
-    state = width + 2 * WIDTHS[training.moment_precision]
+    state = WIDTHS[config.weight_precision] + 2 * WIDTHS[training.moment_precision]
     activations = (
         model.layers
         * training.global_batch_size
         * model.sequence_length
         * model.hidden_size
-        * width
+        * WIDTHS[model.precision]
     )
     parameters = parameter_count(model)
     return parameters * state + max(parameters * GRADIENT, activations)
