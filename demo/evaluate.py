@@ -307,7 +307,7 @@ def _open(
             "--input_files: got none, and the run has no validation files; expected token files. "
             "Give some, or text with --text."
         )
-    place = {
+    place: "dict[str, Any]" = {
         "instance": popdist.getInstanceIndex(),
         "instances": popdist.getNumInstances(),
         "skip_damaged": config.data.skip_damaged,

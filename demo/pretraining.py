@@ -27,7 +27,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import indent
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import popdist
@@ -218,7 +218,7 @@ def open_data(config: Config) -> "tuple[Dataset, Optional[Dataset]]":
             sequence, vocabulary, seed + 1
         )
     validation = config.data.validation_files
-    place = {
+    place: "dict[str, Any]" = {
         "instance": popdist.getInstanceIndex(),
         "instances": popdist.getNumInstances(),
         "skip_damaged": config.data.skip_damaged,
@@ -232,7 +232,7 @@ def open_data(config: Config) -> "tuple[Dataset, Optional[Dataset]]":
     )
 
 
-def _training_data(config: Config, place: "dict[str, int]") -> Dataset:
+def _training_data(config: Config, place: "dict[str, Any]") -> Dataset:
     """The files to train on, or a mixture of some; those that the settings fit."""
     sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
     mixed = config.data.mixed()

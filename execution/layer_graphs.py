@@ -2,6 +2,7 @@
 buffers and transfers.
 """
 
+import copy
 from typing import Dict, Mapping, Optional, Tuple, Union
 
 import numpy as np
@@ -91,7 +92,7 @@ def embedding_graphs(
     plan = embedding_plan(config.model.document_attention)
     table = Embedding.parameters(config.model)
     if config.model.lora_rank:
-        weights = layer_weights(config, layout, factories, 1, None)
+        weights = layer_weights(config, layout, factories, 1, None, config.weight_precision)
         return InferenceGraphs(table=table, rows=1, weights=weights, fwd=serialise(fwd, plan, io))
     accumulators, grad = _gradient(fwd, factories, layer, required=0)
     fwd_all, grad_all = serialise_with_gradient(fwd, grad, plan, io)
@@ -212,7 +213,7 @@ def fwd_graphs(
     for (layer, table, count), specs, plan in zip(layers, inputs, plans):
         factories, fwd = layer.create_graph(*specs)
         tied_to = result[0] if TIED in factories and result else None
-        weights = layer_weights(config, layout, factories, count, tied_to)
+        weights = layer_weights(config, layout, factories, count, tied_to, config.model.precision)
         result.append(
             InferenceGraphs(table=table, rows=count, weights=weights, fwd=serialise(fwd, plan, io))
         )
@@ -252,19 +253,36 @@ def layer_weights(
     factories: NamedVariableFactories,
     rows: int,
     tied_to: Optional[LayerGraphs],
+    precision: str,
 ) -> Weights:
     """A layer's weights in remote memory, with the buffer of another layer's word embedding where
     it is tied to that.
+
+    Args:
+        precision: data type of the rows. Loading casts a row, a shard, to the type of the layer's
+            graphs, so that gathering moves no more bytes.
     """
     groups = _shard_groups(config, layout, factories)
-    own = factories.copy()
+    types = {name: factory.dtype for name, factory in factories.to_dict().items()}
+    own = _in_precision(factories, precision)
     if tied_to is not None:
         own.pop(TIED)
     buffers = _buffers(own, rows, groups)
     if tied_to is not None:
         buffers.insert(TIED, tied_to.weights.buffers[TIED], overwrite=True)
-    load = Load.of(buffers, rows)
+    load = Load.in_types(buffers, types)
     return Weights(own, buffers, load, Gather.of(load.results, groups))
+
+
+def _in_precision(factories: NamedVariableFactories, precision: str) -> NamedVariableFactories:
+    """The same variables, weights among them in a data type."""
+    result, dtype = factories.copy(), data_type(precision)
+    for name, factory in factories.to_dict().items():
+        if factory.dtype.is_floating_point and factory.dtype is not dtype:
+            other = copy.copy(factory)
+            other.dtype = dtype
+            result.insert(name, other, overwrite=True)
+    return result
 
 
 def _training_graphs(
@@ -277,7 +295,7 @@ def _training_graphs(
     grad: addons.GraphWithNamedArgs,
     tied_to: Union[None, TrainingGraphs, InferenceGraphs] = None,
 ) -> TrainingGraphs:
-    weights = layer_weights(config, layout, factories, rows, tied_to)
+    weights = layer_weights(config, layout, factories, rows, tied_to, config.weight_precision)
     changed = trained(table, config.model.lora_rank > 0)
     sums = summed(accumulators)
     groups = _shard_groups(config, layout, sums)
@@ -287,7 +305,11 @@ def _training_graphs(
     buffers = _buffers(own_sums, rows, groups)
     loads = {name: Load.of(selected(buffers, (name,)), rows) for name in changed}
     own = NamedTensors.pack(list(changed), [load.results[name] for name, load in loads.items()])
-    optimizer = Optimizer.of(changed, weights.load.results, own, layout, config.training)
+    specs = {
+        name: TensorSpec(b.tensor_shape, b.tensor_dtype, b.meta_shape)
+        for name, b in weights.buffers.to_dict().items()
+    }
+    optimizer = Optimizer.of(changed, specs, own, layout, config.training)
     state = addons.named_variable_buffers(optimizer.factories, rows, False)
     updated = {
         name: NamedRemoteBuffers(weight=weights.buffers[name], state=state[name])
