@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Figures
-from config import Config, Execution, Model, Training, learning_rate
+from config import Config, Execution, Model, Training, learning_rate, override
 from execution.host import run_steps
 from execution.inference import evaluate, evaluation
 from execution.pretraining import pretraining
@@ -82,7 +82,9 @@ class PhasedSteps(PhasedTrainer):
 
 
 class PhasedRun(PhasedTrainer):
-    """`shakespeare.py`'s workload; `text` gives batches and validation windows."""
+    """`shakespeare.py`'s workload; `text` gives batches and validation windows, and `options` may
+    have `settings` beyond its own.
+    """
 
     def __init__(
         self,
@@ -102,6 +104,7 @@ class PhasedRun(PhasedTrainer):
             ),
             execution=Execution(micro_batch_size=batch, recomputation=False),
         )
+        config = override(config, **options.get("settings", {}))
         super().__init__(config, text.batches(seed, self.sequence))
 
     def finish(self) -> Figures:

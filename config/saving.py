@@ -92,6 +92,7 @@ def numerics_hash(config: Config) -> str:
         "max_positions": config.model.positions,
         "feed_forward_size": config.model.feed_forward,
     }
+    mapping["training"]["master_weights"] = config.has_master_weights
     return _digest(mapping)
 
 

@@ -138,6 +138,10 @@ class Training:
     """Round the updates of 16-bit weights and moments at random, without bias; float32 needs no
     such rounding.
     """
+    master_weights: Optional[bool] = None
+    """Keep weights in float32, and round them to the 16-bit precision for each phase; none: where
+    precision is 16 bits and stochastic_rounding is off; false: small updates may be lost.
+    """
     seed: Seed = 42
     """Source of initial weights, dropout, the order of the data, and what texts draw."""
     validate_every: CountOrZero = 0
@@ -318,6 +322,18 @@ class Config:
     execution: Execution = field(default_factory=Execution)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     logging: Logging = field(default_factory=Logging)
+
+    @property
+    def has_master_weights(self) -> bool:
+        """Whether weights are kept in float32, and computed with in 16 bits."""
+        if self.training.master_weights is not None:
+            return self.training.master_weights
+        return self.model.precision != "float32" and not self.training.stochastic_rounding
+
+    @property
+    def weight_precision(self) -> str:
+        """Data type that weights are kept in."""
+        return "float32" if self.has_master_weights else self.model.precision
 
     @property
     def gradient_accumulation(self) -> int:

@@ -81,6 +81,7 @@ def combination_problems(
         _model,
         _batch,
         _moments,
+        _master_weights,
         _scaling,
         _schedule,
         _iterations,
@@ -216,6 +217,16 @@ def _moments(config: Config) -> Iterator[Problem]:
             f"moment_precision: got {training.moment_precision} while stochastic_rounding is "
             "false; expected true, for what a step adds to a second moment is lost in rounding "
             "to the nearest. Give --stochastic_rounding.",
+        )
+
+
+def _master_weights(config: Config) -> Iterator[Problem]:
+    if config.training.master_weights and config.model.precision == "float32":
+        yield _problem(
+            "master_weights precision",
+            "master_weights: got true while precision is float32; expected false or none, for "
+            "weights in float32 are kept as they are. Use precision float16 or bfloat16, or leave "
+            "--master_weights out.",
         )
 
 

@@ -2,10 +2,10 @@
 `checkpoint.json`.
 
 Files hold whole tensors, whatever the layout: `weights.<parameter>` and
-`optimizer.<parameter>.<moment>`. bfloat16 is
-stored as float32, without loss: moments in bfloat16 go on in float32 as they are. The other way
-would lose some of them and is refused. A folder appears under its name only when all of it is on
-the disk. What is not finite is neither saved nor loaded. `checkpoint.json` has a checksum of
+`optimizer.<parameter>.<moment>`. bfloat16 is stored as float32, without loss: moments in bfloat16
+go on in float32 as they are. The other way would lose some of them and is refused. Weights go on in
+any type, and where that rounds them it is told. A folder appears under its name only when all of it
+is on the disk. What is not finite is neither saved nor loaded. `checkpoint.json` has a checksum of
 itself, of every file and of every tensor (see `manifest.py`).
 """
 
@@ -457,10 +457,10 @@ class SavedRun:
             raise _damaged(where, f"shape {array.shape}", str(shape))
         if not _is_finite(array):
             raise _damaged(where, "numbers that are not finite", "finite ones")
-        if (
-            variable.dtype is popxl.float16
-            and max(-array.min(), array.max()) > np.finfo(np.float16).max
-        ):
+        is_narrow = variable.dtype is popxl.float16 or (
+            name.startswith("weights.") and self.config.model.precision == "float16"
+        )
+        if is_narrow and max(-array.min(), array.max()) > np.finfo(np.float16).max:
             raise UserError(
                 f"{where}: got numbers beyond float16's largest, 65504; expected ones that it "
                 "holds. Train with --precision bfloat16 or float32."
@@ -661,10 +661,24 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
         f"{section}.{name}: {old} -> {value}"
         for section in ("model", "training", "execution")
         for name, value in now[section].items()
-        if (old := saved[section].get(name, before[section][name])) != value
+        if name != "master_weights"  # what follows from it is told
+        and (old := saved[section].get(name, before[section][name])) != value
     ]
+    old_kept, kept = _weight_precision(saved), config.weight_precision
+    if old_kept != kept:
+        how = "as they are" if kept == "float32" else "rounded to the nearest"
+        changed.append(f"weights kept in {old_kept} -> {kept}, {how}")
     if changed and manifest.get("numerics") != numerics_hash(config):
         _LOG.warning("%s: continuing with other settings: %s.", folder, "; ".join(changed))
+
+
+def _weight_precision(saved: "dict[str, Any]") -> str:
+    """Data type that a saved configuration's run kept weights in."""
+    training, precision = saved["training"], str(saved["model"].get("precision", "float32"))
+    has_master = training.get("master_weights", False)  # those before the setting had none
+    if has_master is None:
+        has_master = not training.get("stochastic_rounding", False)
+    return "float32" if has_master else precision
 
 
 def _damaged(path: Union[Path, str], got: str, expected: str) -> DamagedError:

@@ -2,7 +2,8 @@
 buffers and transfers.
 """
 
-from typing import Dict, Mapping, Optional, Tuple, Union
+import copy
+from typing import Collection, Dict, Mapping, Optional, Tuple, Union
 
 import numpy as np
 import popxl
@@ -252,19 +253,37 @@ def layer_weights(
     factories: NamedVariableFactories,
     rows: int,
     tied_to: Optional[LayerGraphs],
+    updated: Collection[str] = (),
 ) -> Weights:
     """A layer's weights in remote memory, with the buffer of another layer's word embedding where
     it is tied to that.
+
+    Args:
+        updated: weights that training changes, whose rows may be of a wider type than the layer's
+            graphs. Loading casts a row, a shard, so that gathering moves no more bytes.
     """
     groups = _shard_groups(config, layout, factories)
-    own = factories.copy()
+    types = {name: factory.dtype for name, factory in factories.to_dict().items()}
+    own = _in_type(factories, updated, data_type(config.weight_precision))
     if tied_to is not None:
         own.pop(TIED)
     buffers = _buffers(own, rows, groups)
     if tied_to is not None:
         buffers.insert(TIED, tied_to.weights.buffers[TIED], overwrite=True)
-    load = Load.of(buffers, rows)
+    load = Load.in_types(buffers, types)
     return Weights(own, buffers, load, Gather.of(load.results, groups))
+
+
+def _in_type(
+    factories: NamedVariableFactories, names: Collection[str], dtype: popxl.dtype
+) -> NamedVariableFactories:
+    """The same variables, some of them of another type."""
+    result = factories.copy()
+    for name in names:
+        other = copy.copy(factories[name])
+        other.dtype = dtype
+        result.insert(name, other, overwrite=True)
+    return result
 
 
 def _training_graphs(
@@ -277,8 +296,8 @@ def _training_graphs(
     grad: addons.GraphWithNamedArgs,
     tied_to: Union[None, TrainingGraphs, InferenceGraphs] = None,
 ) -> TrainingGraphs:
-    weights = layer_weights(config, layout, factories, rows, tied_to)
     changed = trained(table, config.model.lora_rank > 0)
+    weights = layer_weights(config, layout, factories, rows, tied_to, changed)
     sums = summed(accumulators)
     groups = _shard_groups(config, layout, sums)
     own_sums, has_tied = sums.copy(), isinstance(tied_to, TrainingGraphs)
@@ -287,7 +306,11 @@ def _training_graphs(
     buffers = _buffers(own_sums, rows, groups)
     loads = {name: Load.of(selected(buffers, (name,)), rows) for name in changed}
     own = NamedTensors.pack(list(changed), [load.results[name] for name, load in loads.items()])
-    optimizer = Optimizer.of(changed, weights.load.results, own, layout, config.training)
+    specs = {
+        name: TensorSpec(b.tensor_shape, b.tensor_dtype, b.meta_shape)
+        for name, b in weights.buffers.to_dict().items()
+    }
+    optimizer = Optimizer.of(changed, specs, own, layout, config.training)
     state = addons.named_variable_buffers(optimizer.factories, rows, False)
     updated = {
         name: NamedRemoteBuffers(weight=weights.buffers[name], state=state[name])

@@ -21,17 +21,18 @@ def state_bytes(config: Config) -> int:
     between layers, which are when it begins.
     """
     model, training = config.model, config.training
-    width = WIDTHS[model.precision]
     activations = (
         model.layers
         * training.global_batch_size
         * model.sequence_length
         * model.hidden_size
-        * width
+        * WIDTHS[model.precision]
     )
     changed = trained_count(model)
     moments = 2 * WIDTHS[training.moment_precision]
-    weights = parameter_count(model) * width
+    precision = WIDTHS[model.precision]
+    weights = parameter_count(model) * precision
+    weights += changed * (WIDTHS[config.weight_precision] - precision)
     return weights + changed * moments + max(changed * GRADIENT, activations)
 
 

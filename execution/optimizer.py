@@ -6,7 +6,7 @@ changes, bit for bit.
 """
 
 from dataclasses import dataclass
-from typing import Dict
+from typing import Dict, Mapping
 
 import popxl
 import popxl_addons as addons
@@ -40,7 +40,7 @@ class Optimizer:
     def of(
         cls,
         table: Table,
-        weights: NamedTensors,
+        weights: Mapping[str, TensorSpec],
         gradients: NamedTensors,
         layout: Layout,
         training: Training,
@@ -56,7 +56,7 @@ class Optimizer:
         moments, condition = moment_options(training.moment_precision), update_condition()
         for name, parameter in table.items():
             state, graph = AdamOptimizerStep().create_graph(
-                weights[name].spec,
+                weights[name],
                 gradients[name].spec,
                 replica_grouping=layout.holders(parameter),
                 lr=SCALAR,

@@ -3,7 +3,7 @@ like a function.
 """
 
 from dataclasses import dataclass
-from typing import Optional, Tuple, Union
+from typing import Mapping, Optional, Tuple, Union
 
 import popxl
 import popxl_addons as addons
@@ -28,6 +28,18 @@ class Load:
         """Loads from these buffers, which have at least that many rows."""
         graph, names = addons.load_remote_graph(buffers, rows)
         return cls(graph, tuple(names))
+
+    @classmethod
+    def in_types(cls, buffers: NamedRemoteBuffers, types: Mapping[str, popxl.dtype]) -> "Load":
+        """Loads from these buffers, each tensor cast to its type before the next one comes."""
+        names, found = buffers.unpack()
+        graph = popxl.gir().create_empty_graph("load")
+        with graph:
+            row = popxl.graph_input((), popxl.int32, "load_index")
+            for name, buffer in zip(names, found):
+                t = ops.remote_load(buffer, row, name)
+                popxl.graph_output(t if t.dtype is types[name] else ops.cast(t, types[name]))
+        return cls(addons.GraphWithNamedArgs(graph), tuple(names))
 
     def __call__(self, row: Row) -> NamedTensors:
         """The row's tensors, by the buffers' names."""

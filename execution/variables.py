@@ -207,7 +207,7 @@ def read_gradients(
 
 
 def copy_weights(source: addons.TaskSession, target: addons.TaskSession) -> None:
-    """Give a session the weights of another, one tensor at a time."""
+    """Give a session the weights of another, one tensor at a time, rounded to its types."""
     theirs = source.state.weights.to_dict()
     for name, variable in target.state.weights.to_dict().items():
-        target.write_variables_data({variable: source.get_tensor_data(theirs[name])})
+        write(target, {variable: source.get_tensor_data(theirs[name])})

@@ -49,12 +49,15 @@ RESTORED = [
     {"widening": 2},
     {"precision": "bfloat16", "stochastic_rounding": True},
     {"precision": "float16", "stochastic_rounding": True, "loss_scaling": 16.0},
+    {"precision": "float16", "master_weights": True, "loss_scaling": "auto"},
     {"moment_precision": "bfloat16", "stochastic_rounding": True},
     {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2},
 ]
 
 
-@pytest.mark.parametrize("changes", cases(RESTORED, lambda changes: not changes))
+@pytest.mark.parametrize(
+    "changes", cases(RESTORED, lambda changes: not changes or "master_weights" in changes)
+)
 def test_a_restored_session_goes_on_bitwise(changes, tmp_path):
     config = override(BASE, **changes)
     session = pretraining(config)

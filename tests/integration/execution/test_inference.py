@@ -17,10 +17,13 @@ EVALUATED = [
     {"data_parallel": 2, "micro_batch_size": 2},
     {"data_parallel": 2, "widening": 2},
     {"precision": "bfloat16"},
+    {"precision": "float16", "tensor_parallel_2": 2},
 ]
 
 
-@pytest.mark.parametrize("changes", cases(EVALUATED, lambda changes: "widening" in changes))
+@pytest.mark.parametrize(
+    "changes", cases(EVALUATED, lambda changes: "widening" in changes or "precision" in changes)
+)
 def test_the_loss_of_a_batch_is_the_training_programs(changes):
     config = small(**changes)
     training, evaluating = pretraining(config), evaluation(config)

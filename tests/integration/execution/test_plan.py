@@ -80,7 +80,7 @@ def test_without_splits_and_recomputation_that_formula_is_six_per_weight_and_tok
 PLANNED: "list[tuple[tuple[int, int, int], dict[str, Any]]]" = [
     ((1, 1, 1), {"dropout": 0.1}),
     ((2, 2, 2), {"dropout": 0.1}),
-    ((1, 3, 2), {"precision": "bfloat16", "device_iterations": 2}),
+    ((1, 3, 2), {"precision": "bfloat16", "device_iterations": 2, "master_weights": True}),
     ((2, 1, 1), {"moment_precision": "bfloat16", "stochastic_rounding": "true"}),
     ((2, 2, 1), {"recomputation": "false", "replicated_tensor_sharding": "false"}),
 ]
@@ -395,6 +395,6 @@ def test_175b_parameters_on_256_replicas_are_planned_in_a_minute_and_four_gibiby
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["replicas"] == 256
-    # float16 weights, two float32 moments, float32 gradients
-    weights_and_state = plan["parameters"] * (2 + 4 + 4 + 4)
+    # float32 master weights, two float32 moments, float32 gradients
+    weights_and_state = plan["parameters"] * (4 + 4 + 4 + 4)
     assert plan["memory"]["remote_bytes_total"] > weights_and_state

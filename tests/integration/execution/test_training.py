@@ -309,7 +309,7 @@ def test_bfloat16_with_stochastic_rounding_tracks_float32_over_500_steps():
     expected = curve(config)
     assert expected[-1] < expected[0] - 2
     stochastic = curve(override(config, precision="bfloat16", stochastic_rounding=True))
-    nearest = curve(override(config, precision="bfloat16", stochastic_rounding=False))
+    nearest = curve(override(config, precision="bfloat16", master_weights=False))
     assert np.abs(stochastic - expected).max() < 0.01
     assert np.abs(nearest - expected).max() > 0.03
 

@@ -1,0 +1,133 @@
+"""Loss curves of every precision over the same steps on a text of characters.
+
+    python benchmarks/precision.py     # ../shared/data/tinyshakespeare.txt, 300 steps, three seeds
+    python benchmarks/precision.py --text FILE --steps 50 --seeds 1 --picture curves.png
+
+Model, batches and schedule are those of `shakespeare.py`; each mode begins with the same weights
+and sees the same batches. Validation loss is over the whole held-out tenth, by a forward program of
+the mode's own precision. The picture shows the training loss, a running mean, less that of float32.
+"""
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.harness import (  # noqa: E402
+    ROOT,
+    Figures,
+    machine,
+    print_json,
+    require_file,
+    table,
+)
+from benchmarks.shakespeare import (  # noqa: E402
+    BATCH,
+    DEFAULT_TEXT,
+    MODEL,
+    TRAINING,
+    Characters,
+)
+from demo.pictures import smooth  # noqa: E402
+from utils.files import save_picture  # noqa: E402
+
+PICTURE = ROOT / "docs/imgs/precision.png"
+REFERENCE = "float32"
+MODES: "dict[str, dict[str, Any]]" = {
+    REFERENCE: {},
+    "bfloat16, master weights": {"precision": "bfloat16"},
+    "bfloat16, stochastic rounding": {"precision": "bfloat16", "stochastic_rounding": True},
+    "bfloat16, neither": {"precision": "bfloat16", "master_weights": False},
+    "float16, master weights, scaled": {"precision": "float16", "loss_scaling": "auto"},
+}
+"""Settings of each mode."""
+
+
+def trained(text: Characters, settings: "dict[str, Any]", steps: int, seed: int) -> Figures:
+    """Losses of all steps, and of the validation text after them."""
+    from benchmarks.phased import PhasedRun
+
+    options = {"steps": steps, "seed": seed, "settings": settings}
+    run = PhasedRun(options, text, MODEL, TRAINING, BATCH)
+    losses = [run.step(1)["loss"] for _ in range(steps)]
+    return {"seed": seed, "losses": losses, **run.finish()}
+
+
+def draw(runs: "dict[str, list[Figures]]", path: Path) -> None:
+    """The modes' mean curves less that of float32, as PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    curves = {
+        name: smooth(np.mean([run["losses"] for run in seeds], axis=0))
+        for name, seeds in runs.items()
+    }
+    for name, curve in curves.items():
+        steps = np.arange(1, len(curve) + 1)
+        axes.plot(steps, curve - curves[REFERENCE], label=name)
+    axes.set(xlabel="optimizer steps", ylabel="training loss less that of float32 (nats)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    save_picture(figure, path)
+
+
+def summarise(runs: "list[Figures]", reference: "list[Figures]") -> Figures:
+    """One mode over all seeds, beside float32 with the same seeds."""
+    last = [float(np.mean(run["losses"][-25:])) for run in runs]
+    behind = [
+        run["validation_loss"] - other["validation_loss"] for run, other in zip(runs, reference)
+    ]
+    return {
+        "training_loss": statistics.fmean(last),
+        "validation_loss": statistics.fmean(run["validation_loss"] for run in runs),
+        "behind_float32": statistics.fmean(behind),
+        "behind_float32_by_seed": behind,
+        "runs": runs,
+    }
+
+
+def main() -> int:
+    """Train in every mode, draw, print; exit code 2 when the text is missing."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--text", type=Path, default=DEFAULT_TEXT, help="any text file (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=300, help="optimizer steps")
+    parser.add_argument("--seeds", type=int, default=3, help="how many; the seeds are 0, 1, ...")
+    parser.add_argument("--picture", type=Path, default=PICTURE, help="PNG file for the curves")
+    arguments = parser.parse_args()
+    require_file(arguments.text, "a text to train on", "Give one with --text FILE.")
+    text = Characters.read(arguments.text)
+    runs: "dict[str, list[Figures]]" = {name: [] for name in MODES}
+    for seed in range(arguments.seeds):
+        for name, settings in MODES.items():
+            runs[name].append(trained(text, settings, arguments.steps, seed))
+            loss = runs[name][-1]["validation_loss"]
+            print(f"seed {seed}: {name} ends at validation loss {loss:.4f}", flush=True)
+    draw(runs, arguments.picture)
+    figures = {name: summarise(found, runs[REFERENCE]) for name, found in runs.items()}
+    rows = [
+        [name, f"{f['training_loss']:.4f}", f"{f['validation_loss']:.4f}"]
+        + [f"{f['behind_float32']:+.4f}"]
+        for name, f in figures.items()
+    ]
+    headers = ["mode", "training, last 25 steps", "validation", "validation less float32's"]
+    print()
+    print(table(headers, rows))
+    result: Figures = {"benchmark": "precision", "machine": machine(), "steps": arguments.steps}
+    print_json(result | {"seeds": arguments.seeds, "modes": figures})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
