@@ -18,6 +18,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from demo.pictures import smooth  # noqa: E402
+
 from benchmarks.harness import (  # noqa: E402
     ROOT,
     Figures,
@@ -33,7 +35,6 @@ from benchmarks.shakespeare import (  # noqa: E402
     TRAINING,
     Characters,
 )
-from demo.pictures import smooth  # noqa: E402
 from utils.files import save_picture  # noqa: E402
 
 PICTURE = ROOT / "docs/imgs/precision.png"
