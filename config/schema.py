@@ -130,6 +130,16 @@ class Training:
     masked_labels: bool = False
     """Leave labels out of the loss that the data mark, such as those of prompts; the mean is over
     all that count in the global batch."""
+    on_spike: Literal["off", "skip", "stop"] = "off"
+    """What a gradient norm does that is far above those before: skip leaves its step's update out,
+    stop does too and ends the run with exit code 5.
+    """
+    spike_threshold: Positive = 6.0
+    """Standard deviations above the mean from which on a gradient norm is a spike."""
+    spike_window: Count = 100
+    """Steps over which mean and deviation of gradient norms run; the first as many have no
+    spikes.
+    """
     moment_precision: Literal["float32", "bfloat16"] = "float32"
     """Data type of Adam's two moments; bfloat16 takes half the memory, and needs
     stochastic_rounding.
@@ -154,6 +164,11 @@ class Training:
     """Validate before the first step, too."""
     validate_training: bool = False
     """Measure as many samples of the training data with each validation, in the same way."""
+
+    @property
+    def looks_for_spikes(self) -> bool:
+        """Whether the program compares gradient norms with those before."""
+        return self.on_spike != "off"
 
     @property
     def is_scaled_by_program(self) -> bool:

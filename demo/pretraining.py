@@ -38,6 +38,7 @@ from config import (
     ConfigError,
     DivergedError,
     NotFiniteError,
+    SpikeError,
     UserError,
     changes,
     exit_on_user_error,
@@ -136,10 +137,12 @@ def train(config: Config, options: Options) -> int:
             if is_leader and saved is not None:
                 saved.set_aside_passed_over()
             signal = run.run()
-            is_done = signal is None and run.diverged is None
+            is_done = signal is None and run.diverged is None and run.spike is None
             finish(run, tokenizer, validation_data or data, options.samples if is_done else 0)
     if signal is None and run.diverged is not None:
         raise DivergedError(run.diverged)
+    if signal is None and run.spike is not None:
+        raise SpikeError(run.spike)
     return 0 if signal is None else 128 + signal
 
 

@@ -115,17 +115,18 @@ class TrainingRun:
         self.folder = folder
         self.tokenizer = tokenizer
         self.data = data
-        self.step = 0
+        self.step = 0 if saved is None else saved.position.step
         """Optimizer steps done."""
         self.session = pretraining(config)
         self._fingerprint = data.fingerprint  # of the data as it is now
         if saved is not None:
             saved.check_data(self._fingerprint)
             saved.restore(self.session)
-            self.step = saved.position.step
         self.skipped = Skipped.of(self.session)
         self.diverged: Optional[str] = None
         """Why training did not succeed, once it has come to numbers that are not finite."""
+        self.spike: Optional[str] = None
+        """At which spike training stopped, where it is to."""
         self.loader = _loader(config, data)
         needs_validation = config.training.validate_every > 0 and validation_data is not None
         self.validation = (
@@ -175,7 +176,7 @@ class TrainingRun:
                     while (
                         self.step < self.config.training.steps
                         and ending is None
-                        and not self.diverged
+                        and not (self.diverged or self.spike)
                     ):
                         self._advance_or_save()
                         ending = self._agree()
@@ -284,6 +285,7 @@ class TrainingRun:
             self.skipped.count(result)
             self._record(result, rate)
             self._judge(result)
+            self._judge_spike(result)
         check = self.config.execution.check_replicas
         if check and self.step // check > (self.step - iterations) // check:
             check_replicas(self.session, self.step)
@@ -341,6 +343,25 @@ class TrainingRun:
             self.diverged = (
                 f"step {self.step}, the last: got loss {result.loss}; expected a number. {cure}."
             )
+
+    def _judge_spike(self, result: StepResult) -> None:
+        """Tell of a spike, and note whether training stops at it."""
+        if not result.is_spike:
+            return
+        training = self.config.training
+        told = (
+            f"step {self.step}: got gradient norm {result.gradient_norm:.4g}; expected at most "
+            f"{result.norm_limit:.4g}, {training.spike_threshold:g} deviations above the mean of "
+            f"{training.spike_window} steps. Its update is left out"
+        )
+        if training.on_spike == "stop":
+            self.spike = self.spike or (
+                f"{told}. Step {self.step} is saved without it: go on from there with "
+                "--checkpoint.load auto, or from an earlier checkpoint in "
+                f"{self.folder.checkpoints} with a lower learning_rate."
+            )
+        elif self.is_leader:
+            _LOG.warning("%s.", told)
 
     def _catch_up(self) -> None:
         """Validate after the step that the run goes on from, where it was stopped before it had
@@ -419,6 +440,7 @@ class TrainingRun:
             "gradient_norm": result.gradient_norm,
             "skipped": self.skipped.total,
             **({} if result.loss_scale is None else {"loss_scale": result.loss_scale}),
+            **({} if result.norm_limit is None else {"spikes": self.skipped.spikes}),
         }
         values |= validation or {}  # in the order of `_catch_up`
         self.metrics.write(values)
@@ -489,7 +511,7 @@ class TrainingRun:
         self._report(is_news=True)
 
     def _save_last(self) -> None:
-        self._save(keep_all=self.skipped.in_a_row > 0)
+        self._save(keep_all=self.skipped.in_a_row > 0 or self.spike is not None)
 
     def _position(self) -> Position:
         """Where the run stands; its metrics are on the disk."""

@@ -160,7 +160,7 @@ def _graphs(
         factories, fwd = layer.create_graph(*specs)
         tied_to = result[0] if result and TIED in factories else None
         weights = (
-            layer_weights(config, layout, factories, rows, tied_to, model.precision)
+            layer_weights(config, layout, factories, rows, tied_to)
             if same is None
             else same.weights
         )

@@ -136,6 +136,18 @@ class StepResult:
     loss_scale: Optional[float] = None
     """What the loss was multiplied by, where the program finds that."""
 
+    norm_limit: Optional[float] = None
+    """The gradient norm above which the step is a spike, where the program looks for them."""
+
+    @property
+    def is_spike(self) -> bool:
+        """Whether the step changed nothing, for its norm is far above those before."""
+        return (
+            self.norm_limit is not None
+            and not self.is_skipped
+            and self.gradient_norm > self.norm_limit
+        )
+
     @property
     def is_skipped(self) -> bool:
         """Whether the step changed nothing, for its norm is not finite."""
@@ -179,9 +191,12 @@ def run_steps(
     losses = loss.reshape(steps, -1).mean(axis=1, dtype=np.float64)
     norms = _per_step(session, outputs[session.outputs.gradient_norm], steps)
     scales: Sequence[Optional[float]] = [None] * steps
+    limits: Sequence[Optional[float]] = [None] * steps
     if config.training.is_scaled_by_program:
         scales = _per_step(session, outputs[session.outputs.loss_scale], steps)
-    return [StepResult(*values) for values in zip(losses.tolist(), norms, scales)]
+    if config.training.looks_for_spikes:
+        limits = _per_step(session, outputs[session.outputs.norm_limit], steps)
+    return [StepResult(*values) for values in zip(losses.tolist(), norms, scales, limits)]
 
 
 def _label_weights(labels: np.ndarray, steps: int, config: Config) -> np.ndarray:

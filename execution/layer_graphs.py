@@ -3,7 +3,7 @@ buffers and transfers.
 """
 
 import copy
-from typing import Dict, Mapping, Optional, Tuple, Union
+from typing import Collection, Dict, Mapping, Optional, Tuple, Union
 
 import numpy as np
 import popxl
@@ -92,7 +92,7 @@ def embedding_graphs(
     plan = embedding_plan(config.model.document_attention)
     table = Embedding.parameters(config.model)
     if config.model.lora_rank:
-        weights = layer_weights(config, layout, factories, 1, None, config.weight_precision)
+        weights = layer_weights(config, layout, factories, 1, None)
         return InferenceGraphs(table=table, rows=1, weights=weights, fwd=serialise(fwd, plan, io))
     accumulators, grad = _gradient(fwd, factories, layer, required=0)
     fwd_all, grad_all = serialise_with_gradient(fwd, grad, plan, io)
@@ -213,7 +213,7 @@ def fwd_graphs(
     for (layer, table, count), specs, plan in zip(layers, inputs, plans):
         factories, fwd = layer.create_graph(*specs)
         tied_to = result[0] if TIED in factories and result else None
-        weights = layer_weights(config, layout, factories, count, tied_to, config.model.precision)
+        weights = layer_weights(config, layout, factories, count, tied_to)
         result.append(
             InferenceGraphs(table=table, rows=count, weights=weights, fwd=serialise(fwd, plan, io))
         )
@@ -253,18 +253,18 @@ def layer_weights(
     factories: NamedVariableFactories,
     rows: int,
     tied_to: Optional[LayerGraphs],
-    precision: str,
+    updated: Collection[str] = (),
 ) -> Weights:
     """A layer's weights in remote memory, with the buffer of another layer's word embedding where
     it is tied to that.
 
     Args:
-        precision: data type of the rows. Loading casts a row, a shard, to the type of the layer's
-            graphs, so that gathering moves no more bytes.
+        updated: weights that training changes, whose rows may be of a wider type than the layer's
+            graphs. Loading casts a row, a shard, so that gathering moves no more bytes.
     """
     groups = _shard_groups(config, layout, factories)
     types = {name: factory.dtype for name, factory in factories.to_dict().items()}
-    own = _in_precision(factories, precision)
+    own = _in_type(factories, updated, data_type(config.weight_precision))
     if tied_to is not None:
         own.pop(TIED)
     buffers = _buffers(own, rows, groups)
@@ -274,14 +274,15 @@ def layer_weights(
     return Weights(own, buffers, load, Gather.of(load.results, groups))
 
 
-def _in_precision(factories: NamedVariableFactories, precision: str) -> NamedVariableFactories:
-    """The same variables, weights among them in a data type."""
-    result, dtype = factories.copy(), data_type(precision)
-    for name, factory in factories.to_dict().items():
-        if factory.dtype.is_floating_point and factory.dtype is not dtype:
-            other = copy.copy(factory)
-            other.dtype = dtype
-            result.insert(name, other, overwrite=True)
+def _in_type(
+    factories: NamedVariableFactories, names: Collection[str], dtype: popxl.dtype
+) -> NamedVariableFactories:
+    """The same variables, some of them of another type."""
+    result = factories.copy()
+    for name in names:
+        other = copy.copy(factories[name])
+        other.dtype = dtype
+        result.insert(name, other, overwrite=True)
     return result
 
 
@@ -295,8 +296,8 @@ def _training_graphs(
     grad: addons.GraphWithNamedArgs,
     tied_to: Union[None, TrainingGraphs, InferenceGraphs] = None,
 ) -> TrainingGraphs:
-    weights = layer_weights(config, layout, factories, rows, tied_to, config.weight_precision)
     changed = trained(table, config.model.lora_rank > 0)
+    weights = layer_weights(config, layout, factories, rows, tied_to, changed)
     sums = summed(accumulators)
     groups = _shard_groups(config, layout, sums)
     own_sums, has_tied = sums.copy(), isinstance(tied_to, TrainingGraphs)

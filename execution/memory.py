@@ -30,7 +30,9 @@ def state_bytes(config: Config) -> int:
     )
     changed = trained_count(model)
     moments = 2 * WIDTHS[training.moment_precision]
-    weights = parameter_count(model) * WIDTHS[config.weight_precision]
+    precision = WIDTHS[model.precision]
+    weights = parameter_count(model) * precision
+    weights += changed * (WIDTHS[config.weight_precision] - precision)
     return weights + changed * moments + max(changed * GRADIENT, activations)
 
 

@@ -1,8 +1,8 @@
 """The optimizer's graphs: one per parameter, AdamW with loss scaling and clipping by the global
 norm.
 
-An update happens only where the global norm is finite: then every gradient is. Else nothing
-changes, bit for bit.
+An update happens only where the global norm is finite: then every gradient is. Else, and where the
+norm is a spike, nothing changes, bit for bit.
 """
 
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ class Optimizer:
         moments: NamedTensors,
         state: TrainState,
     ) -> None:
-        """Change a parameter's weight, moments and step in place, unless the norm is not finite.
+        """Change a parameter's weight, moments and step in place, unless the step is left out.
 
         Args:
             gradient: of the scaled loss.
@@ -94,13 +94,13 @@ class Optimizer:
             scalars.append(state.grad_norm)
         graph = self.graphs[name].bind(moments)
         if self.is_conditional:
-            graph.call(weight, gradient, *scalars, state.is_finite)
+            graph.call(weight, gradient, *scalars, state.is_applied)
             return
         changed = (weight, *moments.values_flat())
         kept = [ops.identity(t) for t in changed]
         graph.call(weight, gradient, *scalars)
         for t, before in zip(changed, kept):
-            ops.var_updates.copy_var_update_(t, ops.where(state.is_finite, t, before))
+            ops.var_updates.copy_var_update_(t, ops.where(state.is_applied, t, before))
 
 
 def grad_norm_sq(

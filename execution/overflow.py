@@ -29,9 +29,11 @@ SCALING = ("loss_scale", "good_steps")
 """Variables beside them that are the loss scale, float32, and the steps since it changed or one was
 skipped.
 """
+SPIKES = ("spikes", "norm_mean", "norm_variance", "norm_count")
+"""Variables of a program that looks for spikes, see `spikes.py`."""
 SEEDS = ("seed", "rounding_seed")
 """Variables of the state that every step adds one to."""
-COUNTED = (*COUNTERS, *SCALING)
+COUNTED = (*COUNTERS, *SCALING, *SPIKES)
 INITIAL, FLOOR, CEILING = 2.0**16, 1.0, 2.0**24
 """Loss scales, powers of two, so that no gradient's digits change. With the largest, squares of
 gradients up to 1e12 are numbers of float32."""
@@ -39,7 +41,8 @@ gradients up to 1e12 are numbers of float32."""
 
 def counters(training: Training) -> Tuple[str, ...]:
     """Names of a program's counters."""
-    return COUNTED if training.is_scaled_by_program else COUNTERS
+    scaling = SCALING if training.is_scaled_by_program else ()
+    return (*COUNTERS, *scaling, *(SPIKES if training.looks_for_spikes else ()))
 
 
 def seeds(training: Training) -> Tuple[str, ...]:
@@ -67,6 +70,11 @@ def read_count(saved: Mapping[str, Any], name: str) -> np.ndarray:
         if not (FLOOR <= scale <= CEILING and np.log2(scale).is_integer()):
             raise ValueError(f"{name}: {scale}")
         return np.array(scale, np.float32)
+    if name in ("norm_mean", "norm_variance"):
+        number = saved.get(name, 0.0)
+        if type(number) is not float or not 0 <= number < 2.0**127:
+            raise ValueError(f"{name}: {number}")
+        return np.array(number, np.float32)
     count = saved.get(name, 0)
     if type(count) is not int or not 0 <= count < 2**31:
         raise ValueError(f"{name}: {count}")
@@ -107,16 +115,20 @@ class Skipped:
 
     total: int
     in_a_row: int
+    spikes: int = 0
+    """Steps left out for their norm, though it is finite, was far above those before."""
 
     @classmethod
     def of(cls, session: TaskSession) -> "Skipped":
         """Those of a session that is not running."""
-        total, in_a_row = (int(session.get_tensor_data(session.state[name])) for name in COUNTERS)
-        return cls(total, in_a_row)
+        state: "dict[str, Any]" = session.state.to_dict()
+        names = [name for name in (*COUNTERS, SPIKES[0]) if name in state]
+        return cls(*(int(session.get_tensor_data(state[name])) for name in names))
 
     def count(self, result: StepResult) -> None:
         """Count a step."""
         self.total += result.is_skipped
+        self.spikes += result.is_spike
         self.in_a_row = self.in_a_row + 1 if result.is_skipped else 0
 
 

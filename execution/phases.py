@@ -16,6 +16,7 @@ from popxl_addons.named_tensors import NamedTensors
 
 from execution.graphs import InferenceGraphs, TrainingGraphs, TrainingStep, TwoPassGraphs, summed
 from execution.layer_graphs import LOSS_SCALE
+from execution.spikes import is_at_most
 from execution.train_state import LossScale, Rounding, TrainState
 from execution.transfers import first_row
 from modelling.head import TIED
@@ -58,25 +59,27 @@ def embedding_bwd_phase(
     learning_rate: Tensor,
     loss_scale: LossScale,
     rounding: Rounding,
+    norm_limit: Optional[Tensor],
 ) -> Tuple[Tensor, Tensor]:
     """Embedding backward, tied gradient added, global norm, and the embedding's update.
 
     Returns:
-        The global L2 norm of all gradients, without the loss scaling, and whether it is finite.
+        The global L2 norm of all gradients, without the loss scaling, and whether the step's
+        updates happen: it is finite, and not above its limit.
     """
     row, embedding = first_row(), step.embedding
     assert isinstance(embedding, TwoPassGraphs), "a frozen embedding has no such phase"
     gradients = with_tied_gradient(step, _run_gradient(embedding, row), row)
     embedding.grad_store(gradients, row)
     grad_norm_sq = grad_norm_sq + embedding.grad_norm_sq(gradients)
-    norm, is_finite = global_norm_phase(step, grad_norm_sq, loss_scale)
-    state = TrainState(learning_rate, norm, is_finite, loss_scale, rounding)
+    norm, is_applied = global_norm_phase(step, grad_norm_sq, loss_scale, norm_limit)
+    state = TrainState(learning_rate, norm, is_applied, loss_scale, rounding)
     _update(embedding, row, state, gradients)
-    return norm, is_finite
+    return norm, is_applied
 
 
 def global_norm_phase(
-    step: TrainingStep, grad_norm_sq: Tensor, loss_scale: LossScale
+    step: TrainingStep, grad_norm_sq: Tensor, loss_scale: LossScale, norm_limit: Optional[Tensor]
 ) -> Tuple[Tensor, Tensor]:
     """Of replicas' parts the global norm: a phase by itself where the embedding is frozen. Returns
     what `embedding_bwd_phase` does.
@@ -88,7 +91,10 @@ def global_norm_phase(
     norm = ops.sqrt(grad_norm_sq)
     if isinstance(loss_scale, Tensor):  # a constant is divided out of each gradient's part
         norm = norm / loss_scale
-    return norm, ops.isfinite(norm)
+    is_applied = ops.isfinite(norm)
+    if norm_limit is not None:
+        is_applied = ops.logical_and(is_applied, is_at_most(norm, norm_limit))
+    return norm, is_applied
 
 
 def with_tied_gradient(step: TrainingStep, gradients: NamedTensors, row: Tensor) -> NamedTensors:
@@ -162,7 +168,7 @@ def _update(
     """Update a layer, one parameter after the other, by gradients that are at hand or wait in their
     buffers.
 
-    Where the norm is not finite it stays as it was. Rows come and go all the same: their course is
+    Where the step is left out it stays as it was. Rows come and go all the same: their course is
     known beforehand.
     """
     if isinstance(state.rounding, Tensor):

@@ -13,7 +13,7 @@ if __name__ == "__main__":
         # while modules load, Ctrl-C ends the process without a traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 import popdist
 import popxl
@@ -37,6 +37,7 @@ from execution.layer_plan import POSITIONS
 from execution.overflow import count_step, counters, make_counters, seeds
 from execution.phase_graphs import PhaseGraphs
 from execution.reports.benchmark.report import main
+from execution.spikes import follow_norm, norm_limit
 from execution.train_state import LossScale, Rounding, TrainState
 from execution.transfers import Load, selected
 from execution.variables import fresh_weights, make_variables, write_whole_weights
@@ -111,6 +112,7 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
         "loss",
         "gradient_norm",
         *(["loss_scale"] if config.training.is_scaled_by_program else []),
+        *(["norm_limit"] if config.training.looks_for_spikes else []),
     ]
     tokens, scalars = ["words", "labels"], ["learning_rate"]
     if config.model.document_attention:
@@ -184,6 +186,7 @@ def optimizer_step(
     step, training = run.step, run.step.config.training
     kept = NamedTensors.pack((*counters(training), *seeds(training)), variables)
     rate, scale = ops.host_load(step.io.inputs.learning_rate), loss_scale(training, kept)
+    limit = norm_limit(training, kept) if training.looks_for_spikes else None
     decoder, embedding, head = rounding_by_kind(training, kept)
 
     seed = run.once(phases.embedding_fwd_phase, kept.seed)
@@ -191,13 +194,15 @@ def optimizer_step(
     grad_norm_sq = run.once(phases.head_phase, scale)
     grad_norm_sq = run.per_layer_backwards(phases.decoder_bwd_phase, grad_norm_sq)
     if isinstance(step.embedding, TwoPassGraphs):
-        norm, finite = run.once(phases.embedding_bwd_phase, grad_norm_sq, rate, scale, embedding)
-        run.once(phases.head_optim_phase, TrainState(rate, norm, finite, scale, head))
+        norm, is_applied = run.once(
+            phases.embedding_bwd_phase, grad_norm_sq, rate, scale, embedding, limit
+        )
+        run.once(phases.head_optim_phase, TrainState(rate, norm, is_applied, scale, head))
     else:  # adapters alone are trained, and only the decoder has some
-        norm, finite = run.once(phases.global_norm_phase, grad_norm_sq, scale)
-    pending = TrainState(rate, norm, finite, scale, decoder).tensors()  # decoder_optim: lazy
+        norm, is_applied = run.once(phases.global_norm_phase, grad_norm_sq, scale, limit)
+    pending = TrainState(rate, norm, is_applied, scale, decoder).tensors()  # decoder_optim: lazy
 
-    finish_step(step, kept, norm, finite, scale)
+    finish_step(step, kept, norm, scale, limit)
     return pending
 
 
@@ -223,13 +228,24 @@ def rounding_by_kind(training: Training, kept: NamedTensors) -> Tuple[Rounding, 
 
 
 def finish_step(
-    step: TrainingStep, kept: NamedTensors, norm: Tensor, is_finite: Tensor, scale: LossScale
+    step: TrainingStep,
+    kept: NamedTensors,
+    norm: Tensor,
+    scale: LossScale,
+    limit: Optional[Tensor],
 ) -> None:
-    """Tell the host of the step, count it, and take the next one's seeds."""
-    training, outputs = step.config.training, step.io.outputs
+    """Tell the host of the step, count it, and take the next one's seeds.
+
+    Args:
+        limit: of the norm, where the program looks for spikes.
+    """
+    training, outputs, is_finite = step.config.training, step.io.outputs, ops.isfinite(norm)
     ops.host_store(outputs.gradient_norm, norm)
     if isinstance(scale, Tensor):
         ops.host_store(outputs.loss_scale, scale)
+    if limit is not None:
+        ops.host_store(outputs.norm_limit, limit)
+        follow_norm(training, norm, limit, is_finite, kept)
     count_step(training, is_finite, kept)
     for name in seeds(training):
         ops.add_(kept[name], popxl.constant(1, popxl.uint32))

@@ -22,8 +22,8 @@ class TrainState:
     learning_rate: Tensor
     grad_norm: Tensor
     """Global L2 norm of all gradients, of the unscaled loss."""
-    is_finite: Tensor
-    """Whether the norm is, bool scalar: else the update changes nothing."""
+    is_applied: Tensor
+    """Whether the step's updates happen, bool scalar: else they change nothing."""
     loss_scale: LossScale
     """What the gradients are multiplied by."""
     rounding: Rounding
@@ -39,7 +39,7 @@ class TrainState:
             self.rounding,
             self.learning_rate,
             self.grad_norm,
-            self.is_finite,
+            self.is_applied,
             self.loss_scale,
         )
         return [member for member in members if isinstance(member, Tensor)]
@@ -49,6 +49,6 @@ class TrainState:
         """The state of which these are the tensors."""
         rest = iter(tensors)
         rounding: Rounding = next(rest) if training.stochastic_rounding else "nearest"
-        learning_rate, grad_norm, is_finite = next(rest), next(rest), next(rest)
+        learning_rate, grad_norm, is_applied = next(rest), next(rest), next(rest)
         scale = next(rest) if training.is_scaled_by_program else training.fixed_scale
-        return cls(learning_rate, grad_norm, is_finite, scale, rounding)
+        return cls(learning_rate, grad_norm, is_applied, scale, rounding)

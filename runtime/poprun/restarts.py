@@ -16,8 +16,8 @@ RESTARTS = "POPDIST_RESTARTS"
 """Environment variable, set by `poprun`: how often the instances have been started again."""
 NOTE = "POPDIST_NOTE"
 """Environment variable, set by `poprun --restarts`: a file that outlives the instances."""
-DIVERGED = 3
-"""Exit code of a program whose numbers say that it shall not go on."""
+DIVERGED, SPIKE = 3, 5
+"""Exit codes of a program whose numbers say that it shall not go on."""
 TOLD_TO_END = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -26,7 +26,7 @@ TOLD_TO_END = (
     signal.SIGPIPE,
 )
 """Signals by which somebody outside ends a program."""
-FINAL_CODES = {0, USAGE_ERROR, DIVERGED, *(128 + number for number in TOLD_TO_END)}
+FINAL_CODES = {0, USAGE_ERROR, DIVERGED, SPIKE, *(128 + number for number in TOLD_TO_END)}
 """Exit codes that the next start would end with, too, or that were asked for."""
 
 

@@ -98,7 +98,7 @@ def test_a_state_of_updates_is_the_same_after_it_was_handed_on_as_tensors(change
     state = TrainState(
         learning_rate=scalars[0],
         grad_norm=scalars[1],
-        is_finite=finite,
+        is_applied=finite,
         loss_scale=scalars[2] if training.is_scaled_by_program else training.fixed_scale,
         rounding=seed if training.stochastic_rounding else "nearest",
     )

@@ -86,10 +86,10 @@ def poisoned(monkeypatch):
             t = ops.add_(t, ops.where(here, bad, popxl.constant(0.0)))
         return gradients
 
-    def embedding_bwd_phase(step, grad_norm_sq, learning_rate, loss_scale, rounding):
+    def embedding_bwd_phase(step, grad_norm_sq, learning_rate, loss_scale, rounding, norm_limit):
         given.append(learning_rate)
         try:
-            return phase(step, grad_norm_sq, learning_rate, loss_scale, rounding)
+            return phase(step, grad_norm_sq, learning_rate, loss_scale, rounding, norm_limit)
         finally:
             given.pop()
 

@@ -1,6 +1,6 @@
 """Steps of training against a plain PyTorch loop, dropout, precision."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
@@ -39,7 +39,9 @@ TRAINED = small(
 
 
 def train_plainly(
-    config: Config, skipped: Collection[int] = ()
+    config: Config,
+    skipped: Collection[int] = (),
+    is_spike: Callable[[float], bool] = lambda norm: False,
 ) -> "tuple[list[StepResult], dict[str, np.ndarray]]":
     """The same in a plain PyTorch loop, in float64, whose optimizer leaves some steps out."""
     model, training = config.model, config.training
@@ -74,7 +76,7 @@ def train_plainly(
                 p.grad *= training.max_norm / max(norm.item(), training.max_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(training, step)
-        if step not in skipped:
+        if step not in skipped and not is_spike(norm.item()):
             optimizer.step()
         results.append(StepResult(loss.item(), norm.item()))
     return results, {ours[name]: tensor.numpy() for name, tensor in gpt.state_dict().items()}
