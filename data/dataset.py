@@ -5,7 +5,7 @@ import glob
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,11 @@ VERIFIED_BYTES = 32 * 2**20
 """Data sets of up to this size, in bytes, have every checksum checked when they are opened (a
 fraction of a second).
 """
+
+SAMPLED_BYTES = 32 * 2**20
+"""Of a data set that are looked at to name it; all of a smaller one."""
+SAMPLED_PIECE = 2**16
+"""Bytes of it that are looked at in one place."""
 
 _OPEN_FILES = 256
 _LOG = logging.getLogger(__name__)
@@ -165,7 +170,7 @@ class TokenDataset:
             lambda number: self.files[number].open()
         )
         for number in own:
-            self._tokens(number, 0)
+            self._check_ends(number, described[number])
         self._make_sections(described, stride)
         if sum(file.size for file in self.files) <= VERIFIED_BYTES:
             for number in own:
@@ -187,12 +192,16 @@ class TokenDataset:
     @property
     def fingerprint(self) -> str:
         """Names the data, wherever it lies: hash of the files' names, sizes and record counts, and
-        of how many samples they are.
+        of how many samples they are; behind a dash, hash of their contents, see `SAMPLED_BYTES`.
         """
         facts: list[Any] = [(file.path.name, file.size, len(file)) for file in self.files]
         if len(self) != self._record_ends[-1]:
             facts.append(len(self))
-        return hashlib.sha256(json.dumps([facts, self.sequence_length]).encode()).hexdigest()[:16]
+        named = hashlib.sha256(json.dumps([facts, self.sequence_length]).encode()).hexdigest()
+        contents = hashlib.sha256()
+        for number, start, size in _sampled([file.size for file in self.files]):
+            contents.update(self.files[number].open().read(start, size))
+        return f"{named[:16]}-{contents.hexdigest()[:16]}"
 
     def read(self, samples: np.ndarray) -> np.ndarray:
         """As of `Dataset`; zeros after a text that is shorter."""
@@ -221,6 +230,17 @@ class TokenDataset:
     def close(self) -> None:
         """Close the files."""
         self._open.cache_clear()
+
+    def _check_ends(self, number: int, known: Described | None) -> None:
+        """Check a file's first record, and the lengths of its first and last where they are
+        described.
+        """
+        self._tokens(number, 0)
+        for record in (0, known.records - 1) if known is not None else ():
+            assert known is not None
+            missing = known.missing if record == known.records - 1 else 0
+            size = self._tokens(number, record).size
+            self._check_length(self.files[number].name_of(record), size, known.per_record - missing)
 
     def _make_sections(self, described: "Sequence[Described | None]", stride: int | None) -> None:
         self._sections: list[_Section] = []
@@ -427,6 +447,22 @@ class SyntheticDataset:
         """Nothing to release."""
 
 
+def _sampled(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Which bytes name files of these sizes: file, start, size. All of them, or pieces that lie
+    evenly over all files.
+    """
+    ends = np.cumsum(sizes)
+    total = int(ends[-1])
+    if total <= SAMPLED_BYTES:
+        yield from ((number, 0, size) for number, size in enumerate(sizes))
+        return
+    places = np.linspace(0, total - SAMPLED_PIECE, SAMPLED_BYTES // SAMPLED_PIECE).astype(np.int64)
+    for place in places.tolist():
+        number = int(np.searchsorted(ends, place, side="right"))
+        start = place - int(ends[number]) + sizes[number]
+        yield number, start, min(SAMPLED_PIECE, sizes[number] - start)
+
+
 def _read_infos(paths: list[Path], vocabulary_size: int) -> dict[Path, dict[str, Any] | None]:
     """What `dataset.json` says in each of the files' folders."""
     infos = {folder: read_info(folder) for folder in dict.fromkeys(path.parent for path in paths)}
@@ -437,4 +473,20 @@ def _read_infos(paths: list[Path], vocabulary_size: int) -> dict[Path, dict[str,
                 f"{info['vocabulary_size']}; expected at most the model's, {vocabulary_size}. Set "
                 f"the model's to {info['vocabulary_size']} or more."
             )
+        if info is not None:
+            _tell_of_lost_files(folder, info, paths)
     return infos
+
+
+def _tell_of_lost_files(folder: Path, info: dict[str, Any], paths: Sequence[Path]) -> None:
+    """Say so where files are gone that `dataset.json` lists together with some of these."""
+    here = {path.name for path in paths if path.parent == folder}
+    for split in info.get("splits", {}).values():
+        listed = [file["name"] for file in split["files"]]
+        lost = [name for name in listed if name not in here and not (folder / name).exists()]
+        if lost and here.intersection(listed):
+            _LOG.warning(
+                "%s: got a description of %d files, of which %d are not there, the first %s; "
+                "expected all. Going on without their text: restore them, or prepare again.",
+                folder / "dataset.json", len(listed), len(lost), lost[0],
+            )  # fmt: skip

@@ -112,20 +112,34 @@ class OpenFile:
     It is read, never mapped into memory: a file that shrinks meanwhile ends a program's reading
     with an error, where a mapping would end the program by a signal.
 
+    Args:
+        size: in bytes, and `written`, when it was last written to, in nanoseconds: as they were
+            when the program looked first.
     Raises:
-        DataError: the file cannot be read, or has another size than was expected.
+        DataError: the file cannot be read, or was written to since then.
     """
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: Path, size: int, written: int) -> None:
         self.path = path
         self.size = size
+        self.written = written
         try:
             self._number = open_plain(path)
-            found = os.fstat(self._number).st_size
         except OSError as error:
             raise unreadable(path, error) from error
-        if found != size:
-            raise self._changed(found)
+        self.check()
+
+    def check(self) -> None:
+        """DataError where the file was written to."""
+        found = os.fstat(self._number)
+        if found.st_size != self.size:
+            raise self._changed(found.st_size)
+        if found.st_mtime_ns != self.written:
+            raise DataError(
+                f"{self.path}: got a file that was written to after it was opened; expected it to "
+                "stay as it was. If its contents are what they were, start again; else restore it "
+                "first."
+            )
 
     def read(self, start: int, size: int) -> bytes:
         """Return `size` bytes from byte `start` on."""
@@ -168,7 +182,8 @@ class RecordFile:
     def __init__(self, path: Path, records: int | None = None) -> None:
         self.path = path
         try:
-            self.size = path.stat().st_size
+            found = path.stat()
+            self.size, self._written = found.st_size, found.st_mtime_ns
             self.has_index = index_path(path).exists()
             if self.has_index and not index_path(path).is_file():
                 raise OSError(
@@ -211,8 +226,8 @@ class RecordFile:
         len(self.offsets)
 
     def open(self) -> OpenFile:
-        """Open the file; DataError if it has changed its size."""
-        return OpenFile(self.path, self.size)
+        """Open the file; DataError if it was written to."""
+        return OpenFile(self.path, self.size, self._written)
 
     def name_of(self, record: int) -> str:
         """What errors call a record."""
@@ -220,8 +235,9 @@ class RecordFile:
 
     def payload(self, file: OpenFile, record: int) -> memoryview:
         """Return record `record` of this file, open as `file`, after checking both its
-        checksums.
+        checksums, and that the file is as it was.
         """
+        file.check()
         start, end = int(self.offsets[record]), int(self.offsets[record + 1])
         return _checked_payload(self.name_of(record), file.read(start, end - start), start)
 

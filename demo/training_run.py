@@ -13,7 +13,7 @@ import popxl_addons as addons
 from tokenizers import Tokenizer
 
 from config import Config, UserError, learning_rate
-from data import BatchLoader, Dataset
+from data import BatchLoader, DataError, Dataset
 from data.tokenisation import token_bytes
 from demo.interruption import Interruption, first
 from demo.progress import Progress, validation_text
@@ -118,8 +118,9 @@ class TrainingRun:
         self.step = 0
         """Optimizer steps done."""
         self.session = pretraining(config)
+        self._fingerprint = data.fingerprint  # of the data as it is now
         if saved is not None:
-            saved.check_data(data.fingerprint)
+            saved.check_data(self._fingerprint)
             saved.restore(self.session)
             self.step = saved.position.step
         self.skipped = Skipped.of(self.session)
@@ -176,7 +177,7 @@ class TrainingRun:
                         and ending is None
                         and not self.diverged
                     ):
-                        self._advance()
+                        self._advance_or_save()
                         ending = self._agree()
                         if self._is_save_due and not self.skipped.in_a_row:
                             self._save()
@@ -253,6 +254,16 @@ class TrainingRun:
         minutes = self.config.checkpoint.every_minutes
         share = 0.5 if self._validated_step == self.step else 1.0
         return 0 < 60 * minutes * share <= time.monotonic() - self._saved_at
+
+    def _advance_or_save(self) -> None:
+        """`_advance`; where data cannot be read, what was trained so far is saved."""
+        try:
+            self._advance()
+        except DataError:
+            # others are in the step already, and cannot take part
+            if popdist.getNumInstances() == 1:
+                self._save_last()
+            raise
 
     def _advance(self) -> None:
         """One session run, then what is due after it."""
@@ -489,7 +500,7 @@ class TrainingRun:
         loss = self._last_validation["validation_loss"] if is_validated else None
         if loss is not None and not math.isfinite(loss):
             loss = None
-        return Position(self.step, self.data.fingerprint, lines, loss)
+        return Position(self.step, self._fingerprint, lines, loss)
 
 
 def _loader(config: Config, dataset: Dataset) -> BatchLoader:

@@ -345,9 +345,17 @@ class SavedRun:
 
     def check_data(self, fingerprint: str) -> None:
         """Say so where the run continues on other data: its position in them then means little."""
-        if fingerprint != self.position.data:
+        files, _, contents = fingerprint.partition("-")
+        files_then, _, contents_then = self.position.data.partition("-")
+        if files != files_then:
             _LOG.warning(
                 "%s: continuing on other training data than the checkpoint's.", self.folder
+            )
+        elif contents_then and contents != contents_then:  # older ones name no contents
+            _LOG.warning(
+                "%s: continuing on training data with other contents than the checkpoint's, in "
+                "files of the same names and sizes. Restore them, or prepare them again.",
+                self.folder,
             )
 
     def set_aside_passed_over(self) -> None:

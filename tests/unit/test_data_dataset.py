@@ -212,6 +212,60 @@ def test_the_fingerprint_names_the_data_wherever_it_lies(tmp_path):
     assert one == two != three
 
 
+def test_the_fingerprint_tells_other_contents_of_the_same_size_and_keeps_its_first_part(tmp_path):
+    whole = [rows(3), rows(3, first=1)]
+    found = []
+    for number, content in enumerate(whole):
+        (tmp_path / str(number)).mkdir()
+        write(tmp_path / str(number) / "a.tfrecord", content)
+        found.append(TokenDataset(tmp_path / str(number), LENGTH, VOCABULARY).fingerprint)
+    (files, contents), (other_files, other_contents) = (name.split("-") for name in found)
+    assert files == other_files and contents != other_contents
+
+
+def test_pieces_that_name_large_data_lie_in_all_of_its_files(monkeypatch):
+    monkeypatch.setattr(data.dataset, "SAMPLED_BYTES", 100)
+    monkeypatch.setattr(data.dataset, "SAMPLED_PIECE", 10)
+    assert list(data.dataset._sampled([40, 60])) == [(0, 0, 40), (1, 0, 60)]
+    sizes = [300, 5, 695]
+    pieces = list(data.dataset._sampled(sizes))
+    assert pieces[0] == (0, 0, 10) and pieces[-1] == (2, 685, 10) and len(pieces) == 10
+    assert all(0 <= start and 0 < size <= sizes[number] - start for number, start, size in pieces)
+    starts = [start + sum(sizes[:number]) for number, start, _ in pieces]
+    assert starts == [i * 990 // 9 for i in range(10)]
+
+
+def rewritten(path, content):
+    """Other contents of the same size, with right checksums."""
+    before = path.stat()
+    write(path, content)
+    assert path.stat().st_size == before.st_size
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda path: os.truncate(path, path.stat().st_size - 1), "expected the .* it had when"),
+        (lambda path: rewritten(path, rows(3, first=7)), "written to after it was opened"),
+        (lambda path: (path.unlink(), write(path, rows(2))), "written to|it had when"),
+    ],
+    ids=["shrinks", "is rewritten", "is replaced"],
+)
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_file_that_changes_after_it_was_opened_is_told(tmp_path, change, words, is_open):
+    path = write(tmp_path / "a.tfrecord", rows(3))
+    dataset = TokenDataset(tmp_path, LENGTH, VOCABULARY)
+    if not is_open:
+        dataset.close()
+    change(path)
+    if is_open and "replaced" in os.environ["PYTEST_CURRENT_TEST"]:
+        assert dataset.read(np.array([2])).tolist() == rows(3)[2:]  # still there for who has it
+        return
+    with pytest.raises(DataError, match=f"a.tfrecord: got .*{words}"):
+        dataset.read(np.array([0]))
+
+
 @pytest.mark.parametrize(
     ("content", "feature", "kind", "words"),
     [
@@ -396,6 +450,38 @@ def test_a_file_with_other_records_than_the_description_says_is_named(tmp_path):
         DataError, match="train-1.tfrecord: got 2 records; expected the 7 that dataset.json"
     ):
         dataset.read(np.array([4]))
+
+
+@pytest.mark.parametrize(
+    "old, new, words",
+    [
+        ('"sequence_length": 4', '"sequence_length": 3', "record 0: got 5 tokens; expected 4"),
+        (
+            '"files": [',
+            '"records": 5, "tokens": 19, "files": [',
+            "train-1.tfrecord, record 1: got 5 tokens; expected 3",
+        ),
+        ('"bytes": ', '"bytes": 1', "bytes; expected the 1.* that dataset.json beside it says"),
+    ],
+    ids=["length of records", "tokens", "bytes"],
+)
+def test_a_description_that_lies_is_found_out_when_it_is_read(tmp_path, old, new, words):
+    prepared(tmp_path, [3, 2])
+    description = tmp_path / "dataset.json"
+    text = description.read_text()
+    assert old in text
+    description.write_text(text.replace(old, new))
+    with pytest.raises(DataError, match=words):
+        TokenDataset(tmp_path, LENGTH, VOCABULARY)
+
+
+def test_a_file_that_the_description_lists_and_is_gone_is_told(tmp_path, caplog):
+    prepared(tmp_path, [3, 2])
+    TokenDataset(tmp_path / "train-0.tfrecord", LENGTH, VOCABULARY)
+    assert not caplog.records
+    (tmp_path / "train-1.tfrecord").unlink()
+    TokenDataset(tmp_path, LENGTH, VOCABULARY)
+    assert "2 files, of which 1 are not there, the first train-1.tfrecord" in caplog.text
 
 
 def test_importing_the_room_loads_neither_tokenizers_nor_torch():
