@@ -14,7 +14,7 @@ import numpy as np
 
 from config.texts import user_path
 from data import example
-from data.description import Described, describe, read_info
+from data.description import Described, check_size, describe, read_info
 from data.errors import DataError
 from data.masking import ids_of, masked
 from data.records import DAMAGED, RecordFile
@@ -175,6 +175,8 @@ class TokenDataset:
         if sum(file.size for file in self.files) <= VERIFIED_BYTES:
             for number in own:
                 self.files[number].verify()
+        for file in self.files:
+            check_size(file.path, file.size, infos[file.path.parent])
         for number in own:
             self.files[number].save_index()
 
