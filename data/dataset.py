@@ -15,7 +15,7 @@ import numpy as np
 
 from config.texts import user_path
 from data import example
-from data.description import Described, describe, read_info
+from data.description import Described, check_size, describe, read_info
 from data.errors import DamagedRecordError, DataError
 from data.masking import ids_of, masked
 from data.records import DAMAGED, RecordFile
@@ -187,6 +187,8 @@ class TokenDataset:
                 for record in range(len(self.files[number])):
                     with self._noting_damage():
                         self.files[number].payload(opened, record)
+        for file in self.files:
+            check_size(file.path, file.size, infos[file.path.parent])
         for number in own:
             self.files[number].save_index()
 

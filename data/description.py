@@ -84,25 +84,16 @@ class Described:
 
 
 def describe(path: Path, info: dict[str, Any] | None) -> Described | None:
-    """What preparation says of a file; None where it says nothing.
-
-    Raises:
-        DataError: the file has another size.
+    """What preparation says of a file; None where it says nothing, or of another size, see
+    `check_size`.
     """
     for split, facts in (info or {}).get("splits", {}).items():
         files = facts["files"]
         for number, file in enumerate(files):
             if file["name"] != path.name or "sequence_length" not in (info or {}):
                 continue
-            size = path.stat().st_size if path.is_file() else 0
-            if size == 0:  # what it is instead is told by those who read it
+            if not path.is_file() or file["bytes"] != path.stat().st_size:
                 return None
-            if size != file["bytes"]:
-                raise DataError(
-                    f"{path}: got {size} bytes; expected the {file['bytes']} that dataset.json "
-                    "beside it says. The file was cut off or replaced: restore it from a copy or "
-                    "prepare it again. If it is right, take it out of dataset.json."
-                )
             if (info or {}).get("masked"):
                 return None  # no record goes on where the one before ends
             per_record: int = (info or {})["sequence_length"]
@@ -112,3 +103,15 @@ def describe(path: Path, info: dict[str, Any] | None) -> Described | None:
                 missing = max(0, facts["records"] * per_record - (facts["tokens"] - 1))
             return Described(path.parent, split, number, file["records"], per_record, missing)
     return None
+
+
+def check_size(path: Path, size: int, info: dict[str, Any] | None) -> None:
+    """Raise DataError where a file that is whole has another size than preparation says."""
+    for facts in (info or {}).get("splits", {}).values():
+        for file in facts["files"]:
+            if file["name"] == path.name and file["bytes"] != size:
+                raise DataError(
+                    f"{path}: got {size} bytes; expected the {file['bytes']} that dataset.json "
+                    "beside it says. The file was replaced or cut off: restore it from a copy or "
+                    "prepare it again. If it is right, take it out of dataset.json."
+                )
