@@ -2,8 +2,8 @@
 
 `prepare.py` turns text into TFRecords; `TokenDataset` reads them; `BatchLoader` gives the batch of
 any step. May import `config`, the standard library, numpy, crc32c and, for preparation only,
-tokenizers. A new kind of input: a function in `sources.py` that returns a `Source`, and a
-subcommand in `prepare.py`.
+tokenizers, zstandard and pyarrow. A new kind of input: a function in `sources.py` that returns a
+`Source`, and a subcommand in `prepare.py`.
 """
 
 from data.dataset import Dataset, SyntheticDataset, TokenArray, TokenDataset, find_files

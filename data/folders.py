@@ -5,7 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 
@@ -30,9 +30,40 @@ def partial_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_unlocked(folder: Path, pattern: str) -> None:
-    """Remove the folders of a pattern that no call is at work in."""
+@contextmanager
+def resumable_folder(target: Path, work: str) -> Iterator[Path]:
+    """As `partial_folder`, but what a call that was stopped or killed has left of the same work is
+    given again. An error leaves nothing.
+
+    While another call does the same work, this one does it in a folder of its own.
+
+    Args:
+        work: names what is made, from what.
+    """
+    target = target.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{target.name}.partial-"
+    folder = target.parent / f"{prefix}{work}"
+    remove_unlocked(target.parent, f"{prefix}*", but=folder)
+    folder.mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_locked(folder))
+        except OSError:
+            folder = stack.enter_context(partial_folder(target))
+        try:
+            yield folder
+        except Exception:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_unlocked(folder: Path, pattern: str, but: Path | None = None) -> None:
+    """Remove the folders of a pattern, but one, that no call is at work in."""
     for left in folder.glob(pattern):
+        if left == but:
+            continue
         with suppress(OSError):  # locked
             with _locked(left):
                 shutil.rmtree(left, ignore_errors=True)

@@ -10,6 +10,8 @@ where tokens are left.
 import hashlib
 import itertools
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -24,7 +26,7 @@ from data import example
 from data.conversations import RecordPacker, text_of
 from data.description import read_info
 from data.errors import DataError
-from data.folders import partial_folder, publish
+from data.folders import publish, resumable_folder
 from data.records import RecordWriter, flush
 from data.shuffle import DocumentShuffle
 from data.sources import Source
@@ -46,6 +48,7 @@ MOST_WORKERS = 1024
 """Processes that may be asked for; each takes a hundred megabytes."""
 LARGEST = {"sequence_length": 2**24, "vocabulary_size": 2**22}
 """Tokens in a sample, and in a tokenizer: far more than any has, and far less than memory."""
+BUCKETS = "buckets"
 _BLOCK_RECORDS = 512
 _REPORT_SECONDS = 10.0
 
@@ -120,7 +123,8 @@ def prepare(
     """Prepare `source` into the folder `output` and return the content of its `dataset.json`.
 
     A folder that an earlier call made from the same source and settings is left as it is. Work
-    happens in a hidden folder beside `output`, renamed when it is complete.
+    happens in a hidden folder beside `output`, renamed when it is complete. A call that was stopped
+    or killed leaves that folder, and the next one for the same goes on in it, to the same bytes.
 
     Args:
         workers: processes that tokenise; the result does not depend on it.
@@ -138,10 +142,15 @@ def prepare(
     if existing is not None:
         report(f"{output} is there already, made from the same input with the same settings.")
         return existing
-    with partial_folder(output) as folder:
+    work = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
+    with resumable_folder(output, work) as folder:
         report(f"Preparing {source.name} into {output}.")
-        tokenizer = _tokenizer(source, settings, report)
-        write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
+        made = folder / "tokenizer.json"
+        if not made.exists():
+            tokenizer = _tokenizer(source, settings, report)
+            write_text(folder / "tokenizer.new", tokenizer.to_str(pretty=True))
+            os.replace(folder / "tokenizer.new", made)
+        tokenizer = load_tokenizer(made)
         shuffle = _shuffled(source, settings, tokenizer, folder, workers, report)
         documents = iter(shuffle)
         end, splits = tokenizer.get_vocab()[END_OF_TEXT], {}
@@ -170,6 +179,7 @@ def prepare(
                 f"{len(source.damaged)} damaged records are left out, the first at byte {byte} of "
                 f"{path}: {problem}."
             )
+        shutil.rmtree(folder / BUCKETS)
         write_text(folder / "dataset.json", json.dumps(info, indent=2))
         try:
             publish(folder, output, overwrite=overwrite)
@@ -255,8 +265,11 @@ def _shuffled(
     report: Report,
 ) -> DocumentShuffle:
     text_bytes = min(source.bytes, settings.max_bytes or source.bytes)
-    shuffle = DocumentShuffle(folder / "buckets", settings.seed, text_bytes)
-    documents = _limited(source.documents(), settings.max_bytes)
+    shuffle = DocumentShuffle(folder / BUCKETS, settings.seed, text_bytes)
+    if shuffle.added:
+        report(f"Going on after {shuffle.added} documents of a call that was stopped.")
+    every = _limited(source.documents(), settings.max_bytes)
+    documents = itertools.islice(every, shuffle.added, None)
     start = reported = time.monotonic()
     for tokens in tokenise(documents, tokenizer, source.clean, workers):
         shuffle.add(tokens)

@@ -326,5 +326,5 @@ COMMANDS = {
 
 
 if __name__ == "__main__":
-    with exit_on_user_error(stopped="stopped; nothing half-made is left."):
+    with exit_on_user_error(stopped="stopped; the same command goes on."):
         sys.exit(main())

@@ -178,7 +178,7 @@ def run_steps(
         session.inputs.learning_rate: scalar_array(session, "learning_rate", learning_rates),
     }
     if config.training.masked_labels:
-        per_step = _label_weights(labels, steps, config)
+        per_step = label_weights(labels, steps, config)
         weights = np.repeat(per_step, config.runs_per_phase).tolist()
         inputs[session.inputs.label_weight] = scalar_array(session, "label_weight", weights)
     elif labels.min() < 0:
@@ -199,7 +199,7 @@ def run_steps(
     return [StepResult(*values) for values in zip(losses.tolist(), norms, scales, limits)]
 
 
-def _label_weights(labels: np.ndarray, steps: int, config: Config) -> np.ndarray:
+def label_weights(labels: np.ndarray, steps: int, config: Config) -> np.ndarray:
     """One over the labels that count in each step's global batch, times the runs of the head that
     the batch takes: float64 [steps].
     """

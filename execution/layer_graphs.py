@@ -128,10 +128,10 @@ def head_graphs(
     """The head's part of a training step: forward and backward pass in one graph."""
     is_masked = config.training.masked_labels
     head = (MaskedLossHead if is_masked else LossHead)(config.model, layout)
-    weight = (TensorSpec((), popxl.float32),) if is_masked else ()
+    weight = TensorSpec((), popxl.float32) if is_masked else None
     scaling = None if config.training.is_scaled_by_program else config.training.fixed_scale
-    factories, both = HeadStep(head, scaling).create_graph(
-        activation_spec(config), words_spec(config), *weight
+    factories, both = HeadStep().create_graph(
+        activation_spec(config), words_spec(config), weight, head, scaling
     )
     args = both.args.fwd.copy()
     args.update(both.args.grad)
@@ -153,13 +153,13 @@ class HeadStep(addons.Module):
     Without a fixed loss scale, `loss_scale` is a further input by name.
     """
 
-    def __init__(self, head: LossHead, loss_scaling: Optional[float]):
-        super().__init__()
-        self.head = head
-        self.loss_scaling = loss_scaling
-
     def build(
-        self, x: Tensor, labels: Tensor, weight: Optional[Tensor] = None
+        self,
+        x: Tensor,
+        labels: Tensor,
+        weight: Optional[Tensor],
+        head: LossHead,
+        loss_scaling: Optional[float],
     ) -> Tuple[Tensor, Tensor]:
         """[N, H/tp2], int32 [N] -> loss, float32 scalar, and the gradient of the scaled loss by x,
         [N, H/tp2].
@@ -168,15 +168,15 @@ class HeadStep(addons.Module):
             weight: of `MaskedLossHead`.
         """
         inputs = (x, labels) if weight is None else (x, labels, weight)
-        factories, fwd = self.head.create_graph(*inputs)
-        accumulators, grad = _gradient(fwd, factories, self.head, required=1)
+        factories, fwd = head.create_graph(*inputs)
+        accumulators, grad = _gradient(fwd, factories, head, required=1)
         weights = self.add_variable_inputs("fwd", factories)
         sums = self.add_variable_inputs("grad", accumulators)
         site = fwd.bind(weights).call_with_info(*inputs)
-        if self.loss_scaling is None:
+        if loss_scaling is None:
             scale = self.add_variable_input(LOSS_SCALE, lambda: np.ones(()), popxl.float32)
         else:
-            scale = popxl.constant(self.loss_scaling, popxl.float32, "loss_scaling")
+            scale = popxl.constant(loss_scaling, popxl.float32, "loss_scaling")
         (dx,) = grad.bind(sums).call(scale, args=grad.grad_graph_info.inputs_dict(site))
         return site.outputs[0], dx
 

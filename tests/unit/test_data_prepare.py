@@ -23,9 +23,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+import data.preparation
 import data.shuffle
 from config import exit_on_user_error
 from data import BatchLoader, DataError, TokenDataset
+from data.conversations import conversation_source
 from data.preparation import HeldOut, Settings, prepare
 from data.prepare import main
 from data.shuffle import DocumentShuffle
@@ -283,7 +285,6 @@ def test_the_shuffle_keeps_every_document_and_its_order_needs_no_memory(
             for document in given_documents:
                 shuffle.add(document)
             orders.append([document.tolist() for document in shuffle])
-            assert not list(Path(folder).iterdir())
     assert orders[0] == orders[1]
     assert collections.Counter(map(tuple, orders[0])) == collections.Counter(
         tuple(document.tolist()) for document in given_documents if document.size
@@ -634,6 +635,51 @@ def test_a_killed_preparation_leaves_nothing_that_counts_and_the_next_clears_it(
         "stdlib", "--output", tmp_path / "out", "--max_bytes", 50_000, *small, "--overwrite"
     )
     assert again.returncode == 0 and list(tmp_path.iterdir()) == [tmp_path / "out"]
+
+
+@pytest.mark.parametrize("stopped_at", ["the tokenizer", "documents", "validation", "the end"])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_stopped_preparation_goes_on_where_it_was_to_the_same_bytes(
+    tmp_path, monkeypatch, stopped_at, is_masked
+):
+    path = write_lines(tmp_path / "a.jsonl", documents(300))
+    if is_masked:
+        lines = [{"prompt": text, "answer": text[:3]} for text in documents(300)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(data.shuffle, "_BUFFER_BYTES", 1000)
+    source = (conversation_source if is_masked else text_source)([str(path)])
+    chosen = settings(tokenizer_bytes=4000, shard_bytes=3000)
+    prepare(source, tmp_path / "whole", chosen, report=quiet)
+    calls = collections.Counter()
+
+    def stop_at(where, function, number):
+        def called(*arguments, **options):
+            calls[where] += 1
+            if where == stopped_at and calls[where] == number:
+                raise KeyboardInterrupt
+            return function(*arguments, **options)
+
+        return called
+
+    with monkeypatch.context() as patch:
+        preparation = data.preparation
+        patch.setattr(preparation, "train_tokenizer", stop_at("the tokenizer", train_tokenizer, 1))
+        add = stop_at("documents", DocumentShuffle.add, 200)
+        patch.setattr(DocumentShuffle, "add", lambda self, tokens: add(self, tokens))
+        patch.setattr(preparation, "write_split", stop_at("validation", preparation.write_split, 2))
+        patch.setattr(preparation, "publish", stop_at("the end", preparation.publish, 1))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(source, tmp_path / "out", chosen, report=quiet)
+    assert len(list(tmp_path.glob(".out.partial-*"))) == 1 and not (tmp_path / "out").exists()
+    told = []
+    prepare(source, tmp_path / "out", chosen, report=told.append)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert not list(tmp_path.glob(".out.partial-*"))
+    going_on = [int(line.split()[3]) for line in told if line.startswith("Going on after")]
+    if stopped_at == "documents":
+        assert len(going_on) == 1 and 100 < going_on[0] < 200
+    else:
+        assert going_on == ([300] if stopped_at == "validation" else [])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 from helpers.quick import cases
 
 from config import UserError, override
+from execution import host
 from execution.host import run_steps
 from execution.inference import evaluation, token_losses
 from execution.pretraining import pretraining, training_program
@@ -108,3 +109,19 @@ def test_evaluation_gives_the_losses_of_labels_that_count_beside_others():
     with session:
         whole, part = (token_losses(session, config, words, own) for own in (labels, masked))
     np.testing.assert_array_equal(part[masked >= 0], whole[masked >= 0])
+
+
+@pytest.mark.parametrize(
+    ("told", "count"),
+    [([[0, [3]], [1, [5]]], 8), ([[0, [3]], [0, [3]], [1, [4]], [1, [4]]], 7), ([[0, [0]]], 1)],
+    ids=["a copy each", "parts of a copy", "none"],
+)
+def test_labels_of_all_processes_count_and_those_of_parts_of_a_copy_once(monkeypatch, told, count):
+    asked = []
+    monkeypatch.setattr(host, "gather", lambda mine, number: asked.append(mine) or told)
+    config = small(masked_labels=True, data_parallel=2)
+    labels = np.full((4, 12), -100)
+    labels[0, :3] = 7
+    weights = host.label_weights(labels, 1, config)
+    assert asked == [[0, [3]]]
+    assert weights.tolist() == [config.gradient_accumulation * 2 / count]
