@@ -100,6 +100,9 @@ class TrainingRun:
     Over several processes each has one, and instance 0's leaves the run's files and prints.
     """
 
+    spike: Optional[str] = None
+    """At which spike training stopped, where it is to."""
+
     def __init__(
         self,
         config: Config,
@@ -125,8 +128,6 @@ class TrainingRun:
         self.skipped = Skipped.of(self.session)
         self.diverged: Optional[str] = None
         """Why training did not succeed, once it has come to numbers that are not finite."""
-        self.spike: Optional[str] = None
-        """At which spike training stopped, where it is to."""
         self.loader = _loader(config, data)
         needs_validation = config.training.validate_every > 0 and validation_data is not None
         self.validation = (
