@@ -18,7 +18,7 @@ SHOWN = 50
 """Problems that a message lists."""
 DIVERGED_EXIT_CODE = 3
 CORRUPTED_EXIT_CODE = 4
-SPIKE_EXIT_CODE = 5
+SPIKE_EXIT_CODE = 6
 NOT_FINITE_EXIT_CODE = 1
 INTERNAL_ERROR_EXIT_CODE = 70
 """EX_SOFTWARE of sysexits.h: the program's own mistake, never the user's."""
@@ -53,7 +53,7 @@ class CorruptedError(RuntimeError):
 
 class SpikeError(ArithmeticError):
     """A gradient norm is far above those before, and the run was to stop at one: told in one
-    message, without a traceback, with exit code 5.
+    message, without a traceback, with exit code 6.
     """
 
 
@@ -103,7 +103,7 @@ def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
 
     A `UserError` in the body becomes its message on stderr and exit code 2, as do files that the
     system refuses, disks that are full and memory that ran out where nothing nearer has said so. A
-    `DivergedError` becomes exit code 3, a `CorruptedError` 4, a `SpikeError` 5, a `NotFiniteError`
+    `DivergedError` becomes exit code 3, a `CorruptedError` 4, a `SpikeError` 6, a `NotFiniteError`
     1. Ctrl-C becomes exit code 130, and a reader of the output that went away (`... | head`) exit
     code 141, as shells do. Every other error is the program's own: one line, exit code 70, and the
     traceback in a file that the line names.

@@ -132,7 +132,7 @@ class Training:
     all that count in the global batch."""
     on_spike: Literal["off", "skip", "stop"] = "off"
     """What a gradient norm does that is far above those before: skip leaves its step's update out,
-    stop does too and ends the run with exit code 5.
+    stop does too and ends the run with exit code 6.
     """
     spike_threshold: Positive = 6.0
     """Standard deviations above the mean from which on a gradient norm is a spike."""

@@ -16,7 +16,7 @@ RESTARTS = "POPDIST_RESTARTS"
 """Environment variable, set by `poprun`: how often the instances have been started again."""
 NOTE = "POPDIST_NOTE"
 """Environment variable, set by `poprun --restarts`: a file that outlives the instances."""
-DIVERGED, SPIKE = 3, 5
+DIVERGED, SPIKE = 3, 6
 """Exit codes of a program whose numbers say that it shall not go on."""
 TOLD_TO_END = (
     signal.SIGHUP,
