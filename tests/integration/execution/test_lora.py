@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import numpy as np
+import popxl
 import pytest
 import torch
 from helpers.quick import cases
@@ -142,6 +143,18 @@ def test_what_is_frozen_has_no_gradient_no_moments_and_no_update():
         whole.model
     )
     assert state_bytes(config) < state_bytes(whole)
+
+
+def test_in_sixteen_bits_adapters_alone_have_float32_rows_and_learn():
+    config = override(TRAINED, precision="bfloat16", loss_scaling=1.0, tensor_parallel_2=2)
+    results, session = train_session(config)
+    types = {name: str(v.dtype) for name, v in session.state.weights.to_dict().items()}
+    assert {kind for name, kind in types.items() if is_adapter(name)} == {str(popxl.float32)}
+    assert {kind for name, kind in types.items() if not is_adapter(name)} == {str(popxl.bfloat16)}
+    expected, _ = train_plainly(config)
+    assert [r.loss for r in results] == pytest.approx([loss for loss, _ in expected], rel=0.02)
+    everything = override(config, precision="float32")
+    assert state_bytes(config) < 0.7 * state_bytes(everything)
 
 
 def test_fresh_adapters_add_nothing_and_evaluation_has_them():
