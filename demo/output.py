@@ -59,6 +59,8 @@ class Output(io.TextIOBase):
     def flush(self) -> None:
         """Write the rest, too."""
         text, self._line = self._line, ""
+        if not text and self._stream.closed:
+            return  # Python flushes what goes away, at its exit too
         content = text.encode(self.encoding, self.errors or "strict")
         try:
             self._stream.flush()  # what was written before

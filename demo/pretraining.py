@@ -139,6 +139,7 @@ def train(config: Config, options: Options) -> int:
             signal = run.run()
             is_done = signal is None and run.diverged is None and run.spike is None
             finish(run, tokenizer, validation_data or data, options.samples if is_done else 0)
+            run.end()
     if signal is None and run.diverged is not None:
         raise DivergedError(run.diverged)
     if signal is None and run.spike is not None:

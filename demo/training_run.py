@@ -19,7 +19,7 @@ from demo.interruption import Interruption, first
 from demo.progress import Progress, validation_text
 from demo.run_folder import RunFolder, for_rescue
 from demo.wandb_log import WandbLog
-from execution.checkpoint import Position, SavedRun, save
+from execution.checkpoint import NotSavedError, Position, SavedRun, save
 from execution.evaluation import Evaluation
 from execution.host import StepResult, data_share, run_steps
 from execution.inference import evaluation
@@ -487,8 +487,9 @@ class TrainingRun:
         else:
             self._report_failed = False
 
-    def _save(self, *, keep_all: bool = False) -> None:
+    def _save(self, *, is_last: bool = False, keep_all: bool = False) -> None:
         """Write a checkpoint, unless this step has one. Metrics up to it are on the disk first.
+        Where the disk does not take it, older ones stay; unless it is the last, training goes on.
 
         Weights that only lead to skipped steps may be worth little: those before them are not
         deleted then.
@@ -503,16 +504,42 @@ class TrainingRun:
             self.folder.keep_tokenizer(self.tokenizer)
         try:
             save(self.session, self.config, place, position, keep_all=keep_all)
-        except UserError:
-            is_lost = self.folder.is_lost or self.folder.has_lost_checkpoints
-            if not is_lost or popdist.getNumInstances() > 1:  # the others are in the save still
+        except NotSavedError as error:
+            if any(self._lost()):
+                return  # the folder went away meanwhile: seen before the next step
+            if is_last:
                 raise
-            return  # the folder went away meanwhile: seen before the next step
+            if self.is_leader:
+                _LOG.warning("%s Training goes on, and saves again when it is due.", error)
+            self._saved_at = time.monotonic()
+            return
         self._saved_step, self._saved_at = self.step, time.monotonic()
         self._report(is_news=True)
 
     def _save_last(self) -> None:
-        self._save(keep_all=self.skipped.in_a_row > 0 or self.spike is not None)
+        is_doubtful = self.skipped.in_a_row > 0 or self.spike is not None
+        self._save(is_last=True, keep_all=is_doubtful)
+
+    def _lost(self) -> "tuple[bool, bool]":
+        """Whether some process sees that the run's folder is gone, and that for checkpoints."""
+        mine = [self.folder.is_lost, self.folder.has_lost_checkpoints]
+        folders, checkpoints = zip(*gather(mine, popdist.getNumInstances(), patiently=True))
+        return any(folders), any(checkpoints)
+
+    def end(self) -> None:
+        """After everything that is written into the folder: see that it is still there, and save
+        once more where it is not.
+
+        Raises:
+            UserError: the run's folder is gone; the last step is saved elsewhere.
+        """
+        is_lost, has_lost_checkpoints = self._lost()
+        if is_lost or has_lost_checkpoints:
+            with self.session:
+                if is_lost:
+                    self._end_elsewhere()
+                self._begin_checkpoints_again()
+                self._save_last()
 
     def _position(self) -> Position:
         """Where the run stands; its metrics are on the disk."""

@@ -70,6 +70,9 @@ OLDER = (
 )
 _LOG = logging.getLogger(__name__)
 
+Part = tuple[str, dict[str, np.ndarray]]
+"""A layer and its tensors; the scalars have no layer's name."""
+
 
 class DamagedError(UserError):
     """A checkpoint that is not as it was saved.
@@ -81,6 +84,10 @@ class DamagedError(UserError):
     def __init__(self, problem: str):
         self.problem = problem
         super().__init__(f"{problem}. {OLDER}")
+
+
+class NotSavedError(UserError):
+    """A checkpoint that the folder did not take."""
 
 
 @dataclass(frozen=True)
@@ -112,50 +119,69 @@ def save(
     wait for it.
 
     Raises:
-        UserError: the folder takes no files or the disk is full; what was saved before stays.
+        NotSavedError: the folder takes no files or the disk is full; what was saved before stays.
+            All processes raise it, and can go on.
         DivergedError: a weight or a moment is not finite; what was saved before stays.
     """
     target = folder / folder_name(position.step)
     instances = popdist.getNumInstances()
     if gather(target.exists(), instances, patiently=True)[0]:
         return target
+    problem = None
     if popdist.getInstanceIndex() == 0:
-        _save(session, config, target, position, None if keep_all else config.checkpoint.keep)
+        parts = _parts(session, config)
+        try:
+            _save(parts, config, target, position, None if keep_all else config.checkpoint.keep)
+        except OSError as error:
+            for _ in parts:  # the others read along
+                pass
+            problem = _not_saved(target, session, config, error)
     else:
         for variables in _layer_variables(session, config).values():
             session.get_tensors_data(variables.values())
         _read_scalars(session)
-    gather(None, instances, patiently=True)
+    problem = gather(problem, instances, patiently=True)[0]
+    if problem is not None:
+        raise NotSavedError(problem)
     return target
 
 
+def _parts(session: addons.TaskSession, config: Config) -> Iterator[Part]:
+    """The state of a session: layers with their tensors, then the scalars. To read it is
+    collective.
+    """
+    yield from _layer_tensors(session, config)
+    yield "", _read_scalars(session)
+
+
 def _save(
-    session: addons.TaskSession,
-    config: Config,
-    target: Path,
-    position: Position,
-    keep: Optional[int],
+    parts: Iterator[Part], config: Config, target: Path, position: Position, keep: Optional[int]
 ) -> None:
     folder = target.parent
-    try:
-        remove_leftovers(folder)
-        with partial_folder(target) as partial:
-            _write(session, config, partial, position)
-            publish(partial, target, overwrite=False)
-        if keep is not None:
-            delete_old(folder, keep)
-    except OSError as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(
-            f"{target}: got '{reason}' while saving; expected a folder that takes the checkpoint's "
-            f"{_bytes_needed(session, config)} bytes{_free(folder)}. Free space on the disk or set "
-            "--checkpoint.save to another folder, and continue with --checkpoint.load."
-        ) from error
+    remove_leftovers(folder)
+    with partial_folder(target) as partial:
+        _write(parts, config, partial, position)
+        publish(partial, target, overwrite=False)
+    if keep is not None:
+        delete_old(folder, keep)
 
 
-def _write(session: addons.TaskSession, config: Config, folder: Path, position: Position) -> None:
+def _not_saved(target: Path, session: addons.TaskSession, config: Config, error: OSError) -> str:
+    reason = getattr(error, "strerror", None) or str(error)
+    return (
+        f"{target}: got '{reason}' while saving; expected a folder that takes the checkpoint's "
+        f"{_bytes_needed(session, config)} bytes{_free(target.parent)}. Free space on the disk or "
+        "set --checkpoint.save to another folder, and continue with --checkpoint.load."
+    )
+
+
+def _write(parts: Iterator[Part], config: Config, folder: Path, position: Position) -> None:
     files = {}
-    for layer, tensors in _layer_tensors(session, config):
+    described: "dict[str, Any]" = {}
+    for layer, tensors in parts:
+        if not layer:
+            described = {name: array.tolist() for name, array in tensors.items()}
+            continue
         for name, array in tensors.items():
             if not _is_finite(array):
                 raise DivergedError(
@@ -165,7 +191,6 @@ def _write(session: addons.TaskSession, config: Config, folder: Path, position: 
                     "lower learning rate."
                 )
         files.update(_write_layer(folder, layer, tensors))
-    described = {name: array.tolist() for name, array in _read_scalars(session).items()}
     _write_manifest(folder, config, position, described, files)
 
 

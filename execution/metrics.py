@@ -100,7 +100,9 @@ class MetricsFile:
         self._write_waiting()
 
     def sync(self) -> None:
-        """Bring what was written onto the disk."""
+        """Bring what was written onto the disk; a file that is closed has nothing more."""
+        if self._file.closed:
+            return
         self._write_waiting()
         try:
             os.fsync(self._file.fileno())

@@ -30,6 +30,8 @@ SHARE = {
     "disks": [4176489243],
     "signals": [18, 39, 65],
     "instances": [6],
+    "same_seed": [0],
+    "layouts": [15, 50],
 }
 """Cases of each kind."""
 

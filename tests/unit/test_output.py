@@ -55,6 +55,14 @@ def test_a_stream_that_was_closed_is_told_of_as_one_that_fails(tmp_path, caplog)
     assert caplog.text.count("stdout: got ") == 1
 
 
+def test_a_stream_that_is_gone_when_python_flushes_at_its_exit_is_no_news(tmp_path, caplog):
+    with open(tmp_path / "text", "w") as stream:
+        written = Output(stream, is_told=True)
+        written.write("all of it\n")
+    written.close()
+    assert not caplog.records
+
+
 def test_streams_in_memory_stay_as_they_are(monkeypatch):
     memory = io.TextIOWrapper(io.BytesIO())
     monkeypatch.setattr("sys.stdout", memory)

@@ -1,5 +1,6 @@
 """Runs that end before their time, and runs that meet: the training job as real processes."""
 
+import errno
 import fcntl
 import json
 import os
@@ -16,6 +17,9 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+import execution.checkpoint
+from config import UserError
+from demo import pretraining
 from execution.checkpoint_folder import checkpoints_in
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
@@ -429,3 +433,70 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_nothing_else(tmp_path
     here(tmp_path, checkpoint__load="auto")
     assert [name for name in saved_in(run) if name.startswith(".")] == kept
     assert saved_in(run / "checkpoints") == ["step_00000004"]
+
+
+@pytest.mark.parametrize("what", ["renamed", "deleted", "deleted checkpoints"])
+def test_a_folder_that_goes_as_the_run_ends_is_noticed_and_the_last_step_is_saved(
+    what, tmp_path, monkeypatch, capsys
+):
+    run, away = tmp_path / "runs/run", tmp_path / "runs/away"
+    finish = pretraining.finish
+
+    def then_lost(*arguments):
+        finish(*arguments)
+        if what == "renamed":
+            run.rename(away)
+        else:
+            shutil.rmtree(run if what == "deleted" else run / "checkpoints")
+
+    monkeypatch.setattr(pretraining, "finish", then_lost)
+    arguments = words(tmp_path, steps=4)[2:]
+    if what == "deleted checkpoints":
+        assert pretraining.main(arguments) == 0
+        assert "got a folder that was deleted or renamed during the run" in capsys.readouterr().err
+    else:
+        with pytest.raises(UserError, match=rf"run: got a run folder that was {what}.*Step 4 is"):
+            pretraining.main(arguments)
+    (checkpoint,) = checkpoints_in(run / "checkpoints")
+    assert checkpoint.name == "step_00000004"
+
+
+FULL_AT_STEP_2 = """
+import errno, os, sys
+sys.path[:0] = {paths}
+import execution.checkpoint
+from config import exit_on_user_error
+from demo import pretraining
+write_tensors = execution.checkpoint.write_tensors
+
+def write(tensors, path):
+    if "step_00000002" in str(path) and "decoder.1" in str(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    write_tensors(tensors, path)
+
+execution.checkpoint.write_tensors = write
+with exit_on_user_error():
+    sys.exit(pretraining.main(sys.argv[1:]))
+"""
+
+
+def test_a_disk_that_is_full_for_a_checkpoint_costs_no_step_and_the_next_is_taken(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(FULL_AT_STEP_2.format(paths=[str(ROOT), str(ROOT / "runtime")]))
+    _, _, *flags = words(tmp_path, steps=3, checkpoint__every=1, data_parallel=2)
+    code, _, told = end(start(poprun([sys.executable, str(program), *flags])))
+    assert code == 0, told
+    assert re.search(r"00002: got 'No space left on device'.* the checkpoint's \d+ bytes", told)
+    assert told.count("Training goes on, and saves again when it is due.") == 1
+    folder = tmp_path / "runs/run/checkpoints"
+    assert [path.name for path in checkpoints_in(folder)] == ["step_00000001", "step_00000003"]
+    assert not list(folder.glob(".*"))
+
+
+def test_a_disk_that_is_full_for_the_last_checkpoint_ends_with_an_error(tmp_path, monkeypatch):
+    def full(tensors, path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(execution.checkpoint, "write_tensors", full)
+    with pytest.raises(UserError, match="step_00000002: got 'No space left on device' while"):
+        here(tmp_path, steps=2)
