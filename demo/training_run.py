@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import NoReturn, Optional
+from typing import Any, NoReturn, Optional
 
 import numpy as np
 import popdist
@@ -16,8 +16,10 @@ from config import Config, UserError, learning_rate
 from data import BatchLoader, DataError, Dataset
 from data.tokenisation import token_bytes
 from demo.interruption import Interruption, first
-from demo.progress import Progress, validation_text
+from demo.progress import Progress, validation_parts
+from demo.progress_line import Part, ProgressLine, whole
 from demo.run_folder import RunFolder, for_rescue
+from demo.tensorboard_log import TensorboardLog
 from demo.wandb_log import WandbLog
 from execution.checkpoint import Position, SavedRun, save
 from execution.evaluation import Evaluation
@@ -113,7 +115,9 @@ class TrainingRun:
         interruption: Interruption,
         profiler: Optional[StepProfiler] = None,
         tokenizer: Optional[Tokenizer] = None,
+        limit_seconds: Optional[float] = None,
     ):
+        """``limit_seconds``: of a step at the machine's physical limit, where that is known."""
         self.config = config
         self.folder = folder
         self.tokenizer = tokenizer
@@ -140,12 +144,13 @@ class TrainingRun:
         if self.metrics is not None and saved is not None and folder.holds(saved):
             self.metrics.tell_of_lost_lines(saved.position.metrics)
         self.report = RunReport(folder.path) if self.is_leader else None
-        self._report_failed = False
-        self.progress = Progress(config, self.step)
+        self.progress = Progress(config, self.step, limit_seconds)
+        self.line = ProgressLine() if self.is_leader else None
         self.profiler = profiler
         self.wandb = (
-            WandbLog(config, str(folder.path)) if config.logging.wandb and self.is_leader else None
+            WandbLog(config, folder.path) if config.logging.wandb and self.is_leader else None
         )
+        self._services = [*([self.wandb] if self.wandb else []), *self._tensorboard()]
         self._first_step = self.step
         last = (None if self.metrics is None else self.metrics.last) or {}
         self._tokens = last.get("tokens", self.step * config.tokens_per_step)
@@ -193,8 +198,8 @@ class TrainingRun:
                 self.loader.close()
                 if self.metrics is not None:
                     self.metrics.close()
-                if self.wandb is not None:
-                    self.wandb.close()
+                if self.line is not None:
+                    self.line.close()
         return ending
 
     def _agree(self) -> Optional[int]:
@@ -301,6 +306,8 @@ class TrainingRun:
         numbers = due(every, self.step, iterations) if every else []
         with ExitStack() as stack:
             if self.profiler is not None and not self.profiler.is_done:
+                if self.line is not None:
+                    stack.enter_context(self.line.away())
                 stack.enter_context(self.profiler.around(self.session, is_last))
             elif numbers:
                 step = self.step + iterations
@@ -382,8 +389,7 @@ class TrainingRun:
         validation = self._validate()
         if validation is not None and self.metrics is not None:
             self.metrics.replace_last({**last, **validation})
-            if self.wandb is not None:
-                self.wandb.log({"step": self.step, **validation})
+            self._log({"step": self.step, **validation})
 
     def _validate_first(self) -> None:
         """Validate the weights that training begins with."""
@@ -401,9 +407,10 @@ class TrainingRun:
             }
             | {"skipped": 0, **validation}
         )
-        if self.wandb is not None:
-            self.wandb.log({"step": 0, **validation})
-        print(f"step 0/{self.config.training.steps}  {validation_text(validation)}", flush=True)
+        self._log({"step": 0, **validation})
+        if self.line is not None:
+            begin = Part(f"step 0/{self.config.training.steps}")
+            self.line.tell(whole([begin, *validation_parts(validation)]))
 
     def _validate(self) -> "Optional[dict[str, float]]":
         """What validation finds after this step; None where it is not due, or somebody wants to
@@ -445,24 +452,41 @@ class TrainingRun:
         }
         values |= validation or {}  # in the order of `_catch_up`
         self.metrics.write(values)
-        if self.wandb is not None:
-            self.wandb.log({**values, "tokens_per_second": self.progress.tokens_per_second})
-        is_first, last = self.step == self._first_step + 1, self.step == self.config.training.steps
-        if (
-            self.step % self.config.logging.log_every == 0
-            or validation is not None
-            or is_first
-            or last
-        ):
-            numbers = (
-                result.loss,
-                self._last_validation,
-                rate,
-                result.gradient_norm,
-                self.skipped.total,
-            )
-            print(self.progress.line(self.step, self._tokens, *numbers), flush=True)
+        self._log({**values, "tokens_per_second": self.progress.tokens_per_second})
+        self._show(result, rate, is_news=validation is not None)
         self._report(is_news=validation is not None)
+
+    def _tensorboard(self) -> "list[TensorboardLog]":
+        if not self.config.logging.tensorboard or not self.is_leader:
+            return []
+        return [TensorboardLog(self.folder.tensorboard, self.step)]
+
+    def _log(self, values: "dict[str, Any]") -> None:
+        """Tell the services that are asked for of a step."""
+        for service in self._services:
+            service.log(values)
+
+    def close(self) -> None:
+        """Complete what the services and the report have."""
+        for service in self._services:
+            service.close()
+        self.write_report()
+
+    def _show(self, result: StepResult, rate: float, is_news: bool) -> None:
+        """Tell the progress: of every step on a terminal, of those that are due elsewhere."""
+        parts = self.progress.parts(
+            self.step,
+            self._tokens,
+            result.loss,
+            self._last_validation,
+            rate,
+            result.gradient_norm,
+            self.skipped.total,
+        )
+        is_first, last = self.step == self._first_step + 1, self.step == self.config.training.steps
+        is_due = self.step % self.config.logging.log_every == 0 or is_news or is_first or last
+        if self.line is not None and (is_due or self.line.is_terminal):
+            self.line.show(parts)
 
     def _report(self, is_news: bool) -> None:
         """Write the report where it is due."""
@@ -476,16 +500,16 @@ class TrainingRun:
         try:
             self.report.write()
         except (OSError, UserError) as error:
-            if not self._report_failed:
+            if not self.report.has_failed:
                 reason = str(error) if isinstance(error, UserError) else f"'{error.strerror}'"
                 _LOG.warning(
                     "%s: not written: %s. metrics.jsonl has everything; demo/report.py makes it.",
                     self.folder.report,
                     reason,
                 )
-            self._report_failed = True
+            self.report.has_failed = True
         else:
-            self._report_failed = False
+            self.report.has_failed = False
 
     def _save(self, *, keep_all: bool = False) -> None:
         """Write a checkpoint, unless this step has one. Metrics up to it are on the disk first.
