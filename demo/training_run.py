@@ -104,6 +104,8 @@ class TrainingRun:
 
     spike: Optional[str] = None
     """At which spike training stopped, where it is to."""
+    _checked_step: Optional[int] = None
+    _is_save_due = False
 
     def __init__(
         self,
@@ -133,10 +135,9 @@ class TrainingRun:
         self.diverged: Optional[str] = None
         """Why training did not succeed, once it has come to numbers that are not finite."""
         self.loader = _loader(config, data)
-        needs_validation = config.training.validate_every > 0 and validation_data is not None
         self.validation = (
             Validation(config, validation_data, data, bytes_of_tokens(config, tokenizer))
-            if needs_validation and validation_data
+            if validation_data is not None and config.training.validate_every > 0
             else None
         )
         self.is_leader = popdist.getInstanceIndex() == 0
@@ -150,15 +151,17 @@ class TrainingRun:
         self.wandb = (
             WandbLog(config, folder.path) if config.logging.wandb and self.is_leader else None
         )
-        self._services = [*([self.wandb] if self.wandb else []), *self._tensorboard()]
+        self.tensorboard = (
+            TensorboardLog(folder.tensorboard, self.step)
+            if config.logging.tensorboard and self.is_leader
+            else None
+        )
         self._first_step = self.step
         last = (None if self.metrics is None else self.metrics.last) or {}
         self._tokens = last.get("tokens", self.step * config.tokens_per_step)
         self._begin = time.monotonic() - last.get("seconds", 0.0)
         """When the run would have begun had nothing stopped it."""
         self._saved_step = self.step if saved is not None else None
-        self._checked_step: Optional[int] = None
-        self._is_save_due = False
         self._saved_at = time.monotonic()
         self._last_validation: dict[str, float] = {}
         self._validated_step: Optional[int] = None
@@ -456,20 +459,19 @@ class TrainingRun:
         self._show(result, rate, is_news=validation is not None)
         self._report(is_news=validation is not None)
 
-    def _tensorboard(self) -> "list[TensorboardLog]":
-        if not self.config.logging.tensorboard or not self.is_leader:
-            return []
-        return [TensorboardLog(self.folder.tensorboard, self.step)]
-
     def _log(self, values: "dict[str, Any]") -> None:
         """Tell the services that are asked for of a step."""
-        for service in self._services:
-            service.log(values)
+        if self.wandb is not None:
+            self.wandb.log(values)
+        if self.tensorboard is not None:
+            self.tensorboard.log(values)
 
     def close(self) -> None:
         """Complete what the services and the report have."""
-        for service in self._services:
-            service.close()
+        if self.wandb is not None:
+            self.wandb.close()
+        if self.tensorboard is not None:
+            self.tensorboard.close()
         self.write_report()
 
     def _show(self, result: StepResult, rate: float, is_news: bool) -> None:

@@ -82,7 +82,7 @@ class WandbLog:
                     step=values["step"],
                 )
             if self._samples:
-                names = ["step", "prompt", "text"]
+                names: "list[str | int]" = ["step", "prompt", "text"]
                 run.log({"samples": wandb.Table(names, [list(row) for row in self._samples])})
             run.finish()
         except BaseException as error:  # whatever happens to wandb, training goes on
