@@ -317,10 +317,14 @@ class Logging:
     """
     log_every: Count = 1
     """Steps between progress lines."""
+    tensorboard: bool = False
+    """Write event files for TensorBoard to tensorboard/ in the run's folder."""
     wandb: bool = False
     """Log to Weights & Biases as well; WANDB_MODE=offline needs no network."""
     wandb_name: Optional[str] = None
     """Name of the run at Weights & Biases; none: the run's name."""
+    wandb_tags: tuple[str, ...] = ()
+    """Tags of the run at Weights & Biases."""
     wandb_project: str = "popxl-gpt"
     """Project at Weights & Biases."""
 

@@ -42,7 +42,7 @@ def describe(
             else {}
         ),
         "machine": machine(),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **versions()},
     }
     try:
         with written_whole(folder.about) as partial:
@@ -75,7 +75,8 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def _versions() -> "dict[str, str]":
+def versions() -> "dict[str, str]":
+    """Of what computes, by package."""
     found = {}
     for package in PACKAGES:
         try:

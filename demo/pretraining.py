@@ -61,8 +61,10 @@ from execution.instances import check_instances
 from execution.memory import check_memory
 from execution.model_size import parameter_count, trained_count
 from execution.pretraining import training_program
+from execution.reports.folder import written_to
 from execution.reports.options import PlanOptions
-from execution.reports.plan.report import plan_and_show
+from execution.reports.plan.report import plan_and_show, write_plan
+from execution.reports.plan.run_plan import make_run_plan
 from execution.reports.profile.report import step_profiler
 from execution.variables import write_whole_weights
 from utils.runtime import gather, remote_memory_errors_are_user_errors
@@ -77,6 +79,10 @@ SAMPLE_TOKENS = 100
 class Options(PlanOptions):
     """What this program prints at the end, profiles on the way, or plans instead of running."""
 
+    limit: bool = False
+    """Plan the run at its start, in some seconds: progress tells the share of the machine's
+    physical limit that it reaches, and the report what bounds each phase.
+    """
     samples: CountOrZero = 2
     """Texts that the model writes at the end, where there is a tokenizer; 0: none."""
 
@@ -123,11 +129,20 @@ def train(config: Config, options: Options) -> int:
                 )
             weights = None if begun is None else initial_weights(Path(begun), config)
             profiler = step_profiler(config, options, folder.path)
+            limit = step_limit(config, options, folder) if options.limit and is_leader else None
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
                 if is_leader:
                     show_start(config, folder, saved)
                 run = TrainingRun(
-                    config, folder, data, validation_data, saved, interruption, profiler, tokenizer
+                    config,
+                    folder,
+                    data,
+                    validation_data,
+                    saved,
+                    interruption,
+                    profiler,
+                    tokenizer,
+                    limit,
                 )
             kept.run = run
             if is_leader:
@@ -136,15 +151,30 @@ def train(config: Config, options: Options) -> int:
                 write_whole_weights(run.session, config, weights)
             if is_leader and saved is not None:
                 saved.set_aside_passed_over()
-            signal = run.run()
-            is_done = signal is None and run.diverged is None and run.spike is None
-            finish(run, tokenizer, validation_data or data, options.samples if is_done else 0)
+            try:
+                signal = run.run()
+                is_done = signal is None and run.diverged is None and run.spike is None
+                show_samples_at_end(
+                    run, tokenizer, validation_data or data, options.samples if is_done else 0
+                )
+            finally:
+                run.close()
             run.end()
+            if is_leader:
+                show_files(run.folder, run.step)
     if signal is None and run.diverged is not None:
         raise DivergedError(run.diverged)
     if signal is None and run.spike is not None:
         raise SpikeError(run.spike)
     return 0 if signal is None else 128 + signal
+
+
+def step_limit(config: Config, options: Options, folder: RunFolder) -> float:
+    """Seconds of a step at the machine's physical limit; the run's folder gets the plan."""
+    plan = make_run_plan(training_program, config, options)
+    with written_to(folder.path, "--run_folder"):
+        write_plan(plan, folder.path)
+    return plan.limit
 
 
 def check_goes_on(config: Config, saved: SavedRun) -> None:
@@ -309,16 +339,15 @@ def show_start(config: Config, folder: RunFolder, saved: Optional[SavedRun]) -> 
         print(f"continuing after step {saved.position.step}, from {saved.folder}")
 
 
-def finish(run: TrainingRun, tokenizer: Optional[Tokenizer], data: Dataset, samples: int) -> None:
-    """Let the model write, complete the report, and say where everything is."""
+def show_samples_at_end(
+    run: TrainingRun, tokenizer: Optional[Tokenizer], data: Dataset, samples: int
+) -> None:
+    """Let the model write, where there is a tokenizer and its logits are finite."""
     if tokenizer is not None and samples > 0:
         try:
             show_samples(run, tokenizer, data, samples)
         except NotFiniteError as error:  # everything that matters is saved
             _LOG.warning("no samples: %s. Train with a lower learning rate.", error)
-    if run.is_leader:
-        run.write_report()
-        show_files(run.folder, run.step)
 
 
 def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples: int) -> None:
@@ -333,6 +362,8 @@ def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples:
     if not run.is_leader:
         return
     keep_samples(run.folder, run.step, texts)
+    if run.wandb is not None:
+        run.wandb.log_samples(run.step, texts)
     for number, (prompt, text) in enumerate(texts, start=1):
         print(f"\nSample {number}: after {MARK} the model goes on with the text before it.\n")
         print(indent(prompt + MARK + text, "    | ", lambda line: True))

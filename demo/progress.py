@@ -3,9 +3,12 @@
 import time
 from collections import deque
 from collections.abc import Mapping
+from typing import Optional
 
 from config import Config
+from demo.progress_line import Part
 from execution.model_size import flops_per_step
+from execution.reports.run.curves import RunningMean
 from utils.units import duration, si
 
 WINDOW = 20
@@ -17,8 +20,11 @@ class Progress:
     speed.
     """
 
-    def __init__(self, config: Config, first_step: int):
+    def __init__(self, config: Config, first_step: int, limit_seconds: Optional[float] = None):
+        """``limit_seconds``: of a step at the machine's physical limit, where that is known."""
         self.config = config
+        self.limit_seconds = limit_seconds
+        self.loss = RunningMean()
         self.flops = flops_per_step(config)
         self._times: "deque[tuple[int, float]]" = deque(maxlen=WINDOW)
         self._begin = time.perf_counter()
@@ -61,7 +67,7 @@ class Progress:
         pace = (time.perf_counter() - self._begin) / (step - self._first_step)
         return pace * (self.config.training.steps - step)
 
-    def line(
+    def parts(
         self,
         step: int,
         tokens: int,
@@ -70,36 +76,42 @@ class Progress:
         learning_rate: float,
         gradient_norm: float,
         skipped: int = 0,
-    ) -> str:
-        """One line about a step. ``tokens``: seen so far. ``validation``: what the last one found,
-        by its names in `metrics.jsonl`. ``skipped``: steps so far that were, which is told where
-        there are any.
+    ) -> "list[Part]":
+        """The line about a step, which is to be called after each, for the smoothed loss.
+
+        Args:
+            tokens: seen so far.
+            validation: what the last one found, by its names in `metrics.jsonl`.
+            skipped: steps so far that were, which is told where there are any.
         """
         steps = self.config.training.steps
         parts = [
-            f"step {step:>{len(str(steps))}}/{steps}",
-            f"loss {loss:.4f}",
-            validation_text(validation),
-            f"lr {learning_rate:.2e}",
-            f"norm {gradient_norm:.3f}",
-            *([f"{skipped} skipped"] if skipped else []),
-            si(tokens, "tokens"),
-            si(self.tokens_per_second, "tokens/s"),
-            si(self.flops_per_second, "FLOP/s"),
-            f"{duration(self.seconds_left(step))} left",
+            Part(f"step {step:>{len(str(steps))}}/{steps}"),
+            Part(f"loss {loss:.4f}", 3),
+            Part(f"smoothed {self.loss.add(loss):.4f}"),
+            *validation_parts(validation),
+            Part(f"lr {learning_rate:.2e}", 6),
+            Part(f"norm {gradient_norm:.3f}", 5),
+            *([Part(f"{skipped} skipped", 1)] if skipped else []),
+            Part(si(tokens, "tokens"), 5),
+            Part(si(self.tokens_per_second, "tokens/s"), 4),
+            Part(si(self.flops_per_second, "FLOP/s"), 9),
         ]
-        return "  ".join(parts)
+        if self.limit_seconds is not None:
+            parts.append(Part(f"{self.limit_seconds / self.seconds_per_step:.0%} of the limit", 4))
+        return [*parts, Part(f"{duration(self.seconds_left(step))} left", 2)]
 
 
-def validation_text(found: "Mapping[str, float]") -> str:
-    """What a validation found, by its names in `metrics.jsonl`, in a few words."""
+def validation_parts(found: "Mapping[str, float]") -> "list[Part]":
+    """What a validation found, by its names in `metrics.jsonl`."""
     if not found:
-        return "validation -"
+        return [Part("validation -", 2)]
     text = f"validation {found['validation_loss']:.4f}"
     if "validation_standard_error" in found:
         text += f" ±{found['validation_standard_error']:.4f}"
+    parts = [Part(text, 1)]
     if "training_loss" in found:
-        text += f"  on training data {found['training_loss']:.4f}"
+        parts.append(Part(f"on training data {found['training_loss']:.4f}", 8))
     if "validation_bits_per_byte" in found:
-        text += f"  {found['validation_bits_per_byte']:.4f} bits/byte"
-    return text
+        parts.append(Part(f"{found['validation_bits_per_byte']:.4f} bits/byte", 7))
+    return parts

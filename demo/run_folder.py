@@ -57,6 +57,11 @@ class RunFolder:
         return self.path / ABOUT
 
     @property
+    def tensorboard(self) -> Path:
+        """Event files."""
+        return self.path / "tensorboard"
+
+    @property
     def samples(self) -> Path:
         """One JSON object per text that the model wrote."""
         return self.path / SAMPLES

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import NoReturn, Optional
+from typing import Any, NoReturn, Optional
 
 import numpy as np
 import popdist
@@ -16,8 +16,10 @@ from config import Config, UserError, learning_rate
 from data import BatchLoader, DataError, Dataset
 from data.tokenisation import token_bytes
 from demo.interruption import Interruption, first
-from demo.progress import Progress, validation_text
+from demo.progress import Progress, validation_parts
+from demo.progress_line import Part, ProgressLine, whole
 from demo.run_folder import RunFolder, for_rescue
+from demo.tensorboard_log import TensorboardLog
 from demo.wandb_log import WandbLog
 from execution.checkpoint import NotSavedError, Position, SavedRun, save
 from execution.evaluation import Evaluation
@@ -102,6 +104,8 @@ class TrainingRun:
 
     spike: Optional[str] = None
     """At which spike training stopped, where it is to."""
+    _checked_step: Optional[int] = None
+    _is_save_due = False
 
     def __init__(
         self,
@@ -113,7 +117,9 @@ class TrainingRun:
         interruption: Interruption,
         profiler: Optional[StepProfiler] = None,
         tokenizer: Optional[Tokenizer] = None,
+        limit_seconds: Optional[float] = None,
     ):
+        """``limit_seconds``: of a step at the machine's physical limit, where that is known."""
         self.config = config
         self.folder = folder
         self.tokenizer = tokenizer
@@ -129,10 +135,9 @@ class TrainingRun:
         self.diverged: Optional[str] = None
         """Why training did not succeed, once it has come to numbers that are not finite."""
         self.loader = _loader(config, data)
-        needs_validation = config.training.validate_every > 0 and validation_data is not None
         self.validation = (
             Validation(config, validation_data, data, bytes_of_tokens(config, tokenizer))
-            if needs_validation and validation_data
+            if validation_data is not None and config.training.validate_every > 0
             else None
         )
         self.is_leader = popdist.getInstanceIndex() == 0
@@ -140,11 +145,16 @@ class TrainingRun:
         if self.metrics is not None and saved is not None and folder.holds(saved):
             self.metrics.tell_of_lost_lines(saved.position.metrics)
         self.report = RunReport(folder.path) if self.is_leader else None
-        self._report_failed = False
-        self.progress = Progress(config, self.step)
+        self.progress = Progress(config, self.step, limit_seconds)
+        self.line = ProgressLine() if self.is_leader else None
         self.profiler = profiler
         self.wandb = (
-            WandbLog(config, str(folder.path)) if config.logging.wandb and self.is_leader else None
+            WandbLog(config, folder.path) if config.logging.wandb and self.is_leader else None
+        )
+        self.tensorboard = (
+            TensorboardLog(folder.tensorboard, self.step)
+            if config.logging.tensorboard and self.is_leader
+            else None
         )
         self._first_step = self.step
         last = (None if self.metrics is None else self.metrics.last) or {}
@@ -152,8 +162,6 @@ class TrainingRun:
         self._begin = time.monotonic() - last.get("seconds", 0.0)
         """When the run would have begun had nothing stopped it."""
         self._saved_step = self.step if saved is not None else None
-        self._checked_step: Optional[int] = None
-        self._is_save_due = False
         self._saved_at = time.monotonic()
         self._last_validation: dict[str, float] = {}
         self._validated_step: Optional[int] = None
@@ -193,8 +201,8 @@ class TrainingRun:
                 self.loader.close()
                 if self.metrics is not None:
                     self.metrics.close()
-                if self.wandb is not None:
-                    self.wandb.close()
+                if self.line is not None:
+                    self.line.close()
         return ending
 
     def _agree(self) -> Optional[int]:
@@ -301,6 +309,8 @@ class TrainingRun:
         numbers = due(every, self.step, iterations) if every else []
         with ExitStack() as stack:
             if self.profiler is not None and not self.profiler.is_done:
+                if self.line is not None:
+                    stack.enter_context(self.line.away())
                 stack.enter_context(self.profiler.around(self.session, is_last))
             elif numbers:
                 step = self.step + iterations
@@ -382,8 +392,7 @@ class TrainingRun:
         validation = self._validate()
         if validation is not None and self.metrics is not None:
             self.metrics.replace_last({**last, **validation})
-            if self.wandb is not None:
-                self.wandb.log({"step": self.step, **validation})
+            self._log({"step": self.step, **validation})
 
     def _validate_first(self) -> None:
         """Validate the weights that training begins with."""
@@ -401,9 +410,10 @@ class TrainingRun:
             }
             | {"skipped": 0, **validation}
         )
-        if self.wandb is not None:
-            self.wandb.log({"step": 0, **validation})
-        print(f"step 0/{self.config.training.steps}  {validation_text(validation)}", flush=True)
+        self._log({"step": 0, **validation})
+        if self.line is not None:
+            begin = Part(f"step 0/{self.config.training.steps}")
+            self.line.tell(whole([begin, *validation_parts(validation)]))
 
     def _validate(self) -> "Optional[dict[str, float]]":
         """What validation finds after this step; None where it is not due, or somebody wants to
@@ -445,24 +455,40 @@ class TrainingRun:
         }
         values |= validation or {}  # in the order of `_catch_up`
         self.metrics.write(values)
-        if self.wandb is not None:
-            self.wandb.log({**values, "tokens_per_second": self.progress.tokens_per_second})
-        is_first, last = self.step == self._first_step + 1, self.step == self.config.training.steps
-        if (
-            self.step % self.config.logging.log_every == 0
-            or validation is not None
-            or is_first
-            or last
-        ):
-            numbers = (
-                result.loss,
-                self._last_validation,
-                rate,
-                result.gradient_norm,
-                self.skipped.total,
-            )
-            print(self.progress.line(self.step, self._tokens, *numbers), flush=True)
+        self._log({**values, "tokens_per_second": self.progress.tokens_per_second})
+        self._show(result, rate, is_news=validation is not None)
         self._report(is_news=validation is not None)
+
+    def _log(self, values: "dict[str, Any]") -> None:
+        """Tell the services that are asked for of a step."""
+        if self.wandb is not None:
+            self.wandb.log(values)
+        if self.tensorboard is not None:
+            self.tensorboard.log(values)
+
+    def close(self) -> None:
+        """Complete what the services and the report have."""
+        if self.wandb is not None:
+            self.wandb.close()
+        if self.tensorboard is not None:
+            self.tensorboard.close()
+        self.write_report()
+
+    def _show(self, result: StepResult, rate: float, is_news: bool) -> None:
+        """Tell the progress: of every step on a terminal, of those that are due elsewhere."""
+        parts = self.progress.parts(
+            self.step,
+            self._tokens,
+            result.loss,
+            self._last_validation,
+            rate,
+            result.gradient_norm,
+            self.skipped.total,
+        )
+        is_first, last = self.step == self._first_step + 1, self.step == self.config.training.steps
+        is_due = self.step % self.config.logging.log_every == 0 or is_news or is_first or last
+        if self.line is not None and (is_due or self.line.is_terminal):
+            self.line.show(parts)
 
     def _report(self, is_news: bool) -> None:
         """Write the report where it is due."""
@@ -476,16 +502,16 @@ class TrainingRun:
         try:
             self.report.write()
         except (OSError, UserError) as error:
-            if not self._report_failed:
+            if not self.report.has_failed:
                 reason = str(error) if isinstance(error, UserError) else f"'{error.strerror}'"
                 _LOG.warning(
                     "%s: not written: %s. metrics.jsonl has everything; demo/report.py makes it.",
                     self.folder.report,
                     reason,
                 )
-            self._report_failed = True
+            self.report.has_failed = True
         else:
-            self._report_failed = False
+            self.report.has_failed = False
 
     def _save(self, *, is_last: bool = False, keep_all: bool = False) -> None:
         """Write a checkpoint, unless this step has one. Metrics up to it are on the disk first.

@@ -5,10 +5,16 @@ it.
 import logging
 import os
 import queue
+import secrets
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Optional
 
 from config import Config, to_mapping
+from config.bounded import read_bounded
+from demo.description import machine, versions
+from utils.files import written_whole
 
 QUEUE = 10000
 """Steps that may wait for a slow connection; more are dropped."""
@@ -18,11 +24,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class WandbLog:
-    """Sends metrics of steps. The first failure is told once, and ends the sending."""
+    """Sends metrics of steps. The first failure is told once, and ends the sending.
 
-    def __init__(self, config: Config, folder: str):
+    A run that goes on in its folder goes on in the same run there, by the name in `wandb_id`.
+    """
+
+    def __init__(self, config: Config, folder: Path):
         self._config = config
         self._folder = folder
+        self._samples: "list[tuple[int, str, str]]" = []
         self._queue: "queue.Queue[Optional[dict[str, Any]]]" = queue.Queue(QUEUE)
         self._has_failed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
@@ -36,6 +46,10 @@ class WandbLog:
             self._queue.put_nowait(values)
         except queue.Full:
             self._fail("its queue is full; the connection is too slow")
+
+    def log_samples(self, step: int, texts: "Sequence[tuple[str, str]]") -> None:
+        """Send prompts and what the model made of them, as a table, when the run is closed."""
+        self._samples += [(step, prompt, text) for prompt, text in texts]
 
     def close(self) -> None:
         """Send what waits, for a limited time."""
@@ -54,17 +68,36 @@ class WandbLog:
             run = wandb.init(
                 project=self._config.logging.wandb_project,
                 name=self._config.logging.wandb_name or self._config.name,
-                config=to_mapping(self._config),
-                dir=self._folder,
+                tags=list(self._config.logging.wandb_tags) or None,
+                config=to_mapping(self._config) | {"versions": versions(), "machine": machine()},
+                dir=str(self._folder),
+                id=self._id(),
+                resume="allow",
             )
+            run.define_metric("validation_loss", summary="min")
+            run.define_metric("tokens", summary="max")
             while (values := self._queue.get()) is not None:
                 run.log(
                     {key: value for key, value in values.items() if value is not None},
                     step=values["step"],
                 )
+            if self._samples:
+                names: "list[str | int]" = ["step", "prompt", "text"]
+                run.log({"samples": wandb.Table(names, [list(row) for row in self._samples])})
             run.finish()
         except BaseException as error:  # whatever happens to wandb, training goes on
             self._fail(f"{type(error).__name__}: {error}")
+
+    def _id(self) -> str:
+        """What the run is called there: as before, or anew."""
+        path = self._folder / "wandb_id"
+        try:
+            return read_bounded(path, 1000).decode("ascii").strip()
+        except FileNotFoundError:
+            made = secrets.token_hex(4)
+            with written_whole(path) as partial:
+                partial.write_text(made + "\n", encoding="ascii")
+            return made
 
     def _fail(self, reason: str) -> None:
         if not self._has_failed.is_set():

@@ -2,11 +2,13 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Optional, Protocol
+
+from demo.progress_line import line_away
 
 
 class HasStep(Protocol):
@@ -16,21 +18,23 @@ class HasStep(Protocol):
 
 
 class WarningsFile(logging.Handler):
-    """Appends what is told at warning level to a file, a JSON object a line, and shows it as it is
-    shown without this handler.
+    """Appends what is told at warning level to a file, a JSON object a line. Shows everything as
+    the handlers do whose place it takes, above a line of progress.
     """
 
-    def __init__(self, path: Optional[Path]):
-        super().__init__(logging.WARNING)
-        self.path = path
+    def __init__(self, path: Optional[Path], others: "Sequence[logging.Handler]"):
+        super().__init__()
+        self.path, self.others = path, others
         self.run: Optional[HasStep] = None
         """The run whose steps they are told at, once there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`."""
-        if logging.lastResort is not None and logging.root.handlers == [self]:
-            logging.lastResort.handle(record)
-        if self.path is None:
+        with line_away():
+            for handler in self.others:
+                if record.levelno >= handler.level:
+                    handler.handle(record)
+        if self.path is None or record.levelno < logging.WARNING:
             return
         values = {
             "step": None if self.run is None else self.run.step,
@@ -45,9 +49,11 @@ class WarningsFile(logging.Handler):
 @contextmanager
 def warnings_kept(path: Optional[Path]) -> Iterator[WarningsFile]:
     """A block whose warnings go to a file as well; to none without a path."""
-    handler = WarningsFile(path)
-    logging.root.addHandler(handler)
+    root, before = logging.root, logging.root.handlers
+    shown = before or ([logging.lastResort] if logging.lastResort is not None else [])
+    handler = WarningsFile(path, list(shown))
+    root.handlers = [handler]
     try:
         yield handler
     finally:
-        logging.root.removeHandler(handler)
+        root.handlers = before

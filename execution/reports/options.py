@@ -9,9 +9,9 @@ from config.schema import PathText, Positive
 USED_BY = {
     "plan_folder": ("plan",),
     "profile_folder": ("profile",),
-    "device_tflops": ("plan", "profile"),
-    "link_gbps": ("plan",),
-    "remote_gbps": ("plan", "profile"),
+    "device_tflops": ("plan", "profile", "limit"),
+    "link_gbps": ("plan", "limit"),
+    "remote_gbps": ("plan", "profile", "limit"),
 }
 """For each flag, the flags that make use of it."""
 
@@ -55,7 +55,9 @@ class PlanOptions:
         """
         problems = []
         for name, users in USED_BY.items():
-            if getattr(self, name) is not None and not any(getattr(self, user) for user in users):
+            if getattr(self, name) is not None and not any(
+                getattr(self, user, False) for user in users
+            ):
                 flags = " or ".join(f"--{user}" for user in users)
                 problems.append(
                     f"--{name}: got a value without {flags}; expected both or none. Add "

@@ -78,7 +78,7 @@ ROOMS = (
     Room(
         "demo",
         ("config", "data", "utils", "execution", "popdist", "popxl_addons"),
-        ("numpy", "wandb", "tokenizers"),
+        ("numpy", "wandb", "tensorboard", "tokenizers", "tqdm"),
     ),
 )
 """`popxl` stands for its core and, in its `__init__`, for the whole package."""

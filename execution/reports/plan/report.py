@@ -9,9 +9,16 @@ from config import Config
 from execution.reports.folder import written_to
 from execution.reports.options import PlanOptions
 from execution.reports.plan.picture import draw_plan
-from execution.reports.plan.run_plan import Build, make_run_plan
+from execution.reports.plan.run_plan import Build, RunPlan, make_run_plan
 from execution.reports.plan.text import plan_text
 from execution.reports.plan.values import plan_values
+from utils.files import written_whole
+
+
+def write_plan(found: RunPlan, folder: Path) -> None:
+    """Write `plan.json`; OSError where that fails."""
+    with written_whole(folder / "plan.json") as partial:
+        partial.write_text(json.dumps(plan_values(found), indent=2) + "\n", encoding="utf-8")
 
 
 def plan_and_show(build: Build, config: Config, options: PlanOptions) -> None:
@@ -30,8 +37,6 @@ def plan_and_show(build: Build, config: Config, options: PlanOptions) -> None:
     found = make_run_plan(build, config, options)
     print(plan_text(found))
     with written_to(folder, "--plan_folder"):
-        (folder / "plan.json").write_text(
-            json.dumps(plan_values(found), indent=2) + "\n", encoding="utf-8"
-        )
+        write_plan(found, folder)
         draw_plan(found, folder / "plan.png")
     print(f"\nwritten to {folder / 'plan.json'} and {folder / 'plan.png'}")

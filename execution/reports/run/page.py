@@ -173,10 +173,7 @@ def _phases(run: RunFiles) -> str:
     found = run.profile or run.plan
     steps, phases = _float(found.get("steps")), found.get("phases")
     if not steps or not isinstance(phases, list):
-        return (
-            '<p class="quiet">Not known: --profile measures them, and --plan with '
-            f"--plan_folder {text(run.folder)} computes them.</p>"
-        )
+        return '<p class="quiet">Not known: --profile measures them, and --limit computes them.</p>'
     phases = [phase for phase in phases if isinstance(phase, dict)]
     longest = max((_float(phase.get("seconds")) for phase in phases), default=0.0) or 1.0
     rows = [[("phase", ""), ("time", "n"), ("", ""), ("of limit", "n"), ("bound by", "")]]
@@ -197,7 +194,7 @@ def _phases(run: RunFiles) -> str:
                 (text(phase.get("bound") if limit else "–"), ""),
             ]
         )
-    source = "Measured by --profile" if run.profile else "Computed by --plan"
+    source = "Measured by --profile" if run.profile else "Computed by --limit"
     return (
         f'{_table(rows)}<p class="quiet">{source}, per step. The dark part of a bar is the '
         "physical limit of its work on the machine.</p>"

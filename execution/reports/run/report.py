@@ -32,6 +32,8 @@ class RunReport:
         self.folder = folder
         self._files: Optional[RunFiles] = None
         self._written, self._took = -SECONDS, 0.0
+        self.has_failed = False
+        """Whether the last one was not written, which is told once."""
 
     def is_due(self, is_news: bool) -> bool:
         """Whether to write it now. ``is_news``: there is a validation or a checkpoint."""

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -10,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto import wandb_internal_pb2
 
 import config as configuration
 from config import preset
@@ -41,7 +45,7 @@ def folder(tmp_path_factory) -> Path:
                 np.stack([tokens[start : start + 17] for start in starts])
             ):
                 writer.write(payload)
-    done = train(folder)
+    done = train(folder, *"--limit --device_tflops 1 --link_gbps 1 --remote_gbps 1".split())
     assert done.returncode == 0, done.stderr
     (folder / "output.txt").write_text(done.stdout)
     return folder
@@ -75,8 +79,8 @@ def test_a_progress_line_tells_all_that_is_worth_knowing(folder):
     ]
     assert [int(line.split("/")[0].split()[1]) for line in lines] == [1, 5, 10, 15, 20]
     pattern = (
-        r"step +\d+/20  loss \d\.\d+  validation (\d\.\d+ ±\d\.\d+  \d\.\d+ bits/byte|-)  "
-        r"lr \d\.\d+e-\d+  norm \d+\.\d+  [\d.]+ k?tokens  [\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  .* left"
+        r"step +\d+/20  loss \d\.\d+  smoothed \d\.\d+  validation (\d\.\d+ ±\d\.\d+  \d\.\d+ bits/byte|-)  "
+        r"lr \d\.\d+e-\d+  norm \d+\.\d+  [\d.]+ k?tokens  [\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  \d+% of the limit  .* left"
     )
     for line in lines:
         assert re.fullmatch(pattern, line), line
@@ -94,7 +98,8 @@ def test_a_run_leaves_its_configuration_metrics_report_and_checkpoints(folder):
         20,
     ]
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.3
-    assert "finished: step 20 of 20" in (run / "report.html").read_text()
+    report = (run / "report.html").read_text()
+    assert "finished: step 20 of 20" in report and "Computed by --limit" in report
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     assert [sample["step"] for sample in samples] == [20, 20]
     assert json.loads((run / "run.json").read_text())["training_data"]["samples"] > 0
@@ -154,11 +159,56 @@ def test_a_run_can_go_back_to_an_older_checkpoint_and_leaves_the_newer_ones(fold
 
 
 @pytest.mark.slow
-def test_wandb_offline_needs_no_network_and_a_wandb_that_fails_stops_nothing(folder, tmp_path):
-    flags = ("--run_folder", str(tmp_path), "--wandb", "--samples", "0")
-    done = train(folder, *flags, "--name", "offline", WANDB_MODE="offline")
+def test_wandb_has_all_of_a_run_also_of_one_that_goes_on(folder, tmp_path):
+    flags = ("--run_folder", str(tmp_path), "--wandb", "--wandb_tags", "one", "two")
+    done = train(folder, *flags, "--steps", "10", WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr
-    assert list((tmp_path / "offline/wandb").glob("offline-run-*"))
+    done = train(folder, *flags, "--checkpoint.load", "auto", WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    number = (tmp_path / "run/wandb_id").read_text().strip()
+    first, second = sorted((tmp_path / "run/wandb").glob(f"offline-run-*-{number}/run-*.wandb"))
+    records = records_of(first)
+    (run,) = [record.run for record in records if record.HasField("run")]
+    told = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert list(run.tags) == ["one", "two"] and run.run_id == number
+    assert told["model"]["vocabulary_size"] == 270 and "torch" in told["versions"]
+    steps = [s for path in (first, second) for s in history_of(records_of(path), "step")]
+    assert steps == list(range(1, 21))
+    assert history_of(records, "tokens")[:2] == [128, 256]
+    tables = list((tmp_path / "run/wandb").glob("offline-run-*/files/media/table/samples*.json"))
+    assert len(tables) == 2 and json.loads(tables[0].read_text())["columns"][2] == "text"
+
+
+def records_of(path: Path) -> "list[wandb_internal_pb2.Record]":
+    """What a file of wandb's holds."""
+    content, at, found, parts = path.read_bytes(), 7, [], b""
+    # LevelDB's log: blocks of 32 KiB; parts with checksum, length, and 1 whole, 2 first, 4 last
+    while at + 7 <= len(content):
+        if 2**15 - at % 2**15 < 7:
+            at += 2**15 - at % 2**15
+            continue
+        size, kind = struct.unpack_from("<HB", content, at + 4)
+        parts += content[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):
+            found.append(wandb_internal_pb2.Record.FromString(parts))
+            parts = b""
+    return found
+
+
+def history_of(records: "list[wandb_internal_pb2.Record]", name: str) -> "list[float]":
+    """A metric's values."""
+    lines = [
+        {item.key or item.nested_key[0]: json.loads(item.value_json) for item in r.history.item}
+        for r in records
+        if r.HasField("history")
+    ]
+    return [line[name] for line in lines if name in line]
+
+
+@pytest.mark.slow
+def test_a_wandb_that_fails_stops_nothing(folder, tmp_path):
+    flags = ("--run_folder", str(tmp_path), "--wandb", "--samples", "0")
     kernels = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     # where no key is, and kernels are compiled
     elsewhere = {"HOME": str(tmp_path), "XDG_CACHE_HOME": kernels}
@@ -167,13 +217,26 @@ def test_wandb_offline_needs_no_network_and_a_wandb_that_fails_stops_nothing(fol
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("wandb: RuntimeError: no API key") == 1, done.stderr
-    assert metrics_of(tmp_path / "failing") == metrics_of(tmp_path / "offline")
+    assert metrics_of(tmp_path / "failing") == metrics_of(folder / "runs/run")
+
+
+def test_tensorboard_shows_what_the_metrics_say_also_of_a_run_that_goes_on(folder, tmp_path):
+    flags = ("--run_folder", tmp_path, "--tensorboard", "--samples", 0)
+    run_job(*words(folder), *flags, "--steps", 12)
+    shutil.rmtree(tmp_path / "run/checkpoints/step_00000012")
+    run_job(*words(folder), *flags, "--checkpoint.load", "auto", "--steps", 14)
+    shown = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    for name in ("loss", "learning_rate", "validation_loss", "tokens"):
+        expected = [(line["step"], line[name]) for line in lines if line[name] is not None]
+        found = [(event.step, event.value) for event in shown.Scalars(name)]
+        assert found == [(step, pytest.approx(value)) for step, value in expected]
 
 
 def test_a_wandb_that_hangs_delays_no_step(monkeypatch, tmp_path):
     monkeypatch.setattr(WandbLog, "_work", lambda self: time.sleep(5))
     monkeypatch.setattr("demo.wandb_log.CLOSE_SECONDS", 0.2)
-    log = WandbLog(preset("tiny"), str(tmp_path))
+    log = WandbLog(preset("tiny"), tmp_path)
     begin = time.perf_counter()
     for step in range(20000):
         log.log({"step": step})

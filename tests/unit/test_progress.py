@@ -1,0 +1,91 @@
+"""The progress line, as a terminal and as a log show it."""
+
+import fcntl
+import logging
+import os
+import struct
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from config import preset
+from demo.progress import Progress
+from demo.progress_line import Part, ProgressLine, fitting, whole
+from demo.warnings_file import warnings_kept
+
+COLUMNS = 60
+
+
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = COLUMNS) -> "Iterator[list[str]]":
+    """A block whose stdout and stderr are a terminal; afterwards the list has its screen."""
+    outside, inside = os.openpty()
+    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    screen: "list[str]" = []
+    with open(inside, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        patch.setattr(sys, "stderr", stream)
+        yield screen
+        stream.flush()
+        os.set_blocking(outside, False)
+        content = os.read(outside, 2**16).decode()
+    os.close(outside)
+    screen += shown(content)
+
+
+def shown(content: str) -> "list[str]":
+    """What a terminal shows after some characters."""
+    lines, column = [""], 0
+    for character in content:
+        if character == "\n":
+            lines.append("")
+        elif character == "\r":
+            column = 0
+        else:
+            assert character.isprintable(), repr(character)
+            assert column < COLUMNS, "longer than the terminal is wide"
+            lines[-1] = lines[-1][:column] + character + lines[-1][column + 1 :]
+            column += 1
+    return [line.rstrip() for line in lines]
+
+
+def parts(progress: Progress, step: int) -> "list[Part]":
+    progress.ran(1, 0.5)
+    found = {"validation_loss": 4.5, "validation_standard_error": 0.1}
+    return progress.parts(step, 256 * step, 4.0 / step, found, 1e-3, 1.0)
+
+
+def test_a_terminal_keeps_one_line_and_what_is_told_stays_above(monkeypatch):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    progress = Progress(preset("tiny", steps=300), 0)
+    with terminal(monkeypatch) as screen, warnings_kept(None):
+        line = ProgressLine()
+        for step in range(1, 301):
+            line.show(parts(progress, step))
+            if step == 100:
+                line.tell("step 0 was told")
+            if step == 200:
+                logging.getLogger("demo").warning("the disk is full")
+        line.close()
+    assert screen[:2] == ["step 0 was told", "the disk is full"]
+    assert screen[2].startswith("step 300/300  ") and screen[3:] == [""]
+    assert "smoothed" in screen[2] and "validation 4.5000 ±0.1000" in screen[2]
+
+
+def test_a_log_has_every_part(capsys):
+    progress = Progress(preset("tiny", steps=300), 0, limit_seconds=0.1)
+    ProgressLine().show(parts(progress, 300))
+    assert capsys.readouterr().out.startswith(
+        "step 300/300  loss 0.0133  smoothed 0.0133  validation 4.5000 ±0.1000  lr 1.00e-03  "
+        "norm 1.000  76.8 ktokens  "
+    )
+    assert "  20% of the limit  " in whole(parts(progress, 300))
+
+
+def test_the_least_important_parts_give_way():
+    line = [Part("first"), Part("least", 9), Part("second", 1), Part("less", 5)]
+    texts = [fitting(line, width) for width in (50, 20, 14, 6, 3)]
+    assert texts == [whole(line), "first  second  less", "first  second", "first", "fir"]
