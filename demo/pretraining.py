@@ -56,7 +56,7 @@ from demo.training_run import TrainingRun
 from demo.warnings_file import warnings_kept
 from execution.checkpoint import SavedRun
 from execution.checkpoint_folder import best_in
-from execution.initial_weights import initial_weights
+from execution.initial_weights import Weights, initial_weights
 from execution.instances import check_instances
 from execution.memory import check_memory
 from execution.model_size import parameter_count, trained_count
@@ -121,13 +121,7 @@ def train(config: Config, options: Options) -> int:
         ):
             if saved is not None:
                 check_goes_on(config, saved)
-            begun = config.checkpoint.init_from if saved is None else None
-            if config.model.lora_rank and saved is None and begun is None:
-                raise UserError(
-                    f"--lora_rank: got {config.model.lora_rank} without --init_from; expected "
-                    "weights to adapt, for all but the adapters stays as it is. Give --init_from."
-                )
-            weights = None if begun is None else initial_weights(Path(begun), config)
+            weights = None if saved is not None else first_weights(config)
             profiler = step_profiler(config, options, folder.path)
             limit = step_limit(config, options, folder) if options.limit and is_leader else None
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
@@ -167,6 +161,19 @@ def train(config: Config, options: Options) -> int:
     if signal is None and run.spike is not None:
         raise SpikeError(run.spike)
     return 0 if signal is None else 128 + signal
+
+
+def first_weights(config: Config) -> Optional[Weights]:
+    """The weights that a new run begins with, where it takes those of another model."""
+    begun = config.checkpoint.init_from
+    if begun is not None:
+        return initial_weights(Path(begun), config)
+    if config.model.lora_rank:
+        raise UserError(
+            f"--lora_rank: got {config.model.lora_rank} without --init_from; expected weights to "
+            "adapt, for all but the adapters stays as it is. Give --init_from."
+        )
+    return None
 
 
 def step_limit(config: Config, options: Options, folder: RunFolder) -> float:
