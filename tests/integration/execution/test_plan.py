@@ -336,7 +336,7 @@ def test_both_entry_points_plan_and_leave_only_the_plan(script, tmp_path):
     [
         (
             ["--link_gbps", "4"],
-            "--link_gbps: got a value without --plan; expected both or none. Add --plan",
+            "--link_gbps: got a value without --plan or --limit; expected both or none. Add --plan",
         ),
         (
             ["--plan", "--device_tflops", "-3"],

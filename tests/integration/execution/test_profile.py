@@ -336,8 +336,11 @@ def test_processes_leave_one_timeline_of_all_replicas(tmp_path):
             ["--profile_folder", "x"],
             "--profile_folder: got a value without --profile; expected both or none. Add",
         ),
-        (["--device_tflops", "1"], "--device_tflops: got a value without --plan or --profile;"),
-        (["--profile", "--link_gbps", "1"], "--link_gbps: got a value without --plan;"),
+        (
+            ["--device_tflops", "1"],
+            "--device_tflops: got a value without --plan or --profile or --limit;",
+        ),
+        (["--profile", "--link_gbps", "1"], "--link_gbps: got a value without --plan or --limit;"),
         (
             ["--profile", "--plan"],
             "--profile: got it with --plan, which runs nothing; expected one of them",
