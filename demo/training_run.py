@@ -182,14 +182,12 @@ class TrainingRun:
                 with self.session:
                     self._catch_up()
                     ending = self._agree()
-                    while (
-                        self.step < self.config.training.steps
-                        and ending is None
-                        and not (self.diverged or self.spike)
-                    ):
+                    while ending is None and not self._is_over():
                         self._advance_or_save()
                         ending = self._agree()
-                        if self._is_save_due and not self.skipped.in_a_row:
+                        is_doubtful = self.skipped.in_a_row > 0
+                        goes_on = ending is None and not self._is_over()
+                        if self._is_save_due and goes_on and not is_doubtful:
                             self._save()
                             ending = self._agree()
                     self._save_last()
@@ -204,6 +202,11 @@ class TrainingRun:
                 if self.line is not None:
                     self.line.close()
         return ending
+
+    def _is_over(self) -> bool:
+        """Whether training has come to its last step, or can or shall not go on to it."""
+        is_done = self.step >= self.config.training.steps
+        return is_done or self.diverged is not None or self.spike is not None
 
     def _agree(self) -> Optional[int]:
         """Let all processes do the same after this step: note whether to save, and return the
