@@ -327,7 +327,7 @@ class ReplayingWriter(BlockWriter):
 
 
 class Replayer:
-    """A program whose phases can run twice, to run in site of one whose phases do not."""
+    """A program whose phases can run twice, to run in place of one whose phases do not."""
 
     def __init__(self, ir: Ir, program: Program):
         self._ir = ir
@@ -438,7 +438,7 @@ def is_round_of(instr: Instr, phase: str) -> bool:
 
 
 def called(phase: str, inside: Sequence[Instr], block: Block) -> Instr:
-    """A call of a new block, in site of these instructions of a block."""
+    """A call of a new block, in place of these instructions of a block."""
     made = {value for instr in inside for value in instr.outputs}
     constants = set(block.constants.values())
     used = dict.fromkeys(value for instr in inside for value in instr.inputs())
