@@ -7,12 +7,12 @@ from textwrap import fill
 from types import MappingProxyType
 from typing import Any, Optional, TypeVar
 
-from config.errors import SHOWN, ConfigError
-from config.leaves import Leaf, leaves, sections, shown
-from config.presets import build, did_you_mean, preset_mapping, preset_names
-from config.schema import Config
-from config.texts import user_path
-from config.yaml_files import read_yaml
+from popxl_gpt.config.errors import SHOWN, ConfigError
+from popxl_gpt.config.leaves import Leaf, leaves, sections, shown
+from popxl_gpt.config.presets import build, did_you_mean, preset_mapping, preset_names
+from popxl_gpt.config.schema import Config
+from popxl_gpt.config.texts import user_path
+from popxl_gpt.config.yaml_files import read_yaml
 
 HELP_FLAGS = ("--help", "-h")
 Record = TypeVar("Record")

@@ -15,18 +15,18 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     # while modules load, Ctrl-C ends the process without a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from config import ConfigError, exit_on_user_error, parse_options
-from config.errors import text_of
-from config.presets import did_you_mean
-from config.schema import PathText
-from data.conversations import conversation_source
-from data.dataset import find_files
-from data.errors import DataError
-from data.nanogpt import FILES, read_bins, write_bins
-from data.preparation import Settings, prepare
-from data.records import RecordFile
-from data.sources import Source, stdlib_source, text_source
-from data.wikipedia import wikipedia_source
+from popxl_gpt.config import ConfigError, exit_on_user_error, parse_options
+from popxl_gpt.config.errors import text_of
+from popxl_gpt.config.presets import did_you_mean
+from popxl_gpt.config.schema import PathText
+from popxl_gpt.data.conversations import conversation_source
+from popxl_gpt.data.dataset import find_files
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.nanogpt import FILES, read_bins, write_bins
+from popxl_gpt.data.preparation import Settings, prepare
+from popxl_gpt.data.records import RecordFile
+from popxl_gpt.data.sources import Source, stdlib_source, text_source
+from popxl_gpt.data.wikipedia import wikipedia_source
 
 
 def _cores() -> int:

@@ -18,16 +18,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from config import ConfigError, UserError, exit_on_user_error, parse_options, save
-from config.presets import did_you_mean
-from config.schema import Config, Count, PathText, Training
-from data.folders import partial_folder, publish
-from execution.checkpoint import find_trained, write_weights
-from execution.checkpoint_folder import TOKENIZER, folder_name
-from execution.hugging_face import HuggingFaceFolder, write_hugging_face
-from execution.initial_weights import with_positions
-from execution.model_size import parameter_count
-from utils.units import si
+from popxl_gpt.config import ConfigError, UserError, exit_on_user_error, parse_options, save
+from popxl_gpt.config.presets import did_you_mean
+from popxl_gpt.config.schema import Config, Count, PathText, Training
+from popxl_gpt.data.folders import partial_folder, publish
+from popxl_gpt.execution.checkpoint import find_trained, write_weights
+from popxl_gpt.execution.checkpoint_folder import TOKENIZER, folder_name
+from popxl_gpt.execution.hugging_face import HuggingFaceFolder, write_hugging_face
+from popxl_gpt.execution.initial_weights import with_positions
+from popxl_gpt.execution.model_size import parameter_count
+from popxl_gpt.utils.units import si
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

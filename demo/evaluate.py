@@ -27,7 +27,7 @@ import numpy as np
 import popdist
 from tokenizers import Tokenizer
 
-from config import (
+from popxl_gpt.config import (
     Config,
     ConfigError,
     NotFiniteError,
@@ -39,21 +39,21 @@ from config import (
     parse_command_line,
     to_mapping,
 )
-from config.schema import Count, PathText
-from config.texts import user_path
-from data import DataError, Dataset, TokenArray, TokenDataset
-from data.sources import text_source
-from data.tokenisation import END_OF_TEXT, token_bytes, tokenise
-from demo.text import read_tokenizer
-from execution.checkpoint import SavedRun, find_trained
-from execution.checkpoint_folder import TOKENIZER
-from execution.evaluation import Evaluation, Measured
-from execution.inference import evaluation
-from execution.instances import check_instances
-from execution.variables import write_whole_weights
-from utils.files import written_whole
-from utils.runtime import remote_memory_errors_are_user_errors
-from utils.units import duration
+from popxl_gpt.config.schema import Count, PathText
+from popxl_gpt.config.texts import user_path
+from popxl_gpt.data import DataError, Dataset, TokenArray, TokenDataset
+from popxl_gpt.data.sources import text_source
+from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, tokenise
+from popxl_gpt.demo.text import read_tokenizer
+from popxl_gpt.execution.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoint_folder import TOKENIZER
+from popxl_gpt.execution.evaluation import Evaluation, Measured
+from popxl_gpt.execution.inference import evaluation
+from popxl_gpt.execution.instances import check_instances
+from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.utils.files import written_whole
+from popxl_gpt.utils.runtime import remote_memory_errors_are_user_errors
+from popxl_gpt.utils.units import duration
 
 REPORT_SECONDS = 10.0
 """Between lines that say how far it is."""

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Optional
 import popdist
 from tokenizers import Tokenizer
 
-from config import (
+from popxl_gpt.config import (
     Config,
     ConfigError,
     UserError,
@@ -34,20 +34,20 @@ from config import (
     parse_command_line,
     to_mapping,
 )
-from config.bounded import read_bounded
-from config.bounds import Within
-from config.schema import Count, PathText, PositiveOrZero
-from config.texts import IsFreeText, user_path
-from data.tokenisation import END_OF_TEXT
-from demo.text import read_tokenizer
-from demo.writing import OnEnd, OnText, write
-from execution.checkpoint import SavedRun, find_trained
-from execution.checkpoint_folder import TOKENIZER
-from execution.generation import CachedModel
-from execution.instances import check_instances
-from execution.sampling import Sampling
-from execution.variables import write_whole_weights
-from utils.runtime import gather, remote_memory_errors_are_user_errors
+from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.bounds import Within
+from popxl_gpt.config.schema import Count, PathText, PositiveOrZero
+from popxl_gpt.config.texts import IsFreeText, user_path
+from popxl_gpt.data.tokenisation import END_OF_TEXT
+from popxl_gpt.demo.text import read_tokenizer
+from popxl_gpt.demo.writing import OnEnd, OnText, write
+from popxl_gpt.execution.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoint_folder import TOKENIZER
+from popxl_gpt.execution.generation import CachedModel
+from popxl_gpt.execution.instances import check_instances
+from popxl_gpt.execution.sampling import Sampling
+from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.utils.runtime import gather, remote_memory_errors_are_user_errors
 
 PROMPT_BYTES = 2**26
 """Of a file with a prompt."""

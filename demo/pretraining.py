@@ -33,7 +33,7 @@ import numpy as np
 import popdist
 from tokenizers import Tokenizer
 
-from config import (
+from popxl_gpt.config import (
     Config,
     ConfigError,
     DivergedError,
@@ -44,31 +44,31 @@ from config import (
     exit_on_user_error,
     parse_command_line,
 )
-from config.schema import CountOrZero
-from data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
-from data.masking import ids_of
-from demo.description import describe
-from demo.interruption import Interruption
-from demo.output import lasting_output
-from demo.run_folder import RunFolder, claimed
-from demo.text import MARK, read_tokenizer, whole_lines, write_samples
-from demo.training_run import TrainingRun
-from demo.warnings_file import warnings_kept
-from execution.checkpoint import SavedRun
-from execution.checkpoint_folder import best_in
-from execution.initial_weights import Weights, initial_weights
-from execution.instances import check_instances
-from execution.memory import check_memory
-from execution.model_size import parameter_count, trained_count
-from execution.pretraining import training_program
-from execution.reports.folder import written_to
-from execution.reports.options import PlanOptions
-from execution.reports.plan.report import plan_and_show, write_plan
-from execution.reports.plan.run_plan import make_run_plan
-from execution.reports.profile.report import step_profiler
-from execution.variables import write_whole_weights
-from utils.runtime import gather, remote_memory_errors_are_user_errors
-from utils.units import si
+from popxl_gpt.config.schema import CountOrZero
+from popxl_gpt.data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
+from popxl_gpt.data.masking import ids_of
+from popxl_gpt.demo.description import describe
+from popxl_gpt.demo.interruption import Interruption
+from popxl_gpt.demo.output import lasting_output
+from popxl_gpt.demo.run_folder import RunFolder, claimed
+from popxl_gpt.demo.text import MARK, read_tokenizer, whole_lines, write_samples
+from popxl_gpt.demo.training_run import TrainingRun
+from popxl_gpt.demo.warnings_file import warnings_kept
+from popxl_gpt.execution.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoint_folder import best_in
+from popxl_gpt.execution.initial_weights import Weights, initial_weights
+from popxl_gpt.execution.instances import check_instances
+from popxl_gpt.execution.memory import check_memory
+from popxl_gpt.execution.model_size import parameter_count, trained_count
+from popxl_gpt.execution.pretraining import training_program
+from popxl_gpt.execution.reports.folder import written_to
+from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.execution.reports.plan.report import plan_and_show, write_plan
+from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
+from popxl_gpt.execution.reports.profile.report import step_profiler
+from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.utils.runtime import gather, remote_memory_errors_are_user_errors
+from popxl_gpt.utils.units import si
 
 _LOG = logging.getLogger(__name__)
 PROMPT_TOKENS = 64

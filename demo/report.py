@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from config import UserError, exit_on_user_error, parse_options
-from config.schema import PathText
-from config.texts import user_path
-from execution.reports.run.report import write_report
-from execution.reports.run.run_files import REPORT, read_run
+from popxl_gpt.config import UserError, exit_on_user_error, parse_options
+from popxl_gpt.config.schema import PathText
+from popxl_gpt.config.texts import user_path
+from popxl_gpt.execution.reports.run.report import write_report
+from popxl_gpt.execution.reports.run.run_files import REPORT, read_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

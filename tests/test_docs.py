@@ -24,8 +24,8 @@ from pathlib import Path
 import pytest
 from helpers.quick import Later
 
-from config import preset
-from utils.pages import ROOT
+from popxl_gpt.config import preset
+from popxl_gpt.utils.pages import ROOT
 
 phases_picture = Later("imgs.draw_phases")
 architecture_picture = Later("imgs.draw_architecture")
@@ -156,7 +156,7 @@ def copy(tmp_path) -> Path:
     left_out = shutil.ignore_patterns(
         ".*", "venv", "runs", "wandb", "files", "__pycache__", "*.egg-info", "build", "dist"
     )
-    shutil.copytree(ROOT, folder, ignore=left_out)
+    shutil.copytree(ROOT, folder, ignore=left_out, symlinks=True)
     (folder / "venv/bin").mkdir(parents=True)
     (folder / "venv/bin/python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     (folder / "venv/bin/python").chmod(0o755)
