@@ -5,7 +5,7 @@ Imports the standard library and yaml only. A new setting is a field with a docs
 `pretraining.yml`. `--help` and the reference follow.
 """
 
-from popxl_gpt.config.command_line import parse_command_line, parse_options
+from popxl_gpt.config.command_line import check_command_line, parse_command_line, parse_options
 from popxl_gpt.config.errors import (
     ConfigError,
     CorruptedError,
@@ -47,6 +47,7 @@ __all__ = [
     "Training",
     "UserError",
     "changes",
+    "check_command_line",
     "config_hash",
     "exit_on_user_error",
     "from_mapping",
